@@ -22,6 +22,13 @@ TOOL_TOKENS = re.compile(r"</?tool_\w+>|\[/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE
 special."""
 
 
+def ids_of(backend: Any, text: str, special: bool = True) -> list[int]:
+    """Of a text, by a tokenizers.Tokenizer. As a batch, for which it leaves the interpreter to other threads,
+    as it does not for a text by itself."""
+    (made,) = backend.encode_batch([text], add_special_tokens=special)
+    return list(made.ids)
+
+
 class ControlTokens:
     """The special tokens of `backend`, a tokenizers.Tokenizer, which stays as it is, and its TOOL_TOKENS. Any
     thread may ask."""
@@ -55,9 +62,9 @@ class ControlTokens:
         """Ids of text in which no control token is one, with those that the tokenizer puts around it if
         `special`."""
         if not self._is_made and not self._spelling.search(text):
-            return list(self._backend.encode(text, add_special_tokens=special).ids)
+            return ids_of(self._backend, text, special)
         with self._changing:
-            return list(self._plain.encode(text, add_special_tokens=special).ids)
+            return ids_of(self._plain, text, special)
 
     def hide(self, text: str) -> str:
         """`text` with a stand-in for each control token, without blanks and case: templates keep those."""
@@ -69,7 +76,7 @@ class ControlTokens:
         with self._changing:
             named = self._spelling.sub(lambda found: self._sentinel(found.group()), text)
             shown = re.sub(rf"~{self._nonce}\.(\d+)~", lambda found: spelled[found.group(1)], named)
-            ids = self._plain.encode(shown, add_special_tokens=False).ids
+            ids = ids_of(self._plain, shown, special=False)
         return [self._sentinels.get(number, number) for number in ids]
 
     @cached_property

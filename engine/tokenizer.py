@@ -8,9 +8,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from aerie.engine.chat_template import ChatTemplate, TemplateArgumentError
-from aerie.engine.control_tokens import ControlTokens
+from aerie.engine.control_tokens import ControlTokens, ids_of
 from aerie.engine.detokenizer import Detokenizer, TextStream, TokenText
 from aerie.engine.errors import CheckpointError, PromptError
+from aerie.engine.token_bytes import TextTooLongError, longest_token
 from aerie.engine.tokenizer_files import read_tokenizer
 from aerie.engine.tool_calls import CallForm, Message, Tools, form_of, told
 
@@ -85,13 +86,18 @@ class Tokenizer:
         """The control tokens that are spelled out in `text`, each once."""
         return self._control.find(text)
 
-    def encode(self, text: str, control_tokens: bool = False, special: bool = True) -> list[int]:
+    def encode(
+        self, text: str, control_tokens: bool = False, special: bool = True, most: int | None = None
+    ) -> list[int]:
         """Ids of text, with the special tokens the tokenizer puts around text (BOS, mostly) if `special`.
 
         A control token that is spelled out in it is text like all else, unless `control_tokens` is set.
+        most: tokens; a text that is more by its bytes alone is refused before it is cut, by a
+        TextTooLongError.
         """
+        self._check_length(text, most)
         if control_tokens:
-            return list(self._backend.encode(text).ids)
+            return ids_of(self._backend, text)
         return self._control.encode_text(text, special)
 
     def encode_chat(
@@ -100,6 +106,7 @@ class Tokenizer:
         tools: Tools | None = None,
         arguments: Mapping[str, Any] | None = None,
         continues: bool = False,
+        most: int | None = None,
     ) -> list[int]:
         """Ids of a conversation in the checkpoint's template, up to where the assistant answers, who is told
         of tools. arguments: further values for the template, which go before `template_arguments`. continues:
@@ -108,14 +115,19 @@ class Tokenizer:
         The control tokens are those that the template writes; one that a message, a tool or an argument
         spells out is text. Without a template the messages' texts are continued (`without_template`). Raises
         PromptError for a conversation that the template refuses, TemplateArgumentError, and as
-        tool_calls.told.
+        tool_calls.told. most: as `encode`; a message is a token or more.
         """
+        if most is not None and self.has_chat_template and len(messages) > most:
+            raise PromptError(
+                f"there are {len(messages)} messages, and {most} tokens is the limit; send fewer"
+            )
         given = self._given(messages, tools, arguments, continues)
         if self._template is None:
-            return self.encode(without_template(given[0]))
+            return self.encode(without_template(given[0]), most=most)
         text = self._template.render(*given, continues)
+        self._check_length(text, most)
         # The template writes the special tokens itself.
-        ids = list(self._backend.encode(text, add_special_tokens=False).ids)
+        ids = ids_of(self._backend, text, special=False)
         try:
             spelled = any(self._control.find(said) for said in _texts(given))
             hidden: Given = _changed(given, self._control.hide) if spelled else given
@@ -126,6 +138,17 @@ class Tokenizer:
         if not spelled and self._control.are_spelled(ids, text):
             return ids
         return self._control.encode_rendered(self._template.render(*hidden, continues))
+
+    def _check_length(self, text: str, most: int | None) -> None:
+        """TextTooLongError for more than `most` tokens."""
+        if most is None or self._longest_token is None or len(text) <= most:
+            return
+        if (nbytes := len(text.encode())) > most * self._longest_token:
+            raise TextTooLongError(nbytes, self._longest_token, most)
+
+    @cached_property
+    def _longest_token(self) -> int | None:
+        return longest_token(self._backend)
 
     def chat_text(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,7 +30,7 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, check_ids
+from aerie.serve.preparing import asked, check_ids, most_counted
 from aerie.serve.prompts import marked, read
 from aerie.serve.reading import Reading, ReadingRoute
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
@@ -98,17 +99,11 @@ def _add_texts(app: FastAPI) -> None:
     """Between text and tokens."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, service: Held) -> Mapping[str, Any]:
+    async def tokenize(body: TokenizeRequest, service: Held) -> Response:
         opened = service.ready()
-        ids = await service.encoded(partial(_tokenized, body), body.place)
-        tokens: list[Any] = list(ids)
-        if body.with_pieces:
-            pieces = await service.encoded(lambda tokenizer: tokenizer.pieces(ids))
-            tokens = [
-                {"id": each, "piece": piece.text, "bytes": list(piece.data)}
-                for each, piece in zip(ids, pieces, strict=True)
-            ]
-        return {"tokens": tokens, "count": len(ids), "max_model_len": opened.session.model.positions}
+        most, positions = most_counted(opened), opened.session.model.positions
+        made = await service.encoded(partial(_tokenized, body, most, positions), body.place)
+        return Response(made, media_type="application/json")
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, service: Held) -> Mapping[str, Any]:
@@ -123,11 +118,35 @@ def _add_texts(app: FastAPI) -> None:
         return {"prompt": made}
 
 
-def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Tokenizer) -> bytes:
+    """The response. positions: the model's."""
+    ids = _ids_of(body, most, tokenizer)
+    tokens = json.dumps(ids)
+    if body.with_pieces:  # one by one: all at once would hold the other threads
+        told = (
+            {"id": each, "piece": piece.text, "bytes": list(piece.data)}
+            for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
+        )
+        tokens = f"[{','.join(map(json.dumps, told))}]"
+    return f'{{"tokens":{tokens},"count":{len(ids)},"max_model_len":{positions}}}'.encode()
+
+
+def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
     if body.messages is not None:
-        return tokenizer.encode_chat(*body.chat)
+        return tokenizer.encode_chat(*body.chat, most=most)
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    return tokenizer.encode((body.content if body.prompt is None else body.prompt) or "", special=special)
+    text = (body.content if body.prompt is None else body.prompt) or ""
+    return tokenizer.encode(text, special=special, most=most)
+
+
+async def _count(body: ChatRequest | CountRequest, service: Service) -> Mapping[str, Any]:
+    """The tokens of a conversation."""
+    work = partial(_counted, body, most_counted(service.ready()))
+    return {"input_tokens": await service.encoded(work, body.place)}
+
+
+def _counted(body: ChatRequest | CountRequest, most: int, tokenizer: Tokenizer) -> int:
+    return len(tokenizer.encode_chat(*body.chat, most=most))
 
 
 def _add_answers(app: FastAPI) -> None:
@@ -135,7 +154,7 @@ def _add_answers(app: FastAPI) -> None:
     async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
-        expected = await service.encoded(partial(_continued, body.predicted)) if body.predicted else ()
+        expected = await _expected(service, body.predicted, opened.session.model.positions)
         asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
         marks = await marked(service, request, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
@@ -157,23 +176,28 @@ def _add_answers(app: FastAPI) -> None:
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
 
-def _continued(text: str, tokenizer: Tokenizer) -> list[int]:
+async def _expected(service: Service, text: str, most: int) -> Sequence[int]:
+    """The tokens that an answer is expected to be much like."""
+    return await service.encoded(partial(_continued, text, most)) if text else ()
+
+
+def _continued(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text that follows others."""
-    return tokenizer.encode(text, special=False)
+    return tokenizer.encode(text, special=False, most=most)
 
 
 async def _ids(service: Service, given: Sequence[str | list[int]], param: str) -> list[list[int]]:
     """Of texts and of lists of ids, which the client has from wherever. Raises ApiError."""
+    opened = service.ready()
     for each in given:
         if isinstance(each, list):
-            check_ids(service.ready(), each, param)
-    return [
-        each if isinstance(each, list) else await service.encoded(partial(_encode, each)) for each in given
-    ]
+            check_ids(opened, each, param)
+    encode = partial(partial, _encode, most=opened.session.model.positions)
+    return [each if isinstance(each, list) else await service.encoded(encode(each)) for each in given]
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(text)
+def _encode(text: str, tokenizer: Tokenizer, most: int) -> list[int]:
+    return tokenizer.encode(text, most=most)
 
 
 async def _echoes(
@@ -229,9 +253,7 @@ def _add_other_apis(app: FastAPI) -> None:
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
-        return {"input_tokens": len(ids)}
+        return await _count(body, service)
 
 
 def _add_slots(app: FastAPI) -> None:
@@ -265,9 +287,7 @@ def _add_native(app: FastAPI) -> None:
 
     @app.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
-        return {"input_tokens": len(ids)}
+        return await _count(body, service)
 
 
 def _add_embeddings(app: FastAPI) -> None:

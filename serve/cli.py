@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import logging
 import os
 import signal
@@ -36,6 +37,7 @@ from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
 
 INTERRUPTED = 130
+SWITCH_S = 0.001
 MOST_PORT = 65535
 
 
@@ -87,6 +89,7 @@ def make_server(models: Models) -> Server:
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve models over HTTP, with OpenAI's API and a web page."""
+    _share_the_interpreter()
     limits, report = _limits(arguments), Reporter()
     named = models_of(arguments.model, arguments.models_dir, arguments.name)
     drafts, aliases = drafts_of(arguments.draft, named), aliases_of(arguments.alias, named)
@@ -122,6 +125,16 @@ def serve(arguments: argparse.Namespace) -> int:
     if error := models.error:
         raise error
     return _code(server)
+
+
+def _share_the_interpreter() -> None:
+    """A thread that runs Python, as one that reads a long prompt, makes room for others after a millisecond:
+    the event loop and the model's steps wait so long each time that they come back from C. And what is
+    imported is not looked through for garbage whenever much is read: that takes a tenth of a second, and all
+    wait."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
 
 
 def _models(

@@ -62,10 +62,11 @@ def room_for(wanted: int) -> int:
 
 
 class Written:
-    """A transport that counts what was written to it."""
+    """A transport that counts what was written to it. ends: called where it is to be closed; whether it is
+    now."""
 
-    def __init__(self, transport: asyncio.Transport) -> None:
-        self._transport, self._written = transport, 0
+    def __init__(self, transport: asyncio.Transport, ends: Callable[[], bool]) -> None:
+        self._transport, self._ends, self._written = transport, ends, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -73,6 +74,10 @@ class Written:
     def write(self, data: bytes) -> None:
         self._written += len(data)
         self._transport.write(data)
+
+    def close(self) -> None:
+        if self._ends():
+            self._transport.close()
 
     @property
     def taken(self) -> int:
@@ -104,13 +109,13 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._limits, self._buffer = limits, buffer
         self._phase = ""  # what the client is waited for: head, rest, or nothing
         self._timer: asyncio.TimerHandle | None = None
-        self._has_begun = False
+        self._has_begun = self._lingers = False
         self._taken, self._taken_s = 0, self.loop.time()
         self.quiet_s = self.loop.time()
         """When it last had a whole request."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(Written(transport))  # type: ignore[arg-type]
+        super().connection_made(Written(transport, self._ends))  # type: ignore[arg-type]
         self._watch()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -131,7 +136,19 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         if not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
+    def _ends(self) -> bool:
+        """Whether the socket can be closed. A client that still sends would be reset, and would not see the
+        response: what it sends is passed over for a while."""
+        if self._lingers or self.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
+            return True
+        self._lingers = True
+        self.transport.write_eof()
+        self._wait_for("rest")
+        return False
+
     def data_received(self, data: bytes) -> None:
+        if self._lingers:
+            return
         self._has_begun = True
         try:
             super().data_received(data)
@@ -159,6 +176,8 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
 
     def _watch(self) -> None:
         """Give the client time for what it owes."""
+        if self._lingers:
+            return
         if self.conn.their_state is h11.IDLE:
             self._wait_for("head")
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state in (h11.DONE, h11.MUST_CLOSE):

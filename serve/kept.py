@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Depends, FastAPI, Query, Request
 from openai.types.responses import Response
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from aerie.serve.errors import ApiError
 from aerie.serve.fields import Fields
@@ -22,6 +22,8 @@ from aerie.serve.items import AnyItem, EachItem
 from aerie.serve.responses import ResponsesRequest
 
 ITEMS: TypeAdapter[list[EachItem]] = TypeAdapter(list[AnyItem])
+MOST_ITEMS = 1000
+"""That a conversation is given at once."""
 PAGE, MOST_PAGE = 20, 100
 """Items of a list, where nobody says how many, and at most; OpenAI's numbers."""
 
@@ -178,13 +180,13 @@ def _size(told: Mapping[str, Any]) -> int:
 class ItemsRequest(Fields):
     """POST /v1/conversations/ID/items."""
 
-    items: list[AnyItem]
+    items: Annotated[list[AnyItem], Field(max_length=MOST_ITEMS)]
 
 
 class ConversationRequest(Fields):
     """POST /v1/conversations."""
 
-    items: list[AnyItem] | None = None
+    items: Annotated[list[AnyItem], Field(max_length=MOST_ITEMS)] | None = None
     metadata: dict[str, str] | None = None
 
 

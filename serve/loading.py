@@ -23,7 +23,7 @@ from aerie.serve.models import Models
 from aerie.serve.reading import replayed
 from aerie.serve.service import Service
 
-MODELLESS = ("/models/", "/v1/load", "/v1/unload", "/v1/conversations", "/v1/responses/resp_")
+MODELLESS = ("/models/", "/npu/", "/v1/load", "/v1/unload", "/v1/conversations", "/v1/responses/resp_")
 """Addresses that begin so are about models, or about what is kept, and want no model that is loaded."""
 
 

@@ -358,19 +358,19 @@ def _mark(mark: Mark, as_drawn: bool) -> dict[str, Any]:
     return {**own, name: [one(*each) for each in mark.top]}
 
 
-def encoded(prompt: str | list[str | int], tokenizer: Tokenizer) -> list[int]:
+def encoded(prompt: str | list[str | int], most: int, tokenizer: Tokenizer) -> list[int]:
     """Control tokens that are spelled out are such here: who asks has filled in the template. What stands
-    before every text, BOS mostly, is there once, and not before ids."""
+    before every text, BOS mostly, is there once, and not before ids. most: as of Tokenizer.encode."""
     begins = tokenizer.encode("")
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, control_tokens=True)
+        ids = tokenizer.encode(prompt, control_tokens=True, most=most)
         return ids[len(begins) :] if begins and ids[: 2 * len(begins)] == begins * 2 else ids
     ids = []
     for part in prompt:
         if isinstance(part, int):
             ids.append(part)
         else:
-            made = encoded(part, tokenizer)
+            made = encoded(part, most, tokenizer)
             ids += made[len(begins) :] if ids and made[: len(begins)] == begins else made
     return ids
 
@@ -382,12 +382,12 @@ def _named(name: Bias) -> int | str:
     return int(name)
 
 
-def biases(given: Sequence[tuple[int | str, float]], tokenizer: Tokenizer) -> dict[int, float]:
+def biases(asked: NativeRequest, most: int, tokenizer: Tokenizer) -> dict[int, float]:
     """By token id. A text stands for each of its tokens."""
     return {
         token: bias
-        for name, bias in given
-        for token in ([name] if isinstance(name, int) else tokenizer.encode(name, special=False))
+        for name, bias in asked.biases
+        for token in ([name] if isinstance(name, int) else tokenizer.encode(name, special=False, most=most))
     }
 
 
@@ -396,9 +396,10 @@ async def completed(service: Service, asked: NativeRequest, request: Request) ->
     opened = service.ready()
     for prompt in asked.prompts:
         preparing.check_ids(opened, (each for each in prompt if isinstance(each, int)), "prompt")
-    prompts = [await service.encoded(partial(encoded, prompt)) for prompt in asked.prompts]
+    most = opened.session.model.positions
+    prompts = [await service.encoded(partial(encoded, prompt, most)) for prompt in asked.prompts]
     texts = [await service.encoded(partial(_decoded, ids)) for ids in prompts]
-    given = await service.encoded(partial(biases, asked.biases))
+    given = await service.encoded(partial(biases, asked, most))
     grammar = await service.grammar(opened, asked.form)
     limit_s = service.limits.time_limit_s
     asks = preparing.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)

@@ -20,6 +20,9 @@ from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Form, Settings
 from aerie.serve.worker import Opened
 
+MOST_COUNTED = 2**16
+"""Tokens of a text that are counted for any model."""
+
 
 def grammar_of(grammars: Grammars, form: Form) -> Grammar:
     """ApiError for a form that is none."""
@@ -42,6 +45,11 @@ def check_ids(opened: Opened, ids: Iterable[int], param: str) -> None:
             param,
             "invalid_value",
         )
+
+
+def most_counted(opened: Opened) -> int:
+    """Tokens of a text that is to be counted and not to be read, at most."""
+    return max(MOST_COUNTED, 16 * opened.session.model.positions)
 
 
 class Conversing(Protocol):
@@ -70,9 +78,9 @@ Formed = tuple[Grammar | None, Calls | None]
 """The form of an answer, and the calls that it may have."""
 
 
-def encoded(body: Conversing, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a conversation. Raises UserError."""
-    return tokenizer.encode_chat(*body.chat)
+def encoded(body: Conversing, most: int, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a conversation. most: that fit the model. Raises UserError."""
+    return tokenizer.encode_chat(*body.chat, most=most)
 
 
 def formed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Formed:

@@ -28,6 +28,8 @@ from aerie.serve.errors import ApiError, of_validation, param_of
 
 MOST_VALUES: Final = 2**17 + 2**14
 """Values and names of a body: as many token ids as the longest usual context has, and room for the rest."""
+MOST_OBJECTS: Final = 2**14
+"""Of these: each takes as long to read as hundreds of numbers."""
 MOST_DEPTH: Final = 100
 MOST_DIGITS: Final = 100
 """Of a whole number: any such number is one that a double holds."""
@@ -46,21 +48,24 @@ def _marks(text: bytes) -> int:
     return sum(map(text.count, MARKS))
 
 
-def _values(body: bytes) -> int:
-    """About how many values and names a body has; MOST_VALUES + 1 for more."""
+def _outside(body: bytes) -> list[bytes]:
+    """A body without its texts, about; empty where these are more than MOST_VALUES."""
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    if bare.count(b'"') > 4 * MOST_VALUES:
-        return MOST_VALUES + 1
-    return sum(map(_marks, bare.split(b'"')[::2]))
+    return bare.split(b'"')[::2] if bare.count(b'"') <= 4 * MOST_VALUES else []
 
 
 async def check_values(body: bytes) -> None:
     """ApiError 413 for a body of too many values."""
-    if _marks(body) > MOST_VALUES and (found := await asyncio.to_thread(_values, body)) > MOST_VALUES:
+    if _marks(body) <= MOST_VALUES and body.count(b"{") <= MOST_OBJECTS:
+        return
+    parts = await asyncio.to_thread(_outside, body)
+    values, objects = sum(map(_marks, parts)), sum(part.count(b"{") for part in parts)
+    if not parts or values > MOST_VALUES or objects > MOST_OBJECTS:
+        more = f"has {objects} objects among {values} values" if parts else "has very many texts"
         raise ApiError(
             413,
-            f"the body has {found} values or more, and {MOST_VALUES} is the limit; send a text in place of "
-            "token ids, or several requests",
+            f"the body {more}, and {MOST_OBJECTS} objects and {MOST_VALUES} values are the limit; send "
+            "fewer, or several requests",
             code="too_large",
         )
 

@@ -27,6 +27,7 @@ from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.npu import Views
 from aerie.serve.preparing import Conversed, Conversing, encoded, formed, grammar_of
+from aerie.serve.reading import IS_LARGE
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
@@ -221,11 +222,12 @@ class Service:
 
     def _begin_threads(self) -> None:
         self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._forming = ThreadPoolExecutor(FORMING, "forming")
 
     def _end_threads(self) -> None:
-        self._encoding.shutdown(wait=False)
-        self._forming.shutdown(wait=False)
+        for threads in (self._encoding, self._encoding_large, self._forming):
+            threads.shutdown(wait=False)
 
     def give_up(self) -> None:
         """It is not to be loaded any more; its thread was not begun."""
@@ -327,15 +329,16 @@ class Service:
         )
 
     async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
-        """What a function makes with the tokenizer, in the one thread that uses it. place: as of_engine.
-        Raises ApiError."""
-        return await self._made(self._encoding, partial(function, self.ready().tokenizer), place)
+        """What a function makes with the tokenizer, in a thread: of large bodies in one of their own, so that
+        others need not wait for them. place: as of_engine. Raises ApiError."""
+        thread = self._encoding_large if IS_LARGE.get() else self._encoding
+        return await self._made(thread, partial(function, self.ready().tokenizer), place)
 
     async def _made(
-        self, threads: ThreadPoolExecutor, work: Callable[[], Made], place: Callable[[str], str] = str
+        self, thread: ThreadPoolExecutor, work: Callable[[], Made], place: Callable[[str], str] = str
     ) -> Made:
         try:
-            return await asyncio.get_running_loop().run_in_executor(threads, work)
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
         except UserError as error:
             raise of_engine(error, place) from error
 
@@ -343,7 +346,8 @@ class Service:
         """What a conversation asks. Raises ApiError."""
         work = partial(formed, opened.session.grammars, body, opened.tokenizer)
         form = await self._made(self._forming, work, body.place)
-        return Conversed(await self.encoded(partial(encoded, body), body.place), *form)
+        most = opened.session.model.positions
+        return Conversed(await self.encoded(partial(encoded, body, most), body.place), *form)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
         """The form of an answer. ApiError for one that is none."""
