@@ -91,8 +91,8 @@ class RunOptions:
         _one_of("races", self.races, RACES)
         if not 0 <= self.time_limit <= MOST_SECONDS:
             raise OptionError(
-                f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MOST_SECONDS}, or "
-                "0 for none"
+                f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MOST_SECONDS}, "
+                "or 0 for none"
             )
 
 

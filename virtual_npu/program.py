@@ -138,19 +138,13 @@ class Program:
         taken = [np.asarray(array) for array in given]
         start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
         outputs = [array.copy() for array in start]
-        ran = arrays.run(self.library, found, outputs, RunOptions(0, stats, trace, races, 0, time_limit))
+        options = RunOptions(races=races, time_limit=time_limit)
+        first = dataclasses.replace(options, stats=stats, trace=trace)
+        ran = arrays.run(self.library, found, outputs, first)
         for number in range(seed, seed + perturb):
-            self._compare(
-                found, start, outputs, RunOptions(number, races=races, time_limit=time_limit), _SCHEDULE
-            )
+            self._compare(found, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
-            self._compare(
-                found,
-                start,
-                outputs,
-                RunOptions(garbage=number, races=races, time_limit=time_limit),
-                _GARBAGE,
-            )
+            self._compare(found, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 

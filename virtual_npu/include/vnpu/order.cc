@@ -596,19 +596,16 @@ void observe(Site site, const Use &use, Strand &strand) {
   observe(site, side, use.writes, strand);
 }
 
-// A sequencer frees when all that it issued before is done (Sequencer::dealloc), so there it is a note.
+// Of a tile: a sequencer frees when all that it issued before is done (Sequencer::dealloc).
 void check_settled(Site site, const Buffer &buffer) {
   const Strand *const strand = current_strand();
   const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
-  if (!strand || !cells || buffer.owner != strand->process) return;
+  if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
   const Entry::Other other = cells->unsettled(*strand);
-  if (!other.event || (!strand->is_task && events[other.event].process != strand->process)) return;
+  if (!other.event || events[other.event].process != strand->process) return;
   const Site by = events[other.event].site;
-  char text[1000];
-  snprintf(text, sizeof(text), "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
-           Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
-  if (strand->is_task) note(site, "%s", text);
-  else fail_as(Failure::kFreed, site, "%s", text);
+  fail_as(Failure::kFreed, site, "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
+          Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
 }
 
 bool watched(const Buffer &buffer) {
