@@ -30,6 +30,8 @@ class ExternalKernel:
     """The source file it is built from."""
     defines: tuple[str, ...]
     line: int
+    arguments: int
+    """How many it is called with."""
 
     def __post_init__(self) -> None:
         """Raises KernelSourceError where a name, a file or a macro is none that a program may name."""
@@ -130,6 +132,7 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
     for kernel in kernels:
         flags = tuple(f"-D{define}" for define in kernel.defines)
         item = KernelObject(_find_source(kernel, folders), flags)
+        _check_parameters(kernel, item.source)
         known = found.setdefault(kernel.object_name, (kernel, item))
         if known[1] != item:
             raise KernelSourceError(
@@ -165,6 +168,22 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
     )
 
 
+def _check_parameters(kernel: ExternalKernel, source: Path) -> None:
+    """Raises KernelSourceError where the source defines the function with another number of parameters than
+    it is called with: it would take what is not there, and the linker does not know."""
+    definitions = _definitions(kernel, source)
+    if len(definitions) != 1 or "#" in definitions[0]:
+        return  # a macro makes it, or there is a choice
+    text = _ANGLES.sub("", definitions[0]).strip()
+    count = 0 if text in ("", "void") else text.count(",") + 1
+    if count != kernel.arguments:
+        raise KernelSourceError(
+            f"line {kernel.line}: @{kernel.symbol} is called with {kernel.arguments} arguments, and "
+            f"{kernel.source_name} defines it with {count} parameters: declare it as it is there"
+        )
+
+
+_ANGLES = re.compile(r"<[^<>]*>")
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _CAST = re.compile(r"const_cast|reinterpret_cast|\(\s*(?:\w+::)*\w+\s*\*+\s*\)")
 _POINTER_TO_CONST = re.compile(r"\s*const\s+(?:\w+::)*\w+\s*\*\s*(?:__restrict(?:__)?|restrict)?\s*\w*\s*")
@@ -180,11 +199,19 @@ def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> 
         (found,) = kernel_objects([kernel], kernel_dirs)
     except KernelSourceError:
         return frozenset()
-    text = _COMMENT.sub(" ", found.source.read_text(errors="replace"))
-    pairs = (define.partition("=") for define in kernel.defines)
-    name = {new: old for old, _, new in pairs}.get(kernel.symbol, kernel.symbol)
-    definitions = re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", text)
-    if len(definitions) != 1 or _CAST.search(text):
+    definitions = _definitions(kernel, found.source)
+    if len(definitions) != 1 or _CAST.search(_without_comments(found.source)):
         return frozenset()
     parameters = definitions[0].split(",")
     return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))
+
+
+def _without_comments(source: Path) -> str:
+    return _COMMENT.sub(" ", source.read_text(errors="replace"))
+
+
+def _definitions(kernel: ExternalKernel, source: Path) -> list[str]:
+    """The texts of the parameters of each definition of a kernel in its source, by the name it has there."""
+    pairs = (define.partition("=") for define in kernel.defines)
+    name = {new: old for old, _, new in pairs}.get(kernel.symbol, kernel.symbol)
+    return re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", _without_comments(source))

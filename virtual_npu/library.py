@@ -16,7 +16,7 @@ from aerie.virtual_npu.quoting import entry_symbol, shown
 from aerie.virtual_npu.stopping import RunStopped
 from aerie.virtual_npu.team import use_team
 
-FORMAT = 10
+FORMAT = 11
 """Version of the metadata and of the entries' calling convention."""
 
 
@@ -55,6 +55,7 @@ class _RunOptions(ctypes.Structure):
         ("most_events", ctypes.c_int64),
         ("garbage", ctypes.c_uint64),
         ("interpreter", ctypes.POINTER(_Interpreter)),
+        ("stall", ctypes.c_int64),
     )
 
 
@@ -155,7 +156,8 @@ class Call:
         as_notes = options.races == "note"
         events, python = knobs.race_events(), ctypes.pointer(_INTERPRETER)
         threads, seed, garbage = knobs.threads(), options.seed, options.garbage
-        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python)
+        stall = int(options.time_limit * 1e9)
+        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 

@@ -122,8 +122,10 @@ def _parallel(body: Body, op: Operation) -> None:
     for argument, low, high, step in zip(block.args, lows, highs, op.steps, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
+        beat = sizes.heartbeat(body, op, (low, high, str(step.value.data)))
         body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step.value.data}) {{")
         body.depth += 1
+        sizes.beat(body, beat, f"{high} - {name}")
     body.operations(block)
     end = block.last_op
     assert end is not None

@@ -218,6 +218,7 @@ def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
         source.data if isinstance(source, StringAttr) else f"{stem}.cc",
         tuple(defines.data.split()) if isinstance(defines, StringAttr) else (),
         call.location.line.data if hasattr(call.location, "line") else 0,
+        len(op.function_type.inputs),
     )
 
 

@@ -116,7 +116,9 @@ def counted_loop(
     goes_on = f"{name} < {high}"
     if UNSIGNED in op.attributes:
         goes_on = f"vnpu::cmp_ult<{type_}>({name}, {high})"
+    beat = sizes.heartbeat(body, op, bounds)
     with body.block(f"for ({type_} {name} = {low}; {goes_on}; {name} += {step})"):
+        sizes.beat(body, beat, f"{high} - {name}")
         region(body, block, names)
     for result, argument in zip(results, inner, strict=True):
         body.values[result] = body.values[argument]
@@ -159,7 +161,9 @@ def _while(body: Body, op: Operation) -> None:
     inputs = declare(body, op, before.args, [carried(body, value) for value in op.operands])
     outputs = declare(body, op, after.args, [None] * len(after.args))
     body.comment(op)
+    beat = sizes.heartbeat(body, op)
     with body.block("for (;;)"):
+        sizes.beat(body, beat, "-1")
         body.operations(before)
         condition = before.last_op
         assert isinstance(condition, scf.ConditionOp)
@@ -183,8 +187,10 @@ def _parallel(body: Body, op: Operation) -> None:
     for argument, low, high, step in zip(block.args, lows, highs, steps, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
+        beat = sizes.heartbeat(body, op, (low, high, step))
         body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
         body.depth += 1
+        sizes.beat(body, beat, f"{high} - {name}")
     body.operations(block)
     if isinstance(block.last_op, scf.ReduceOp):
         _reduce(body, block.last_op, sums)
@@ -218,8 +224,10 @@ def _forall(body: Body, op: Operation) -> None:
     for argument, low, high, step in zip(block.args, *bounds, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
+        beat = sizes.heartbeat(body, op, (low, high, step))
         body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
         body.depth += 1
+        sizes.beat(body, beat, f"{high} - {name}")
     body.operations(block)
     for _ in block.args:
         body.depth -= 1

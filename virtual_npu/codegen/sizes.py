@@ -128,6 +128,28 @@ def step(body: Body, op: Operation, text: str) -> None:
         _check(body, op, "check_step", text)
 
 
+_MOST_TRIPS = 1 << 24
+"""A loop that is known to take no more steps ends soon."""
+
+
+def heartbeat(body: Body, op: Operation, bounds: Sequence[str] = ()) -> str:
+    """Declare, with checks, the heartbeat of a loop that may take long (include/vnpu/heartbeat.h); gives its
+    name. bounds: its low, high and step, where it has those."""
+    known = integers(bounds) if bounds else None
+    if not body.checked or (known is not None and known[1] - known[0] <= _MOST_TRIPS * known[2]):
+        return ""
+    name = body.fresh("v_beat")
+    body.put(f"vnpu::Heartbeat {name}({body.site(op)});")
+    return name
+
+
+def beat(body: Body, heartbeat: str, left: str) -> None:
+    """Emit, at the beginning of an iteration, the call of the loop's heartbeat, if it has one. left: C++ text
+    of how many more come at most."""
+    if heartbeat:
+        body.put(f"{heartbeat}.beat({left});")
+
+
 def points(body: Body, op: Operation, sizes: Sequence[str]) -> None:
     """Check the sizes of a grid."""
     known = integers(sizes)

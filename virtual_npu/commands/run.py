@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
 
 NO_DEVICE = "none"
+TIME_LIMIT = 5.0
 
 
 def add(commands: Any) -> None:
@@ -58,6 +59,14 @@ def add(commands: Any) -> None:
         help=f"say in one line when the program would not fit {DEVICE_NAMES[0]} (default with checks), "
         f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
     )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="S",
+        help="with checks, end the run when a loop computes for S seconds while nothing moves and no end is "
+        f"in sight; 0: never (default: {TIME_LIMIT:g})",
+    )
     parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
     parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
     parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
@@ -87,6 +96,7 @@ def _run(options: argparse.Namespace) -> int:
                 trace=options.trace is not None,
                 races=options.races,
                 garbage=options.garbage or 0,
+                time_limit=options.time_limit,
             )
     except VirtualNpuRuntimeError as error:
         if options.trace and error.record:

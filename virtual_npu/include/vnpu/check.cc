@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <new>
 
 #if VNPU_SANITIZE
@@ -357,6 +358,7 @@ Arena::~Arena() {
 
 void Arena::give_back(Site site, Buffer &buffer) {
   buffer.check(site, "frees", buffer.base, buffer.base);
+  check_settled(site, buffer);
   buffer.freed = site;
   Block *const block = static_cast<Block *>(&buffer);
   if (record::on()) record::given_back(*block);
@@ -389,6 +391,27 @@ void Arena::close() const {
     note(block->label.site, "%s is never freed (%lld bytes): add memref.dealloc, unless its core keeps it", self.text,
          ll(bytes));
   }
+}
+
+// ---- values ----
+
+void fail_shift(Site site, i64 amount, int width) {
+  fail(site, "shifts a number of %d bits by %lld: legal are 0 to %d", width, ll(amount), width - 1);
+}
+
+void fail_fit(Site site, double value, const char *type) {
+  fail(site, "%.17g does not fit %s: clamp it first, what becomes of it is not defined", value, type);
+}
+
+namespace {
+std::atomic<bool> is_told{false};  // of a result that is not finite
+}  // namespace
+
+void tell_not_finite(Site site) {
+  if (is_told.exchange(true)) return;
+  char who[600];
+  who[describe(here, who, int(sizeof(who)))] = 0;
+  note(site, "%s%smakes a NaN or an infinity out of finite numbers, the first of this run", who[0] ? who + 1 : "", who[0] ? ": " : "");
 }
 
 // ---- findings that do not end a run ----
@@ -442,6 +465,7 @@ void begin_notes() {
   const Locked locked;
   note_count = 0;
   notes_left_out = 0;
+  is_told = false;
 }
 
 char *take_notes() {

@@ -1,6 +1,7 @@
 // Checked vector accesses, whole operands, versions of loops, calls of external kernels. Included by vnpu/memory.h.
 #pragma once
 
+#include "vnpu/heartbeat.h"
 #include "vnpu/values.h"
 
 namespace vnpu {

@@ -68,6 +68,7 @@ struct RunOptions {
   int64_t most_events;  // accesses that the race check remembers
   uint64_t garbage;     // what memory holds at first is drawn with it; 0: what the checks fill it with
   const Interpreter *interpreter;  // none: the run goes on to its end
+  int64_t stall;        // nanoseconds of computing after which a loop ends the run in which nothing moves; 0: none does
 };
 
 // What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.

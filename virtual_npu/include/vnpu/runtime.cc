@@ -11,6 +11,7 @@
 
 #include "vnpu/entry.h"
 #include "vnpu/garbage.h"
+#include "vnpu/heartbeat.h"
 #include "vnpu/order.h"
 #include "vnpu/sizes.h"
 #include "vnpu/team.h"
@@ -86,6 +87,7 @@ i64 nanoseconds() {
 // thread that called; the flag that ends a run is that of the same thread, and all look at it.
 struct Running {
   const Interpreter *const interpreter;
+  const i64 stall;
   void **const raised;
   const pthread_t caller = pthread_self();
   const int32_t *const flag = team().watched();
@@ -112,11 +114,45 @@ thread_local Running *running = nullptr;
 
 }  // namespace
 
-void go_on() {
+namespace {
+
+void look_up() {
   Running *const run = running;
   if (!run) return;  // no entry was called: a test of one part
   run->look();
   if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
+}
+
+}  // namespace
+
+void go_on() {
+  ++moves;
+  look_up();
+}
+
+// ---- loops without end ----
+
+constinit thread_local uint64_t moves = 0;
+
+// The thread's own time counts, so that on a busy machine a loop has as long as on another. A loop that comes to its end
+// within a day at its speed so far goes on.
+void Heartbeat::look(i64 left) {
+  look_up();
+  constexpr double kDay = 86400e9;
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  const i64 time = i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+  if (since_ < 0 || moves != moves_) {
+    since_ = time;
+    moves_ = moves;
+    first_ = count_;
+    return;
+  }
+  const i64 passed = time - since_;
+  if (!running || running->stall == 0 || passed < running->stall) return;
+  if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
+  fail(site_, "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
+       "have no end; --time-limit SECONDS gives it more time, 0 any", (long long)(passed / 1000000000), (unsigned long long)count_);
 }
 
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
@@ -308,7 +344,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   begin_order(options->races_are_notes, options->most_events);
   const CoreModes modes;
   here = nullptr;
-  Running run{options->interpreter, report->raised};
+  Running run{options->interpreter, options->stall, report->raised};
   Running *const outer = running;  // where the handler of a signal runs a program
   running = &run;
   int status = 0;
@@ -553,6 +589,7 @@ bool read_from(const Access &block, const char *buffer, Access &side) {
 }
 
 void copy(Site site, const Access &dst, const Access &src) {
+  if (kChecks) ++moves;
   if (dst.count != src.count || dst.element != src.element) {
     fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
          (long long)src.count, src.element, (long long)dst.count, dst.element);
