@@ -29,7 +29,9 @@ from aerie.air_dialect.ops import (
     ExecuteOp,
     ExecuteTerminatorOp,
     HerdOp,
+    LaunchOp,
     MemorySpace,
+    SegmentOp,
     memory_space,
 )
 from aerie.air_dialect.readings import INTERVALS, NUMBERS, Interval, number
@@ -37,6 +39,11 @@ from aerie.air_dialect.values import passed
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import index_ranges
 from aerie.virtual_npu.codegen.refusals import attribute
+
+LASTING = "vnpu.lasting"
+"""The attribute of the allocation of an L1 buffer of each core that outlives launches (passes/lasting.py)."""
+COUNTER = "vnpu.counter"
+"""The attribute of one whose first contents, zeros, are meant."""
 
 
 class Use(NamedTuple):
@@ -82,6 +89,9 @@ def herds_using(buffer: SSAValue) -> list[Use]:
             if isinstance(user, HerdOp):
                 pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
                 found += [Use(user, argument) for argument, operand in pairs if operand is value]
+            elif isinstance(user, LaunchOp | SegmentOp):
+                pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
+                pending += [argument for argument, operand in pairs if operand is value]
             elif isinstance(user, ExecuteTerminatorOp):
                 around = user.parent_op()
                 assert isinstance(around, ExecuteOp)
@@ -206,8 +216,11 @@ def tile_copies(buffer: SSAValue) -> int:
     if not isinstance(buffer.type, MemRefType) or memory_space(buffer.type) != MemorySpace.L1:
         return 1
     uses = herds_using(buffer)
+    is_alone = isinstance(buffer.owner, Operation) and LASTING in buffer.owner.attributes
     grids = {tuple(number(size) for size in use.herd.sizes) for use in uses}
-    if len(grids) != 1 or None in next(iter(grids)) or are_shared(uses) or _keep_apart(uses):
+    if len(grids) != 1 or None in next(iter(grids)):
+        return 1
+    if not is_alone and (are_shared(uses) or _keep_apart(uses)):
         return 1
     return prod(size for size in next(iter(grids)) if size is not None)
 

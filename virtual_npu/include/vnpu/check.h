@@ -245,6 +245,14 @@ inline void forget_contents(Site site, Ptr<T> x, i64 extent) {
   x.buffer->forget(site, x.p, x.p + extent);
 }
 
+// Zeros that a buffer holds at first; unless they are meant, nobody wrote them, and a NaN tells so.
+template <class T>
+inline void clear(Ptr<T> x, i64, bool is_meant) {
+  if (!is_meant) return;
+  memset(static_cast<void *>(x.buffer->base), 0, size_t(x.buffer->count * x.buffer->element));
+  x.buffer->mark_all();
+}
+
 // ---- findings that do not end a run ----
 
 // Adds a line to the notes of the run: one for each operation, with a count.
