@@ -70,6 +70,9 @@ struct Buffer {
   // Marks what is not all ones any more.
   void mark_changed(const char *low, const char *high);
   void mark_all() { __atomic_store_n(&hole_, count, __ATOMIC_RELAXED); }
+  // Of each element from this one on, whether it is written, where that may change by a copy: then `changes`.
+  uint8_t *flags_from(const void *at, bool changes);
+  bool has_flags() const { return written_; }
   // Its contents mean nothing any more.
   void forget(Site by, const void *low, const void *high);
   i64 count_written() const;
