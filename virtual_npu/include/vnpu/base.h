@@ -14,6 +14,12 @@ namespace vnpu {
 
 using i64 = int64_t;
 
+#if VNPU_CHECKS
+inline constexpr bool kChecks = true;
+#else
+inline constexpr bool kChecks = false;
+#endif
+
 // Storage formats. Arithmetic never happens in them: values are widened to float and rounded once.
 struct bf16 {
   uint16_t bits;
