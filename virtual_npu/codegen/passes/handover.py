@@ -86,7 +86,7 @@ def _check_cores(alloc: memref.AllocOp, found: Sequence[Accesses]) -> None:
         raise unsupported(
             alloc,
             f"{name} is handed from core to core, and {_named([each.core for each in writers])} write it, "
-            "some of which read it too: such a core waits for both locks, for ever; give each step its own buffer",
+            "some of which read it too: such a core waits for both locks, for ever; give each step a buffer",
         )
     cores = [each.core for each in found]
     if not any(all(_reaches(core, owner) for core in cores) for owner in cores):
