@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, MemRefType, Vec
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, effects
+from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, effects
 from aerie.air_dialect.indices import COMPARISONS, Reading, mixed, written_constant
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
@@ -130,9 +130,9 @@ def accesses_of(use: Use) -> list[Accesses]:
     return [each for each in found if each.reads or each.writes]
 
 
-def _is(wanted: object, op: Operation, position: int, effect: object, is_call: bool) -> bool:
+def _is(wanted: Effect, op: Operation, position: int, effect: Effect, is_call: bool) -> bool:
     if not is_call:
-        return wanted in effect  # type: ignore[operator]
+        return wanted in effect
     memrefs = [i for i, value in enumerate(op.operands) if isinstance(value.type, MemRefType)]
     return (position == memrefs[-1]) is (wanted is WRITE)
 
@@ -271,10 +271,8 @@ def _touched(op: Operation, buffer: SSAValue, ranges: Reading[Interval]) -> Iter
                 steps
             ):
                 many = [ranges.read(size) for size in sizes]
-                yield from (
-                    _reach(ranges.read(begin), size and size[1] - 1)
-                    for begin, size in zip(begins, many, strict=True)
-                )
+                for at, size in zip(begins, many, strict=True):
+                    yield _reach(ranges.read(at), size and size[1] - 1)
     elif op.name in ACCESSES and op.operands[ACCESSES[op.name][0]] is buffer:
         yield from map(_reach, *_accessed(op, buffer, ranges))
 

@@ -257,10 +257,11 @@ class _Handover:
                 return
         anchors = list(dict.fromkeys(anchors))
         first = anchors[0]
-        for one, other in pairwise([*anchors, None]):
-            if other is None or one.next_op is not other:
+        for one, other in pairwise(anchors):
+            if one.next_op is not other:
                 yield _Section(first, one)
-                first = other if other is not None else first
+                first = other
+        yield _Section(first, anchors[-1])
 
 
 def _constant(builder: Builder, number: int) -> SSAValue:

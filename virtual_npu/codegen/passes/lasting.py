@@ -27,7 +27,7 @@ from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from aerie.air_dialect.assembly import SEGMENTS
-from aerie.air_dialect.effects import ACCESSES, FREE, READ, VIEWS, WRITE, effects
+from aerie.air_dialect.effects import ACCESSES, FREE, READ, VIEWS, WRITE, Effect, effects
 from aerie.air_dialect.indices import written_constant
 from aerie.air_dialect.ops import (
     AsyncTokenType,
@@ -65,16 +65,16 @@ def keep_buffers(module: ModuleOp) -> None:
 def _is_static_l1(alloc: memref.AllocOp) -> bool:
     type_ = alloc.memref.type
     is_l1 = isinstance(type_, MemRefType) and memory_space(type_) == MemorySpace.L1
-    return is_l1 and DYNAMIC_INDEX not in type_.get_shape()  # type: ignore[union-attr]
+    return is_l1 and DYNAMIC_INDEX not in type_.get_shape()
 
 
 # ---- what happens to a buffer ----
 
 
-def _touching(alloc: memref.AllocOp) -> Iterator[tuple[Operation, object]]:
+def _touching(alloc: memref.AllocOp) -> Iterator[tuple[Operation, Effect]]:
     """The operations on a buffer, in the order of the text, and their effects; views are looked through."""
-    *_, around = [op for op in enclosing(alloc) if isinstance(op, func.FuncOp)] or [alloc]
-    names = {alloc.memref}
+    around = next((op for op in enclosing(alloc) if isinstance(op, func.FuncOp)), alloc)
+    names: set[SSAValue] = {alloc.memref}
     for op in around.walk():
         for position, effect in effects(op):
             if op.operands[position] in names and (effect & (READ | WRITE | FREE)):
@@ -87,7 +87,7 @@ def _touching(alloc: memref.AllocOp) -> Iterator[tuple[Operation, object]]:
             names.update(argument for argument, operand in pairs if operand in names)
 
 
-def _of_call(call: func.CallOp, position: int) -> object:
+def _of_call(call: func.CallOp, position: int) -> Effect:
     """By mlir-air's convention, a function writes the last memref that it is given, and reads others."""
     memrefs = [i for i, value in enumerate(call.operands) if isinstance(value.type, MemRefType)]
     return WRITE if position == memrefs[-1] else READ
@@ -105,7 +105,7 @@ def _element(op: Operation) -> tuple[int, ...] | None:
 _BRANCHES = ("scf.if", "affine.if", "scf.index_switch", "scf.while")
 
 
-def _lasts(alloc: memref.AllocOp, touching: list[tuple[Operation, object]]) -> bool:
+def _lasts(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -> bool:
     """Whether cores that each have the buffer alone may read it before they write it."""
     inside = [isinstance(op, HerdOp) for op in enclosing(alloc)]
     around = [op for op in enclosing(alloc) if isinstance(op, SegmentOp)]
@@ -115,9 +115,9 @@ def _lasts(alloc: memref.AllocOp, touching: list[tuple[Operation, object]]) -> b
         return False
     written = set[tuple[int, ...] | None]()
     for op, effect in touching:
-        if READ in effect and not {_element(op), None} & written:  # type: ignore[operator]
+        if READ in effect and not {_element(op), None} & written:
             return True
-        if WRITE in effect and not any(parent.name in _BRANCHES for parent in enclosing(op)):  # type: ignore[operator]
+        if WRITE in effect and not any(parent.name in _BRANCHES for parent in enclosing(op)):
             written.add(_element(op))
     return False
 
@@ -134,7 +134,7 @@ def _move_before_loops(alloc: memref.AllocOp) -> None:
     herd.body.block.insert_op_before(alloc, herd.body.block.first_op)  # type: ignore[arg-type]
 
 
-def _move_out(alloc: memref.AllocOp, touching: list[tuple[Operation, object]]) -> list[LaunchOp]:
+def _move_out(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -> list[LaunchOp]:
     """Allocate it in the function, once; gives the launches that it was in."""
     levels = [op for op in enclosing(alloc) if isinstance(op, HierarchyOp)]
     alloc.attributes[LASTING] = UnitAttr()

@@ -14,6 +14,7 @@ from aerie.virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
 from aerie.virtual_npu.codegen.passes.lasting import keep_buffers
 from aerie.virtual_npu.codegen.passes.products import find_products
 from aerie.virtual_npu.codegen.passes.relayed import relay_buffers
+from aerie.virtual_npu.codegen.passes.repeated import repeat_relays
 from aerie.virtual_npu.options import STAGES, BuildOptions
 
 
@@ -28,6 +29,7 @@ def advance(
     if stage == "parsed":
         return
     inline_program(module)
+    repeat_relays(module)
     hand_over(module)
     keep_buffers(module)
     if stage == "inlined":
