@@ -266,13 +266,10 @@ def _touched(op: Operation, buffer: SSAValue, ranges: Reading[Interval]) -> Iter
             many, by = ranges.of_term(size), ranges.of_term(step)
             yield _reach(ranges.of_term(begin), many and by and (many[1] - 1) * by[1])
     elif isinstance(op, DmaMemcpyNdOp | ChannelTransferOp):
-        for begins, sizes, steps in _patterns(op, buffer):
-            if [number(step) for step in steps] == types.memref_strides(buffer.type) and len(begins) == len(
-                steps
-            ):
-                many = [ranges.read(size) for size in sizes]
-                for at, size in zip(begins, many, strict=True):
-                    yield _reach(ranges.read(at), size and size[1] - 1)
+        for begins, extents, steps in _patterns(op, buffer):
+            is_along = [number(step) for step in steps] == types.memref_strides(buffer.type)
+            if is_along and len(begins) == len(steps):
+                yield from map(_part, map(ranges.read, begins), map(ranges.read, extents))
     elif op.name in ACCESSES and op.operands[ACCESSES[op.name][0]] is buffer:
         yield from map(_reach, *_accessed(op, buffer, ranges))
 
@@ -309,6 +306,10 @@ def _accessed(
         if dim is not None:
             reach[dim] = extent - 1
     return begins, reach
+
+
+def _part(begin: Interval | None, extent: Interval | None) -> Interval | None:
+    return _reach(begin, None if extent is None else extent[1] - 1)
 
 
 def _reach(begin: Interval | None, behind: int | None) -> Interval | None:

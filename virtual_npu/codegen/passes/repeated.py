@@ -8,7 +8,7 @@ of a buffer agree, its operations get a loop around them here.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from math import prod
 
@@ -163,11 +163,12 @@ def _repeat(group: Sequence[Operation], times: int) -> None:
         assert isinstance(owner, Operation)
         owner.detach()  # type: ignore[no-untyped-call]
         block.insert_op_before(owner, first)
-    bounds = [ConstantOp(IntegerAttr(n, IndexType())) for n in (0, times, 1)]
+    zero, many, one = (ConstantOp(IntegerAttr(n, IndexType())) for n in (0, times, 1))
     inner = Block(arg_types=[IndexType(), *[AsyncTokenType()] * bool(leaving)])
     begin = [WaitAllOp.build(operands=[[]], result_types=[AsyncTokenType()])] if leaving else []
-    loop = scf.ForOp(*bounds, [op.results[0] for op in begin], Region(inner))
-    for op in (*bounds, *begin, loop):
+    loop = scf.ForOp(zero, many, one, [op.results[0] for op in begin], Region(inner))
+    made: list[Operation] = [zero, many, one, *begin, loop]
+    for op in made:
         block.insert_op_before(op, first)
     for token in leaving:
         for use in [use for use in token.uses if _outside(use.operation, group)]:
@@ -180,7 +181,7 @@ def _repeat(group: Sequence[Operation], times: int) -> None:
         end.append(WaitAllOp.build(operands=[[*leaving, inner.args[1]]], result_types=[AsyncTokenType()]))
     end.append(scf.YieldOp(*[op.results[0] for op in end]))
     inner.add_ops(end)
-    for op in (*bounds, *begin, loop, *end):
+    for op in (*made, *end):
         op.location = location
 
 
