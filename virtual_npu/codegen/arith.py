@@ -16,6 +16,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from aerie.air_dialect.upstream.arith import ROUNDING, ROUNDINGS
 from aerie.virtual_npu.codegen import types, values
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
@@ -74,8 +75,23 @@ def _has_native_operators(type_: Attribute) -> bool:
     return isinstance(type_, IntegerType) and type_.width.data >= 32
 
 
+def _rounding(op: Operation) -> str:
+    """How an operation says that it rounds; empty where that is to nearest even."""
+    mode = attribute(op, ROUNDING)
+    return ROUNDINGS[mode.value.data] if isinstance(mode, IntegerAttr) and mode.value.data else ""
+
+
+def _refuse_rounding(op: Operation) -> None:
+    if _rounding(op):
+        raise unsupported(
+            op,
+            f"rounds {_rounding(op)}: it is done to_nearest_even only; arith.truncf rounds in every mode",
+        )
+
+
 @emits(*_BINARY)
 def _binary(body: Body, op: Operation) -> None:
+    _refuse_rounding(op)
     name, (left, right) = _BINARY[op.name], body.texts(op.operands)
     if name.startswith("sh"):
         values.shift(body, op)
@@ -168,17 +184,23 @@ def _result_scalar(op: Operation) -> str:
 def _cast(body: Body, op: Operation) -> None:
     if "fpto" in op.name:
         values.fit(body, op)
+    if _rounding(op):
+        function = f"cast_rounded<{_result_scalar(op)}, vnpu::Rounding::{_rounding(op)}>"
+        body.define(op.results[0], f"vnpu::{function}({body.text(op.operands[0])})")
+        return
     body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({body.text(op.operands[0])})")
 
 
 @emits("arith.sitofp", "arith.extsi", "arith.index_cast", "index.casts")
 def _cast_signed(body: Body, op: Operation) -> None:
+    _refuse_rounding(op)
     is_bit = types.dtype_name(types.element(op.operands[0].type)) == "i1"
     _from_integer(body, op, "cast_signed_bit" if is_bit else "cast")
 
 
 @emits("arith.uitofp", "arith.extui", "arith.index_castui", "index.castu")
 def _cast_unsigned(body: Body, op: Operation) -> None:
+    _refuse_rounding(op)
     _from_integer(body, op, "cast_unsigned")
 
 

@@ -97,7 +97,9 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
         around = argument.owner.parent_op() if isinstance(argument.owner, Block) else None
         if isinstance(around, HierarchyOp) and hands_offset(around, argument):
             offset = _extent(body, parameters, types.DYNAMIC, f"{name}_offset")
-        body.values[argument] = MemRef(name, tuple(sizes), tuple(strides), type_, offset=offset)
+        # A herd's body is given the copy of its tile.
+        copies = value.copies if isinstance(value, MemRef) and not isinstance(around, HerdOp) else 1
+        body.values[argument] = MemRef(name, tuple(sizes), tuple(strides), type_, copies, offset)
     return parameters
 
 

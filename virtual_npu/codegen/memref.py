@@ -23,7 +23,7 @@ from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.memory import access, at, whole
 from aerie.virtual_npu.codegen.refusals import unsupported
-from aerie.virtual_npu.codegen.sharing import tile_copies
+from aerie.virtual_npu.codegen.sharing import COUNTER, LASTING, tile_copies
 from aerie.virtual_npu.codegen.text import grouped, plus, times
 
 
@@ -34,7 +34,7 @@ def _alloc(body: Body, op: Operation) -> None:
     sizes.buffer(body, op, view, view.copies)
     element, kind = types.scalar(view.type.element_type), "const auto "
     if body.checked:
-        how = op.name == "memref.alloca"
+        how = op.name == "memref.alloca" or LASTING in op.attributes
         name, skew = value_name(op.memref), skew_of(op.memref)
         known_as = label(body.file, name, view.type, op, "allocated", how, skew)
         count = f"{known_as}, {{{', '.join(view.sizes)}}}, {count}"
@@ -43,6 +43,8 @@ def _alloc(body: Body, op: Operation) -> None:
         count = f"{count}, {body.site(op)}" if sizes.integers(view.sizes) is None else count
     body.values[op.memref] = view
     body.put(f"{kind}{view.pointer} = {arena(body)}.alloc<{element}>({count});")
+    if LASTING in op.attributes:
+        body.put(f"vnpu::clear({view.pointer}, {view.footprint}, {str(COUNTER in op.attributes).lower()});")
 
 
 def allocated(body: Body, op: memref.AllocOp | memref.AllocaOp) -> tuple[MemRef, str]:

@@ -21,7 +21,7 @@ from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, MemRefType, Vec
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, effects
+from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, effects
 from aerie.air_dialect.indices import COMPARISONS, Reading, mixed, written_constant
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
@@ -29,7 +29,9 @@ from aerie.air_dialect.ops import (
     ExecuteOp,
     ExecuteTerminatorOp,
     HerdOp,
+    LaunchOp,
     MemorySpace,
+    SegmentOp,
     memory_space,
 )
 from aerie.air_dialect.readings import INTERVALS, NUMBERS, Interval, number
@@ -37,6 +39,11 @@ from aerie.air_dialect.values import passed
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import index_ranges
 from aerie.virtual_npu.codegen.refusals import attribute
+
+LASTING = "vnpu.lasting"
+"""The attribute of the allocation of an L1 buffer of each core that outlives launches (passes/lasting.py)."""
+COUNTER = "vnpu.counter"
+"""The attribute of one whose first contents, zeros, are meant."""
 
 
 class Use(NamedTuple):
@@ -82,6 +89,9 @@ def herds_using(buffer: SSAValue) -> list[Use]:
             if isinstance(user, HerdOp):
                 pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
                 found += [Use(user, argument) for argument, operand in pairs if operand is value]
+            elif isinstance(user, LaunchOp | SegmentOp):
+                pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
+                pending += [argument for argument, operand in pairs if operand is value]
             elif isinstance(user, ExecuteTerminatorOp):
                 around = user.parent_op()
                 assert isinstance(around, ExecuteOp)
@@ -120,9 +130,9 @@ def accesses_of(use: Use) -> list[Accesses]:
     return [each for each in found if each.reads or each.writes]
 
 
-def _is(wanted: object, op: Operation, position: int, effect: object, is_call: bool) -> bool:
+def _is(wanted: Effect, op: Operation, position: int, effect: Effect, is_call: bool) -> bool:
     if not is_call:
-        return wanted in effect  # type: ignore[operator]
+        return wanted in effect
     memrefs = [i for i, value in enumerate(op.operands) if isinstance(value.type, MemRefType)]
     return (position == memrefs[-1]) is (wanted is WRITE)
 
@@ -206,8 +216,11 @@ def tile_copies(buffer: SSAValue) -> int:
     if not isinstance(buffer.type, MemRefType) or memory_space(buffer.type) != MemorySpace.L1:
         return 1
     uses = herds_using(buffer)
+    is_alone = isinstance(buffer.owner, Operation) and LASTING in buffer.owner.attributes
     grids = {tuple(number(size) for size in use.herd.sizes) for use in uses}
-    if len(grids) != 1 or None in next(iter(grids)) or are_shared(uses) or _keep_apart(uses):
+    if len(grids) != 1 or None in next(iter(grids)):
+        return 1
+    if not is_alone and (are_shared(uses) or _keep_apart(uses)):
         return 1
     return prod(size for size in next(iter(grids)) if size is not None)
 
@@ -253,15 +266,10 @@ def _touched(op: Operation, buffer: SSAValue, ranges: Reading[Interval]) -> Iter
             many, by = ranges.of_term(size), ranges.of_term(step)
             yield _reach(ranges.of_term(begin), many and by and (many[1] - 1) * by[1])
     elif isinstance(op, DmaMemcpyNdOp | ChannelTransferOp):
-        for begins, sizes, steps in _patterns(op, buffer):
-            if [number(step) for step in steps] == types.memref_strides(buffer.type) and len(begins) == len(
-                steps
-            ):
-                many = [ranges.read(size) for size in sizes]
-                yield from (
-                    _reach(ranges.read(begin), size and size[1] - 1)
-                    for begin, size in zip(begins, many, strict=True)
-                )
+        for begins, extents, steps in _patterns(op, buffer):
+            is_along = [number(step) for step in steps] == types.memref_strides(buffer.type)
+            if is_along and len(begins) == len(steps):
+                yield from map(_part, map(ranges.read, begins), map(ranges.read, extents))
     elif op.name in ACCESSES and op.operands[ACCESSES[op.name][0]] is buffer:
         yield from map(_reach, *_accessed(op, buffer, ranges))
 
@@ -298,6 +306,10 @@ def _accessed(
         if dim is not None:
             reach[dim] = extent - 1
     return begins, reach
+
+
+def _part(begin: Interval | None, extent: Interval | None) -> Interval | None:
+    return _reach(begin, None if extent is None else extent[1] - 1)
 
 
 def _reach(begin: Interval | None, behind: int | None) -> Interval | None:

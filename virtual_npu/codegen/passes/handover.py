@@ -85,16 +85,16 @@ def _check_cores(alloc: memref.AllocOp, found: Sequence[Accesses]) -> None:
     if len(writers) > 1 and any(each.reads for each in writers):
         raise unsupported(
             alloc,
-            f"{name} is handed from core to core, and {_named([each.core for each in writers])} write it, some of "
-            "which read it too: such a core waits for both locks, for ever; give each step a buffer of its own",
+            f"{name} is handed from core to core, and {_named([each.core for each in writers])} write it, "
+            "some of which read it too: such a core waits for both locks, for ever; give each step a buffer",
         )
     cores = [each.core for each in found]
     if not any(all(_reaches(core, owner) for core in cores) for owner in cores):
         raise unsupported(
             alloc,
-            f"{name} goes between {_named(cores)}, and none has a memory that all reach: a core reaches its own, "
-            "those above and below, and the one to the left; so each has a copy, and none reads what another one "
-            "writes: send the data through a channel",
+            f"{name} goes between {_named(cores)}, and none has a memory that all reach: a core reaches its "
+            "own, those above and below, and the one to the left; so each has a copy, and none reads what "
+            "another one writes: send the data through a channel",
         )
 
 
@@ -257,10 +257,11 @@ class _Handover:
                 return
         anchors = list(dict.fromkeys(anchors))
         first = anchors[0]
-        for one, other in pairwise([*anchors, None]):
-            if other is None or one.next_op is not other:
+        for one, other in pairwise(anchors):
+            if one.next_op is not other:
                 yield _Section(first, one)
-                first = other if other is not None else first
+                first = other
+        yield _Section(first, anchors[-1])
 
 
 def _constant(builder: Builder, number: int) -> SSAValue:
@@ -330,10 +331,9 @@ def _run_side_by_side(herds: Sequence[HerdOp]) -> None:
     tokens = {herd.async_token for herd in herds if herd.async_token is not None}
     for herd in herds:
         kept = dict.fromkeys(each for token in herd.async_dependencies for each in _without(token, tokens))
-        others = [*herd.sizes, *herd.kernel_operands]
-        herd.operands = [*kept, *others]
-        sizes = [len(kept), len(herd.sizes), len(herd.kernel_operands)]
-        herd.properties[SEGMENTS] = DenseArrayBase.from_list(i32, sizes)
+        groups = [list(kept), list(herd.sizes), list(herd.kernel_operands)]
+        herd.operands = [value for group in groups for value in group]
+        herd.properties[SEGMENTS] = DenseArrayBase.from_list(i32, [len(group) for group in groups])
 
 
 def _without(token: SSAValue, dropped: set[OpResult]) -> list[SSAValue]:

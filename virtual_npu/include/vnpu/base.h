@@ -14,6 +14,12 @@ namespace vnpu {
 
 using i64 = int64_t;
 
+#if VNPU_CHECKS
+inline constexpr bool kChecks = true;
+#else
+inline constexpr bool kChecks = false;
+#endif
+
 // Storage formats. Arithmetic never happens in them: values are widened to float and rounded once.
 struct bf16 {
   uint16_t bits;
@@ -259,6 +265,12 @@ class Blocks {
   static constexpr i64 kHeader = 64;
   Header *last_ = nullptr;
 };
+
+// Makes a buffer of a core zeros, which it holds at first; is_meant: as what counts as written, not as what nobody wrote.
+template <class T>
+inline void clear(T *data, i64 count, bool) {
+  memset(static_cast<void *>(data), 0, size_t(count) * sizeof(T));
+}
 
 // A pointer to what all share who hold it, in one thread; the last of them deletes it. T has a count, `holders`, at first 1.
 template <class T>

@@ -127,6 +127,13 @@ void Buffer::mark_run(i64 first, i64 end) {
   memset(written_ + first, 1, size_t(end - first));
 }
 
+uint8_t *Buffer::flags_from(const void *at, bool changes) {
+  // Full without being marked: all was written in one go.
+  if (full()) memset(written_, 1, size_t(count));
+  if (changes) __atomic_store_n(&hole_, i64(0), __ATOMIC_RELAXED);
+  return written_ + (static_cast<const char *>(at) - base) / element;
+}
+
 void Buffer::forget(Site by, const void *low, const void *high) {
   ended = by;
   if (!written_ || garbage_seed) return;  // memory keeps what it holds
@@ -252,9 +259,13 @@ void each_run(const Access &a, Run run) {
 
 }  // namespace
 
+void check_readable(Site site, const Access &src) {
+  if (src.buffer && src.low != src.high) src.buffer->check(site, "reads", src.low, src.high);
+}
+
 void check_source(Site site, const Access &src) {
   if (!src.buffer || src.low == src.high) return;
-  src.buffer->check(site, "reads", src.low, src.high);
+  check_readable(site, src);
   if (src.buffer->full()) return;
   each_run(src, [&](const char *low, const char *high) { src.buffer->check_written(site, low, high); });
 }
@@ -264,8 +275,37 @@ void check_destination(Site site, const Access &dst) {
 }
 
 void mark(const Access &dst) {
+  if (dst.flags) memset(dst.flags, 1, size_t(dst.count));
   if (!dst.buffer || dst.low == dst.high || dst.buffer->full()) return;
   each_run(dst, [&](const char *low, const char *high) { dst.buffer->mark(low, high); });
+}
+
+bool copies_unwritten(Site site, const Access &dst, const Access &src) {
+  if (src.count == 0) return false;
+  bool has_holes = false;
+  if (src.flags) {
+    has_holes = memchr(src.flags, 0, size_t(src.count));
+  } else if (src.buffer && !src.buffer->full()) {
+    each_run(src, [&](const char *low, const char *high) { has_holes |= src.buffer->first_hole(low, high) >= 0; });
+  }
+  if (!has_holes) return false;
+  if (dst.flags || (dst.buffer && dst.buffer->has_flags())) {
+    if (!src.padding) return true;
+  }
+  check_source(site, src);
+  if (dst.buffer) {
+    fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that nobody had written when it was sent",
+            ll(static_cast<const uint8_t *>(memchr(src.flags, 0, size_t(src.count))) - src.flags), Described(dst.buffer->label).text);
+  }
+  return true;
+}
+
+Access flags_of(const Access &side, bool changes) {
+  Access flags = side;
+  uint8_t *const first = side.flags ? side.flags : side.buffer->flags_from(side.first, changes);
+  flags.first = reinterpret_cast<char *>(first);
+  flags.element = 1;
+  return flags;
 }
 
 void reads_all(Site site, const Access &operand) {

@@ -31,6 +31,7 @@ struct Access {
     }
 #if VNPU_CHECKS
     buffer = other.buffer;
+    flags = other.flags;
 #endif
     return *this;
   }
@@ -47,6 +48,7 @@ struct Access {
   i64 strides[kMaxRank];  // in elements
 #if VNPU_CHECKS
   Buffer *buffer = nullptr;  // null for blocks in flight
+  uint8_t *flags = nullptr;  // of a block in flight: for each element, in its order, whether it is written
 #endif
 };
 
@@ -107,9 +109,15 @@ inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (
 
 // Refuses a source that was freed or is not written where it is read; a destination that was freed.
 void check_source(Site site, const Access &src);
+void check_readable(Site site, const Access &src);  // the same of one that may not be written
 void check_destination(Site site, const Access &dst);
 // All of it is written now.
 void mark(const Access &dst);
+// A copy is about to be made. What nobody wrote may be copied, and stays so, but not to where the host sees it: that is
+// refused. Gives whether there is any.
+bool copies_unwritten(Site site, const Access &dst, const Access &src);
+// What tells of each element of a side whether it is written, as a side of bytes; a copy changes the destination's.
+Access flags_of(const Access &side, bool changes);
 #endif
 
 // A source that gives zeros around what it reads; `count` takes them in.

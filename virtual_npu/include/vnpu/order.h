@@ -13,11 +13,6 @@
 
 namespace vnpu {
 
-#if VNPU_CHECKS
-inline constexpr bool kChecks = true;
-#else
-inline constexpr bool kChecks = false;
-#endif
 
 // Bytes that an operation touches.
 struct Use {

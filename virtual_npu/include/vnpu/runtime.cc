@@ -595,12 +595,14 @@ void copy(Site site, const Access &dst, const Access &src) {
          (long long)src.count, src.element, (long long)dst.count, dst.element);
   }
 #if VNPU_CHECKS
-  check_source(site, src);
+  check_readable(site, src);
   check_destination(site, dst);
+  const bool is_unwritten = copies_unwritten(site, dst, src);
 #endif
   copy_elements(dst, src);
 #if VNPU_CHECKS
-  mark(dst);
+  if (is_unwritten) copy_elements(flags_of(dst, true), flags_of(src, false));
+  else mark(dst);
 #endif
 }
 
