@@ -202,7 +202,7 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
         help="guess what comes next and try several tokens in a pass: lookup, by what the text said before, "
-        "or a smaller model of the same vocabulary, as --model names one; no token changes (default: no "
+        "or a smaller model with the same tokenizer, as --model names one; no token changes (default: no "
         "guesses)",
     )
 

@@ -138,6 +138,8 @@ class Profiler:
 
     def print(self, console: Console | None = None) -> None:
         """Print the table, on standard error unless a console is given; never narrower than its figures."""
+        from rich.console import Console
+
         print_tables(console or Console(stderr=True), self.table())
 
 

@@ -154,7 +154,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]DRAFT",
-        help="as for `aerie run`: lookup, or a smaller model of the same vocabulary, of all models or of "
+        help="as for `aerie run`: lookup, or a smaller model with the same tokenizer, of all models or of "
         "one; no token changes (default: no guesses)",
     )
     add_template(parser)

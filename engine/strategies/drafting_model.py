@@ -28,50 +28,57 @@ from aerie.engine.tokenizer import Tokenizer
 class ModelDrafter:
     """See Drafter. One for each answer; those of a session take turns, by `turn`.
 
-    A call raises what reading a prompt and decoding raise.
+    vocab_size: of the model that it guesses for. Sizes of one tokenizer differ where checkpoints are padded:
+    no token is guessed that the other does not have, and nothing after one that this model does not have. A
+    call raises what reading a prompt and decoding raise.
     """
 
-    def __init__(self, model: Callable[[], LoadedModel], turn: threading.Lock) -> None:
-        self._model, self._turn = model, turn
+    def __init__(
+        self, model: Callable[[], LoadedModel], turn: threading.Lock, vocab_size: int | None = None
+    ) -> None:
+        self._model, self._turn, self._vocab_size = model, turn, vocab_size
         self._cache: KVCache | None = None
 
     def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
-        """See Drafter. None where its own context has no room for the tokens."""
+        """See Drafter. None where its own context has no room for the tokens, or it does not have one."""
         most = min(most, self._model().positions - len(tokens))
-        if most < 1:
+        if most < 1 or max(tokens) >= self._model().config.vocab_size:
             return ()
         with self._turn:
             model = self._model()
             cache = self._cache = self._cache or model.new_cache(len(tokens))
             cache.length = _alike(cache.token_ids, tokens[:-1])
             if model.config.draft_mask_id is None:
-                return [*itertools.islice(_said(model, cache, tokens), most)]
-            return _said_at_once(model, cache, tokens, most)
+                return [*itertools.islice(_said(model, cache, tokens, self._vocab_size), most)]
+            return _said_at_once(model, cache, tokens, most, self._vocab_size)
 
     def close(self) -> None:
         """See Drafter."""
         self._cache = None
 
 
-def _said(model: LoadedModel, cache: KVCache, tokens: Sequence[int]) -> Iterator[int]:
+def _said(model: LoadedModel, cache: KVCache, tokens: Sequence[int], vocab_size: int | None) -> Iterator[int]:
     """What it would say after these, without end; one pass for each that is asked for."""
     row = prefill(model, tokens[cache.length :], cache, last_only=True)[-1]
     while True:
-        yield (token := _likeliest(model, row))
+        yield (token := _likeliest(model, row, vocab_size))
         row = decode_step(model, token, cache)
 
 
-def _said_at_once(model: LoadedModel, cache: KVCache, tokens: Sequence[int], count: int) -> list[int]:
+def _said_at_once(
+    model: LoadedModel, cache: KVCache, tokens: Sequence[int], count: int, vocab_size: int | None
+) -> list[int]:
     """The same in one pass, of a model that was trained to (PARD, arXiv 2504.18583; AMD-AGI/PARD): behind the
     text stands one mask token less than there are guesses, and each says the next one."""
     masks = [model.config.draft_mask_id or 0] * (count - 1)
     rows = prefill(model, [*tokens[cache.length :], *masks], cache)[-count:]
     cache.length = len(tokens)
-    return [_likeliest(model, row) for row in rows]
+    return [_likeliest(model, row, vocab_size) for row in rows]
 
 
-def _likeliest(model: LoadedModel, row: BF16Array) -> int:
-    return int(np.argmax(next_token_row(model, row).astype(np.float32)))
+def _likeliest(model: LoadedModel, row: BF16Array, vocab_size: int | None) -> int:
+    """Of the tokens that both models have."""
+    return int(np.argmax(next_token_row(model, row)[:vocab_size].astype(np.float32)))
 
 
 def _alike(held: Sequence[object], tokens: Sequence[int]) -> int:
@@ -90,7 +97,7 @@ def drafting_by(model: Callable[[], LoadedModel], turn: threading.Lock, target: 
         with turn:
             model().supply(_needed(model(), prompt, more))
 
-    return Drafting(partial(ModelDrafter, model, turn), cost, at_once, make_room)
+    return Drafting(partial(ModelDrafter, model, turn, target.vocab_size), cost, at_once, make_room)
 
 
 def _needed(model: LoadedModel, prompt: int, more: int) -> Iterator[str]:
@@ -116,15 +123,15 @@ def check_drafter(
 ) -> None:
     """UserError for a model that cannot guess for another: whose tokens are others, or that fills blocks
     in."""
-    (ours, our_tokens), (theirs, their_tokens) = target, drafter
+    (_, our_tokens), (theirs, their_tokens) = target, drafter
     if theirs.diffusion:
         raise UserError(
             f"draft {name} fills in blocks, and guesses come from a model that says one token after the "
             "other; name another"
         )
-    if ours.vocab_size != theirs.vocab_size or not our_tokens.is_like(their_tokens):
+    if not our_tokens.is_like(their_tokens):
         raise UserError(
-            f"draft {name} has another vocabulary, of {theirs.vocab_size} tokens, and the model's has "
-            f"{ours.vocab_size}: a guess of the one would be another word of the other; name a draft model "
-            "that was made for this one"
+            f"draft {name} has another vocabulary: its tokenizer's ids are not those of the model's, and a "
+            "guess of the one would be another word of the other; name a draft model that was made for this "
+            "one"
         )

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import itertools
+import json
+import shutil
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from aerie import ChunkedLLM, load
 from aerie.engine.checkpoint import open_checkpoint
@@ -28,6 +32,7 @@ from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import NO_GUESSES, Due, Guesses, Making
+from aerie.engine.weights import EMBED
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
@@ -277,14 +282,42 @@ def test_a_draft_model_is_right_where_it_says_the_same() -> None:
 
 def test_a_drafter_with_other_tokens_is_refused() -> None:
     ours = open_checkpoint(DEMO_FOLDER)
-    more = replace(ours.config, vocab_size=2000)
     pair = ours.config, ours.tokenizer
-    check_drafter(pair, pair, "other")
-    with pytest.raises(UserError, match="draft other has another vocabulary, of 2000 tokens, and"):
-        check_drafter(pair, (more, ours.tokenizer), "other")
+    for vocab_size in (1400, ours.config.vocab_size, 2000):
+        check_drafter(pair, (replace(ours.config, vocab_size=vocab_size), ours.tokenizer), "padded")
     theirs = open_checkpoint(SHIPPED["demo-diffusion"]).tokenizer
     with pytest.raises(UserError, match="draft other has another vocabulary"):
         check_drafter(pair, (ours.config, theirs), "other")
+
+
+@pytest.mark.parametrize(("rows", "at_once"), [(1400, False), (1536, False), (1536, True)])
+def test_a_drafter_of_another_number_of_rows_changes_no_token(
+    rows: int, at_once: bool, tmp_path: Path
+) -> None:
+    """The demo's has 1500. Rows that only a drafter has would always be the likeliest; a prompt has tokens
+    that it does not have."""
+    folder = tmp_path / "drafter"
+    shutil.copytree(SHIPPED["demo-drafter"], folder)
+    tensors = load_file(folder / "model.safetensors")
+    table = tensors[EMBED]
+    more = np.full((max(0, rows - len(table)), table.shape[1]), 9.0, table.dtype)
+    tensors[EMBED] = np.concatenate([table[:rows], more])
+    save_file(tensors, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    config |= {"vocab_size": rows, "eos_token_id": 1}
+    (folder / "generation_config.json").unlink(missing_ok=True)
+    if at_once:
+        config["pard_token"] = 7
+    (folder / "config.json").write_text(json.dumps(config))
+    with load("demo", decode="rows") as model, load(folder) as drafter:
+        asked: Any = {"max_tokens": 24, "temperature": 1.0, "seed": 3, "raw": True}
+        for prompt in ("The capital of France is", [1, 700, 1499, 5, 6]):
+            plain = model.generate(prompt, **asked)
+            drafted = model.generate(prompt, draft=drafter, **asked)
+            assert drafted.token_ids == plain.token_ids
+        going_on = dict.fromkeys(range(1490, 1500), -100.0)
+        guessed = model.generate([20, 21, 22], 24, draft=drafter, logit_bias=going_on).kpis.tps
+        assert guessed.n_drafted > 0
 
 
 def test_lookup_guesses_what_followed_the_longest_n_gram() -> None:

@@ -29,6 +29,13 @@ def profiler():
     return profiler
 
 
+def test_without_a_console_it_prints_on_standard_error(profiler, capsys):
+    profiler.print()
+    told = capsys.readouterr()
+    assert "gemm" in told.err
+    assert told.out == ""
+
+
 def test_programs(profiler):
     gemm = profiler.programs["gemm"]
     assert gemm.calls == 2
