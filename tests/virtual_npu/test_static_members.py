@@ -1,4 +1,4 @@
-"""Static check: members of a bundle, whose ends one flow joins; names of types; branches, idle loops, packets."""
+"""Static check: members of a bundle, whose ends one flow joins; names of types; branches, loops, packets."""
 
 from __future__ import annotations
 

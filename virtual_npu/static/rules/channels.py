@@ -47,8 +47,8 @@ def types(program: Program) -> Iterator[Finding]:
             yield Fault("channel-type", place_of(channel), message, ALLOCATION, channel)
         if channel.old_channel_type is not None:
             message = (
-                f'@{channel.sym_name} is of channel_type "{channel.old_channel_type}", which mlir-air refuses '
-                f'since May 2026; write "{channel.channel_type}"'
+                f'@{channel.sym_name} is of channel_type "{channel.old_channel_type}", which mlir-air refuses'
+                f' since May 2026; write "{channel.channel_type}"'
             )
             yield Fault("channel-type", place_of(channel), message, DIALECT, channel)
         yield from _pinned_channels(program, channel)

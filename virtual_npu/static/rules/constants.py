@@ -18,7 +18,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from aerie.air_dialect.ops import HerdOp
 from aerie.virtual_npu.static.device import LINKER_SCRIPT
 from aerie.virtual_npu.static.l1 import largest_gap
-from aerie.virtual_npu.static.report import Finding, Usage
+from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.rules.externals import attribute_text_of, source_of, with_includes
 from aerie.virtual_npu.static.scopes import Program, Scope
 
@@ -41,8 +41,15 @@ def constants(scope: Scope) -> Iterator[Finding]:
         if sources:
             used = sum(bytes_of_constants(path, defines) for path, defines in sources.items())
             advice = "use smaller L1 tiles, or pass the tables as an argument"
-            room, place = largest_gap(scope, herds), scope.place_of(name)
-            yield Usage(place, "constants of C++ objects", used, room, LINKER_SCRIPT, advice, herds[0])
+            room, place, at = largest_gap(scope, herds), scope.place_of(name), herds[0]
+            limit = room if used <= room else None  # an object has none of the arrays that nothing uses
+            yield Usage(place, "constants of C++ objects", used, limit, LINKER_SCRIPT, advice, at)
+            if used > room:
+                message = (
+                    f"the sources of its functions show {used} bytes of constant arrays; buffers and stack "
+                    f"leave {room} in a row of a core's L1; unless some of them are unused, {advice}"
+                )
+                yield Fault("constants", place, message, LINKER_SCRIPT, at, certain=False)
 
 
 def _sources(program: Program, herds: Sequence[HerdOp]) -> dict[Path, str]:

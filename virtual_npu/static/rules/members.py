@@ -93,19 +93,27 @@ def _unpaired(name: str, found: Members) -> Iterator[Fault]:
 def _several_cores(scope: Scope, channel: ChannelOp, found: Members) -> Iterator[Fault]:
     if scope.program.channel_type(channel.sym_name) == PACKET:
         return
-    broadcast = is_broadcast(channel)
     for at, stream in found.items():
-        for kind, verb, ends in (("fan-in", "put into", stream.puts), ("fan-out", "get from", stream.gets)):
-            count = len({_core(end) for end in ends if end.core is not None})
-            if count > 1 and not (broadcast and kind == "fan-out"):
-                advice = "give the channel a broadcast_shape" if kind == "fan-out" else "use npu_dma_packet"
-                message = (
-                    f"{count} cores {verb} {_named(channel.sym_name, [at])}: a flow joins two tiles, so "
-                    f"air-to-aie keeps one core and drops the others' flows without a word; let each core "
-                    f"use a member of its own, or {advice}"
-                )
-                yield Fault(kind, place_of(ends[0].side.op), message, ALLOCATION, ends[0].side.op)
-                return
+        name = _named(channel.sym_name, [at])
+        if (count := _count(stream.puts)) > 1:
+            op, advice = stream.puts[0].side.op, "use npu_dma_packet"
+            yield Fault("fan-in", place_of(op), _lost(count, "put into", name, advice), ALLOCATION, op)
+            return
+        if (count := _count(stream.gets)) > 1 and not is_broadcast(channel):
+            op, advice = stream.gets[0].side.op, "give the channel a broadcast_shape"
+            yield Fault("fan-out", place_of(op), _lost(count, "get from", name, advice), ALLOCATION, op)
+            return
+
+
+def _lost(count: int, what: str, name: str, advice: str) -> str:
+    return (
+        f"{count} cores {what} {name}: a flow joins two tiles, so air-to-aie keeps one core and drops the "
+        f"others' flows without a word; let each core use a member of its own, or {advice}"
+    )
+
+
+def _count(ends: Sequence[End]) -> int:
+    return len({_core(end) for end in ends if end.core is not None})
 
 
 def _core(end: End) -> object:
