@@ -233,12 +233,13 @@ class Follower:
         began = time.thread_time()
         self._follow(token_ids)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
-        self._spent_s += time.thread_time() - began
-        self._check()
+        self._check(time.thread_time() - began)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         return bits.view(np.bool_)
 
-    def _check(self) -> None:
+    def _check(self, spent_s: float = 0.0) -> None:
+        """UserError where llguidance has ended it, or it takes too much."""
+        self._spent_s += spent_s
         tokens = len(self._taken)
         if self._matcher.is_error():
             reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
@@ -261,6 +262,7 @@ class Follower:
         new = given[same:]
         took = self._matcher.try_consume_tokens(new)
         self._taken = given[: same + took]
+        self._check()
         if took < len(new):
             raise UserError(
                 f"token {new[took]}, the answer's number {same + took + 1}, is not of the form that was "
