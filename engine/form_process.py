@@ -89,7 +89,7 @@ def limits() -> LLParserLimits:
     some tens of MB at most."""
     from llguidance import LLParserLimits
 
-    return LLParserLimits(max_lexer_states=50_000, verbose_errors=False)
+    return LLParserLimits(max_lexer_states=25_000, verbose_errors=False)
 
 
 class FormProcess:

@@ -46,8 +46,9 @@ Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 Made = TypeVar("Made")
 
 WORD_BITS = 32
-MOST_READ, MOST_MADE = 1024, 16
-"""Forms whose reading is kept, and those that are kept made: a matcher has up to some tens of MB."""
+MOST_READ, MOST_MADE = 2**24, 8
+"""Characters of the forms whose reading is kept, and how many forms are kept made: a matcher has up to some
+tens of MB."""
 MOST_COPIES = 32
 """Of a matcher that is kept. All copies add to its states, of which there is a limit."""
 CPU_S, TOKEN_CPU_S = 1.0, 0.01
@@ -80,7 +81,7 @@ class Grammars:
         self._tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._read, self._made = _Kept[Wanted, Read](MOST_READ), _Kept[str, _Matcher](MOST_MADE)
+        self._read, self._made = _Kept[Wanted, Read](MOST_READ, _characters), _Kept[str, _Matcher](MOST_MADE)
 
     @property
     def vocab_size(self) -> int:
@@ -167,11 +168,12 @@ Key = TypeVar("Key")
 
 
 class _Kept(dict[Key, Made]):
-    """What was made last, by what it is of; so many. From any thread."""
+    """What was made last, by what it is of; of so much together. From any thread."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, size: Callable[[Key, Made], int] = lambda _, __: 1) -> None:
         super().__init__()
-        self._most, self._lock = most, threading.Lock()
+        self._most, self._size, self._lock = most, size, threading.Lock()
+        self._held = 0
 
     def of(self, key: Key, make: Callable[[], Made]) -> Made:
         with self._lock:
@@ -179,15 +181,25 @@ class _Kept(dict[Key, Made]):
                 made = self[key] = self.pop(key)
                 return made
         made = make()
+        self.drop(key)
         with self._lock:
             self[key] = made
-            while len(self) > self._most:
-                del self[next(iter(self))]
+            self._held += self._size(key, made)
+            while self._held > self._most:
+                self._forget(next(iter(self)))
         return made
 
     def drop(self, key: Key) -> None:
         with self._lock:
-            self.pop(key, None)
+            if key in self:
+                self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self._held -= self._size(key, self.pop(key))
+
+
+def _characters(wanted: Wanted, read: Read) -> int:
+    return len(wanted.text) + len(read.text) + len(read.schema) + 1000
 
 
 def schema_text(schema: Schema) -> str:
@@ -233,12 +245,13 @@ class Follower:
         began = time.thread_time()
         self._follow(token_ids)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
-        self._spent_s += time.thread_time() - began
-        self._check()
+        self._check(time.thread_time() - began)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         return bits.view(np.bool_)
 
-    def _check(self) -> None:
+    def _check(self, spent_s: float = 0.0) -> None:
+        """UserError where llguidance has ended it, or it takes too much."""
+        self._spent_s += spent_s
         tokens = len(self._taken)
         if self._matcher.is_error():
             reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
@@ -261,6 +274,7 @@ class Follower:
         new = given[same:]
         took = self._matcher.try_consume_tokens(new)
         self._taken = given[: same + took]
+        self._check()
         if took < len(new):
             raise UserError(
                 f"token {new[took]}, the answer's number {same + took + 1}, is not of the form that was "

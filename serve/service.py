@@ -35,8 +35,8 @@ Made = TypeVar("Made")
 LOG = logging.getLogger("aerie.serve")
 LOADING_S = 2
 """What a client is told to wait while the model is loaded."""
-FORMING = 4
-"""Threads in which forms are asked for: one that takes long to read keeps none waiting that is known."""
+FORMING = 32
+"""Threads in which forms are asked for: who waits until one is read keeps none waiting whose is known."""
 RETRY_S = 10
 """So long a model that could not be loaded is not tried again."""
 FOLDERS = re.compile(r"(?<![\w/])(?:\.{1,2}|~)?/(?:[^\s/'\"]+/)*")

@@ -18,7 +18,7 @@ from aerie.engine.config import load_config
 from aerie.engine.errors import UserError
 from aerie.engine.form_process import Read, Wanted, _Reading
 from aerie.engine.form_schema import FORMATS, RefusedError
-from aerie.engine.grammar import FormError, Grammars
+from aerie.engine.grammar import FormError, Grammars, _Kept
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b.find import DEMO_FOLDER
 
@@ -78,6 +78,17 @@ def test_what_is_known_is_not_read_again(grammars: Grammars, monkeypatch: pytest
     monkeypatch.setattr(grammars._process, "read", None)
     for _ in range(70):
         grammars.json(schema).follower()
+
+
+def test_what_is_kept_has_a_size() -> None:
+    kept, draws = _Kept[int, int](100, lambda _, size: size), random.Random(0)
+    for _ in range(2000):
+        size = draws.randrange(1, 40)
+        kept.of(draws.randrange(20), lambda size=size: size)  # type: ignore[misc]
+        if draws.random() < 0.1:
+            kept.drop(draws.randrange(20))
+        assert sum(kept.values()) <= 100
+    assert sum(kept.values()) > 50
 
 
 def say(grammars: Grammars, grammar: str) -> None:

@@ -427,3 +427,12 @@ def test_a_model_whose_template_marks_calls(tmp_path: Path) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in made.tool_calls] == [("now-x", {})]
     assert calls_of(TOOLS, of_demo(template="<tool_call> tools", special=("<tool_call>",))[0]).shown == {1500}
     assert CallReader(TOOLS, TAGS).calls == ()
+
+
+def test_what_calls_are_not_held_to_is_in_the_log(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    unique = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}
+    function = {"name": "f", "parameters": {"type": ["object", "null"], "properties": {"a": unique}}}
+    model.generate(ASKED, 2, tools=[{"type": "function", "function": function}])
+    assert "calls are not held to: f: uniqueItems" in caplog.text
+    with pytest.raises(UserError, match=r"the parameters of 'f' cannot be taken: .*uniqueItems"):
+        model.generate(ASKED, 2, tools=[{"type": "function", "function": {**function, "strict": True}}])
