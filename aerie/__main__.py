@@ -9,10 +9,9 @@ import importlib
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
-from aerie import streams
+from aerie import stopping, streams
 
 
 class Command(NamedTuple):
@@ -68,14 +67,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start() -> None:
     """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
-    streams.begin()
+    stopping.begin()
     try:
+        streams.begin()
         try:
             _start()
         finally:
             streams.finish()
     except streams.OutputError as error:
         sys.exit(streams.tell(error))
+    except KeyboardInterrupt:
+        sys.exit(stopping.tell())
+    finally:
+        stopping.finish()
 
 
 def _start() -> None:
@@ -130,6 +134,8 @@ def _help() -> str:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes as long as all else at a start
+
     try:
         return f"aerie {version('aerie')}"
     except PackageNotFoundError:  # a checkout that nobody installed
