@@ -5,13 +5,15 @@ A room is imported when one of its commands is asked for: `aerie run` loads neit
 
 from __future__ import annotations
 
+from aerie import stopping  # isort: split
+
 import importlib
 import runpy
 import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from aerie import stopping, streams
+from aerie import streams
 
 
 class Command(NamedTuple):
@@ -67,7 +69,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start() -> None:
     """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
-    stopping.begin()
     try:
         streams.begin()
         try:

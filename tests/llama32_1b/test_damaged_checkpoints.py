@@ -79,14 +79,16 @@ DAMAGES = (cut, flip, set_entry, swap_entries, mix_index_up, rename, rename_tens
 
 
 def check_read(folder, checkpoint, sound):
-    """Tensors and facts are those of transformers; where it refuses an entry for its type, as 1 for 1.0, those
-    of the sound checkpoint beside it."""
+    """Tensors and facts are those of transformers; where it refuses an entry for its type, as 1 for 1.0,
+    those of the sound checkpoint beside it."""
     from transformers import LlamaForCausalLM
 
     try:
         theirs = LlamaForCausalLM.from_pretrained(folder)
     except Exception:
-        checkpoint = replace(checkpoint, config=replace(checkpoint.config, rms_norm_eps=sound.config.rms_norm_eps))
+        checkpoint = replace(
+            checkpoint, config=replace(checkpoint.config, rms_norm_eps=sound.config.rms_norm_eps)
+        )
         assert checkpoint.config == sound.config
         theirs = LlamaForCausalLM.from_pretrained(sound.folder)
     config, held = checkpoint.config, theirs.state_dict()
