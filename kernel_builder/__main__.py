@@ -26,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.air_dialect.common import OneLineParser
+from aerie.air_dialect.one_line import OneLineParser
 from aerie.kernel_builder import numerics
 from aerie.kernel_builder.arguments import KernelBuilderError
 from aerie.kernel_builder.kernels import registry
