@@ -85,7 +85,7 @@ class ResponsesRequest(Fields):
     top_p: float | None = None
     stream: bool = False
     stream_options: EventOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None

@@ -1,5 +1,5 @@
 """Requests that are drawn: of every address that the app has, with bodies by the schemas of its own models,
-and values among them that break things. A request is known by a seed and a number, and drawn again from these."""
+and values among them that break things. A request is known by a seed and a number, and can be drawn again."""
 
 from __future__ import annotations
 
@@ -60,6 +60,45 @@ ODD: Sequence[Any] = (
     {str(n): n for n in range(300)},
     "NESTED",
 )
+REFERENCES = {f"d{n}": {"$ref": f"#/$defs/d{n + 1}"} for n in range(1000)} | {"d1000": {"type": "string"}}
+SCHEMAS: Sequence[Any] = (
+    {"type": "object", "properties": {"a": {"type": "string"}}, "required": ["a"]},
+    {"$defs": REFERENCES, "$ref": "#/$defs/d0"},
+    {"type": "integer", "multipleOf": 99999989},
+    {"type": "string", "minLength": 10**8, "maxLength": 10**9},
+    {"type": "array", "minItems": 10**8, "items": {"type": "integer"}},
+    {"type": "string", "pattern": "^((a{1,100}){1,100}){1,100}$"},
+    {"type": "number", "minimum": -1e300, "maximum": 1e300},
+    {"$ref": "http://169.254.169.254/latest"},
+    {"enum": [f"v{n}" for n in range(5000)]},
+    {"anyOf": [{"allOf": [{"not": {}}]}]},
+    {"type": "object", "properties": {f"p{n}": {} for n in range(1000)}},
+)
+PATTERNS = (
+    "[ab]*",
+    "((a{1,1000}){1,1000}){1,1000}",
+    "[ab]*a[ab]{30}",
+    "(",
+    "\\p{L}+",
+    "(a|b)*" * 2000,
+    "\\u{110000}",
+    "$^",
+)
+GRAMMARS = (
+    'root ::= "a" | "b"',
+    'root ::= e\ne ::= e e | e e e | "a" | "b"',
+    "root ::= r0\n" + "\n".join(f'r{n} ::= "a" r{n + 1}' for n in range(3000)) + '\nr3000 ::= "b"',
+    'root ::= (((("a"{1,100}){1,100}){1,100}){1,100}){1,100}',
+    "start: A\nA: /[ab]*a[ab]{25}/ & ~/[ab]*b[ab]{24}/",
+    "root ::= root",
+    "root ::= ",
+)
+FORMS: Mapping[str, Sequence[Any]] = {
+    **dict.fromkeys(("json_schema", "schema", "parameters", "input_schema"), SCHEMAS),
+    **dict.fromkeys(("regex", "definition"), PATTERNS),
+    "grammar": GRAMMARS,
+}
+"""Forms of answers and tools, by the fields that have them."""
 HEADERS: Sequence[tuple[str, Sequence[str]]] = (
     (
         "Host",
@@ -137,9 +176,10 @@ class Drawn:
 
 
 class Drawing:
-    """Draws requests of all addresses."""
+    """Draws requests of all addresses. forms: also forms of answers that are hard to compile."""
 
-    def __init__(self) -> None:
+    def __init__(self, forms: bool = True) -> None:
+        self._forms = FORMS if forms else {}
         routes = [route for route in _addressed().routes if isinstance(route, APIRoute)]
         self._routes = [
             (route, kind and kind.json_schema()) for route in routes for kind in [body_kind(route)]
@@ -158,7 +198,7 @@ class Drawing:
         target = self._target(route.path, chance)
         drawn = Drawn(method, target)
         if schema is not None:
-            drawn.body = _body(schema, chance)
+            drawn.body = _body(schema, chance, self._forms)
         if method == "POST":
             drawn.headers.append(("Content-Type", "application/json"))
         if chance.random() < 0.15:
@@ -174,9 +214,9 @@ class Drawing:
         return f"{host}{path}?{query}" if query else f"{host}{path}"
 
 
-def _body(schema: Mapping[str, Any], chance: random.Random) -> bytes:
+def _body(schema: Mapping[str, Any], chance: random.Random, forms: Mapping[str, Sequence[Any]]) -> bytes:
     poison = chance.choice((0.0, 0.0, 0.02, 0.1, 0.3))
-    made = Values(schema, chance, poison).draw(schema)
+    made = Values(schema, chance, poison, forms).draw(schema)
     if isinstance(made, dict) and chance.random() < 0.8:
         made |= {name: most for name, most in SHORT.items() if name in made or name == _limit_of(schema)}
         made.pop("model", None)
@@ -193,10 +233,17 @@ def _limit_of(schema: Mapping[str, Any]) -> str:
 
 
 class Values:
-    """Draws values by a schema, and with a chance of `poison` each others."""
+    """Draws values by a schema, and with a chance of `poison` each others. forms: as FORMS."""
 
-    def __init__(self, schema: Mapping[str, Any], chance: random.Random, poison: float) -> None:
-        self._of, self._chance, self._poison = schema.get("$defs", {}), chance, poison
+    def __init__(
+        self,
+        schema: Mapping[str, Any],
+        chance: random.Random,
+        poison: float,
+        forms: Mapping[str, Sequence[Any]],
+    ) -> None:
+        self._of, self._chance, self._poison, self._forms = schema.get("$defs", {}), chance, poison, forms
+        self._often = chance.choice((0.03, 0.1, 0.3))
 
     def draw(self, schema: Mapping[str, Any], depth: int = 0) -> Any:
         chance = self._chance
@@ -221,17 +268,20 @@ class Values:
         chance, fields = self._chance, schema.get("properties", {})
         made = {}
         for name, inner in fields.items():
-            if name in schema.get("required", ()) or chance.random() < (0.15 if depth < 6 else 0):
-                made[name] = self.draw(inner, depth + 1)
+            if name in schema.get("required", ()) or chance.random() < (self._often if depth < 6 else 0):
+                is_form = name in self._forms and chance.random() < 0.3
+                made[name] = chance.choice(self._forms[name]) if is_form else self.draw(inner, depth + 1)
         if not fields or chance.random() < self._poison:
             made[chance.choice(TEXTS)] = self._odd()
         return made
 
     def _plain(self, kind: str | None, schema: Mapping[str, Any]) -> Any:
-        chance = self._chance
+        chance, is_odd = self._chance, self._chance.random() < 3 * self._poison
         if kind == "string":
-            return chance.choice(TEXTS[1:3] if chance.random() > self._poison else TEXTS)
+            return chance.choice(TEXTS if is_odd else TEXTS[1:3])
         if kind in ("integer", "number"):
+            if is_odd:
+                return chance.choice(NUMBERS)
             low, high = schema.get("minimum", 0), schema.get("maximum", 20)
             return chance.randint(low, max(low, high)) if kind == "integer" else chance.uniform(low, high)
         return {"boolean": chance.random() < 0.5, "null": None}.get(kind or "", "x") if kind else self._odd()

@@ -3,10 +3,10 @@
     python -m tests.serve.fuzz --requests 20000 --seed 1
     python -m tests.serve.fuzz --seed 1 --only 4711
 
-The first starts a server with the demo model and puts drawn requests to it (drawing.py); the second puts one
-of these again, and shows what comes. What must hold: no request has a status of the server's own failure, none
-ends the server, an error is one object of JSON, the log has no traceback; and the healthy requests have their
-bits, and `/health` its answer at once. Exit code 1 where that does not hold.
+The first starts a server with the demo model and puts drawn requests to it (drawing.py); the second
+puts one of these again, and shows what comes. What must hold: no request has a status of the server's own
+failure, none ends the server, an error is one object of JSON, the log has no traceback; and the healthy
+requests have their bits, and `/health` its answer at once. Exit code 1 where that does not hold.
 """
 
 from __future__ import annotations
@@ -126,9 +126,9 @@ def wrong_with(drawn: Drawn, status: int, body: bytes) -> str:
 class Fuzz:
     """A run of so many requests by several threads against a server of this machine."""
 
-    def __init__(self, port: int, seed: int, requests: int, threads: int = 4) -> None:
+    def __init__(self, port: int, seed: int, requests: int, threads: int = 4, forms: bool = True) -> None:
         self.report, self._port, self._requests, self._threads = Report(seed), port, requests, threads
-        self._drawing, self._lock, self._next = Drawing(), threading.Lock(), 0
+        self._drawing, self._lock, self._next = Drawing(forms), threading.Lock(), 0
         self._is_over = False
 
     def run(self) -> Report:
