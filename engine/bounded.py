@@ -29,6 +29,8 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.errors import UserError
+
 LENGTH = struct.Struct("<Q")
 """Before each message, how many bytes it has."""
 
@@ -48,7 +50,7 @@ class Limits:
     output_bytes: int = 16 << 20
 
 
-class BoundedError(Exception):
+class BoundedError(UserError):
     """A call that gave no result. Its text is one line that says why, without an end."""
 
 
