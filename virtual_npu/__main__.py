@@ -1,4 +1,4 @@
-"""Command line: run, check, build or translate an AIR program."""
+"""Command line: run, check, build, translate or draw an AIR program."""
 
 from __future__ import annotations
 
