@@ -19,6 +19,7 @@ from pydantic import ValidationError
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
+from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.errors import UserError
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
@@ -60,7 +61,7 @@ class Front:
     def __init__(self, ask: Ask, tokenizer: Tokenizer, limits: Limits, full: type[Exception]) -> None:
         self.limits, self._ask, self._tokenizer, self._full = limits, ask, tokenizer, full
         self._tasks: set[asyncio.Task[None]] = set()
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
         self._is_draining = self._is_stopped = False
         self.metrics = Metrics()
         self.metrics.watch("", {"running": lambda: len(self._tasks)})

@@ -15,6 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from aerie.air_dialect.common import AerieError
+from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.errors import TooLittleMemoryError, UserError
 from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MOST_ANSWERS
@@ -127,7 +128,7 @@ class Service:
         self._error: BaseException | None = None
         self._failed_s = -math.inf
         self._askings: set[Asking] = set()
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
         self.slot_files, self.views = SlotFiles(self.limits.slots), Views()
         self.metrics.watch(self.name, self._gauges())
 
@@ -189,7 +190,7 @@ class Service:
             raise error if isinstance(error, Exception) else RuntimeError(f"the thread ended: {error!r}")
         self.state, self.was_settled, self._was_loaded, self._died = State.LOADED, True, True, False
         self._watching = asyncio.create_task(self._watch(self.worker))
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
         self.used_s = asyncio.get_running_loop().time()
         if opened := self.opened:
             self.positions = opened.session.model.positions
@@ -314,7 +315,7 @@ class Service:
         )
 
     async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
-        """What a function makes with the tokenizer, in the one thread that uses it. place: as of_engine.
+        """What a function makes with the tokenizer, in a thread beside the loop. place: as of_engine.
         Raises ApiError."""
         work = partial(function, self.ready().tokenizer)
         try:
@@ -327,7 +328,7 @@ class Service:
         return await self.encoded(partial(conversed, opened.session.grammars, body), body.place)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
-        """The form of an answer, read in the thread that encodes. ApiError for one that is none."""
+        """The form of an answer, read in a thread that encodes. ApiError for one that is none."""
         if form is None:
             return None
         grammars = opened.session.grammars
