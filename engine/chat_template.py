@@ -17,7 +17,10 @@ from aerie.engine.tool_calls import Message
 LONGEST = 1_000_000
 """Characters of a template. Published ones have up to 30,000."""
 
-RENDERING = BoundedProcess("aerie.engine.rendering", Limits(cpu_s=2.0, wait_s=30.0))
+AT_ONCE = 4
+"""Conversations that are rendered side by side: one that takes all of its time holds no other."""
+
+RENDERING = BoundedProcess("aerie.engine.rendering", Limits(cpu_s=2.0, wait_s=30.0), AT_ONCE)
 
 GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 """Names in a template that are told by what else is asked, or stand for a function."""

@@ -1,6 +1,7 @@
 """Text token by token is the decoder's, whatever the tokenizer; bytes are the tokens' own."""
 
 import json
+from functools import cache
 
 import pytest
 from hypothesis import given, settings
@@ -71,7 +72,7 @@ def theirs(detokenizer, tokens):
     return detokenizer._backend.decode(tokens, skip_special_tokens=True)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(numbers=st.lists(st.integers(0, 10**6), max_size=24), at=st.integers(0, 24), chars=st.text(max_size=9))
 def test_pieces_join_to_the_decoders_text_and_bytes_to_its_bytes(detokenizer, numbers, at, chars):
     size = detokenizer._backend.get_vocab_size()
@@ -90,9 +91,13 @@ def test_pieces_join_to_the_decoders_text_and_bytes_to_its_bytes(detokenizer, nu
 
 def spelled_in_bytes(detokenizer, char):
     """Tokens of the bytes of a character, where there are such."""
-    of = {detokenizer.own_bytes(token): token for token in range(detokenizer._backend.get_vocab_size())}
-    found = [of.get(bytes([byte])) for byte in char.encode()]
+    found = [tokens_of_bytes(detokenizer).get(bytes([byte])) for byte in char.encode()]
     return found if None not in found else []
+
+
+@cache
+def tokens_of_bytes(detokenizer):
+    return {detokenizer.own_bytes(token): token for token in range(detokenizer._backend.get_vocab_size())}
 
 
 def assert_a_stream_goes_on(detokenizer, tokens, at, text):

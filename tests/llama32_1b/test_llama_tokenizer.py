@@ -247,7 +247,7 @@ def test_arguments_of_a_template(damaged, checkpoints):
     assert tokenizer.encode_chat([]) == tokenizer.encode("TrueoNone", special=False)
     for name in ("messages", "tools", "add_generation_prompt", "bos_token", "pad_token", "raise_exception"):
         with pytest.raises(
-            PromptError, match=rf"^{name} cannot be given to the chat template, which has its own"
+            PromptError, match=rf"^{name} cannot be given to the chat template, which has a value"
         ):
             tokenizer.chat_text([], None, {name: 1})
         with pytest.raises(PromptError, match=rf"^{name} cannot be given"):

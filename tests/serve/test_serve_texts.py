@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +20,7 @@ from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.serve.service import Limits
 
 TEMPLATE = (
+    "{% for i in range(n | default(0)) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"
     "{{ bos_token }}{% for m in messages %}[{{ m.role }}] {{ m.content }}{% endfor %}{{ more }}"
     "{% if enable_thinking is defined and enable_thinking is false %}<think></think>{% endif %}"
 )
@@ -202,6 +205,22 @@ def test_values_for_the_chat_template(spoken: Serving) -> None:
         spoken, "/apply-template", messages=USER, chat_template_kwargs={"more": "</s>é", "unknown": [1]}
     )
     assert said["prompt"] == plain + "</s>é"
+
+
+def test_a_template_that_goes_on_holds_no_other_chat(spoken: Serving) -> None:
+    def endless() -> tuple[str, float]:
+        endlessly = {"chat_template_kwargs": {"n": 90000}}
+        said = post(spoken, "/v1/chat/completions", messages=USER, **endlessly)["error"]["message"]
+        return said, time.perf_counter()
+
+    with ThreadPoolExecutor(1) as thread:
+        begun = thread.submit(endless)
+        time.sleep(0.2)
+        assert post(spoken, "/v1/chat/completions", messages=USER, max_tokens=1)["choices"]
+        ended_s = time.perf_counter()
+        said, refused_s = begun.result()
+    assert "refuses this conversation (it took more than 2 s of processor time); " in said
+    assert ended_s < refused_s
 
 
 @pytest.mark.parametrize("path", ["/v1/chat/completions", "/v1/messages", "/apply-template", "/tokenize"])
