@@ -21,7 +21,7 @@ import traceback
 import weakref
 from collections.abc import Mapping
 from multiprocessing.connection import Connection, Pipe
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aerie.engine import finite_grammar, finite_schema, form_schema
 from aerie.engine.errors import UserError
@@ -206,6 +206,9 @@ def _told(wanted: Wanted, vocabulary: LLTokenizer) -> dict[str, Any]:
         return {"failed": traceback.format_exc()}
 
 
+Compiled: TypeAlias = "tuple[str, LLMatcher] | RefusedError"
+
+
 class _Reading:
     """A form, in the process. Raises RefusedError."""
 
@@ -272,23 +275,31 @@ class _Reading:
             form_schema.without_formats(root)
         own: dict[str, Any] = {"whitespace_pattern": wanted.blanks}
         made, notes = self._compiled(root, own), list[str]()
-        if isinstance(made, RefusedError):
-            if wanted.hold != "known":
-                raise made
-            notes = form_schema.loosened(root, self._is_pattern)
+        if isinstance(made, RefusedError) and wanted.hold == "known":
             own |= {"lenient": True, "coerce_one_of": True}
-            made = self._compiled(root, own)
-            if isinstance(made, RefusedError):
-                raise made
-            warnings = made[1].get_grammar_warnings()
-            notes += [each for warning in warnings for each in form_schema.warned(warning)]
+            made, notes = self._loosely(root, own)
+        if isinstance(made, RefusedError):
+            raise made
         text, matcher = made
         if not finite_schema.has_instance(root):
             raise RefusedError("no JSON is of it that comes to an end")
         self._try(matcher)
         return Read(text, form_schema.written({**root, OPTIONS: own}), tuple(dict.fromkeys(notes)))
 
-    def _compiled(self, root: Any, own: Mapping[str, Any]) -> tuple[str, LLMatcher] | RefusedError:
+    def _loosely(self, root: Any, own: Mapping[str, Any]) -> tuple[Compiled, list[str]]:
+        """What is left of a schema, and what is left out."""
+        notes = form_schema.loosened(root, self._is_pattern)
+        made = self._compiled(root, own)
+        for _ in form_schema.REMEDIES:
+            if isinstance(made, RefusedError) and (left_out := form_schema.remedied(root, str(made))):
+                notes.append(left_out)
+                made = self._compiled(root, own)
+        if not isinstance(made, RefusedError):
+            warnings = made[1].get_grammar_warnings()
+            notes += [each for warning in warnings for each in form_schema.warned(warning)]
+        return made, notes
+
+    def _compiled(self, root: Any, own: Mapping[str, Any]) -> Compiled:
         from llguidance import LLMatcher
 
         try:

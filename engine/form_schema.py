@@ -12,7 +12,7 @@ Only in the process of form_process.py: a schema is a stranger's, and may be lar
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from decimal import ROUND_CEILING, ROUND_FLOOR, Context, Decimal
 from typing import Any, Final, TypeGuard
 from urllib.parse import unquote
@@ -39,6 +39,8 @@ ONE: Final = (
 LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Where schemas have schemas: by itself, in a list, by names."""
+MOST_COUNT: Final = 10**9
+"""No answer has as many parts: a limit of more is none."""
 COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LOWS: Final = ("minimum", "exclusiveMinimum")
 HIGHS: Final = ("maximum", "exclusiveMaximum")
@@ -125,6 +127,8 @@ def exact(root: Any) -> None:
             given = node.get(name)
             if isinstance(given, Decimal) and given == given.to_integral_value():
                 node[name] = int(given)
+            if name.startswith("max") and is_number(given) and given > MOST_COUNT:
+                del node[name]
         for place in ("const", "enum"):
             if place in node:
                 _check_constants(node[place], place)
@@ -231,6 +235,30 @@ def loosened(root: Any, is_pattern: Callable[[str], bool]) -> list[str]:
             del node["$ref"]
             told["$ref to elsewhere"] = None
     return [*told]
+
+
+REMEDIES: Final = {
+    "circular references with sibling keys": "beside $ref",
+    "has too many digits": "multipleOf",
+    "Failed to generate regex for": "bounds",
+}
+"""What llguidance says of a schema that it cannot take, and what is left out of it then."""
+
+
+def remedied(root: Any, error: str) -> str | None:
+    """In place: without what an error of llguidance is about; what that is, or None where it is no schema."""
+    remedy = next((what for begins, what in REMEDIES.items() if begins in error), None)
+    for node in nodes(root):
+        for name in _left_out(node, remedy):
+            node.pop(name, None)
+    return remedy
+
+
+def _left_out(node: Node, remedy: str | None) -> Iterable[str]:
+    if remedy == "beside $ref":
+        kept = {"$ref", *MAPS, "$id", "$schema"} if "$ref" in node else node.keys()
+        return node.keys() - kept
+    return {"multipleOf": ("multipleOf",), "bounds": (*LOWS, *HIGHS)}.get(remedy or "", ())
 
 
 def _leads(root: Any, reference: str) -> bool:

@@ -51,7 +51,7 @@ MOST_READ, MOST_MADE = 2**24, 8
 tens of MB."""
 MOST_COPIES = 32
 """Of a matcher that is kept. All copies add to its states, of which there is a limit."""
-CPU_S, TOKEN_CPU_S = 1.0, 0.01
+CPU_S, TOKEN_CPU_S = 0.5, 0.005
 """Of the processor, for the form of an answer: so much at all, and for each of its tokens."""
 
 

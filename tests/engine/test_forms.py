@@ -220,6 +220,8 @@ UNHELD: list[tuple[dict[str, Any], str]] = [
     ({"oneOf": [{"type": "integer"}, {"type": "number"}]}, "oneOf, which is taken as anyOf"),
     ({"type": "object", "required": None}, "required null"),
     ({"$ref": "https://example.org/schema"}, "$ref to elsewhere"),
+    ({"type": "object", "properties": {"b": {"$ref": "#/properties/a", "minProperties": 1}}}, "beside $ref"),
+    ({"type": "number", "multipleOf": 123456.789}, "multipleOf"),
 ]
 
 
