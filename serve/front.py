@@ -18,11 +18,8 @@ from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-<<<<<<< HEAD
-=======
 from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.errors import UserError
->>>>>>> h/text
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
 from aerie.serve.asking import unless_gone
@@ -67,12 +64,8 @@ class Front:
     def __init__(self, ask: Ask, tokenizer: Tokenizer, limits: Limits, full: type[Exception]) -> None:
         self.limits, self._ask, self._tokenizer, self._full = limits, ask, tokenizer, full
         self._tasks: set[asyncio.Task[None]] = set()
-<<<<<<< HEAD
-        self._encoding = ThreadPoolExecutor(1, "encoding")
-        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
-=======
         self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
->>>>>>> h/text
+        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._is_draining = self._is_stopped = False
         self.metrics = Metrics()
         self.metrics.watch("", {"running": lambda: len(self._tasks)})

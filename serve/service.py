@@ -134,11 +134,7 @@ class Service:
         self._error: BaseException | None = None
         self._failed_s = -math.inf
         self._askings: set[Asking] = set()
-<<<<<<< HEAD
         self._begin_threads()
-=======
-        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
->>>>>>> h/text
         self.slot_files, self.views = SlotFiles(self.limits.slots), Views()
         self.metrics.watch(self.name, self._gauges())
 
@@ -200,11 +196,7 @@ class Service:
             raise error if isinstance(error, Exception) else RuntimeError(f"the thread ended: {error!r}")
         self.state, self.was_settled, self._was_loaded, self._died = State.LOADED, True, True, False
         self._watching = asyncio.create_task(self._watch(self.worker))
-<<<<<<< HEAD
         self._begin_threads()
-=======
-        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
->>>>>>> h/text
         self.used_s = asyncio.get_running_loop().time()
         if opened := self.opened:
             self.positions = opened.session.model.positions
@@ -230,7 +222,7 @@ class Service:
             LOG.error("the model %s could not be loaded", self.name, exc_info=error)
 
     def _begin_threads(self) -> None:
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
         self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._forming = ThreadPoolExecutor(FORMING, "forming")
 
@@ -338,7 +330,6 @@ class Service:
         )
 
     async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
-<<<<<<< HEAD
         """What a function makes with the tokenizer, in a thread: of large bodies in one of their own, so that
         others need not wait for them. place: as of_engine. Raises ApiError."""
         thread = self._encoding_large if IS_LARGE.get() else self._encoding
@@ -347,11 +338,6 @@ class Service:
     async def _made(
         self, thread: ThreadPoolExecutor, work: Callable[[], Made], place: Callable[[str], str] = str
     ) -> Made:
-=======
-        """What a function makes with the tokenizer, in a thread beside the loop. place: as of_engine.
-        Raises ApiError."""
-        work = partial(function, self.ready().tokenizer)
->>>>>>> h/text
         try:
             return await asyncio.get_running_loop().run_in_executor(thread, work)
         except UserError as error:
@@ -365,11 +351,7 @@ class Service:
         return Conversed(await self.encoded(partial(encoded, body, most), body.place), *form)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
-<<<<<<< HEAD
         """The form of an answer. ApiError for one that is none."""
-=======
-        """The form of an answer, read in a thread that encodes. ApiError for one that is none."""
->>>>>>> h/text
         if form is None:
             return None
         return await self._made(self._forming, partial(grammar_of, opened.session.grammars, form))

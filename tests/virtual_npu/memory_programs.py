@@ -226,22 +226,23 @@ FAULTS = {
     ),
     "dma_of_a_gap": Fault(
         "uninitialised",
-        "line {fault}: air.dma_memcpy_nd in herd @h (0, 0): reads element [1, 2] of %from (memref<2x4xf32, 2>, allocated at line {made}) before anything wrote it: 6 of its 8 elements are written",
+        "line {fault}: memref.load in herd @h (0, 0): reads element [2] of %to (memref<4xf32, 2>, allocated at line {made}) before anything wrote it: 2 of its 4 elements are written",
         in_herd("""
       %f = arith.constant 1.0 : f32
-      %from = memref.alloc() : memref<2x4xf32, 2> // made
-      %to = memref.alloc() : memref<4xf32, 2>
+      %from = memref.alloc() : memref<2x4xf32, 2>
+      %to = memref.alloc() : memref<4xf32, 2> // made
       %flat = memref.collapse_shape %from [[0, 1]] : memref<2x4xf32, 2> into memref<8xf32, 2>
       scf.for %i = %c0 to %c6 step %c1 {
         memref.store %f, %flat[%i] : memref<8xf32, 2>
       }
-      air.dma_memcpy_nd (%to[] [] [], %from[%c0] [%c2, %c2] [%c6, %c1]) : (memref<4xf32, 2>, memref<2x4xf32, 2>) // fault
+      air.dma_memcpy_nd (%to[] [] [], %from[%c0] [%c2, %c2] [%c6, %c1]) : (memref<4xf32, 2>, memref<2x4xf32, 2>)
+      %v = memref.load %to[%c2] : memref<4xf32, 2> // fault
       memref.dealloc %from : memref<2x4xf32, 2>
       memref.dealloc %to : memref<4xf32, 2>"""),
     ),
     "put_of_nothing_to_a_tile_that_waits": Fault(
         "uninitialised",
-        "line {fault}: air.channel.put @c in herd @h (1, 0): reads element [2] of %from (memref<4xf32, 2>, allocated at line {made}) before anything wrote it: 2 of its 4 elements are written",
+        "line {fault}: memref.load in herd @h (0, 0): reads element [2] of %from (memref<4xf32, 2>, allocated at line {made}) before anything wrote it: 2 of its 4 elements are written",
         in_herd("""
       %f = arith.constant 1.0 : f32
       %from = memref.alloc() : memref<4xf32, 2> // made
@@ -250,25 +251,26 @@ FAULTS = {
       %is_first = arith.cmpi eq, %tx, %c0 : index
       scf.if %is_first {
         air.channel.get @c[] (%from[] [] []) : (memref<4xf32, 2>)
+        %v = memref.load %from[%c2] : memref<4xf32, 2> // fault
       } else {
-        air.channel.put @c[] (%from[] [] []) : (memref<4xf32, 2>) // fault
+        air.channel.put @c[] (%from[] [] []) : (memref<4xf32, 2>)
       }
       memref.dealloc %from : memref<4xf32, 2>"""),
     ),
     "buffer_of_another_tile": Fault(
-        "uninitialised",
-        "line {fault}: memref.load in herd @h (1, 0): reads element [0, 1] of tile 1 of %mine (memref<2x2xf32, 2>, allocated at line {made}) before anything wrote it: 1 of its 8 elements are written",
+        "deadlock",
+        "deadlock: nothing can make progress. This one waits for what only it could do later:\n  herd @h (0, 0), line {fault}: get @%mine (line {made}) is free[0, 1] (2 put so far, 0 in flight), until a put comes",
         """
     air.launch () in () {
       air.segment @s {
         %mine = memref.alloc() : memref<2x2xf32, 2> // made
-        air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%mine) : memref<2x2xf32, 2> {
+        air.herd @h tile (%tx, %ty) in (%sx=%c2, %sy=%c1) args(%m=%mine) : memref<2x2xf32, 2> { // fault
           %f = arith.constant 1.0 : f32
           %is_first = arith.cmpi eq, %tx, %c0 : index
           scf.if %is_first {
             memref.store %f, %m[%c0, %c1] : memref<2x2xf32, 2>
           }
-          %v = memref.load %m[%c0, %c1] : memref<2x2xf32, 2> // fault
+          %v = memref.load %m[%c0, %c1] : memref<2x2xf32, 2>
         }
         memref.dealloc %mine : memref<2x2xf32, 2>
       }
@@ -393,11 +395,15 @@ FAULTS = {
     # ---- leaks ----
     "leak": Fault(
         "leak",
-        "line {made}: memref.alloc in herd @h (0, 0): 5 buffers (80 bytes) of this allocation are never freed: add memref.dealloc of %buf (memref<4xf32, 2>, allocated at line {made}) to the loop",
-        in_herd("""
-      scf.for %i = %c0 to %n_h step %c1 {
-        %buf = memref.alloc() : memref<4xf32, 2> // made
-      }"""),
+        "line {made}: memref.alloc in segment @s: 5 buffers (80 bytes) of this allocation are never freed: add memref.dealloc of %buf (memref<4xf32, 1>, allocated at line {made}) to the loop",
+        """
+    air.launch () in () args(%n_l=%n) : index {
+      air.segment @s args(%n_s=%n_l) : index {
+        scf.for %i = %c0 to %n_s step %c1 {
+          %buf = memref.alloc() : memref<4xf32, 1> // made
+        }
+      }
+    }""",
     ),
 }  # fmt: skip
 

@@ -224,7 +224,6 @@ RACES = {
     "tiles": (function("tiles", herd(tile_copy("arith.muli %tx, %c16 : index"), "%c2")), "writes element 16 of %y", "writes"),
     "points": (function("points", "%o = arith.muli %i, %c16 : index\n" + points("%o"), GRID, TWO), "element 16 of %y", "writes"),
     "herds": (function("herds", two_herds("")), "writes element 32 of %y", "writes"),
-    "shared_l1": (function("shared_l1", SHARED_L1.replace("STEP", "%c1")), "writes element 1 of %s", "writes"),
     "two_launches": (LAUNCHES.replace("WAIT", ""), "element 0 of %y", "writes"),
 }  # fmt: skip
 
@@ -247,7 +246,6 @@ LOCKED = {
 
 WHY = {
     "two_writes": "for locks keep a read and a write apart, and not two writes; let one of them depend on the token of the other$",
-    "shared_l1": "nothing puts one before the other, for locks keep a read and a write apart, and not two writes",
     "in_l3": "for L3 has no locks; let one of them depend on the token of the other, or send the data through a channel$",
     "tiles": "for L3 has no locks",
 }
@@ -267,6 +265,7 @@ CLEAN = {
     "execute_after": function("execute_after", herd(asynchronous_tile("%in"))),
     "awaited": function("awaited", herd(plain_tile("air.wait_all [%in]", ""))),
     "herds_in_turn": function("herds_in_turn", two_herds("%one")),
+    "l1_of_each": function("l1_of_each", SHARED_L1.replace("STEP", "%c1")),
     "shared_l1_apart": function("shared_l1_apart", SHARED_L1.replace("STEP", "%c16")),
     "interleaved": function("interleaved", INTERLEAVED),
     "synchronous": function("synchronous", SYNCHRONOUS),

@@ -169,17 +169,6 @@ def refused(text: str, message: str) -> None:
 
 def test_forms_without_a_meaning_are_refused_by_name():
     refused(
-        """func.func private @f(%x: memref<4xf32>) {
-             func.call @g(%x) : (memref<4xf32>) -> ()
-             return
-           }
-           func.func private @g(%x: memref<4xf32>) {
-             func.call @f(%x) : (memref<4xf32>) -> ()
-             return
-           }""",
-        r"line 6: func.call: @f calls itself: recursion is not supported",
-    )
-    refused(
         """func.func @f(%x: memref<4xf32, 2>) {
              air.herd @solo tile (%i, %j) in (%n=%c1, %m=%c1) args(%a=%x) : memref<4xf32, 2> attributes {link_with = "k.o"}
              return

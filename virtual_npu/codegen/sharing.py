@@ -17,7 +17,7 @@ from math import prod
 from typing import NamedTuple
 
 from xdsl.dialects import arith, func, memref, scf
-from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, MemRefType, VectorType
+from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr, MemRefType, NoneAttr, VectorType
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
@@ -76,6 +76,13 @@ class Accesses:
 
 
 # ---- who uses a buffer ----
+
+
+def is_in(value: SSAValue, space: MemorySpace) -> bool:
+    """Whether a value is a memref in a memory of the NPU's."""
+    type_ = value.type
+    is_ours = isinstance(type_, MemRefType) and isinstance(type_.memory_space, IntegerAttr | NoneAttr)
+    return is_ours and memory_space(type_) == space
 
 
 def herds_using(buffer: SSAValue) -> list[Use]:
@@ -213,7 +220,7 @@ def tile_copies(buffer: SSAValue) -> int:
 
     Where each core keeps to a part of its own, one buffer for all does as well.
     """
-    if not isinstance(buffer.type, MemRefType) or memory_space(buffer.type) != MemorySpace.L1:
+    if not is_in(buffer, MemorySpace.L1):
         return 1
     uses = herds_using(buffer)
     is_alone = isinstance(buffer.owner, Operation) and LASTING in buffer.owner.attributes

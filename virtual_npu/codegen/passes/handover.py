@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from xdsl.builder import Builder
 from xdsl.dialects import arith, memref, scf
-from xdsl.dialects.builtin import DenseArrayBase, IndexType, IntegerAttr, MemRefType, ModuleOp, UnitAttr, i32
+from xdsl.dialects.builtin import DenseArrayBase, IndexType, IntegerAttr, ModuleOp, UnitAttr, i32
 from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
@@ -33,7 +33,6 @@ from aerie.air_dialect.ops import (
     HerdOp,
     MemorySpace,
     WaitAllOp,
-    memory_space,
 )
 from aerie.air_dialect.verifiers import enclosing
 from aerie.virtual_npu.codegen.memory import HANDED_OVER
@@ -47,6 +46,7 @@ from aerie.virtual_npu.codegen.sharing import (
     cores_of,
     herd_names,
     herds_using,
+    is_in,
     is_reached,
 )
 
@@ -54,7 +54,7 @@ from aerie.virtual_npu.codegen.sharing import (
 def hand_over(module: ModuleOp) -> None:
     """Change a module in place. Raises UnsupportedOpError for cores that cannot share a buffer so."""
     for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
-        uses = herds_using(alloc.memref) if _is_l1(alloc.memref) else []
+        uses = herds_using(alloc.memref) if is_in(alloc.memref, MemorySpace.L1) else []
         if uses and are_shared(uses):
             found = [each for use in uses for each in accesses_of(use)]
             if len(herd_names(uses)) > 1 and _takes_turns(uses, found):
@@ -64,10 +64,6 @@ def hand_over(module: ModuleOp) -> None:
             elif len(uses) == 1:
                 _check_cores(alloc, found)
                 _Handover(alloc, found).insert()
-
-
-def _is_l1(value: SSAValue) -> bool:
-    return isinstance(value.type, MemRefType) and memory_space(value.type) == MemorySpace.L1
 
 
 def _takes_turns(uses: Sequence[Use], found: Sequence[Accesses]) -> bool:

@@ -37,12 +37,11 @@ from aerie.air_dialect.ops import (
     MemorySpace,
     SegmentOp,
     WaitAllOp,
-    memory_space,
 )
 from aerie.air_dialect.readings import number
 from aerie.air_dialect.values import passed
 from aerie.air_dialect.verifiers import enclosing
-from aerie.virtual_npu.codegen.sharing import COUNTER, LASTING, are_shared, herds_using
+from aerie.virtual_npu.codegen.sharing import COUNTER, LASTING, are_shared, herds_using, is_in
 
 
 def keep_buffers(module: ModuleOp) -> None:
@@ -63,9 +62,7 @@ def keep_buffers(module: ModuleOp) -> None:
 
 
 def _is_static_l1(alloc: memref.AllocOp) -> bool:
-    type_ = alloc.memref.type
-    is_l1 = isinstance(type_, MemRefType) and memory_space(type_) == MemorySpace.L1
-    return is_l1 and DYNAMIC_INDEX not in type_.get_shape()
+    return is_in(alloc.memref, MemorySpace.L1) and DYNAMIC_INDEX not in alloc.memref.type.get_shape()
 
 
 # ---- what happens to a buffer ----

@@ -14,7 +14,7 @@ from math import prod
 
 from xdsl.dialects import affine, scf
 from xdsl.dialects.arith import ConstantOp
-from xdsl.dialects.builtin import IndexType, IntegerAttr, MemRefType, ModuleOp
+from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
 from aerie.air_dialect.indices import space_of_variable
@@ -28,13 +28,12 @@ from aerie.air_dialect.ops import (
     MemorySpace,
     SegmentOp,
     WaitAllOp,
-    memory_space,
 )
 from aerie.air_dialect.readings import NUMBERS, number
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verification import element_count
 from aerie.air_dialect.verifiers import enclosing
-from aerie.virtual_npu.codegen.sharing import Core, cores_of
+from aerie.virtual_npu.codegen.sharing import Core, cores_of, is_in
 
 _ONCE = ("air.execute", "scf.execute_region")
 
@@ -57,15 +56,11 @@ def _groups(segment: SegmentOp) -> list[list[Operation]]:
         if isinstance(op, HierarchyOp):
             continue
         for inner in op.walk():
-            if isinstance(inner, ChannelTransferOp) and _is_l2(inner.memref):
+            if isinstance(inner, ChannelTransferOp) and is_in(inner.memref, MemorySpace.L2):
                 groups.setdefault(origin(inner.memref), {})[op] = None
     found = [list(group) for group in groups.values()]
     shared = [op for i, group in enumerate(found) for op in group if any(op in g for g in found[:i])]
     return [group for group in found if not any(op in shared for op in group)]
-
-
-def _is_l2(value: SSAValue) -> bool:
-    return isinstance(value.type, MemRefType) and memory_space(value.type) == MemorySpace.L2
 
 
 # ---- how often ----
