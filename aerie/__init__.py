@@ -11,9 +11,7 @@ this folder has a link to each; installed, they are its subpackages. `python -m 
 command line.
 """
 
-from typing import TYPE_CHECKING
-
-from aerie.air_dialect.common import AerieError, on_first_use
+from aerie.air_dialect.common import TYPE_CHECKING, AerieError, on_first_use
 
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage

@@ -5,11 +5,12 @@ A room is imported when one of its commands is asked for: `aerie run` loads neit
 
 from __future__ import annotations
 
+from aerie import stopping  # isort: split
+
 import importlib
 import runpy
 import sys
 from collections.abc import Sequence
-from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
 from aerie import streams
@@ -68,14 +69,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def start() -> None:
     """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
-    streams.begin()
     try:
+        streams.begin()
         try:
             _start()
         finally:
             streams.finish()
     except streams.OutputError as error:
         sys.exit(streams.tell(error))
+    except KeyboardInterrupt:
+        sys.exit(stopping.tell())
+    finally:
+        stopping.finish()
 
 
 def _start() -> None:
@@ -130,6 +135,8 @@ def _help() -> str:
 
 
 def _version() -> str:
+    from importlib.metadata import PackageNotFoundError, version  # takes as long as all else at a start
+
     try:
         return f"aerie {version('aerie')}"
     except PackageNotFoundError:  # a checkout that nobody installed

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -25,6 +26,8 @@ from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
 from aerie.engine.strategies.manner import Manner, Manners
 from aerie.engine.tool_calls import Tools, read_tools
 
+LOG = logging.getLogger("aerie")
+
 
 class IsAsked(Protocol):
     """An aerie.Model."""
@@ -42,6 +45,7 @@ class Options(Sampling, Manners, total=False):
     tools: Sequence[Mapping[str, Any]]
     tool_choice: str | Mapping[str, Any]
     parallel_tool_calls: bool
+    chat_template_kwargs: Mapping[str, Any]
     num_beams: int
     use_block_cache: bool
 
@@ -323,13 +327,14 @@ def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
 
 class Asking(NamedTuple):
     """Options that were read. stops: texts and token ids. raw: whether a prompt is taken as it is. calls: of
-    tools, where the model is told of some."""
+    tools, where the model is told of some. template_arguments: further values for the chat template."""
 
     sampler: Sampler
     manner: Manner
     stops: list[str | int]
     raw: bool
     calls: Calls | None
+    template_arguments: Mapping[str, Any]
 
     @property
     def tools(self) -> Tools | None:
@@ -356,7 +361,10 @@ def _form(options: Mapping[str, Any], session: Session, calls: Calls | None) -> 
     """The form of the answer, where one is asked for."""
     schema = options.get("json_schema")
     if calls:
-        return call_grammar(session.grammars, calls.tools, calls.form, schema)
+        made = call_grammar(session.grammars, calls.tools, calls.form, schema)
+        if made.notes:
+            LOG.warning("calls are not held to: %s", "; ".join(made.notes))
+        return made
     return None if schema is None else session.grammars.json(schema)
 
 
@@ -369,6 +377,19 @@ def _calls(options: Mapping[str, Any], session: Session) -> Calls | None:
             "tools are told of by the chat template, which raw leaves out; leave out one of the two"
         )
     return calls_of(tools, session.tokenizer) if tools else None
+
+
+def _template_arguments(options: Mapping[str, Any]) -> Mapping[str, Any]:
+    given = options.get("chat_template_kwargs") or {}
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise UserError(
+            f"chat_template_kwargs is {reprlib.repr(given)}; give a dict of what the chat template asks for"
+        )
+    if given and options.get("raw"):
+        raise UserError(
+            "chat_template_kwargs are for the chat template, which raw leaves out; leave out one of the two"
+        )
+    return given
 
 
 def asking(options: Mapping[str, Any], session: Session) -> Asking:
@@ -389,4 +410,4 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
     stops, raw = stops_of(options.get("stop", ())), options.get("raw", False)
-    return Asking(sampler, Manner(**manner), stops, raw, calls)
+    return Asking(sampler, Manner(**manner), stops, raw, calls, _template_arguments(options))

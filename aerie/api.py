@@ -117,6 +117,7 @@ class Model:
         the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
         as it is, without the chat template. `json_schema`: the answer is JSON that it describes. `tools`,
         `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
+        `chat_template_kwargs`: further values that the chat template asks for, as {"enable_thinking": False}.
         `num_beams`: 1 alone, and `use_block_cache`: False alone, as the rest is not built. on_event: is told
         what happens, and stops the answer by giving False.
 
@@ -125,7 +126,7 @@ class Model:
         """
         session = self._open()
         asked = asking(options, session)
-        tokens = self._tokens(prompt, asked.raw, asked.tools)
+        tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
         with self._turn:
             generation = session.generate(tokens, max_tokens, asked.sampler, manner=asked.manner)
         return Stream(self.asked, generation, asked.stops, on_event, asked.calls)
@@ -173,7 +174,7 @@ class Model:
         try:
             prompt, most, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
             asked = asking(item, self._open())
-            tokens = self._tokens(prompt, asked.raw, asked.tools)
+            tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
             sampler = asked.sampler
             maker = asked.manner.maker(scheduler.model.config, sampler)
             request = scheduler.submit(tokens, most, sampler, priority, maker)
@@ -288,20 +289,34 @@ class Model:
         check_prompt(tokens, model.config)
         return embed(model.embed_table, tokens)
 
-    def _tokens(self, prompt: Prompt, raw: bool, tools: Tools | None = None) -> Sequence[Token]:
+    def _tokens(
+        self,
+        prompt: Prompt,
+        raw: bool,
+        tools: Tools | None = None,
+        arguments: Mapping[str, Any] | None = None,
+    ) -> Sequence[Token]:
         if isinstance(prompt, np.ndarray) and prompt.ndim != 1:
             return embedded_tokens(prompt, self._open().model.config.hidden_size)
-        return self._encoded(prompt, raw, tools)
+        return self._encoded(prompt, raw, tools, arguments)
 
-    def encode(self, prompt: Prompt, raw: bool = False, tools: Sequence[Mapping[str, Any]] = ()) -> list[int]:
+    def encode(
+        self,
+        prompt: Prompt,
+        raw: bool = False,
+        tools: Sequence[Mapping[str, Any]] = (),
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
         """The token ids of a prompt, with the chat template around it, which tells of tools, unless `raw` or
-        there is none.
+        there is none. chat_template_kwargs: further values for the template.
 
         Control tokens that a text spells out are text. Raises PromptError for what is no prompt.
         """
-        return self._encoded(prompt, raw, read_tools(tools))
+        return self._encoded(prompt, raw, read_tools(tools), chat_template_kwargs)
 
-    def _encoded(self, prompt: Prompt, raw: bool, tools: Tools | None) -> list[int]:
+    def _encoded(
+        self, prompt: Prompt, raw: bool, tools: Tools | None, arguments: Mapping[str, Any] | None
+    ) -> list[int]:
         session = self._open()
         if isinstance(prompt, str):
             check_text(prompt, "the prompt")
@@ -312,7 +327,7 @@ class Model:
         if not messages:
             return ids
         note_missing_template(session.tokenizer, session.note)
-        return session.tokenizer.encode_chat(messages, tools)
+        return session.tokenizer.encode_chat(messages, tools, arguments)
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """The text of tokens, special tokens left out."""

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.air_dialect.common import OneLineParser
+from aerie.air_dialect.one_line import OneLineParser
 from aerie.air_dialect.text import parse, print_module
 from aerie.air_dialect.verification import AirParseError
 

@@ -1,12 +1,17 @@
-"""What every room does alike, kept in the lowest: names that load when they are used, and command lines."""
+"""What every room does alike, kept in the lowest: errors, and names that load when they are used.
+
+It is read before anything else, by every command: `typing` alone would take longer than all that it imports.
+"""
 
 from __future__ import annotations
 
-import argparse
 import importlib
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any, NoReturn
+
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from collections.abc import Callable, Mapping
+    from typing import Any
 
 
 class AerieError(Exception):
@@ -32,10 +37,3 @@ def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]
         return value
 
     return load
-
-
-class OneLineParser(argparse.ArgumentParser):
-    """Says in one line what is wrong with a command line, without the usage, and ends with exit status 2."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"error: {message} (see {self.prog} --help)\n")

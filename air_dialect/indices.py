@@ -40,6 +40,7 @@ from xdsl.ir.affine import (
 )
 
 from aerie.air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
+from aerie.air_dialect.upstream.scf import UNSIGNED
 from aerie.air_dialect.values import captured, passed
 
 T = TypeVar("T")
@@ -439,7 +440,7 @@ def _spaces(op: Operation) -> list[Space]:
     if isinstance(op, HierarchyOp):
         return [Space(0, size, 1, isinstance(op, HerdOp | SegmentOp)) for size in op.sizes]
     if isinstance(op, scf.ForOp):
-        return [Space(op.lb, op.ub, op.step, False)]
+        return [Space(op.lb, op.ub, op.step, False)] if counts_signed(op) else []
     if isinstance(op, affine.ForOp):
         low = terms_of(op.lowerBoundMap.data, op.lowerBoundOperands)
         high = terms_of(op.upperBoundMap.data, op.upperBoundOperands)
@@ -449,6 +450,12 @@ def _spaces(op: Operation) -> list[Space]:
     if isinstance(op, affine.ParallelOp):
         return _of_affine_parallel(op)
     return _of_forall(op) if op.name == "scf.forall" else []
+
+
+def counts_signed(loop: scf.ForOp) -> bool:
+    """Whether a loop runs as signed integers say: an unsigned one does between constants without a sign."""
+    bounds = [written_constant(bound) for bound in (loop.lb, loop.ub, loop.step)]
+    return UNSIGNED not in loop.attributes or all(bound is not None and bound >= 0 for bound in bounds)
 
 
 def _of_affine_parallel(op: affine.ParallelOp) -> list[Space]:

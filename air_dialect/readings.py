@@ -16,7 +16,7 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Block, SSAValue
 
-from aerie.air_dialect.indices import Operator, Reading, unknown
+from aerie.air_dialect.indices import Operator, Reading, counts_signed, unknown
 from aerie.air_dialect.values import passed
 
 
@@ -316,7 +316,7 @@ def counted(loop: scf.ForOp) -> Counted | None:
     """How often a loop runs, at least once; None where that is not known."""
     bounds = [interval(value) for value in (loop.lb, loop.ub, loop.step)]
     known = [bound[0] for bound in bounds if bound is not None and bound[0] == bound[1]]
-    if len(known) != len(bounds) or known[2] <= 0 or known[1] <= known[0]:
+    if len(known) != len(bounds) or known[2] <= 0 or known[1] <= known[0] or not counts_signed(loop):
         return None
     low, high, step = known
     return Counted(low, step, -((low - high) // step))

@@ -8,7 +8,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Sequence
 from io import StringIO
-from typing import cast
+from typing import Any, cast
 
 from xdsl.context import Context
 from xdsl.dialects.arith import ConstantOp, FastMathFlagsAttr
@@ -17,6 +17,7 @@ from xdsl.dialects.builtin import (
     AnyFloat,
     FileLineColLoc,
     IntAttr,
+    LocationAttr,
     ModuleOp,
     StringAttr,
     UnknownLoc,
@@ -117,6 +118,30 @@ class AirParser(Parser):
         if isinstance(op.location, UnknownLoc):
             op.location = self._place(span.start)
         return op
+
+    def parse_optional_location(self) -> LocationAttr | None:
+        """Skip a `loc(...)`, of whatever form: messages name the text that was given, not what made it.
+
+        Aliases in it may be defined later, as `--mlir-print-debuginfo` has them.
+        """
+        if self._current_token.text != "loc":
+            return None
+        self._consume_token()
+        self.parse_punctuation("(")
+        depth = 1
+        while depth:
+            token = self._consume_token()
+            if token.kind is MLIRTokenKind.EOF:
+                self.raise_error("this location has no closing parenthesis", token.span)
+            depth += (token.kind is MLIRTokenKind.L_PAREN) - (token.kind is MLIRTokenKind.R_PAREN)
+        return UnknownLoc()
+
+    def parse_optional_argument(self, expect_type: bool = True) -> Any:
+        """Also takes the location that MLIR prints behind an argument's type."""
+        argument = super().parse_optional_argument(expect_type)
+        if argument is not None:
+            self.parse_optional_location()
+        return argument
 
     def _place(self, position: int) -> FileLineColLoc:
         source = self.lexer.input

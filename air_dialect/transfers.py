@@ -5,6 +5,7 @@ from __future__ import annotations
 from abc import ABC
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NamedTuple, Self
+from weakref import WeakKeyDictionary
 
 from xdsl.dialects.builtin import (
     ArrayAttr,
@@ -193,19 +194,21 @@ _OLD_CHANNEL_TYPES = {
     "dma_packet": "npu_dma_packet",
     "cascade": "npu_cascade",
 }
+_OLD_SPELLINGS: WeakKeyDictionary[Operation, str] = WeakKeyDictionary()
+"""What the text of a channel called its type, where that was an old spelling."""
 
 
 @irdl_op_definition
 class ChannelOp(IRDLOperation):
     """`air.channel @c [4, 8] {channel_type = "npu_dma_stream"}`: a bundle of 4 x 8 channels.
 
-    `[]` is a single channel. The spellings of channel_type from before May 2026 are read and written
-    back in today's.
+    `[]`, or nothing, is a single channel. The spellings of channel_type from before May 2026 are read and
+    written back in today's.
     """
 
     name = "air.channel"
     sym_name_attr = prop_def(StringAttr, prop_name="sym_name")
-    size_attr = prop_def(ArrayAttr[IntegerAttr], prop_name="size")
+    size_attr = opt_prop_def(ArrayAttr[IntegerAttr], prop_name="size")
     channel_type_attr = opt_prop_def(StringAttr, prop_name="channel_type")
     traits = traits_def(SymbolOpInterface())
 
@@ -235,13 +238,18 @@ class ChannelOp(IRDLOperation):
 
     @property
     def size(self) -> list[int]:
-        """The extents of the bundle; empty for a single channel."""
-        return [value.value.data for value in self.size_attr]
+        """The extents of the bundle; empty for a single channel, and where nothing says it."""
+        return _integers(self.size_attr) or []
 
     @property
     def channel_type(self) -> str:
         """How data moves: one of CHANNEL_TYPES (`npu_dma_stream` when not written)."""
         return DEFAULT_CHANNEL_TYPE if self.channel_type_attr is None else self.channel_type_attr.data
+
+    @property
+    def old_channel_type(self) -> str | None:
+        """The spelling of before May 2026 that the text had, None for today's."""
+        return _OLD_SPELLINGS.get(self)
 
     @property
     def broadcast_shape(self) -> list[int] | None:
@@ -251,12 +259,15 @@ class ChannelOp(IRDLOperation):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         name = parser.parse_symbol_name()
-        size = parser.parse_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
+        size = parser.parse_optional_comma_separated_list(parser.Delimiter.SQUARE, parser.parse_integer)
         attributes = parser.parse_optional_attr_dict()
         spelled = attributes.get("channel_type")
         if isinstance(spelled, StringAttr) and spelled.data in _OLD_CHANNEL_TYPES:
             attributes["channel_type"] = StringAttr(_OLD_CHANNEL_TYPES[spelled.data])
-        return cls(name.data, size, attributes=attributes)
+            channel = cls(name.data, size or (), attributes=attributes)
+            _OLD_SPELLINGS[channel] = spelled.data
+            return channel
+        return cls(name.data, size or (), attributes=attributes)
 
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")

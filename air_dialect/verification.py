@@ -180,7 +180,8 @@ def _check_counts(op: DmaMemcpyNdOp) -> None:
 def _check_bundle(op: ChannelTransferOp) -> None:
     """The channel is declared, and the indices are one per dimension of its bundle, inside it.
 
-    No indices at all mean the bundle as a whole. A get indexes the shape after broadcasting.
+    No indices at all mean the bundle as a whole; a single channel takes any number of them, all 0. A get
+    indexes the shape after broadcasting.
     """
     channel = op.channel()
     if channel is None:
@@ -190,6 +191,7 @@ def _check_bundle(op: ChannelTransferOp) -> None:
         )
     is_put = isinstance(op, ChannelPutOp)
     extents = channel.size if is_put else channel.broadcast_shape or channel.size
+    extents = extents or [1] * len(op.indices)
     if op.indices and len(op.indices) != len(extents):
         raise VerifyException(
             f"{op.name} has {len(op.indices)} indices into @{op.chan_name}, a bundle {extents}: give one per "

@@ -16,6 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
+from aerie import stopping  # noqa: F401  # isort: split
 from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.cli import KEPT_IN, Parser, begin_process, run_command, whole_number

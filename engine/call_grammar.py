@@ -13,11 +13,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Final
 
-from aerie.engine.errors import UserError
-from aerie.engine.grammar import BLANKS, Grammar, Grammars, Schema, schema_of
+from aerie.engine.form_process import Read
+from aerie.engine.grammar import BLANKS, FormError, Grammar, Grammars, Schema
 from aerie.engine.tool_calls import CallForm, Tools, ToolsError
 
 MOST_CALLS: Final = 16
@@ -29,24 +29,39 @@ ONE_BLANK: Final = " ?"
 ANYTHING: Final = r"(?s:.*)"
 
 
-def call_grammar(grammars: Grammars, tools: Tools, form: CallForm, answer: Schema | None = None) -> Grammar:
-    """See the module. answer: the schema of an answer that calls nothing; None: it is text. ToolsError for
-    parameters that llguidance has not, and where a call and JSON of the answer would begin alike."""
-    for index, tool in enumerate(tools.each):
-        try:
-            grammars.json(tool.schema)
-        except UserError as error:
-            told = f"the parameters of {tool.name!r} cannot be taken: {error}"
-            raise ToolsError(told, f"tools[{index}].parameters") from None
+def call_grammar(
+    grammars: Grammars,
+    tools: Tools,
+    form: CallForm,
+    answer: Schema | None = None,
+    hold: str = "meaning",
+) -> Grammar:
+    """See the module. answer: the schema of an answer that calls nothing, and what of it is held to; None: it
+    is text. ToolsError for parameters that cannot be taken, and where a call and JSON of the answer would
+    begin alike. FormError for an answer's schema that cannot be taken."""
     if answer is not None and form.is_bare and not tools.required:
         raise ToolsError(
             "tools and a form of the answer were given, and calls of this model are JSON too: give one of "
             'the two, or tool_choice "required" or "none"',
             "response_format",
         )
+    arguments = [_arguments(grammars, tools, index) for index in range(len(tools.each))]
+    answered = None if answer is None else grammars.schema(answer, hold, BLANKS)
     start = _start(tools, form, grammars, answer is not None)
-    lines = (*start, *_calls(tools, form, grammars), *_said(tools, form, grammars, answer))
-    return grammars.lark("\n".join(lines))
+    read = {tool.name: each for tool, each in zip(tools.each, arguments, strict=True)}
+    calls = _calls(tools, form, grammars, [read[tool.name] for tool in tools.callable])
+    lines = (*start, *calls, *_said(tools, form, grammars, answered))
+    notes = [f"{name}: {note}" for name, each in read.items() for note in each.notes]
+    return grammars.again("\n".join(lines), (*notes, *(answered.notes if answered else ())))
+
+
+def _arguments(grammars: Grammars, tools: Tools, index: int) -> Read:
+    tool = tools.each[index]
+    try:
+        return grammars.schema(tool.schema, "all" if tool.is_strict else "known", ONE_BLANK)
+    except FormError as error:
+        told = f"the parameters of {tool.name!r} cannot be taken: {error}"
+        raise ToolsError(told, f"tools[{index}].parameters") from None
 
 
 def head(names: Iterable[str], name_group: str = "(") -> str:
@@ -75,24 +90,24 @@ def _start(tools: Tools, form: CallForm, grammars: Grammars, is_json: bool) -> I
     yield f"start: {' | '.join(ways)}"
 
 
-def _calls(tools: Tools, form: CallForm, grammars: Grammars) -> Iterator[str]:
+def _calls(tools: Tools, form: CallForm, grammars: Grammars, arguments: Sequence[Read]) -> Iterator[str]:
     each, more = tools.callable, ""
     if form.between is not None and tools.parallel:
         more = f"({_spelled(form.between, grammars)} call){{0,{MOST_CALLS - 1}}}"
     yield f"calls: {_spelled(form.opening, grammars)} call {more} {_spelled(form.closing, grammars)}"
     yield f"call: {' | '.join(f'call_{number}' for number in range(len(each)))}"
-    for number, tool in enumerate(each):
-        yield f"call_{number}: HEAD_{number} {_json(tool.schema, ONE_BLANK)} TAIL"
+    for number, (tool, read) in enumerate(zip(each, arguments, strict=True)):
+        yield f"call_{number}: HEAD_{number} %json {read.schema} TAIL"
         yield f"HEAD_{number}: /{head([tool.name])}/"
     yield f"TAIL: /{SPACE}\\}}/"
 
 
-def _said(tools: Tools, form: CallForm, grammars: Grammars, answer: Schema | None) -> Iterator[str]:
+def _said(tools: Tools, form: CallForm, grammars: Grammars, answer: Read | None) -> Iterator[str]:
     """An answer, or what comes before calls: no text that would be read as a call."""
     if tools.required:
         return
     if answer is not None:
-        yield f"said: {_json(schema_of(answer), BLANKS)}"
+        yield f"said: %json {answer.schema}"
         return
     others = {*grammars.whole_tokens.values()} - {*grammars.ends, grammars.whole_tokens.get(form.trigger)}
     ids = ",".join(str(each) for each in sorted(each for each in others if each is not None))
@@ -101,10 +116,6 @@ def _said(tools: Tools, form: CallForm, grammars: Grammars, answer: Schema | Non
     yield f"TEXT: {text}"
     names = [tool.name for tool in tools.callable]
     yield f"FIRST: {text}" + f" & ~/{SPACE}{head(names)}{ANYTHING}/" * form.is_bare
-
-
-def _json(schema: Mapping[str, Any], blanks: str) -> str:
-    return f"%json {json.dumps({**schema, 'x-guidance': {'whitespace_pattern': blanks}})}"
 
 
 def _regex(text: str) -> str:

@@ -9,6 +9,7 @@ from pathlib import Path
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.diffusion import LARGEST_BLOCK
 from aerie.engine.errors import UserError
+from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.engine.weights import Weights
 
@@ -26,6 +27,7 @@ class Checkpoint:
 def open_checkpoint(folder: Path) -> Checkpoint:
     """Read config and tokenizer, and check every tensor's shape and type. Raises CheckpointError."""
     config = load_config(folder)
+    check_tokenizer_files(folder)
     return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config))
 
 

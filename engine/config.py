@@ -8,17 +8,23 @@ from typing import Any
 
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import Entries, read_json
+from aerie.engine.facts import Entries, read_json, short
 from aerie.engine.families import FAMILIES
 from aerie.engine.family import BlockDiffusion, Family
-from aerie.engine.refused import check_scale, check_supported
+from aerie.engine.refused import check_sizes, check_supported
 from aerie.engine.rope import RopeRule, read_rule
 from aerie.multi_launch_builder import ModelShape
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
 SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens
 DEFAULT_SEQ_LEN = 2048  # default prefill length of any other, in tokens
-MOST_LAYERS = 1000  # several times those of any Llama; a config with more is damaged
+
+# Several times those of any published model; a config with more is damaged, and nothing is made by it.
+MOST_LAYERS = 1000
+MOST_WIDTH = 1 << 20
+MOST_HEADS = 1 << 14
+MOST_TOKENS = 1 << 24
+MOST_POSITIONS = 1 << 30
 
 
 LIMITS = {
@@ -128,15 +134,17 @@ def load_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     config = Entries(path, read_json(path))
     family = check_supported(config)
-    heads, hidden = config.count("num_attention_heads"), config.count("hidden_size")
+    heads = config.count("num_attention_heads", most=MOST_HEADS)
+    hidden = config.count("hidden_size", most=MOST_WIDTH)
     head_dim = _head_dim(config, family.head_dim or max(1, hidden // heads))
     layers = config.count("num_hidden_layers", most=MOST_LAYERS)
-    positions = config.count("max_position_embeddings", default=family.positions)
+    positions = config.count("max_position_embeddings", default=family.positions, most=MOST_POSITIONS)
+    check_sizes(config, head_dim, positions)
     rope = _rope(config)
     return ModelConfig(
-        vocab_size=config.count("vocab_size"),
+        vocab_size=config.count("vocab_size", most=MOST_TOKENS),
         hidden_size=hidden,
-        intermediate_size=config.count("intermediate_size"),
+        intermediate_size=config.count("intermediate_size", most=MOST_WIDTH),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, family, heads),
@@ -162,17 +170,16 @@ def _draft_mask_id(config: Entries) -> int | None:
         return None
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
         raise ConfigError(
-            f"{config.path}: pard_token is {token!r}, which is not a token of the vocabulary of "
+            f"{config.path}: pard_token is {short(token)}, which is not a token of the vocabulary of "
             f"{vocab_size}: no guesses can be made with it; correct it"
         )
     return token
 
 
 def _head_dim(config: Entries, default: int) -> int:
-    head_dim = config.count("head_dim", default)
+    head_dim = config.count("head_dim", default, most=MOST_WIDTH)
     if head_dim % 2:
         raise ConfigError(f"{config.path}: head_dim is {head_dim}; RoPE turns pairs, so it must be even")
-    check_scale(config, head_dim)
     return head_dim
 
 
@@ -215,23 +222,24 @@ def _rope(config: Entries) -> Entries:
         for name, value in entries.items():
             if value is not None and merged.setdefault(name, value) != value:
                 raise ConfigError(
-                    f"{config.path}: {name} is {merged[name]!r} in one place and {value!r} in another; which "
-                    "of them the model was trained with is not known: fetch it again"
+                    f"{config.path}: {name} is {short(merged[name])} in one place and {short(value)} in "
+                    "another; which of them the model was trained with is not known: fetch it again"
                 )
     merged.setdefault("rope_type", merged.get("type", "default"))
     return Entries(config.path, merged)
 
 
 def _eos_token_ids(folder: Path, config: Entries) -> tuple[int, ...]:
-    """Every id that ends an answer: generation_config.json's, else config.json's."""
+    """Every id that ends an answer: generation_config.json's, else config.json's. One that the vocabulary has
+    not never comes, and ends nothing."""
     path = folder / "generation_config.json"
-    generation = Entries(path, read_json(path)) if path.is_file() else config
+    generation = Entries(path, read_json(path)) if path.exists() else config
     value = generation.get("eos_token_id", config.get("eos_token_id", []))
     ids = value if isinstance(value, list) else [value]
     vocab_size = config.count("vocab_size")
     for token in ids:
-        if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
+        if isinstance(token, bool) or not isinstance(token, int):
             raise ConfigError(
-                f"{generation.path}: eos_token_id {token!r} is not a token of the vocabulary of {vocab_size}"
+                f"{generation.path}: eos_token_id {short(token)} is not a token: it must be a whole number"
             )
-    return tuple(ids)
+    return tuple(token for token in ids if 0 <= token < vocab_size)

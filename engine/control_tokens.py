@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import re
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any
@@ -21,21 +22,30 @@ TOOL_TOKENS = re.compile(r"</?tool_\w+>|\[/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE
 special."""
 
 
+def ids_of(backend: Any, text: str, special: bool = True) -> list[int]:
+    """Of a text, by a tokenizers.Tokenizer. As a batch, for which it leaves the interpreter to other threads,
+    as it does not for a text by itself."""
+    (made,) = backend.encode_batch([text], add_special_tokens=special)
+    return list(made.ids)
+
+
 class ControlTokens:
-    """The special tokens of `backend`, a tokenizers.Tokenizer, which stays as it is but cuts no text, and its
-    TOOL_TOKENS."""
+    """The special tokens of `backend`, a tokenizers.Tokenizer, which stays as it is, and its TOOL_TOKENS. Any
+    thread may ask."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
-        self._backend.no_truncation()
-        self._backend.no_padding()
-        declared = backend.get_added_tokens_decoder().items()
+        declared = [*backend.get_added_tokens_decoder().items()]
         of_tools = {number for number, token in declared if TOOL_TOKENS.fullmatch(token.content)}
         self._ids = {token.content: n for n, token in declared if token.special or n in of_tools}
+        numbers = set(self._ids.values())
         self._not_special = {number for number, token in declared if not token.special} & of_tools
         longest_first = sorted(map(re.escape, self._ids), key=len, reverse=True)
         self._spelling = re.compile("|".join(longest_first) or r"(?!)")
+        self._is_made = bool(backend.normalizer) and any(t.normalized for n, t in declared if n in numbers)
+        """Whether a normaliser may make a control token of text that does not spell it."""
         self._nonce = secrets.randbits(128)
+        self._changing = threading.Lock()
         self._sentinels: dict[int, int] = {}
         """From ids of `_plain` to those of the control tokens that they stand for."""
 
@@ -51,14 +61,10 @@ class ControlTokens:
     def encode_text(self, text: str, special: bool = True) -> list[int]:
         """Ids of text in which no control token is one, with those that the tokenizer puts around it if
         `special`."""
-        if any(self._ids[token] in self._not_special for token in self.find(text)):
-            return list(self._plain.encode(text, add_special_tokens=special).ids)
-        as_before = self._backend.encode_special_tokens
-        self._backend.encode_special_tokens = True  # that is: as text
-        try:
-            return list(self._backend.encode(text, add_special_tokens=special).ids)
-        finally:
-            self._backend.encode_special_tokens = as_before
+        if not self._is_made and not self._spelling.search(text):
+            return ids_of(self._backend, text, special)
+        with self._changing:
+            return ids_of(self._plain, text, special)
 
     def hide(self, text: str) -> str:
         """`text` with a stand-in for each control token, without blanks and case: templates keep those."""
@@ -66,10 +72,11 @@ class ControlTokens:
 
     def encode_rendered(self, text: str) -> list[int]:
         """Ids of what a template made of hidden messages: its own control tokens, and all else as text."""
-        named = self._spelling.sub(lambda found: self._sentinel(found.group()), text)
         spelled = {str(number): content for content, number in self._ids.items()}
-        shown = re.sub(rf"~{self._nonce}\.(\d+)~", lambda found: spelled[found.group(1)], named)
-        ids = self._plain.encode(shown, add_special_tokens=False).ids
+        with self._changing:
+            named = self._spelling.sub(lambda found: self._sentinel(found.group()), text)
+            shown = re.sub(rf"~{self._nonce}\.(\d+)~", lambda found: spelled[found.group(1)], named)
+            ids = ids_of(self._plain, shown, special=False)
         return [self._sentinels.get(number, number) for number in ids]
 
     @cached_property

@@ -34,8 +34,23 @@ class TooLittleMemoryError(UserError):
     """What was asked for takes more memory than this process could be given."""
 
 
+LONGEST_MESSAGE = 2000
+
+
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, or of a model that cannot be run here."""
+    """A checkpoint that is missing, damaged, or of a model that cannot be run here.
+
+    The message may quote what is in its files, of which anything can be expected: it stays one line that a
+    terminal takes for text, of no more than LONGEST_MESSAGE characters.
+    """
+
+    def __init__(self, message: str) -> None:
+        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
+        super().__init__("".join(map(_as_text, shown)))
+
+
+def _as_text(character: str) -> str:
+    return character if character.isprintable() else character.encode("unicode_escape").decode()
 
 
 class ConfigError(CheckpointError):

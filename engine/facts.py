@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from aerie.engine.errors import ConfigError
+from aerie.engine.folder import other_formats, read_object
 
+MOST_SHOWN = 500
 MODELS_THAT_RUN = "README.md, Models that run"
 
 
@@ -29,9 +30,11 @@ class Entries:
         """A whole number from `least` to `most`. Raises ConfigError, as all that read by type."""
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a whole number, {least} or more")
+            raise ConfigError(
+                f"{self.path}: {name} is {short(value)}; it must be a whole number, {least} or more"
+            )
         if most is not None and value > most:
-            raise ConfigError(f"{self.path}: {name} is {value}; no more than {most} are supported")
+            raise ConfigError(f"{self.path}: {name} is {short(value)}; no more than {most} are supported")
         return value
 
     def count_or_none(self, name: str, if_absent: int | None) -> int | None:
@@ -43,25 +46,25 @@ class Entries:
         value = self._required(name, default)
         real = isinstance(value, int | float) and not isinstance(value, bool)
         if not real or not 0 < value <= sys.float_info.max:
-            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a finite number above 0")
+            raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be a finite number above 0")
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
         value = self.get(name, default)
         if not isinstance(value, bool):
-            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be true or false")
+            raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be true or false")
         return value
 
     def child(self, name: str) -> Entries:
         value = self.get(name, {})
         if not isinstance(value, dict):
-            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be an object")
+            raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be an object")
         return Entries(self.path, value)
 
     def items(self, name: str) -> list[Any]:
         value = self.get(name, [])
         if not isinstance(value, list):
-            raise ConfigError(f"{self.path}: {name} is {value!r}; it must be a list")
+            raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be a list")
         return value
 
     def _required(self, name: str, default: Any) -> Any:
@@ -71,14 +74,16 @@ class Entries:
         return value
 
 
+def short(value: Any) -> str:
+    """What is shown of a value, which may have any length."""
+    text = repr(value)
+    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
+
+
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file. Raises ConfigError where there is none."""
+    """The object in a JSON file of a checkpoint. Raises ConfigError where there is none."""
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        return read_object(path, ConfigError)
     except FileNotFoundError:
-        raise ConfigError(f"there is no {path}; give --model a Hugging Face checkpoint folder") from None
-    except (OSError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ConfigError(f"cannot read {path}: {error}; fetch it again") from None
-    if not isinstance(content, dict):
-        raise ConfigError(f"{path} holds {type(content).__name__}, not an object; fetch it again")
-    return content
+        others = other_formats(path.parent) or "give --model a Hugging Face checkpoint folder"
+        raise ConfigError(f"there is no {path}; {others}") from None

@@ -13,40 +13,57 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
+from aerie.engine.form_process import (
+    BLANKS,
+    MOST_TEXT,
+    FormError,
+    FormProcess,
+    Read,
+    Wanted,
+    limits,
+    refused,
+)
 from aerie.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
+__all__ = ["BLANKS", "Follower", "FormError", "Grammar", "Grammars", "Schema"]
+
 Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 """A JSON schema: an object, True for any JSON, or either as text."""
+Made = TypeVar("Made")
 
 WORD_BITS = 32
-BLANKS = r"( |\n {0,16})?"
-LONGEST_REASON = 200
-"""Characters of what llguidance says is wrong."""
-
-
-class FormError(UserError):
-    """A schema or grammar that cannot be taken."""
+MOST_READ, MOST_MADE = 2**24, 8
+"""Characters of the forms whose reading is kept, and how many forms are kept made: a matcher has up to some
+tens of MB."""
+MOST_COPIES = 32
+"""Of a matcher that is kept. All copies add to its states, of which there is a limit."""
+CPU_S, TOKEN_CPU_S = 1.0, 0.01
+"""Of the processor, for the form of an answer: so much at all, and for each of its tokens."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A form, and whose tokens it takes. `text` is what llguidance has of it. Made by Grammars."""
+    """A form, and whose tokens it takes. `text` is what llguidance has of it. notes: what of a schema its
+    answers are not held to. Made by Grammars."""
 
     text: str
     grammars: Grammars
+    matcher: LLMatcher = field(repr=False, compare=False)
+    notes: tuple[str, ...] = ()
 
     def follower(self) -> Follower:
         """What goes along with one answer."""
@@ -56,13 +73,15 @@ class Grammar:
 class Grammars:
     """The forms that answers of one model can be asked for. Any thread may ask.
 
-    The vocabulary is read for the first of them, which takes about 0.4 s for 128,256 tokens.
+    A form is read in a process of its own (form_process.py), and what comes of it is kept. The vocabulary is
+    read for the first of them, here and there, which takes about 0.4 s for 128,256 tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig) -> None:
         self._tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
+        self._read, self._made = _Kept[Wanted, Read](MOST_READ, _characters), _Kept[str, _Matcher](MOST_MADE)
 
     @property
     def vocab_size(self) -> int:
@@ -84,98 +103,167 @@ class Grammars:
         """As llguidance has it. CheckpointError for a tokenizer that it cannot read."""
         with self._lock:
             if self._vocabulary is None:
-                self._vocabulary = self._read()
+                from llguidance import LLTokenizer
+
+                self._vocabulary = LLTokenizer(
+                    self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.ends)
+                )
             return self._vocabulary
 
-    def _read(self) -> LLTokenizer:
-        from llguidance import LLTokenizer
+    @cached_property
+    def _process(self) -> FormProcess:
+        return FormProcess(self._tokenizer.as_json(), self.vocab_size, sorted(self.ends))
 
-        ends = sorted(self._config.eos_token_ids)
-        return LLTokenizer(self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=ends)
+    def json(self, schema: Schema, hold: str = "meaning") -> Grammar:
+        """JSON that the schema describes. hold: as form_process.Wanted. FormError for what is no schema, for
+        what llguidance has not of it, and for what no JSON is of."""
+        return self._of(Wanted("schema", schema_text(schema), hold))
 
-    def json(self, schema: Schema) -> Grammar:
-        """JSON that the schema describes. FormError for what is no schema, and for what llguidance has not
-        of it."""
-        from llguidance import LLMatcher
-
-        own = {"whitespace_pattern": BLANKS}
-        try:
-            text = LLMatcher.grammar_from_json_schema(json.dumps(schema_of(schema)), overrides=own)
-        except (ValueError, TypeError, RecursionError) as error:
-            raise _wrong("JSON schema", str(error)) from None
-        return self._checked(text, "JSON schema")
+    def schema(self, schema: Schema, hold: str, blanks: str) -> Read:
+        """A schema as a part of a grammar has it: `schema`. Raises what `json` does."""
+        return self.read(Wanted("schema", schema_text(schema), hold, blanks))
 
     def lark(self, grammar: str) -> Grammar:
-        """Text of a grammar in llguidance's form of lark. FormError for what is none."""
-        from llguidance import LLMatcher
-
-        return self._checked(LLMatcher.grammar_from_lark(grammar), "grammar")
+        """Text of a grammar in llguidance's form of lark. FormError for what is none, and has no end."""
+        return self._of(Wanted("lark", grammar))
 
     def gbnf(self, grammar: str) -> Grammar:
         """Text of a grammar in llama.cpp's form, GBNF, or in lark. FormError for what is neither."""
-        from llguidance.gbnf_to_lark import any_to_lark
-
-        try:
-            text = any_to_lark(grammar)
-        except Exception as error:  # it raises plain Exception for rules that are not there
-            raise _wrong("grammar", str(error)) from None
-        return self.lark(text)
+        return self._of(Wanted("gbnf", grammar))
 
     def regex(self, expression: str) -> Grammar:
-        """Text that a regular expression, in the form of Rust's, matches as a whole. FormError for none."""
-        from llguidance import LLMatcher
+        """Text that a regular expression, in the form of Rust's, matches as a whole. FormError for none, and
+        for one that matches nothing."""
+        return self._of(Wanted("regex", expression))
 
-        return self._checked(LLMatcher.grammar_from_regex(expression), "regular expression")
-
-    def again(self, text: str) -> Grammar:
+    def again(self, text: str, notes: tuple[str, ...] = ()) -> Grammar:
         """A form by its `text`. FormError for what is none."""
-        return self._checked(text, "grammar")
+        return self._of(Wanted("made", text), notes)
 
-    def _checked(self, text: str, what: str) -> Grammar:
+    def read(self, wanted: Wanted) -> Read:
+        """What of a form can be held. FormError for what cannot be taken."""
+        return self._read.of(wanted, lambda: self._process.read(wanted))
+
+    def _of(self, wanted: Wanted, notes: tuple[str, ...] = ()) -> Grammar:
+        read = self.read(wanted)
+        made = self._made.of(read.text, lambda: _Matcher(self.vocabulary, read.text))
+        made.copies += 1
+        if made.copies > MOST_COPIES:
+            self._made.drop(read.text)
+        return Grammar(read.text, self, made.matcher, (*notes, *read.notes))
+
+
+class _Matcher:
+    """A matcher that answers have copies of, and how often it was given out."""
+
+    def __init__(self, vocabulary: LLTokenizer, text: str) -> None:
         from llguidance import LLMatcher
 
-        if wrong := LLMatcher.validate_grammar(text, self.vocabulary):
-            raise _wrong(what, wrong)
-        return Grammar(text, self)
+        self.matcher, self.copies = LLMatcher(vocabulary, text, log_level=0, limits=limits()), 0
+        if self.matcher.is_error():
+            raise refused("made", self.matcher.get_error())
 
 
-def schema_of(schema: Schema) -> dict[str, Any]:
-    """As an object; what was text is read, so that a reason is Python's and short. ValueError for none."""
-    given = json.loads(schema) if isinstance(schema, str) else schema
-    if given is True:
-        return {}
-    if given is False:
-        raise ValueError("it is false, which describes no JSON")
-    if not isinstance(given, Mapping):
-        raise ValueError(f"it is {json.dumps(given)[:LONGEST_REASON]}, and no object")
-    return dict(given)
+Key = TypeVar("Key")
 
 
-def _wrong(what: str, reason: str) -> FormError:
-    told = " ".join(reason.split())
-    shown = told if len(told) <= LONGEST_REASON else f"{told[:LONGEST_REASON]} ..."
-    return FormError(f"the {what} cannot be taken: {shown}; change it, or ask for an answer of any form")
+class _Kept(dict[Key, Made]):
+    """What was made last, by what it is of; of so much together. From any thread."""
+
+    def __init__(self, most: int, size: Callable[[Key, Made], int] = lambda _, __: 1) -> None:
+        super().__init__()
+        self._most, self._size, self._lock = most, size, threading.Lock()
+        self._held = 0
+
+    def of(self, key: Key, make: Callable[[], Made]) -> Made:
+        with self._lock:
+            if key in self:
+                made = self[key] = self.pop(key)
+                return made
+        made = make()
+        self.drop(key)
+        with self._lock:
+            self[key] = made
+            self._held += self._size(key, made)
+            while self._held > self._most:
+                self._forget(next(iter(self)))
+        return made
+
+    def drop(self, key: Key) -> None:
+        with self._lock:
+            if key in self:
+                self._forget(key)
+
+    def _forget(self, key: Key) -> None:
+        self._held -= self._size(key, self.pop(key))
+
+
+def _characters(wanted: Wanted, read: Read) -> int:
+    return len(wanted.text) + len(read.text) + len(read.schema) + 1000
+
+
+def schema_text(schema: Schema) -> str:
+    """As JSON. FormError for what is none."""
+    if isinstance(schema, str):
+        return schema
+    _check_size(schema)
+    try:
+        return json.dumps(schema)
+    except (ValueError, TypeError, RecursionError) as error:
+        raise refused("schema", str(error)) from None
+
+
+def _check_size(schema: Any) -> None:
+    """FormError for more than a form may have: json.dumps stops all threads while it writes."""
+    size, left = 0, [schema]
+    while left:
+        part = left.pop()
+        size += 2 + (len(part) if isinstance(part, str) else 0)
+        if size > MOST_TEXT:
+            raise refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
+        if isinstance(part, Mapping):
+            left += (*part.keys(), *part.values())
+        elif isinstance(part, list | tuple):
+            left += part
 
 
 class Follower:
     """A form beside one answer, whose tokens come with every call: what was said before is not said again."""
 
     def __init__(self, grammar: Grammar) -> None:
-        from llguidance import LLMatcher
-
-        self._matcher: LLMatcher = LLMatcher(grammar.grammars.vocabulary, grammar.text)
+        self._matcher: LLMatcher = grammar.matcher.deep_copy()
+        self._spent_s = 0.0
         self._size = grammar.grammars.vocab_size
         self._bits = np.zeros((1, -(-self._size // WORD_BITS)), np.int32)
         self._taken: list[int] = []
 
     def possible(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """(vocab_size,) bool: which tokens may come after these. UserError where these left the form."""
+        """(vocab_size,) bool: which tokens may come after these. UserError where these left the form, and
+        where to say it takes more than a form may."""
         from llguidance.numpy import fill_next_token_bitmask
 
+        began = time.thread_time()
         self._follow(token_ids)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
+        self._check(time.thread_time() - began)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         return bits.view(np.bool_)
+
+    def _check(self, spent_s: float = 0.0) -> None:
+        """UserError where llguidance has ended it, or it takes too much."""
+        self._spent_s += spent_s
+        tokens = len(self._taken)
+        if self._matcher.is_error():
+            reason = self._matcher.get_error().removesuffix("<non-verbose/>").strip()
+        elif self._spent_s > CPU_S + TOKEN_CPU_S * tokens:
+            most = f"{CPU_S:g} s, and {TOKEN_CPU_S:g} s for each token, are the limit"
+            reason = f"it took {self._spent_s:.1f} s of the processor, and {most}"
+        else:
+            return
+        raise UserError(
+            f"the form that was asked for cannot be followed after {tokens} tokens: {reason[:200]}; ask for "
+            "one that is less ambiguous, or has fewer parts that may be left out"
+        )
 
     def _follow(self, token_ids: Sequence[int]) -> None:
         """Take tokens back that are not these any more, and take those that are new."""
@@ -186,6 +274,7 @@ class Follower:
         new = given[same:]
         took = self._matcher.try_consume_tokens(new)
         self._taken = given[: same + took]
+        self._check()
         if took < len(new):
             raise UserError(
                 f"token {new[took]}, the answer's number {same + took + 1}, is not of the form that was "

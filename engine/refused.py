@@ -7,14 +7,16 @@ adds tensors is found among these (`weights.py`).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import MODELS_THAT_RUN, Entries
+from aerie.engine.facts import MODELS_THAT_RUN, Entries, short
 from aerie.engine.families import FAMILIES
 from aerie.engine.family import Family
+from aerie.engine.folder import SINGLE_FILE
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class Fact:
             given = config.get(name)
             if given is not None and not any(_same(given, value) for value in self.values):
                 raise ConfigError(
-                    f"{config.path}: {name} is {_short(given)}: {self.reason}; {self._wanted(name)}"
+                    f"{config.path}: {name} is {short(given)}: {self.reason}; {self._wanted(name)}"
                 )
 
     def _wanted(self, name: str) -> str:
@@ -77,7 +79,6 @@ FACTS = (
         "it is a mixture of experts, in which each token takes weights of its own",
     ),
     Fact(("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"),
-    Fact(("attention_chunk_size",), (0,), "attention in chunks is not built"),
     Fact(("no_rope_layer_interval",), (0,), "every layer turns its heads"),
     Fact(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
     Fact(
@@ -92,6 +93,11 @@ FACTS = (
     ),
     Fact(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
     Fact(("is_encoder_decoder",), (False,), "there is no encoder"),
+    Fact(
+        ("transformers_weights",),
+        (SINGLE_FILE,),
+        "no other file of weights is read, but those that model.safetensors.index.json names",
+    ),
 )
 
 OTHERS = (
@@ -136,9 +142,12 @@ def check_supported(config: Entries) -> Family:
     return family
 
 
-def check_scale(config: Entries, head_dim: int) -> None:
-    """As check_supported, for what must be as the size of a head has it: how much of it RoPE turns, and what
-    scores are multiplied with."""
+def check_sizes(config: Entries, head_dim: int, positions: int) -> None:
+    """As check_supported, for what changes nothing at the model's own sizes: how much of a head RoPE turns,
+    what scores are multiplied with, and attention in chunks as long as the context."""
+    chunk = config.count("attention_chunk_size", default=0, least=0)
+    if chunk < positions:
+        Fact(("attention_chunk_size",), (0,), "attention in chunks is not built").check(config)
     Fact(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
     scores = "scores are divided by the root of head_dim"
     Fact(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
@@ -157,16 +166,21 @@ def _facts_of(family: Family) -> Iterable[Fact]:
 
 def _family(config: Entries) -> Family:
     names = config.items("architectures")
-    of_name = next((kind for kind, family in FAMILIES.items() if family.name in names), "llama")
+    of_name = next((kind for kind, family in FAMILIES.items() if _is_named(family, names)), "llama")
     family = FAMILIES.get(str(config.get("model_type", of_name)))
-    if family is None or (names and family.name not in names):
+    if family is None or (names and not _is_named(family, names)):
         *first, last = (each.name for each in FAMILIES.values())
         raise ConfigError(
-            f"{config.path}: the architecture is {', '.join(map(str, names)) or 'not named'} "
-            f"(model_type {config.get('model_type')!r}){_reason(names, config.get('model_type'))}; only "
+            f"{config.path}: the architecture is {', '.join(map(str, names[:3])) or 'not named'} "
+            f"(model_type {short(config.get('model_type'))}){_reason(names, config.get('model_type'))}; only "
             f"{', '.join(first)} and {last} are supported ({MODELS_THAT_RUN})"
         )
     return family
+
+
+def _is_named(family: Family, architectures: Sequence[Any]) -> bool:
+    """Whether config.json names the family's class, or that of its layers alone, without a head."""
+    return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
 
 
 def _reason(names: list[Any], model_type: Any) -> str:
@@ -183,23 +197,19 @@ def _same(given: Any, value: Any) -> bool:
     return isinstance(given, bool) == isinstance(value, bool) and bool(given == value)
 
 
-def _short(given: Any) -> str:
-    text = repr(given)
-    return text if len(text) <= 60 else f"{text[:60]} ..."
-
-
 def _check_layers(config: Entries) -> None:
     """Every layer turns its heads, and attends to all positions of the context."""
     other = [kind for kind in config.items("layer_types") if kind not in WINDOW_KINDS]
     if other:
         raise ConfigError(
-            f"{config.path}: layer_types has {other[0]!r}; only {' and '.join(map(repr, WINDOW_KINDS))} are "
-            "supported"
+            f"{config.path}: layer_types has {short(other[0])}; only "
+            f"{' and '.join(map(repr, WINDOW_KINDS))} are supported"
         )
     turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it
     if not all(turned):
         raise ConfigError(
-            f"{config.path}: no_rope_layers is {turned!r}; only models with RoPE in every layer are supported"
+            f"{config.path}: no_rope_layers is {short(turned)}; only models with RoPE in every layer are "
+            "supported"
         )
 
 

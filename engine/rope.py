@@ -20,13 +20,14 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import Entries
+from aerie.engine.facts import Entries, short
 
 Frequencies = npt.NDArray[np.float32]
 """Radians per position for each of the head_dim / 2 pairs, (head_dim // 2,)."""
 
 
 ONE = np.float32(1)
+ORIGINAL = "original_max_position_embeddings"
 
 
 class RopeRule(Protocol):
@@ -125,19 +126,22 @@ def read_rule(rope: Entries, head_dim: int, positions: int) -> RopeRule | None:
     Raises ConfigError for a rule, and for an entry beside it, that would not be followed.
     """
     kind = str(rope.get("rope_type"))
+    if kind in REFUSED and rope.get("factor") == 1:
+        kind = "default"  # their frequencies are plain then
     if kind not in RULES:
         *first, last = map(repr, RULES)
         why = f": {REFUSED[kind]}" if kind in REFUSED else ""
         raise ConfigError(
-            f"{rope.path}: RoPE rule {rope.get('rope_type')!r} is not supported{why}; {', '.join(first)} and "
-            f"{last} are"
+            f"{rope.path}: RoPE rule {short(rope.get('rope_type'))} is not supported{why}; "
+            f"{', '.join(first)} and {last} are"
         )
     known, read = RULES[kind]
     for name, value in rope.entries.items():
-        if name not in {*known, *BESIDE} and value != NEUTRAL.get(name):
+        is_read = name in {*known, *BESIDE} or (kind == "default" and name in OF_A_STRETCH)
+        if not is_read and value != NEUTRAL.get(name):
             raise ConfigError(
-                f"{rope.path}: RoPE has {name} {value!r}, which the rule {kind!r} knows nothing of; models "
-                "whose positions are turned otherwise are not supported"
+                f"{rope.path}: RoPE has {name} {short(value)}, which the rule {kind!r} knows nothing of; "
+                "models whose positions are turned otherwise are not supported"
             )
     return read(rope, head_dim, positions)
 
@@ -155,7 +159,7 @@ def _llama3(rope: Entries, head_dim: int, positions: int) -> Llama3:  # noqa: AR
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position_embeddings=rope.count("original_max_position_embeddings"),
+        original_max_position_embeddings=rope.count(ORIGINAL, default=positions, most=MOST_ORIGINAL),
     )
     if rule.high_freq_factor <= rule.low_freq_factor:
         raise ConfigError(
@@ -166,7 +170,7 @@ def _llama3(rope: Entries, head_dim: int, positions: int) -> Llama3:  # noqa: AR
 
 
 def _longrope(rope: Entries, head_dim: int, positions: int) -> LongRope:
-    original = rope.count("original_max_position_embeddings", default=positions)
+    original = rope.count(ORIGINAL, default=positions, most=MOST_ORIGINAL)
     factor = rope.number("factor", default=positions / original)
     magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
     return LongRope(
@@ -196,7 +200,7 @@ def rule_entries(rule: RopeRule) -> dict[str, Any]:
 Reader = Callable[[Entries, int, int], RopeRule | None]
 """From RoPE's entries, head_dim and the model's positions."""
 
-ORIGINAL = "original_max_position_embeddings"
+MOST_ORIGINAL = 1 << 30
 RULES: dict[str, tuple[tuple[str, ...], Reader]] = {
     "default": ((ORIGINAL,), _plain),
     "linear": (("factor", ORIGINAL), _linear),
@@ -211,8 +215,13 @@ REFUSED = {
     "yarn": "its blend of frequencies and its scaled scores are not built; without this entry the model is "
     "the one that was trained, up to its original length",
 }
-"""Rules by name that are not followed, and why."""
+"""Rules by name that are not followed, and why; with a factor of 1 they are plain RoPE."""
 
 BESIDE = ("rope_theta", "rope_type", "type")
-NEUTRAL: dict[str, Any] = {"partial_rotary_factor": 1.0, "attention_factor": 1.0}
+NEUTRAL: dict[str, Any] = {"partial_rotary_factor": 1.0, "attention_factor": 1.0, "factor": 1.0}
 """Entries of RoPE that change nothing at these values."""
+OF_A_STRETCH = (
+    *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate", "finetuned"),
+    *("mscale", "mscale_all_dim", ORIGINAL),
+)
+"""Entries that say how a factor stretches frequencies: nothing where it stretches none."""

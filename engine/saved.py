@@ -12,6 +12,7 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -37,6 +38,8 @@ Lazy: TypeAlias = "Mapping[str, NDArray[Any]]"
 """Arrays by name, which may be made anew whenever they are asked for: see OnDemand."""
 MadeBy: TypeAlias = "Mapping[str, str]"
 """By what it is, as "numerics", a word for it that is equal where the bits of an answer are."""
+TORN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, StopIteration)
+"""What comes of reading JSON that is torn, or that somebody else wrote."""
 DTYPES = {"int64": "I64", "uint16": "U16"}
 """What arrays of ours have, in the words of safetensors."""
 
@@ -213,12 +216,10 @@ class ChunkFolder:
 
     def _token_ids(self, name: str) -> tuple[int, ...]:
         path = self._own / (name + IDS)
-        try:
-            token_ids = tuple(json.loads(path.read_text())[TOKENS])
+        with suppress(*TORN):
+            token_ids = tuple(map(operator.index, json.loads(path.read_text())[TOKENS]))
             if chunk_id(token_ids) == name:
                 return token_ids
-        except (OSError, ValueError, TypeError, KeyError):
-            pass
         self._note(f"chunk file {path} is torn; looking for its tokens in the file beside it")
         arrays = self._whole(name)
         if not arrays or chunk_id(arrays[TOKENS].tolist()) != name:
@@ -262,10 +263,11 @@ class ChunkFolder:
         """What other model made a chunk with this id, in a word that is not ours; None where none did."""
         others = (path for path in self._above.glob(f"*/{name}{IDS}") if path.parent != self._own)
         for path in others:
-            made_by = json.loads(path.read_text())["made_by"]
-            return next(
-                f"{what} {made_by[what]}" for what, ours in self._made_by.items() if made_by[what] != ours
-            )
+            with suppress(*TORN):
+                made_by = json.loads(path.read_text())["made_by"]
+                return next(
+                    f"{what} {made_by[what]}" for what, ours in self._made_by.items() if made_by[what] != ours
+                )
         return None
 
     def _whole(self, name: str) -> Lazy | None:

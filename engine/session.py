@@ -310,19 +310,22 @@ class Session:
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model
 
-    def text(self, tokens: Iterable[int | None]) -> Generator[str, None, None]:
-        """The text of tokens as they are made, such as those of a Generation, without those that end it."""
-        yield from filter(None, self._decoded(tokens))
+    def text(self, answer: Answer, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
+        """The text of an answer as it is made, without the token that ends it. tokens: the answer's, where
+        somebody else has them from it."""
+        yield from filter(None, self._decoded(answer.prompt_ids, answer if tokens is None else tokens))
 
     def pieces(
         self, generation: Answer, stop: Collection[int] = (), shown: Collection[int] = ()
     ) -> Generator[str, None, None]:
         """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
         each of its steps, "" where a step gave none. shown: special tokens that are told too."""
-        yield from self._decoded(_until(generation, stop), shown)
+        yield from self._decoded(generation.prompt_ids, _until(generation, stop), shown)
 
-    def _decoded(self, tokens: Iterable[int | None], shown: Collection[int] = ()) -> Iterator[str]:
-        stream = self.tokenizer.stream(shown)
+    def _decoded(
+        self, before: Sequence[int], tokens: Iterable[int | None], shown: Collection[int] = ()
+    ) -> Iterator[str]:
+        stream = self.tokenizer.stream(before, shown)
         for token in tokens:
             if token is None or token in self.model.config.eos_token_ids:
                 yield ""
@@ -469,5 +472,6 @@ def _preload(filled: Sequence[Filled], checkpoint: Checkpoint, report: Reporter)
     spent = time.perf_counter() - started
     shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
     report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")
-    if lost := str(checkpoint.weights.rounding):
-        report.note(lost)
+    for line in (*checkpoint.weights.notes, str(checkpoint.weights.rounding)):
+        if line:
+            report.note(line)

@@ -1,35 +1,35 @@
 """Tensors of safetensors files, read straight into the memory that they are wanted in, whole or by rows.
 
 What comes out is bf16 in Hugging Face's (out, in) layout, however it lies in the file: as a part of a larger
-tensor, transposed, in F16 or F32. Nothing is kept here and no file stays mapped, so that a model takes little
-more than its buffers.
+tensor, transposed, in F16, F32 or F64. Nothing is kept here and no file stays mapped, so that a model takes
+little more than its buffers.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-from safetensors import SafetensorError, safe_open
 
 from aerie.engine.errors import WeightsError
 from aerie.engine.numerics import BF16Array, bf16, widen
 
-SINGLE_FILE = "model.safetensors"
-INDEX_FILE = "model.safetensors.index.json"
-
-DTYPES = {"BF16": bf16, "F16": np.dtype(np.float16), "F32": np.dtype(np.float32)}
+DTYPES = {
+    "BF16": bf16,
+    "F16": np.dtype(np.float16),
+    "F32": np.dtype(np.float32),
+    "F64": np.dtype(np.float64),
+}
 """What is read, by safetensors' names; all but bf16 is rounded to bf16."""
 CHUNK_BYTES = 4 << 20
 """Read at a time by one thread, and converted or transposed at a time where that has to be done."""
@@ -41,9 +41,13 @@ LEAST_NORMAL = float(np.finfo(np.float32).tiny)
 """Of float32 and of bf16: below it both have fewer digits."""
 
 
+Wide: TypeAlias = "npt.NDArray[np.float32 | np.float64]"
+"""Values as a file has them, but for those of F16, which are widened."""
+
+
 class Rounding:
-    """What was lost where values of F16 and F32 were rounded to bf16: in how many of how many values, and the
-    largest loss, relative to the value. Threads may count at once."""
+    """What was lost where values of F16, F32 and F64 were rounded to bf16: in how many of how many values,
+    and the largest loss, relative to the value. Threads may count at once."""
 
     def __init__(self) -> None:
         self.types: set[str] = set()
@@ -51,7 +55,7 @@ class Rounding:
         self.largest = 0.0
         self._lock = threading.Lock()
 
-    def count(self, dtype: str, given: npt.NDArray[np.float32], kept: npt.NDArray[np.float32]) -> None:
+    def count(self, dtype: str, given: Wide, kept: npt.NDArray[np.float32]) -> None:
         """`kept` is what became of the values `given`; values that are not finite count as lost."""
         with np.errstate(invalid="ignore"):
             lost = given - kept
@@ -203,12 +207,15 @@ class _File:
         if raw is not flat:
             for first in range(0, len(flat), CONVERTED):
                 piece = slice(first, first + CONVERTED)
-                self._convert(raw[piece].astype(np.float32, copy=False), flat[piece])
+                self._convert(
+                    raw[piece].astype(np.promote_types(self._dtype, np.float32), copy=False), flat[piece]
+                )
 
-    def _convert(self, given: npt.NDArray[np.float32], out: BF16Array) -> None:
+    def _convert(self, given: Wide, out: BF16Array) -> None:
+        """Through float32, as torch rounds F64."""
         tensor = self._tensor
         with np.errstate(over="ignore"):
-            out[...] = given.astype(bf16)
+            out[...] = given.astype(np.float32, copy=False).astype(bf16)
         kept = widen(out)
         overflown = given[np.isinf(kept) & np.isfinite(given)]
         if overflown.size:
@@ -259,48 +266,3 @@ def _read_through(paths: Sequence[Path], ended: threading.Event) -> None:
             with path.open("rb", buffering=0) as file:
                 while not ended.is_set() and file.readinto(chunk):
                     pass
-
-
-def find_tensors(folder: Path) -> dict[str, Tensor]:
-    """Where each tensor of a checkpoint is, by name."""
-    index = folder / INDEX_FILE
-    if not index.is_file():
-        return _tensors_in(folder / SINGLE_FILE)
-    where = _read_index(index)
-    held = {file: _tensors_in(folder / file) for file in sorted(set(where.values()))}
-    return {name: held[file][name] for name, file in where.items() if name in held[file]}
-
-
-def _read_index(path: Path) -> Mapping[str, str]:
-    try:
-        where = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
-        return {str(tensor): str(file) for tensor, file in where.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise WeightsError(f"{path} is not a safetensors index ({error!r}); fetch it again") from None
-
-
-def _tensors_in(path: Path) -> dict[str, Tensor]:
-    """The tensors of one file: the length of a JSON header in 8 bytes, the header, the bytes of all tensors.
-
-    That all of it is there and in order is for the safetensors library to check, which maps it meanwhile.
-    """
-    if path.exists() and not path.is_file():
-        raise WeightsError(f"{path} is no file; fetch the checkpoint again")
-    try:
-        with safe_open(path, framework="np"), path.open("rb") as file:
-            length = int.from_bytes(file.read(8), "little")
-            header = json.loads(file.read(length))
-    except FileNotFoundError:
-        raise WeightsError(
-            f"there is no {path}; a checkpoint needs {SINGLE_FILE}, or {INDEX_FILE} and every file it names"
-        ) from None
-    except (SafetensorError, OSError) as error:
-        raise WeightsError(f"{path} is truncated or damaged ({error}); fetch it again") from None
-    header.pop("__metadata__", None)
-    return {name: _tensor(path, name, entry, 8 + length) for name, entry in header.items()}
-
-
-def _tensor(path: Path, name: str, entry: dict[str, Any], start: int) -> Tensor:
-    """A tensor by its entry in the header of a file whose data begin at byte `start`."""
-    shape = tuple(entry["shape"])
-    return Tensor(path, name, entry["dtype"], shape, start + entry["data_offsets"][0], math.prod(shape[1:]))

@@ -43,16 +43,21 @@ class CallsError(ToolsError, PromptError):
 
 @dataclass(frozen=True)
 class Tool:
-    """A function. parameters: a JSON schema of an object; None: there are none."""
+    """A function. parameters: a JSON schema of an object; None: there are none. is_strict: arguments are held
+    to all of it, and a schema of which that cannot be is refused; else to what can be held."""
 
     name: str
     description: str = ""
     parameters: Mapping[str, Any] | None = None
+    is_strict: bool = False
 
     @property
     def schema(self) -> dict[str, Any]:
-        """Of its arguments."""
-        return {"type": "object", **(NO_PARAMETERS if self.parameters is None else self.parameters)}
+        """Of its arguments, which are an object, where others may be none."""
+        made = {"type": "object", **(NO_PARAMETERS if self.parameters is None else self.parameters)}
+        if isinstance(made["type"], list) and "object" in made["type"]:
+            made["type"] = "object"
+        return made
 
     @property
     def told(self) -> dict[str, Any]:
@@ -139,7 +144,8 @@ def _read(tool: Any, place: str) -> Tool:
         raise ToolsError(
             f"{place}.parameters is {str(parameters)[:80]!r}; give a JSON schema", f"{place}.parameters"
         )
-    return Tool(function["name"], function.get("description") or "", parameters)
+    is_strict = function.get("strict") is True
+    return Tool(function["name"], function.get("description") or "", parameters, is_strict)
 
 
 @dataclass(frozen=True)

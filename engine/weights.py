@@ -2,11 +2,13 @@
 
 Shapes are checked against the config before anything is read, so a wrong checkpoint is refused at once. Where
 fused tensors lie in the files (queries, keys and values in one; gate and up in one) their parts are found in
-them. A checkpoint whose matrices all lie transposed, (in, out), is told by their shapes.
+them. A checkpoint whose matrices all lie transposed, (in, out), is told by their shapes. One that was saved
+without its head has no `model.` before its names.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import replace
@@ -16,12 +18,15 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.errors import WeightsError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.family import FUSED
-from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, find_tensors, reading_ahead
+from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
+from aerie.engine.weight_files import WeightFiles, find_tensors
 
 MODEL_PARTS = ("model.", "lm_head.")
 """What the tensors of the model itself begin with; others, such as a value head's, are for training."""
-COMPUTED_ANYWAY = ".rotary_emb.inv_freq"
-"""A table in older checkpoints that follows from config.json."""
+BARE = re.compile(r"(embed_tokens|layers|norm)\.")
+"""What those names begin with that lack `model.`, as transformers adds it."""
+COMPUTED_ANYWAY = ".rotary_emb."
+"""Tables in older checkpoints that follow from config.json: inv_freq, cos_cached, sin_cached."""
 
 EMBED = "model.embed_tokens.weight"
 FINAL_NORM = "model.norm.weight"
@@ -74,19 +79,21 @@ def expected_shapes(config: ModelConfig) -> Shapes:
 
 class Weights:
     """A checkpoint's tensors, read when they are asked for. `rounding` tells what was lost so far where they
-    are not in bf16."""
+    are not in bf16, `notes` which files count where that might be doubted."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
         """Check all; WeightsError for a file or tensor that is missing, damaged, unfit or left over."""
         self.rounding, self._config = Rounding(), config
-        found, expected = find_tensors(folder), expected_shapes(config)
+        files, expected = find_tensors(folder), expected_shapes(config)
+        self.notes, found = files.notes, _as_named(files.tensors)
         if LM_HEAD in found:  # counts though config.json ties it, as it does for transformers
             expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
         fused = dict(_fused(found, config))
         stored = _as_stored(expected, fused)
         _check_nothing_left(found, stored)
         turned = _lie_transposed(found, stored)
-        checked = {name: _checked(found, name, shape, turned) for name, shape in stored.items()}
+        _check_all_there(found, stored, files)
+        checked = {name: _checked(found[name], name, shape, turned) for name, shape in stored.items()}
         tensors = {**checked, **_parts(checked, expected, fused)}
         self._tensors = {name: replace(tensors[name], rounding=self.rounding) for name in expected}
 
@@ -118,6 +125,21 @@ class Weights:
     def reading_ahead(self) -> AbstractContextManager[None]:
         """While this is open, the files come from the disk into the system's cache."""
         return reading_ahead(self.files)
+
+
+def _as_named(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Tensors by the names that a model with a head has. Raises WeightsError for two of one name."""
+    found: dict[str, Tensor] = {}
+    for given, tensor in tensors.items():
+        name = f"model.{given}" if BARE.match(given) else given
+        name = LM_HEAD if name == f"model.{LM_HEAD}" else name
+        if name in found:
+            raise WeightsError(
+                f"tensors {given} and {found[name].name} are both {name}: which of them the model has is not "
+                "known; fetch the checkpoint again"
+            )
+        found[name] = tensor
+    return found
 
 
 def _fused(found: Collection[str], config: ModelConfig) -> Iterator[tuple[str, list[str]]]:
@@ -170,7 +192,7 @@ def _lie_transposed(found: Mapping[str, Tensor], stored: Shapes) -> bool:
 def _check_nothing_left(found: Mapping[str, Tensor], expected: Collection[str]) -> None:
     """Refuse a tensor of the model that is not computed with: a bias, a norm of queries, one layer more."""
     left = [name for name in found if name.startswith(MODEL_PARTS) and name not in expected]
-    other = next((name for name in left if not name.endswith(COMPUTED_ANYWAY)), None)
+    other = next((name for name in left if not _changes_nothing(name, found[name])), None)
     if other:
         raise WeightsError(
             f"tensor {other} in {found[other].path} is none that config.json asks for: answers would be made "
@@ -179,14 +201,29 @@ def _check_nothing_left(found: Mapping[str, Tensor], expected: Collection[str]) 
         )
 
 
-def _checked(found: Mapping[str, Tensor], name: str, expected: tuple[int, ...], turned: bool) -> Tensor:
+def _changes_nothing(name: str, tensor: Tensor) -> bool:
+    """Whether answers are the same without it: a table of RoPE, a bias of zeros."""
+    if COMPUTED_ANYWAY in name:
+        return True
+    is_bias = name.endswith(".bias") and len(tensor.shape) == 1 and tensor.dtype in DTYPES
+    return is_bias and not tensor.read().any()
+
+
+def _check_all_there(found: Collection[str], stored: Shapes, files: WeightFiles) -> None:
+    lacking = next((name for name in stored if name not in found), None)
+    if lacking is None:
+        return
+    why = files.elsewhere(lacking) or "the files and the config do not belong together"
+    if lacking == LM_HEAD and any(map(BARE.match, files.tensors)):
+        why = "it was saved without its head, to make embeddings alone, and can say nothing"
+    raise WeightsError(
+        f"tensor {lacking} is missing from the checkpoint; config.json asks for it with shape "
+        f"{_shape(stored[lacking])}: {why}"
+    )
+
+
+def _checked(tensor: Tensor, name: str, expected: tuple[int, ...], turned: bool) -> Tensor:
     """The tensor `name` in (out, in) layout; turned: matrices of the checkpoint lie the other way round."""
-    if name not in found:
-        raise WeightsError(
-            f"tensor {name} is missing from the checkpoint; config.json asks for it with shape "
-            f"{_shape(expected)}: the files and the config do not belong together"
-        )
-    tensor = found[name]
     is_turned = turned and _is_linear(name, expected)
     implied = expected[::-1] if is_turned else expected
     if tensor.shape != implied:

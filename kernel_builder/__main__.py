@@ -2,13 +2,15 @@
 
     list                                  every kernel and what it computes
     show KERNEL [--param=value ...]       its MLIR
-    check KERNEL [--param=value ...]      its results on the virtual NPU, against its reference
+    check KERNEL [--param=value ...]      its results on the virtual NPU, against its reference; and whether
+                                          the device can have it
     preflight KERNEL|FILE [--param=value ...]   what it takes of the device, and whether that fits
     numerics [--size N]                   errors published for an NPU, and those on the virtual NPU
 
 Parameters that are not given are those of the kernel's first case; `none` stands for None. Without any,
 `check` runs every case. Errors go to standard error. The exit status is 1 where a result is out of
-tolerance, an error is not the published one, or a kernel fails as it runs, and 2 for what is refused.
+tolerance, an error is not the published one, or a kernel fails as it runs, and 2 for what is refused or
+cannot be built. `check` says in one line what of a case cannot; `preflight` says all of it.
 """
 
 from __future__ import annotations
@@ -24,7 +26,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.air_dialect.common import OneLineParser
+from aerie.air_dialect.one_line import OneLineParser
 from aerie.kernel_builder import numerics
 from aerie.kernel_builder.arguments import KernelBuilderError
 from aerie.kernel_builder.kernels import registry
@@ -114,9 +116,23 @@ def _check(options: argparse.Namespace, rest: list[str]) -> int:
     wrong = [
         f"error: {spec.name} {case}: {name}: {found}" for case, name, found in results if not found.passes
     ]
-    if wrong:
-        print(*wrong, sep="\n", file=sys.stderr)
-    return WRONG_RESULT if wrong else 0
+    misfits = [line for case in cases for line in _misfits(spec, case)]
+    if wrong or misfits:
+        print(*wrong, *misfits, sep="\n", file=sys.stderr)
+    return WRONG_RESULT if wrong else REFUSED if misfits else 0
+
+
+def _misfits(spec: KernelSpec, case: Parameters) -> list[str]:
+    """What of a case cannot be built for the device, in a line; the virtual NPU runs it all the same."""
+    faults = check(spec.build(**case).module, NPU2).faults
+    if not faults:
+        return []
+    more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
+    words = " ".join(f"--{name}={value}" for name, value in case.items())
+    return [
+        f"error: {spec.name} {_words(case)}: cannot be built for {NPU2.name}: {faults[0]}{more}; "
+        f"`aerie kernels preflight {spec.name} {words}` tells all"
+    ]
 
 
 def _row(case: str, name: str, found: Difference) -> tuple[str, ...]:
@@ -138,9 +154,11 @@ def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
     else:
         module = _built(options.target, rest).module
     report = check(module, DEVICES[options.device])
-    print(report.table())
-    report.require()
-    return 0
+    print(report.table(), flush=True)
+    for level, found in (("warning", report.warnings), ("error", report.faults)):
+        for fault in found:
+            print(f"{level}: {fault}", file=sys.stderr)
+    return 0 if report.ok else REFUSED
 
 
 def _numerics(options: argparse.Namespace, rest: list[str]) -> int:

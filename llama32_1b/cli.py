@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import argparse
 import io
+import json
 import math
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from aerie import streams
 from aerie.engine.blocks import GUIDE, ROWS
@@ -252,6 +253,32 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
 
 def add_system(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--system", help="a system message, which comes before all others (default: none)")
+    add_template(parser)
+
+
+def add_template(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--template-arg",
+        type=_template_argument,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a value that the model's chat template asks for, as enable_thinking=false: JSON, or else text; "
+        "several times",
+    )
+
+
+def _template_argument(text: str) -> tuple[str, Any]:
+    """An argument type: a name, and a value in JSON, or as it is."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name, = and a value, such as enable_thinking=false"
+        )
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
 
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:

@@ -71,7 +71,8 @@ def chat(arguments: argparse.Namespace) -> int:
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     check_text(arguments.system or "", "the system message")
     note_missing_template(checkpoint.tokenizer, report.note)
-    if arguments.system is not None:  # which a template may refuse
+    checkpoint.tokenizer.template_arguments = dict(arguments.template_arg)
+    if arguments.system is not None or arguments.template_arg:  # which a template may refuse
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
     manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
     session = prepare_runtime(checkpoint, options, report)

@@ -37,6 +37,10 @@ def ask(
     """The prompt that the arguments name. Raises PromptError for one that cannot be run."""
     if arguments.raw and arguments.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out; give one of the two")
+    if arguments.raw and arguments.template_arg:
+        raise UsageError(
+            "--template-arg is for the chat template, which --raw leaves out; give one of the two"
+        )
     if arguments.control_tokens and not arguments.raw:
         raise UsageError("--control-tokens is for text without the chat template; give --raw too")
     text = read_prompt(arguments.prompt, arguments.prompt_file)
@@ -54,6 +58,7 @@ def _encoded(
     if not arguments.raw:
         note_missing_template(tokenizer, note)
         check_text(arguments.system or "", "the system message")
+        tokenizer.template_arguments = dict(arguments.template_arg)
         return tokenizer.encode_chat(Conversation(arguments.system).messages(text))
     if not arguments.control_tokens and (spelled := tokenizer.control_tokens_in(text)):
         note(f"note: {', '.join(spelled)} in the prompt is text; with --control-tokens it is what it names")

@@ -42,6 +42,7 @@ PROGRAM_TEXT = "program text"
 UNKNOWN = ""
 """An ingredient that nobody can tell now, such as the compiler where there is none any more: any will do."""
 
+INNER = ("virtual", "npu", "shared")
 FORMAT = 1
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
@@ -115,7 +116,7 @@ class Manifest:
             return _entries(json.loads(path.read_bytes()))
         except FileNotFoundError:
             return {}
-        except (ValueError, TypeError, KeyError, AttributeError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
             if not self._corruption_reported:
                 self._report(f"{path} is corrupt ({error}); starting a new one, programs are compiled again")
             self._corruption_reported = True
@@ -142,15 +143,18 @@ def _entries(document: Any) -> dict[str, Entry]:
     if document["format"] != FORMAT:
         raise ValueError(f"format {document['format']!r} instead of {FORMAT}")
     names = [field.name for field in fields(Entry)]
-    return {
+    found = {
         stem: Entry(**{name: stored[name] for name in names})
         for stem, stored in document["artifacts"].items()
     }
+    if not all(entry.file == f"{entry.backend}/{stem}.elf" for stem, entry in found.items()):
+        raise ValueError("a file that is not called as its artifact")
+    return found
 
 
 def store_of(directory: Path) -> Store:
     """The content store that artifacts lie in."""
-    return Store(directory, inner=("virtual", "npu", "shared"))
+    return Store(directory, INNER)
 
 
 def forget_missing(directory: Path) -> None:
@@ -165,7 +169,7 @@ def forget_missing(directory: Path) -> None:
 class ArtifactStore:
     """The artifacts under one directory. `report` receives one line for everything unusual.
 
-    Raises AerieRuntimeError for a directory that cannot be used.
+    Raises AerieRuntimeError for a directory that cannot be used, KnobError for one that others can write to.
     """
 
     def __init__(self, directory: Path, report: Report) -> None:
@@ -173,8 +177,10 @@ class ArtifactStore:
         self.store = store_of(directory)
         self._report = report
         self._manifest = Manifest(self.store, report)
+        for folder in (directory, *(directory / name for name in INNER)):
+            folders.check_private(folder)
         try:
-            directory.mkdir(parents=True, exist_ok=True)
+            folders.make(directory)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -233,7 +239,7 @@ class ArtifactStore:
 
     def _build_in(self, work: Path, recipe: Recipe, compile_in: Compile) -> Artifact:
         beside = self.directory / recipe.file
-        beside.parent.mkdir(exist_ok=True)
+        folders.make(beside.parent)
         started = time.perf_counter()
         try:
             made = compile_in(work)
@@ -316,6 +322,8 @@ def _keep_log(work: Path, target: Path) -> Path | None:
 
 def _damage(path: Path, entry: Entry) -> str:
     """What is wrong with the file, or nothing."""
+    if not folders.is_private(path):
+        return "others can write it"
     try:
         nbytes = path.stat().st_size
     except OSError:

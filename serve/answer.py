@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aerie.engine.call_reader import CallPiece, CallReader, Calls
+from aerie.engine.detokenizer import TextStream
 from aerie.engine.drawing import F64Array, Ranks
 from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
@@ -46,14 +47,32 @@ class Reads(Protocol):
         """When all were taken."""
 
 
-class Mark(NamedTuple):
-    """A token, its text, the natural logarithm of what the logits gave it (None: it is a prompt's first, and
-    there were none), and the likeliest ones there, each with its text and the same."""
+class Likely(NamedTuple):
+    """One of the likeliest tokens in a place: what it would have added there, or, of a special token, which
+    adds nothing, its name; its bytes; and the natural logarithm of what the logits gave it."""
 
     token: int
     text: str
+    data: bytes
+    logprob: float
+
+
+class Mark(NamedTuple):
+    """A token, what it adds to the text and its own bytes (`detokenizer`), the natural logarithm of what the
+    logits gave it (None: it is a prompt's first, and there were none), and the likeliest ones there."""
+
+    token: int
+    text: str
+    data: bytes
     logprob: float | None
-    top: tuple[tuple[int, str, float], ...]
+    top: tuple[Likely, ...]
+
+    def ended(self, rest: str) -> Mark:
+        """With what was held back, where it is the last."""
+        top = tuple(
+            each._replace(text=each.text + rest) if each.token == self.token else each for each in self.top
+        )
+        return self._replace(text=self.text + rest, top=top)
 
 
 class Ending(NamedTuple):
@@ -104,12 +123,12 @@ class Piece:
 
 @dataclass(frozen=True)
 class Ask:
-    """What an answer is asked with. prompt: token ids. max_tokens: at most so many more. marks: how many of
-    the likeliest tokens are told of each; None: none, nor its own. time_limit_s: from its coming. slot: in
-    which it is answered; None: in any. manner: how it is made. as_drawn:
-    whether they are told as they were drawn, with all settings, in place of what the logits give them.
-    calls: those of tools that may be in it. shows_progress: whether it is told how much of the prompt is
-    read. reads: what is made of the prompt, which is read then, and not answered."""
+    """What an answer is asked with. prompt: token ids. max_tokens: at most so many more; 0: the prompt is
+    read, and nothing is told of what would follow. marks: how many of the likeliest tokens are told of each;
+    None: none, nor its own. time_limit_s: from its coming. slot: in which it is answered; None: in any.
+    manner: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in place of
+    what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is told how
+    much of the prompt is read. reads: what is made of the prompt, which is read then, and not answered."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -177,7 +196,7 @@ class Answer:
         self, ask: Ask, request: Request, sampler: Sampler, tokenizer: Tokenizer, eos: Collection[int]
     ) -> None:
         self.request, self._ask, self._sampler, self._eos = request, ask, sampler, eos
-        self._tokenizer, self._stream = tokenizer, tokenizer.stream(ask.calls.shown if ask.calls else ())
+        self._stream = tokenizer.stream(ask.prompt, ask.calls.shown if ask.calls else ())
         self._calls = ask.calls.reader() if ask.calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._told = 0
@@ -189,7 +208,7 @@ class Answer:
     def piece(self) -> Piece | None:
         """What has come since the last, if anything has; with its ending where it is over."""
         text, marks = "", list[Mark]()
-        while self._told < len(self.request.token_ids) and self._stopped_by is None:
+        while self._ask.max_tokens and self._told < len(self.request.token_ids) and self._stopped_by is None:
             token = self.request.token_ids[self._told]
             self._told += 1
             text += self._fed(token, marks)
@@ -199,13 +218,13 @@ class Answer:
             return made if made and (made.text or marks or made.calls or read) else None
         self.request.stop()
         if self._stopped_by is None:
-            text += self._stops.feed(self._stream.flush()) + self._stops.flush()
+            text += self._rest(marks)
         return self._piece(text, marks, self._ending(), self._read_meanwhile())
 
     def cut(self, error: ApiError | None = None) -> Piece:
         """End it where it is: with this error, or because its time is up."""
         self.request.stop()
-        rest = self._stops.feed(self._stream.flush()) + self._stops.flush()
+        rest = self._rest([])
         if error is None and not self._told:
             error = ApiError(
                 503,
@@ -255,17 +274,29 @@ class Answer:
             return ""
         if token in self._ask.stop_ids:
             self._stopped_by = token
-            return self._stops.feed(self._stream.flush()) + self._stops.flush()
+            return self._rest(marks)
         self._tokens.append(token)
         if isinstance(self._sampler, Recorder):
-            marks.append(mark_of(self._tokenizer, token, *self._sampler.noted.pop(self._told - 1)))
-        text = self._stops.feed(self._stream.feed(token))
+            marks.append(mark_of(self._stream, token, *self._sampler.noted.pop(self._told - 1)))
+            added = marks[-1].text
+        else:
+            added = self._stream.feed(token)
+        text = self._stops.feed(added)
         self._stopped_by = self._stops.found
         return text
+
+    def _rest(self, marks: list[Mark]) -> str:
+        """What was held back, where no more comes; it is the last token's."""
+        held = self._stream.flush()
+        if held and marks:
+            marks[-1] = marks[-1].ended(held)
+        return self._stops.feed(held) + self._stops.flush()
 
     def _ending(self) -> Ending:
         if error := self.request.error:
             return self._ended(ERROR, blamed(error))
+        if not self._ask.max_tokens:
+            return self._ended(LENGTH)
         reason = self.request.finish_reason
         return self._ended(STOP if self._stopped_by is not None or reason is None else ENDINGS[reason])
 
@@ -309,9 +340,12 @@ class ReadPrompt:
         return Piece(self._ask.index, ending=ending, made=made)
 
 
-def mark_of(
-    tokenizer: Tokenizer, token: int, logprob: float | None, top: Sequence[tuple[int, float]]
-) -> Mark:
-    """With the texts of the tokens."""
-    others = tuple((each, tokenizer.decode([each]), log) for each, log in top)
-    return Mark(token, tokenizer.decode([token]), logprob, others)
+def mark_of(stream: TextStream, token: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> Mark:
+    """Of a token that the stream takes with it."""
+    others = [(each, stream.bytes_if(each), log) for each, log in top]
+    text, data = stream.take(token)
+    likeliest = (
+        Likely(each, text if each == token and own == data else own.decode(errors="replace"), own, log)
+        for each, own, log in others
+    )
+    return Mark(token, text, data, logprob, tuple(likeliest))

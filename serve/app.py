@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
@@ -29,8 +30,9 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked
-from aerie.serve.reading import marked, read
+from aerie.serve.preparing import asked, check_ids, most_counted
+from aerie.serve.prompts import marked, read
+from aerie.serve.reading import Reading, ReadingRoute
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 from aerie.serve.showing import add_views
@@ -53,7 +55,7 @@ def make_app(models: Models) -> ASGIApp:
 
     app = _addressed(lifespan)
     app.state.models, app.state.kept = models, Kept(models.limits.kept, models.limits.kept_bytes)
-    return guarded(Loading(app, models, app.router), models, app)
+    return guarded(Reading(Loading(app, models, app.router), app), models, app)
 
 
 def guarded(app: ASGIApp, service: Guarded, addressed: FastAPI | None = None) -> ASGIApp:
@@ -68,7 +70,8 @@ def guarded(app: ASGIApp, service: Guarded, addressed: FastAPI | None = None) ->
 
 def _addressed(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     """All addresses; they find the models in the app's state."""
-    app = FastAPI(title="Aerie", lifespan=lifespan, **NO_PAGES)  # type: ignore[arg-type]
+    app = FastAPI(title="Aerie", lifespan=lifespan, strict_content_type=False, **NO_PAGES)  # type: ignore[arg-type]
+    app.router.route_class = ReadingRoute
     _add_errors(app)
     add_views(app)
     _add_texts(app)
@@ -96,21 +99,15 @@ def _add_texts(app: FastAPI) -> None:
     """Between text and tokens."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, service: Held) -> Mapping[str, Any]:
+    async def tokenize(body: TokenizeRequest, service: Held) -> Response:
         opened = service.ready()
-        ids = await service.encoded(partial(_tokenized, body), body.place)
-        tokens: list[Any] = list(ids)
-        if body.with_pieces:
-            tokens = [{"id": each, "piece": opened.tokenizer.decode([each])} for each in ids]
-        return {"tokens": tokens, "count": len(ids), "max_model_len": opened.session.model.positions}
+        most, positions = most_counted(opened), opened.session.model.positions
+        made = await service.encoded(partial(_tokenized, body, most, positions), body.place)
+        return Response(made, media_type="application/json")
 
     @app.post("/detokenize")
     async def detokenize(body: DetokenizeRequest, service: Held) -> Mapping[str, Any]:
-        size = service.ready().session.model.config.vocab_size
-        if wrong := [each for each in body.tokens if each >= size]:
-            raise ApiError(
-                400, f"tokens has {wrong[0]}; the vocabulary has 0 to {size - 1}", "tokens", "invalid_value"
-            )
+        check_ids(service.ready(), body.tokens, "tokens")
         text = await service.encoded(lambda tokenizer: tokenizer.decode(body.tokens))
         return {"content": text, "prompt": text}
 
@@ -121,11 +118,35 @@ def _add_texts(app: FastAPI) -> None:
         return {"prompt": made}
 
 
-def _tokenized(body: TokenizeRequest, tokenizer: Tokenizer) -> list[int]:
+def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Tokenizer) -> bytes:
+    """The response. positions: the model's."""
+    ids = _ids_of(body, most, tokenizer)
+    tokens = json.dumps(ids)
+    if body.with_pieces:  # one by one: all at once would hold the other threads
+        told = (
+            {"id": each, "piece": piece.text, "bytes": list(piece.data)}
+            for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
+        )
+        tokens = f"[{','.join(map(json.dumps, told))}]"
+    return f'{{"tokens":{tokens},"count":{len(ids)},"max_model_len":{positions}}}'.encode()
+
+
+def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
     if body.messages is not None:
-        return tokenizer.encode_chat(*body.chat)
+        return tokenizer.encode_chat(*body.chat, most=most)
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
-    return tokenizer.encode((body.content if body.prompt is None else body.prompt) or "", special=special)
+    text = (body.content if body.prompt is None else body.prompt) or ""
+    return tokenizer.encode(text, special=special, most=most)
+
+
+async def _count(body: ChatRequest | CountRequest, service: Service) -> Mapping[str, Any]:
+    """The tokens of a conversation."""
+    work = partial(_counted, body, most_counted(service.ready()))
+    return {"input_tokens": await service.encoded(work, body.place)}
+
+
+def _counted(body: ChatRequest | CountRequest, most: int, tokenizer: Tokenizer) -> int:
+    return len(tokenizer.encode_chat(*body.chat, most=most))
 
 
 def _add_answers(app: FastAPI) -> None:
@@ -133,7 +154,7 @@ def _add_answers(app: FastAPI) -> None:
     async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
         ids, grammar, calls = await service.conversed(opened, body)
-        expected = await service.encoded(partial(_continued, body.predicted)) if body.predicted else ()
+        expected = await _expected(service, body.predicted, opened.session.model.positions)
         asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
         marks = await marked(service, request, [ids], body.prompt_logprobs)
         asking = service.asking(asks, request.state.line)
@@ -144,10 +165,7 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request, service: Held) -> Response:
         opened = service.ready()
-        prompts = [
-            prompt if isinstance(prompt, list) else await service.encoded(partial(_encode, prompt))
-            for prompt in body.prompts
-        ]
+        prompts = await _ids(service, body.prompts, "prompt")
         grammar = await service.grammar(opened, body.form)
         asks = asked(opened, body, prompts, body.most, service.limits.time_limit_s, grammar)
         echoes = await _echoes(service, request, body, prompts) if body.echo else []
@@ -158,29 +176,42 @@ def _add_answers(app: FastAPI) -> None:
         return await answered(request, asking, form, body.stream, service.limits.send_s)
 
 
-def _continued(text: str, tokenizer: Tokenizer) -> list[int]:
+async def _expected(service: Service, text: str, most: int) -> Sequence[int]:
+    """The tokens that an answer is expected to be much like."""
+    return await service.encoded(partial(_continued, text, most)) if text else ()
+
+
+def _continued(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
     """The tokens of a text that follows others."""
-    return tokenizer.encode(text, special=False)
+    return tokenizer.encode(text, special=False, most=most)
 
 
-def _encode(text: str, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(text)
+async def _ids(service: Service, given: Sequence[str | list[int]], param: str) -> list[list[int]]:
+    """Of texts and of lists of ids, which the client has from wherever. Raises ApiError."""
+    opened = service.ready()
+    for each in given:
+        if isinstance(each, list):
+            check_ids(opened, each, param)
+    encode = partial(partial, _encode, most=opened.session.model.positions)
+    return [each if isinstance(each, list) else await service.encoded(encode(each)) for each in given]
+
+
+def _encode(text: str, tokenizer: Tokenizer, most: int) -> list[int]:
+    return tokenizer.encode(text, most=most)
 
 
 async def _echoes(
     service: Service, request: Request, body: CompletionRequest, prompts: Sequence[Sequence[int]]
 ) -> list[Echo]:
     """The texts of the prompts, and how likely their tokens are where that is told of answers."""
-    texts = [
-        await service.encoded(partial(_decode, given)) if isinstance(given, list) else given
-        for given in body.prompts
-    ]
+    texts = [await service.encoded(partial(_begun, prompt)) for prompt in prompts]
     marks = await marked(service, request, prompts, body.top) or [[] for _ in prompts]
     return list(zip(texts, marks, strict=True))
 
 
-def _decode(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    return tokenizer.decode(ids)
+def _begun(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """The text of tokens, without the beginning of a character, which an answer goes on with."""
+    return "".join(map(tokenizer.stream().feed, ids))
 
 
 def _add_other_apis(app: FastAPI) -> None:
@@ -222,9 +253,7 @@ def _add_other_apis(app: FastAPI) -> None:
 
     @app.post("/v1/messages/count_tokens")
     async def count_tokens(body: CountRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
-        return {"input_tokens": len(ids)}
+        return await _count(body, service)
 
 
 def _add_slots(app: FastAPI) -> None:
@@ -258,19 +287,13 @@ def _add_native(app: FastAPI) -> None:
 
     @app.post("/v1/chat/completions/input_tokens")
     async def input_tokens(body: ChatRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        ids = await service.encoded(lambda tokenizer: tokenizer.encode_chat(*body.chat), body.place)
-        return {"input_tokens": len(ids)}
+        return await _count(body, service)
 
 
 def _add_embeddings(app: FastAPI) -> None:
     @app.post("/v1/embeddings")
     async def embeddings(body: EmbeddingsRequest, request: Request, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        prompts = [
-            given if isinstance(given, list) else await service.encoded(partial(_encode, given))
-            for given in body.inputs
-        ]
+        prompts = await _ids(service, body.inputs, "input")
         made = await read(service, request, prompts, [Embedding] * len(prompts))
         tokens = sum(map(len, prompts))
         request.state.line.prompt = tokens

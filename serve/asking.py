@@ -77,6 +77,12 @@ class Asking:
         """How many of them are under way, or wait for their turn."""
         return min(len(self.left), self._at_once)
 
+    @property
+    def notes(self) -> Sequence[str]:
+        """What of its schemas it is not held to; all answers have one form."""
+        grammar = self.asks[0].sampler.grammar if self.asks else None
+        return grammar.notes if grammar else ()
+
     def _put_next(self) -> None:
         if self._later:
             self._worker.put(self._later.popleft())

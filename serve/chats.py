@@ -6,34 +6,40 @@ Whether tools, choices and calls go together, the engine checks (tool_calls.py):
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
-from pydantic import Discriminator, Field, model_validator
+from pydantic import Field, model_validator
 
 from aerie.engine.tool_calls import Tool, Tools, chosen
-from aerie.serve.fields import MOST_TOP, Content, Fields, Formed, Settings, Text, TextPart, Unbuilt, text_of
+from aerie.serve.fields import (
+    MOST_TOP,
+    OF_VLLM,
+    Content,
+    Fields,
+    Formed,
+    Most,
+    Said,
+    Settings,
+    Text,
+    TextPart,
+    Unbuilt,
+    room_of,
+    text_of,
+)
 
 OLDER: Final = "this is OpenAI's older way"
 
 
-def by_type(names: Mapping[str, str], other: str) -> Discriminator:
-    """Which of several an object is, by its `type`. names: the tags of the types, which pydantic puts into
-    places of errors, where what is no word is left out; other: that of all else, whose errors are told."""
+class CalledFunction(Said):
+    """parsed_arguments: as the official client has them beside the text."""
 
-    def tag(given: Any) -> str:
-        kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
-        return names.get(kind, other) if isinstance(kind, str) else other
-
-    return Discriminator(tag)
-
-
-class CalledFunction(Fields):
     name: Text
     arguments: Text
+    parsed_arguments: Any = None
 
 
-class Call(Fields):
+class Call(Said):
     """index: of a call that was put together from a stream."""
 
     id: Text
@@ -41,18 +47,34 @@ class Call(Fields):
     function: CalledFunction
     index: int | None = None
 
+    @property
+    def as_call(self) -> dict[str, Any]:
+        function = {"name": self.function.name, "arguments": self.function.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
-class ChatMessage(Fields):
-    """`developer` is `system`. name: taken, and told to no template."""
+
+class ChatMessage(Said):
+    """`developer` is `system`. name: taken, and told to no template. reasoning_content, or reasoning: of an
+    earlier answer, told to templates, which mostly leave it out. annotations, parsed, cache_control: taken,
+    and change no prompt."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: str | None = None
     refusal: str | None = None
+    reasoning_content: Text | None = None
+    reasoning: Text | None = None
     tool_calls: list[Call] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
-    unbuilt: ClassVar[Unbuilt] = {"function_call": ((), f"{OLDER}: write tool_calls")}
+    annotations: Any = None
+    parsed: Any = None
+    cache_control: Any = None
+    audio: Any = None
+    unbuilt: ClassVar[Unbuilt] = {
+        "function_call": ((), f"{OLDER}: write tool_calls"),
+        "audio": ((), "messages are text"),
+    }
 
     @model_validator(mode="after")
     def _goes_together(self) -> Self:
@@ -70,15 +92,17 @@ class ChatMessage(Fields):
             "role": "system" if self.role == "developer" else self.role,
             "content": text_of(self.content),
         }
+        if thought := self.reasoning_content or self.reasoning:
+            made["reasoning_content"] = thought
         if self.tool_calls:
-            made["tool_calls"] = [call.model_dump() for call in self.tool_calls]
+            made["tool_calls"] = [call.as_call for call in self.tool_calls]
         if self.tool_call_id is not None:
             made["tool_call_id"] = self.tool_call_id
         return made
 
 
 class Function(Fields):
-    """strict changes nothing: arguments are held to the schema, always."""
+    """strict: a schema is refused of which something cannot be held; else that is told in a note."""
 
     name: Text
     description: Text | None = None
@@ -87,7 +111,7 @@ class Function(Fields):
 
     @property
     def tool(self) -> Tool:
-        return Tool(self.name, self.description or "", self.parameters)
+        return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
 
 class ChatTool(Fields):
@@ -121,19 +145,63 @@ class AllowedChoice(Fields):
 ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
 
 
+def nth_told(name: str, tools: Sequence[object], kind: Any) -> str:
+    """The place of a tool, `tools[0].name`, among all that were given, where the engine is given those of a
+    kind, a class or several, alone."""
+    numbers = [number for number, tool in enumerate(tools) if isinstance(tool, kind)]
+    return re.sub(r"^tools\[(\d+)\]", lambda found: f"tools[{numbers[int(found[1])]}]", name)
+
+
+def with_effort(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any] | None:
+    """Values for a chat template, and among them how much to reason, by the name that templates have."""
+    return given if effort is None else {"reasoning_effort": effort, **(given or {})}
+
+
 class Chat(NamedTuple):
-    """A conversation, and the tools that its model is told of."""
+    """A conversation, the tools that its model is told of, further values for the chat template, and whether
+    the answer goes on with the last message."""
 
     messages: list[dict[str, Any]]
     tools: Tools | None
+    template_arguments: Mapping[str, Any] | None
+    continues: bool = False
 
 
 class HasTools(Fields):
-    """What a conversation may have beside its messages."""
+    """What a conversation may have beside its messages. chat_template_kwargs, continue_final_message and
+    add_generation_prompt are vLLM's names: further values for the chat template, and whether the answer goes
+    on with the last message or is a new one."""
 
+    chat_template_kwargs: dict[str, Any] | None = None
+    continue_final_message: bool = False
+    add_generation_prompt: bool | None = None
     tools: list[ChatTool] | None = None
     tool_choice: ToolChoice | None = None
     parallel_tool_calls: bool | None = None
+
+    @model_validator(mode="after")
+    def _begins_or_goes_on(self) -> Self:
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError(
+                "continue_final_message goes on with the last message, and add_generation_prompt begins a "
+                "new one; give one of them"
+            )
+        if self.add_generation_prompt is False and not self.continue_final_message:
+            raise ValueError(
+                "add_generation_prompt is false, and answers begin where the template has the assistant "
+                "begin; leave it out, or give continue_final_message"
+            )
+        return self
+
+    def chat_of(self, messages: Sequence[ChatMessage]) -> Chat:
+        """Raises ToolsError."""
+        each = [message.as_message for message in messages]
+        return Chat(each, self.asked_tools, self.template_arguments, self.continue_final_message)
+
+    @property
+    def template_arguments(self) -> Mapping[str, Any] | None:
+        """Further values for the chat template."""
+        return self.chat_template_kwargs
 
     @property
     def asked_tools(self) -> Tools | None:
@@ -163,7 +231,7 @@ class ChatRequest(Settings, Formed, HasTools):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    max_completion_tokens: Most = None
     return_progress: bool = False
     logprobs: bool | None = None
     top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
@@ -172,14 +240,22 @@ class ChatRequest(Settings, Formed, HasTools):
     modalities: Any = None
     audio: Any = None
     prediction: Prediction | None = None
-    reasoning_effort: Any = None
+    reasoning_effort: str | None = None
     verbosity: Any = None
+    web_search_options: Any = None
+    echo: Any = None
+    add_special_tokens: Any = None
+    documents: Any = None
     unbuilt: ClassVar[Unbuilt] = {
+        **OF_VLLM,
+        "web_search_options": ((), "nothing is searched here"),
+        "echo": ([False], "/v1/completions has it"),
+        "add_special_tokens": ([False], "the chat template writes them"),
+        "documents": ([[]], "put them in a message"),
         "functions": ((), f'{OLDER}: write each as {{"type": "function", "function": ...}} in tools'),
         "function_call": ((), f"{OLDER}: write tool_choice"),
         "modalities": ([["text"]], "answers are text"),
         "audio": ((), "answers are text"),
-        "reasoning_effort": (["none"], "no model here is told how much to reason"),
         "verbosity": (["medium"], "no model here is told how much to say"),
     }
 
@@ -191,7 +267,7 @@ class ChatRequest(Settings, Formed, HasTools):
 
     @property
     def most(self) -> int | None:
-        return self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        return room_of(self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens)
 
     @property
     def top(self) -> int | None:
@@ -202,13 +278,17 @@ class ChatRequest(Settings, Formed, HasTools):
         return self.stream and self.return_progress
 
     @property
+    def template_arguments(self) -> Mapping[str, Any] | None:
+        return with_effort(self.chat_template_kwargs, self.reasoning_effort)
+
+    @property
     def predicted(self) -> str:
         return text_of(self.prediction.content) if self.prediction else ""
 
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat([message.as_message for message in self.messages], self.asked_tools)
+        return self.chat_of(self.messages)
 
 
 class TokenizeRequest(HasTools):
@@ -231,7 +311,7 @@ class TokenizeRequest(HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat([message.as_message for message in self.messages or ()], self.asked_tools)
+        return self.chat_of(self.messages or ())
 
 
 class TemplateRequest(HasTools):
@@ -243,4 +323,4 @@ class TemplateRequest(HasTools):
     @property
     def chat(self) -> Chat:
         """Raises ToolsError."""
-        return Chat([message.as_message for message in self.messages], self.asked_tools)
+        return self.chat_of(self.messages)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
+import gc
 import logging
 import os
 import signal
@@ -17,26 +17,27 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol
 
-import uvicorn
 from starlette.types import ASGIApp
 
 from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b.cli import Parser, add_commands, run_command
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import guarded, make_app
+from aerie.serve.connections import Listening, room_for
 from aerie.serve.flags import KEY, add_serve
 from aerie.serve.front import Front
 from aerie.serve.models import Memory, Models
 from aerie.serve.naming import aliases_of, drafts_of, models_of
-from aerie.serve.opening import Opening, Runtime
+from aerie.serve.opening import Opening, Runtime, prompt_tokenizer
+from aerie.serve.origins import is_own, origins_of
 from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
 from aerie.virtual_npu import folders
 
 INTERRUPTED = 130
+SWITCH_S = 0.001
 MOST_PORT = 65535
 
 
@@ -49,11 +50,11 @@ class Life(Protocol):
     def drain(self) -> None: ...
 
 
-class Server(uvicorn.Server):
-    """uvicorn's, which at the first SIGTERM or Ctrl-C has answers under way finish."""
+class Server(Listening):
+    """A server which at the first SIGTERM or Ctrl-C has answers under way finish."""
 
-    def __init__(self, config: uvicorn.Config, service: Life) -> None:
-        super().__init__(config)
+    def __init__(self, app: ASGIApp, service: Life, limits: Limits) -> None:
+        super().__init__(app, limits)
         self._service, self.signal = service, 0
 
     @contextmanager
@@ -83,27 +84,12 @@ class Server(uvicorn.Server):
 
 def make_server(models: Models) -> Server:
     """Ready to `run` with a socket that listens."""
-    return server_of(make_app(models), models, models.limits)
-
-
-def server_of(app: ASGIApp, life: Life, limits: Limits) -> Server:
-    """The server of an app. life: told when it ends."""
-    config = uvicorn.Config(
-        app,
-        http="h11",
-        ws="none",
-        lifespan="on",
-        log_config=None,
-        access_log=False,
-        server_header=False,
-        h11_max_incomplete_event_size=limits.header_bytes,
-        timeout_graceful_shutdown=round(limits.drain_s + 2),
-    )
-    return Server(config, life)
+    return Server(make_app(models), models, models.limits)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve models over HTTP, with OpenAI's API and a web page."""
+    _share_the_interpreter()
     limits, report = _limits(arguments), Reporter()
     named = models_of(arguments.model, arguments.models_dir, arguments.name)
     drafts, aliases = drafts_of(arguments.draft, named), aliases_of(arguments.alias, named)
@@ -113,6 +99,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.variants,
         arguments.kv_pool,
         arguments.cache_dir or folders.programs(),
+        template_arguments=(*arguments.template_arg,),
         warm=arguments.warm,
     )
     (first, *others) = named
@@ -140,6 +127,16 @@ def serve(arguments: argparse.Namespace) -> int:
     return _code(server)
 
 
+def _share_the_interpreter() -> None:
+    """A thread that runs Python, as one that reads a long prompt, makes room for others after a millisecond:
+    the event loop and the model's steps wait so long each time that they come back from C. And what is
+    imported is not looked through for garbage whenever much is read: that takes a tenth of a second, and all
+    wait."""
+    sys.setswitchinterval(SWITCH_S)
+    gc.collect()
+    gc.freeze()
+
+
 def _models(
     arguments: argparse.Namespace,
     named: Mapping[str, str],
@@ -155,7 +152,8 @@ def _models(
         limit = available_bytes()
     offers = []
     for name, model in named.items():
-        opening = Opening(model, runtime.options(), Reporter(), drafts[name], limit, runtime.warm)
+        given = runtime.options(), Reporter(), drafts[name], limit, runtime.template_arguments, runtime.warm
+        opening = Opening(model, *given)
         offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
     return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)
 
@@ -210,11 +208,12 @@ def _serve_replicas(
             f"--replicas is {least}, and Ray, which runs them, is not installed; pip install 'aerie[ray]', "
             "or serve without"
         ) from None
-    tokenizer, limits, report = load_tokenizer(find_checkpoint(recipe[1])), recipe[3], Reporter()
+    tokenizer = prompt_tokenizer(find_checkpoint(recipe[1]), arguments.template_arg)
+    limits, report = recipe[3], Reporter()
     report.note(f"{least} replicas are started")
     with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
         front = Front(ask, tokenizer, limits, replicas.FULL)
-        server = server_of(guarded(front, front), front, limits)
+        server = Server(guarded(front, front), front, limits)
         _log()
         report.note(said)
         server.run(sockets=[listening])
@@ -223,7 +222,7 @@ def _serve_replicas(
 
 def _limits(arguments: argparse.Namespace) -> Limits:
     """UserError where others could ask without a key."""
-    key, is_local = arguments.api_key or KEY.get() or None, _is_local(arguments.host)
+    key, is_local = _key(arguments.api_key), is_own(arguments.host)
     if not is_local and key is None:
         raise UserError(
             f"--host {arguments.host} lets other machines ask, and there is no API key; give --api-key, "
@@ -235,8 +234,12 @@ def _limits(arguments: argparse.Namespace) -> Limits:
         arguments.drain,
         body_bytes=arguments.max_body,
         api_key=key,
-        origins=tuple(arguments.cors_origin),
+        origins=origins_of(arguments.cors_origin, key is not None),
         is_local=is_local,
+        connections=room_for(arguments.connections),
+        head_s=arguments.head_time,
+        body_s=arguments.body_time,
+        send_s=arguments.send_time,
         slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
         load_s=arguments.load_wait,
         kept=Limits.kept if arguments.keep_responses is None else arguments.keep_responses,
@@ -257,11 +260,20 @@ def _storage(folder: Path | None, most_bytes: int) -> Storage | None:
     return Storage(folder, most_bytes)
 
 
-def _is_local(host: str) -> bool:
-    try:
-        return host == "localhost" or ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
+def _key(given: str | None) -> str | None:
+    """The API key, of the flag or the environment; None where there is none. UserError for one that no client
+    could send."""
+    name, key = (KEY.name, KEY.get() or None) if given is None else ("--api-key", given)
+    if key is None:
+        return None
+    if not key.strip():
+        raise UserError(f"{name} is blank, which would let everybody in; give a key, or leave it out")
+    if key != key.strip() or not all(" " <= each <= "~" for each in key):
+        raise UserError(
+            f"{name} holds blanks around it, control characters or some beyond ASCII, which clients cannot "
+            "send in a header; give another key"
+        )
+    return key
 
 
 def _listen(host: str, port: int) -> socket.socket:

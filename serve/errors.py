@@ -16,6 +16,7 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from aerie.engine.chat_template import TemplateArgumentError
 from aerie.engine.errors import AnswerError, PromptTooLongError, UserError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.tool_calls import ToolsError
@@ -91,6 +92,10 @@ def of_engine(error: BaseException, place: Callable[[str], str] = str) -> ApiErr
     if isinstance(error, ToolsError):
         at = place(error.place)
         return ApiError(400, str(error).replace(error.place, at), at, "invalid_value")
+    if isinstance(error, TemplateArgumentError):
+        return ApiError(
+            400, f"chat_template_kwargs: {error}", f"chat_template_kwargs.{error.name}", "invalid_value"
+        )
     if isinstance(error, PromptTooLongError):
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PoolFullError):
@@ -129,7 +134,7 @@ def of_validation(errors: Sequence[Any]) -> ApiError:
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be read")
         return ApiError(400, f"the body is no JSON ({reason}); send one object", code="invalid_json")
-    param = _param(place)
+    param = param_of(place)
     if first["type"] == "extra_forbidden":
         return ApiError(
             400, f"{param} is not a field that is taken here; leave it out", param, "unknown_parameter"
@@ -148,7 +153,7 @@ def _most_telling(errors: Sequence[Any]) -> Any:
     return next((each for each in field if not each["type"].endswith("_type")), errors[0])
 
 
-def _param(place: Sequence[str | int]) -> str | None:
+def param_of(place: Sequence[str | int]) -> str | None:
     """messages[0].content, of a place in the body. Names of pydantic's own for alternatives are left out."""
     name = ""
     for part in place:

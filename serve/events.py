@@ -20,6 +20,7 @@ from aerie.serve.errors import ApiError, internal
 
 LOG = logging.getLogger("aerie.serve")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
+NOTE, LONGEST_NOTE = "X-Aerie-Note", 1000
 HEARTBEAT = b": still at work\n\n"
 """A comment, which clients pass over."""
 DONE = b"data: [DONE]\n\n"
@@ -78,25 +79,35 @@ def failed_event(path: str, error: ApiError, before: int) -> bytes:
     return event(error.body)
 
 
-def json_of(made: Told) -> Response:
-    return Response(as_json(made), media_type="application/json")
+def json_of(made: Told, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(as_json(made), headers=headers, media_type="application/json")
+
+
+def noted(notes: Sequence[str]) -> dict[str, str]:
+    """The header that tells what of its schemas an answer is not held to; none where it is to all."""
+    if not notes:
+        return {}
+    told = f"not held to: {'; '.join(notes)}".encode("ascii", "backslashreplace").decode()
+    short = told if len(told) <= LONGEST_NOTE else f"{told[:LONGEST_NOTE]} ..."
+    return {NOTE: "".join(sign if sign.isprintable() else " " for sign in short)}
 
 
 async def answered(request: Request, asking: Asking, form: Form, streams: bool, send_s: float) -> Response:
     """The response, whole or as a stream, which closes what is asked for. An error that is there before the
     first piece is raised, so that it has its status. send_s: as EventStream."""
+    headers = noted(asking.notes)
     try:
         if not streams:
             made = form.whole(await unless_gone(request.receive, asking.wholes()))
             asking.close()
-            return json_of(made)
+            return json_of(made, headers)
         first = await unless_gone(request.receive, asking.next())
         if first and first.ending and first.ending.error:
             raise first.ending.error
     except BaseException:
         asking.close()
         raise
-    return EventStream(_events(asking, form, first), send_s, asking.close)
+    return EventStream(_events(asking, form, first), send_s, asking.close, headers)
 
 
 async def _events(asking: Asking, form: Form, first: Piece | None) -> AsyncIterator[bytes]:
@@ -126,8 +137,14 @@ class EventStream(Response):
 
     media_type = "text/event-stream"
 
-    def __init__(self, events: AsyncIterator[bytes], send_s: float, close: Callable[[], None]) -> None:
-        super().__init__(headers=HEADERS)
+    def __init__(
+        self,
+        events: AsyncIterator[bytes],
+        send_s: float,
+        close: Callable[[], None],
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(headers={**HEADERS, **(headers or {})})
         del self.headers["content-length"]
         self._events, self._send_s, self._close = events, send_s, close
 

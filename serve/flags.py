@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aerie.llama32_1b.cli import real_number, whole_number
+from aerie.llama32_1b.cli import add_template, real_number, whole_number
 from aerie.serve.naming import byte_count, seconds
 from aerie.serve.service import Limits
 from aerie.virtual_npu.knobs import Knob
@@ -29,7 +29,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this site may ask; several times",
+        help="pages of this site may ask; several times; *: those of all sites, with an API key",
     )
     _add_limits(parser)
     _add_runtime(parser)
@@ -98,6 +98,24 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         help="bytes of a request's body, at most (default: %(default)s)",
     )
     parser.add_argument(
+        "--connections",
+        type=whole_number(1),
+        default=STANDARD.connections,
+        help="connections at once; fewer where the process may have fewer descriptors (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("--head-time", STANDARD.head_s, "the head of a request has"),
+        ("--body-time", STANDARD.body_s, "its body has"),
+        ("--send-time", STANDARD.send_s, "a reader has to take some of what was sent"),
+    ):
+        parser.add_argument(
+            name,
+            type=whole_number(1),
+            default=round(default),
+            metavar="SECONDS",
+            help=f"that {what} (default: %(default)s)",
+        )
+    parser.add_argument(
         "--keep-responses",
         type=whole_number(0),
         metavar="COUNT",
@@ -139,6 +157,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="as for `aerie run`: lookup, or a smaller model with the same tokenizer, of all models or of "
         "one; no token changes (default: no guesses)",
     )
+    add_template(parser)
     parser.add_argument(
         "--warm",
         action="store_true",

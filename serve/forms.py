@@ -303,8 +303,8 @@ def prompt_logprobs(marks: Sequence[Mark]) -> list[dict[str, Any] | None]:
 
 
 def _by_id(mark: Mark) -> dict[str, Any]:
-    ranked = {token: rank for rank, (token, _, _) in enumerate(mark.top, start=1)}
-    every = [(mark.token, mark.text, mark.logprob), *mark.top]
+    ranked = {each.token: rank for rank, each in enumerate(mark.top, start=1)}
+    every = [(mark.token, mark.text, mark.logprob), *((one.token, one.text, one.logprob) for one in mark.top)]
     return {
         str(token): {"logprob": finite(log), "rank": ranked.get(token), "decoded_token": text}
         for token, text, log in every
@@ -315,11 +315,11 @@ def _marks(marks: Iterable[Mark]) -> list[ChatCompletionTokenLogprob]:
     return [
         ChatCompletionTokenLogprob(
             token=mark.text,
-            bytes=list(mark.text.encode()),
+            bytes=list(mark.data),
             logprob=finite(mark.logprob),
             top_logprobs=[
-                TopLogprob(token=text, bytes=list(text.encode()), logprob=finite(log))
-                for _, text, log in mark.top
+                TopLogprob(token=each.text, bytes=list(each.data), logprob=finite(each.logprob))
+                for each in mark.top
             ],
         )
         for mark in marks
@@ -331,6 +331,20 @@ def _known(mark: Mark) -> float | None:
     return None if mark.logprob is None else finite(mark.logprob)
 
 
+def _by_text(mark: Mark) -> dict[str, float]:
+    """The likeliest tokens by their texts. The one that was drawn has its text in the column of tokens; of
+    others with the same text, and of those that are part of a character, the bytes are told, as OpenAI's API
+    does, or the id, as vLLM does."""
+    told: dict[str, float] = {}
+    for each in mark.top:
+        in_bytes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in each.data)
+        is_part = "\N{REPLACEMENT CHARACTER}" in each.text
+        names = [in_bytes if is_part else each.text, in_bytes] if each.data else []
+        free = (name for name in (*names, f"token_id:{each.token}") if name not in {*told, mark.text})
+        told[mark.text if each.token == mark.token else next(free)] = finite(each.logprob)
+    return told
+
+
 def _table(marks: Sequence[Mark], begins: int) -> Logprobs:
     """As columns, with where each token's text begins in the answer's."""
     offsets, at = [], begins
@@ -340,6 +354,6 @@ def _table(marks: Sequence[Mark], begins: int) -> Logprobs:
     return Logprobs.model_construct(  # unchecked: the first of a prompt has none
         tokens=[mark.text for mark in marks],
         token_logprobs=[_known(mark) for mark in marks],
-        top_logprobs=[{text: finite(log) for _, text, log in mark.top} for mark in marks],
+        top_logprobs=[_by_text(mark) for mark in marks],
         text_offset=offsets,
     )

@@ -8,18 +8,16 @@ the API that was asked: as a response where none has begun, else as the stream's
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import aclosing
 from typing import Any, Final
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from aerie.engine.errors import UserError
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
 from aerie.serve.asking import unless_gone
@@ -29,6 +27,7 @@ from aerie.serve.events import failed_event
 from aerie.serve.fields import CompletionRequest
 from aerie.serve.messages import MessagesRequest
 from aerie.serve.metrics import Metrics
+from aerie.serve.reading import LARGE_BYTES, validated
 from aerie.serve.responses import ResponsesRequest
 from aerie.serve.service import Limits
 
@@ -45,12 +44,15 @@ LOST = ApiError(
 )
 STOPPED = ApiError(503, "the server was stopped before this answer was complete", code="stopped")
 
-CONVERSATIONS: Final[Mapping[str, Callable[[bytes], Chat]]] = {
-    "/v1/chat/completions": lambda body: ChatRequest.model_validate_json(body).chat,
-    "/v1/responses": lambda body: ResponsesRequest.model_validate_json(body).chat,
-    "/v1/messages": lambda body: MessagesRequest.model_validate_json(body).chat,
+CONVERSATIONS: Final[Mapping[str, TypeAdapter[Any]]] = {
+    "/v1/chat/completions": TypeAdapter(ChatRequest),
+    "/v1/responses": TypeAdapter(ResponsesRequest),
+    "/v1/messages": TypeAdapter(MessagesRequest),
 }
 COMPLETIONS: Final = "/v1/completions"
+COMPLETION: Final = TypeAdapter(CompletionRequest)
+MOST: Final = 2**17
+"""Tokens of a prompt that is looked at."""
 
 
 class Front:
@@ -61,6 +63,7 @@ class Front:
         self.limits, self._ask, self._tokenizer, self._full = limits, ask, tokenizer, full
         self._tasks: set[asyncio.Task[None]] = set()
         self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._is_draining = self._is_stopped = False
         self.metrics = Metrics()
         self.metrics.watch("", {"running": lambda: len(self._tasks)})
@@ -105,8 +108,9 @@ class Front:
     async def _answer(self, scope: Scope, body: bytes, send: Send) -> None:
         reply = Reply(scope, send)
         try:
+            thread = self._encoding_large if len(body) > LARGE_BYTES else self._encoding
             keys = await asyncio.get_running_loop().run_in_executor(
-                self._encoding, keys_of, scope["path"], body, self._tokenizer
+                thread, keys_of, scope["path"], body, self._tokenizer
             )
             async with aclosing(self._ask(_sendable(scope), body, keys)) as messages:
                 async for message in messages:
@@ -181,12 +185,13 @@ def keys_of(path: str, body: bytes, tokenizer: Tokenizer) -> list[bytes]:
     replica says what is wrong with it."""
     try:
         if path in CONVERSATIONS:
-            return page_keys(tokenizer.encode_chat(*CONVERSATIONS[path](body)))
+            chat: Chat = validated(CONVERSATIONS[path], body).chat
+            return page_keys(tokenizer.encode_chat(*chat, most=MOST))
         if path == COMPLETIONS:
-            (prompt, *_) = CompletionRequest.model_validate(json.loads(body)).prompts
-            return page_keys(prompt if isinstance(prompt, list) else tokenizer.encode(prompt))
-    except (ValidationError, ValueError, UserError, RecursionError, OverflowError):
-        return []
+            (prompt, *_) = validated(COMPLETION, body).prompts
+            return page_keys(prompt if isinstance(prompt, list) else tokenizer.encode(prompt, most=MOST))
+    except Exception as error:  # whatever it is, the request is put to a replica
+        LOG.debug("a prompt has no keys (%s)", type(error).__name__)
     return []
 
 

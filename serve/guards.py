@@ -7,17 +7,19 @@ import hmac
 import logging
 from collections.abc import Collection
 from typing import Protocol
-from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie.serve.asking import GONE
-from aerie.serve.errors import ApiError, answer_of
+from aerie.serve.errors import ApiError, answer_of, internal
 from aerie.serve.metrics import Line, Metrics
+from aerie.serve.origins import check_origin
+from aerie.serve.reading import check_values, replayed
 from aerie.serve.service import Limits
 
+JSON = "application/json"
 LOG = logging.getLogger("aerie.serve")
 OPEN = ("/", "/npu", "/health")
 """What needs no key: pages without any data, and whether the server is up."""
@@ -37,7 +39,6 @@ ROOTED = ("/v1/slots", "/v1/tokenize", "/v1/detokenize")
 """What llama.cpp has without /v1, and Lemonade with it."""
 KEPT = ("/responses/", "/conversations")
 """What OpenAI's client asks for with /v1 in its base URL, and without where that has none."""
-LOCAL = ("localhost", "127.0.0.1", "::1")
 
 
 class Guarded(Protocol):
@@ -61,26 +62,41 @@ class Guard:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        scope = {**scope, "path": _canonical(scope["path"])}
+        scope = _served(scope)
         client = (scope.get("client") or ("-",))[0]
         line = Line(scope["method"], scope["path"], client)
         scope.setdefault("state", {})["line"] = line
 
+        is_told = False
+
         async def noting(message: Message) -> None:
+            nonlocal is_told
             if message["type"] == "http.response.start":
                 line.status = message["status"]
+            is_told = message["type"] == "http.response.body" and not message.get("more_body")
             await send(message)
 
         try:
-            self._check(scope["path"], scope["method"], Headers(scope=scope))
-            body = await self._body(receive, Headers(scope=scope))
-            await self._app(scope, replayed(body, receive), noting)
+            await self._answer(scope, receive, noting)
         except ApiError as error:
             await answer_of(error, scope["path"])(scope, receive, noting)
+        except Exception:  # a defect of ours; the app may have told of it already
+            if line.status and not is_told:
+                raise  # by which the connection is closed: what was sent has no end
+            LOG.exception("a request failed")
+            if not is_told:
+                await answer_of(internal(), scope["path"])(scope, receive, noting)
         finally:
             line.status = line.status or GONE
             self._service.metrics.count(line, self._counted_as(line.path))
             LOG.log(logging.DEBUG if line.path in QUIET else logging.INFO, "%s", line)
+
+    async def _answer(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        self._check(scope["path"], scope["method"], headers)
+        body = await self._body(receive, headers)
+        await check_values(body)
+        await self._app(scope, replayed(body, receive), send)
 
     def _counted_as(self, path: str) -> str:
         """One of the addresses that there are, or `other`."""
@@ -96,12 +112,10 @@ class Guard:
         )
         if size > most:
             raise ApiError(431, f"the headers have {size} bytes, and {most} is the limit; send fewer")
-        self._check_origin(headers)
+        check_origin(self._service.limits, method, path, headers)
         if self._service.limits.api_key is not None and path not in OPEN:
             self._check_key(headers)
-        kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if method == "POST" and kind != "application/json":
-            raise ApiError(415, f"Content-Type is {kind[:80]!r}; send application/json")
+        _check_form(method, headers)
 
     def _check_key(self, headers: Headers) -> None:
         """Takes as long for every key that is wrong."""
@@ -111,21 +125,6 @@ class Guard:
             what = "the API key is wrong" if key else "there is no API key"
             raise ApiError(
                 401, f"{what}; send the server's as 'Authorization: Bearer KEY'", code="invalid_api_key"
-            )
-
-    def _check_origin(self, headers: Headers) -> None:
-        """A page of another site may not have its visitor's browser ask a server on their machine: neither by
-        its own name, nor by one of its own that it makes the machine's (DNS rebinding)."""
-        limits, host = self._service.limits, headers.get("host", "")
-        if limits.is_local and limits.api_key is None and _name(host) not in LOCAL:
-            raise ApiError(
-                403,
-                f"Host is {host[:80]!r}, and this server answers to {', '.join(LOCAL)} without an API key",
-            )
-        origin = headers.get("origin")
-        if origin and origin not in limits.origins and urlsplit(origin).netloc != host:
-            raise ApiError(
-                403, f"pages of {origin[:80]!r} may not ask; start with --cors-origin {origin[:80]}"
             )
 
     async def _body(self, receive: Receive, headers: Headers) -> bytes:
@@ -138,6 +137,8 @@ class Guard:
             async with asyncio.timeout(self._service.limits.body_s):
                 while True:
                     message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ApiError(GONE, "the client went away")
                     parts.append(message.get("body", b""))
                     size += len(parts[-1])
                     if size > most:
@@ -149,11 +150,35 @@ class Guard:
             raise ApiError(408, f"the body was not there after {limit:g} s; send it again") from None
 
 
+def _served(scope: Scope) -> Scope:
+    """As the addresses are named here. A target may be a whole URL, as clients send it to proxies; its host
+    is the one that counts then (RFC 9112, 3.2.2)."""
+    path, headers = scope["path"], scope["headers"]
+    if path.lower().startswith(("http://", "https://")):
+        host, _, rest = path.partition("://")[2].partition("/")
+        path = f"/{rest}"
+        headers = [*((name, value) for name, value in headers if name != b"host"), (b"host", host.encode())]
+    return {**scope, "path": _canonical(path), "headers": headers}
+
+
 def _canonical(path: str) -> str:
     """An address by the name that it has here."""
     path = path.removeprefix(PREFIX) if path.startswith(f"{PREFIX}/v1/") else path
     path = path.removeprefix("/v1") if path.startswith(ROOTED) else path
     return ALIASES.get(path, f"/v1{path}" if path.startswith(KEPT) else path)
+
+
+def _check_form(method: str, headers: Headers) -> None:
+    """ApiError 415 for a body that is no plain JSON in UTF-8. One without a type is taken for JSON."""
+    kind, _, more = headers.get("content-type", JSON).partition(";")
+    if method == "POST" and kind.strip().lower() != JSON:
+        raise ApiError(415, f"Content-Type is {kind.strip()[:80]!r}; send {JSON}")
+    charset = more.lower().partition("charset=")[2].partition(";")[0].strip().strip('"')
+    if charset not in ("", "utf-8", "utf8", "us-ascii"):
+        raise ApiError(415, f"the body's charset is {charset[:80]!r}; send UTF-8, which JSON is written in")
+    coding = headers.get("content-encoding", "identity").strip().lower()
+    if coding not in ("", "identity"):
+        raise ApiError(415, f"Content-Encoding is {coding[:80]!r}; send the body as it is, without any")
 
 
 def _too_large(size: int, most: int) -> ApiError:
@@ -162,22 +187,3 @@ def _too_large(size: int, most: int) -> ApiError:
         f"the body has {size} bytes or more, and {most} is the limit; send less, or raise --max-body",
         code="too_large",
     )
-
-
-def _name(host: str) -> str:
-    """Of a Host header, without its port."""
-    return (urlsplit(f"//{host}").hostname or "") if host.count("[") == host.count("]") else ""
-
-
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives this body first."""
-    is_given = False
-
-    async def given() -> Message:
-        nonlocal is_given
-        if is_given:
-            return await receive()
-        is_given = True
-        return {"type": "http.request", "body": body, "more_body": False}
-
-    return given

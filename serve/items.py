@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import BaseModel, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from aerie.engine.tool_calls import Tool
-from aerie.serve.chats import Function, by_type
-from aerie.serve.fields import Fields, Text
+from aerie.serve.chats import Function
+from aerie.serve.fields import Content, Fields, Foreign, Said, Text, by_type, text_of
 from aerie.serve.forms import new_id
 
 KINDS = {
@@ -23,7 +23,25 @@ KINDS = {
     "custom_tool_call": "a custom call",
     "function_call_output": "a result",
     "custom_tool_call_output": "a result",
+    "reasoning": "a thought",
+    **dict.fromkeys(
+        (
+            "web_search_call",
+            "file_search_call",
+            "code_interpreter_call",
+            "image_generation_call",
+            "mcp_list_tools",
+            "mcp_call",
+        ),
+        "a server's call",
+    ),
 }
+SERVER_TOOLS = (
+    *("web_search", "file_search", "tool_search", "code_interpreter", "image_generation", "mcp"),
+    *("computer", "local_shell", "shell", "apply_patch"),
+)
+"""How the types begin of tools that OpenAI's servers run, or that its models know by themselves. A model here
+is told of what a client gives in full; these are not among the tools of a response."""
 INPUT = "input"
 """The argument that a custom tool has as a function."""
 INPUT_BEGINS = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
@@ -31,7 +49,7 @@ INSIDE = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
 """Of a JSON string, its whole characters."""
 
 
-class Named(Fields):
+class Named(Said):
     """What all items have: an id and a status, where they were told before."""
 
     id: str | None = None
@@ -45,16 +63,7 @@ class Named(Fields):
     @property
     def told(self) -> dict[str, Any]:
         """As it is told of one that is kept."""
-        return self.model_dump()
-
-
-class Part(Fields):
-    """Of a message; what stands beside the text in a former response's is passed over."""
-
-    type: Literal["input_text", "output_text", "text"]
-    text: Text
-    annotations: Any = None
-    logprobs: Any = None
+        return self.model_dump(exclude_none=True)
 
 
 def answer_part(text: str) -> dict[str, Any]:
@@ -66,16 +75,14 @@ def _asked_part(text: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-def _text_of(content: Text | list[Part]) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
-
-
 class Item(Named):
-    """A message; one that came out of a former response may go in again as it is."""
+    """A message; one that came out of a former response may go in again as it is. phase: which part of an
+    answer it is, which no model is told."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
-    content: Text | list[Part]
+    content: Content
+    phase: str | None = None
 
     @property
     def told(self) -> dict[str, Any]:
@@ -87,7 +94,7 @@ class Item(Named):
     def as_message(self) -> dict[str, Any]:
         return {
             "role": "system" if self.role == "developer" else self.role,
-            "content": _text_of(self.content),
+            "content": text_of(self.content),
         }
 
 
@@ -100,6 +107,7 @@ class CallItem(Named):
     call_id: str
     name: Text
     arguments: Text
+    parsed_arguments: Any = None
 
     @property
     def as_call(self) -> dict[str, Any]:
@@ -128,7 +136,7 @@ class ResultItem(Named):
     kind = "fco_"
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
-    output: Text | list[Part]
+    output: Content
 
     @property
     def told(self) -> dict[str, Any]:
@@ -139,15 +147,33 @@ class ResultItem(Named):
 
     @property
     def as_message(self) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": self.call_id, "content": _text_of(self.output)}
+        return {"role": "tool", "tool_call_id": self.call_id, "content": text_of(self.output)}
 
 
-EachItem = Item | CallItem | CustomCallItem | ResultItem
+class ThoughtItem(Named):
+    """What was thought before an earlier answer: a model here is told nothing of it."""
+
+    kind = "rs_"
+    type: Literal["reasoning"]
+    summary: list[dict[str, Any]] = Field(default_factory=list)
+    content: list[dict[str, Any]] | None = None
+    encrypted_content: str | None = None
+
+
+class ServerItem(Named, Foreign):
+    """What another server's tool did."""
+
+    kind = "st_"
+
+
+EachItem = Item | CallItem | CustomCallItem | ResultItem | ThoughtItem | ServerItem
 AnyItem = Annotated[
     Annotated[Item, Tag("a message")]
     | Annotated[CallItem, Tag("a call")]
     | Annotated[CustomCallItem, Tag("a custom call")]
-    | Annotated[ResultItem, Tag("a result")],
+    | Annotated[ResultItem, Tag("a result")]
+    | Annotated[ThoughtItem, Tag("a thought")]
+    | Annotated[ServerItem, Tag("a server's call")],
     by_type(KINDS, "a message"),
 ]
 
@@ -158,6 +184,8 @@ def messages_of(items: Sequence[EachItem]) -> list[dict[str, Any]]:
     for item in items:
         if isinstance(item, Item | ResultItem):
             made.append(item.as_message)
+            continue
+        if not isinstance(item, CallItem | CustomCallItem):
             continue
         if not made or made[-1]["role"] != "assistant":
             made.append({"role": "assistant", "content": ""})
@@ -189,16 +217,17 @@ class CustomFormat(Fields):
             return self
         if self.syntax is None or self.definition is None:
             raise ValueError("the type grammar wants syntax and definition; give both")
-        if self.syntax == "lark":
-            raise ValueError(
-                "inputs of custom tools are held to regular expressions alone; give syntax regex, or leave "
-                "format out"
-            )
         return self
+
+    @property
+    def regex(self) -> str | None:
+        """That an input is held to."""
+        return self.definition if self.syntax == "regex" else None
 
 
 class CustomTool(Fields):
-    """A tool whose input is a text, or, with a format, a text of this form."""
+    """A tool whose input is a text; with a format that is a regular expression, a text of this form. A
+    grammar of lark is told to nobody, and no input is held to it."""
 
     type: Literal["custom"]
     name: Text
@@ -208,10 +237,10 @@ class CustomTool(Fields):
     @property
     def tool(self) -> Tool:
         text = {"type": "string"}
-        if self.format and self.format.definition is not None:
-            text["pattern"] = f"^(?:{self.format.definition})$"
+        if self.format and self.format.regex is not None:
+            text["pattern"] = f"^(?:{self.format.regex})$"
         parameters = {"properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
-        return Tool(self.name, self.description or "", parameters)
+        return Tool(self.name, self.description or "", parameters, is_strict=True)
 
     @property
     def told(self) -> dict[str, Any]:
@@ -220,9 +249,19 @@ class CustomTool(Fields):
         return told
 
 
+def _tool_kind(given: Any) -> str:
+    kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
+    if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):
+        return "a server's"
+    return "a custom tool" if kind == "custom" else "a function"
+
+
+OwnTool = FunctionTool | CustomTool
 ResponsesTool = Annotated[
-    Annotated[FunctionTool, Tag("a function")] | Annotated[CustomTool, Tag("a custom tool")],
-    by_type({"custom": "a custom tool"}, "a function"),
+    Annotated[FunctionTool, Tag("a function")]
+    | Annotated[CustomTool, Tag("a custom tool")]
+    | Annotated[Foreign, Tag("a server's")],
+    Discriminator(_tool_kind),
 ]
 
 

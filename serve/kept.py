@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import Depends, FastAPI, Query, Request
 from openai.types.responses import Response
-from pydantic import TypeAdapter
+from pydantic import Field, TypeAdapter
 
 from aerie.serve.errors import ApiError
 from aerie.serve.fields import Fields
@@ -22,6 +22,8 @@ from aerie.serve.items import AnyItem, EachItem
 from aerie.serve.responses import ResponsesRequest
 
 ITEMS: TypeAdapter[list[EachItem]] = TypeAdapter(list[AnyItem])
+MOST_ITEMS = 1000
+"""That a conversation is given at once."""
 PAGE, MOST_PAGE = 20, 100
 """Items of a list, where nobody says how many, and at most; OpenAI's numbers."""
 
@@ -52,10 +54,12 @@ class KeptResponse:
 
 @dataclass(frozen=True)
 class Conversation:
-    """Items that responses are added to. metadata: what its maker wrote on it."""
+    """Items that responses are added to. metadata: what its maker wrote on it. is_full: a response had no
+    room in it."""
 
     metadata: Mapping[str, str]
     past: Past
+    is_full: bool = False
     id: str = field(default_factory=lambda: new_id("conv_"))
     created_at: int = field(default_factory=lambda: int(time.time()))
 
@@ -136,15 +140,27 @@ class Kept:
         try:
             if asked.previous_response_id is not None:
                 return self.response(asked.previous_response_id).past
-            return self.conversation(asked.conversation_id).past if asked.conversation_id else Past()
+            return self._open(asked.conversation_id).past if asked.conversation_id else Past()
         except ApiError as error:
             param = "conversation" if asked.previous_response_id is None else "previous_response_id"
-            code = f"{param.removesuffix('_id')}_not_found"
+            is_full = error.status_code == 400
+            code = "conversation_full" if is_full else f"{param.removesuffix('_id')}_not_found"
             raise ApiError(400, error.message, param, code) from error
+
+    def _open(self, name: str) -> Conversation:
+        """A conversation that goes on. ApiError where its last response is not in it."""
+        talk = self.conversation(name)
+        if talk.is_full:
+            raise ApiError(
+                400,
+                f"the conversation {name!r} had no room for its last response; list its items, and begin a "
+                "new one with what is to stay, or start with a higher --keep-bytes",
+            )
+        return talk
 
     def keep(self, asked: ResponsesRequest, before: Past, made: Response) -> None:
         """Keep a response that is complete, unless its request says not to, and add it to its conversation,
-        which is kept no more where there is no room for it."""
+        which stays as it was, and does not go on, where there is no room for it."""
         told = made.model_dump(mode="json", exclude_unset=True, by_alias=True)
         own = [item.named() for item in asked.items]
         output = ITEMS.validate_python(told["output"])
@@ -155,7 +171,7 @@ class Kept:
         if isinstance(talk, Conversation):
             longer = replace(talk, past=talk.past.and_then([*own, *output]))
             if not self.put(talk.id, longer):
-                self.drop(talk.id)
+                self.put(talk.id, replace(talk, is_full=True))
 
     def change(self, talk: Conversation) -> Conversation:
         """Keep a conversation, new or as it is now. ApiError where there is no room for it."""
@@ -178,13 +194,13 @@ def _size(told: Mapping[str, Any]) -> int:
 class ItemsRequest(Fields):
     """POST /v1/conversations/ID/items."""
 
-    items: list[AnyItem]
+    items: Annotated[list[AnyItem], Field(max_length=MOST_ITEMS)]
 
 
 class ConversationRequest(Fields):
     """POST /v1/conversations."""
 
-    items: list[AnyItem] | None = None
+    items: Annotated[list[AnyItem], Field(max_length=MOST_ITEMS)] | None = None
     metadata: dict[str, str] | None = None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping
 from typing import Annotated, Any
 from urllib.parse import parse_qs
 
@@ -20,16 +19,17 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from aerie.serve.asking import unless_gone
 from aerie.serve.errors import ApiError
 from aerie.serve.events import HEADERS, HEARTBEAT, failed_event
-from aerie.serve.guards import replayed
 from aerie.serve.models import Models
+from aerie.serve.reading import replayed
 from aerie.serve.service import Service
 
-MODELLESS = ("/models/", "/v1/load", "/v1/unload", "/v1/conversations", "/v1/responses/resp_")
+MODELLESS = ("/models/", "/npu/", "/v1/load", "/v1/unload", "/v1/conversations", "/v1/responses/resp_")
 """Addresses that begin so are about models, or about what is kept, and want no model that is loaded."""
 
 
 class Loading:
-    """ASGI between a Guard and the app. router: the app's, by which it is known what there is."""
+    """ASGI between what reads bodies (reading.py) and the app. router: the app's, by which it is known what
+    there is."""
 
     def __init__(self, app: ASGIApp, models: Models, router: Router) -> None:
         self._app, self._models, self._router = app, models, router
@@ -38,11 +38,11 @@ class Loading:
         if scope["type"] != "http" or not self._wants_model(scope):
             await self._app(scope, receive, send)
             return
-        body = (await receive())["body"]  # whole: the guard has read it
-        given = _given(body)
-        service = self._models.named(_name(scope, given))
+        body = (await receive())["body"]
+        read = scope["state"].get("read")
+        service = self._models.named(_name(scope, read))
         scope["state"]["service"] = service
-        reply = Reply(scope["path"], send, streams=given.get("stream") is True)
+        reply = Reply(scope["path"], send, streams=getattr(read, "stream", False))
         self._models.hold(service)
         try:
             if service.opened is None:
@@ -117,19 +117,10 @@ def _told(status: int, refusal: bytes) -> ApiError:
     return ApiError(status, told["message"], told.get("param"), told.get("code"))
 
 
-def _given(body: bytes) -> Mapping[str, Any]:
-    """The fields of a request; none where it is no object: the app says what is wrong with it."""
-    try:
-        given = json.loads(body)
-    except (ValueError, RecursionError):
-        return {}
-    return given if isinstance(given, dict) else {}
-
-
-def _name(scope: Scope, given: Mapping[str, Any]) -> str | None:
+def _name(scope: Scope, read: Any) -> str | None:
     """The model that is meant; None where none is named."""
-    named = given.get("model")
-    if isinstance(named, str):
+    named: str | None = getattr(read, "model", None)
+    if named is not None:
         return named
     asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
     return asked[0] if asked else None

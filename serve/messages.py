@@ -3,23 +3,35 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
 
-from pydantic import Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.engine.tool_calls import Tool, Tools, chosen
 from aerie.serve.answer import CALLS, LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, by_type
+from aerie.serve.chats import Chat, nth_told, with_effort
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
-from aerie.serve.fields import MOST_STOPS, Fields, Form, Settings, StopText, Text, Unbuilt
+from aerie.serve.fields import (
+    MOST_STOPS,
+    Fields,
+    Foreign,
+    Form,
+    Said,
+    Settings,
+    StopText,
+    Text,
+    Unbuilt,
+    by_type,
+)
 from aerie.serve.forms import new_id
 
 
-class TextBlock(Fields):
+class TextBlock(Said):
     """Of a message. cache_control: taken; what was read stays without it."""
 
     type: Literal["text"]
@@ -28,13 +40,25 @@ class TextBlock(Fields):
     citations: Any = None
 
 
-class UseBlock(Fields):
+class ThoughtBlock(Said):
+    """What the assistant thought before an earlier answer: told to templates, which mostly leave it out.
+    data: of redacted_thinking, which nobody here can read."""
+
+    type: Literal["thinking", "redacted_thinking"]
+    thinking: Text = ""
+    signature: str | None = None
+    data: str | None = None
+    cache_control: Any = None
+
+
+class UseBlock(Said):
     """A call that the assistant made."""
 
     type: Literal["tool_use"]
     id: str
     name: Text
     input: dict[str, Any]
+    caller: Any = None
     cache_control: Any = None
 
     @property
@@ -43,7 +67,7 @@ class UseBlock(Fields):
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ResultBlock(Fields):
+class ResultBlock(Said):
     """What a call gave. is_error: taken; the content says it."""
 
     type: Literal["tool_result"]
@@ -60,13 +84,34 @@ class ResultBlock(Fields):
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("a text")]
     | Annotated[UseBlock, Tag("a call")]
-    | Annotated[ResultBlock, Tag("a result")],
-    by_type({"tool_use": "a call", "tool_result": "a result"}, "a text"),
+    | Annotated[ResultBlock, Tag("a result")]
+    | Annotated[ThoughtBlock, Tag("a thought")]
+    | Annotated[Foreign, Tag("a server's")],
+    by_type(
+        {
+            "tool_use": "a call",
+            "tool_result": "a result",
+            "thinking": "a thought",
+            "redacted_thinking": "a thought",
+            "server_tool_use": "a server's",
+            "web_search_tool_result": "a server's",
+            "web_fetch_tool_result": "a server's",
+            "code_execution_tool_result": "a server's",
+            "bash_code_execution_tool_result": "a server's",
+            "text_editor_code_execution_tool_result": "a server's",
+            "tool_search_tool_result": "a server's",
+            "mcp_tool_use": "a server's",
+            "mcp_tool_result": "a server's",
+        },
+        "a text",
+    ),
 ]
 
 
-class Turn(Fields):
-    role: Literal["user", "assistant"]
+class Turn(Said):
+    """What was said. A system message stands where it was sent."""
+
+    role: Literal["user", "assistant", "system"]
     content: Text | list[AnyBlock]
 
     @property
@@ -76,10 +121,14 @@ class Turn(Fields):
         results = [block.as_message for block in blocks if isinstance(block, ResultBlock)]
         calls = [block.as_call for block in blocks if isinstance(block, UseBlock)]
         texts = [block for block in blocks if isinstance(block, TextBlock)]
+        thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThoughtBlock))
         said = _text(self.content if isinstance(self.content, str) else texts)
         if results and not texts:
             return results
-        return [*results, {"role": self.role, "content": said, **({"tool_calls": calls} if calls else {})}]
+        message: dict[str, Any] = {"role": self.role, "content": said}
+        if thoughts:
+            message["reasoning_content"] = thoughts
+        return [*results, {**message, **({"tool_calls": calls} if calls else {})}]
 
 
 def _text(content: Text | list[TextBlock] | None) -> str:
@@ -89,7 +138,8 @@ def _text(content: Text | list[TextBlock] | None) -> str:
 
 
 class MessagesTool(Fields):
-    """strict changes nothing: input is held to the schema, always."""
+    """strict: a schema is refused of which something cannot be held; else that is told in a note. What says
+    when a tool is told of, or who may call it, changes nothing: the model is told of all."""
 
     name: Text
     input_schema: dict[str, Any]
@@ -97,6 +147,51 @@ class MessagesTool(Fields):
     type: Literal["custom"] | None = None
     strict: bool | None = None
     cache_control: Any = None
+    defer_loading: Any = None
+    allowed_callers: Any = None
+    eager_input_streaming: Any = None
+    input_examples: Any = None
+
+    @property
+    def tool(self) -> Tool:
+        return Tool(self.name, self.description or "", self.input_schema, bool(self.strict))
+
+
+SERVER_TOOL = re.compile(r"[a-z_]+_\d{8}|mcp_toolset")
+"""The types of tools that Anthropic's servers run, or that its models know without a schema, such as
+web_search_20250305. A model here is told of what a client gives in full."""
+
+
+def _tool_kind(given: Any) -> str:
+    kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
+    return "a server's" if isinstance(kind, str) and SERVER_TOOL.fullmatch(kind) else "a tool"
+
+
+AnyTool = Annotated[
+    Annotated[MessagesTool, Tag("a tool")] | Annotated[Foreign, Tag("a server's")],
+    Discriminator(_tool_kind),
+]
+
+
+class Thinking(Fields):
+    """Whether to think. A budget and a display change nothing."""
+
+    type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
+    display: str | None = None
+
+
+class OutputFormat(Fields):
+    type: Literal["json_schema"]
+    schema_: dict[str, Any] = Field(alias="schema")
+
+
+class OutputConfig(Fields):
+    """effort: how much to think, which is told to the chat template."""
+
+    effort: str | None = None
+    format: OutputFormat | None = None
+    task_budget: Any = None
 
 
 class Choice(Fields):
@@ -112,17 +207,22 @@ class Choice(Fields):
 
 
 class CountRequest(Fields):
-    """What is counted, and what an answer is asked with."""
+    """What is counted, and what an answer is asked with. Where the last message is the assistant's, the
+    answer goes on with it. thinking and output_config.effort are told to the chat template;
+    context_management and cache_control are taken and change no prompt, of which nothing is cut."""
 
     model: str | None = None
     messages: Annotated[list[Turn], Field(min_length=1)]
     system: Text | list[TextBlock] | None = None
-    tools: list[MessagesTool] | None = None
+    tools: list[AnyTool] | None = None
     tool_choice: Choice | None = None
-    thinking: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    thinking: Thinking | None = None
+    output_config: OutputConfig | None = None
+    context_management: dict[str, Any] | None = None
+    cache_control: Any = None
     mcp_servers: Any = None
     unbuilt: ClassVar[Unbuilt] = {
-        "thinking": ([{"type": "disabled"}], "no model here is told to think"),
         "mcp_servers": ([[]], "servers of tools are not asked; give their tools"),
     }
 
@@ -130,11 +230,24 @@ class CountRequest(Fields):
     def chat(self) -> Chat:
         """Raises ToolsError."""
         begins = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        return Chat([*begins, *(each for turn in self.messages for each in turn.as_messages)], self._tools)
+        return Chat(
+            [*begins, *(each for turn in self.messages for each in turn.as_messages)],
+            self._tools,
+            self._template_arguments,
+            continues=self.messages[-1].role == "assistant",
+        )
+
+    @property
+    def _template_arguments(self) -> Mapping[str, Any] | None:
+        """thinking: by the name that the templates of Qwen and others have for it, where it is on or off."""
+        effort = self.output_config.effort if self.output_config else None
+        thinks = {"enabled": True, "disabled": False}.get(self.thinking.type) if self.thinking else None
+        switched = {} if thinks is None else {"enable_thinking": thinks}
+        return with_effort({**switched, **(self.chat_template_kwargs or {})}, effort)
 
     @property
     def _tools(self) -> Tools | None:
-        each = tuple(Tool(tool.name, tool.description or "", tool.input_schema) for tool in self.tools or ())
+        each = tuple(tool.tool for tool in self.tools or () if isinstance(tool, MessagesTool))
         choice = self.tool_choice or Choice(type="auto")
         names = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
         named = None if choice.name is None else [choice.name]
@@ -142,12 +255,14 @@ class CountRequest(Fields):
 
     @property
     def form(self) -> Form | None:
-        """Anthropic's API has none for an answer."""
-        return None
+        config = self.output_config
+        return Form("output_config", config.format.schema_) if config and config.format else None
 
     def place(self, name: str) -> str:
         """Where a field is here that the engine knows by this name."""
-        return "messages" if name.startswith("messages") else name.replace(".parameters", ".input_schema")
+        if name.startswith("messages"):
+            return "messages"
+        return nth_told(name, self.tools or (), MessagesTool).replace(".parameters", ".input_schema")
 
 
 class MessagesRequest(CountRequest):
@@ -159,6 +274,10 @@ class MessagesRequest(CountRequest):
     stream: bool = False
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
+    inference_geo: str | None = None
+    speed: str | None = None
+    container: Any = None
+    unbuilt: ClassVar[Unbuilt] = {**CountRequest.unbuilt, "container": ((), "nothing runs code here")}
 
     @property
     def settings(self) -> Settings:

@@ -23,7 +23,18 @@ from aerie.serve.answer import LENGTH, Ending, Mark, Piece
 from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
 from aerie.serve.events import answered, event
-from aerie.serve.fields import MOST_STOPS, MOST_TOP, Fields, Form, Settings, StopText, Text, Unbuilt
+from aerie.serve.fields import (
+    MOST_STOPS,
+    MOST_TOP,
+    STRONGEST,
+    Fields,
+    Form,
+    Settings,
+    StopText,
+    Text,
+    Unbuilt,
+    room_of,
+)
 from aerie.serve.forms import finite, progress, timings
 from aerie.serve.service import Service
 
@@ -42,8 +53,6 @@ class PromptString(Fields):
 
 Part = Annotated[list[Text | Id], Field(min_length=1)]
 Prompt = Text | PromptString | Annotated[list[Text | Id | PromptString | Part], Field(min_length=1)]
-STRONGEST = 100.0
-"""A bias that leaves a token out: false in logit_bias, and ignore_eos. What the sampler takes at most."""
 
 
 class NativeSettings(Settings):
@@ -171,19 +180,14 @@ class NativeRequest(Fields):
 
     @property
     def most(self) -> int | None:
-        """Tokens that are made; for a prompt that is only read, one, of which nothing is told."""
-        given = self.n_predict if self.max_tokens is None else self.max_tokens
-        return None if given < 0 else max(1, given)
+        """Tokens that are made at most; 0: the prompt is only read."""
+        return room_of(self.n_predict if self.max_tokens is None else self.max_tokens)
 
     @property
     def biases(self) -> list[tuple[int | str, float]]:
         """By an id or a text; False leaves a token out."""
         given = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
         return [(_named(name), -STRONGEST if bias is False else float(bias)) for name, bias in given]
-
-    @property
-    def is_read_only(self) -> bool:
-        return (self.n_predict if self.max_tokens is None else self.max_tokens) == 0
 
     @property
     def form(self) -> Form | None:
@@ -205,6 +209,7 @@ class NativeRequest(Fields):
             logit_bias={str(token): bias for token, bias in biases.items()},
             n=self.n_cmpl,
             id_slot=self.id_slot,
+            ignore_eos=self.ignore_eos,
             n_probs=self.n_probs,
             post_sampling_probs=self.post_sampling_probs,
             return_progress=self.stream and self.return_progress,
@@ -274,7 +279,7 @@ class NativeForm:
             if piece.text or piece.marks:
                 yield event({**self._piece(piece), "stop": False})
             return
-        if (piece.text or piece.marks) and not self._asked.is_read_only:
+        if piece.text or piece.marks:
             yield event({**self._piece(piece), "stop": False})
         told = self._end(Piece(piece.index, spent=piece.spent), piece.ending)
         yield event(self._picked({"index": piece.index, "content": "", "tokens": [], **told}))
@@ -292,9 +297,9 @@ class NativeForm:
             self._new_lines.add(piece.index)
         told: dict[str, Any] = {
             "index": piece.index,
-            "content": "" if asked.is_read_only else piece.text,
-            "tokens": [] if asked.is_read_only else [*piece.tokens],
-            "tokens_predicted": 0 if asked.is_read_only else spent.made,
+            "content": piece.text,
+            "tokens": [*piece.tokens],
+            "tokens_predicted": spent.made,
             "tokens_evaluated": spent.prompt,
         }
         if asked.n_probs:
@@ -309,7 +314,7 @@ class NativeForm:
             "stop": True,
             "id_slot": -1 if asked.id_slot is None else asked.id_slot,
             "model": self._model,
-            "tokens_predicted": 0 if asked.is_read_only else spent.made,
+            "tokens_predicted": spent.made,
             "tokens_evaluated": spent.prompt,
             "tokens_cached": spent.cached,
             "generation_settings": asked.told,
@@ -344,27 +349,28 @@ def _stop_type(ending: Ending) -> Literal["limit", "word", "eos"]:
 def _mark(mark: Mark, as_drawn: bool) -> dict[str, Any]:
     """A token, and the likeliest in its place: by logarithms, or as drawn, by probabilities."""
 
-    def one(token: int, text: str, log: float | None) -> dict[str, Any]:
-        told = {"id": token, "token": text, "bytes": list(text.encode())}
+    def one(token: int, text: str, data: bytes, log: float | None) -> dict[str, Any]:
+        told = {"id": token, "token": text, "bytes": list(data)}
         return {**told, "prob": math.exp(log or 0.0)} if as_drawn else {**told, "logprob": finite(log)}
 
     name = "top_probs" if as_drawn else "top_logprobs"
-    return {**one(mark.token, mark.text, mark.logprob), name: [one(*each) for each in mark.top]}
+    own = one(mark.token, mark.text, mark.data, mark.logprob)
+    return {**own, name: [one(*each) for each in mark.top]}
 
 
-def encoded(prompt: str | list[str | int], tokenizer: Tokenizer) -> list[int]:
+def encoded(prompt: str | list[str | int], most: int, tokenizer: Tokenizer) -> list[int]:
     """Control tokens that are spelled out are such here: who asks has filled in the template. What stands
-    before every text, BOS mostly, is there once, and not before ids."""
+    before every text, BOS mostly, is there once, and not before ids. most: as of Tokenizer.encode."""
     begins = tokenizer.encode("")
     if isinstance(prompt, str):
-        ids = tokenizer.encode(prompt, control_tokens=True)
+        ids = tokenizer.encode(prompt, control_tokens=True, most=most)
         return ids[len(begins) :] if begins and ids[: 2 * len(begins)] == begins * 2 else ids
     ids = []
     for part in prompt:
         if isinstance(part, int):
             ids.append(part)
         else:
-            made = encoded(part, tokenizer)
+            made = encoded(part, most, tokenizer)
             ids += made[len(begins) :] if ids and made[: len(begins)] == begins else made
     return ids
 
@@ -376,23 +382,24 @@ def _named(name: Bias) -> int | str:
     return int(name)
 
 
-def biases(given: Sequence[tuple[int | str, float]], tokenizer: Tokenizer) -> dict[int, float]:
+def biases(asked: NativeRequest, most: int, tokenizer: Tokenizer) -> dict[int, float]:
     """By token id. A text stands for each of its tokens."""
     return {
         token: bias
-        for name, bias in given
-        for token in ([name] if isinstance(name, int) else tokenizer.encode(name, special=False))
+        for name, bias in asked.biases
+        for token in ([name] if isinstance(name, int) else tokenizer.encode(name, special=False, most=most))
     }
 
 
 async def completed(service: Service, asked: NativeRequest, request: Request) -> Response:
     """The response. Raises ApiError."""
     opened = service.ready()
-    prompts = [await service.encoded(partial(encoded, prompt)) for prompt in asked.prompts]
+    for prompt in asked.prompts:
+        preparing.check_ids(opened, (each for each in prompt if isinstance(each, int)), "prompt")
+    most = opened.session.model.positions
+    prompts = [await service.encoded(partial(encoded, prompt, most)) for prompt in asked.prompts]
     texts = [await service.encoded(partial(_decoded, ids)) for ids in prompts]
-    given = await service.encoded(partial(biases, asked.biases))
-    if asked.ignore_eos:
-        given |= dict.fromkeys(opened.session.model.config.eos_token_ids, -STRONGEST)
+    given = await service.encoded(partial(biases, asked, most))
     grammar = await service.grammar(opened, asked.form)
     limit_s = service.limits.time_limit_s
     asks = preparing.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)

@@ -93,15 +93,23 @@ class Views:
         return self._moved[name]
 
     async def of(self, programs: Mapping[str, Program], name: str) -> View:
-        """The view of a program. ApiError 404 where the model has none of this name."""
-        if name not in programs:
-            raise ApiError(
-                404,
-                f"there is no program {name[:80]!r}; GET /npu/programs lists those that are compiled",
-                "name",
-            )
+        """The view of a program, which is made now if it was not. ApiError 404 where the model has none of
+        this name."""
+        _check_name(programs, name)
         work = partial(self._made, programs[name])
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
+
+    def made(self, programs: Mapping[str, Program], name: str) -> View:
+        """The view of a program that was made before. ApiError 404 where it was not, or was given up."""
+        _check_name(programs, name)
+        if name not in self._kept:
+            raise ApiError(
+                404,
+                f"{name} was not run yet, or {KEPT} others were since; POST /npu/programs/{name} has it run",
+                "name",
+                "not_made",
+            )
+        return self._kept[name]
 
     def end(self) -> None:
         """Take no more."""
@@ -114,6 +122,15 @@ class Views:
             seen = self._kept[program.name] = view(program)
             self._moved[program.name] = Moved(seen.launches, seen.channels, seen.why)
         return self._kept[program.name]
+
+
+def _check_name(programs: Mapping[str, Program], name: str) -> None:
+    if name not in programs:
+        raise ApiError(
+            404,
+            f"there is no program {name[:80]!r}; GET /npu/programs lists those that are compiled",
+            "name",
+        )
 
 
 def view(program: Program) -> View:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
@@ -17,7 +18,7 @@ from aerie.engine.progress import Reporter
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP
-from aerie.engine.tokenizer import load_tokenizer, note_missing_template
+from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
 from aerie.llama32_1b.commands import beside, find_drafter, of_drafter
 from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import select_backend
@@ -26,8 +27,9 @@ from aerie.serve.worker import Opened
 
 class Runtime(NamedTuple):
     """How a model is to run, in words that mean the same on every machine: as the flags of `aerie serve`.
-    draft: lookup, or the model that guesses; of models that say one token after the other. warm: all programs
-    are compiled and loaded before the model is ready, and none afterwards."""
+    draft: lookup, or the model that guesses; of models that say one token after the other.
+    template_arguments: given to the chat templates. warm: all programs are compiled and loaded before the
+    model is ready, and none afterwards."""
 
     backend: str
     numerics: str | None
@@ -35,6 +37,7 @@ class Runtime(NamedTuple):
     kv_pool: int | None
     cache_dir: Path
     draft: str | None = None
+    template_arguments: tuple[tuple[str, Any], ...] = ()
     warm: bool = False
 
     def options(self) -> RuntimeOptions:
@@ -50,22 +53,24 @@ class Runtime(NamedTuple):
 
 
 class Opening(NamedTuple):
-    """A model by its name or folder, and how it is run. draft, warm: as of Runtime. limit: bytes of memory
-    that all models of the server have together, of which its pool may have a quarter; None: it looks what
-    there is."""
+    """A model by its name or folder, and how it is run. draft, template_arguments, warm: as of Runtime.
+    limit: of all models of the server together, bytes of memory, of which its pool may have a quarter; None:
+    it looks what there is."""
 
     model: str
     options: RuntimeOptions
     report: Reporter
     draft: str | None = None
     limit: int | None = None
+    template_arguments: tuple[tuple[str, Any], ...] = ()
     warm: bool = False
 
     def open(self) -> Opened:
         """Ready to answer. Raises AerieError."""
         folder = find_checkpoint(self.model)
         options = self._with_pool(load_config(folder))
-        return open_model(self.model, options, self.report, self.draft, self.warm)
+        given = self.draft, self.template_arguments, self.warm
+        return open_model(self.model, options, self.report, *given)
 
     def needs(self) -> int:
         """The bytes of memory that it takes beside others, with all variants in use and the model that
@@ -91,26 +96,47 @@ class Opening(NamedTuple):
 
 
 def open_model(
-    model: str, options: RuntimeOptions, report: Reporter, draft: str | None = None, warm: bool = False
+    model: str,
+    options: RuntimeOptions,
+    report: Reporter,
+    draft: str | None = None,
+    template_arguments: Iterable[tuple[str, Any]] = (),
+    warm: bool = False,
 ) -> Opened:
-    """A model with a scheduler of the family `rows`. draft, warm: as of Runtime. Raises AerieError."""
-    opened = _opened(model, options, report, draft)
+    """A model with a scheduler of the family `rows`. draft, template_arguments, warm: as of Runtime. Raises
+    AerieError."""
+    opened = _opened(model, options, report, draft, template_arguments)
     for session in filter(None, (opened.session, opened.drafter) if warm else ()):
         session.warm()
     return opened
 
 
-def _opened(model: str, options: RuntimeOptions, report: Reporter, draft: str | None) -> Opened:
+def _opened(
+    model: str,
+    options: RuntimeOptions,
+    report: Reporter,
+    draft: str | None,
+    template_arguments: Iterable[tuple[str, Any]],
+) -> Opened:
     folder = find_checkpoint(model)
-    checkpoint = open_checkpoint(folder)
+    checkpoint, tokenizer = open_checkpoint(folder), prompt_tokenizer(folder, template_arguments)
     drafter = drafter_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)
-    opened = Opened(session, session.scheduler_in(ROWS), load_tokenizer(folder))
+    opened = Opened(session, session.scheduler_in(ROWS), tokenizer)
     if drafter is not None:
         guessing, drafting = beside(drafter, checkpoint.config, options, report)
         return replace(opened, draft=drafting, drafter=guessing)
     return replace(opened, draft=LOOKUP) if draft and guesses(checkpoint.config, folder, draft) else opened
+
+
+def prompt_tokenizer(folder: Path, template_arguments: Iterable[tuple[str, Any]]) -> Tokenizer:
+    """Of a checkpoint, for prompts. template_arguments: for its chat template, if it has one. Raises
+    CheckpointError and TemplateArgumentError."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.has_chat_template:
+        tokenizer.template_arguments = dict(template_arguments)
+    return tokenizer
 
 
 def drafter_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from aerie.engine.call_grammar import call_grammar
@@ -20,15 +20,36 @@ from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Form, Settings
 from aerie.serve.worker import Opened
 
+MOST_COUNTED = 2**16
+"""Tokens of a text that are counted for any model."""
+
 
 def grammar_of(grammars: Grammars, form: Form) -> Grammar:
     """ApiError for a form that is none."""
     try:
         if form.schema is not None:
-            return grammars.json(form.schema)
-        return grammars.regex(form.regex) if form.regex else grammars.gbnf(form.gbnf)
+            return grammars.json(form.schema, form.hold)
+        return grammars.regex(form.regex) if form.regex is not None else grammars.gbnf(form.gbnf or "")
     except UserError as error:
         raise ApiError(400, str(error), form.param, "invalid_value") from error
+
+
+def check_ids(opened: Opened, ids: Iterable[int], param: str) -> None:
+    """ApiError for a token id that a client has given and the model does not have."""
+    size = opened.session.model.config.vocab_size
+    if (wrong := next((each for each in ids if not 0 <= each < size), None)) is not None:
+        raise ApiError(
+            400,
+            f"{param} has {wrong}, and the model's tokens are 0 to {size - 1}; give ids of its own "
+            "tokenizer, as POST /tokenize tells them, or a text",
+            param,
+            "invalid_value",
+        )
+
+
+def most_counted(opened: Opened) -> int:
+    """Tokens of a text that is to be counted and not to be read, at most."""
+    return max(MOST_COUNTED, 16 * opened.session.model.positions)
 
 
 class Conversing(Protocol):
@@ -53,19 +74,28 @@ class Conversed(NamedTuple):
     calls: Calls | None
 
 
-def conversed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Conversed:
-    """Raises UserError and ApiError."""
+Formed = tuple[Grammar | None, Calls | None]
+"""The form of an answer, and the calls that it may have."""
+
+
+def encoded(body: Conversing, most: int, tokenizer: Tokenizer) -> list[int]:
+    """The tokens of a conversation. most: that fit the model. Raises UserError."""
+    return tokenizer.encode_chat(*body.chat, most=most)
+
+
+def formed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Formed:
+    """Of a conversation, before its tokens: tools that are too large are no prompt either. Raises UserError
+    and ApiError."""
     chat, form = body.chat, body.form
-    ids = tokenizer.encode_chat(*chat)
     if not chat.tools:
-        return Conversed(ids, grammar_of(grammars, form) if form else None, None)
+        return grammar_of(grammars, form) if form else None, None
     if form and form.schema is None:
         raise ToolsError(f"tools and {form.param} were given, and go not together; give one", form.param)
     if form:
         grammar_of(grammars, form)
     calls = calls_of(chat.tools, tokenizer)
-    grammar = call_grammar(grammars, chat.tools, calls.form, form.schema if form else None)
-    return Conversed(ids, grammar, calls)
+    schema, hold = (form.schema, form.hold) if form else (None, "meaning")
+    return call_grammar(grammars, chat.tools, calls.form, schema, hold), calls
 
 
 def asked(
@@ -89,6 +119,8 @@ def asked(
             "logprobs",
             "invalid_value",
         )
+    check_ids(opened, settings.stop_token_ids or (), "stop_token_ids")
+    eos = opened.session.model.config.eos_token_ids
     try:
         made = [
             _ask(opened, settings, prompt, most, time_limit_s, index, sampler, draft, calls)
@@ -96,7 +128,7 @@ def asked(
             for draft in [_draft(opened, settings, prompt, expected)]
             for choice in range(settings.choices)
             for index in [number * settings.choices + choice]
-            for sampler in [Sampler(**settings.sampling(choice), grammar=grammar)]
+            for sampler in [Sampler(**settings.sampling(choice, eos), grammar=grammar)]
         ]
         for ask in made:
             opened.check(ask)

@@ -88,8 +88,8 @@ class Replica:
 
     def __init__(self, recipe: Recipe) -> None:
         runtime = recipe.runtime
-        options, report = runtime.options(), Reporter(quiet=True)
-        opening = partial(open_model, recipe.model, options, report, runtime.draft, runtime.warm)
+        how = runtime.options(), Reporter(quiet=True), runtime.draft, runtime.template_arguments, runtime.warm
+        opening = partial(open_model, recipe.model, *how)
         try:
             opened = opening()  # here, as Ray sends no request before
         except Exception as error:

@@ -9,16 +9,16 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from openai.types.responses import Response, ResponseUsage
 from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from aerie.engine.call_reader import CallPiece
 from aerie.engine.tool_calls import Tools, chosen
 from aerie.serve.answer import LENGTH, Ending, Piece
 from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat
+from aerie.serve.chats import Chat, nth_told, with_effort
 from aerie.serve.errors import ApiError
 from aerie.serve.events import event
-from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt
+from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt, hold_of
 from aerie.serve.forms import new_id
 from aerie.serve.items import (
     AllowedFunctions,
@@ -27,6 +27,7 @@ from aerie.serve.items import (
     EachItem,
     Item,
     NamedFunction,
+    OwnTool,
     ResponsesTool,
     answer_part,
     echoed,
@@ -48,7 +49,19 @@ class TextFormat(JsonSchema):
 
 
 class TextOptions(Fields):
+    """verbosity: told to no model."""
+
     format: TextFormat | None = None
+    verbosity: str | None = None
+
+
+class Reasoning(Fields):
+    """How much to think, which is told to the chat template. Nothing is summarised."""
+
+    effort: str | None = None
+    summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
 
 
 class EventOptions(Fields):
@@ -72,28 +85,39 @@ class ResponsesRequest(Fields):
     top_p: float | None = None
     stream: bool = False
     stream_options: EventOptions | None = None
-    metadata: dict[str, Any] | None = None
+    metadata: dict[str, str] | None = None
     store: bool | None = None
     user: str | None = None
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    client_metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
     truncation: Any = None
     text: TextOptions | None = None
     tools: list[ResponsesTool] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedFunction | AllowedFunctions | None = None
-    reasoning: Any = None
-    include: Any = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    reasoning: Reasoning | None = None
+    include: list[str] | None = None
     background: Any = None
+    top_logprobs: Any = None
     previous_response_id: str | None = None
     conversation: str | Conversed | None = None
     unbuilt: ClassVar[Unbuilt] = {
         "truncation": (["disabled"], "nothing is cut from a prompt"),
-        "reasoning": ([{}, {"effort": "none"}], "no model here is told how much to reason"),
-        "include": ([[]], "there is nothing to include"),
+        "top_logprobs": ([0], "/v1/chat/completions has it"),
         "background": ([False], "responses are made while their client waits"),
     }
+
+    @field_validator("include")
+    @classmethod
+    def _has_no_logprobs(cls, given: list[str] | None) -> list[str] | None:
+        """All else that can be included is of calls and thoughts, of which there are none."""
+        if given and "message.output_text.logprobs" in given:
+            raise ValueError("logprobs are not told here; take /v1/chat/completions, or leave it out")
+        return given
 
     @model_validator(mode="after")
     def _goes_on_from_one(self) -> Self:
@@ -121,11 +145,20 @@ class ResponsesRequest(Fields):
     def chat(self) -> Chat:
         """Raises ToolsError."""
         begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Chat([*begins, *messages_of(self.items)], self._tools)
+        return Chat([*begins, *messages_of(self.items)], self._tools, self._template_arguments)
+
+    @property
+    def _template_arguments(self) -> Mapping[str, Any] | None:
+        return with_effort(self.chat_template_kwargs, self.reasoning.effort if self.reasoning else None)
+
+    @property
+    def own_tools(self) -> list[OwnTool]:
+        """Those that a model is told of."""
+        return [tool for tool in self.tools or () if isinstance(tool, OwnTool)]
 
     @property
     def _tools(self) -> Tools | None:
-        each = tuple(tool.tool for tool in self.tools or ())
+        each = tuple(tool.tool for tool in self.own_tools)
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, NamedFunction):
             return chosen(each, "required", [choice.name], parallel=False)
@@ -136,7 +169,8 @@ class ResponsesRequest(Fields):
     def place(self, name: str) -> str:
         """Where a field is here that the engine knows by this name: messages are made of items."""
         names = {"messages": "input", "response_format": "text.format"}
-        return next((to for of, to in names.items() if name.startswith(of)), name)
+        at = nth_told(name, self.tools or (), OwnTool)
+        return next((to for of, to in names.items() if name.startswith(of)), at)
 
     @property
     def form(self) -> Form | None:
@@ -144,7 +178,8 @@ class ResponsesRequest(Fields):
         asked = self.text.format if self.text else None
         if asked is None or asked.type == "text":
             return None
-        return Form("text.format", ANY_OBJECT if asked.schema_ is None else asked.schema_)
+        given = ANY_OBJECT if asked.schema_ is None else asked.schema_
+        return Form("text.format", given, hold=hold_of(asked.strict))
 
     @property
     def settings(self) -> Settings:
@@ -170,14 +205,14 @@ class ResponsesForm:
             **({"text": asked.text.model_dump(by_alias=True, exclude_none=True)} if asked.text else {}),
             "parallel_tool_calls": asked.parallel_tool_calls is not False,
             "tool_choice": echoed(asked.tool_choice) or "auto",
-            "tools": [tool.told for tool in asked.tools or ()],
+            "tools": [tool.told for tool in asked.own_tools],
             "error": None,
             "previous_response_id": asked.previous_response_id,
             **({"conversation": {"id": asked.conversation_id}} if asked.conversation_id else {}),
             "store": asked.store is not False,
         }
         self._number, self._items = -1, list[dict[str, Any]]()
-        self._custom = {tool.name for tool in asked.tools or () if isinstance(tool, CustomTool)}
+        self._custom = {tool.name for tool in asked.own_tools if isinstance(tool, CustomTool)}
         self._arguments = ""
         """Of the last call of a custom tool."""
 

@@ -26,7 +26,8 @@ from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.npu import Views
-from aerie.serve.preparing import Conversed, Conversing, conversed, grammar_of
+from aerie.serve.preparing import Conversed, Conversing, encoded, formed, grammar_of
+from aerie.serve.reading import IS_LARGE
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
@@ -34,6 +35,8 @@ Made = TypeVar("Made")
 LOG = logging.getLogger("aerie.serve")
 LOADING_S = 2
 """What a client is told to wait while the model is loaded."""
+FORMING = 32
+"""Threads in which forms are asked for: who waits until one is read keeps none waiting whose is known."""
 RETRY_S = 10
 """So long a model that could not be loaded is not tried again."""
 FOLDERS = re.compile(r"(?<![\w/])(?:\.{1,2}|~)?/(?:[^\s/'\"]+/)*")
@@ -44,18 +47,21 @@ FOLDERS = re.compile(r"(?<![\w/])(?:\.{1,2}|~)?/(?:[^\s/'\"]+/)*")
 class Limits:
     """queue: answers that may wait beside those under way. time_limit_s: of a request, from its coming to its
     last token. drain_s: what is left to answers when the server is told to stop. heartbeat_s: after so much
-    silence a stream has a comment. body_bytes, header_bytes: of a request. body_s: until its body is there.
-    send_s: until a reader takes what was sent. api_key: None lets everybody in. origins: of pages in browsers
-    that may ask. is_local: only this machine's names are taken for the server's. slots: where they are saved,
-    None for nowhere. load_s: that a request waits for its model to be loaded. kept: responses and
-    conversations that are kept, of so many bytes together (kept.py)."""
+    silence a stream has a comment. body_bytes, header_bytes: of a request. connections: at once
+    (connections.py). head_s, body_s: until a request's head is there, and its body. send_s: until a reader
+    takes some of what was sent. api_key: None lets everybody in. origins: of pages in browsers that may ask.
+    is_local: only this machine's names are taken for the server's. slots: where they are saved, None for
+    nowhere. load_s: that a request waits for its model to be loaded. kept: responses and conversations that
+    are kept, of so many bytes together (kept.py)."""
 
     queue: int = 64
     time_limit_s: float = 600.0
     drain_s: float = 30.0
     heartbeat_s: float = 5.0
-    body_bytes: int = 8 * 2**20
+    body_bytes: int = 4 * 2**20
     header_bytes: int = 32 * 2**10
+    connections: int = 1000
+    head_s: float = 10.0
     body_s: float = 30.0
     send_s: float = 60.0
     api_key: str | None = None
@@ -127,7 +133,7 @@ class Service:
         self._error: BaseException | None = None
         self._failed_s = -math.inf
         self._askings: set[Asking] = set()
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._begin_threads()
         self.slot_files, self.views = SlotFiles(self.limits.slots), Views()
         self.metrics.watch(self.name, self._gauges())
 
@@ -189,7 +195,7 @@ class Service:
             raise error if isinstance(error, Exception) else RuntimeError(f"the thread ended: {error!r}")
         self.state, self.was_settled, self._was_loaded, self._died = State.LOADED, True, True, False
         self._watching = asyncio.create_task(self._watch(self.worker))
-        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._begin_threads()
         self.used_s = asyncio.get_running_loop().time()
         if opened := self.opened:
             self.positions = opened.session.model.positions
@@ -214,6 +220,15 @@ class Service:
         else:
             LOG.error("the model %s could not be loaded", self.name, exc_info=error)
 
+    def _begin_threads(self) -> None:
+        self._encoding = ThreadPoolExecutor(1, "encoding")
+        self._encoding_large = ThreadPoolExecutor(1, "encoding large")
+        self._forming = ThreadPoolExecutor(FORMING, "forming")
+
+    def _end_threads(self) -> None:
+        for threads in (self._encoding, self._encoding_large, self._forming):
+            threads.shutdown(wait=False)
+
     def give_up(self) -> None:
         """It is not to be loaded any more; its thread was not begun."""
         self.state = State.UNLOADED
@@ -221,7 +236,7 @@ class Service:
     async def close(self) -> None:
         """End the model's thread, and free what it has."""
         worker, self._worker, self.is_wanted = self._worker, None, False
-        self._encoding.shutdown(wait=False)
+        self._end_threads()
         self.views.end()
         self.views = Views()
         if worker:
@@ -234,7 +249,7 @@ class Service:
 
     async def end(self) -> None:
         """End all threads. Answers under way have been waited for."""
-        self._encoding.shutdown(wait=False)
+        self._end_threads()
         self.views.end()
         self.slot_files.end()
         if self._worker:
@@ -314,24 +329,31 @@ class Service:
         )
 
     async def encoded(self, function: Callable[[Tokenizer], Made], place: Callable[[str], str] = str) -> Made:
-        """What a function makes with the tokenizer, in the one thread that uses it. place: as of_engine.
-        Raises ApiError."""
-        work = partial(function, self.ready().tokenizer)
+        """What a function makes with the tokenizer, in a thread: of large bodies in one of their own, so that
+        others need not wait for them. place: as of_engine. Raises ApiError."""
+        thread = self._encoding_large if IS_LARGE.get() else self._encoding
+        return await self._made(thread, partial(function, self.ready().tokenizer), place)
+
+    async def _made(
+        self, thread: ThreadPoolExecutor, work: Callable[[], Made], place: Callable[[str], str] = str
+    ) -> Made:
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._encoding, work)
+            return await asyncio.get_running_loop().run_in_executor(thread, work)
         except UserError as error:
             raise of_engine(error, place) from error
 
     async def conversed(self, opened: Opened, body: Conversing) -> Conversed:
         """What a conversation asks. Raises ApiError."""
-        return await self.encoded(partial(conversed, opened.session.grammars, body), body.place)
+        work = partial(formed, opened.session.grammars, body, opened.tokenizer)
+        form = await self._made(self._forming, work, body.place)
+        most = opened.session.model.positions
+        return Conversed(await self.encoded(partial(encoded, body, most), body.place), *form)
 
     async def grammar(self, opened: Opened, form: Form | None) -> Grammar | None:
-        """The form of an answer, read in the thread that encodes. ApiError for one that is none."""
+        """The form of an answer. ApiError for one that is none."""
         if form is None:
             return None
-        grammars = opened.session.grammars
-        return await self.encoded(lambda _: grammar_of(grammars, form))
+        return await self._made(self._forming, partial(grammar_of, opened.session.grammars, form))
 
     def asking(self, asks: Sequence[Ask], line: Line) -> Asking:
         """Put to the worker. ApiError 429 where too many wait."""

@@ -53,26 +53,31 @@ def _add_page(app: FastAPI, path: str, file: str) -> None:
 
 
 def _add_npu(app: FastAPI) -> None:
-    """The programs that the model has compiled, and what they do on the virtual NPU."""
+    """The programs that the model has compiled, and what they do on the virtual NPU. To have one run is asked
+    for by POST: what asks to see compiles nothing."""
 
     @app.get("/npu/programs")
     async def programs(service: Seen) -> Mapping[str, Any]:
         return npu.listed(service.ready().session.model.programs)
 
+    @app.post("/npu/programs/{name}")
+    async def run(name: str, service: Seen) -> Mapping[str, Any]:
+        return npu.told(await service.views.of(service.ready().session.model.programs, name))
+
     @app.get("/npu/programs/{name}")
     async def program(name: str, service: Seen) -> Mapping[str, Any]:
-        return npu.told(await service.views.of(service.ready().session.model.programs, name))
+        return npu.told(service.views.made(service.ready().session.model.programs, name))
 
     @app.get("/npu/trace/{name}")
     async def trace(name: str, service: Seen) -> Response:
-        return _file(npu.trace(await service.views.of(service.ready().session.model.programs, name)))
+        return _file(npu.trace(service.views.made(service.ready().session.model.programs, name)))
 
     @app.get("/npu/request")
     async def last(service: Seen) -> Mapping[str, Any]:
         programs = service.ready().session.model.programs
         return npu_request.told(npu_request.last(service.worker.history.last), service.views, programs)
 
-    @app.get("/npu/request/moved/{name}")
+    @app.post("/npu/request/moved/{name}")
     async def moved(name: str, service: Seen) -> Mapping[str, Any]:
         programs = service.ready().session.model.programs
         ended = npu_request.last(service.worker.history.last)

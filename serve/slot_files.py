@@ -7,6 +7,7 @@ takes hold of pages and lets them go (engine/saved_pages.py). Files are by their
 from __future__ import annotations
 
 import asyncio
+import itertools
 import re
 import reprlib
 import time
@@ -29,6 +30,10 @@ Made = TypeVar("Made")
 ACTIONS = ("save", "restore", "erase")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """Of a file: no separator, and no dot in front, so that none is outside the folder, or hidden."""
+
+
+HEAD_BYTES = 2**16
+"""What a file has beside its pages, at most about."""
 
 
 class SlotRequest(Fields):
@@ -86,7 +91,7 @@ class SlotFiles:
         await self._marked(worker)
         sequence, made_by, nbytes = await worker.call(partial(_held, worker.slots, number))
         try:
-            written = await self._apart(partial(self._write, sequence, path, made_by, nbytes))
+            written, before = await self._apart(partial(self._write, sequence, path, made_by, nbytes))
         finally:
             sequence.pool.leave(sequence)
         return {
@@ -94,13 +99,16 @@ class SlotFiles:
             "filename": path.name,
             "n_saved": sequence.length,
             "n_written": written,
+            **({"before": before} if before else {}),
             "timings": {"save_ms": _ms(begun)},
         }
 
-    def _write(self, sequence: Paged, path: Path, made_by: MadeBy, nbytes: int) -> int:
-        """The bytes of the file."""
+    def _write(self, sequence: Paged, path: Path, made_by: MadeBy, nbytes: int) -> tuple[int, str]:
+        """The bytes of the file, and the name under which the one before is kept, where that had more: the
+        pool may have lost what a slot had when it was saved last."""
         assert self._storage is not None
-        others = sum(one.lstat().st_size for one in path.parent.iterdir() if one != path)
+        before = _aside(path) if path.is_file() and path.stat().st_size > nbytes + HEAD_BYTES else None
+        others = sum(one.lstat().st_size for one in path.parent.iterdir() if before or one != path)
         if others + nbytes > self._storage.most_bytes:
             raise ApiError(
                 507,
@@ -109,11 +117,15 @@ class SlotFiles:
                 "with a higher --slot-save-bytes",
                 code="no_space",
             )
+        if before:
+            path.rename(before)
         try:
             write_pages(sequence, path, made_by)
         except UserError as error:
+            if before:
+                before.rename(path)
             raise ApiError(507, _without_folder(error, path).message, code="not_written") from error
-        return path.stat().st_size
+        return path.stat().st_size, before.name if before else ""
 
     async def _restored(self, worker: Worker, number: int, path: Path) -> dict[str, Any]:
         begun = time.perf_counter()
@@ -160,6 +172,12 @@ def _held(slots: Slots, number: int, opened: Opened) -> tuple[Paged, MadeBy, int
     made_by = opened.session.pages_made_by(opened.scheduler)
     sequence = held(opened.scheduler.pool, tokens)
     return sequence, made_by, len(sequence.pages) * page_bytes(opened.session.model.stored)
+
+
+def _aside(path: Path) -> Path:
+    """The first name like this one that is free, and can be asked for."""
+    names = (path.with_name(f"{path.name[:120]}.{number}") for number in itertools.count(1))
+    return next(name for name in names if not name.exists())
 
 
 def _published(slots: Slots, number: int, file: PagesFile, sequence: Paged, _: Opened) -> None:

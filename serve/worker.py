@@ -51,7 +51,7 @@ class Opened:
 
     def check(self, ask: Ask) -> None:
         """PromptError and UserError for what cannot be run at all. From any thread."""
-        check_asked(self.session.model, ask.prompt, ask.max_tokens, ask.sampler)
+        check_asked(self.session.model, ask.prompt, max(1, ask.max_tokens), ask.sampler)
         ask.manner.maker(self.session.model.config, ask.sampler)
         pages, needed = self.scheduler.pool.manager.pages, -(-(len(ask.prompt) + 1) // PAGE)
         if needed > pages:
@@ -277,7 +277,8 @@ def _begun(opened: Opened, ask: Ask) -> Answer:
         sampler = Recorder(**sampler.settings, top=ask.marks, as_drawn=ask.as_drawn)
     session = opened.session
     maker = ask.manner.maker(session.model.config, sampler)
-    request = opened.scheduler.submit(ask.prompt, ask.max_tokens, sampler, strategy=maker)
+    most = max(1, ask.max_tokens)  # a prompt that is only read ends with a token that nobody is told
+    request = opened.scheduler.submit(ask.prompt, most, sampler, strategy=maker)
     return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)
 
 

@@ -46,6 +46,7 @@ from aerie.verify.gate import Record, verify, verify_blocks
 from aerie.verify.identity import Case, Identity, in_the_session, reopened
 from aerie.verify.ladder import Ladder, try_ladder
 from aerie.verify.prompts import Prompt, choose_prompts, full_prompt, longest_asked
+from aerie.verify.reading import read_apart
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.rules import numerics_of
@@ -164,6 +165,7 @@ def _verify(
     prompts = choose_prompts(session, full)
     case = _case(session, prompts[0]) if full else None
     record = verify(session, reference, prompts, report.note)
+    record = record.with_identities([read_apart(session.tokenizer, checkpoint.folder)])
     ladders = _ladders(session, reference, report)
     same = list(in_the_session(session, case)) if isinstance(case, Case) else []
     session.cache.close()
@@ -190,6 +192,7 @@ def _verify_blocks(
 ) -> Record:
     """As _verify, of a model that fills blocks in: it, and random weights in its shape."""
     record = verify_blocks(session, reference, choose_prompts(session, full), "the model", full, report.note)
+    record = record.with_identities([read_apart(session.tokenizer, checkpoint.folder)])
     session.cache.close()
     alike = longer(companion_config(checkpoint.config))
     with random_checkpoint(alike, report) as random:

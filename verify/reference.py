@@ -1,4 +1,4 @@
-"""The reference: Hugging Face transformers on the CPU, loaded from the same checkpoint folder.
+"""The reference: Hugging Face transformers on the CPU, loaded from the same checkpoint's facts and weights.
 
 bf16 with transformers' default attention (`sdpa`): what a user of the checkpoint gets who asks for nothing
 else. The same model in float32 stands for exact arithmetic; how far bf16 is from it is the yardstick for
@@ -25,6 +25,7 @@ from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import size
 from aerie.verify.prompts import Prompt
+from aerie.verify.reference_folder import facts_and_weights
 from aerie.verify.rules import Distance, compare
 
 Note = Callable[[str], None]
@@ -85,7 +86,16 @@ class Reference:
         logging.set_verbosity_error()
         kind = getattr(transformers, load_config(folder).architecture)
         try:
-            model = kind.from_pretrained(folder, dtype=getattr(torch, dtype))
+            with facts_and_weights(folder, kind.config_class) as shown:
+                model = kind.from_pretrained(
+                    shown,
+                    dtype=getattr(torch, dtype),
+                    trust_remote_code=False,
+                    use_safetensors=True,
+                    local_files_only=True,
+                )
+        except CheckpointError:
+            raise
         except Exception as error:  # transformers, safetensors and torch raise many unrelated types
             reason = " ".join(str(error).split()) or type(error).__name__
             raise CheckpointError(f"transformers cannot load {folder}: {reason}; fetch it again") from error

@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import cast
 
 import numpy as np
 
@@ -185,7 +184,7 @@ class _Listening:
         return generation
 
     def text(self, generation: Answer) -> Iterator[str]:
-        return self._session.text(cast(Answer, self._overhear(generation)))  # which is only iterated
+        return self._session.text(generation, self._overhear(generation))
 
     def _overhear(self, generation: Answer) -> Iterator[int]:
         for token in generation:

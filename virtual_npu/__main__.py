@@ -1,4 +1,4 @@
-"""Command line: run, check, build or translate an AIR program."""
+"""Command line: run, check, build, translate or draw an AIR program."""
 
 from __future__ import annotations
 
@@ -20,7 +20,8 @@ USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 
 
 def _parser() -> argparse.ArgumentParser:
-    table = "\n".join(f"  {knob.name:14}{knob.meaning}" for knob in knobs.TABLE)
+    width = max(len(knob.name) for knob in knobs.TABLE)
+    table = "\n".join(f"  {knob.name:{width}}  {knob.meaning}" for knob in knobs.TABLE)
     parser = Parser(
         prog="aerie vnpu",
         description="Runs AIR-dialect programs on the CPU.",

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import os
 import zipfile
 import zlib
 from collections.abc import Callable, Mapping, Sequence
@@ -16,6 +18,7 @@ from aerie.virtual_npu import store
 from aerie.virtual_npu.errors import ArgumentError
 from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.quoting import shown
 
 Array = NDArray[Any]
 
@@ -113,12 +116,26 @@ def run(library: Library, entry: Entry, arrays: Sequence[Array], options: RunOpt
 
 def zeros(entry: Entry) -> list[Array]:
     """An array of zeros for each argument of an entry."""
+    _check_memory(entry)
     return [np.zeros(argument.shape, NUMPY_NAMES[argument.dtype]) for argument in entry.arguments]
+
+
+def _check_memory(entry: Entry) -> None:
+    """Raises ArgumentError where an entry takes more than half of this machine's memory: a run has its
+    arguments twice."""
+    taken = sum(math.prod(a.shape) * np.dtype(NUMPY_NAMES[a.dtype]).itemsize for a in entry.arguments)
+    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if taken > most:
+        raise ArgumentError(
+            f"the arguments of {shown(entry.name)} take {taken} bytes; {most} are the most here, half of "
+            "this machine's memory: run it on smaller ones"
+        )
 
 
 def random_arrays(entry: Entry, seed: int) -> list[Array]:
     """A random array for each argument of an entry, the same for the same seed: floats from the standard
     normal distribution, integers from -7 (unsigned ones from 0) to 7."""
+    _check_memory(entry)
     random = np.random.default_rng(seed)
     return [_random_array(random, argument) for argument in entry.arguments]
 

@@ -18,6 +18,7 @@ from aerie.virtual_npu.errors import (
 )
 from aerie.virtual_npu.library import Entry
 from aerie.virtual_npu.program import Program, Result
+from aerie.virtual_npu.quoting import symbol
 from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
@@ -129,7 +130,7 @@ class _Reference:
         name = self.entry.name
         found = program.library.entries.get(name)
         if found is None or found.arguments != self.entry.arguments:
-            return Outcome(dump, "arguments", f"no @{name} takes the arguments of the first file")
+            return Outcome(dump, "arguments", f"no {symbol(name)} takes the arguments of the first file")
         notes = self._notes_of_limits(program, later)
         result = program.run(*self.given, entry=name)
         difference = first_difference(found.arguments, self.outputs, result.outputs, self.tolerance)

@@ -8,6 +8,7 @@ with it preloaded, and what the sanitizers report there becomes our error.
 from __future__ import annotations
 
 import ctypes
+import mmap
 import os
 import platform
 import re
@@ -25,6 +26,20 @@ from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.texts import print_error
 
 CRASHED = 1
+
+_SUSPECTS = (
+    "before it ran; please report it with the program",
+    "an external kernel may have left its buffers; run it with --sanitize to see where",
+    "without checks it may have left its buffers; run it without --no-checks to see where",
+    "it calls no external kernel, so this is a defect of the virtual NPU; please report it with the program",
+)
+_suspect = mmap.mmap(-1, 1)
+"""Which of them a crash is told with: one byte that parent and child share."""
+
+
+def about_to_run(kernels: Sequence[str], checks: bool) -> None:
+    """Say what runs from here on: the external kernels that a program calls, and whether it is checked."""
+    _suspect[0] = 1 if kernels else 3 if checks else 2
 
 
 def watch() -> None:
@@ -55,10 +70,7 @@ def _ended_by(number: int) -> int:
     name = signal.Signals(number).name
     memory = "; the system may have been out of memory" if number == signal.SIGKILL else ""
     print_error(
-        CrashError(
-            f"the program crashed ({name}){memory}: an external kernel may have left its buffers; run it "
-            "with --sanitize to see where"
-        ),
+        CrashError(f"the program crashed ({name}){memory}: {_SUSPECTS[_suspect[0]]}"),
         "--json" in sys.argv,
     )
     return CRASHED

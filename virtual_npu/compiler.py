@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aerie.virtual_npu import cpu, knobs
 from aerie.virtual_npu.compiler_memory import remembered, version_of
-from aerie.virtual_npu.errors import KnobError, ToolchainError
+from aerie.virtual_npu.errors import KnobError, ToolchainError, UndefinedError
 from aerie.virtual_npu.options import EXACT, BuildOptions
 
 PACKAGE = Path(__file__).resolve().parent
@@ -47,6 +47,7 @@ _SANITIZE = (
 )
 
 
+_UNDEFINED = re.compile("undefined (hidden )?(reference|symbol)|hidden symbol|Undefined symbols")
 _RUNNING: set[subprocess.Popen[str]] = set()
 """Compilers under way in any thread, each with a session of its own, so that what it starts ends with it."""
 
@@ -140,7 +141,8 @@ class Compiler:
             finally:
                 _RUNNING.discard(process)
         if process.returncode != 0:
-            raise ToolchainError(f"{what} failed; {shlex.join(self.command)} says:\n{said.strip()}")
+            error = UndefinedError if _UNDEFINED.search(said) else ToolchainError
+            raise error(f"{what} failed; {shlex.join(self.command)} says:\n{said.strip()}")
 
 
 # which one

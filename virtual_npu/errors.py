@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from aerie.air_dialect.common import AerieError
@@ -60,6 +61,14 @@ class ToolchainError(VirtualNpuError):
             f"cannot build {what}: {error}. Free space, or choose another folder: AERIE_CACHE names the one "
             "that built programs are kept in, and VNPU_CACHE=off keeps none"
         )
+
+
+class UndefinedError(ToolchainError):
+    """The linker found functions nowhere; the message has its own lines."""
+
+    def names(self, symbol: str) -> bool:
+        """Whether the linker's lines name a function."""
+        return re.search(rf"\b{re.escape(symbol)}\b", str(self)) is not None
 
 
 class KernelSourceError(VirtualNpuError):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import json
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,21 +12,12 @@ from typing import Any, ClassVar
 from aerie.virtual_npu import knobs
 from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.quoting import entry_symbol, shown
 from aerie.virtual_npu.stopping import RunStopped
 from aerie.virtual_npu.team import use_team
 
-FORMAT = 9
+FORMAT = 11
 """Version of the metadata and of the entries' calling convention."""
-
-
-def identifier(name: str) -> str:
-    """An MLIR symbol as part of a C++ identifier: characters that C++ does not allow become `_`."""
-    return re.sub(r"[^0-9A-Za-z_]", "_", name)
-
-
-def entry_symbol(name: str) -> str:
-    """The exported C function of a public func.func."""
-    return f"vnpu_entry_{identifier(name)}"
 
 
 STATS, TRACE = 1, 2
@@ -65,6 +55,7 @@ class _RunOptions(ctypes.Structure):
         ("most_events", ctypes.c_int64),
         ("garbage", ctypes.c_uint64),
         ("interpreter", ctypes.POINTER(_Interpreter)),
+        ("stall", ctypes.c_int64),
     )
 
 
@@ -109,7 +100,8 @@ class Entry:
 
 
 class Library:
-    """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name."""
+    """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name;
+    `kernels`: the external functions that it calls."""
 
     seconds: ClassVar[float] = 0.0
     """Spent so far in the code of all programs of this process, without the Python that calls them."""
@@ -130,6 +122,7 @@ class Library:
                 f"{self.path} has format {metadata['format']}, this version reads {FORMAT}: build it again"
             )
         use_team(self._library)
+        self.kernels = tuple(metadata["kernels"])
         self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
 
     def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
@@ -163,7 +156,8 @@ class Call:
         as_notes = options.races == "note"
         events, python = knobs.race_events(), ctypes.pointer(_INTERPRETER)
         threads, seed, garbage = knobs.threads(), options.seed, options.garbage
-        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python)
+        stall = int(options.time_limit * 1e9)
+        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
         self._passed = tuple(map(ctypes.byref, self._objects))
 
@@ -202,7 +196,7 @@ class Call:
         if status == STOPPED:
             _raise(report)
         if status != 0:
-            raise run_error(status, f"{self._entry}: {message}", found_out)
+            raise run_error(status, f"{shown(self._entry)}: {message}", found_out)
         return RunResult(tuple(notes.splitlines()), found_out)
 
     def _taken(self, address: int | None) -> str:

@@ -10,6 +10,7 @@ from aerie.virtual_npu.errors import OptionError
 NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")
 RACES = ("error", "note")
+MOST_SECONDS = 10**9
 STAGES = ("parsed", "inlined", "rewritten")
 """The IR of a program on its way to C++: as parsed; `inlined`, with one function per entry; `rewritten`, with
 `vnpu` operations around what the passes recognised."""
@@ -75,6 +76,8 @@ class RunOptions:
     stats, trace: collect what `RunResult.record` then holds.
     races: `error` (a data race ends the run) or `note` (it becomes a note, and the run goes on).
     garbage: 0, or a number that what memory holds at first is drawn with: L1, L2, variables of kernels.
+    time_limit: seconds of computing after which a loop ends the run where no channel, DMA or launch has moved
+    and no end is in sight; 0: none does.
     """
 
     seed: int = 0
@@ -82,9 +85,15 @@ class RunOptions:
     trace: bool = False
     races: str = "error"
     garbage: int = 0
+    time_limit: float = 0.0
 
     def __post_init__(self) -> None:
         _one_of("races", self.races, RACES)
+        if not 0 <= self.time_limit <= MOST_SECONDS:
+            raise OptionError(
+                f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MOST_SECONDS}, "
+                "or 0 for none"
+            )
 
 
 EXACT = BuildOptions()

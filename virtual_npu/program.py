@@ -26,6 +26,7 @@ from aerie.virtual_npu.errors import (
 )
 from aerie.virtual_npu.library import Entry, Library
 from aerie.virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.quoting import shown, symbol
 from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
@@ -97,14 +98,14 @@ class Program:
         Raises VirtualNpuError that lists them.
         """
         entries = self.library.entries
-        names = ", ".join(entries)
+        names = ", ".join(map(shown, entries))
         if name is not None and name not in entries:
-            raise VirtualNpuError(f"no public function @{name}: the program has {names}")
+            raise VirtualNpuError(f"no public function {symbol(name)}: the program has {names}")
         if name is None and len(entries) > 1:
             raise VirtualNpuError(
                 f"the program has several public functions ({names}): choose one with --entry"
             )
-        return entries[name or names]
+        return entries[name] if name is not None else next(iter(entries.values()))
 
     def run(
         self,
@@ -116,6 +117,7 @@ class Program:
         trace: bool = False,
         races: str = "error",
         garbage: int = 0,
+        time_limit: float = 0.0,
     ) -> Result:
         """Run a public function on arrays, one per argument; the arrays given stay as they are.
 
@@ -124,6 +126,8 @@ class Program:
         stats, trace: what `Result.record` shall hold, of the run in order.
         races: `error`, or `note`: a data race is told in `Result.notes`, and the run goes on.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
+        time_limit: seconds of computing after which a loop without end is told, where nothing else moves; 0:
+        any time.
 
         Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
         what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
@@ -134,11 +138,13 @@ class Program:
         taken = [np.asarray(array) for array in given]
         start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
         outputs = [array.copy() for array in start]
-        ran = arrays.run(self.library, found, outputs, RunOptions(0, stats, trace, races))
+        options = RunOptions(races=races, time_limit=time_limit)
+        first = dataclasses.replace(options, stats=stats, trace=trace)
+        ran = arrays.run(self.library, found, outputs, first)
         for number in range(seed, seed + perturb):
-            self._compare(found, start, outputs, RunOptions(number, races=races), _SCHEDULE)
+            self._compare(found, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
-            self._compare(found, start, outputs, RunOptions(garbage=number, races=races), _GARBAGE)
+            self._compare(found, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 

@@ -57,8 +57,10 @@ class Store:
         self._unfinished = folder / "unfinished"
 
     def read(self, name: str) -> bytes | None:
-        """What an entry holds; None where it is missing or damaged. Counts as a use."""
+        """What an entry holds; None where it is missing, damaged or somebody else's. Counts as a use."""
         path = self.folder / name
+        if not folders.is_private(path):
+            return None
         mark_used(path)
         return unsealed(path)
 
@@ -87,12 +89,12 @@ class Store:
         """Hold the lock of an entry, and give an empty folder that is gone afterwards. Raises OSError."""
         flat = name.replace("/", "-")
         work = self._unfinished / flat
-        self._locks.mkdir(parents=True, exist_ok=True)
+        folders.make(self._locks)
         with _locked(self._locks / flat, waiting):
-            self._unfinished.mkdir(exist_ok=True)
+            folders.make(self._unfinished)
             self._remove_unfinished()
             shutil.rmtree(work, ignore_errors=True)  # left behind by a process that was killed
-            work.mkdir(exist_ok=True)  # a compiler that outlived that one may yet write there
+            work.mkdir(mode=0o700, exist_ok=True)  # a compiler that outlived that one may yet write there
             try:
                 yield work
             finally:
@@ -101,7 +103,8 @@ class Store:
     def place(self, made: Path, name: str) -> Path:
         """Move a complete file of this file system into its place, in one step; gives the place."""
         path = self.folder / name
-        path.parent.mkdir(parents=True, exist_ok=True)
+        folders.make(path.parent)
+        os.chmod(made, made.stat().st_mode & ~0o022)
         os.replace(made, path)
         return path
 
@@ -198,9 +201,13 @@ def mark_used(path: Path) -> None:
 
 
 def kept_programs() -> Store | None:
-    """The store of what the virtual NPU builds; None where nothing is kept, or nothing can be."""
+    """The store of what the virtual NPU builds; None where nothing is kept, or nothing can be. Raises
+    KnobError for a folder that others can write to."""
     folder = folders.built_programs()
-    return Store(folder) if folder is not None and folders.is_usable(folder) else None
+    if folder is None:
+        return None
+    folders.check_private(folder)
+    return Store(folder) if folders.is_usable(folder) else None
 
 
 # one lock

@@ -13,7 +13,7 @@ from aerie import air_dialect
 from aerie.virtual_npu.codegen.module import Generated, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.compiler import INCLUDE, Compiler, known_compilers
-from aerie.virtual_npu.errors import ParseError, ToolchainError
+from aerie.virtual_npu.errors import KernelSourceError, ParseError, ToolchainError, UndefinedError
 from aerie.virtual_npu.external import ExternalKernel, kernel_objects
 from aerie.virtual_npu.knobs import kept_folder
 from aerie.virtual_npu.objects import HEADERS, Unit, shared_object
@@ -59,9 +59,20 @@ class Cpp:
     def shared_object(self, store: Store | None, work: Path) -> Path:
         """The C++ compiled and linked: from the store, or made in the folder `work` where there is no store.
 
-        Raises ToolchainError with the compiler's own lines, and OSError.
+        Raises KernelSourceError for an external kernel that its source does not define, ToolchainError with
+        the compiler's own lines, and OSError.
         """
-        return shared_object(self.compilers, self.units, store, work)
+        try:
+            return shared_object(self.compilers, self.units, store, work)
+        except UndefinedError as error:
+            for kernel in self.kernels:
+                if error.names(kernel.symbol):
+                    raise KernelSourceError(
+                        f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but "
+                        f'{kernel.source_name} does not define extern "C" {kernel.symbol}: define it there, '
+                        "or name another link_source; functions of the system are not called"
+                    ) from error
+            raise
 
 
 def cpp_of(

@@ -30,7 +30,7 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import write
+from aerie.air_dialect.assembly import split_properties, write
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import Formatted, element_type, truth_type
 
@@ -171,6 +171,46 @@ def _width(type_: Attribute) -> int:
     return type_.bitwidth
 
 
+ROUNDINGS = ("to_nearest_even", "downward", "upward", "toward_zero", "to_nearest_away")
+"""MLIR's rounding modes, by the number of the attribute."""
+ROUNDING = "roundingmode"
+
+
+class _Rounded(IRDLOperation, ABC):
+    """`arith.truncf %a upward fastmath<fast> : f32 to bf16`: it may say how it rounds, xDSL's may not."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+        attributes: dict[str, Attribute] = {}
+        word = parser.parse_optional_keyword_in(ROUNDINGS)
+        if word is not None:
+            attributes[ROUNDING] = IntegerAttr(ROUNDINGS.index(word), 32)
+        if parser.parse_optional_keyword("fastmath") is not None:
+            attributes["fastmath"] = arith.FastMathFlagsAttr(arith.FastMathFlagsAttr.parse_parameter(parser))
+        attributes.update(parser.parse_optional_attr_dict())
+        parser.parse_punctuation(":")
+        source = target = parser.parse_type()
+        if parser.parse_optional_keyword("to") is not None:
+            target = parser.parse_type()
+        own, rest = split_properties(cls, attributes)
+        operands = [parser.resolve_operand(name, source) for name in names]
+        return cls.create(operands=operands, result_types=[target], properties=own, attributes=rest)
+
+    def print(self, printer: Printer) -> None:
+        given = {**self.properties, **self.attributes}
+        write(printer, " ", self.operands)
+        mode, flags = given.pop(ROUNDING, None), given.pop("fastmath", NO_FASTMATH)
+        if isinstance(mode, IntegerAttr):
+            printer.print_string(f" {ROUNDINGS[mode.value.data]}")
+        if flags != NO_FASTMATH and isinstance(flags, arith.FastMathFlagsAttr):
+            printer.print_string(" fastmath")
+            flags.print_parameter(printer)
+        write(printer, given, " : ", self.operands[0].type)
+        if len(self.operands) == 1:
+            write(printer, " to ", self.results[0].type)
+
+
 _WIDER_INTEGER = _Rule([(IntegerType, IntegerType)], operator.lt, "an integer and a wider integer")
 _NARROWER_INTEGER = _Rule([(IntegerType, IntegerType)], operator.gt, "an integer and a narrower integer")
 _WIDER_FLOAT = _Rule([(AnyFloat, AnyFloat)], operator.lt, "a float and a wider float")
@@ -222,8 +262,8 @@ class ExtFOp(_Conversion, arith.ExtFOp):
     RULE = _WIDER_FLOAT
 
 
-class TruncFOp(_Conversion, arith.TruncFOp):
-    """`arith.truncf`: rounds to nearest even."""
+class TruncFOp(_Rounded, _Conversion, arith.TruncFOp):
+    """`arith.truncf`: rounds to nearest even, or as it says."""
 
     RULE = _NARROWER_FLOAT
 
@@ -240,13 +280,13 @@ class FPToUIOp(_Conversion, arith.FPToUIOp):
     RULE = _FLOAT_TO_INTEGER
 
 
-class SIToFPOp(_Conversion, arith.SIToFPOp):
+class SIToFPOp(_Rounded, _Conversion, arith.SIToFPOp):
     """`arith.sitofp`: from a signed integer."""
 
     RULE = _INTEGER_TO_FLOAT
 
 
-class UIToFPOp(_Conversion, arith.UIToFPOp):
+class UIToFPOp(_Rounded, _Conversion, arith.UIToFPOp):
     """`arith.uitofp`: from an unsigned integer."""
 
     RULE = _INTEGER_TO_FLOAT
@@ -278,3 +318,19 @@ class RemfOp(arith.FloatingPointLikeBinaryOperation):
 
     name = "arith.remf"
     traits = traits_def(Pure())
+
+
+class AddfOp(_Rounded, arith.AddfOp):
+    """`arith.addf %a, %b upward : f32`."""
+
+
+class SubfOp(_Rounded, arith.SubfOp):
+    """`arith.subf %a, %b upward : f32`."""
+
+
+class MulfOp(_Rounded, arith.MulfOp):
+    """`arith.mulf %a, %b upward : f32`."""
+
+
+class DivfOp(_Rounded, arith.DivfOp):
+    """`arith.divf %a, %b upward : f32`."""

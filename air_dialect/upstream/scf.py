@@ -15,9 +15,15 @@ from xdsl.dialects.builtin import (
     DenseArrayBase,
     IndexType,
     IntegerType,
+    UnitAttr,
+    i1,
     i64,
 )
-from xdsl.dialects.utils import parse_dynamic_index_list_without_types, print_dynamic_index_list
+from xdsl.dialects.utils import (
+    parse_dynamic_index_list_without_types,
+    print_dynamic_index_list,
+    print_for_op_like,
+)
 from xdsl.ir import Attribute, Block, Region, SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -46,21 +52,27 @@ from aerie.air_dialect.assembly import (
     index_arguments,
     index_operands,
     optional_result_types,
+    parse_binding,
     parse_carried,
     print_bindings,
     print_result_types,
     write,
 )
 
+UNSIGNED = "unsignedCmp"
+"""The attribute of an `scf.for unsigned`, which compares its variable with the bound as unsigned numbers."""
+
 
 class ForOp(scf.ForOp):
-    """`scf.for %i = %lb to %ub step %s iter_args(%x = %v) -> type : i32 { ... }`.
+    """`scf.for unsigned %i = %lb to %ub step %s iter_args(%x = %v) -> type : i32 { ... }`.
 
-    xDSL wants parentheses around a single type, and takes the induction variable's type for granted.
+    xDSL wants parentheses around a single type, takes the induction variable's type for granted, and does not
+    know `unsigned`.
     """
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
+        is_unsigned = parser.parse_optional_keyword("unsigned") is not None
         induction = parser.parse_argument(expect_type=False)
         names = []
         for word in ("=", "to", "step"):
@@ -74,10 +86,76 @@ class ForOp(scf.ForOp):
         body = parser.parse_region([induction.resolve(type_), *carried])
         op = cls(lower, upper, step, values, body)
         op.attributes.update(parser.parse_optional_attr_dict())
+        if is_unsigned:
+            op.attributes[UNSIGNED] = UnitAttr()
         if not carried:
             for trait in op.get_traits_of_type(SingleBlockImplicitTerminator):
                 ensure_terminator(op, trait)
         return op
+
+    def print(self, printer: Printer) -> None:
+        printer.print_string(" unsigned" if UNSIGNED in self.attributes else "")
+        bounds = (self.lb, self.ub, self.step)
+        print_for_op_like(printer, *bounds, self.iter_args, self.body, IndexType)
+        printer.print_op_attributes(self.attributes, reserved_attr_names=(UNSIGNED,))
+
+
+class IfOp(scf.IfOp):
+    """`scf.if %c -> type { ... } else { ... }`: xDSL wants parentheses around a single type."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        condition = parser.resolve_operand(parser.parse_unresolved_operand(), i1)
+        types = optional_result_types(parser)
+        yes, no = cls.parse_region_with_yield(parser), Region()
+        if parser.parse_optional_keyword("else") is not None:
+            no = cls.parse_region_with_yield(parser)
+        return cls(condition, types, yes, no, parser.parse_optional_attr_dict())
+
+
+class WhileOp(scf.WhileOp):
+    """`scf.while (%x = %v) : (type) -> type { ... } do { ... }`, of which the list may lack."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        pairs = parser.parse_optional_comma_separated_list(
+            parser.Delimiter.PAREN, lambda: parse_binding(parser)
+        )
+        parser.parse_punctuation(":")
+        position = parser.pos
+        type_ = parser.parse_function_type()
+        inputs = type_.inputs.data
+        if len(pairs or ()) != len(inputs):
+            parser.raise_error(
+                f"scf.while has {len(pairs or ())} values and {len(inputs)} types of them: give one each",
+                position,
+            )
+        operands = parser.resolve_operands([operand for _, operand in pairs or ()], inputs, position)
+        names = [argument.resolve(each) for (argument, _), each in zip(pairs or (), inputs, strict=True)]
+        before = parser.parse_region(names)
+        parser.parse_keyword("do")
+        after = parser.parse_region()
+        if not after.blocks:
+            after.add_block(Block())
+        if not (after.block.last_op and after.block.last_op.has_trait(IsTerminator)):
+            after.block.add_op(scf.YieldOp())
+        op = cls(operands, type_.outputs.data, before, after)
+        dictionary = parser.parse_optional_attr_dict_with_keyword()
+        op.attributes.update({} if dictionary is None else dictionary.data)
+        return op
+
+    def print(self, printer: Printer) -> None:
+        if self.arguments:
+            printer.print_string(" (")
+            print_bindings(printer, self.before_region.block.args, self.arguments, " = ")
+            printer.print_string(")")
+        printer.print_string(" : ")
+        printer.print_operation_type(self)
+        printer.print_string(" ")
+        printer.print_region(self.before_region, print_entry_block_args=False)
+        printer.print_string(" do ")
+        printer.print_region(self.after_region)
+        printer.print_op_attributes(self.attributes, print_keyword=True)
 
 
 class ParallelOp(scf.ParallelOp):
@@ -114,6 +192,33 @@ class ParallelOp(scf.ParallelOp):
         printer.print_string(" ")
         printer.print_region(self.body, print_entry_block_args=False)
         write(printer, self.attributes)
+
+
+class ReduceOp(scf.ReduceOp):
+    """`scf.reduce(%a, %b : f32, i32) { ... }, { ... }`: xDSL's format wants the regions without commas."""
+
+    @classmethod
+    def parse(cls, parser: Parser) -> Self:
+        operands: list[SSAValue] = []
+        if parser.parse_optional_punctuation("(") is not None:
+            names = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_unresolved_operand)
+            parser.parse_punctuation(":")
+            position = parser.pos
+            types = parser.parse_comma_separated_list(parser.Delimiter.NONE, parser.parse_type)
+            operands = list(parser.resolve_operands(names, types, position))
+            parser.parse_punctuation(")")
+        regions: list[Region] = []
+        while operands and (not regions or parser.parse_optional_punctuation(",") is not None):
+            regions.append(parser.parse_region())
+        op = cls(operands, regions)
+        op.attributes.update(parser.parse_optional_attr_dict())
+        return op
+
+    def print(self, printer: Printer) -> None:
+        if self.args:
+            write(printer, "(", self.args, " : ", [value.type for value in self.args], ") ")
+            printer.print_list(self.reductions, printer.print_region)
+        printer.print_op_attributes(self.attributes)
 
 
 @irdl_op_definition

@@ -136,6 +136,10 @@ def cache(machine: Machine) -> Finding:
     folder, found = machine.cache_dir, parts(machine.cache_dir)
     held = f"{folder}, {told(sum(part.nbytes for part in found))} of ours"
     wanted = "a folder that can be written, for compiled programs"
+    try:
+        folders.check_private(folder)
+    except VirtualNpuError as error:
+        return Finding(Status.FAILED, str(error), wanted, folders.ADVICE)
     if folders.is_usable(folder):
         return Finding(Status.OK, f"{held}, can be written", wanted)
     # What is compiled already runs from a folder that cannot be written.

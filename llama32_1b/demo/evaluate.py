@@ -44,8 +44,10 @@ class Reference:
     """The demo checkpoint in Hugging Face transformers, bf16 on the CPU."""
 
     def __init__(self, checkpoint: Path) -> None:
-        self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint)
-        self.model: Any = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.bfloat16).eval()
+        self.tokenizer: Any = AutoTokenizer.from_pretrained(checkpoint, trust_remote_code=False)
+        self.model: Any = AutoModelForCausalLM.from_pretrained(
+            checkpoint, dtype=torch.bfloat16, trust_remote_code=False
+        ).eval()
 
     def prompt_ids(self, question: str) -> list[int]:
         """Token ids of a chat with this one question, up to where the answer begins."""

@@ -17,9 +17,9 @@ from filelock import FileLock, Timeout
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
+from aerie.engine.folder import SINGLE_FILE
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.progress import Reporter
-from aerie.engine.tensors import SINGLE_FILE
 from aerie.llama32_1b.demo.tokenizer import tokenizer_config
 from aerie.llama32_1b.synthetic.shape import Tensor, config_json, generation_json, tensors
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer

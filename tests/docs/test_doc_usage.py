@@ -165,7 +165,7 @@ def _with_tensor(name: str, change: Callable[[np.ndarray], np.ndarray] | None) -
 
 def _with_bias(folder: Path) -> None:
     path = folder / "model.safetensors"
-    save_file({**load_file(path), "model.layers.0.self_attn.q_proj.bias": np.zeros(256, np.float32)}, path)
+    save_file({**load_file(path), "model.layers.0.self_attn.q_proj.bias": np.ones(256, np.float32)}, path)
 
 
 UP = "model.layers.2.mlp.up_proj.weight"

@@ -15,8 +15,9 @@ import numpy as np
 
 from aerie.virtual_npu import library
 from aerie.virtual_npu.arrays import NUMPY_NAMES
-from aerie.virtual_npu.library import NOTHING_TO_SAY, Entry, RunResult, entry_symbol
+from aerie.virtual_npu.library import NOTHING_TO_SAY, Entry, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.quoting import entry_symbol
 
 GUEST = Path(__file__).with_name("guest.cc")
 LOAD, LOOK_UP, READ, CALL = range(4)

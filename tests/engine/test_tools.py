@@ -17,9 +17,10 @@ from tokenizers import Tokenizer as Inner
 from aerie import Model, load
 from aerie.engine.call_grammar import call_grammar
 from aerie.engine.call_reader import CallPiece, CallReader, Calls, calls_of
+from aerie.engine.chat_template import ChatTemplate
 from aerie.engine.errors import UserError
 from aerie.engine.grammar import Grammars
-from aerie.engine.tokenizer import PlainTokenizer, Tokenizer
+from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import FORMS, OURS, CallForm, Tool, Tools, form_of, read_tools
 from aerie.llama32_1b.find import find_checkpoint
 
@@ -48,7 +49,7 @@ def of_demo(special: tuple[str, ...] = (), others: tuple[str, ...] = (), templat
     inner = Inner.from_file(str(find_checkpoint("demo") / "tokenizer.json"))
     inner.add_special_tokens([*special])
     inner.add_tokens([AddedToken(each, special=False) for each in others])
-    tokenizer = Tokenizer(PlainTokenizer(inner, template, {}))
+    tokenizer = Tokenizer(inner, ChatTemplate({"default": template}, {}) if template else None)
     config: Any = SimpleNamespace(vocab_size=inner.get_vocab_size(), eos_token_ids={1496, 1499})
     return tokenizer, inner, Grammars(tokenizer, config)
 
@@ -80,7 +81,7 @@ def read(made: Made, form: CallForm, text: str, tools: Tools = TOOLS) -> list[st
     tokenizer, inner, _ = made
     token = tokenizer.added_tokens().get(form.trigger)
     calls = Calls(tools, form, frozenset([] if token is None else [token]))
-    reader, stream = calls.reader(), tokenizer.stream(calls.shown)
+    reader, stream = calls.reader(), tokenizer.stream(shown=calls.shown)
     ids = inner.encode(text, add_special_tokens=False).ids
     pieces = [*map(stream.feed, ids), stream.flush()]
     parts = [part for piece in pieces for part in reader.feed(piece)]
@@ -426,3 +427,12 @@ def test_a_model_whose_template_marks_calls(tmp_path: Path) -> None:
     assert [(call.name, json.loads(call.arguments)) for call in made.tool_calls] == [("now-x", {})]
     assert calls_of(TOOLS, of_demo(template="<tool_call> tools", special=("<tool_call>",))[0]).shown == {1500}
     assert CallReader(TOOLS, TAGS).calls == ()
+
+
+def test_what_calls_are_not_held_to_is_in_the_log(model: Model, caplog: pytest.LogCaptureFixture) -> None:
+    unique = {"type": "array", "items": {"enum": [1]}, "uniqueItems": True}
+    function = {"name": "f", "parameters": {"type": ["object", "null"], "properties": {"a": unique}}}
+    model.generate(ASKED, 2, tools=[{"type": "function", "function": function}])
+    assert "calls are not held to: f: uniqueItems" in caplog.text
+    with pytest.raises(UserError, match=r"the parameters of 'f' cannot be taken: .*uniqueItems"):
+        model.generate(ASKED, 2, tools=[{"type": "function", "function": {**function, "strict": True}}])

@@ -12,7 +12,8 @@ import pytest
 from aerie.air_dialect import parse
 from aerie.kernel_builder.__main__ import main
 from aerie.kernel_builder.kernels import eltwise_add
-from aerie.kernel_builder.spec import Array, Parameters
+from aerie.kernel_builder.spec import Array, Difference, KernelModule, Parameters
+from aerie.virtual_npu.static import check
 
 
 def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -123,3 +124,52 @@ def test_a_program_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.C
     captured = capsys.readouterr()
     assert "TOO MUCH" in captured.out
     assert "rows (y) takes 5, npu2 has 4" in captured.err
+
+
+def test_preflight_tells_every_fault_and_every_warning(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "tall.mlir"
+    path.write_text(eltwise_add.build(8, 32).text.replace("%c1 = arith.constant 1", "%c1 = arith.constant 5"))
+    report = check(path.read_text())
+    assert main(["preflight", str(path)]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(report.faults) > 1
+    assert lines == [
+        *(f"warning: {warning}" for warning in report.warnings),
+        *(f"error: {fault}" for fault in report.faults),
+    ]
+
+
+def test_preflight_shows_warnings_of_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "quotient.mlir"
+    path.write_text(
+        "func.func @f() { air.launch () in () { air.segment @s { %c1 = arith.constant 1 : index\n"
+        "air.herd @h tile (%x, %y) in (%sx=%c1, %sy=%c1) { %v = arith.constant 3.0 : f32\n"
+        "%r = arith.divf %v, %v : f32 } } } return }"
+    )
+    assert main(["preflight", str(path)]) == 0
+    assert (
+        "warning: line 3: arith.divf: f/0/s/h: a division of scalar floats takes" in capsys.readouterr().err
+    )
+
+
+def test_check_tells_what_cannot_be_built(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The virtual NPU has as many rows of cores as a kernel asks for; the device has four."""
+
+    def tall(rows: int, cols: int) -> KernelModule:
+        kernel = eltwise_add.build(rows, cols)
+        return dataclasses.replace(kernel, module=parse(kernel.text.replace("%hsy=%c1", "%hsy=%c8")))
+
+    spec = dataclasses.replace(eltwise_add.KERNEL, build=tall)
+    monkeypatch.setattr("aerie.kernel_builder.__main__.registry", lambda: {"eltwise_add": spec})
+    same = {"out": Difference(4, 0, 2)}
+    monkeypatch.setattr("aerie.kernel_builder.__main__.compare", lambda spec, case: same)
+    assert main(["check", "eltwise_add", "--rows=8", "--cols=32"]) == 2
+    captured = capsys.readouterr()
+    assert captured.out.splitlines()[1].endswith("0 of 4  ok")
+    assert captured.err.startswith("error: eltwise_add rows=8 cols=32: cannot be built for npu2: ")
+    assert "cores takes 64, npu2 has 32" in captured.err
+    assert captured.err.endswith("`aerie kernels preflight eltwise_add --rows=8 --cols=32` tells all\n")

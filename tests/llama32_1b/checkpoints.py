@@ -5,6 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+from aerie.engine.config import load_config
+from aerie.engine.weights import Weights, expected_shapes
+
 TEMPLATE = (
     "{{ bos_token }}{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -111,3 +114,17 @@ def edit_json(path: Path, **changes) -> None:
     content = json.loads(path.read_text())
     content.update(changes)
     path.write_text(json.dumps({key: value for key, value in content.items() if value is not None}))
+
+
+def open_weights(folder):
+    return Weights(folder, load_config(folder))
+
+
+def all_tensors(weights, config):
+    """Every tensor, by the checkpoint's names."""
+    found = [weights.embed_table.table, weights.final_norm, weights.lm_head]
+    for layer in range(config.num_hidden_layers):
+        found += weights.layer(layer).values()
+    values = {tensor.name: tensor.read() for tensor in found}
+    assert set(values) == set(expected_shapes(config))
+    return values

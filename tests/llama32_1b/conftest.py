@@ -8,6 +8,7 @@ import types
 from pathlib import Path
 
 import pytest
+from safetensors.numpy import load_file, save_file
 
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
@@ -74,6 +75,19 @@ def against():
 def damaged(make_checkpoint, tmp_path):
     """A copy of the small checkpoint that a test may damage."""
     return shutil.copytree(make_checkpoint(), tmp_path / "damaged")
+
+
+@pytest.fixture
+def change_tensors(damaged):
+    """Rewrite the checkpoint's one file after `change(tensors)`."""
+
+    def rewrite(change):
+        tensors = load_file(damaged / "model.safetensors")
+        change(tensors)
+        save_file(tensors, damaged / "model.safetensors", {"format": "pt"})
+        return damaged
+
+    return rewrite
 
 
 @pytest.fixture(scope="session")

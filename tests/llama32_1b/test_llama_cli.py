@@ -268,3 +268,28 @@ def test_moved_checkpoint_runs_the_same(run, make_checkpoint, tmp_path):
     copy = shutil.copytree(make_checkpoint(), tmp_path / "with a blank")
     flags = ("--prompt", "hi", "--n-tokens", "6")
     assert run(*flags)[1] == run(*flags, model=copy)[1]
+
+
+def test_values_for_the_chat_template(run, damaged, checkpoints):
+    """JSON, or else text; the last of a name counts."""
+    (damaged / "chat_template.jinja").unlink(missing_ok=True)
+    template = "{{ 'a' * n }}{{ word }}{% if enable_thinking is false %}!{% endif %}"
+    checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=template)
+    flags = [f"--template-arg={each}" for each in ("n=1", "n=3", "word=x=y", "enable_thinking=false")]
+    code, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", *flags, model=damaged)
+    assert code == 0
+    assert load_tokenizer(damaged).decode(json.loads(out)["prompt_token_ids"]) == "aaax=y!"
+    for wrong, said in (
+        (["--template-arg=n"], "'n' is not a name, = and a value, such as enable_thinking=false"),
+        (["--template-arg=n=1", "--raw"], "--template-arg is for the chat template, which --raw leaves out"),
+        (["--template-arg=tools=1"], "tools cannot be given to the chat template, which has a value"),
+    ):
+        code, _, err = run("--prompt", "hi", *wrong, model=damaged)
+        assert code == 2
+        assert said in err
+
+
+def test_values_without_a_chat_template(run, make_checkpoint):
+    code, _, err = run("--prompt", "hi", "--template-arg=n=1", model=make_checkpoint(template=None))
+    assert code == 2
+    assert "n is for a chat template, and this checkpoint has none; leave it out" in err

@@ -2,12 +2,15 @@
 
 import json
 import random
+import re
 
 import pytest
 from checkpoints import TEMPLATE
 
+from aerie.engine.bounded import BoundedProcess, Limits
 from aerie.engine.errors import CheckpointError, PromptError
-from aerie.engine.tokenizer import PlainTokenizer, Tokenizer, load_tokenizer
+from aerie.engine.tokenizer import load_tokenizer
+from aerie.engine.tool_calls import Tool, Tools
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
 
@@ -119,7 +122,6 @@ def test_it_does_what_transformers_does(damaged, checkpoints, template, in_file)
     if in_file:
         (damaged / "chat_template.jinja").write_text(template)
     tokenizer = load_tokenizer(damaged)
-    assert isinstance(tokenizer._inner, PlainTokenizer)
     assert_alike(damaged, tokenizer)
 
 
@@ -127,19 +129,129 @@ def test_the_demos_and_a_synthetic_one_do_too(tmp_path):
     assert_alike(DEMO_FOLDER, load_tokenizer(DEMO_FOLDER))
     make_tokenizer(2000).save(str(tmp_path / "tokenizer.json"))
     tokenizer = load_tokenizer(tmp_path)
-    assert isinstance(tokenizer._inner, PlainTokenizer)
     assert_alike(tmp_path, tokenizer)
 
 
-def test_a_template_that_refuses(damaged, checkpoints):
-    (damaged / "chat_template.jinja").unlink(missing_ok=True)
-    refusing = "{{ raise_exception('users first') }}"
-    checkpoints.edit_json(damaged / "tokenizer_config.json", chat_template=refusing)
-    for tokenizer in (load_tokenizer(damaged), Tokenizer(theirs_of(damaged))):
+def with_template(folder, checkpoints, template):
+    (folder / "chat_template.jinja").unlink(missing_ok=True)
+    checkpoints.edit_json(folder / "tokenizer_config.json", chat_template=template)
+    return load_tokenizer(folder)
+
+
+TURN = "<|{{ m.role }}|>{{ m.content%s }}{{ eos_token }}"
+CONTINUED = [TURN % "", TURN % " | trim", TURN % ".strip() + '!'", "{{ messages[-1].content }} said <|user|>"]
+BEGUN = ["The capital of", " The capital ", "a", "  ", "", "<|user|>", "日本\n\n"]
+
+
+@pytest.mark.parametrize("each", CONTINUED)
+def test_an_answer_goes_on_as_with_transformers(damaged, checkpoints, each):
+    prompt = "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    template = each if "messages" in each else "{% for m in messages %}" + each + "{% endfor %}" + prompt
+    tokenizer = with_template(damaged, checkpoints, template)
+    theirs = theirs_of(damaged)
+    for begun in BEGUN:
+        messages = [{"role": "user", "content": "a hi"}, {"role": "assistant", "content": begun}]
+        text = tokenizer.chat_text(messages, continues=True)
+        assert text == theirs.apply_chat_template(messages, continue_final_message=True, tokenize=False)
+        ids = theirs.apply_chat_template(messages, continue_final_message=True, return_dict=False)
+        if "<|" not in begun:  # which is text here
+            assert tokenizer.encode_chat(messages, continues=True) == ids
+
+
+def test_what_no_answer_goes_on_with(damaged, checkpoints):
+    tokenizer = with_template(damaged, checkpoints, "{{ messages[0].content }}")
+    said = {"role": "assistant", "content": "x"}
+    with pytest.raises(PromptError, match="does not write the last message as it stands, so that no answer"):
+        tokenizer.encode_chat([*CONVERSATIONS[0], said], continues=True)
+    for messages in ([], CONVERSATIONS[0], [{**said, "tool_calls": [{"function": {}}]}]):
+        with pytest.raises(PromptError, match="and the last message is none; end with one, or leave out"):
+            tokenizer.encode_chat(messages, continues=True)
+
+
+REFUSALS = {
+    "{{ raise_exception('users first') }}": r"users first\); change its messages, or leave out the system",
+    "{% if tools|length > 0 %}T{% endif %}": r"object of type 'NoneType' has no len\(\)\); change its "
+    "messages, or mend the template in the checkpoint's folder",
+    "{{ 'a' + 1 }}": "can only concatenate str",
+    "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}": "maximum recursion depth exceeded",
+    "{% for i in range(10**9) %}{% endfor %}": "Range too big",
+    "{{ 'a' * 2000000000 }}": "it took more than 512 MiB of memory",
+    "{{ '%2000000000d' % 1 }}": "it took more than 512 MiB of memory",
+    "{{ 'a' | center(2000000000) }}": "it took more than 512 MiB of memory",
+    "{{ ['a' * 10**6] * 10**9 }}": "it took more than 512 MiB of memory",
+    "{% for i in range(20) %}{{ 'a' * 10**6 }}{% endfor %}": "it made more than 16 MiB",
+    "{% set a = range(90000) %}{% for i in a %}{% for j in a %}{% endfor %}{% endfor %}": "it took more than "
+    "0.5 s of processor time",
+    "{{ ''.__class__.__mro__ }}": "access to attribute '__class__' of 'str' object is unsafe",
+    "{{ '\\ud800' }}": "surrogates not allowed",
+    "{% if %}": "Expected an expression",
+    "{% include 'x' %}": "no loader for this environment",
+}
+
+
+@pytest.fixture(scope="module")
+def within_half_a_second():
+    return BoundedProcess("aerie.engine.rendering", Limits(cpu_s=0.5))
+
+
+@pytest.mark.parametrize("template", REFUSALS)
+def test_a_template_that_refuses(damaged, checkpoints, template, within_half_a_second, monkeypatch):
+    """Or fails, or goes on without end: one line, and the next conversation is served."""
+    monkeypatch.setattr("aerie.engine.chat_template.RENDERING", within_half_a_second)
+    with pytest.raises(PromptError, match=r"^the checkpoint's chat template refuses this") as caught:
+        with_template(damaged, checkpoints, template).encode_chat(CONVERSATIONS[0])
+    assert re.search(REFUSALS[template], str(caught.value))
+    assert len(str(caught.value)) < 400
+    assert "\n" not in str(caught.value)
+    good = with_template(damaged, checkpoints, TEMPLATE)
+    assert good.decode(good.encode_chat(CONVERSATIONS[0])) == "hi"
+
+
+def test_a_template_that_never_was_one(damaged, checkpoints):
+    with pytest.raises(PromptError, match=r"template is 10000000 characters long, and 1000000 is the limit"):
+        with_template(damaged, checkpoints, "a" * 10**7).encode_chat(CONVERSATIONS[0])
+    for wrong in (5, [{"name": "default", "template": 5}]):
+        with pytest.raises(CheckpointError, match=r"chat_template is neither a text nor a list of templates"):
+            with_template(damaged, checkpoints, wrong)
+
+
+def test_several_templates(damaged, checkpoints):
+    tools = Tools((Tool("weather"),))
+    named = [
+        {"name": name, "template": f"{name}{{# <tool_call> #}}{{{{ tools }}}}"}
+        for name in ("rag", "tool_use", "default")
+    ]
+    tokenizer = with_template(damaged, checkpoints, named)
+    assert tokenizer.chat_text(CONVERSATIONS[0]) == "defaultNone"
+    assert tokenizer.chat_text(CONVERSATIONS[0], tools).startswith("tool_use")
+    assert tokenizer.chat_template is None
+    with pytest.raises(
+        PromptError,
+        match=r"several chat templates \(rag, tool_use\), and none is named default, which is for",
+    ):
+        with_template(damaged, checkpoints, named[:2]).encode_chat(CONVERSATIONS[0])
+    assert (
+        with_template(damaged, checkpoints, named[:1] + named[2:]).chat_text([], tools).startswith("default")
+    )
+
+
+def test_arguments_of_a_template(damaged, checkpoints):
+    tokenizer = with_template(
+        damaged, checkpoints, "{{ enable_thinking is defined and enable_thinking }}{{ other }}{{ documents }}"
+    )
+    assert tokenizer.chat_text([]) == "FalseNone"
+    assert tokenizer.chat_text([], None, {"enable_thinking": True, "self": 1, "documents": []}) == "True[]"
+    tokenizer.template_arguments = {"enable_thinking": True, "other": "o"}
+    assert tokenizer.chat_text([]) == "TrueoNone"
+    assert tokenizer.chat_text([], None, {"enable_thinking": False}) == "FalseoNone"
+    assert tokenizer.encode_chat([]) == tokenizer.encode("TrueoNone", special=False)
+    for name in ("messages", "tools", "add_generation_prompt", "bos_token", "pad_token", "raise_exception"):
         with pytest.raises(
-            PromptError, match=r"refuses this conversation \(users first\); change its messages"
+            PromptError, match=rf"^{name} cannot be given to the chat template, which has its own"
         ):
-            tokenizer.encode_chat(CONVERSATIONS[0])
+            tokenizer.chat_text([], None, {name: 1})
+        with pytest.raises(PromptError, match=rf"^{name} cannot be given"):
+            tokenizer.template_arguments = {name: 1}
 
 
 def added(content, **properties):
@@ -169,7 +281,6 @@ def test_what_transformers_would_add_is_left_to_it(damaged, checkpoints, config)
         (damaged / "chat_template.jinja").unlink(missing_ok=True)
     checkpoints.edit_json(damaged / "tokenizer_config.json", **config)
     tokenizer = load_tokenizer(damaged)
-    assert not isinstance(tokenizer._inner, PlainTokenizer)
     assert_alike(damaged, tokenizer)
 
 
@@ -177,10 +288,9 @@ def test_a_token_with_its_properties(damaged, checkpoints):
     typed = added("<|eos|>", __type="AddedToken")
     checkpoints.edit_json(damaged / "tokenizer_config.json", eos_token=typed)
     tokenizer = load_tokenizer(damaged)
-    assert isinstance(tokenizer._inner, PlainTokenizer)
     assert_alike(damaged, tokenizer)
-    checkpoints.edit_json(damaged / "tokenizer_config.json", eos_token={"content": "<|eos|>"})
-    with pytest.raises(CheckpointError, match="has to be either str or AddedToken"):
+    checkpoints.edit_json(damaged / "tokenizer_config.json", eos_token=[5])
+    with pytest.raises(CheckpointError, match=r"eos_token is \[5\], which is no token: neither a text nor"):
         load_tokenizer(damaged)
 
 
@@ -190,7 +300,6 @@ def test_files_that_add_tokens_are_left_to_it(damaged, checkpoints, name):
     content = {"pad_token": "<|more|>"} if name.startswith("special") else {"<|more|>": 600}
     (damaged / name).write_text(json.dumps(content))
     tokenizer = load_tokenizer(damaged)
-    assert not isinstance(tokenizer._inner, PlainTokenizer)
     assert_alike(damaged, tokenizer)
 
 
@@ -199,7 +308,6 @@ def test_limits_in_tokenizer_json_do_not_cut(damaged):
     cut = {"direction": "Right", "max_length": 4, "strategy": "LongestFirst", "stride": 0}
     path.write_text(json.dumps({**json.loads(path.read_text()), "truncation": cut}))
     tokenizer = load_tokenizer(damaged)
-    assert isinstance(tokenizer._inner, PlainTokenizer)
     assert_alike(damaged, tokenizer)
 
 
@@ -208,16 +316,44 @@ def test_special_tokens_are_not_text(tokenizer):
     assert tokenizer.decode([0, *tokenizer.encode("a"), 2, 1]) == "a"
 
 
-def test_other_tokenizer_classes_go_through_auto(tokenizer, damaged, checkpoints):
-    checkpoints.edit_json(damaged / "tokenizer_config.json", tokenizer_class="GPT2Tokenizer")
-    assert load_tokenizer(damaged).decode(tokenizer.encode("the herd")) == "the herd"
+CLASSES = ["LlamaTokenizer", "LlamaTokenizerFast", "GPT2Tokenizer", "Qwen2Tokenizer", "T5TokenizerFast", "X"]
+
+
+@pytest.mark.parametrize("name", CLASSES)
+def test_tokenizer_json_rules_whatever_class_is_named(damaged, checkpoints, name, monkeypatch, capfd):
+    """No class rebuilds it, no setting of a class changes it, and no code of a checkpoint runs."""
+    from tokenizers import Tokenizer
+
+    code = "raise SystemExit('ran')"
+    (damaged / "tokenization_x.py").write_text(code)
+    settings = {"tokenizer_class": name, "auto_map": {"AutoTokenizer": [None, "tokenization_x.XTokenizer"]}}
+    flags = {"add_bos_token": False, "add_eos_token": True, "add_prefix_space": True, "legacy": False}
+    checkpoints.edit_json(damaged / "tokenizer_config.json", **settings, **flags)
+    monkeypatch.setattr("builtins.input", lambda *_: pytest.fail("asked"))
+    ours, theirs = load_tokenizer(damaged), Tokenizer.from_file(str(damaged / "tokenizer.json"))
+    for text in [*TEXTS, "<|end|>a"]:
+        ids = theirs.encode(text).ids
+        assert ours.encode(text, control_tokens=True) == ids
+        assert ours.decode(ids) == theirs.decode(ids)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_a_tokenizer_that_is_code_alone(damaged, checkpoints, monkeypatch):
+    """There is a tokenizer.model, and the class that would read it comes with the checkpoint."""
+
+    def needing_code(folder):
+        raise ValueError("The repository contains custom code ... pass trust_remote_code=True")
+
+    monkeypatch.setattr("aerie.engine.tokenizer.read_tokenizer", needing_code)
+    with pytest.raises(CheckpointError, match=r"is code of the checkpoint, of which nothing is executed; "):
+        load_tokenizer(damaged)
 
 
 def test_a_lack_of_memory_is_no_damage(damaged, monkeypatch):
     def end(*_):
         raise MemoryError
 
-    monkeypatch.setattr("aerie.engine.tokenizer._load", end)
+    monkeypatch.setattr("aerie.engine.tokenizer.read_tokenizer", end)
     with pytest.raises(MemoryError):
         load_tokenizer(damaged)
 
@@ -294,7 +430,7 @@ def test_tokenizer_model_that_cannot_be_converted(damaged, monkeypatch):
 
     (damaged / "tokenizer.json").unlink()
     (damaged / "tokenizer.model").write_bytes(b"\0")
-    monkeypatch.setattr("aerie.engine.tokenizer._load", convert)
+    monkeypatch.setattr("aerie.engine.tokenizer.read_tokenizer", convert)
     with pytest.raises(CheckpointError, match=r"x{100} \.\.\.; fetch tokenizer\.json of the same") as caught:
         load_tokenizer(damaged)
     assert len(str(caught.value)) < 600

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 import importlib
 import re
+import shutil
 import threading
 import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
+from spm import llama_2
 
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.tokenizer import TextStream
+from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet
 
@@ -469,3 +472,32 @@ def test_a_token_id_of_numpy_ends_an_answer_too(model: Model) -> None:
     first, second, *_ = model.generate(FRANCE).token_ids
     stop: Any = np.int64(second)
     assert model.generate(FRANCE, stop=stop).token_ids == (first, second)
+
+
+def test_values_for_the_chat_template(model: Model) -> None:
+    """The demo's template asks for none, and passes over those that it does not know."""
+    given = {"enable_thinking": False}
+    assert model.encode(FRANCE, chat_template_kwargs=given) == model.encode(FRANCE)
+    assert model.generate(FRANCE, 3, chat_template_kwargs=given).text == model.generate(FRANCE, 3).text
+    wrong: Any = ["x"]
+    for options, said in (
+        ({"chat_template_kwargs": {"bos_token": ""}}, "bos_token cannot be given to the chat template"),
+        ({"chat_template_kwargs": {"x": object()}}, "given what JSON cannot say: Object of type object"),
+        ({"chat_template_kwargs": wrong}, r"chat_template_kwargs is \['x'\]; give a dict of what"),
+        ({"chat_template_kwargs": given, "raw": True}, "for the chat template, which raw leaves out"),
+    ):
+        with pytest.raises(UserError, match=said):
+            model.generate(FRANCE, 3, **cast(Any, options))
+
+
+def test_words_of_a_sentencepiece_model_keep_their_blanks(tmp_path: Path) -> None:
+    """From the first on, piece by piece, and where an answer goes on."""
+    folder, tokenizer = shutil.copytree(DEMO_FOLDER, tmp_path / "model"), llama_2()
+    tokenizer.save(str(folder / "tokenizer.json"))
+    (folder / "tokenizer_config.json").write_text("{}")
+    only = {tokenizer.token_to_id("▁tile"): 100.0}
+    with load(folder, backend="virtual") as spoken:
+        assert list(spoken.stream("the world", 3, raw=True, logit_bias=only)) == [" tile"] * 3
+        assert list(spoken.go_on(2)) == list(spoken.go_on(1)) * 2 == [" tile"] * 2
+        (batched,) = spoken.generate_batch(["the world"], 2, raw=True, logit_bias=only)
+        assert batched.text == " tile tile"

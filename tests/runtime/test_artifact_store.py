@@ -12,6 +12,7 @@ import pytest
 
 from aerie.runtime import AerieRuntimeError, CompileError, DiskFullError
 from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
+from aerie.virtual_npu.errors import KnobError
 
 
 def files(cache):
@@ -239,6 +240,7 @@ BUILD = """
 import sys, time
 from pathlib import Path
 from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
+from aerie.virtual_npu.errors import KnobError
 
 directory, name = Path(sys.argv[1]), sys.argv[2]
 
@@ -295,3 +297,34 @@ def test_waiting_for_another_process_is_said(tmp_path):
     other.communicate(timeout=60)
     assert artifact.reused
     assert reports == ["another process is compiling same; waiting for it"]
+
+
+@pytest.mark.parametrize("inner", ["", "virtual"])
+def test_a_cache_that_others_can_write_to_is_not_loaded_from(open_cache, program, inner):
+    cache = open_cache()
+    cache.compile_and_cache(program)
+    folder = cache.cache_dir / inner
+    folder.chmod(0o777)
+    with pytest.raises(
+        KnobError, match=f"{folder} is not used: everybody can write to {folder}, so that oth"
+    ):
+        open_cache()
+
+
+def test_an_artifact_that_others_can_write_is_compiled_again(open_cache, program, toolchain, reports):
+    artifact = open_cache().compile_and_cache(program)
+    artifact.path.chmod(0o666)
+    assert not open_cache().compile_and_cache(program).reused
+    assert reports == [f"artifact {artifact.path.name} is damaged (others can write it); compiling it again"]
+    assert toolchain.compiled == ["scale", "scale"]
+
+
+@pytest.mark.parametrize("file", ["../../elsewhere.elf", "/elsewhere.elf", "virtual/other.elf", 7, None])
+def test_a_manifest_names_artifacts_in_its_folder_alone(open_cache, program, reports, file):
+    artifact = open_cache().compile_and_cache(program)
+    manifest = artifact.path.parents[1] / "manifest.json"
+    document = json.loads(manifest.read_text())
+    document["artifacts"][artifact.path.stem]["file"] = file
+    manifest.write_text(json.dumps(document))
+    assert not open_cache().compile_and_cache(program).reused
+    assert "is corrupt (a file that is not called as its artifact)" in reports[0]

@@ -114,6 +114,86 @@ def test_forms_that_are_none(serving: Any, given: Any, told: str) -> None:
     assert error["code"] == "invalid_value"
 
 
+CHAINED = {
+    "$defs": {f"d{at}": {"type": "array", "items": {"$ref": f"#/$defs/d{at + 1}"}} for at in range(1000)},
+    "$ref": "#/$defs/d0",
+}
+DEEP = "the depth that a form may have"
+OF_CHATS = {"messages": USER}
+MESSAGES = {"messages": USER, "max_tokens": 5}
+TOO_LONG = {"x": "a" * 2**20}
+FORMATTED = {"format": {"type": "json_schema", "name": "x", "schema": CHAINED}}
+
+
+def tools_of(schema: Any, name: str = "f", **more: Any) -> Any:
+    return [{"type": "function", "function": {"name": name, "parameters": schema, **more}}]
+
+
+@pytest.mark.parametrize(
+    ("address", "body", "told"),
+    [
+        (CHAT, {**OF_CHATS, "json_schema": CHAINED}, DEEP),
+        (CHAT, {**OF_CHATS, "tools": tools_of(CHAINED)}, DEEP),
+        (CHAT, {**OF_CHATS, "tools": tools_of(TOO_LONG)}, "it has more than 262144 characters"),
+        (CHAT, {**OF_CHATS, "grammar": 'root ::= root "a"'}, "no rule of it comes to an end"),
+        (CHAT, {**OF_CHATS, "regex": "[a&&b]"}, "no text is of it"),
+        (CHAT, {**OF_CHATS, "json_schema": {"$ref": "#"}}, "no JSON is of it that comes to an end"),
+        (CHAT, {**OF_CHATS, "json_schema": {"const": 9007199254740993}}, "has 9007199254740993, and numbers"),
+        ("/v1/messages", {**MESSAGES, "tools": [{"name": "f", "input_schema": CHAINED}]}, DEEP),
+        ("/v1/responses", {"input": "x", "text": FORMATTED}, DEEP),
+        ("/v1/completions", {"prompt": "x", "json_schema": CHAINED}, DEEP),
+        ("/completion", {"prompt": "x", "json_schema": CHAINED}, DEEP),
+    ],
+)
+def test_a_form_of_a_stranger_hurts_its_request_alone(
+    serving: Any, address: str, body: dict[str, Any], told: str
+) -> None:
+    with serving.http as http:
+        refused = http.post(address, json=body)
+        assert http.get("/health").status_code == 200
+    assert refused.status_code == 400
+    assert told in refused.json()["error"]["message"]
+
+
+def test_an_empty_answer_may_be_asked_for(serving: Any) -> None:
+    made = serving.openai.chat.completions.create(model="demo", messages=USER, extra_body={"regex": ""})
+    assert (made.choices[0].message.content, made.choices[0].finish_reason) == ("", "stop")
+
+
+UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_what_is_not_held_is_told(serving: Any, stream: bool) -> None:
+    tools = [
+        *tools_of({"type": "object", "properties": {"a": UNIQUE}}),
+        *tools_of({"type": ["object", "null"], "required": None}, "g"),
+        *tools_of({}, "h"),
+    ]
+    loose = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE}}
+    with serving.http as http:
+        for body, note in (
+            ({"tools": tools}, "not held to: f: uniqueItems; g: required null"),
+            ({"response_format": loose}, "not held to: uniqueItems"),
+            ({"response_format": FORMAT}, None),
+        ):
+            made = http.post(CHAT, json={**OF_CHATS, **body, "max_tokens": 8, "stream": stream})
+            assert (made.status_code, made.headers.get("x-aerie-note")) == (200, note)
+
+
+def test_what_is_not_held_is_refused_where_that_is_asked(serving: Any) -> None:
+    strict = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE, "strict": True}}
+    for body in (
+        {"tools": tools_of({"type": "object", "properties": {"a": UNIQUE}}, strict=True)},
+        {"response_format": strict},
+        {"json_schema": UNIQUE},
+    ):
+        with serving.http as http:
+            refused = http.post(CHAT, json={**OF_CHATS, **body})
+        assert refused.status_code == 400
+        assert 'Unimplemented keys: ["uniqueItems"]' in refused.json()["error"]["message"]
+
+
 def test_the_same_of_responses(serving: Any) -> None:
     with serving.http as http:
         refused = http.post(

@@ -11,6 +11,7 @@ import pytest
 from openai.types.responses import Response
 
 from aerie import Model
+from aerie.serve.errors import ApiError
 from aerie.serve.items import Item
 from aerie.serve.kept import Conversation, Kept, KeptResponse, Past
 from aerie.serve.models import Models
@@ -202,7 +203,7 @@ def test_what_came_before_counts_with_each_response() -> None:
     assert second.nbytes == 2 * first.nbytes > 2000
 
 
-def test_a_conversation_that_has_no_room_is_kept_no_more() -> None:
+def test_a_conversation_that_has_no_room_stays_as_it_was() -> None:
     kept = Kept(10, 3000)
     talk = kept.change(Conversation({}, past("x" * 100)))
     with pytest.raises(Exception, match="bytes, and 3000 is the limit of all that is kept; begin a new one"):
@@ -211,9 +212,10 @@ def test_a_conversation_that_has_no_room_is_kept_no_more() -> None:
     told = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
     made = Response(**told, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
     kept.keep(asked, kept.before(asked), made)
-    with pytest.raises(Exception, match=f"there is no conversation '{talk.id}' here"):
-        kept.conversation(talk.id)
-    assert (len(kept), kept.nbytes) == (0, 0)
+    assert kept.conversation(talk.id).past == talk.past
+    with pytest.raises(ApiError, match="had no room for its last response; list its items") as full:
+        kept.before(asked)
+    assert (full.value.status_code, full.value.code) == (400, "conversation_full")
 
 
 def test_a_server_that_keeps_nothing(starting_models: Callable[[Models], Serving]) -> None:

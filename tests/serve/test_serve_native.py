@@ -167,8 +167,8 @@ def test_how_much_of_a_prompt_is_read(serving: Any, path: str) -> None:
 
 def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
     tokenizer = alone._open().tokenizer
-    request = SimpleNamespace(prompt=range(200), token_ids=[], read=0, cached_tokens=0, is_over=False)
-    request.times_s = (0.0, 0.0)
+    request = SimpleNamespace(prompt=range(200), prompt_ids=range(200), token_ids=[], read=0)
+    request.cached_tokens, request.is_over, request.times_s = 0, False, (0.0, 0.0)
     ask = Ask(range(200), 5, Sampler(temperature=0), shows_progress=True)
     answer = Answer(ask, cast(Any, request), Sampler(temperature=0), tokenizer, ())
     assert answer.piece() is None

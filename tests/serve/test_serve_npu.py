@@ -20,7 +20,8 @@ def test_a_program_is_checked_run_and_traced(serving: Any) -> None:
         listed = http.get("/npu/programs").json()
         assert NAME in [each["name"] for each in listed["programs"]]
         assert (listed["device"]["columns"], listed["device"]["rows"]) == (8, 4)
-        told = http.get(f"/npu/programs/{NAME}", timeout=120).json()
+        told = http.post(f"/npu/programs/{NAME}", timeout=120).json()
+        assert http.get(f"/npu/programs/{NAME}").json() == told
         trace = http.get(f"/npu/trace/{NAME}")
     (launch,) = told["launches"]
     assert {(core["x"], core["y"]) for core in launch["cores"]} == {(0, y) for y in range(4)}

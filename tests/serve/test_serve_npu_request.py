@@ -50,9 +50,9 @@ def test_every_pass_of_a_request_is_told(serving: Any) -> None:
 def test_bytes_are_those_of_one_run_as_often_as_it_ran(serving: Any) -> None:
     told = asked(serving, max_tokens=3)
     with serving.http as http:
-        moved = http.get(f"/npu/request/moved/{NAME}", timeout=120).json()
+        moved = http.post(f"/npu/request/moved/{NAME}", timeout=120).json()
         one = http.get(f"/npu/programs/{NAME}").json()
-        other = http.get("/npu/request/moved/none")
+        other = http.post("/npu/request/moved/none")
         again = http.get("/npu/request").json()["programs"]
     assert other.status_code == 404
     message = "the last request ran no program 'none'; GET /npu/request lists its own"
@@ -117,7 +117,8 @@ def test_the_trace_has_passes_programs_and_the_host(serving: Any) -> None:
 def test_nothing_was_asked_yet(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving.service.worker, "history", History())
     with serving.http as http:
-        answers = [http.get(f"/npu/request{path}") for path in ("", f"/moved/{NAME}", "/trace")]
+        answers = [http.get("/npu/request"), http.post(f"/npu/request/moved/{NAME}")]
+        answers.append(http.get("/npu/request/trace"))
     message = "no request was answered yet: ask something"
     assert [(each.status_code, each.json()["error"]["message"]) for each in answers] == [(404, message)] * 3
 

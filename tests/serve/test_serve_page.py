@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import random
 import re
 import shutil
 import subprocess
@@ -106,3 +107,30 @@ def in_node(expression: str) -> Any:
 )
 def test_what_the_script_computes(expression: str, expected: Any) -> None:
     assert in_node(expression) == expected
+
+
+def test_no_write_over_a_conversation_loses_anything() -> None:
+    """Whatever tabs write, one after the other: all that was written is in the conversation or a version."""
+    chance = random.Random(1)
+    texts = ["a", "ab", "abc", "b"]
+    runs = [
+        [chance.choices(texts, k=chance.randrange(5)) for _ in range(chance.randint(1, 6))]
+        for _ in range(1000)
+    ]
+    made = in_node(
+        f"{json.dumps(runs)}.map(writes => writes.reduce((kept, texts) => over("
+        '{messages: texts.map(content => ({role: "user", content}))}, kept), null))'
+    )
+    for writes, kept in zip(runs, made, strict=True):
+        there = [[each["content"] for each in one] for one in (kept["messages"], *kept["versions"])]
+        assert there[0] == writes[-1]
+        for written in writes:
+            assert any(_holds(one, written) for one in there), (writes, there)
+        assert len(there) <= len(writes)
+
+
+def _holds(messages: list[str], before: list[str]) -> bool:
+    if not before:
+        return True
+    *whole, last = before
+    return messages[: len(whole)] == whole and "".join(messages[len(whole) : len(before)]).startswith(last)

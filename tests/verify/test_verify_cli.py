@@ -139,10 +139,12 @@ def test_a_record_that_cannot_be_written(gate, tmp_path, prompts_alone):
 
 
 def test_a_checkpoint_that_transformers_cannot_load(tmp_path):
-    """It has no weights."""
+    """It wants a number where ours looks at nothing."""
     from aerie.engine.errors import CheckpointError
 
-    shutil.copy(DEMO_FOLDER / "config.json", tmp_path)
+    shutil.copytree(DEMO_FOLDER, tmp_path, dirs_exist_ok=True)
+    content = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**content, "initializer_range": "wide"}))
     with pytest.raises(CheckpointError, match=f"transformers cannot load {tmp_path}: .*; fetch it again"):
         Reference.open(tmp_path)
 

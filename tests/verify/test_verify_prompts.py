@@ -1,12 +1,17 @@
 """Every kind of prompt, for tokenizers and models of all sorts."""
 
+import json
+import shutil
 import types
 from dataclasses import replace
 
 import pytest
 
+from aerie.engine.chat_template import ChatTemplate
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.verify.prompts import QUESTION, choose_prompts
+from aerie.verify.reading import read_apart
 
 
 class Plain:
@@ -94,3 +99,43 @@ def test_a_byte_level_tokenizer_of_a_random_llama(write_llama):
 def test_prompts_can_be_told_apart(demo):
     assert len(set(demo)) == len(demo)
     assert replace(demo[0]) == demo[0]
+
+
+# The ids apart
+
+
+def test_ids_are_those_of_an_independent_reading(demo_checkpoint):
+    found = read_apart(demo_checkpoint.tokenizer, demo_checkpoint.folder)
+    assert (found.differing, found.broken, found.failure) == (0, "", None)
+    assert found.compared > 300
+
+
+@pytest.fixture
+def llama_like(demo_checkpoint, tmp_path):
+    """The demo, whose tokenizer_config.json names a class that transformers rebuilds tokenizer.json by."""
+    folder = shutil.copytree(
+        demo_checkpoint.folder, tmp_path / "llama", ignore=lambda *_: ["model.safetensors"]
+    )
+    path = folder / "tokenizer_config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), "tokenizer_class": "LlamaTokenizerFast"}))
+    return folder
+
+
+def test_a_tokenizer_read_wrongly_fails_the_gate(llama_like, demo_checkpoint):
+    """As transformers reads it: for its own model the answers would be the same wrong ones."""
+    from transformers import AutoTokenizer
+
+    wrong = AutoTokenizer.from_pretrained(llama_like)
+    chat = ChatTemplate({"default": wrong.chat_template}, wrong.special_tokens_map)
+    found = read_apart(Tokenizer(wrong.backend_tokenizer, chat), llama_like)
+    assert found.differing > 100
+    assert "the count of numbers that differ" in str(found.failure)
+    assert read_apart(load_tokenizer(llama_like), llama_like).failure is None
+
+
+def test_what_cannot_be_told_apart(demo_checkpoint, tmp_path, monkeypatch):
+    assert read_apart(demo_checkpoint.tokenizer, tmp_path).skipped == "there is no tokenizer.json"
+    monkeypatch.setattr("aerie.verify.reading.CHATS", ([{"role": 5}],))
+    monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: [1])
+    found = read_apart(demo_checkpoint.tokenizer, demo_checkpoint.folder)
+    assert found.broken.startswith("transformers cannot tell: ")

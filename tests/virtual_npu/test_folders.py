@@ -10,6 +10,7 @@ import pytest
 
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.errors import KnobError
+from aerie.virtual_npu.store import Store, kept_programs
 
 PROJECT = Path(__file__).parents[2]
 
@@ -88,3 +89,85 @@ def test_a_folder_is_usable_where_it_can_be_made_and_written(tmp_path, monkeypat
     assert not folders.is_usable(Path("/proc/nothing"))
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert not folders.is_usable(tmp_path)
+
+
+@pytest.fixture
+def kept(tmp_path, monkeypatch):
+    """A folder for programs, in two others."""
+    folder = tmp_path / "home" / "programs"
+    folders.make(folder)
+    monkeypatch.setenv("VNPU_CACHE", str(folder))
+    return folder
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+@pytest.mark.parametrize(("mode", "who"), [(0o757, "everybody"), (0o775, "a group"), (0o777, "everybody")])
+def test_a_folder_that_others_can_write_to_is_not_used(kept, monkeypatch, level, mode, who):
+    """Nor one above it, where they could put another in its place."""
+    open_to_all = (kept, *kept.parents)[level]
+    monkeypatch.setattr(folders, "_is_own_group", lambda number: False)
+    open_to_all.chmod(mode)
+    with pytest.raises(KnobError) as refused:
+        kept_programs()
+    assert f"{kept} is not used: {who} can write to {open_to_all}, so that others could put" in str(
+        refused.value
+    )
+    assert f"-w {open_to_all}`, or name a folder of your own with AERIE_CACHE=" in str(refused.value)
+    open_to_all.chmod(mode & ~0o022)  # which is what it says to do
+    assert kept_programs() is not None
+
+
+def test_a_sticky_folder_may_be_above_and_a_group_of_the_user_alone_may_write(kept, monkeypatch):
+    kept.parent.chmod(0o1777)
+    assert kept_programs() is not None
+    monkeypatch.setattr(folders, "_is_own_group", lambda number: True)
+    kept.chmod(0o775)
+    assert kept_programs() is not None
+    kept.chmod(0o1777)
+    with pytest.raises(KnobError, match=f"everybody can write to {kept}, so that others"):
+        kept_programs()
+
+
+def test_a_folder_or_a_link_of_another_user_is_not_used(kept, tmp_path, monkeypatch):
+    monkeypatch.setattr(folders, "_trusted", lambda: {os.geteuid() + 1})
+    with pytest.raises(
+        KnobError, match=rf"{kept} belongs to .*, so that others .*: make it yours \(chown\), or"
+    ):
+        kept_programs()
+    link = tmp_path / "link"
+    link.symlink_to(kept)
+    monkeypatch.setenv("VNPU_CACHE", str(link))
+    with pytest.raises(KnobError, match=f"{link} is not used: {link} belongs to"):
+        kept_programs()
+
+
+def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path):
+    """Folders, and entries in them; an entry that others can write counts as missing."""
+    before = os.umask(0)
+    try:
+        folders.make(tmp_path / "a" / "b")
+        store = Store(tmp_path / "a" / "b")
+        made = store.made("x-0123456789abcdef.so", lambda work: _written(work / "x"))
+    finally:
+        os.umask(before)
+    folders.check_private(made.parent)
+    assert made.stat().st_mode & 0o022 == 0
+    assert store.read(made.name) == b"program"
+    made.chmod(0o666)
+    assert store.read(made.name) is None
+
+
+def _written(path: Path) -> Path:
+    path.write_bytes(b"program")
+    return path
+
+
+def test_whoever_can_change_the_code_may_own_what_is_above_it(tmp_path, monkeypatch):
+    """A checkout in a folder that is open to all is open itself; its build folder need not be refused."""
+    checkout = tmp_path / "shared" / "checkout"
+    folders.make(checkout / "build")
+    checkout.parent.chmod(0o777)
+    with pytest.raises(KnobError, match="everybody can write to"):
+        folders.check_private(checkout / "build")
+    monkeypatch.setattr(folders, "_ABOVE_ROOMS", checkout)
+    folders.check_private(checkout / "build")

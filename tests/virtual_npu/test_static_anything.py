@@ -95,7 +95,7 @@ def test_numbers_beyond_all_devices() -> None:
       return
     }"""
     report = check(parse(text, strict=False))
-    assert {"columns (x)", "rows (y)", "trips of one dimension", "unrolled copies"} <= {
+    assert {"columns (x)", "rows (y)", "unrolled copies"} <= {
         usage.resource for usage in report.usages if not usage.fits
     }
     assert shown(report) > 0

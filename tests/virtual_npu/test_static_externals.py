@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
+from aerie.kernel_builder.kernels import cached_attention
 from aerie.virtual_npu.static import check
+from aerie.virtual_npu.static.rules.constants import bytes_of_constants
 
 CALL = "%b = memref.alloc() : memref<64xbf16, 2>\nfunc.call @k(%b) : (memref<64xbf16, 2>) -> ()"
 DEFINITION = 'extern "C" void k(bfloat16 *x) { x[0] = bfloat16(0.0f); }\n'
@@ -152,3 +154,51 @@ def test_an_object_has_one_source(folder: Path) -> None:
     again = 'func.func private @l() attributes {link_with = "k.o", link_defines = "N=8"}\n'
     message = "@l and @k link with k.o, made of k.cc N=8 and of k.cc; name another object for one"
     assert_fault(again + LINKED, "external", message, kernel_dirs=[folder])
+
+
+# ---- constants of C++ objects in a core's L1 ----
+
+ROOM = {(64, 14, 2, 64): 1152, (128, 16, 8, 128): 2816, (64, 9, 3, 64): 3328}
+"""The largest run of L1 that mlir-aie's addresses left a core of cached attention: of Qwen2.5-0.5B, of
+Qwen3-0.6B with 128 rows, of SmolLM2-135M, by rows, heads, heads of K and V, and head_dim."""
+
+
+@pytest.mark.parametrize("shape", ROOM, ids=str)
+def test_the_room_of_constants(shape: tuple[int, int, int, int]) -> None:
+    rows, heads, kv_heads, head_dim = shape
+    module = cached_attention.build(rows, 2048, heads, kv_heads, head_dim).module
+    report = check(module, stack_bytes=2048)
+    (found,) = (usage for usage in report.usages if usage.resource == "constants of C++ objects")
+    assert (found.used, found.limit) == (0, ROOM[shape])
+
+
+@pytest.mark.parametrize(
+    ("source", "size"),
+    [
+        ("static const float table[16] = {0};", 64),
+        ("alignas(64) static constexpr int16_t table[4][8] = {};", 64),
+        ("constexpr unsigned n = 12;\nstatic const bfloat16 table[n] = {};", 24),
+        ("#define ROWS 5\nconst uint8_t table[ROWS] = {};", 5),
+        ("static const int table[SIZE] = {};", 28),
+        ("static const double table[] = {1, 2, 3};", 24),
+        ("// static const int table[99] = {};\nint table[99];", 0),
+        ("void f(const float *table) { float copy[9]; }", 0),
+    ],
+)
+def test_constants_that_a_source_shows(source: str, size: int, tmp_path: Path) -> None:
+    path = tmp_path / "k.cc"
+    path.write_text(source)
+    assert bytes_of_constants(path, "SIZE=7") == size
+
+
+def test_constants_that_do_not_fit(tmp_path: Path) -> None:
+    (tmp_path / "k.cc").write_text('static const int table[8192] = {};\nextern "C" void k(int *b) {}')
+    text = program(
+        "%b = memref.alloc() : memref<8192xi32, 2>\nfunc.call @k(%b) : (memref<8192xi32, 2>) -> ()",
+        module='func.func private @k(memref<8192xi32, 2>) attributes {link_with = "k.o"}',
+    )
+    message = "show 32768 bytes of constant arrays; buffers and stack leave 31744 in a row of a core's L1"
+    (warning,) = (
+        found for found in check(text, kernel_dirs=[tmp_path]).warnings if found.kind == "constants"
+    )
+    assert message in str(warning)

@@ -413,8 +413,20 @@ def test_a_division_of_scalars_takes_stack() -> None:
     message = (
         "a division of scalar floats takes about 1152 bytes of stack, and a core has 1024; multiply with"
     )
-    assert_fault(QUOTIENT, "stack", message)
+    assert_fault(QUOTIENT, "stack", message, stack_bytes=1024)
     assert_clean(QUOTIENT, stack_bytes=2048)
+    assert_warning(
+        QUOTIENT, "stack", "a core has 1024 where aircc is told nothing; multiply with a reciprocal"
+    )
+
+
+@pytest.mark.parametrize(("divisor", "takes"), [(0.5, 0), (-8.0, 0), (3.0, 1), (0.0, 1)])
+def test_a_division_by_a_power_of_two_is_a_product(divisor: float, takes: int) -> None:
+    text = program(
+        "%b = memref.alloc() : memref<64xf32, 2>\n%v = memref.load %b[%c0] : memref<64xf32, 2>\n"
+        f"%d = arith.constant {divisor} : f32\n%r = arith.divf %v, %d : f32"
+    )
+    assert [fault.kind for fault in check(text, stack_bytes=1024).faults] == ["stack"] * takes
 
 
 def test_the_host_may_divide() -> None:
@@ -447,3 +459,41 @@ def test_an_alignment_that_cannot_be_told_is_not_complained_about() -> None:
         "%v = vector.load %b[%o] : memref<256xbf16, 2>, vector<16xbf16>"
     )
     assert_clean(text)
+
+
+# ---- vectors that the compiler would have to shift ----
+
+
+def through(view: str, lanes: int, element: str = "bf16") -> str:
+    """A read of a buffer at an element, or through a view that begins there."""
+    memref, vector = f"memref<256x{element}, 2>", f"vector<{lanes}x{element}>"
+    zero = f"%zero = arith.constant 0.0 : {element}\n%b = memref.alloc() : {memref}\n"
+    at, _, how = view.partition(" ")
+    if how == "of a view":
+        type_ = f"memref<64x{element}, strided<[1], offset: {at}>, 2>"
+        made = f"%s = memref.subview %b[{at}] [64] [1] : {memref} to {type_}\n"
+        read = f"%v = vector.transfer_read %s[%c0], %zero {{in_bounds = [true]}} : {type_}, {vector}"
+    else:
+        made = f"%at = arith.constant {at} : index\n"
+        read = f"%v = vector.transfer_read %b[%at], %zero {{in_bounds = [true]}} : {memref}, {vector}"
+    return program(zero + made + read)
+
+
+@pytest.mark.parametrize("how", ["", " of a view"], ids=["itself", "through a view"])
+@pytest.mark.parametrize(
+    ("element", "lanes", "at"), [("bf16", 16, 8), ("bf16", 16, 24), ("f32", 8, 4), ("bf16", 64, 8)]
+)
+def test_no_shift_serves(how: str, element: str, lanes: int, at: int) -> None:
+    """aievec.shift has a lowering for 512 bits alone."""
+    message = "which has a lowering .aievec.shift. for 512 bits alone; begin at a multiple of 32 bytes"
+    kinds = {fault.kind: str(fault) for fault in faults_of(check(through(f"{at}{how}", lanes, element)))}
+    assert re.search(message, kinds["vector-alignment"])
+
+
+@pytest.mark.parametrize("how", ["", " of a view"], ids=["itself", "through a view"])
+def test_a_shift_serves_512_bits(how: str) -> None:
+    assert_warning(
+        through(f"8{how}", 32), "vector-alignment", "the compiler reads twice as much and shifts .ml"
+    )
+    assert_clean(through(f"32{how}", 32))
+    assert_clean(through(f"16{how}", 16))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, program, used
+from static_texts import assert_clean, assert_fault, faults_of, program, used
 from xdsl.dialects.func import FuncOp
 
 from aerie.air_dialect import parse
@@ -22,6 +22,7 @@ PART = (
     "air.dma_memcpy_nd (%b[%c0, %c0] [%c16, %c64] [%c64, %c1], %a[%c0, %c0] [%c16, %c64] [%c64, %c1]) "
     "{id = 1 : i32} : (memref<256x64xbf16, 2>, memref<64x64xbf16>)"
 )
+SEEN = "\n%seen = memref.load %b[%c0, %c0] : memref<256x64xbf16, 2>"
 KIB = 1024
 
 
@@ -109,7 +110,7 @@ FAULTS = {
         "air.herd: f/0/s/h: L1 bytes takes 65540, npu2 has 65536; use smaller L1 tiles .mlir-aie AIETargetM",
     ),
     "L1 with double-buffering": (
-        program(loop("%b = memref.alloc() : memref<256x64xbf16, 2>\n" + PART)),
+        program(loop("%b = memref.alloc() : memref<256x64xbf16, 2>\n" + PART + SEEN)),
         "limit",
         "L1 bytes takes 66560",
     ),
@@ -124,7 +125,10 @@ FAULTS = {
         "L2 bytes takes 524292, npu2 has 524288; .*1 memtiles, one per column",
     ),
     "a size of the run": (
-        program("%b = memref.alloc(%c4) : memref<?xbf16, 2>"),
+        program(
+            "%i = memref.alloc() : memref<1xindex, 2>\n%n = memref.load %i[%c0] : memref<1xindex, 2>\n"
+            "%b = memref.alloc(%n) : memref<?xbf16, 2>"
+        ),
         "memory",
         "memref.alloc: f/0/s/h: memref<.xbf16, 2> has a size known only at run time; memory of the array is",
     ),
@@ -184,3 +188,30 @@ def test_memory_of_the_array_that_the_caller_has(space: int) -> None:
 def test_a_host_buffer_of_unknown_rank() -> None:
     herd = "%b = memref.alloc() : memref<64xbf16, 2>\nair.dma_memcpy_nd (%b[] [] [], %a[%c0] [%c64] [%c1]) : "
     assert_clean(program(herd + "(memref<64xbf16, 2>, memref<*xbf16>)", args={"a": "memref<*xbf16>"}))
+
+
+def test_sizes_that_are_constants_are_no_sizes_of_the_run() -> None:
+    text = program("%b = memref.alloc(%c64) : memref<?x4xbf16, 2>")
+    assert used(check(text), "L1 bytes") == KIB + 64 * 4 * 2
+    assert faults_of(check(text)) == []
+
+
+@pytest.mark.parametrize(("looked_at", "used_bytes"), [("", 2 * KIB), (SEEN, 32 * KIB)])
+def test_a_buffer_of_which_only_a_part_moves_is_made_small(looked_at: str, used_bytes: int) -> None:
+    text = program("%b = memref.alloc() : memref<256x64xbf16, 2>\n" + PART + looked_at)
+    assert used(check(text), "L1 bytes") == KIB + used_bytes
+
+
+def branching(first: str, second: str) -> str:
+    """Buffers of a branch of the first column, and of one of the second."""
+    branch = "affine.if affine_set<(d0) : (d0 {} == 0)>(%x) {{\n{}\n}}\n"
+    return program(branch.format("", first) + branch.format("- 1", second), tiles="%c2, %c1")
+
+
+def test_a_core_has_no_buffers_of_other_cores() -> None:
+    def buffer(name: str, rows: int) -> str:
+        return f"%{name} = memref.alloc() : memref<{rows}x256xi32, 2>"
+
+    assert used(check(branching(buffer("near", 40), buffer("next", 30))), "L1 bytes") == 41 * KIB
+    both = buffer("near", 40) + "\n" + buffer("b", 30)
+    assert_fault(branching(both, buffer("last", 1)), "limit", "L1 bytes takes 72704, npu2 has 65536")

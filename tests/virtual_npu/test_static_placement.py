@@ -100,11 +100,6 @@ FAULTS = {
         "unroll",
         "unrolled 2 times along y; the array is divided by columns only, so unroll along x",
     ),
-    "trips": (
-        program(trips="(%i) in (%si=%n)", function="%n = arith.constant 256 : index"),
-        "limit",
-        r"air.launch: f/0: trips of one dimension takes 256, npu2 has 255; run it in parts.*kernel_registry",
-    ),
     "no trips": (
         program(trips="(%i) in (%si=%c0)"),
         "extent",
@@ -211,3 +206,16 @@ def test_a_pin_outside_of_its_segment() -> None:
 def test_a_pin_beside_the_cores_is_passed_over(at: tuple[int, int]) -> None:
     text = program(tiles="%c2, %c1", herd_attributes=place(*at))
     assert_warning(text, "placement", f"x_loc {at[0]}, y_loc {at[1]} puts 2 x 1 cores outside")
+
+
+MANY = program(trips="(%i) in (%si=%n)", function="%n = arith.constant 256 : index")
+
+
+def test_many_points_of_a_launch_are_warned_of() -> None:
+    """Upstream runs launches of more; where they become one task's repeats, a board is known to fail."""
+    message = (
+        "256 points of the launch in one dimension: where aircc makes one task of them, its repeat count"
+    )
+    assert_warning(MANY, "trips", message)
+    assert_clean(MANY, loop_tiling=(128,))
+    assert_clean(MANY.replace("constant 256", "constant 255"))

@@ -88,6 +88,51 @@ def test_missing_kernel_source_says_where_it_looked(tmp_path, kernels):
         build(tile("shift", 'link_with = "gone.o"'), tmp_path, kernels)
 
 
+NAMES_NO_FUNCTION = "a function in C.. has a name of letters, digits and _, of 250 characters at most, which"
+NAMES_NO_FILE = "does not name a file below a kernel folder: give a relative path without .., and the folder"
+NO_MACRO = "give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names that do not begin with _, vnpu_"
+
+
+@pytest.mark.parametrize(
+    ("symbol", "attributes", "message"),
+    [
+        ('"f(), puts((const char[]){0})"', 'link_with = "k.o"', NAMES_NO_FUNCTION),
+        ('"x\\0A.globl y"', 'link_with = "k.o"', NAMES_NO_FUNCTION),
+        ("vnpu_take_steps", 'link_with = "shift.o"', NAMES_NO_FUNCTION),
+        ("__libc_start_main", 'link_with = "shift.o"', NAMES_NO_FUNCTION),
+        ("a" * 4000, 'link_with = "shift.o"', NAMES_NO_FUNCTION),
+        ("shift", 'link_with = "/etc/passwd"', f"link_with = ./etc/passwd. {NAMES_NO_FILE}"),
+        ("shift", 'link_with = "../shift.o"', f"link_with = .../shift.o. {NAMES_NO_FILE}"),
+        ("shift", 'link_with = "s.o", link_source = "a/../../shift.cc"', NAMES_NO_FILE),
+        ("shift", 'link_with = "s.o", link_source = ""', NAMES_NO_FILE),
+        ("shift", 'link_with = "s.o", link_source = "shift\\00.cc"', NAMES_NO_FILE),
+        (
+            "shift",
+            'link_with = "s.o", link_source = "shift"',
+            "is no C.. file: name one that ends in .cc, .cpp",
+        ),
+        ("shift", 'link_with = "shift.o", link_defines = "STEP=(puts(0),4)"', NO_MACRO),
+        ("shift", 'link_with = "shift.o", link_defines = "f(x)=4"', NO_MACRO),
+        ("shift", 'link_with = "shift.o", link_defines = "STEP=4\\22"', NO_MACRO),
+        ("shift", 'link_with = "shift.o", link_defines = "VNPU_CHECKS=0"', NO_MACRO),
+        (
+            "shift",
+            'link_with = "shift.o", link_defines = "work=system"',
+            "system is a function of the system",
+        ),
+        ("system", 'link_with = "shift.o"', 'shift.cc does not define extern "C" system'),
+        ("free", 'link_with = "shift.o"', 'shift.cc does not define extern "C" free'),
+    ],
+)
+def test_a_program_names_functions_of_the_kernel_folders_and_nothing_else(
+    tmp_path, kernels, symbol, attributes, message
+):
+    with pytest.raises(virtual_npu.KernelSourceError, match=rf"line \d+: @.*{message}") as caught:
+        build(tile(symbol, attributes), tmp_path, kernels)
+    assert "\n" not in str(caught.value)
+    assert len(str(caught.value)) < 600
+
+
 def test_declaration_without_link_with(tmp_path):
     with pytest.raises(
         virtual_npu.UnsupportedOpError, match=r"line 12: func.call: @shift has no body and no link_with"
@@ -151,7 +196,8 @@ def test_a_full_disk_at_link_time_is_told_in_the_linkers_words(tmp_path, monkeyp
 
 def test_undefined_symbol_is_refused_when_linking(tmp_path, kernels):
     text = tile("nowhere", 'link_with = "shift.o"')
-    with pytest.raises(virtual_npu.ToolchainError, match=r"(?s)linking failed; .*nowhere"):
+    message = r'@nowhere links with shift.o, but shift.cc does not define extern "C" nowhere: define it there'
+    with pytest.raises(virtual_npu.KernelSourceError, match=message):
         build(text, tmp_path, kernels)
     assert [path.name for path in tmp_path.iterdir()] == ["kernels"]
 

@@ -30,7 +30,7 @@ VNPU_EXPORT int vnpu_entry_product(void *const *arguments, const RunOptions *opt
   return call_entry(product, arguments, options, report);
 }
 VNPU_EXPORT const char vnpu_metadata[];
-const char vnpu_metadata[] = R"({"format": FORMAT, "entries": {"product": {"arguments": [
+const char vnpu_metadata[] = R"({"format": FORMAT, "kernels": [], "entries": {"product": {"arguments": [
     {"shape": [1], "dtype": "bf16"}, {"shape": [1], "dtype": "bf16"}, {"shape": [1], "dtype": "f32"}]}}})";
 """
 ENDLESS = [[(1 << 9, 0, 0)] * 2] * 3

@@ -12,7 +12,7 @@ from xdsl.ir.affine import AffineMap
 
 from aerie.air_dialect.indices import Operator
 from aerie.air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
-from aerie.virtual_npu.codegen import memory, types
+from aerie.virtual_npu.codegen import memory, sizes, types
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.memref import combined
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
@@ -86,8 +86,9 @@ def _delinearize(body: Body, op: Operation) -> None:
     rest = body.text(op.linear_index)
     indices = []
     for extent in reversed(_extents(body, op, len(op.multi_index))):
-        indices.append(f"vnpu::floor_mod({rest}, {extent})")
-        rest = f"vnpu::floor_div({rest}, {extent})"
+        divisor = sizes.divisor(body, op, extent)
+        indices.append(f"vnpu::floor_mod({rest}, {divisor})")
+        rest = f"vnpu::floor_div({rest}, {divisor})"
     for result, text in zip(op.multi_index, [rest, *reversed(indices)], strict=True):
         body.define(result, text)
 
@@ -121,8 +122,10 @@ def _parallel(body: Body, op: Operation) -> None:
     for argument, low, high, step in zip(block.args, lows, highs, op.steps, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
+        beat = sizes.heartbeat(body, op, (low, high, str(step.value.data)))
         body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step.value.data}) {{")
         body.depth += 1
+        sizes.beat(body, beat, f"{high} - {name}")
     body.operations(block)
     end = block.last_op
     assert end is not None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 
@@ -18,6 +17,7 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     WaitAllOp,
 )
+from aerie.virtual_npu.codegen import sizes
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
 from aerie.virtual_npu.codegen.device_marks import lock_fault
@@ -26,7 +26,7 @@ from aerie.virtual_npu.codegen.execution import Mode, takes_turns, transfers_ali
 from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_function
 from aerie.virtual_npu.codegen.memory import access, uses_of, whole
 from aerie.virtual_npu.codegen.refusals import attribute, line_of, unsupported
-from aerie.virtual_npu.codegen.text import grouped, plus, quotable, times
+from aerie.virtual_npu.codegen.text import grouped, plus, times
 from aerie.virtual_npu.codegen.tokens import (
     after,
     await_transfer,
@@ -36,6 +36,7 @@ from aerie.virtual_npu.codegen.tokens import (
     marks,
     suspend,
 )
+from aerie.virtual_npu.quoting import literal, symbol
 
 # ---- tokens ----
 
@@ -78,9 +79,9 @@ def _execute(body: Body, op: Operation) -> None:
 def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
     """C++ text of one side of a transfer. Offset i moves by stride i; shorter lists align on the right."""
     view = body.memref(memref)
-    offsets, sizes, strides = (body.texts(values) for values in lists)
-    if not sizes:
-        sizes, strides = whole(view)
+    offsets, extents, strides = (body.texts(values) for values in lists)
+    if not extents:
+        extents, strides = whole(view)
         layout = list(view.strides)
     else:
         layout = strides
@@ -94,7 +95,8 @@ def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[S
         if offsets
         else "0"
     )
-    return access(body, op, view, offset, sizes, strides)
+    offset = sizes.offset(body, offsets, aligned, offset)
+    return access(body, op, view, offset, extents, strides)
 
 
 def _padded(body: Body, op: Operation, side: str, rank: int) -> str:
@@ -150,7 +152,7 @@ def issue_transfer(body: Body, op: ChannelTransferOp, *more: str) -> None:
 def _checked_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     site, arguments = transfer_arguments(body, op)
     if body.checked and (fault := lock_fault(op)):
-        body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {json.dumps(fault)});')
+        body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {literal(fault)});')
     return site, arguments
 
 
@@ -163,7 +165,7 @@ def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     channel = f"channels.{channel_field(body.file, op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
-    return body.site(op, f"@{op.chan_name}"), f"{channel}, {index}, {side}"
+    return body.site(op, symbol(op.chan_name)), f"{channel}, {index}, {side}"
 
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
@@ -174,7 +176,7 @@ def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str)
         for value, extent in zip_longest(op.indices, extents[: len(op.indices)])
     ]
     side = "put_index" if is_put else "get_index"
-    return f"{channel}.{side}({body.site(op, '@' + op.chan_name)}, {{{', '.join(texts)}}})"
+    return f"{channel}.{side}({body.site(op, symbol(op.chan_name))}, {{{', '.join(texts)}}})"
 
 
 def _is_coordinate(value: SSAValue) -> bool:
@@ -251,7 +253,7 @@ def _issue_grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None
 
 def label(op: HierarchyOp) -> str:
     """`@name` of a hierarchy operation, or nothing."""
-    return f"@{op.sym_name}" if op.sym_name else ""
+    return symbol(op.sym_name) if op.sym_name else ""
 
 
 def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequence[str] = ()) -> str:
@@ -260,9 +262,10 @@ def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequenc
 
 def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     """How many points the iteration space has, and the coordinates of point `flat` (last one fastest)."""
-    sizes = [grouped(text) for text in body.texts(op.sizes)]
+    sizes.points(body, op, body.texts(op.sizes))
+    extents = [grouped(text) for text in body.texts(op.sizes)]
     count, ids = "1", []
-    for size in reversed(sizes):
+    for size in reversed(extents):
         if size == "1":
             ids.append("0")
             continue
@@ -313,10 +316,10 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     """C++ text of the `vnpu::Where` of one point."""
     x, y = (*ids, "0", "0")[:2]
-    name = quotable(f"{op.name.removeprefix('air.')} {label(op)}".strip())
+    name = literal(f"{op.name.removeprefix('air.')} {label(op)}".strip())
     around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
     table = ports(body.file, op)
-    return f'vnpu::Where{{"{name}", {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}'
+    return f"vnpu::Where{{{name}, {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}"
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:

@@ -16,7 +16,8 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.virtual_npu.codegen import types
+from aerie.air_dialect.upstream.arith import ROUNDING, ROUNDINGS
+from aerie.virtual_npu.codegen import types, values
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 
@@ -74,9 +75,26 @@ def _has_native_operators(type_: Attribute) -> bool:
     return isinstance(type_, IntegerType) and type_.width.data >= 32
 
 
+def _rounding(op: Operation) -> str:
+    """How an operation says that it rounds; empty where that is to nearest even."""
+    mode = attribute(op, ROUNDING)
+    return ROUNDINGS[mode.value.data] if isinstance(mode, IntegerAttr) and mode.value.data else ""
+
+
+def _refuse_rounding(op: Operation) -> None:
+    if _rounding(op):
+        raise unsupported(
+            op,
+            f"rounds {_rounding(op)}: it is done to_nearest_even only; arith.truncf rounds in every mode",
+        )
+
+
 @emits(*_BINARY)
 def _binary(body: Body, op: Operation) -> None:
+    _refuse_rounding(op)
     name, (left, right) = _BINARY[op.name], body.texts(op.operands)
+    if name.startswith("sh"):
+        values.shift(body, op)
     if name in _OPERATORS and _has_native_operators(op.results[0].type):
         body.define(op.results[0], f"{left} {_OPERATORS[name]} {right}")
     elif name in ("add", "sub") and types.cpp(op.results[0].type) == "bool":
@@ -164,17 +182,25 @@ def _result_scalar(op: Operation) -> str:
 
 @emits("arith.extf", "arith.truncf", "arith.fptosi", "arith.fptoui")
 def _cast(body: Body, op: Operation) -> None:
+    if "fpto" in op.name:
+        values.fit(body, op)
+    if _rounding(op):
+        function = f"cast_rounded<{_result_scalar(op)}, vnpu::Rounding::{_rounding(op)}>"
+        body.define(op.results[0], f"vnpu::{function}({body.text(op.operands[0])})")
+        return
     body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({body.text(op.operands[0])})")
 
 
 @emits("arith.sitofp", "arith.extsi", "arith.index_cast", "index.casts")
 def _cast_signed(body: Body, op: Operation) -> None:
+    _refuse_rounding(op)
     is_bit = types.dtype_name(types.element(op.operands[0].type)) == "i1"
     _from_integer(body, op, "cast_signed_bit" if is_bit else "cast")
 
 
 @emits("arith.uitofp", "arith.extui", "arith.index_castui", "index.castu")
 def _cast_unsigned(body: Body, op: Operation) -> None:
+    _refuse_rounding(op)
     _from_integer(body, op, "cast_unsigned")
 
 
@@ -263,7 +289,10 @@ def called(body: Body, op: Operation, function: str) -> str:
 
 @emits(*_RARE_UNARY, *_RARE_BINARY)
 def _rare(body: Body, op: Operation) -> None:
-    body.define(op.results[0], called(body, op, {**_RARE_UNARY, **_RARE_BINARY}[op.name]))
+    function = {**_RARE_UNARY, **_RARE_BINARY}[op.name]
+    if function.startswith("sh"):
+        values.shift(body, op)
+    body.define(op.results[0], called(body, op, function))
 
 
 @emits("index.ceildivu")

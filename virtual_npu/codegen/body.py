@@ -15,10 +15,10 @@ from aerie.air_dialect.readings import NUMBERS
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
-from aerie.virtual_npu.codegen.text import grouped, is_integer, local_name, plus, quotable, times
+from aerie.virtual_npu.codegen.text import grouped, is_integer, plus, times
 from aerie.virtual_npu.external import ExternalKernel
-from aerie.virtual_npu.library import identifier
 from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.quoting import comment, literal, local_name, mangled
 
 
 @dataclass(frozen=True)
@@ -40,6 +40,9 @@ class MemRef:
     type: MemRefType
     copies: int = 1
     """How many buffers lie one after the other: one, or one per tile of the herds that use it."""
+    offset: str | None = None
+    """How far the first element lies behind the begin of its buffer, where the type leaves that open and it
+    was handed over."""
 
     @property
     def extent(self) -> str:
@@ -69,6 +72,15 @@ def emits(*names: str) -> Callable[[Emit], Emit]:
         return function
 
     return register
+
+
+_AFTER: list[Emit] = []
+
+
+def emits_after(function: Emit) -> Emit:
+    """Register a function that is called after the emitter of any operation, for what all have in common."""
+    _AFTER.append(function)
+    return function
 
 
 def supported_operations() -> list[str]:
@@ -119,14 +131,14 @@ class CppFile:
                 self.channels[op.sym_name] = op
 
     def source_line(self, line: int) -> str:
-        """A line of the MLIR text, stripped; empty for operations that were built in Python."""
+        """A line of the MLIR text as a comment; empty for operations that were built in Python."""
         if not 0 < line <= len(self.source):
             return ""
-        return self.source[line - 1].strip().rstrip("\\")
+        return comment(self.source[line - 1])
 
     def fresh(self, hint: str) -> str:
         """A C++ name that no other function or struct of this file has."""
-        base = identifier(hint)
+        base = mangled(hint)
         name, count = base, 1
         while name in self.names:
             count += 1
@@ -190,8 +202,6 @@ class Body:
     def fresh(self, hint: str | None) -> str:
         """A C++ identifier that this function does not use yet."""
         base = local_name(hint)
-        if base in self.file.symbols:  # it must not hide a function that the body calls
-            base = f"v{base}"
         name, count = base, 1
         while name in self.names:
             count += 1
@@ -288,8 +298,8 @@ class Body:
 
     def site(self, op: Operation, label: str = "") -> str:
         """The C++ `vnpu::Site` that names an operation in messages."""
-        text = quotable(f"{op.name} {label}".strip())
-        return f'vnpu::Site{{"{text}", {line_of(op)}}}'
+        text = literal(f"{op.name} {label}".strip())
+        return f"vnpu::Site{{{text}, {line_of(op)}}}"
 
     def operations(self, block: Block) -> None:
         """Emit every operation of a block but its terminator."""
@@ -309,6 +319,8 @@ class Body:
             raise unsupported(op, reason(op.name))
         with naming(op):
             emit(self, op)
+            for also in _AFTER:
+                also(self, op)
 
     def comment(self, op: Operation) -> None:
         """Emit the line of the MLIR text that an operation stands in, as a comment."""

@@ -1,4 +1,4 @@
-"""Buffers: their names in messages, globals and arguments, and copies of one buffer for every tile."""
+"""Buffers: their names in messages, globals and arguments."""
 
 from __future__ import annotations
 
@@ -6,28 +6,18 @@ from collections.abc import Sequence
 from math import prod
 
 from xdsl.dialects import func, memref
-from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IndexType, IntegerAttr, MemRefType
+from xdsl.dialects.builtin import DenseIntOrFPElementsAttr, IntegerAttr, MemRefType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.ops import (
-    ChannelTransferOp,
-    DmaMemcpyNdOp,
-    ExecuteOp,
-    ExecuteTerminatorOp,
-    HerdOp,
-    MemorySpace,
-    memory_space,
-)
-from aerie.air_dialect.readings import number
+from aerie.air_dialect.ops import MemorySpace, memory_space
 from aerie.air_dialect.types import attribute_text
+from aerie.virtual_npu import quoting
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.device_marks import NOWHERE
-from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.refusals import line_of
-from aerie.virtual_npu.codegen.text import quoted
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.library import identifier
+from aerie.virtual_npu.quoting import literal, mangled, symbol
 
 # ---- names in messages ----
 
@@ -43,9 +33,9 @@ def label(
 ) -> str:
     """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
     came to be, such as `declared`. skew: of its address in a core (`device_marks`)."""
-    site = f"{{{quoted(op.name)}, {line_of(op)}}}"
+    site = f"{{{literal(op.name)}, {line_of(op)}}}"
     flags = [str(flag).lower() for flag in (ends_with_body, _has_locks(type_))]
-    texts = [quoted(name), quoted(attribute_text(type_)), site, quoted(how), *flags]
+    texts = [literal(name), literal(attribute_text(type_)), site, literal(how), *flags]
     texts += [str(skew)] if skew != NOWHERE else []
     return file.constant(
         "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
@@ -61,7 +51,7 @@ def _has_locks(type_: Attribute) -> bool:
 
 def value_name(value: SSAValue) -> str:
     """`%name` of a value in its program; empty for one without a name, such as `%3`."""
-    return f"%{value.name_hint}" if value.name_hint else ""
+    return quoting.value(value.name_hint)
 
 
 # ---- globals and arguments ----
@@ -69,14 +59,14 @@ def value_name(value: SSAValue) -> str:
 
 def global_pointer(file: CppFile, name: str) -> str:
     """C++ text of a pointer to a memref.global, which is emitted on first use."""
-    text = f"global_{identifier(name)}"
+    text = f"global_{mangled(name)}"
     if name in file.globals:
         return file.globals[name]
     file.globals[name] = text
     declared = (op for op in file.module.walk() if isinstance(op, memref.GlobalOp))
     op = next((op for op in declared if op.sym_name.data == name), None)
     if op is None:
-        raise UnsupportedOpError(f"memref.get_global: @{name} is not declared in the module")
+        raise UnsupportedOpError(f"memref.get_global: {symbol(name)} is not declared in the module")
     type_ = op.type
     assert isinstance(type_, MemRefType)
     count, initial = prod(type_.get_shape()), ""
@@ -100,7 +90,9 @@ def checked_arguments(file: CppFile, op: func.FuncOp, unpacked: Sequence[str]) -
         if not isinstance(value.type, MemRefType):
             arguments.append(text)
             continue
-        known = label(file, value_name(value), value.type, op, f"argument {index} of @{op.sym_name.data}")
+        known = label(
+            file, value_name(value), value.type, op, f"argument {index} of {symbol(op.sym_name.data)}"
+        )
         name = f"buffer_{index}"
         statements.append(
             f"  vnpu::Buffer {name}({_buffer(known, f'arguments[{index}]', value.type, 'nullptr')});"
@@ -116,7 +108,7 @@ def _checked_global(file: CppFile, op: memref.GlobalOp, data: str, is_written: b
     if not is_written:
         written = f"written_{data}"
         file.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
-    known = label(file, f"@{op.sym_name.data}", op.type, op, "declared")
+    known = label(file, symbol(op.sym_name.data), op.type, op, "declared")
     file.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
     return f"vnpu::all_of<{types.scalar(op.type.element_type)}>(buffer_{data})"
 
@@ -126,78 +118,3 @@ def _buffer(known: str, data: str, type_: MemRefType, written: str) -> str:
     shape = type_.get_shape()
     extents = ", ".join(map(str, shape))
     return f"{known}, {data}, {types.byte_width(type_.element_type)}, {{{extents}}}, {prod(shape)}, {written}"
-
-
-# ---- copies for tiles ----
-
-
-def tile_copies(buffer: SSAValue) -> int:
-    """How many copies of a buffer that is allocated outside of herds its tiles need; 1 where they share.
-
-    The compiler moves such L1 buffers into the cores, one for each (mlir-air, AIRToAIEPass.cpp: "Local L1"),
-    unless cores share data through them. So every tile gets a copy of its own where no access depends on the
-    tile's coordinates; where one does, the buffer is laid out for all tiles (or neighbours share it), and
-    there is one.
-    """
-    if not isinstance(buffer.type, MemRefType) or memory_space(buffer.type) != MemorySpace.L1:
-        return 1
-    herds = _herds_using(buffer)
-    grids = {tuple(number(size) for size in herd.sizes) for herd, _ in herds}
-    if len(grids) != 1 or len({herd.sym_name or id(herd) for herd, _ in herds}) != 1:
-        return 1
-    (grid,) = grids
-    sizes = [size for size in grid if size is not None]
-    if len(sizes) != len(grid) or any(_depends_on_tile(herd, argument) for herd, argument in herds):
-        return 1
-    return prod(sizes)
-
-
-def _herds_using(buffer: SSAValue) -> list[tuple[HerdOp, SSAValue]]:
-    """The herds that capture a buffer, each with its name inside; none where other operations use it too."""
-    found: list[tuple[HerdOp, SSAValue]] = []
-    pending = [buffer]
-    while pending:
-        value = pending.pop()
-        for use in value.uses:
-            user = use.operation
-            if isinstance(user, HerdOp):
-                found += [
-                    (user, argument)
-                    for argument, operand in zip(user.kernel_args, user.kernel_operands, strict=True)
-                    if operand is value
-                ]
-            elif isinstance(user, ExecuteTerminatorOp):
-                around = user.parent_op()
-                assert isinstance(around, ExecuteOp)
-                pending.append(around.values[use.index])
-            elif user.name != "memref.dealloc":
-                return []
-    return found
-
-
-def _depends_on_tile(herd: HerdOp, buffer: SSAValue) -> bool:
-    """Whether an access to the buffer, or to a view of it, has an index made from the coordinates."""
-    made: set[SSAValue] = set(herd.ids)
-    views: set[SSAValue] = {buffer}
-    for op in herd.body.block.walk():
-        if any(index in made for view in views for index in _indices(op, view)):
-            return True
-        if any(operand in views for operand in op.operands):
-            views.update(result for result in op.results if isinstance(result.type, MemRefType))
-        elif any(operand in made for operand in op.operands):
-            made.update(op.results)
-            for block in (block for region in op.regions for block in region.blocks):
-                made.update(block.args)
-    return False
-
-
-def _indices(op: Operation, view: SSAValue) -> list[SSAValue]:
-    """The operands that say where in a view an operation reads or writes."""
-    if op.name == "func.call" or isinstance(op, Rewritten) or not any(o is view for o in op.operands):
-        return []
-    if isinstance(op, ChannelTransferOp):
-        return [*op.offsets, *op.sizes, *op.strides]
-    if isinstance(op, DmaMemcpyNdOp):
-        dst = [*op.dst_offsets, *op.dst_sizes, *op.dst_strides] if op.dst is view else []
-        return [*dst, *op.src_offsets, *op.src_sizes, *op.src_strides] if op.src is view else dst
-    return [operand for operand in op.operands if isinstance(operand.type, IndexType)]

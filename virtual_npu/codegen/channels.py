@@ -18,8 +18,8 @@ from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.effects import channels_used
 from aerie.virtual_npu.codegen.execution import function_around
 from aerie.virtual_npu.codegen.refusals import line_of, unsupported
-from aerie.virtual_npu.codegen.text import TEXTS, quotable
-from aerie.virtual_npu.library import identifier
+from aerie.virtual_npu.codegen.text import TEXTS
+from aerie.virtual_npu.quoting import literal, mangled, symbol
 
 # ---- the struct ----
 
@@ -28,9 +28,9 @@ def channel_field(file: CppFile, op: ChannelTransferOp) -> str:
     """The C++ name of a channel inside its struct."""
     if op.chan_name not in file.channels:
         raise unsupported(
-            op, f"channel @{op.chan_name} is not declared: add air.channel @{op.chan_name} [..]"
+            op, f"channel {symbol(op.chan_name)} is not declared: add air.channel {symbol(op.chan_name)} [..]"
         )
-    return f"ch_{identifier(op.chan_name)}"
+    return f"ch_{mangled(op.chan_name)}"
 
 
 def channel_struct(file: CppFile, root: Operation) -> str:
@@ -41,7 +41,7 @@ def channel_struct(file: CppFile, root: Operation) -> str:
     file.channel_structs[root] = name
     channels = channels_used(root)
     fields = [f"  vnpu::Channel {_channel(file, channel)};" for channel in channels]
-    ends = " ".join(f"ch_{identifier(channel)}.refuse_leftovers();" for channel in channels)
+    ends = " ".join(f"ch_{mangled(channel)}.refuse_leftovers();" for channel in channels)
     lines = [
         f"struct {name} {{",
         f"  explicit {name}(vnpu::Island &island) : island(island) {{}}",
@@ -57,7 +57,7 @@ def channel_struct(file: CppFile, root: Operation) -> str:
 
 def _channel(file: CppFile, name: str) -> str:
     extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
-    return f'ch_{identifier(name)}{{island, "@{quotable(name)}", {{{extents[0]}}}, {{{extents[1]}}}}}'
+    return f"ch_{mangled(name)}{{island, {literal(symbol(name))}, {{{extents[0]}}}, {{{extents[1]}}}}}"
 
 
 def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
@@ -135,7 +135,8 @@ def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
 def _port(op: Operation, transfer: ChannelTransferOp) -> str:
     indices = ", ".join(_index(op, value) for value in transfer.indices[:_MOST_DIMENSIONS])
     is_put = str(transfer.name == "air.channel.put").lower()
-    return f'{{"@{quotable(transfer.chan_name)}", {line_of(transfer)}, {is_put}, {{{indices}}}}}'
+    name = literal(symbol(transfer.chan_name))
+    return f"{{{name}, {line_of(transfer)}, {is_put}, {{{indices}}}}}"
 
 
 def _index(op: Operation, value: SSAValue) -> str:

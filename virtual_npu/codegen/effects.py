@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import ACCESSES, VIEWS, accesses
-from aerie.air_dialect.indices import mixed
+from aerie.air_dialect.indices import Reading, mixed
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
 from aerie.air_dialect.readings import INTERVALS, Interval, add, interval, multiply
 from aerie.air_dialect.values import is_inside
@@ -89,7 +89,7 @@ def _of_access(op: Operation, buffer: SSAValue) -> Interval | None:
     type_ = buffer.type
     assert isinstance(type_, MemRefType)
     strides = types.memref_strides(type_)
-    begin = _walked(_index_ranges(op, len(strides)), strides)
+    begin = _walked(index_ranges(op, len(strides)), strides)
     moved = op.results[0].type if op.results else op.operands[0].type
     shape = list(moved.get_shape()) if isinstance(moved, VectorType) else []
     if begin is None or types.DYNAMIC in strides or len(shape) > len(strides):
@@ -103,12 +103,12 @@ def _of_access(op: Operation, buffer: SSAValue) -> Interval | None:
     return (max(0, begin[0]), min(begin[1] + reach, whole[1])) if whole is not None else None
 
 
-def _index_ranges(op: Operation, rank: int) -> list[Interval | None]:
-    """The ranges of the indices of an access, one per dimension of its memref."""
+def index_ranges(op: Operation, rank: int, ranges: Reading[Interval] = INTERVALS) -> list[Interval | None]:
+    """The ranges of the indices of an access, one per dimension of its memref, as a reading has them."""
     first, map_ = ACCESSES[op.name][0] + 1, op.properties.get("map")
     if isinstance(map_, AffineMapAttr):
-        return INTERVALS.of_map(map_.data, op.operands[first:])
-    return [interval(value) for value in op.operands[first : first + rank]]
+        return ranges.of_map(map_.data, op.operands[first:])
+    return [ranges.read(value) for value in op.operands[first : first + rank]]
 
 
 def _of_transfer(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:

@@ -87,6 +87,10 @@ def function_around(op: Operation) -> func.FuncOp | None:
     return parent
 
 
+RECURSIVE = "vnpu.recursive"
+"""The attribute of a function that calls itself, directly or by way of others (passes/inlined.py)."""
+
+
 # ---- launches ----
 
 _STRAIGHT_ON = ("air.execute", "scf.execute_region", "vnpu.borrow", "vnpu.lend")

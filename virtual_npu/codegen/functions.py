@@ -6,24 +6,31 @@ from collections.abc import Sequence
 
 from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, StringAttr
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
 from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.begins import hands_offset, offset_of
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
 from aerie.virtual_npu.codegen.channels import channel_struct, owns_channels
-from aerie.virtual_npu.codegen.execution import Mode, function_mode, hierarchy_mode, mode_registers
+from aerie.virtual_npu.codegen.execution import (
+    RECURSIVE,
+    Mode,
+    function_mode,
+    hierarchy_mode,
+    mode_registers,
+)
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.text import grouped
 from aerie.virtual_npu.external import ExternalKernel
-from aerie.virtual_npu.library import identifier
+from aerie.virtual_npu.quoting import literal, mangled, symbol
 
 # ---- bodies ----
 
 
 def function(file: CppFile, op: func.FuncOp) -> str:
     """Emit a func.func with a body, once; gives its C++ name."""
-    name = f"func_{identifier(op.sym_name.data)}"
+    name = f"func_{mangled(op.sym_name.data)}"
     if name in file.emitted:
         return name
     file.emitted.add(name)
@@ -33,6 +40,10 @@ def function(file: CppFile, op: func.FuncOp) -> str:
     parameters = _bind(body, op.body.block.args, [None] * len(op.body.block.args))
     terminator = op.body.block.last_op
     result = "void"
+    if RECURSIVE in op.attributes:
+        outputs = [types.cpp(type_) for type_ in op.function_type.outputs] or ["void"]
+        file.declarations.append(f"static {outputs[0]} {name}({', '.join(parameters)});")
+        body.put(f"const vnpu::Nested nested({body.site(op, f'@{op.sym_name.data}')});")
     body.operations(op.body.block)
     assert isinstance(terminator, func.ReturnOp)
     # A token that leaves the program is done: an entry returns when all is.
@@ -82,7 +93,13 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
         parameters.append(f"{kind}{name}" if kind.endswith("*") else f"{kind} {name}")
         sizes = [_extent(body, parameters, n, f"{name}_size") for n in type_.get_shape()]
         strides = [_extent(body, parameters, s, f"{name}_stride") for s in types.memref_strides(type_)]
-        body.values[argument] = MemRef(name, tuple(sizes), tuple(strides), type_)
+        offset = None
+        around = argument.owner.parent_op() if isinstance(argument.owner, Block) else None
+        if isinstance(around, HierarchyOp) and hands_offset(around, argument):
+            offset = _extent(body, parameters, types.DYNAMIC, f"{name}_offset")
+        # A herd's body is given the copy of its tile.
+        copies = value.copies if isinstance(value, MemRef) and not isinstance(around, HerdOp) else 1
+        body.values[argument] = MemRef(name, tuple(sizes), tuple(strides), type_, copies, offset)
     return parameters
 
 
@@ -109,6 +126,8 @@ def captured_arguments(body: Body, op: HierarchyOp) -> list[str]:
         pairs = [*zip(type_.get_shape(), value.sizes, strict=True)]
         pairs += zip(types.memref_strides(type_), value.strides, strict=True)
         texts += [text for known, text in pairs if known == types.DYNAMIC]
+        if hands_offset(op, operand):
+            texts.append(offset_of(body, op, operand))
     return texts
 
 
@@ -163,22 +182,26 @@ def callee(file: CppFile, call: Operation, name: str) -> str:
     external one, on first use."""
     op = file.symbols.get(name)
     if op is None:
-        raise unsupported(call, f"function @{name} is not declared in the module")
+        raise unsupported(call, f"function {symbol(name)} is not declared in the module")
     if op.body.blocks:
         return function(file, op)
     if name not in file.kernels:
         file.kernels[name] = external_kernel(call, op)
-        file.declarations.append(f'extern "C" {_signature(op)};')
-    return name
+        file.declarations.append(_declaration(op))
+    return f"kernel_{name}"
 
 
-def _signature(op: func.FuncOp) -> str:
+def _declaration(op: func.FuncOp) -> str:
+    """C++ text of the declaration of a function that an object file of the program has. It is hidden: the
+    linker takes it from no library."""
     parameters = [
         f"{types.scalar(t.element_type)} *" if isinstance(t, MemRefType) else types.cpp(t)
         for t in op.function_type.inputs
     ]
     outputs = [types.cpp(t) for t in op.function_type.outputs] or ["void"]
-    return f"{outputs[0]} {op.sym_name.data}({', '.join(parameters)})"
+    name = op.sym_name.data
+    function = f"{outputs[0]} kernel_{name}({', '.join(parameters)})"
+    return f'extern "C" {function} __asm__(VNPU_SYMBOL({literal(name)}));\nVNPU_HIDDEN({literal(name)});'
 
 
 def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
@@ -197,6 +220,7 @@ def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
         source.data if isinstance(source, StringAttr) else f"{stem}.cc",
         tuple(defines.data.split()) if isinstance(defines, StringAttr) else (),
         call.location.line.data if hasattr(call.location, "line") else 0,
+        len(op.function_type.inputs),
     )
 
 
@@ -223,7 +247,7 @@ def _call(body: Body, op: Operation) -> None:
     if body.checked and name in body.file.kernels:
         call = _kernel_call(body, op, call)
     if body.file.options.checks and name in body.file.kernels:
-        body.put(f'if (vnpu::record::on()) vnpu::record::called({body.site(op)}, "{name}");')
+        body.put(f"if (vnpu::record::on()) vnpu::record::called({body.site(op)}, {literal(name)});")
     if not op.results:
         body.put(f"{call};")
     elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):
@@ -258,7 +282,7 @@ def _kernel_call(body: Body, op: Operation, call: str) -> str:
         for position, value in enumerate(op.arguments)
         if isinstance(value.type, MemRefType)
     ]
-    site = body.site(op, f"@{op.callee.root_reference.data}")
+    site = body.site(op, symbol(op.callee.root_reference.data))
     scalars = [_argument(body, op, value) for value in op.arguments if not isinstance(value.type, MemRefType)]
     key = f"vnpu::scalars({', '.join(scalars)})"
     return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', key, *memrefs])})"

@@ -83,7 +83,7 @@ def _views(
             continue
         for dim, expr in enumerate(map_.results):
             assert not body.checked or isinstance(expr, AffineDimExpr)
-            if body.checked and isinstance(expr, AffineDimExpr):
+            if isinstance(expr, AffineDimExpr):
                 memory.same_extent(body, op, value, dim, extents[expr.position])
         if argument.uses:
             memory.reads_whole(body, op, value)

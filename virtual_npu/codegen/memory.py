@@ -27,8 +27,9 @@ from aerie.virtual_npu.codegen.body import Body, MemRef
 from aerie.virtual_npu.codegen.buffers import value_name
 from aerie.virtual_npu.codegen.effects import operand_effects
 from aerie.virtual_npu.codegen.refusals import line_of
-from aerie.virtual_npu.codegen.text import grouped, map_results, plus, quoted, times
+from aerie.virtual_npu.codegen.text import grouped, map_results, plus, times
 from aerie.virtual_npu.codegen.touched import Bounds, index_bounds
+from aerie.virtual_npu.quoting import literal, symbol
 
 # ---- addresses ----
 
@@ -67,7 +68,7 @@ def place(body: Body, op: Operation, value: SSAValue) -> str:
     made = _maker(value)
     origin = f" ({made})" if made else ""
     texts = [value_name(value), attribute_text(value.type), origin]
-    fields = ", ".join([f"{{{quoted(op.name)}, {line_of(op)}}}", *map(quoted, texts)])
+    fields = ", ".join([f"{{{literal(op.name)}, {line_of(op)}}}", *map(literal, texts)])
     return body.file.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
 
 
@@ -78,7 +79,11 @@ def _maker(value: SSAValue) -> str:
         return ""
     if found.op.name in ("memref.alloc", "memref.alloca"):
         return f"allocated at line {line_of(found.op)}"
-    return f"global @{found.op.name_.root_reference.data}" if isinstance(found.op, memref.GetGlobalOp) else ""
+    return (
+        f"global {symbol(found.op.name_.root_reference.data)}"
+        if isinstance(found.op, memref.GetGlobalOp)
+        else ""
+    )
 
 
 # ---- indices ----
@@ -200,8 +205,12 @@ def vector_call(body: Body, op: Operation, value: SSAValue, function: str, argum
 def same_extent(body: Body, op: Operation, value: SSAValue, dim: int, extent: str) -> None:
     """Emit a check that a dimension has the extent of the loops; nothing where both are the same text."""
     size = body.memref(value).sizes[dim]
-    if size != extent:
+    if size == extent:
+        return
+    if body.checked:
         body.put(f"vnpu::same_extent({place(body, op, value)}, {dim}, {size}, {extent});")
+    else:
+        body.put(f"vnpu::check_extent({body.site(op)}, {dim}, {size}, {extent});")
 
 
 def reads_whole(body: Body, op: Operation, value: SSAValue) -> None:
@@ -229,6 +238,9 @@ def raw(body: Body, view: MemRef) -> MemRef:
 
 # ---- uses ----
 
+HANDED_OVER = "vnpu.handed_over"
+"""The attribute of the allocation of an L1 buffer that locks of herds hand over (passes/handover.py)."""
+
 
 def uses_of(body: Body, op: Operation) -> list[str]:
     """C++ text of what an operation reads and writes, as `vnpu::Use` values."""
@@ -238,5 +250,12 @@ def uses_of(body: Body, op: Operation) -> list[str]:
         first, count = view.pointer, view.footprint
         if span is not None and view.copies == 1:
             first, count = plus(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
-        uses.append(f"vnpu::{'writes' if writes else 'reads'}({first}, {count})")
+        is_write = writes and not _is_handed_over(value)
+        uses.append(f"vnpu::{'writes' if is_write else 'reads'}({first}, {count})")
     return uses
+
+
+def _is_handed_over(value: SSAValue) -> bool:
+    """Whether locks order who writes a buffer, and operations that use it run side by side."""
+    made = origin(value).owner
+    return isinstance(made, Operation) and HANDED_OVER in made.attributes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects import memref
+from xdsl.dialects import func, memref
 from xdsl.dialects.builtin import DYNAMIC_INDEX, AffineMapAttr, ArrayAttr, IntegerAttr, MemRefType
-from xdsl.ir import Operation, OpResult, SSAValue
+from xdsl.ir import Block, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
 from aerie.air_dialect.ops import ExecuteOp
@@ -14,14 +14,16 @@ from aerie.air_dialect.readings import interval
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import ATOMIC_KINDS
 from aerie.air_dialect.upstream.memref import AtomicRMWOp
-from aerie.virtual_npu.codegen import memory, types
+from aerie.virtual_npu.codegen import memory, sizes, types
+from aerie.virtual_npu.codegen.begins import buffer_pointer, offset_of, viewed
 from aerie.virtual_npu.codegen.body import Body, MemRef, emits
-from aerie.virtual_npu.codegen.buffers import global_pointer, label, tile_copies, value_name
+from aerie.virtual_npu.codegen.buffers import global_pointer, label, value_name
 from aerie.virtual_npu.codegen.device_marks import skew_of
 from aerie.virtual_npu.codegen.dialect import Rewritten
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.memory import access, at, whole
 from aerie.virtual_npu.codegen.refusals import unsupported
+from aerie.virtual_npu.codegen.sharing import COUNTER, LASTING, tile_copies
 from aerie.virtual_npu.codegen.text import grouped, plus, times
 
 
@@ -29,16 +31,20 @@ from aerie.virtual_npu.codegen.text import grouped, plus, times
 def _alloc(body: Body, op: Operation) -> None:
     assert isinstance(op, memref.AllocOp | memref.AllocaOp)
     view, count = allocated(body, op)
+    sizes.buffer(body, op, view, view.copies)
     element, kind = types.scalar(view.type.element_type), "const auto "
     if body.checked:
-        how = op.name == "memref.alloca"
+        how = op.name == "memref.alloca" or LASTING in op.attributes
         name, skew = value_name(op.memref), skew_of(op.memref)
         known_as = label(body.file, name, view.type, op, "allocated", how, skew)
         count = f"{known_as}, {{{', '.join(view.sizes)}}}, {count}"
     else:
         kind = f"{element} *const "
+        count = f"{count}, {body.site(op)}" if sizes.integers(view.sizes) is None else count
     body.values[op.memref] = view
     body.put(f"{kind}{view.pointer} = {arena(body)}.alloc<{element}>({count});")
+    if LASTING in op.attributes:
+        body.put(f"vnpu::clear({view.pointer}, {view.footprint}, {str(COUNTER in op.attributes).lower()});")
 
 
 def allocated(body: Body, op: memref.AllocOp | memref.AllocaOp) -> tuple[MemRef, str]:
@@ -48,16 +54,16 @@ def allocated(body: Body, op: memref.AllocOp | memref.AllocaOp) -> tuple[MemRef,
     assert isinstance(type_, MemRefType)
     dynamic = iter(body.texts(op.dynamic_sizes))
     name = body.name_for(op.memref)
-    sizes = [
+    extents = [
         str(n) if n != types.DYNAMIC else body.hold(next(dynamic), f"{name}_size") for n in type_.get_shape()
     ]
-    strides = ["1"] * len(sizes)
-    for dim in range(len(sizes) - 2, -1, -1):
-        strides[dim] = body.hold(times(strides[dim + 1], sizes[dim + 1]), f"{name}_stride")
+    strides = ["1"] * len(extents)
+    for dim in range(len(extents) - 2, -1, -1):
+        strides[dim] = body.hold(times(strides[dim + 1], extents[dim + 1]), f"{name}_stride")
     known = types.memref_strides(type_)
     if types.DYNAMIC not in known:
         strides = [str(s) for s in known]
-    view = MemRef(name, tuple(sizes), tuple(strides), type_, tile_copies(op.memref))
+    view = MemRef(name, tuple(extents), tuple(strides), type_, tile_copies(op.memref))
     return view, view.footprint
 
 
@@ -169,20 +175,24 @@ def _subview(body: Body, op: Operation) -> None:
     assert isinstance(op, memref.SubviewOp)
     source = body.memref(op.source)
     offsets = _mixed(body, op.static_offsets.get_values(), op.offsets)
-    sizes = _mixed(body, op.static_sizes.get_values(), op.sizes)
+    extents = _mixed(body, op.static_sizes.get_values(), op.sizes)
     steps = _mixed(body, op.static_strides.get_values(), op.strides)
-    strides = [times(step, stride) for step, stride in zip(steps, source.strides, strict=True)]
-    kept = _kept_dims(op, sizes)
-    if body.checked:
-        _check_bounds(body, op, (offsets, sizes, steps))
+    strides = [times(grouped(step), stride) for step, stride in zip(steps, source.strides, strict=True)]
+    kept = _kept_dims(op, extents)
+    _check_bounds(body, op, (offsets, extents, steps))
     pointer = at(source, offsets)
-    body.define_memref(op.result, pointer, [sizes[d] for d in kept], [strides[d] for d in kept])
+    body.define_memref(op.result, pointer, [extents[d] for d in kept], [strides[d] for d in kept])
 
 
 def _check_bounds(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], ...]) -> None:
-    """Refuse a subview that leaves its source; one without elements has nothing outside."""
+    """Refuse a subview that leaves its source; one without elements has nothing outside. Where only the
+    offset is not known, builds without checks leave it to the program, as every index."""
     dynamic = iter(op.offsets)
     for dim, (offset, size, step) in enumerate(zip(*lists, strict=True)):
+        shape = sizes.integers([size, step])
+        if shape is None or shape[0] < 1 or shape[1] < 0:
+            sizes.part(body, op, dim, offset, size, step, body.memref(op.source).sizes[dim])
+            continue
         known = int(offset) if offset.lstrip("-").isdigit() else None
         value = next(dynamic) if op.static_offsets.get_values()[dim] == DYNAMIC_INDEX else None
         values = (known, known) if known is not None else interval(value) if value is not None else None
@@ -234,15 +244,16 @@ def _groups(op: Operation) -> list[list[int]]:
 @emits("memref.collapse_shape")
 def _collapse(body: Body, op: Operation) -> None:
     source = body.memref(op.operands[0])
-    sizes, strides = [], []
+    extents, strides = [], []
     for group in _groups(op):
         extent = "1"
         for dim in group:
-            extent = times(extent, source.sizes[dim])
-        sizes.append(extent)
+            extent = times(extent, grouped(source.sizes[dim]))
+        extents.append(extent)
         wide = [dim for dim in group if source.sizes[dim] != "1"] or group
         strides.append(source.strides[wide[-1]])
-    body.define_memref(op.results[0], source.pointer, sizes, strides)
+        sizes.dense(body, op, [source.sizes[dim] for dim in wide], [source.strides[dim] for dim in wide])
+    body.define_memref(op.results[0], source.pointer, extents, strides)
 
 
 @emits("memref.expand_shape")
@@ -253,9 +264,10 @@ def _expand(body: Body, op: Operation) -> None:
     strides = [""] * len(shape)
     for outer, group in enumerate(_groups(op)):
         step = source.strides[outer]
+        sizes.shape(body, op, [shape[dim] for dim in group], [source.sizes[outer]])
         for dim in reversed(group):
             strides[dim] = step
-            step = times(step, shape[dim])
+            step = times(step, grouped(shape[dim]))
     body.define_memref(op.result, source.pointer, shape, strides)
 
 
@@ -263,6 +275,9 @@ def _expand(body: Body, op: Operation) -> None:
 def _memref_cast(body: Body, op: Operation) -> None:
     source = body.memref(op.operands[0])
     if op.results:
+        type_ = op.results[0].type
+        assert isinstance(type_, MemRefType)
+        sizes.promised(body, op, source, type_)
         body.define_memref(op.results[0], source.pointer, source.sizes, source.strides)
 
 
@@ -271,36 +286,43 @@ def _transpose(body: Body, op: Operation) -> None:
     source, permutation = body.memref(op.operands[0]), op.properties["permutation"]
     assert isinstance(permutation, AffineMapAttr)
     order = [expr.position for expr in permutation.data.results if isinstance(expr, AffineDimExpr)]
-    sizes, strides = [source.sizes[dim] for dim in order], [source.strides[dim] for dim in order]
-    body.define_memref(op.results[0], source.pointer, sizes, strides)
+    extents, strides = [source.sizes[dim] for dim in order], [source.strides[dim] for dim in order]
+    body.define_memref(op.results[0], source.pointer, extents, strides)
 
 
-def buffer_pointer(body: Body, op: Operation, value: SSAValue) -> str:
-    """C++ text of a pointer to the base of the buffer under a memref, from which the offset of its type
-    counts."""
-    while isinstance(value, OpResult) and value.op.name in _VIEWS:
-        value = value.op.operands[0]
-    assert isinstance(value.type, MemRefType)
-    offset = types.memref_offset(value.type)
-    if offset == types.DYNAMIC:
-        raise unsupported(op, f"where {value.type} begins in its buffer is known only at run time")
-    return plus(body.memref(value).pointer, str(-offset))
-
-
-_VIEWS = frozenset([
-    "memref.subview", "memref.cast", "memref.reinterpret_cast", "memref.expand_shape",
-    "memref.collapse_shape", "memref.transpose", "memref.memory_space_cast", "memref.assume_alignment",
-])  # fmt: skip
+def whole_buffer(value: SSAValue) -> SSAValue | None:
+    """The allocation, global or argument of an entry under a memref; None where it is not seen."""
+    value = viewed(value)
+    if isinstance(value, OpResult):
+        is_whole = value.op.name in ("memref.alloc", "memref.alloca", "memref.get_global")
+    else:
+        is_whole = isinstance(value.owner, Block) and isinstance(value.owner.parent_op(), func.FuncOp)
+    return value if is_whole else None
 
 
 @emits("memref.reinterpret_cast")
 def _reinterpret(body: Body, op: Operation) -> None:
     assert isinstance(op, memref.ReinterpretCastOp)
     offset = _mixed(body, op.static_offsets.get_values(), op.offsets)[0]
-    sizes = _mixed(body, op.static_sizes.get_values(), op.sizes)
+    extents = _mixed(body, op.static_sizes.get_values(), op.sizes)
     strides = _mixed(body, op.static_strides.get_values(), op.strides)
-    pointer = plus(buffer_pointer(body, op, op.source), offset)
-    body.define_memref(op.result, pointer, sizes, strides)
+    _check_recast(body, op, offset, extents, strides)
+    pointer = plus(buffer_pointer(body, op, op.source), grouped(offset))
+    body.define_memref(op.result, pointer, extents, strides)
+
+
+def _check_recast(
+    body: Body, op: memref.ReinterpretCastOp, offset: str, extents: Sequence[str], strides: Sequence[str]
+) -> None:
+    """Refuse another view of a buffer that leaves it. Of an argument of a body, which may itself be a part of
+    a buffer, only sizes are looked at: with checks its pointer knows the buffer."""
+    if sizes.integers([offset, *extents, *strides]) is not None and body.checked:
+        return  # whoever accesses it finds out, and nobody has to
+    buffer = whole_buffer(op.source)
+    if buffer is None:
+        sizes.sizes_of_view(body, op, extents)
+    else:
+        sizes.view_of(body, op, offset, extents, strides, body.memref(buffer).extent)
 
 
 @emits("memref.reshape")
@@ -309,14 +331,15 @@ def _reshape(body: Body, op: Operation) -> None:
     source, type_ = body.memref(op.operands[0]), op.results[0].type
     if not isinstance(type_, MemRefType):
         raise unsupported(op, f"the result has type {type_}: give it a rank")
-    sizes = [
+    extents = [
         str(n) if n != types.DYNAMIC else body.hold(_extent(body, op, dim), "extent")
         for dim, n in enumerate(type_.get_shape())
     ]
-    strides = ["1"] * len(sizes)
-    for dim in range(len(sizes) - 2, -1, -1):
-        strides[dim] = times(strides[dim + 1], sizes[dim + 1])
-    body.define_memref(op.results[0], source.pointer, sizes, strides)
+    strides = ["1"] * len(extents)
+    for dim in range(len(extents) - 2, -1, -1):
+        strides[dim] = times(strides[dim + 1], extents[dim + 1])
+    sizes.shape(body, op, extents, source.sizes)
+    body.define_memref(op.results[0], source.pointer, extents, strides)
 
 
 def _extent(body: Body, op: Operation, dim: int) -> str:
@@ -326,16 +349,18 @@ def _extent(body: Body, op: Operation, dim: int) -> str:
 
 @emits("memref.view")
 def _view(body: Body, op: Operation) -> None:
-    source, shift, *sizes = op.operands
+    source, shift, *given = op.operands
     type_ = op.results[0].type
     assert isinstance(type_, MemRefType)
-    dynamic = iter(body.texts(sizes))
+    dynamic = iter(body.texts(given))
     extents = [str(n) if n != types.DYNAMIC else next(dynamic) for n in type_.get_shape()]
     strides = ["1"] * len(extents)
     for dim in range(len(extents) - 2, -1, -1):
         strides[dim] = times(strides[dim + 1], grouped(extents[dim + 1]))
     element = types.scalar(type_.element_type)
-    moved = f"{body.memref(source).pointer} + {body.text(shift)}"
+    view, width = body.memref(source), types.byte_width(type_.element_type)
+    sizes.bytes_of(body, op, body.text(shift), extents, width, view.extent)
+    moved = f"{view.pointer} + {grouped(body.text(shift))}"
     pointer = (
         f"vnpu::recast<{element}>({moved})" if body.checked else f"reinterpret_cast<{element} *>({moved})"
     )
@@ -404,19 +429,18 @@ def _rank(body: Body, op: Operation) -> None:
 
 @emits("memref.extract_aligned_pointer_as_index")
 def _address(body: Body, op: Operation) -> None:
-    pointer = memory.raw(body, body.memref(op.operands[0])).pointer
+    """The address of the buffer under a view, as in MLIR's descriptors: the offset is not in it."""
+    pointer = buffer_pointer(body, op, op.operands[0])
+    pointer = f"vnpu::raw({pointer})" if body.checked else pointer
     body.define(op.results[0], f"reinterpret_cast<vnpu::i64>({pointer})")
 
 
 @emits("memref.extract_strided_metadata")
 def _metadata(body: Body, op: Operation) -> None:
-    """Where the offset is known at run time only, the buffer counts from the view's first element."""
     view = body.memref(op.operands[0])
     buffer, offset, *rest = op.results
-    known = types.memref_offset(view.type)
-    known = 0 if known == types.DYNAMIC else known
-    body.define_memref(buffer, plus(view.pointer, str(-known)), [], [])
-    body.alias(offset, str(known))
+    body.define_memref(buffer, buffer_pointer(body, op, op.operands[0]), [], [])
+    body.alias(offset, body.hold(offset_of(body, op, op.operands[0]), "offset"))
     for result, text in zip(rest, (*view.sizes, *view.strides), strict=True):
         body.alias(result, text)
 

@@ -33,11 +33,12 @@ from aerie.virtual_npu.codegen.execution import Mode, function_mode, public_func
 from aerie.virtual_npu.codegen.functions import function
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.codegen.refusals import line_of, naming, unsupported
-from aerie.virtual_npu.codegen.text import quotable
+from aerie.virtual_npu.codegen.sizes import refuse_huge_types
 from aerie.virtual_npu.errors import UnsupportedOpError
 from aerie.virtual_npu.external import ExternalKernel
-from aerie.virtual_npu.library import FORMAT, entry_symbol, identifier
+from aerie.virtual_npu.library import FORMAT
 from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.quoting import entry_symbol, literal, mangled, symbol
 
 
 @dataclass
@@ -59,14 +60,15 @@ def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     function_name = function(file, op)
     described = [_described(op, i) for i in range(len(op.function_type.inputs))]
     arguments = [_unpacked(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
-    entry = f"entry_{identifier(name)}"
+    entry = f"entry_{mangled(name)}"
     lines = [f"static void {entry}(void *const *arguments) {{"]
     if file.options.checks:
         buffers, arguments = checked_arguments(file, op, arguments)
         lines += buffers
     if function_mode(op, file.options) is Mode.SEQUENCER:
         struct = channel_struct(file, op)
-        where = f'"func @{quotable(name)}", 0, 0, 0, nullptr, {ports(file, op)}, {line_of(op)}'
+        called = literal(f"func {symbol(name)}")
+        where = f"{called}, 0, 0, 0, nullptr, {ports(file, op)}, {line_of(op)}"
         call = ", ".join(["island", f"vnpu::Where{{{where}}}", "channels", *arguments])
         lines += ["  vnpu::Island island;", f"  {struct} channels(island);"]
         lines += [f"  island.run({function_name}({call}));"]
@@ -124,7 +126,7 @@ _PARTS: dict[str, list[str]] = {
     "rearranged": ["rearranged.cc"],
 }
 """Parts of the runtime that only some programs need: header, and sources."""
-RUNTIME = ["runtime.cc", "team.cc"]
+RUNTIME = ["runtime.cc", "team.cc", "sizes.cc"]
 """What every program links."""
 
 _CHECKS = ["check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "order.cc", "record.cc"]
@@ -140,19 +142,20 @@ def generate(
     """
     if options.checks:
         mark_for_device(module)
+    refuse_huge_types(module)
     advance(module, options, kernel_dirs)
-    file = CppFile(module, text.splitlines(), options)
+    file = CppFile(module, text.split("\n"), options)
     entries = {}
     for op in public_functions(module):
         with naming(op):
             entries[op.sym_name.data] = _entry(file, op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
-    metadata = json.dumps({"format": FORMAT, "entries": entries})
+    metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
     parts = [_HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.needs)]
     parts += [_NOT_ALL_USED, *file.declarations, *file.functions]
     parts.append(
-        f'VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = R"json({metadata})json";'
+        f"VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = {literal(metadata)};"
     )
     runtime = [*RUNTIME, *(source for name in _PARTS if name in file.needs for source in _PARTS[name])]
     runtime += _CHECKS if options.checks else []

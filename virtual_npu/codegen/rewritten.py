@@ -161,9 +161,9 @@ def _borrow(body: Body, op: Operation) -> None:
     assert isinstance(op.original, ChannelTransferOp)
     if body.mode is Mode.SEQUENCER:
         issue_transfer(body, op.original, f"&{body.loans[op.original.memref]}")
-        _give_results(body, op)
     else:
         _borrow_block(body, op.original)
+    _give_results(body, op)
 
 
 @emits("vnpu.lend")

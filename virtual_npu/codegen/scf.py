@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 
 from xdsl.dialects import cf, scf
@@ -10,11 +9,13 @@ from xdsl.dialects.builtin import DenseArrayBase, MemRefType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType
-from aerie.virtual_npu.codegen import types
+from aerie.air_dialect.upstream.scf import UNSIGNED
+from aerie.virtual_npu.codegen import sizes, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
 from aerie.virtual_npu.codegen.vector_sums import declare_goes
+from aerie.virtual_npu.quoting import literal, one_line
 
 # ---- values that loops carry ----
 
@@ -91,6 +92,7 @@ def region(body: Body, block: Block, names: Sequence[str]) -> None:
 def _for(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.ForOp)
     low, high, step = body.texts([op.lb, op.ub, op.step])
+    sizes.step(body, op, step)
     declare_goes(body, op)
     counted_loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
 
@@ -111,7 +113,12 @@ def counted_loop(
     body.comment(op)
     low, high, step = bounds
     type_ = types.cpp(induction.type)
-    with body.block(f"for ({type_} {name} = {low}; {name} < {high}; {name} += {step})"):
+    goes_on = f"{name} < {high}"
+    if UNSIGNED in op.attributes:
+        goes_on = f"vnpu::cmp_ult<{type_}>({name}, {high})"
+    beat = sizes.heartbeat(body, op, bounds)
+    with body.block(f"for ({type_} {name} = {low}; {goes_on}; {name} += {step})"):
+        sizes.beat(body, beat, f"{high} - {name}")
         region(body, block, names)
     for result, argument in zip(results, inner, strict=True):
         body.values[result] = body.values[argument]
@@ -154,7 +161,9 @@ def _while(body: Body, op: Operation) -> None:
     inputs = declare(body, op, before.args, [carried(body, value) for value in op.operands])
     outputs = declare(body, op, after.args, [None] * len(after.args))
     body.comment(op)
+    beat = sizes.heartbeat(body, op)
     with body.block("for (;;)"):
+        sizes.beat(body, beat, "-1")
         body.operations(before)
         condition = before.last_op
         assert isinstance(condition, scf.ConditionOp)
@@ -172,12 +181,16 @@ def _parallel(body: Body, op: Operation) -> None:
     block = op.body.block
     sums = declare(body, op, op.results, [carried(body, value) for value in op.initVals])
     lows, highs, steps = (body.texts(part) for part in (op.lowerBound, op.upperBound, op.step))
+    for step in steps:
+        sizes.step(body, op, step)
     body.comment(op)
     for argument, low, high, step in zip(block.args, lows, highs, steps, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
+        beat = sizes.heartbeat(body, op, (low, high, step))
         body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
         body.depth += 1
+        sizes.beat(body, beat, f"{high} - {name}")
     body.operations(block)
     if isinstance(block.last_op, scf.ReduceOp):
         _reduce(body, block.last_op, sums)
@@ -205,12 +218,16 @@ def _forall(body: Body, op: Operation) -> None:
     for part in segments:
         assert isinstance(part, DenseArrayBase)
         bounds.append([str(n) if n != -(1 << 63) else next(dynamic) for n in part.get_values()])
+    for step in bounds[2]:
+        sizes.step(body, op, step)
     body.comment(op)
     for argument, low, high, step in zip(block.args, *bounds, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
+        beat = sizes.heartbeat(body, op, (low, high, step))
         body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
         body.depth += 1
+        sizes.beat(body, beat, f"{high} - {name}")
     body.operations(block)
     for _ in block.args:
         body.depth -= 1
@@ -233,5 +250,5 @@ def _execute_region(body: Body, op: Operation) -> None:
 def _assert(body: Body, op: Operation) -> None:
     """Ends the run with the message of the assertion where it does not hold."""
     assert isinstance(op, cf.AssertOp)
-    message = json.dumps(f"the assertion does not hold: {op.msg.data}")
+    message = literal(f"the assertion does not hold: {one_line(op.msg.data)}")
     body.put(f'if (!{body.text(op.arg)}) vnpu::fail({body.site(op)}, "%s", {message});')

@@ -1,4 +1,4 @@
-"""C++ text: sums, products, names and strings; affine expressions, maps and sets."""
+"""C++ text of numbers: sums, products; affine expressions, maps and sets."""
 
 from __future__ import annotations
 
@@ -35,41 +35,6 @@ def plus(*terms: str) -> str:
 def grouped(text: str) -> str:
     """The text in parentheses, unless it is one identifier or number."""
     return text if text.isidentifier() or is_integer(text) else f"({text})"
-
-
-def quotable(name: str) -> str:
-    """A name as it stands in a C++ string: a symbol may have quotes and backslashes of its own."""
-    return name.replace("\\", "/").replace('"', "'")
-
-
-def quoted(text: str) -> str:
-    """A C++ string literal."""
-    escaped = text.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
-
-
-_KEYWORDS = frozenset([
-    "alignas", "alignof", "and", "asm", "auto", "bool", "break", "case", "catch", "char", "class",
-    "const", "continue", "default", "delete", "do", "double", "else", "enum", "explicit", "export",
-    "extern", "false", "float", "for", "friend", "goto", "if", "inline", "int", "long", "mutable",
-    "namespace", "new", "not", "operator", "or", "private", "protected", "public", "register", "return",
-    "short", "signed", "sizeof", "static", "struct", "switch", "template", "this", "throw", "true",
-    "try", "typedef", "typename", "union", "unsigned", "using", "virtual", "void", "volatile", "while",
-    "xor",
-    # names that generated code uses itself
-    "channels", "island", "modes", "where", "sequencer", "arena", "arguments", "flat", "rest", "lane",
-    "transfer", "vnpu",
-])  # fmt: skip
-
-_FUNCTIONS = ("func_", "launch", "segment", "herd", "global_")
-"""How the names of generated functions and globals begin."""
-
-
-def local_name(hint: str | None) -> str:
-    """A C++ identifier for a local variable: no keyword, and no name that generated functions have."""
-    base = "".join(char if char.isalnum() else "_" for char in hint or "v")
-    is_taken = not base[0].isalpha() or base in _KEYWORDS or base.startswith(_FUNCTIONS)
-    return f"v{base}" if is_taken else base
 
 
 # ---- affine ----

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen import sizes, types
 from aerie.virtual_npu.codegen.body import Body, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 
@@ -129,7 +129,7 @@ def _broadcast(body: Body, op: Operation) -> None:
 def _extract(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.ExtractOp)
     shape = shape_of(op.vector)
-    position = _position(body, op.static_position.get_values(), op.dynamic_position)
+    position = _position(body, op, op.static_position.get_values(), op.dynamic_position, shape)
     start = flat_index([*position, *["0"] * (len(shape) - len(position))], shape)
     source = body.text(op.vector)
     if isinstance(op.result.type, VectorType):
@@ -140,16 +140,20 @@ def _extract(body: Body, op: Operation) -> None:
         body.define(op.result, f"vnpu::lane({source}, {start})")
 
 
-def _position(body: Body, static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[str]:
+def _position(
+    body: Body, op: Operation, static: Sequence[int], dynamic: Sequence[SSAValue], shape: Sequence[int]
+) -> list[str]:
+    """C++ text of the coordinates of a lane or a row of lanes; those known at run time only are checked."""
     rest = iter(body.texts(dynamic))
-    return [next(rest) if number == -(1 << 63) else str(number) for number in static]
+    places = [next(rest) if number == -(1 << 63) else str(number) for number in static]
+    return sizes.positions(body, op, places, shape)
 
 
 @emits("vector.insert")
 def _insert(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.InsertOp)
     shape = shape_of(op.dest)
-    position = _position(body, op.static_position.get_values(), op.dynamic_position)
+    position = _position(body, op, op.static_position.get_values(), op.dynamic_position, shape)
     start = flat_index([*position, *["0"] * (len(shape) - len(position))], shape)
     source, dest = body.text(op.source), body.text(op.dest)
     if isinstance(op.source.type, VectorType):
@@ -255,20 +259,24 @@ def _to_elements(body: Body, op: Operation) -> None:
         body.define(result, f"vnpu::lane({source}, {lane})")
 
 
-def _lane_position(body: Body, operands: Sequence[object]) -> str:
-    return body.text(operands[0]) if operands else "0"  # type: ignore[arg-type]
+def _lane_position(body: Body, op: Operation, vector: SSAValue, operands: Sequence[SSAValue]) -> str:
+    if not operands:
+        return "0"
+    (place,) = sizes.positions(body, op, body.texts(operands), shape_of(vector) or (1,))
+    return place
 
 
 @emits("vector.extractelement")
 def _extract_element(body: Body, op: Operation) -> None:
     source, *position = op.operands
-    body.define(op.results[0], f"vnpu::lane({body.text(source)}, {_lane_position(body, position)})")
+    place = _lane_position(body, op, source, position)
+    body.define(op.results[0], f"vnpu::lane({body.text(source)}, {place})")
 
 
 @emits("vector.insertelement")
 def _insert_element(body: Body, op: Operation) -> None:
     value, dest, *position = op.operands
-    place = _lane_position(body, position)
+    place = _lane_position(body, op, dest, position)
     body.define(op.results[0], f"vnpu::with_lane({body.text(dest)}, {place}, {body.text(value)})")
 
 

@@ -10,4 +10,5 @@ COMMANDS = (
     "aerie.virtual_npu.commands.check",
     "aerie.virtual_npu.commands.build",
     "aerie.virtual_npu.commands.bisect",
+    "aerie.virtual_npu.commands.generate",
 )

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aerie.air_dialect.common import OneLineParser
+from aerie.air_dialect.one_line import OneLineParser
 from aerie.virtual_npu.errors import OptionError, UsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 

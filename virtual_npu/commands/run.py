@@ -17,6 +17,7 @@ from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import RACES
+from aerie.virtual_npu.quoting import symbol
 from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 
 NO_DEVICE = "none"
+TIME_LIMIT = 5.0
 
 
 def add(commands: Any) -> None:
@@ -57,6 +59,14 @@ def add(commands: Any) -> None:
         help=f"say in one line when the program would not fit {DEVICE_NAMES[0]} (default with checks), "
         f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
     )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="S",
+        help="with checks, end the run when a loop computes for S seconds while nothing moves and no end is "
+        f"in sight; 0: never (default: {TIME_LIMIT:g})",
+    )
     parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
     parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
     parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
@@ -74,6 +84,7 @@ def _run(options: argparse.Namespace) -> int:
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
     given = common.arguments(options, entry)
+    child_process.about_to_run(program.library.kernels, options.checks)
     try:
         with _interruptible():
             result = program.run(
@@ -85,6 +96,7 @@ def _run(options: argparse.Namespace) -> int:
                 trace=options.trace is not None,
                 races=options.races,
                 garbage=options.garbage or 0,
+                time_limit=options.time_limit,
             )
     except VirtualNpuRuntimeError as error:
         if options.trace and error.record:
@@ -169,7 +181,7 @@ def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: 
     if not options.out:
         rows = [_summary_row(row) for row in summary(entry, result.outputs)]
         header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
-        print_table(f"@{entry.name} after the run", header, rows, "<<<>>><", sys.stdout)
+        print_table(f"{symbol(entry.name)} after the run", header, rows, "<<<>>><", sys.stdout)
     if options.stats and result.record:
         print_stats(result.record["stats"])
     if options.perturb:

@@ -1,9 +1,10 @@
 """What stands in each memtile: mlir-air's allocation, followed.
 
 After mlir-air at e972f294. `air-split-l2-memref` (AIRMiscPasses.cpp) cuts an L2 buffer that many streams
-enter or leave. air-to-aie (`L2MemrefToMemTileMap`) gives each part a memtile, by the column of the cores that
-it serves or else in turns. AIRToAIESchedulingUtils.cpp gives each stream of a memtile a channel of its own
-while there are any, and all the others channel 0.
+enter or leave, in a function that has a segment of more than four cores. air-to-aie (`L2MemrefToMemTileMap`)
+gives each part a memtile, by the column of the cores that it serves or else in turns.
+AIRToAIESchedulingUtils.cpp gives each stream of a memtile a channel of its own while there are any, and all
+the others channel 0.
 
 Left out: several streams in turns on one flow, and buffers that name their memtile.
 """
@@ -16,14 +17,17 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 from xdsl.dialects import memref
-from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Attribute, Block, Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelOp, DmaMemcpyNdOp
+from aerie.air_dialect.ops import DmaMemcpyNdOp
 from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.values import origin
-from aerie.virtual_npu.static.scopes import Scope
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.descriptors import bytes_of
+from aerie.virtual_npu.static.scopes import PACKET, Scope
 from aerie.virtual_npu.static.streams import End, Key, Stream, streams_of
-from aerie.virtual_npu.static.transfers import memref_bytes, space_of
+from aerie.virtual_npu.static.transfers import space_of
 
 Uses = list[tuple[Stream, list[End]]]
 """Streams, each with its ends at one buffer."""
@@ -74,10 +78,7 @@ class Array:
     def __init__(self, scope: Scope) -> None:
         self.scope = scope
         options = scope.program.options
-        sizes = {
-            name: channel.size for name, channel in scope.program.channels.items() if _is_broadcast(channel)
-        }
-        self.streams = streams_of(scope.sides, not options.omit_auto_broadcast, sizes)
+        self.streams = streams_of(scope.sides, not options.omit_auto_broadcast, scope.program.channels)
         self.unsplittable: list[Unsplittable] = []
 
     @cached_property
@@ -119,7 +120,10 @@ class Array:
 
     def _places(self, buffer: SSAValue, many: Uses, single: Uses, budget: dict[bool, int]) -> list[set[Key]]:
         """The streams of each part; fewer than two where the buffer stays whole."""
-        if len(many) < 2 or len(single) > 1 or buffer.owner.attributes.get("air.no_split"):  # type: ignore[union-attr]
+        made = buffer.owner
+        if not self._is_cut or isinstance(made, Block) or made.attributes.get("air.no_split"):
+            return []
+        if len(many) < 2 or len(single) > 1:
             return []
         if any(stream.cores(end) for stream, ends in single for end in ends):
             return []
@@ -135,6 +139,18 @@ class Array:
         if any(len(keys) > 1 for keys in groups.values()):
             self._note_loops(buffer, single, dimension)
         return list(groups.values())
+
+    @cached_property
+    def _is_cut(self) -> bool:
+        """Whether air-split-l2-memref is still to come, and looks at the configurations of this function."""
+        function = next((op for op in enclosing(self.scope.root) if isinstance(op, FuncOp)), None)
+        beside = [
+            scope
+            for scope in self.scope.program.scopes
+            if next((op for op in enclosing(scope.root) if isinstance(op, FuncOp)), None) is function
+        ]
+        most = self.scope.device.cores_per_memtile
+        return not self.scope.is_placed and any(scope.cores > most for scope in beside)
 
     def _affordable(self, single: Uses, factor: int, budget: dict[bool, int]) -> bool:
         """Whether the shim has channels for the streams of L3 that come of a cut; takes them if so."""
@@ -182,14 +198,19 @@ class Array:
             ]
             numbers: dict[Key, int] = {}
             for stream, part, ends in sorted(uses, key=lambda use: not touches_l3(use[0])):
-                number = numbers.setdefault(stream.key, len(numbers))
+                lane = (PACKET,) if sends and self._is_packet(stream) else stream.key
+                number = numbers.setdefault(lane, len(numbers))
                 found[sends, number if number < most else 0].append((stream, part, ends))
         return found
+
+    def _is_packet(self, stream: Stream) -> bool:
+        name = stream.key[0]
+        return isinstance(name, str) and self.scope.program.channel_type(name) == PACKET
 
     def bytes_of(self, tile: Memtile) -> int:
         """Bytes of L2 in a memtile."""
         sizes = (
-            (memref_bytes(part.buffer.type) or 0) // part.share * self.scope.buffers_of(part.buffer)
+            bytes_of(self.scope, part.buffer) // part.share * self.scope.buffers_of(part.buffer)
             for part in tile.parts
         )
         return sum(sizes)
@@ -199,10 +220,6 @@ class Array:
 def array_of(scope: Scope) -> Array:
     """What aircc makes of a configuration, worked out once."""
     return Array(scope)
-
-
-def _is_broadcast(channel: ChannelOp) -> bool:
-    return "broadcast_shape" in channel.properties or "broadcast_shape" in channel.attributes
 
 
 def touches_l3(stream: Stream) -> bool:

@@ -6,8 +6,9 @@ from xdsl.dialects import affine, scf
 from xdsl.ir import Operation
 from xdsl.ir.affine import AffineConstraintKind
 
+from aerie.air_dialect.indices import Space, space_of_variable
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.readings import Known, numbers
+from aerie.air_dialect.readings import NUMBERS, Known, numbers
 from aerie.air_dialect.verifiers import enclosing
 
 
@@ -23,6 +24,26 @@ def runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
                 return False
         child = parent
     return True
+
+
+def never_runs(op: Operation) -> bool:
+    """Whether a loop of no trips or a condition that is constant shuts an operation out on every core."""
+    child: Operation = op
+    for parent in enclosing(op):
+        if isinstance(parent, scf.ForOp | affine.ForOp | scf.ParallelOp | affine.ParallelOp):
+            spaces = map(space_of_variable, parent.regions[0].block.args)
+            if any(space is not None and _is_empty(space) for space in spaces):
+                return True
+        holds = _holds(parent, {}) if isinstance(parent, scf.IfOp) else None
+        if holds is not None and holds != (child.parent is parent.regions[0].block):
+            return True
+        child = parent
+    return False
+
+
+def _is_empty(space: Space) -> bool:
+    low, high, step = (NUMBERS.of_term(bound) for bound in space[:3])
+    return low is not None and high is not None and bool(step) and high <= low
 
 
 def _holds(op: affine.IfOp | scf.IfOp, known: Known) -> bool | None:

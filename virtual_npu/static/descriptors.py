@@ -16,7 +16,7 @@ from functools import lru_cache
 from xdsl.dialects import memref, scf
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import HerdOp, HierarchyOp
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.readings import number
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
@@ -24,7 +24,7 @@ from aerie.virtual_npu.static.copies import trips
 from aerie.virtual_npu.static.device import DmaLimits
 from aerie.virtual_npu.static.scopes import Scope
 from aerie.virtual_npu.static.streams import offset_at
-from aerie.virtual_npu.static.transfers import Side
+from aerie.virtual_npu.static.transfers import Side, allocated_bytes
 
 Dims = list[tuple[int, int]]
 """(size, stride) in elements of each dimension, outermost first."""
@@ -106,6 +106,36 @@ def shrunk(scope: Scope) -> dict[SSAValue, Operation]:
         if len(used) > 2 and len({side.sizes for side in used}) == 1 and _are_parts(used):
             found[buffer] = used[0].op
     return found
+
+
+@lru_cache(maxsize=64)
+def moved_bytes(scope: Scope) -> dict[SSAValue, int]:
+    """Buffers that only transfers use, none of which moves as much as the buffer holds, with the bytes of the
+    largest: air-shrink-memref-sizes-by-access makes them that small before anything is placed."""
+    others = {origin(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
+    most: dict[SSAValue, int | None] = {}
+    for side in scope.sides:
+        buffer, dims = origin(side.memref), side.known_dims
+        size = None if dims is None else -(-math.prod(s for s, step in dims if step) * side.bits // 8)
+        before = most.get(buffer, 0)
+        most[buffer] = None if size is None or before is None else max(size, before)
+    return {
+        buffer: size
+        for buffer, size in most.items()
+        if size and buffer not in others and isinstance(buffer.owner, memref.AllocOp)
+        if size < (allocated_bytes(buffer) or 0)
+    }
+
+
+def _passes_on(op: Operation) -> bool:
+    """Whether it moves a buffer, frees it or hands it on, and does not look into it."""
+    moves = isinstance(op, DmaMemcpyNdOp | ChannelTransferOp | HierarchyOp)
+    return moves or op.name in ("memref.dealloc", "air.execute_terminator")
+
+
+def bytes_of(scope: Scope, buffer: SSAValue) -> int:
+    """Bytes of one copy of a buffer, as small as aircc makes it; 0 where they are not known."""
+    return moved_bytes(scope).get(buffer, allocated_bytes(buffer) or 0)
 
 
 def _by_buffer(sides: list[Side]) -> dict[SSAValue, list[Side]]:

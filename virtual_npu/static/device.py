@@ -59,7 +59,8 @@ class Device:
     stack_bytes: what aircc reserves of it for the stack where it is not told (`air-to-aie` option
     `stack-size`; 1024, from September 2026 on 2048). program_stack_bytes: what Aerie's own programs ask for.
     program_bytes: program memory of a core (`AIETargetLdScript`: length 0x4000).
-    l2_bytes: one memtile; there is one per column.
+    l2_bytes: one memtile; there is one per column. cores_per_memtile: of a segment with more cores,
+    air-split-l2-memref cuts buffers (`tiles-per-l2-tile`).
     shim: limits of one column's shim tile; launch_mm2s/launch_s2mm: all columns together, the number of
     launch-level endpoints per direction that aircc allows (`cols * 2`).
     repeat_limit: most trips of one dimension of a launch: airrt-to-npu writes them to the task queue's 8-bit
@@ -103,6 +104,7 @@ class Device:
     core_locks: int = 16
     shim_offset_bits: int = 32
     l1_banks: int = 4
+    cores_per_memtile: int = 4
     bus_bytes: int = 32
     vector_bytes: int = 64
 
@@ -196,6 +198,9 @@ AIE_API: Final = "aie_api aie_doc.hpp vector_alignment"
 ALIGN_STRIPPED: Final = "mlir-aie aiecc IRTransforms.h downgradeIRForPeano"
 """What Peano is given: LLVM IR without alignments."""
 SHIFTS: Final = "mlir-aie VectorToVectorConversions.cpp"
+SHIFT_LOWERING: Final = "mlir-aie AIEVecToLLVM.cpp ShiftOpConversion"
+LINKER_SCRIPT: Final = "mlir-aie AIETargetLdScript.cpp"
+"""Where a core's data and constants go: the largest run of L1 that buffers and stack leave."""
 BUFFER_ADDRESSES: Final = "mlir-aie AIEAssignBuffers.cpp"
 LINKING: Final = "mlir-aie aiecc: aie-assign-core-link-files"
 """How `link_with` becomes an object on the linker's command line."""

@@ -8,28 +8,63 @@ AIE2: vectors of 512 bits want more.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import takewhile
 from math import prod
 
-from xdsl.dialects import memref
+from xdsl.dialects import affine, memref, scf
 from xdsl.dialects.builtin import MemRefType
-from xdsl.ir import SSAValue
+from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.conditions import runs_at
+from aerie.virtual_npu.static.descriptors import bytes_of
 from aerie.virtual_npu.static.device import Device
 from aerie.virtual_npu.static.scopes import Scope
-from aerie.virtual_npu.static.transfers import extents, memref_bytes, space_of
+from aerie.virtual_npu.static.streams import cores
+from aerie.virtual_npu.static.transfers import allocated_bytes, extents, space_of
+
+Buffers = dict[SSAValue, int]
+"""The L1 buffers of one core, in the order of the text, each with the bytes of one copy."""
 
 
-def buffers_of_core(herds: Sequence[HerdOp]) -> dict[SSAValue, int]:
-    """The L1 buffers of one core of some herds, in the order of the text, each with its bytes."""
-    found: dict[SSAValue, int] = {
-        op.memref: memref_bytes(op.memref.type) or 0
+def buffers_of_cores(scope: Scope, herds: Sequence[HerdOp]) -> list[Buffers]:
+    """The buffers of each kind of core of some herds: a core has none of a branch that its ids shut out.
+
+    The phases of a herd share its memory, not in turns: each allocation is a buffer of its own.
+    """
+    made = [
+        (op, herd)
         for herd in herds
         for op in herd.walk()
         if isinstance(op, memref.AllocOp) and space_of(op.memref.type) == 2
+    ]
+    branching = any(isinstance(p, affine.IfOp | scf.IfOp) for op, herd in made for p in _between(op, herd))
+    kinds = {
+        tuple(runs_at(op, herd, dict(zip(herd.ids, core, strict=False))) for op, herd in made)
+        for core in ([at for at, _ in cores(herds[0])] if branching else [(0, 0)])
     }
+    given = _given(herds)
+    return [
+        {
+            op.memref: bytes_of(scope, op.memref)
+            for (op, _), is_there in zip(made, kind, strict=True)
+            if is_there
+        }
+        | given
+        for kind in kinds
+    ]
+
+
+def _between(op: Operation, herd: HerdOp) -> Iterator[Operation]:
+    return takewhile(lambda parent: parent is not herd, enclosing(op))
+
+
+def _given(herds: Sequence[HerdOp]) -> Buffers:
+    """Buffers of the segment that the herds are given, by the part that a core has."""
+    found: Buffers = {}
     for herd in herds:
         for operand in herd.kernel_operands:
             if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2:
@@ -38,12 +73,12 @@ def buffers_of_core(herds: Sequence[HerdOp]) -> dict[SSAValue, int]:
 
 
 def bytes_of_core(scope: Scope, herds: Sequence[HerdOp]) -> int:
-    """L1 bytes of one core: the stack and every buffer, each as often as the compiler makes it.
-
-    The phases of a herd share its memory, not in turns: each allocation is a buffer of its own.
-    """
-    sizes = buffers_of_core(herds).items()
-    return scope.program.stack_bytes + sum(size * scope.buffers_of(buffer) for buffer, size in sizes)
+    """L1 bytes of the core that has most: its stack, and every buffer as often as the compiler makes it."""
+    each = (
+        sum(size * scope.buffers_of(buffer) for buffer, size in buffers.items())
+        for buffers in buffers_of_cores(scope, herds)
+    )
+    return scope.program.stack_bytes + max(each, default=0)
 
 
 def _share_of_core(value: SSAValue, herd: HerdOp) -> int:
@@ -51,7 +86,7 @@ def _share_of_core(value: SSAValue, herd: HerdOp) -> int:
     divided."""
     if not isinstance(value.type, MemRefType):
         return 0
-    grid, whole = extents(herd), memref_bytes(value.type) or 0
+    grid, whole = extents(herd), allocated_bytes(value) or 0
     return whole // prod(grid) if tuple(value.type.get_shape()[: len(grid)]) == grid else whole
 
 
@@ -91,14 +126,33 @@ def _aligned(address: int, device: Device) -> int:
     return -(-address // device.bus_bytes) * device.bus_bytes
 
 
+def placed(scope: Scope, buffers: Buffers) -> list[tuple[SSAValue, int, int]]:
+    """Each copy of the buffers of one core, with the byte at which it begins and its size."""
+    each = [buffer for buffer in buffers for _ in range(scope.buffers_of(buffer))]
+    sizes = [buffers[buffer] for buffer in each]
+    places = addresses(sizes, scope.device, scope.program.stack_bytes)
+    return list(zip(each, places, sizes, strict=True))
+
+
 def misplaced(scope: Scope, herds: Sequence[HerdOp]) -> dict[SSAValue, int]:
     """The buffers of a core that begin at no multiple of the widest vector, each with its address.
 
     A buffer that the compiler doubles is there twice, and counts where one of the two does.
     """
-    device, sizes = scope.device, buffers_of_core(herds)
-    if all(size % device.vector_bytes == 0 for size in (*sizes.values(), scope.program.stack_bytes)):
-        return {}
-    each = [buffer for buffer in sizes for _ in range(scope.buffers_of(buffer))]
-    places = addresses([sizes[buffer] for buffer in each], device, scope.program.stack_bytes)
-    return {buffer: place for buffer, place in zip(each, places, strict=True) if place % device.vector_bytes}
+    width, found = scope.device.vector_bytes, {}
+    for buffers in buffers_of_cores(scope, herds):
+        if any(size % width for size in (*buffers.values(), scope.program.stack_bytes)):
+            found.update({buffer: at for buffer, at, _ in placed(scope, buffers) if at % width})
+    return found
+
+
+def largest_gap(scope: Scope, herds: Sequence[HerdOp]) -> int:
+    """The largest run of bytes that buffers and stack leave of a core's L1, of the core that has least."""
+    return min((_gap(scope, buffers) for buffers in buffers_of_cores(scope, herds)), default=0)
+
+
+def _gap(scope: Scope, buffers: Buffers) -> int:
+    end, largest = scope.program.stack_bytes, 0
+    for at, size in sorted((at, size) for _, at, size in placed(scope, buffers)):
+        largest, end = max(largest, at - end), max(end, at + size)
+    return max(largest, scope.device.l1_bytes - end)

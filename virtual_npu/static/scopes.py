@@ -31,6 +31,7 @@ from aerie.virtual_npu.static.copies import Copies
 from aerie.virtual_npu.static.device import Device
 from aerie.virtual_npu.static.transfers import Side, extents, sides
 
+PACKET = "npu_dma_packet"
 NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 """Channel types that take no DMA channel."""
 
@@ -185,6 +186,24 @@ class Scope:
     def segment(self) -> SegmentOp | None:
         """The segment, None where aircc will make one."""
         return self.root if isinstance(self.root, SegmentOp) else None
+
+    @property
+    def cores(self) -> int:
+        """The cores of one copy."""
+        return sum(math.prod(extents(herds[0])) for herds in self.herds.values())
+
+    @cached_property
+    def is_placed(self) -> bool:
+        """Whether aircc has placed it: every herd has a token and a column, and no DMA is left."""
+        herds = [herd for each in self.herds.values() for herd in each]
+        return (
+            bool(herds)
+            and not any(isinstance(op, DmaMemcpyNdOp) for op in self.ops)
+            and all(
+                herd.async_token is not None and integer_attribute(herd, "x_loc") is not None
+                for herd in herds
+            )
+        )
 
     @property
     def copies(self) -> int:

@@ -11,10 +11,9 @@ from collections import Counter, defaultdict
 from functools import cached_property, lru_cache
 
 from aerie.virtual_npu.static.array import Array, Memtile, array_of, only, touches_l3
-from aerie.virtual_npu.static.scopes import Scope, integer_attribute
+from aerie.virtual_npu.static.scopes import PACKET, Scope, integer_attribute
 from aerie.virtual_npu.static.streams import Key, Stream
-
-PACKET = "npu_dma_packet"
+from aerie.virtual_npu.static.transfers import Side, space_of
 
 
 class Shim:
@@ -67,6 +66,25 @@ class Shim:
             space for space in (0, 2) if self._pressure(space) > self._scope.device.shim.mm2s_channels
         )
 
+    @cached_property
+    def packet_channels(self) -> frozenset[str]:
+        """The declared channels among those: air-dma-to-channel asks nobody what type they have."""
+        found = (
+            stream.key[0]
+            for stream in self._array.streams.values()
+            if stream.puts and stream.gets and any(_is_direct(stream, space) for space in self.made_packets)
+        )
+        return frozenset(name for name in found if isinstance(name, str))
+
+    def takes_turns(self, side: Side) -> bool:
+        """Whether a transfer is one of packets, which share a channel with all others of their tile."""
+        if side.channel is not None:
+            is_declared = self._scope.program.channel_type(side.channel) == PACKET
+            return is_declared or side.channel in self.packet_channels
+        if side.other is None or {side.space, space_of(side.other.type)} != {0, 2}:
+            return False
+        return (side.space if side.reads else 2 - side.space) in self.made_packets
+
     def _pin(self, stream: Stream) -> object:
         """The column of the shim that a channel names (`air.shim_col`), None for any other stream."""
         channel = self._scope.program.channels.get(str(stream.key[0]))
@@ -104,7 +122,7 @@ class Shim:
         declared: dict[Key, Stream] = {}
         for stream in self._array.streams.values():
             if stream.puts and stream.gets and _is_direct(stream, space):
-                is_one = len(stream.ends) > 2
+                is_one = len({end.core for end in stream.gets}) > 1
                 declared.setdefault(stream.key if is_one else stream.key[:1], stream)
         spans = Counter(len({end.core[0] for end in stream.ends if end.core}) for stream in declared.values())
         return sum(-(-count // max(1, span)) for span, count in spans.items())

@@ -9,12 +9,13 @@ that are constants, tile ids, or indices of an `scf.parallel`.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp
+from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
 from aerie.air_dialect.readings import Known, leaves, number
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
@@ -24,6 +25,8 @@ from aerie.virtual_npu.static.transfers import Side, extents, length, side_by_si
 Core = tuple[int, int]
 """(column, row) of a core in its herd."""
 Key = tuple[object, ...]
+Position = tuple[object, ...]
+"""The indices of a member of a bundle: numbers, or the values that they are computed from."""
 MOST_MEMBERS = 1024
 """Most streams of one transfer that are told apart."""
 
@@ -60,27 +63,27 @@ class Stream:
         return {other.core for other in others if other.core is not None}
 
 
-def streams_of(sides: list[Side], broadcast: bool, sizes: Mapping[str, Sequence[int]]) -> dict[Key, Stream]:
+def streams_of(sides: list[Side], broadcast: bool, channels: Mapping[str, ChannelOp]) -> dict[Key, Stream]:
     """Every stream that the sides make, in the order of the text.
 
     broadcast: whether DMAs that depend on no tile id become one (not so with `--omit-auto-broadcast`).
-    sizes: of each channel that is broadcast, its size before; a get names one of its members by what is
-    left of its indices.
+    channels: by name. A channel of one member has one stream, with indices or without; a get of one that is
+    broadcast names a member by what is left of its indices.
     """
     found: dict[Key, Stream] = {}
     for side in sides:
-        for key, end in _members(side, broadcast, sizes):
+        for key, end in _members(side, broadcast, channels):
             stream = found.setdefault(key, Stream(key))
             (stream.puts if side.reads else stream.gets).append(end)
     return found
 
 
-def _members(side: Side, broadcast: bool, sizes: Mapping[str, Sequence[int]]) -> Iterator[tuple[Key, End]]:
+def _members(side: Side, broadcast: bool, channels: Mapping[str, ChannelOp]) -> Iterator[tuple[Key, End]]:
     herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
     if isinstance(side.op, DmaMemcpyNdOp):
         yield from _of_dma(side, herd, broadcast)
     elif isinstance(side.op, ChannelTransferOp):
-        yield from _of_channel(side, side.op, herd, sizes)
+        yield from _of_channel(side, side.op, herd, channels.get(side.op.chan_name))
 
 
 def _of_dma(side: Side, herd: HerdOp | None, broadcast: bool) -> Iterator[tuple[Key, End]]:
@@ -121,32 +124,40 @@ def cores(herd: HerdOp) -> Iterator[tuple[Core, Known]]:
 
 
 def _of_channel(
-    side: Side, op: ChannelTransferOp, herd: HerdOp | None, sizes: Mapping[str, Sequence[int]]
+    side: Side, op: ChannelTransferOp, herd: HerdOp | None, channel: ChannelOp | None
 ) -> Iterator[tuple[Key, End]]:
     places: list[tuple[Core | None, Known]] = [(None, {})] if herd is None else list(cores(herd))
     for core, known in places:
         if herd is not None and not runs_at(op, herd, known):
             continue
-        for position, at in _positions(op, known):
-            if op.chan_name in sizes and not side.reads:
-                position = _source(position, sizes[op.chan_name])
-            yield (op.chan_name, *position), End(side, core, herd, _at(side, at))
+        for position, at in positions(op, known):
+            member = position if channel is None else _member(position, channel, side.reads)
+            yield (op.chan_name, *member), End(side, core, herd, _at(side, at))
 
 
-def _source(position: tuple[object, ...], size: Sequence[int]) -> tuple[object, ...]:
-    """The member of a broadcast that is heard at a position."""
-    pairs = zip(position, size, strict=False)
+def _member(position: Position, channel: ChannelOp, reads: bool) -> Position:
+    """The member that a position means: of a broadcast, the one that is heard there."""
+    if math.prod(channel.size) == 1:
+        return ()
+    if reads or not is_broadcast(channel):
+        return position
+    pairs = zip(position, channel.size, strict=False)
     return tuple(min(at, most - 1) if isinstance(at, int) else at for at, most in pairs)
 
 
-def _positions(op: ChannelTransferOp, known: Known) -> list[tuple[tuple[object, ...], Known]]:
+def is_broadcast(channel: ChannelOp) -> bool:
+    """Whether each member of a channel is heard by several."""
+    return "broadcast_shape" in channel.properties or "broadcast_shape" in channel.attributes
+
+
+def positions(op: ChannelTransferOp, known: Known) -> list[tuple[Position, Known]]:
     """The members that a transfer names on one core, each with the indices of parallel loops that name it."""
     free = [leaf for index in op.indices for leaf in leaves(index) if number(leaf, known) is None]
     spaces = {leaf: side_by_side(leaf) for leaf in dict.fromkeys(free)}
     ranges = {
         leaf: found for leaf, found in spaces.items() if found is not None and length(found) <= MOST_MEMBERS
     }
-    result: list[tuple[tuple[object, ...], Known]] = []
+    result: list[tuple[Position, Known]] = []
     for values in itertools.islice(itertools.product(*ranges.values()), MOST_MEMBERS):
         at = {**known, **dict(zip(ranges, values, strict=True))}
         numbers = [number(index, at) for index in op.indices]

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from xdsl.dialects import memref
 from xdsl.dialects.builtin import FixedBitwidthType, IndexType, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
@@ -74,6 +75,19 @@ def memref_bytes(type_: Attribute) -> int | None:
     if not isinstance(type_, MemRefType) or bits is None or min(type_.get_shape(), default=1) < 0:
         return None
     return -(-math.prod(type_.get_shape()) * bits // 8)
+
+
+def allocated_bytes(buffer: SSAValue) -> int | None:
+    """Bytes of a buffer; sizes that are constants count where the type does not say them."""
+    op, type_ = buffer.owner, buffer.type
+    if not isinstance(op, memref.AllocOp) or not isinstance(type_, MemRefType) or not op.dynamic_sizes:
+        return memref_bytes(type_)
+    given = iter([number(size) for size in op.dynamic_sizes])
+    shape = [next(given, None) if extent < 0 else extent for extent in type_.get_shape()]
+    known = [extent for extent in shape if extent is not None]
+    if len(known) < len(shape) or min(known, default=1) < 0:
+        return None
+    return memref_bytes(MemRefType(type_.element_type, known))
 
 
 def space_of(type_: Attribute) -> int | None:

@@ -2,7 +2,7 @@
 // RUN: %vnpu emit %s | filecheck %s
 
 // CHECK-LABEL: static void herd_tile(
-// CHECK:         float *const l1 = arena.alloc<float>(4);
+// CHECK:         float *const v_l1 = arena.alloc<float>(4);
 // CHECK:         // 16: air.dma_memcpy_nd
 // CHECK-LABEL: static void func_f(
 // CHECK:         vnpu::parallel(2,

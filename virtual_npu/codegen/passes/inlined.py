@@ -13,23 +13,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from xdsl.dialects import func, memref, scf
 from xdsl.dialects.arith import ConstantOp
-from xdsl.dialects.builtin import FunctionType, IndexType, IntegerAttr, MemRefType, ModuleOp
+from xdsl.dialects.builtin import FunctionType, IndexType, IntegerAttr, MemRefType, ModuleOp, UnitAttr
 from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from aerie.air_dialect.ops import AsyncTokenType, RankOp, UniverseAllocOp, WaitAllOp
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.execution import public_functions
+from aerie.virtual_npu.codegen.execution import RECURSIVE, public_functions
 from aerie.virtual_npu.codegen.refusals import naming, reason, unsupported
+from aerie.virtual_npu.quoting import symbol
 
 
 def inline_program(module: ModuleOp) -> None:
     """Change a module in place.
 
-    Raises UnsupportedOpError for branches between blocks, a function that calls itself, and a result without
-    a static shape.
+    Raises UnsupportedOpError for branches between blocks, a function that calls itself and would have to be
+    inlined, and a result without a static shape.
     """
     _check_single_blocks(module)
     _serialise_ranks(module)
@@ -105,29 +108,69 @@ def _insert(origin: Operation, op: Operation, before: InsertPoint) -> None:
 
 
 def _inline_calls(module: ModuleOp) -> None:
-    """Inline such calls in place. Raises UnsupportedOpError for a function that calls itself."""
+    """Inline such calls in place. Raises UnsupportedOpError for one that comes back to its function."""
     functions = {op.sym_name.data: op for op in module.walk() if isinstance(op, func.FuncOp)}
+    recursive = _on_cycles(functions)
     done: set[str] = set()
     for name in functions:
-        _inline_into(name, functions, done, ())
+        _inline_into(name, functions, recursive, done)
+    for name in functions:
+        for call in _calls(functions, name):
+            _keep_recursive(call, functions, recursive)
 
 
-def _inline_into(
-    name: str, functions: dict[str, func.FuncOp], done: set[str], callers: tuple[str, ...]
-) -> None:
+def _calls(functions: Mapping[str, func.FuncOp], name: str) -> list[func.CallOp]:
+    """The calls in a function of functions that have a body."""
+    calls = [op for op in functions[name].walk() if isinstance(op, func.CallOp)]
+    return [call for call in calls if _called(call) in functions and functions[_called(call)].body.blocks]
+
+
+def _called(call: func.CallOp) -> str:
+    return call.callee.root_reference.data
+
+
+def _on_cycles(functions: Mapping[str, func.FuncOp]) -> set[str]:
+    """The functions that call themselves, by way of others too."""
+    called = {name: {_called(call) for call in _calls(functions, name)} for name in functions}
+    found = set()
+    for name in functions:
+        seen, pending = set[str](), [*called[name]]
+        while pending:
+            other = pending.pop()
+            if other not in seen:
+                seen.add(other)
+                pending += called[other]
+        if name in seen:
+            found.add(name)
+    return found
+
+
+def _inline_into(name: str, functions: dict[str, func.FuncOp], recursive: set[str], done: set[str]) -> None:
     """Inline the calls in a function, those in what it calls first."""
     if name in done:
         return
-    for call in [op for op in functions[name].walk() if isinstance(op, func.CallOp)]:
-        callee = call.callee.root_reference.data
-        if callee not in functions or not functions[callee].body.blocks:
+    done.add(name)
+    for call in _calls(functions, name):
+        callee = _called(call)
+        if callee in recursive:
             continue
-        if callee in (*callers, name):
-            raise unsupported(call, f"@{callee} calls itself: recursion is not supported")
-        _inline_into(callee, functions, done, (*callers, name))
+        _inline_into(callee, functions, recursive, done)
         if _must_inline(functions[callee]):
             _inline(call, functions[callee])
-    done.add(name)
+
+
+def _keep_recursive(call: func.CallOp, functions: Mapping[str, func.FuncOp], recursive: set[str]) -> None:
+    """Mark a function that calls itself, which stays one; refuse one that would have to be inlined."""
+    name = _called(call)
+    if name not in recursive:
+        return
+    if _must_inline(functions[name]):
+        raise unsupported(
+            call,
+            f"{symbol(name)} calls itself, which only a function can that computes on numbers and memrefs of "
+            "static layout, moves no data and returns at most one number or vector: write a loop",
+        )
+    functions[name].attributes[RECURSIVE] = UnitAttr()
 
 
 def _must_inline(function: func.FuncOp) -> bool:
@@ -152,9 +195,8 @@ def _is_bare(type_: object) -> bool:
 
 def _inline(call: func.CallOp, function: func.FuncOp) -> None:
     if len(function.body.blocks) != 1:
-        raise unsupported(
-            call, f"@{function.sym_name.data} has several blocks: use scf.if and scf.for instead of branches"
-        )
+        name = symbol(function.sym_name.data)
+        raise unsupported(call, f"{name} has several blocks: use scf.if and scf.for instead of branches")
     copy = function.clone()
     _keep_locations(function, copy)
     block = copy.body.block

@@ -8,10 +8,13 @@ from pathlib import Path
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie.virtual_npu.codegen.passes.borrowed import borrow_buffers
+from aerie.virtual_npu.codegen.passes.handover import hand_over
 from aerie.virtual_npu.codegen.passes.inlined import inline_program
 from aerie.virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
+from aerie.virtual_npu.codegen.passes.lasting import keep_buffers
 from aerie.virtual_npu.codegen.passes.products import find_products
 from aerie.virtual_npu.codegen.passes.relayed import relay_buffers
+from aerie.virtual_npu.codegen.passes.repeated import repeat_relays
 from aerie.virtual_npu.options import STAGES, BuildOptions
 
 
@@ -26,6 +29,9 @@ def advance(
     if stage == "parsed":
         return
     inline_program(module)
+    repeat_relays(module)
+    hand_over(module)
+    keep_buffers(module)
     if stage == "inlined":
         return
     if options.is_fast:

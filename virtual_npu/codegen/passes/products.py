@@ -41,7 +41,6 @@ from xdsl.ir.affine import AffineDimExpr
 from aerie.air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
 from aerie.air_dialect.readings import weighted
 from aerie.air_dialect.values import is_inside, origin
-from aerie.virtual_npu.codegen.buffers import tile_copies
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes, numbers, wrap
 from aerie.virtual_npu.codegen.execution import Mode, each_operation, takes_turns
 from aerie.virtual_npu.codegen.passes.axes import (
@@ -59,6 +58,7 @@ from aerie.virtual_npu.codegen.passes.axes import (
 )
 from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest, only_computes
 from aerie.virtual_npu.codegen.passes.windows import READS, Windows, itself
+from aerie.virtual_npu.codegen.sharing import tile_copies
 from aerie.virtual_npu.codegen.vector_lanes import shape_of, uncast
 from aerie.virtual_npu.codegen.vector_sums import (
     blocks_in_one_go,

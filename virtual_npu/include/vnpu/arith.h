@@ -197,6 +197,41 @@ VNPU_INLINE R cast_signed_bit(bool a) {
   return cast<R>(a ? -1 : 0);
 }
 
+// How arith.truncf says that it rounds, where that is not to nearest even.
+enum class Rounding { downward, upward, toward_zero, to_nearest_away };
+
+// The float that follows in order, or the one before; of finite ones.
+template <class R>
+inline R next_float(R x, bool up) {
+  using Bits = decltype([] {
+    if constexpr (sizeof(R) == 2) return uint16_t(0);
+    else return uint32_t(0);
+  }());
+  constexpr Bits kSign = Bits(Bits(1) << (8 * sizeof(R) - 1));
+  const Bits bits = bit_cast<Bits>(x);
+  if (Bits(bits & Bits(~kSign)) == 0) return bit_cast<R>(up ? Bits(1) : Bits(kSign | 1));
+  return bit_cast<R>(Bits(up != bool(bits & kSign) ? bits + 1 : bits - 1));
+}
+template <class R, Rounding M, class T>
+inline R cast_rounded(T a) {
+  const double x = cast<double>(a);
+  R low = cast<R>(x);
+  if (x != x || double(widen(low)) == x) return low;
+  while (double(widen(low)) > x) low = next_float(low, false);
+  while (double(widen(next_float(low, true))) < x) low = next_float(low, true);
+  const R high = next_float(low, true);
+  if (M == Rounding::downward) return low;
+  if (M == Rounding::upward) return high;
+  if (M == Rounding::toward_zero) return x > 0 ? low : high;
+  const double below = x - double(widen(low)), above = double(widen(high)) - x;
+  if (above > 1.7e308 || below > 1.7e308) return cast<R>(x);  // beside an infinity
+  return below < above || (below == above && x < 0) ? low : high;
+}
+template <class R, Rounding M, class T, int N>
+inline Vec<R, N> cast_rounded(const Vec<T, N> &a) {
+  return each<R>([](T x) { return cast_rounded<R, M>(x); }, a);
+}
+
 template <class R, class T, int N>
 VNPU_INLINE Vec<R, N> cast(const Vec<T, N> &a) {
   if constexpr (same_type<R, T>) return a;

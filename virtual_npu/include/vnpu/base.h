@@ -14,6 +14,12 @@ namespace vnpu {
 
 using i64 = int64_t;
 
+#if VNPU_CHECKS
+inline constexpr bool kChecks = true;
+#else
+inline constexpr bool kChecks = false;
+#endif
+
 // Storage formats. Arithmetic never happens in them: values are widened to float and rounded once.
 struct bf16 {
   uint16_t bits;
@@ -181,6 +187,23 @@ struct Failure {
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
+// A call of a function that calls itself. The stack of a thread ends somewhere, that of a core much earlier.
+class Nested {
+ public:
+  explicit Nested(Site site) {
+    if (++depth_ <= kMost) return;
+    --depth_;
+    fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size says more; write a loop",
+         kMost);
+  }
+  Nested(const Nested &) = delete;
+  ~Nested() { --depth_; }
+
+ private:
+  static constexpr int kMost = 1000;
+  static inline constinit thread_local int depth_ = 0;
+};
+
 // Goes on, unless a signal has ended the run: then it throws. The thread that the run was called from asks for signals
 // every now and then. Wherever work begins that may take longer than this call does, some 50 ns.
 void go_on();
@@ -203,7 +226,7 @@ inline void parallel(i64 count, Body body) {
 // Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
 // when the body ends, or earlier when the program deallocates them. Nothing else points into a block that is
 // taken, and compilers may know it: what a loop adds to a buffer then stays in registers until its end.
-__attribute__((malloc)) void *pool_take(i64 bytes);
+__attribute__((malloc)) void *pool_take(i64 bytes, Site site = Site{"memref.alloc", 0});
 void pool_give(void *block);
 
 class Blocks {
@@ -219,8 +242,8 @@ class Blocks {
     }
   }
   template <class T>
-  T *alloc(i64 count) {
-    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T))));
+  T *alloc(i64 count, Site site = Site{"memref.alloc", 0}) {
+    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T)), site));
     header->previous = last_;
     header->next = nullptr;
     if (last_) last_->next = header;
@@ -242,6 +265,12 @@ class Blocks {
   static constexpr i64 kHeader = 64;
   Header *last_ = nullptr;
 };
+
+// Makes a buffer of a core zeros, which it holds at first; is_meant: as what counts as written, not as what nobody wrote.
+template <class T>
+inline void clear(T *data, i64 count, bool) {
+  memset(static_cast<void *>(data), 0, size_t(count) * sizeof(T));
+}
 
 // A pointer to what all share who hold it, in one thread; the last of them deletes it. T has a count, `holders`, at first 1.
 template <class T>

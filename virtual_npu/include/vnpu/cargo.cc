@@ -4,10 +4,10 @@
 namespace vnpu {
 
 Cargo::Cargo(Site site, const Access &from) {
-  auto *const made = static_cast<Shared *>(pool_take(kHeader + from.count * from.element));
+  auto *const made = static_cast<Shared *>(pool_take(kHeader + bytes(from.count, from.element)));
   made->holders = 1;
   shared_ = Held<Shared>(made);
-  vnpu::copy(site, dense(data(), from.count, from.element), from);
+  vnpu::copy(site, part(from.count, from.element, 0, from.count), from);
 }
 
 bool Kept::Entry::is(const Access &access) const {

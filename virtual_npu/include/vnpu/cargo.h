@@ -71,6 +71,19 @@ class Cargo {
   Cargo(Site site, const Access &from);
   explicit operator bool() const { return bool(shared_); }
   char *data() const { return reinterpret_cast<char *>(shared_.get()) + kHeader; }
+  // `count` of its `all` elements, from one on.
+  Access part(i64 all, int element, i64 first, i64 count) const { return run(data(), all, element, first, count); }
+  // The same of other memory; with checks a byte for each element lies behind them all.
+  static Access run(char *data, i64 all, int element, i64 first, i64 count) {
+    Access part = dense(data + first * element, count, element);
+#if VNPU_CHECKS
+    part.flags = reinterpret_cast<uint8_t *>(data + all * element) + first;
+#else
+    (void)all;
+#endif
+    return part;
+  }
+  static i64 bytes(i64 count, int element) { return count * (element + (kChecks ? 1 : 0)); }
 
  private:
   static constexpr i64 kHeader = 64;

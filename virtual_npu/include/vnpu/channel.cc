@@ -72,6 +72,10 @@ i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const S
     return 0;
   }
   if (int(indices.size()) != shape.rank) {
+    for (const i64 i : indices) {
+      if (from_.count == 1 && to_.count == 1 && i != 0) fail(site, "index %lld of a single channel: it has one member, 0", (long long)i);
+    }
+    if (from_.count == 1 && to_.count == 1) return 0;
     fail(site, "%d indices for a channel of %d dimensions", int(indices.size()), shape.rank);
   }
   i64 flat = 0;
@@ -140,14 +144,18 @@ void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
 // All of a block that has its order, as a loan where the get takes one.
 void Channel::hand_over(Transfer &get, const Cargo &cargo, const Mark &mark) {
   if (get.loan) *get.loan = cargo;
-  else hand_over(get, dense(cargo.data(), get.side.count, get.side.element), mark);
+  else hand_over(get, cargo.part(get.side.count, get.side.element, 0, get.side.count), mark);
 }
 
 // Adds a part to what a get has; true when it is complete.
 bool Channel::collect(Transfer &get, const Access &part) {
   Collected &all = get.collected;
-  if (!all.data) all.data = static_cast<char *>(pool_take(get.side.count * get.side.element));
+  const i64 count = get.side.count;
+  if (!all.data) all.data = static_cast<char *>(pool_take(Cargo::bytes(count, get.side.element)));
   __builtin_memcpy(all.data + all.count * part.element, part.first, size_t(part.count * part.element));
+#if VNPU_CHECKS
+  __builtin_memcpy(Cargo::run(all.data, count, part.element, all.count, part.count).flags, part.flags, size_t(part.count));
+#endif
   all.count += part.count;
   return all.count == get.side.count;
 }
@@ -167,10 +175,10 @@ bool Channel::serve(Outlet &outlet, Transfer &get) {
       hand_over(get, block.side, block.mark);
     } else {
       load(block.cargo, block.site, block.side);
-      const Access part = dense(block.cargo.data() + outlet.taken * element, count, element);
+      const Access part = block.cargo.part(all, element, outlet.taken, count);
       if (is_whole && count == all) hand_over(get, block.cargo, block.mark);
       else if (is_whole) hand_over(get, part, block.mark);
-      else if (collect(get, part)) hand_over(get, dense(get.collected.data, get.side.count, element), block.mark);
+      else if (collect(get, part)) hand_over(get, Cargo::run(get.collected.data, get.side.count, element, 0, get.side.count), block.mark);
     }
     const bool is_complete = is_whole || get.collected.count == get.side.count;
     outlet.taken += count;
@@ -195,11 +203,11 @@ Channel::Block::Block(const Transfer &put, const Cargo &made, const Mark &sent)
 #if VNPU_CHECKS
 namespace {
 
-// What a put reads is its fault, also where the get comes later and copies it.
+// What a put reads is its fault, also where the get comes later and copies it: what was freed.
 void check_source_of(const Transfer &put) {
   const Where *const outer = here;
   here = &put.where;
-  check_source(put.site, put.side);
+  check_readable(put.site, put.side);
   here = outer;
 }
 

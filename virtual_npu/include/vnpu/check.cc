@@ -7,6 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <atomic>
 #include <new>
 
 #if VNPU_SANITIZE
@@ -124,6 +125,13 @@ void Buffer::mark_run(i64 first, i64 end) {
   if (!written_) return;
   if (first == 0 && end == count) return mark_all();
   memset(written_ + first, 1, size_t(end - first));
+}
+
+uint8_t *Buffer::flags_from(const void *at, bool changes) {
+  // Full without being marked: all was written in one go.
+  if (full()) memset(written_, 1, size_t(count));
+  if (changes) __atomic_store_n(&hole_, i64(0), __ATOMIC_RELAXED);
+  return written_ + (static_cast<const char *>(at) - base) / element;
 }
 
 void Buffer::forget(Site by, const void *low, const void *high) {
@@ -251,9 +259,13 @@ void each_run(const Access &a, Run run) {
 
 }  // namespace
 
+void check_readable(Site site, const Access &src) {
+  if (src.buffer && src.low != src.high) src.buffer->check(site, "reads", src.low, src.high);
+}
+
 void check_source(Site site, const Access &src) {
   if (!src.buffer || src.low == src.high) return;
-  src.buffer->check(site, "reads", src.low, src.high);
+  check_readable(site, src);
   if (src.buffer->full()) return;
   each_run(src, [&](const char *low, const char *high) { src.buffer->check_written(site, low, high); });
 }
@@ -263,8 +275,37 @@ void check_destination(Site site, const Access &dst) {
 }
 
 void mark(const Access &dst) {
+  if (dst.flags) memset(dst.flags, 1, size_t(dst.count));
   if (!dst.buffer || dst.low == dst.high || dst.buffer->full()) return;
   each_run(dst, [&](const char *low, const char *high) { dst.buffer->mark(low, high); });
+}
+
+bool copies_unwritten(Site site, const Access &dst, const Access &src) {
+  if (src.count == 0) return false;
+  bool has_holes = false;
+  if (src.flags) {
+    has_holes = memchr(src.flags, 0, size_t(src.count));
+  } else if (src.buffer && !src.buffer->full()) {
+    each_run(src, [&](const char *low, const char *high) { has_holes |= src.buffer->first_hole(low, high) >= 0; });
+  }
+  if (!has_holes) return false;
+  if (dst.flags || (dst.buffer && dst.buffer->has_flags())) {
+    if (!src.padding) return true;
+  }
+  check_source(site, src);
+  if (dst.buffer) {
+    fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that nobody had written when it was sent",
+            ll(static_cast<const uint8_t *>(memchr(src.flags, 0, size_t(src.count))) - src.flags), Described(dst.buffer->label).text);
+  }
+  return true;
+}
+
+Access flags_of(const Access &side, bool changes) {
+  Access flags = side;
+  uint8_t *const first = side.flags ? side.flags : side.buffer->flags_from(side.first, changes);
+  flags.first = reinterpret_cast<char *>(first);
+  flags.element = 1;
+  return flags;
 }
 
 void reads_all(Site site, const Access &operand) {
@@ -324,7 +365,7 @@ constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
 Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
   const i64 skew = label.skew > 0 ? label.skew : 0;
   const i64 header = aligned(sizeof(Block)) + kGap + skew, bytes = count * element;
-  char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count)) + header;
+  char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count, label.site)) + header;
   // All ones is a NaN in every format: what nobody wrote must not look plausible.
   memset(data - kGap, 0xff, size_t(bytes + 2 * kGap));
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes + kGap);
@@ -357,6 +398,7 @@ Arena::~Arena() {
 
 void Arena::give_back(Site site, Buffer &buffer) {
   buffer.check(site, "frees", buffer.base, buffer.base);
+  check_settled(site, buffer);
   buffer.freed = site;
   Block *const block = static_cast<Block *>(&buffer);
   if (record::on()) record::given_back(*block);
@@ -389,6 +431,27 @@ void Arena::close() const {
     note(block->label.site, "%s is never freed (%lld bytes): add memref.dealloc, unless its core keeps it", self.text,
          ll(bytes));
   }
+}
+
+// ---- values ----
+
+void fail_shift(Site site, i64 amount, int width) {
+  fail(site, "shifts a number of %d bits by %lld: legal are 0 to %d", width, ll(amount), width - 1);
+}
+
+void fail_fit(Site site, double value, const char *type) {
+  fail(site, "%.17g does not fit %s: clamp it first, what becomes of it is not defined", value, type);
+}
+
+namespace {
+std::atomic<bool> is_told{false};  // of a result that is not finite
+}  // namespace
+
+void tell_not_finite(Site site) {
+  if (is_told.exchange(true)) return;
+  char who[600];
+  who[describe(here, who, int(sizeof(who)))] = 0;
+  note(site, "%s%smakes a NaN or an infinity out of finite numbers, the first of this run", who[0] ? who + 1 : "", who[0] ? ": " : "");
 }
 
 // ---- findings that do not end a run ----
@@ -442,6 +505,7 @@ void begin_notes() {
   const Locked locked;
   note_count = 0;
   notes_left_out = 0;
+  is_told = false;
 }
 
 char *take_notes() {

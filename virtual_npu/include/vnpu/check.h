@@ -70,6 +70,9 @@ struct Buffer {
   // Marks what is not all ones any more.
   void mark_changed(const char *low, const char *high);
   void mark_all() { __atomic_store_n(&hole_, count, __ATOMIC_RELAXED); }
+  // Of each element from this one on, whether it is written, where that may change by a copy: then `changes`.
+  uint8_t *flags_from(const void *at, bool changes);
+  bool has_flags() const { return written_; }
   // Its contents mean nothing any more.
   void forget(Site by, const void *low, const void *high);
   i64 count_written() const;
@@ -243,6 +246,14 @@ template <class T>
 inline void forget_contents(Site site, Ptr<T> x, i64 extent) {
   x.buffer->check(site, "frees", x.p, x.p);
   x.buffer->forget(site, x.p, x.p + extent);
+}
+
+// Zeros that a buffer holds at first; unless they are meant, nobody wrote them, and a NaN tells so.
+template <class T>
+inline void clear(Ptr<T> x, i64, bool is_meant) {
+  if (!is_meant) return;
+  memset(static_cast<void *>(x.buffer->base), 0, size_t(x.buffer->count * x.buffer->element));
+  x.buffer->mark_all();
 }
 
 // ---- findings that do not end a run ----

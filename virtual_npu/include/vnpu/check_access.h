@@ -1,6 +1,9 @@
 // Checked vector accesses, whole operands, versions of loops, calls of external kernels. Included by vnpu/memory.h.
 #pragma once
 
+#include "vnpu/heartbeat.h"
+#include "vnpu/values.h"
+
 namespace vnpu {
 
 // ---- vectors: on pointers that know their buffer, and on plain ones where all is known to be in order ----

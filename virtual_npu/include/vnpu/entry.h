@@ -7,6 +7,16 @@
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
+// What the linker calls a function of C; and says that it is in this object, so that it is taken from no library. (An
+// attribute of its declaration says so too, but not of one that has a name for the linker.)
+#if defined(__APPLE__)
+#define VNPU_SYMBOL(name) "_" name
+#define VNPU_HIDDEN(name)
+#else
+#define VNPU_SYMBOL(name) name
+#define VNPU_HIDDEN(name) __asm__(".hidden " name)
+#endif
+
 namespace vnpu {
 
 // The mode registers (rounding, saturation) of the core that executes on this thread: those that external kernels set
@@ -58,6 +68,7 @@ struct RunOptions {
   int64_t most_events;  // accesses that the race check remembers
   uint64_t garbage;     // what memory holds at first is drawn with it; 0: what the checks fill it with
   const Interpreter *interpreter;  // none: the run goes on to its end
+  int64_t stall;        // nanoseconds of computing after which a loop ends the run in which nothing moves; 0: none does
 };
 
 // What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.

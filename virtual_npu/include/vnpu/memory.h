@@ -1,6 +1,7 @@
 // Access patterns, strided copies between buffers, and vector loads and stores.
 #pragma once
 
+#include "vnpu/sizes.h"
 #include "vnpu/vec.h"
 #if VNPU_CHECKS
 #include "vnpu/check.h"
@@ -30,6 +31,7 @@ struct Access {
     }
 #if VNPU_CHECKS
     buffer = other.buffer;
+    flags = other.flags;
 #endif
     return *this;
   }
@@ -46,6 +48,7 @@ struct Access {
   i64 strides[kMaxRank];  // in elements
 #if VNPU_CHECKS
   Buffer *buffer = nullptr;  // null for blocks in flight
+  uint8_t *flags = nullptr;  // of a block in flight: for each element, in its order, whether it is written
 #endif
 };
 
@@ -54,19 +57,23 @@ struct Access {
 
 // What a pattern touches, and its first and last element.
 template <class T, int R>
-inline Access pattern(T *data, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R], i64 &low, i64 &high) {
+inline Access pattern(Site site, T *data, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R], i64 &low, i64 &high) {
   static_assert(R <= kMaxRank, "an access pattern has at most 8 dimensions");
   Access a;
   i64 count = 1;
+  bool overflows = false;
   low = high = offset;
   for (int i = 0; i < R; ++i) {
     a.sizes[i] = sizes[i];
     a.strides[i] = strides[i];
-    count *= sizes[i];
-    const i64 reach = (sizes[i] - 1) * strides[i];
-    if (reach > 0) high += reach;
-    else low += reach;
+    check_size(site, i, sizes[i]);
+    i64 reach;
+    overflows |= __builtin_mul_overflow(count, sizes[i], &count);
+    overflows |= __builtin_mul_overflow(sizes[i] - 1, strides[i], &reach);
+    if (reach > 0) overflows |= __builtin_add_overflow(high, reach, &high);
+    else overflows |= __builtin_add_overflow(low, reach, &low);
   }
+  if (__builtin_expect(overflows, 0)) fail_pattern(site, R, sizes, strides);
   a.rank = R;
   a.element = int(sizeof(T));
   a.count = count;
@@ -80,7 +87,7 @@ inline Access pattern(T *data, i64 offset, const i64 (&sizes)[R], const i64 (&st
 template <class T, int R>
 inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
   i64 low, high;
-  const Access a = pattern(data, offset, sizes, strides, low, high);
+  const Access a = pattern(site, data, offset, sizes, strides, low, high);
   if (a.count > 0 && (low < 0 || high >= extent)) fail_outside(site, low, high, extent);
   return a;
 }
@@ -93,7 +100,7 @@ inline constexpr i64 kHostOffsets = i64(1) << 32;
 template <class T, int R>
 inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R]) {
   i64 low, high;
-  Access a = pattern(data.p, offset, sizes, strides, low, high);
+  Access a = pattern(site, data.p, offset, sizes, strides, low, high);
   if (a.count > 0 && (low < 0 || high >= extent)) fail_outside(site, *data.buffer, low, high, extent);
   if (__builtin_expect(a.first - data.buffer->base >= kHostOffsets, 0)) fail_offset(site, *data.buffer, a.first);
   a.buffer = data.buffer;
@@ -102,9 +109,15 @@ inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (
 
 // Refuses a source that was freed or is not written where it is read; a destination that was freed.
 void check_source(Site site, const Access &src);
+void check_readable(Site site, const Access &src);  // the same of one that may not be written
 void check_destination(Site site, const Access &dst);
 // All of it is written now.
 void mark(const Access &dst);
+// A copy is about to be made. What nobody wrote may be copied, and stays so, but not to where the host sees it: that is
+// refused. Gives whether there is any.
+bool copies_unwritten(Site site, const Access &dst, const Access &src);
+// What tells of each element of a side whether it is written, as a side of bytes; a copy changes the destination's.
+Access flags_of(const Access &side, bool changes);
 #endif
 
 // A source that gives zeros around what it reads; `count` takes them in.

@@ -161,7 +161,7 @@ bool find_siblings(const Lineage *&earlier, const Lineage *&later) {
 }  // namespace
 
 bool holds_back(const Lineage *earlier, const Lineage *later) {
-  return find_siblings(earlier, later) && !(earlier->is_async && later->is_async);
+  return find_siblings(earlier, later) && !(earlier->is_async && (later->is_async || later->engine == Engine::kHost));
 }
 
 bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *later, bool later_writes) {
@@ -311,7 +311,7 @@ struct Entry {
     uint32_t event = 0;
     bool writes = false;
     i64 place = 0;
-  } raced{}, locked{};
+  } raced{}, locked{}, herds{};
 
   uint32_t visit(Cell &cell, i64 byte);
 
@@ -334,6 +334,14 @@ bool happened_before(const Event &event, const Strand &strand) {
   return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
 }
 
+// Whether two herds of one body did it, which are on the device at the same time, and the earlier one has no token that
+// the later one could depend on.
+bool are_herds(const Event &event, const Strand &strand) {
+  const Lineage *earlier = event.lineage, *later = strand.lineage;
+  if (event.phase != strand.phase || event.island != strand.island || !find_siblings(earlier, later)) return false;
+  return earlier->engine == Engine::kCores && later->engine == Engine::kCores && !earlier->is_async;
+}
+
 }  // namespace
 
 // Parts are as small as the accesses so far needed them to be: a power of two bytes, all alike.
@@ -353,8 +361,9 @@ class Cells {
   // Enters a run of an access: bytes [low, high) of the buffer. False where it races.
   bool enter(Entry &entry, i64 low, i64 high);
 
-  // Whether everything so far happened before a strand.
-  bool is_settled(const Strand &strand) const;
+  // Whether everything so far happened before a strand; else the event that did not.
+  bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
+  Entry::Other unsettled(const Strand &strand) const;
 
   pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 
@@ -379,7 +388,11 @@ void Cells::refine(i64 low, i64 high) {
 }
 
 bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
-  if (is_forced || happened_before(events[earlier], strand)) return true;
+  if (is_forced) return true;
+  if (has_locks && writes && earlier_writes && !herds.event && are_herds(events[earlier], strand)) {
+    herds = Other{earlier, true, byte};
+  }
+  if (happened_before(events[earlier], strand)) return true;
   if (!has_locks || !locked_apart(events[earlier].lineage, earlier_writes, strand.lineage, writes)) return false;
   if (!locked.event) locked = Other{earlier, earlier_writes, byte};
   return true;
@@ -427,15 +440,16 @@ bool Cells::enter(Entry &entry, i64 low, i64 high) {
   return true;
 }
 
-bool Cells::is_settled(const Strand &strand) const {
+Entry::Other Cells::unsettled(const Strand &strand) const {
   for (i64 i = 0; i < count_; ++i) {
     if (i > 0 && cells_[i] == cells_[i - 1]) continue;
-    if (cells_[i].writer && !happened_before(events[cells_[i].writer], strand)) return false;
+    const uint32_t writer = cells_[i].writer;
+    if (writer && !happened_before(events[writer], strand)) return Entry::Other{writer, true, i * granule_};
     for (const uint32_t reader : cells_[i].readers) {
-      if (reader && !happened_before(events[reader], strand)) return false;
+      if (reader && !happened_before(events[reader], strand)) return Entry::Other{reader, false, i * granule_};
     }
   }
-  return true;
+  return Entry::Other{};
 }
 
 void release_cells(Cells *cells) { delete cells; }
@@ -475,7 +489,7 @@ bool is_in_order(const Event &event, const Strand &strand) {
 }
 
 // What puts two accesses in order where no token does.
-enum class Guard { kNothing, kTile, kLocks };
+enum class Guard { kNothing, kTile, kLocks, kText };
 
 struct Wording {
   const char *what, *why;
@@ -491,6 +505,10 @@ Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
       return {"missing token, a data race but for the locks of the device",
               "no token puts one before the other: the compiler puts locks around each use of a buffer in L1 or L2, in the "
               "order of the text, but a pass may change that; let the later one depend on the earlier one"};
+    case Guard::kText:
+      return {"two herds write the same bytes",
+              "only the order of the text puts one before the other: the cores of both run at the same time; let the later "
+              "herd depend on the token of the earlier one, or give each bytes of its own"};
     case Guard::kNothing:
       break;
   }
@@ -561,7 +579,8 @@ void observe(Site site, const Access &side, bool writes, Strand &strand) {
   const bool has_locks = buffer.label.has_locks;
   Entry entry{strand, event, writes, has_locks};
   enter(cells, side, entry);
-  if (entry.locked.event) report(site, buffer, entry, entry.locked, Guard::kLocks);
+  if (entry.herds.event) report(site, buffer, entry, entry.herds, Guard::kText);
+  else if (entry.locked.event) report(site, buffer, entry, entry.locked, Guard::kLocks);
   if (!entry.raced.event) return;
   report(site, buffer, entry, entry.raced, is_in_order(events[entry.raced.event], strand) ? Guard::kTile : Guard::kNothing);
   Entry again{strand, event, writes, has_locks, true};
@@ -575,6 +594,18 @@ void observe(Site site, const Use &use, Strand &strand) {
   Access side = dense(const_cast<char *>(low), high - low, 1);
   side.buffer = use.buffer;
   observe(site, side, use.writes, strand);
+}
+
+// Of a tile: a sequencer frees when all that it issued before is done (Sequencer::dealloc).
+void check_settled(Site site, const Buffer &buffer) {
+  const Strand *const strand = current_strand();
+  const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
+  if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
+  const Entry::Other other = cells->unsettled(*strand);
+  if (!other.event || events[other.event].process != strand->process) return;
+  const Site by = events[other.event].site;
+  fail_as(Failure::kFreed, site, "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
+          Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
 }
 
 bool watched(const Buffer &buffer) {

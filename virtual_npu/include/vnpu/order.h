@@ -13,11 +13,6 @@
 
 namespace vnpu {
 
-#if VNPU_CHECKS
-inline constexpr bool kChecks = true;
-#else
-inline constexpr bool kChecks = false;
-#endif
 
 // Bytes that an operation touches.
 struct Use {
@@ -32,7 +27,8 @@ struct Use {
 // locks around every transfer from and to a buffer in L1 or L2, in program order; the cores of a herd are in program
 // order too, and lock what they share with another herd (AIRToAIESchedulingUtils.cpp, getLockForDMA; AIRToAIEPass.cpp,
 // allocateSharedL1BufferLocks).
-enum class Engine : uint8_t { kNone, kTransfer, kCores };
+// A function's own operations are the host's, which waits for launches by their tokens only.
+enum class Engine : uint8_t { kNone, kTransfer, kCores, kHost };
 
 // An operation as the body that issued it knows it: the body, how many that one issued before, whether it has a
 // token, and what executes it.

@@ -7,10 +7,13 @@
 #include <time.h>
 
 #include <atomic>
+#include <new>
 
 #include "vnpu/entry.h"
 #include "vnpu/garbage.h"
+#include "vnpu/heartbeat.h"
 #include "vnpu/order.h"
+#include "vnpu/sizes.h"
 #include "vnpu/team.h"
 
 namespace vnpu {
@@ -41,8 +44,8 @@ namespace {
 [[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
   Failure failure{kind, {}};
   const int capacity = int(sizeof(failure.text));
-  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %s", site.line, site.op)
-                           : snprintf(failure.text, size_t(capacity), "%s", site.op);
+  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %.1000s", site.line, site.op)
+                           : snprintf(failure.text, size_t(capacity), "%.1000s", site.op);
   used += describe(here, failure.text + used, capacity - used);
   used += snprintf(failure.text + used, size_t(capacity - used), ": ");
   vsnprintf(failure.text + used, size_t(capacity - used), format, arguments);
@@ -84,6 +87,7 @@ i64 nanoseconds() {
 // thread that called; the flag that ends a run is that of the same thread, and all look at it.
 struct Running {
   const Interpreter *const interpreter;
+  const i64 stall;
   void **const raised;
   const pthread_t caller = pthread_self();
   const int32_t *const flag = team().watched();
@@ -110,11 +114,45 @@ thread_local Running *running = nullptr;
 
 }  // namespace
 
-void go_on() {
+namespace {
+
+void look_up() {
   Running *const run = running;
   if (!run) return;  // no entry was called: a test of one part
   run->look();
   if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
+}
+
+}  // namespace
+
+void go_on() {
+  ++moves;
+  look_up();
+}
+
+// ---- loops without end ----
+
+constinit thread_local uint64_t moves = 0;
+
+// The thread's own time counts, so that on a busy machine a loop has as long as on another. A loop that comes to its end
+// within a day at its speed so far goes on.
+void Heartbeat::look(i64 left) {
+  look_up();
+  constexpr double kDay = 86400e9;
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  const i64 time = i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+  if (since_ < 0 || moves != moves_) {
+    since_ = time;
+    moves_ = moves;
+    first_ = count_;
+    return;
+  }
+  const i64 passed = time - since_;
+  if (!running || running->stall == 0 || passed < running->stall) return;
+  if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
+  fail(site_, "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
+       "have no end; --time-limit SECONDS gives it more time, 0 any", (long long)(passed / 1000000000), (unsigned long long)count_);
 }
 
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
@@ -122,9 +160,9 @@ void go_on() {
 #if VNPU_SANITIZE
 
 // Every block stands alone and has its very size, so that AddressSanitizer sees what leaves it.
-void *pool_take(i64 bytes) {
+void *pool_take(i64 bytes, Site site) {
   void *block = nullptr;
-  if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
+  if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail_memory(site, bytes);
   return block;
 }
 
@@ -140,11 +178,35 @@ struct PoolBlock {
   PoolBlock *next;
   const Pool *owner;  // of the thread that asked the system for it
   int size_class;
+  i64 bytes;  // what the system gave
 };
+constexpr int kKept = 22;  // larger size classes are not kept
 struct Pool {
   PoolBlock *free_blocks[64];
 };
 constinit thread_local Pool pool = {};
+
+std::atomic<i64> held{0};  // what all threads have of the system, in bytes
+
+void release(PoolBlock *block) {
+  held -= block->bytes;
+  free(block);
+}
+
+// A block of the system's memory. The system gives more than it has, and ends whoever uses it, so there is a limit; and for
+// a large block it is asked whether it has as much.
+PoolBlock *taken_from_system(i64 bytes, int size_class, Site site) {
+  constexpr i64 kUnasked = i64(1) << 28;
+  const i64 whole = kHeader + (size_class > kKept ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
+  const i64 before = held.fetch_add(whole);
+  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_left());
+  void *const block = is_there ? aligned_alloc(64, size_t(whole)) : nullptr;
+  if (!block) {
+    held -= whole;
+    fail_memory(site, bytes, before);
+  }
+  return new (block) PoolBlock{nullptr, &pool, size_class, whole};
+}
 
 // Gives the thread's blocks back when it ends. Apart from them, as what has a destructor is looked for at each use.
 struct Emptied {
@@ -154,7 +216,7 @@ struct Emptied {
       while (list) {
         PoolBlock *block = list;
         list = block->next;
-        free(block);
+        release(block);
       }
     }
   }
@@ -163,7 +225,7 @@ thread_local Emptied emptied;
 
 }  // namespace
 
-void *pool_take(i64 bytes) {
+void *pool_take(i64 bytes, Site site) {
   const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
   PoolBlock *&first = pool.free_blocks[size_class];
   PoolBlock *block = first;
@@ -171,10 +233,7 @@ void *pool_take(i64 bytes) {
     first = block->next;
   } else {
     emptied.is_needed = true;
-    block = static_cast<PoolBlock *>(aligned_alloc(64, size_t(kHeader + (i64(1) << size_class))));
-    if (!block) fail(Site{"memref.alloc", 0}, "out of memory: %lld bytes", (long long)bytes);
-    block->owner = &pool;
-    block->size_class = size_class;
+    block = taken_from_system(bytes, size_class, site);
   }
   return reinterpret_cast<char *>(block) + kHeader;
 }
@@ -183,7 +242,7 @@ void pool_give(void *data) {
   PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
   // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
   // thread: it would ask for new ones, and here they would pile up.
-  if (block->size_class > 22 || block->owner != &pool) return free(block);
+  if (block->size_class > kKept || block->owner != &pool) return release(block);
   PoolBlock *&first = pool.free_blocks[block->size_class];
   block->next = first;
   first = block;
@@ -285,7 +344,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   begin_order(options->races_are_notes, options->most_events);
   const CoreModes modes;
   here = nullptr;
-  Running run{options->interpreter, report->raised};
+  Running run{options->interpreter, options->stall, report->raised};
   Running *const outer = running;  // where the handler of a signal runs a program
   running = &run;
   int status = 0;
@@ -302,6 +361,9 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
     status = run.is_stopped ? Failure::kStopped : failure.kind;
+  } catch (const std::bad_alloc &) {
+    report->message = strdup("the system has no memory left for the run");
+    status = Failure::kError;
   }
   running = outer;
   report->nanoseconds = nanoseconds() - started;
@@ -527,17 +589,20 @@ bool read_from(const Access &block, const char *buffer, Access &side) {
 }
 
 void copy(Site site, const Access &dst, const Access &src) {
+  if (kChecks) ++moves;
   if (dst.count != src.count || dst.element != src.element) {
     fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
          (long long)src.count, src.element, (long long)dst.count, dst.element);
   }
 #if VNPU_CHECKS
-  check_source(site, src);
+  check_readable(site, src);
   check_destination(site, dst);
+  const bool is_unwritten = copies_unwritten(site, dst, src);
 #endif
   copy_elements(dst, src);
 #if VNPU_CHECKS
-  mark(dst);
+  if (is_unwritten) copy_elements(flags_of(dst, true), flags_of(src, false));
+  else mark(dst);
 #endif
 }
 

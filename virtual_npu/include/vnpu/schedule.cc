@@ -192,7 +192,7 @@ void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
 // A join of what it waits for; what that is keeps it alive.
 Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
   Join *joined = new Join(island_);
-  joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false));
+  joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false, own_engine()));
   await_conflicts(*joined, uses);
   for (int i = 0; i < groups_.size(); ++i) {
     if (groups_[i].after->task()) joined->await(groups_[i].after->task());

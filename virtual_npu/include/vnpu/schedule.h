@@ -45,7 +45,7 @@ class Sequencer {
   // A piece of work that does not suspend.
   template <class Body>
   Token run(Site site, After after, std::initializer_list<Use> uses, Body body) {
-    return work(site, after, uses, body, Engine::kNone);
+    return work(site, after, uses, body, own_engine());
   }
 
   Token copy(Site site, After after, const Access &dst, const Access &src) {
@@ -135,6 +135,7 @@ class Sequencer {
     return issue(new RunTask<Body>(island_, body), site, after, uses, engine);
   }
   const Lineage *around() { return groups_.size() ? groups_[groups_.size() - 1].lineage : strand_.lineage; }
+  Engine own_engine() const { return where_.around ? Engine::kNone : Engine::kHost; }
   bool held_back(const Token &after, std::initializer_list<Use> uses);
   Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine);
   void await_tokens(Task &task, const Token &after);

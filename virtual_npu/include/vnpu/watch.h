@@ -13,6 +13,9 @@ class Cells;  // who last wrote and read the parts of a buffer
 bool watched(const Buffer &buffer);
 void touch(Site site, Buffer &buffer, const void *low, i64 bytes, bool writes);
 
+// Refuses to free a buffer that an asynchronous operation of this tile may still use.
+void check_settled(Site site, const Buffer &buffer);
+
 // Which process (tile or body) a buffer that is allocated now belongs to.
 uint32_t current_process();
 

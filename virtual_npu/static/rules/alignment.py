@@ -2,9 +2,10 @@
 
 aiecc takes the alignment out of the LLVM IR that it gives Peano (mlir-aie 7e00b579, aiecc's IRTransforms.h,
 `downgradeIRForPeano`), so Peano takes every vector for aligned to its own width. Of those that are not,
-mlir-aie mends one kind: a vector.transfer_read at a constant that is no multiple of 32 bytes, which becomes
-an aligned read of twice the width and a shift (seen in what convert-vector-to-aievec makes). A core does not
-trap: upstream lost eight floats of an accumulator that lay 32 bytes off (mlir-air, DFlashFeasibility.md).
+mlir-aie mends one kind: a vector.transfer_read of 512 bits at a constant that is no multiple of 32 bytes, of
+its memref or through a view. It becomes an aligned read of twice the width and an `aievec.shift`, which has
+a lowering for 512 bits alone (AIEVecToLLVM.cpp): other widths are refused. A core does not trap: upstream
+lost eight floats of an accumulator that lay 32 bytes off (mlir-air, DFlashFeasibility.md).
 """
 
 from __future__ import annotations
@@ -12,24 +13,33 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from math import prod
+from typing import NamedTuple
 
-from xdsl.dialects import vector
-from xdsl.dialects.builtin import MemRefType, VectorType
+from xdsl.dialects import memref, vector
+from xdsl.dialects.builtin import DYNAMIC_INDEX, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
+from xdsl.ir.affine import AffineConstantExpr
 
+from aerie.air_dialect.effects import VIEWS
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.readings import is_regular, multiple, number
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import origin, passed
 from aerie.air_dialect.verifiers import enclosing
-from aerie.virtual_npu.static.device import ALIGN_STRIPPED, BUFFER_ADDRESSES, SHIFTS, Device
+from aerie.virtual_npu.static.device import ALIGN_STRIPPED, BUFFER_ADDRESSES, SHIFT_LOWERING, SHIFTS, Device
 from aerie.virtual_npu.static.l1 import misplaced
 from aerie.virtual_npu.static.report import Fault, Finding
 from aerie.virtual_npu.static.scopes import Program, Scope, place_of
 from aerie.virtual_npu.static.transfers import element_bits, space_of
 
-SHIFTED_BITS, SHIFT_GRANULE = 1024, 256
-"""The widest read that mlir-aie makes for one that is not aligned, and what it takes for aligned, in bits."""
+SHIFTED_BITS, SHIFT_GRANULE = 512, 256
+"""The vectors that mlir-aie can shift, and what it takes for aligned, in bits."""
+
+
+SAME_BEGIN = frozenset(
+    {"memref.cast", "memref.collapse_shape", "memref.expand_shape", "memref.memory_space_cast"}
+)
+"""Views that begin where their source does."""
 
 
 @dataclass(frozen=True)
@@ -61,20 +71,57 @@ class Access:
 
     @property
     def offset(self) -> int | None:
-        """The byte of the memref at which it begins; None where that is no constant."""
+        """The byte of the buffer at which it begins; None where that is no constant."""
         numbers = [number(index) for index in self.indices]
-        strides = self.strides
-        if strides is None or None in numbers or None in strides:
+        strides, view = self.strides, begin_of_view(self.base)
+        if strides is None or view is None or None in numbers or None in strides:
             return None
-        return sum((n or 0) * (step or 0) for n, step in zip(numbers, strides, strict=True))
+        begin = view.elements * self.lane_bits // 8
+        return begin + sum((n or 0) * (step or 0) for n, step in zip(numbers, strides, strict=True))
 
     @property
     def is_shifted(self) -> bool:
-        """Whether mlir-aie reads twice as much, from an aligned place on, and shifts."""
-        last = number(self.indices[-1]) if self.indices else None
-        if not isinstance(self.op, vector.TransferReadOp) or last is None or 2 * self.bits > SHIFTED_BITS:
+        """Whether mlir-aie reads twice as much from an aligned place on, and shifts: the innermost index with
+        those of views is a constant, and in a vector's length no multiple of 32 bytes."""
+        last, view = number(self.indices[-1]) if self.indices else None, begin_of_view(self.base)
+        if not isinstance(self.op, vector.TransferReadOp) or last is None or view is None:
             return False
-        return last % self.lanes * self.lane_bits % SHIFT_GRANULE != 0
+        if isinstance(self.op.permutation_map.data.results[0], AffineConstantExpr):
+            return False  # one element to all lanes
+        return (last + view.innermost) % self.lanes * self.lane_bits % SHIFT_GRANULE != 0
+
+
+class ViewBegin(NamedTuple):
+    """Where a view begins in its buffer: in elements, and along the innermost dimension alone."""
+
+    elements: int
+    innermost: int
+
+
+def begin_of_view(value: SSAValue) -> ViewBegin | None:
+    """Where a value begins in the buffer that it is a view of; None where that is no constant."""
+    elements = innermost = 0
+    while True:
+        owner, source = value.owner, passed(value)
+        if isinstance(owner, memref.SubviewOp) and isinstance(owner.source.type, MemRefType):
+            strides = owner.source.type.get_strides()
+            given = iter([number(offset) for offset in owner.offsets])
+            offsets = [
+                next(given) if offset == DYNAMIC_INDEX else offset
+                for offset in owner.static_offsets.get_values()
+            ]
+            if strides is None or None in strides or None in offsets:
+                return None
+            elements += sum((at or 0) * (step or 0) for at, step in zip(offsets, strides, strict=True))
+            innermost += offsets[-1] or 0 if offsets else 0
+            source = owner.source
+        elif isinstance(owner, Operation) and owner.name in VIEWS:
+            if owner.name not in SAME_BEGIN:
+                return None
+            source = owner.operands[0]
+        if source is None:
+            return ViewBegin(elements, innermost)
+        value = source
 
 
 def access_of(op: Operation, device: Device) -> Access | None:
@@ -109,19 +156,30 @@ def vectors(program: Program) -> Iterator[Finding]:
 def _offsets(access: Access) -> Iterator[Fault]:
     width, place = access.width, place_of(access.op)
     moved = f"{min(access.bits // 8, width) * 8} bits"
+    if access.offset is not None and access.is_shifted:
+        yield _shifted(access)
+        return
     if access.offset is not None and access.offset % width:
-        if access.is_shifted:
-            message = f"{moved} at byte {access.offset}; the compiler reads twice as much and shifts"
-            yield Fault("vector-alignment", place, message, SHIFTS, access.op, certain=False)
-        else:
-            off = access.offset % width
-            message = f"{moved} at byte {access.offset} of its memref; {masked(access, off)}"
-            yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op)
+        off = access.offset % width
+        message = f"{moved} at byte {access.offset} of its memref; {masked(access, off)}"
+        yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op)
         return
     odd = _odd_step(access)
     if odd is not None and access.offset is None and all(map(is_regular, access.indices)):
         message = f"{moved} at steps of {odd} bytes; {masked(access, None)}"
         yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op, certain=False)
+
+
+def _shifted(access: Access) -> Fault:
+    lowers = access.bits == SHIFTED_BITS
+    message = f"{access.bits} bits at byte {access.offset}; the compiler reads twice as much and shifts"
+    if not lowers:
+        message += (
+            f", which has a lowering (aievec.shift) for {SHIFTED_BITS} bits alone; begin at a multiple of "
+            f"{SHIFT_GRANULE // 8} bytes, or read {SHIFTED_BITS} bits"
+        )
+    place, source = place_of(access.op), SHIFTS if lowers else SHIFT_LOWERING
+    return Fault("vector-alignment", place, message, source, access.op, certain=not lowers)
 
 
 def masked(access: Access, off: int | None) -> str:

@@ -45,6 +45,12 @@ def types(program: Program) -> Iterator[Finding]:
         if channel.channel_type == "gpu_symmetric_heap":
             message = f"@{channel.sym_name} is a channel of GPUs; an NPU has npu_dma_stream and the like"
             yield Fault("channel-type", place_of(channel), message, ALLOCATION, channel)
+        if channel.old_channel_type is not None:
+            message = (
+                f'@{channel.sym_name} is of channel_type "{channel.old_channel_type}", which mlir-air refuses'
+                f' since May 2026; write "{channel.channel_type}"'
+            )
+            yield Fault("channel-type", place_of(channel), message, DIALECT, channel)
         yield from _pinned_channels(program, channel)
         yield from _one_sided(program, channel)
     for op in program.module.walk():

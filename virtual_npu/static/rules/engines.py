@@ -25,15 +25,14 @@ from aerie.virtual_npu.static.device import (
 )
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.rules.placement import shape
-from aerie.virtual_npu.static.scopes import Program, Scope
-from aerie.virtual_npu.static.shim import PACKET, shim_of
+from aerie.virtual_npu.static.scopes import PACKET, Scope
+from aerie.virtual_npu.static.shim import shim_of
 from aerie.virtual_npu.static.transfers import (
     Side,
     extent_of,
     extents,
     length,
     side_by_side,
-    space_of,
 )
 
 MOST_POSITIONS = 4096
@@ -76,12 +75,8 @@ def core_streams(scope: Scope, herds: Sequence[HerdOp], core: Known) -> tuple[se
     """The streams into one core, and those out of it; packets share a channel."""
     into: set[Stream] = set()
     out: set[Stream] = set()
-    packets = shim_of(scope).made_packets
     for side, here in sides_at(scope, herds, core):
-        is_packet = (
-            side.other is not None and space_of(side.other.type) == 0 and (2 if side.reads else 0) in packets
-        )
-        end = (PACKET,) if is_packet else _far_end(scope.program, side, here)
+        end = (PACKET,) if shim_of(scope).takes_turns(side) else _far_end(side, here)
         (out if side.reads else into).add(end)
     return into, out
 
@@ -98,12 +93,10 @@ def made_packets(scope: Scope) -> Iterator[Finding]:
         yield Fault("packets", scope.place, message, DMA_TO_CHANNEL, scope.root, certain=False)
 
 
-def _far_end(program: Program, side: Side, known: Known) -> Stream:
+def _far_end(side: Side, known: Known) -> Stream:
     """A channel of a bundle, or the memref at the other end of a DMA."""
     if side.channel is None:
         return (origin(side.other),) if side.other is not None else ()
-    if program.channel_type(side.channel) == PACKET:
-        return (PACKET,)
     assert isinstance(side.op, ChannelTransferOp)
     return (side.channel, *(_index(value, known) for value in side.op.indices))
 
@@ -139,21 +132,21 @@ def _streams(scope: Scope, space: int, reads: bool) -> int:
     for side in scope.sides:
         if (side.space, side.reads) != (space, reads):
             continue
-        found = stream_positions(scope.program, side)
-        if found is not None:
+        found = stream_positions(side)
+        if shim_of(scope).takes_turns(side):
+            exact.add((PACKET,))
+        elif found is not None:
             exact |= found
         else:
-            key = (origin(side.memref), *_far_end(scope.program, side, {}))
+            key = (origin(side.memref), *_far_end(side, {}))
             counted[key] = max(counted.get(key, 0), side_by_side_count(side))
     return len(exact) + sum(counted.values())
 
 
-def stream_positions(program: Program, side: Side) -> set[Stream] | None:
+def stream_positions(side: Side) -> set[Stream] | None:
     """The channels of a bundle that a transfer uses; None for a DMA, or where they are not known."""
     if not isinstance(side.op, ChannelTransferOp):
         return None
-    if program.channel_type(side.op.chan_name) == PACKET:
-        return {(PACKET,)}
     choices = [side_by_side(index) for index in side.op.indices]
     known = [choice for choice in choices if choice is not None]
     if len(known) != len(choices) or math.prod(map(length, known)) > MOST_POSITIONS:
@@ -216,7 +209,7 @@ def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
     used = 0
     for side in scope.sides:
         if side.space == 1:
-            used += scope.buffers_of(side.memref) * _copies(scope, side)
+            used += scope.buffers_of(side.memref) * _copies(side)
     advice = "make fewer transfers, or move more in each"
     yield Usage(
         scope.place,
@@ -231,13 +224,13 @@ def memtile_descriptors(scope: Scope) -> Iterator[Finding]:
 
 def shim_descriptors(scope: Scope) -> Iterator[Finding]:
     """Descriptors of all shim tiles that one launch iteration needs, spread evenly."""
-    used = sum(_copies(scope, side) for side in scope.sides if side.space == 0)
+    used = sum(_copies(side) for side in scope.sides if side.space == 0)
     limit = scope.device.shim.descriptors * scope.device.columns
     advice = "make fewer transfers, or move more in each"
     yield Usage(scope.place, "shim descriptors", used, limit, TARGET_MODEL, advice, scope.root)
 
 
-def _copies(scope: Scope, side: Side) -> int:
+def _copies(side: Side) -> int:
     """How many times a transfer stands in the array, side by side."""
-    found = stream_positions(scope.program, side)
+    found = stream_positions(side)
     return side_by_side_count(side) if found is None else len(found)

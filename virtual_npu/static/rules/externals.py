@@ -12,6 +12,7 @@ from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu import external
 from aerie.virtual_npu.compiler import OWN_KERNELS
 from aerie.virtual_npu.static.device import LINKING, TO_AIE
 from aerie.virtual_npu.static.report import Fault, Finding
@@ -34,7 +35,7 @@ def symbols(program: Program) -> Iterator[Finding]:
         function = functions.get(name)
         if function is not None and not function.is_declaration:
             continue
-        linked = _text(function, "link_with") or _herd_object(call)
+        linked = attribute_text_of(function, "link_with") or _herd_object(call)
         if (name, linked) not in seen:
             seen[name, linked] = call
             yield from _external(program, call, function, linked)
@@ -59,7 +60,7 @@ def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
     """An object file is built from one source with one set of defines."""
     first: dict[str, tuple[str, FuncOp]] = {}
     for name, function in functions.items():
-        linked = _text(function, "link_with")
+        linked = attribute_text_of(function, "link_with")
         if linked is None:
             continue
         build = [_source_name(function, linked), *_build(function)]
@@ -75,10 +76,11 @@ def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
 
 def _build(function: FuncOp) -> tuple[str | None, str | None]:
     """The macros and the level of optimisation of a function's object."""
-    return _text(function, "link_defines"), _text(function, "link_optimize")
+    return attribute_text_of(function, "link_defines"), attribute_text_of(function, "link_optimize")
 
 
-def _text(op: Operation | None, name: str) -> str | None:
+def attribute_text_of(op: Operation | None, name: str) -> str | None:
+    """A string among the attributes and properties of an operation."""
     if op is None:
         return None
     found = op.attributes.get(name, op.properties.get(name))
@@ -88,7 +90,7 @@ def _text(op: Operation | None, name: str) -> str | None:
 def _herd_object(op: Operation) -> str | None:
     """The object file of the herd around: a function without its own is looked for there."""
     herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
-    return _text(herd, "link_with")
+    return attribute_text_of(herd, "link_with")
 
 
 def _external(program: Program, call: CallOp, function: FuncOp | None, linked: str | None) -> Iterator[Fault]:
@@ -98,7 +100,7 @@ def _external(program: Program, call: CallOp, function: FuncOp | None, linked: s
         message = f'@{name} {what}; declare it with attributes {{link_with = "{name}.o"}}'
         yield Fault(KIND, place, message, TO_AIE, call)
         return
-    if linked.endswith(".ll") and _text(function, "link_with_mode") != "merge":
+    if linked.endswith(".ll") and attribute_text_of(function, "link_with_mode") != "merge":
         message = (
             f'@{name} links with {linked}, which is no object; give it link_with_mode = "merge", or an .o'
         )
@@ -121,7 +123,8 @@ def _external(program: Program, call: CallOp, function: FuncOp | None, linked: s
 def _bodiless(program: Program) -> Iterator[Fault]:
     """Herds whose whole body is a function in an object file: it must be there."""
     for herd in program.module.walk():
-        linked = _text(herd, "link_with") if isinstance(herd, HerdOp) and not herd.has_body else None
+        is_bodiless = isinstance(herd, HerdOp) and not herd.has_body
+        linked = attribute_text_of(herd, "link_with") if is_bodiless else None
         if linked is not None and find_source(program, _source_name(None, linked)) is None:
             folders = ", ".join(map(str, _folders(program)))
             message = f"it links with {linked}, but {_source_name(None, linked)} is in none of: {folders}"
@@ -129,7 +132,7 @@ def _bodiless(program: Program) -> Iterator[Fault]:
 
 
 def _source_name(function: FuncOp | None, linked: str) -> str:
-    return _text(function, "link_source") or f"{linked.rsplit('.', 1)[0]}.cc"
+    return attribute_text_of(function, "link_source") or f"{linked.rsplit('.', 1)[0]}.cc"
 
 
 def _folders(program: Program) -> list[Path]:
@@ -138,12 +141,20 @@ def _folders(program: Program) -> list[Path]:
 
 def find_source(program: Program, name: str) -> Path | None:
     """The first file of that name in the kernel folders and kernels_cc, None where there is none."""
-    return next((folder / name for folder in _folders(program) if (folder / name).is_file()), None)
+    return external.find_source(name, _folders(program))
+
+
+def source_of(program: Program, call: CallOp, function: FuncOp | None) -> Path | None:
+    """The source of a function in C++; None for one with a body, without an object, or that is nowhere."""
+    if function is not None and not function.is_declaration:
+        return None
+    linked = attribute_text_of(function, "link_with") or _herd_object(call)
+    return None if linked is None else find_source(program, _source_name(function, linked))
 
 
 def _names(function: FuncOp | None, symbol: str) -> list[str]:
     """What a function may be called in its source: its name, and every macro that stands for it."""
-    defines = (_text(function, "link_defines") or "").split()
+    defines = (attribute_text_of(function, "link_defines") or "").split()
     pairs = (define.partition("=") for define in defines)
     return [symbol, *(macro for macro, _, value in pairs if value == symbol)]
 
@@ -154,7 +165,7 @@ def undefined(source: Path, names: Sequence[str]) -> str | None:
     None too where it cannot be told. Read as text: headers that it includes count, and a name that the
     preprocessor pastes together cannot be seen.
     """
-    text = _with_includes(source, set())
+    text = with_includes(source, set())
     definition = re.compile(rf"\b({'|'.join(map(re.escape, names))})\s*\(")
     if "##" in text:
         return None
@@ -165,7 +176,7 @@ def undefined(source: Path, names: Sequence[str]) -> str | None:
     return f'{source.name} does not define it as extern "C", so its symbol is mangled; put it into one'
 
 
-def _with_includes(source: Path, seen: set[Path]) -> str:
+def with_includes(source: Path, seen: set[Path]) -> str:
     """The text without comments, and that of the headers beside it."""
     if source in seen:
         return ""
@@ -175,7 +186,7 @@ def _with_includes(source: Path, seen: set[Path]) -> str:
     except OSError:
         return ""
     headers = [source.parent / name for name in _INCLUDE.findall(text)]
-    return "\n".join([*(_with_includes(path, seen) for path in headers if path.is_file()), text])
+    return "\n".join([*(with_includes(path, seen) for path in headers if path.is_file()), text])
 
 
 def _c_linkage(text: str) -> Iterator[str]:

@@ -6,8 +6,8 @@ a word of each core's L1, `__air_herd_rtp`, that the sequence writes before the 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from itertools import takewhile
 
 from xdsl.dialects import memref, scf
 from xdsl.dialects.builtin import AnyFloat, IndexType, IntegerType
@@ -18,9 +18,11 @@ from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, Hier
 from aerie.air_dialect.readings import leaves, number
 from aerie.air_dialect.values import origin, passed
 from aerie.air_dialect.verifiers import enclosing
+from aerie.virtual_npu.static.conditions import never_runs
 from aerie.virtual_npu.static.copies import trips
 from aerie.virtual_npu.static.descriptors import Dims, contiguous, stride_of
 from aerie.virtual_npu.static.device import (
+    DMA_TO_CHANNEL,
     INSTRUCTIONS,
     LOCALITY,
     LOWERING,
@@ -28,6 +30,7 @@ from aerie.virtual_npu.static.device import (
     TASK_QUEUE,
     DmaLimits,
 )
+from aerie.virtual_npu.static.launches import kept_trips, rolled_trips
 from aerie.virtual_npu.static.report import Fault, Finding
 from aerie.virtual_npu.static.scopes import Program, place_of
 from aerie.virtual_npu.static.transfers import Side, extents, sides, space_of
@@ -115,22 +118,6 @@ def extents_of_the_caller(program: Program) -> Iterator[Finding]:
                 yield Fault("parameter", place_of(op), message, INSTRUCTIONS, op)
 
 
-def rolled_trips(launch: LaunchOp, tiling: Sequence[int] | None) -> int:
-    """Points of a launch that stay in loops of the host's sequence.
-
-    `air-opt-shim-dma-bds` unrolls the outer loops of a launch that is tiled: a dimension that has a tile size
-    keeps the largest factor of its trips that is no larger; those without one stay whole.
-    """
-    sizes = extents(launch)
-    given = (*(tiling or ()), *[None] * len(sizes))
-    return math.prod(kept_trips(size, tile) for size, tile in zip(sizes, given, strict=False))
-
-
-def kept_trips(size: int, tile: int | None) -> int:
-    """Trips of a dimension of a launch that stay in a loop: no more than its tile size, where it has one."""
-    return size if tile is None else max(factor for factor in range(1, tile + 1) if size % factor == 0)
-
-
 def traffic(program: Program) -> Iterator[Finding]:
     """A program of which nothing reaches the host: there is no sequence to make, and nothing to run.
 
@@ -138,10 +125,12 @@ def traffic(program: Program) -> Iterator[Finding]:
     """
     around = [op for op in program.module.walk() if isinstance(op, HierarchyOp)]
     moves = [op for op in program.module.walk() if isinstance(op, DmaMemcpyNdOp | ChannelTransferOp)]
-    if around and moves and not any(map(_reaches_the_host, moves)):
+    reaching = [op for op in moves if _reaches_the_host(op)]
+    if around and moves and all(map(never_runs, reaching)):
+        idle = " but in loops of no trips" if reaching else ""
         message = (
-            "nothing moves between L3 and the array, so aircc makes no sequence of instructions; move inputs "
-            "and results from and to arguments of the function"
+            f"nothing moves between L3 and the array{idle}, so aircc makes no sequence of instructions; move "
+            "inputs and results from and to arguments of the function"
         )
         yield Fault("traffic", place_of(around[0]), message, INSTRUCTIONS, around[0])
 
@@ -161,6 +150,31 @@ def copies(program: Program) -> Iterator[Finding]:
                 "cannot write; put the herd into a launch, or copy in the program that calls this one"
             )
             yield Fault("host-copy", place_of(op), message, LOWERING, op)
+
+
+def branches(program: Program) -> Iterator[Finding]:
+    """DMAs between L3 and a core in an scf.if that is no constant: aircc takes the L3 side out of the herd,
+    and the condition stays with it."""
+    for op in program.module.walk():
+        if isinstance(op, DmaMemcpyNdOp) and _reaches_the_host(op):
+            yield from _in_branch(op)
+
+
+def _in_branch(op: DmaMemcpyNdOp) -> Iterator[Fault]:
+    inside = takewhile(lambda parent: not isinstance(parent, HierarchyOp), enclosing(op))
+    branch = next((p for p in inside if isinstance(p, scf.IfOp) and number(p.cond) is None), None)
+    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
+    if branch is None or herd is None:
+        return
+    ids = {origin(id_) for id_ in herd.ids}
+    on_ids = any(origin(leaf) in ids for leaf in leaves(branch.cond))
+    of = "a tile id" if on_ids else "a value of the core"
+    message = (
+        f"a DMA of L3 in an scf.if on {of}: air-dma-to-channel takes its L3 side to the launch with all its "
+        "members, and air-to-aie finds no core for those that the condition shuts out; use affine.if on the "
+        "tile ids, or move the DMA out of the branch"
+    )
+    yield Fault("branch", place_of(op), message, DMA_TO_CHANNEL, op, certain=on_ids)
 
 
 def shared_writes(program: Program) -> Iterator[Finding]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from math import frexp, isfinite
 
 from xdsl.dialects import arith
-from xdsl.dialects.builtin import ModuleOp, VectorType
-from xdsl.ir import Operation
+from xdsl.dialects.builtin import FloatAttr, ModuleOp, VectorType
+from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
+from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
 from aerie.virtual_npu.static.device import XRT_BACKEND
 from aerie.virtual_npu.static.lowering import Form, Row, Verdict, find, forms_of, nearest
@@ -106,9 +108,20 @@ def stack(program: Program) -> Iterator[Finding]:
 def _division(program: Program, op: Operation) -> Iterator[Fault]:
     if not isinstance(op, arith.DivfOp) or isinstance(op.operands[0].type, VectorType):
         return
-    if program.stack_bytes < DIVISION_STACK:
+    if program.stack_bytes < DIVISION_STACK and not _is_power_of_two(op.rhs):
+        told = program.options.stack_bytes is not None
+        has = f"a core has {program.stack_bytes}" + ("" if told else " where aircc is told nothing")
         message = (
-            f"a division of scalar floats takes about {DIVISION_STACK} bytes of stack, and a core has "
-            f"{program.stack_bytes}; multiply with a reciprocal, or compile and check with --stack-size 2048"
+            f"a division of scalar floats takes about {DIVISION_STACK} bytes of stack, and {has}; multiply "
+            "with a reciprocal, or compile and check with --stack-size 2048"
         )
-        yield Fault("stack", place_of(op), message, XRT_BACKEND, op)
+        yield Fault("stack", place_of(op), message, XRT_BACKEND, op, certain=told)
+
+
+def _is_power_of_two(value: SSAValue) -> bool:
+    """Whether it is a constant whose reciprocal is exact, so that LLVM multiplies."""
+    owner = origin(value).owner
+    constant = owner.value if isinstance(owner, arith.ConstantOp) else None
+    if not isinstance(constant, FloatAttr) or not isfinite(constant.value.data):
+        return False
+    return abs(frexp(constant.value.data)[0]) == 0.5

@@ -12,11 +12,12 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
+from aerie.virtual_npu.static.descriptors import bytes_of
 from aerie.virtual_npu.static.device import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
 from aerie.virtual_npu.static.l1 import bytes_of_core
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.scopes import Program, Scope, place_of
-from aerie.virtual_npu.static.transfers import element_bits, memref_bytes, space_of
+from aerie.virtual_npu.static.transfers import allocated_bytes, element_bits, memref_bytes, space_of
 
 
 def l1(scope: Scope) -> Iterator[Finding]:
@@ -37,9 +38,7 @@ def l2(scope: Scope) -> Iterator[Finding]:
     """Every L2 buffer of the segment, over all the memtiles it has."""
     buffers = [op.memref for op in scope.ops if isinstance(op, memref.AllocOp)]
     used = sum(
-        (memref_bytes(value.type) or 0) * scope.buffers_of(value)
-        for value in buffers
-        if space_of(value.type) == 1
+        bytes_of(scope, value) * scope.buffers_of(value) for value in buffers if space_of(value.type) == 1
     )
     yield Usage(
         scope.place,
@@ -68,7 +67,7 @@ def memories(program: Program) -> Iterator[Finding]:
 def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
     yield from _space(op, op.memref)
     type_ = op.memref.type
-    if space_of(type_) in (1, 2) and element_bits(type_) is not None and memref_bytes(type_) is None:
+    if space_of(type_) in (1, 2) and element_bits(type_) is not None and allocated_bytes(op.memref) is None:
         message = (
             f"{attribute_text(type_)} has a size known only at run time; memory of the array is laid out "
             "before, so give it a constant shape"

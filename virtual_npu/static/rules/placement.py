@@ -9,6 +9,7 @@ from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, Launch
 from aerie.air_dialect.readings import number
 from aerie.air_dialect.verifiers import enclosing
 from aerie.virtual_npu.static.device import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
+from aerie.virtual_npu.static.launches import kept_trips
 from aerie.virtual_npu.static.report import Fault, Finding, Usage
 from aerie.virtual_npu.static.scopes import Program, Scope, integer_attribute, place_of
 from aerie.virtual_npu.static.transfers import extents
@@ -18,20 +19,28 @@ Cell = tuple[int, int]
 
 
 def launches(program: Program) -> Iterator[Finding]:
-    """Trips of each launch, which become repeat counts of the shim's task queue."""
+    """Trips of each launch, which upstream runs with more than a repeat count holds."""
     for op in program.module.walk():
         if isinstance(op, LaunchOp):
-            yield Usage(
-                place_of(op),
-                "trips of one dimension",
-                max(extents(op), default=1),
-                program.device.repeat_limit,
-                REGISTRY,
-                "run it in parts: larger tiles, or several launches",
-                op,
-            )
+            most, advice = max(extents(op), default=1), "run it in parts: larger tiles, or several launches"
+            yield Usage(place_of(op), "trips of one dimension", most, None, REGISTRY, advice, op)
+            yield from _repeated(program, op)
         if isinstance(op, LaunchOp | SegmentOp | HerdOp):
             yield from _empty(op)
+
+
+def _repeated(program: Program, launch: LaunchOp) -> Iterator[Fault]:
+    """Points that stay in one loop of the host, and so may become the repeat count of one task."""
+    limit, tiling = program.device.repeat_limit, program.options.loop_tiling or ()
+    tiles = (*tiling, *[None] * len(launch.sizes))
+    kept = max(map(kept_trips, extents(launch), tiles), default=1)
+    if kept > limit:
+        message = (
+            f"{kept} points of the launch in one dimension: where aircc makes one task of them, its repeat "
+            f"count of 8 bits holds {limit}, and a GEMV of more is known to fail on a board; compile with "
+            "--air-runtime-loop-tiling-sizes, or run it in parts"
+        )
+        yield Fault("trips", place_of(launch), message, REGISTRY, launch, certain=False)
 
 
 def bare_herds(program: Program) -> Iterator[Finding]:

@@ -1,0 +1,131 @@
+"""What lies in a checkpoint's folder: which of its files are read, what each must be, and what others are.
+
+A checkpoint is anybody's data. A file of it is looked at before it is read: a pipe or a device has
+no end, and a pointer of Git LFS only says which file there should be.
+"""
+
+from __future__ import annotations
+
+import json
+import stat
+from collections.abc import Iterator
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+from aerie.engine.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+
+LARGEST_CONFIG = 16 << 20
+"""Bytes of config.json and its like, which have some thousands; read whole."""
+LARGEST_TOKENIZER = 128 << 20
+"""Bytes of a file of the tokenizer; the largest published ones have 35 million."""
+
+TOKENIZER_FILES = (
+    *("tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja", "chat_template.json"),
+)
+"""What the libraries below read of a tokenizer, where it is there."""
+
+POINTER = b"version https://git-lfs.github.com/spec/"
+LONGEST_POINTER = 1024
+
+OTHERS = (
+    (
+        ("adapter_model.*", "adapter_config.json"),
+        "an adapter is no model: merge it into its base model (peft's merge_and_unload), and save that",
+    ),
+    (
+        ("*.gguf", "*.ggml"),
+        "GGUF is not read yet: fetch config.json, tokenizer.json and the safetensors files of the same model "
+        "from Hugging Face",
+    ),
+    (
+        ("model-*-of-*.safetensors",),
+        "parts are found by model.safetensors.index.json: fetch it too",
+    ),
+    (
+        ("consolidated*", "params.json"),
+        "this is the format of Meta or Mistral: fetch config.json and model*.safetensors of the same model",
+    ),
+    (
+        ("*.bin", "*.pt", "*.pth", "*.ckpt", "*.pkl"),
+        "a pickle can run code and is never read: fetch the safetensors of the same model, or have "
+        "transformers save it anew (save_pretrained)",
+    ),
+    (
+        ("*.onnx", "*.h5", "*.msgpack", "*.npz", "*.tflite", "*.xml", "*.mlmodel", "*.mlpackage"),
+        "that format is not read: fetch the safetensors of the same model",
+    ),
+    (("*.safetensors",), "if it is the whole model, rename it to model.safetensors"),
+)
+"""Files of weights that are not read, by name, with what to do; the first kind that is there is told."""
+MOST_NAMED = 3
+
+
+def check_file(
+    path: Path, largest: int | None = None, error: type[CheckpointError] = CheckpointError
+) -> None:
+    """Raises `error` for what is there and can be no file of a checkpoint: no file at all, one of more than
+    `largest` bytes, a pointer of Git LFS."""
+    try:
+        about = path.stat()
+        if not stat.S_ISREG(about.st_mode):
+            raise error(f"{path} is no file; fetch the checkpoint again")
+        with path.open("rb") as file:
+            begin = file.read(len(POINTER)) if about.st_size <= LONGEST_POINTER else b""
+    except FileNotFoundError:
+        return  # whoever wants it says so
+    except OSError as failure:
+        raise error(f"cannot read {path}: {failure.strerror}; fetch it again") from None
+    if begin == POINTER:
+        raise error(
+            f"{path} is a Git LFS pointer, not the file: run `git lfs pull` in {path.parent}, or fetch the "
+            "file from Hugging Face"
+        )
+    if largest is not None and about.st_size > largest:
+        raise error(
+            f"{path} has {about.st_size} bytes, and no more than {largest} are read of such a file; it is "
+            "damaged: fetch it again"
+        )
+
+
+def check_tokenizer_files(folder: Path) -> None:
+    """CheckpointError as check_file, for all that a tokenizer may be read from."""
+    for name in TOKENIZER_FILES:
+        check_file(folder / name, LARGEST_TOKENIZER)
+
+
+def read_object(path: Path, error: type[CheckpointError], largest: int = LARGEST_CONFIG) -> dict[str, Any]:
+    """The object in a JSON file. FileNotFoundError where there is no file, `error` where it has no object."""
+    check_file(path, largest, error)
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise
+    except RecursionError:
+        raise error(f"cannot read {path}: it is nested too deep; fetch it again") from None
+    except (OSError, ValueError) as failure:
+        raise error(f"cannot read {path}: {failure}; fetch it again") from None
+    if not isinstance(content, dict):
+        raise error(f"{path} holds {type(content).__name__}, not an object; fetch it again")
+    return content
+
+
+def other_formats(folder: Path) -> str:
+    """What there is of a model in place of what is read, with what to do; empty where there is nothing."""
+    try:
+        names = sorted(path.name for path in folder.iterdir())
+    except OSError:
+        return ""
+    return "" if SINGLE_FILE in names or INDEX_FILE in names else next(_told(names), "")
+
+
+def _told(names: list[str]) -> Iterator[str]:
+    for patterns, advice in OTHERS:
+        found = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
+        if found:
+            more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+            yield f"there is {', '.join(found[:MOST_NAMED])}{more}: {advice}"

@@ -1,0 +1,97 @@
+"""A child process that works within limits: what it gives, how it ends, and that it is replaced."""
+
+import os
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import pytest
+
+from aerie.engine.bounded import BoundedProcess, Limits, OverLimitError, RaisedError
+
+LIMITS = Limits(cpu_s=0.3, wait_s=20, memory_bytes=128 << 20, output_bytes=1 << 20)
+
+
+@pytest.fixture(scope="module")
+def process():
+    """Calls into the standard library, whose functions can do all that is to be limited."""
+    return BoundedProcess("builtins", LIMITS)
+
+
+@pytest.mark.parametrize("value", [None, 1, 1.5, "a\N{GRINNING FACE}\ud800", [1, {"b": [True]}], {"ä": []}])
+def test_what_json_can_say_goes_there_and_back(process, value):
+    assert (
+        process.call(
+            "max",
+            [value],
+        )
+        == value
+    )
+
+
+def test_a_limit_ends_the_call_and_not_what_comes_after(process):
+    limits = {
+        ("sum", "range(10**10)"): "it took more than 0.3 s of processor time",
+        ("len", "'a' * 2_000_000_000"): "it took more than 128 MiB of memory",
+        ("str", "'a' * 10_000_000"): "it made more than 1 MiB",
+        ("str", "__import__('os').abort()"): r"it ended the process that it ran in \(SIGABRT\)",
+    }
+    for (function, expression), said in limits.items():
+        with pytest.raises(OverLimitError, match=f"^{said}$"):
+            process.call("eval", f"{function}({expression})")
+        assert process.call("abs", -1) == 1
+
+
+def test_what_waits_is_limited_too():
+    process = BoundedProcess("time", Limits(wait_s=0.5))
+    with pytest.raises(OverLimitError, match=r"^it took more than 0.5 s$"):
+        process.call("sleep", 60)
+
+
+def test_an_exception_is_one_line_and_the_child_goes_on(process):
+    pid = process.call("eval", "__import__('os').getpid()")
+    assert pid != os.getpid()
+    with pytest.raises(RaisedError, match=r"^invalid literal .* 'x\\n a'$") as caught:
+        process.call("int", "x\n a")
+    assert caught.value.kind == "ValueError"
+    with pytest.raises(RaisedError, match=r" \.\.\.$") as caught:
+        process.call("int", "x" * 5000)
+    assert len(str(caught.value)) < 300
+    with pytest.raises(OverLimitError, match=r"^it was given what JSON cannot say: Object of type object is"):
+        process.call("len", [object()])
+    deep = []
+    for _ in range(5000):
+        deep = [deep]
+    with pytest.raises((OverLimitError, RaisedError), match=r"nested too deeply|recursion"):
+        process.call("len", deep)
+    assert process.call("eval", "__import__('os').getpid()") == pid
+
+
+def test_a_call_that_takes_its_time_holds_no_other():
+    slow = BoundedProcess("time", Limits())
+    slow.call("time")
+    long = threading.Thread(target=slow.call, args=("sleep", 1))
+    long.start()
+    time.sleep(0.1)
+    assert slow.call("time") > 0
+    assert long.is_alive()
+    long.join()
+
+
+def test_it_ends_with_its_parent():
+    program = """
+        import os, sys
+        from aerie.engine.bounded import BoundedProcess
+        process = BoundedProcess("os")
+        print(process.call("getpid"), flush=True)
+        os._exit(0)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, check=True
+    )
+    end = time.monotonic() + 10
+    while os.path.exists(f"/proc/{int(done.stdout)}") and time.monotonic() < end:
+        time.sleep(0.02)
+    assert not os.path.exists(f"/proc/{int(done.stdout)}")

@@ -1,0 +1,55 @@
+"""The ids that the model is given, against those that other code reads the same files for.
+
+A tokenizer that is read wrongly gives both sides of the gate the same wrong ids, of which they say the same.
+So texts are cut once more by the library of tokenizer.json, and conversations by transformers' class that
+takes tokenizer.json as it is, whatever other class the checkpoint names.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from aerie.engine.tokenizer import Tokenizer
+from aerie.verify.identity import Identity, compare
+from aerie.verify.prompts import CODE, CONVERSATION, EMOJI, LANGUAGES, LONG, QUESTION, SHORT
+from aerie.verify.subject import one_line
+
+READ_APART = "token ids, and tokenizer.json's"
+TEXTS = (QUESTION, SHORT, LONG, CODE, LANGUAGES, EMOJI)
+CHATS = (CONVERSATION[:1], CONVERSATION)
+
+
+def read_apart(tokenizer: Tokenizer, folder: Path) -> Identity:
+    """Of all texts of the gate; how many ids there are, and in how many texts or chats one differs."""
+    if not (folder / "tokenizer.json").is_file():
+        return Identity(READ_APART, skipped="there is no tokenizer.json")
+    ours = [tokenizer.encode(text) for text in TEXTS]
+    theirs = _texts(folder)
+    if tokenizer.has_chat_template:
+        ours += [tokenizer.encode_chat(messages) for messages in CHATS]
+        try:
+            theirs += _chats(folder)
+        except Exception as error:  # transformers, tokenizers and jinja raise many unrelated types
+            return Identity(READ_APART, broken=f"transformers cannot tell: {one_line(error)}")
+    return compare(READ_APART, *([np.array(ids) for ids in side] for side in (ours, theirs)))
+
+
+def _texts(folder: Path) -> list[list[int]]:
+    from tokenizers import Tokenizer as Inner
+
+    inner = Inner.from_file(str(folder / "tokenizer.json"))
+    inner.no_truncation()
+    inner.no_padding()
+    return [inner.encode(text).ids for text in TEXTS]
+
+
+def _chats(folder: Path) -> list[list[int]]:
+    from transformers import PreTrainedTokenizerFast
+
+    reader = PreTrainedTokenizerFast.from_pretrained(folder, local_files_only=True)
+    return [
+        reader.apply_chat_template(list(messages), add_generation_prompt=True, return_dict=False)
+        for messages in CHATS
+    ]
