@@ -16,7 +16,7 @@ from aerie.engine.generate import Generation
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER, find_checkpoint
+from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED, find_checkpoint
 
 
 def test_text_to_stdout_and_the_rest_to_stderr(run):
@@ -230,6 +230,26 @@ def test_default_directory_is_in_the_project():
 def test_default_model_is_the_demo():
     assert build_parser().parse_args(["compile"]).model == "demo"
     assert find_checkpoint("demo") == DEMO_FOLDER
+
+
+@pytest.mark.parametrize(
+    ("words", "wanted"),
+    [
+        ([], [("demo", "guide")]),
+        (["--decode", "rows"], [("demo", "rows")]),
+        (["--draft", "lookup"], [("demo", "rows"), ("demo", "guide")]),
+        (["--decode", "rows", "--draft", "demo-drafter"], [("demo", "rows"), ("demo-drafter", "guide")]),
+    ],
+)
+def test_compile_has_all_ready_that_the_same_words_run(words, wanted, monkeypatch):
+    compiled = []
+
+    def compiling(config, options, report, every):
+        compiled.append((config, options.decode, every))
+
+    monkeypatch.setattr(commands, "compile_programs", compiling)
+    assert main(["compile", *words]) == 0
+    assert compiled == [(load_config(SHIPPED[model]), decode, True) for model, decode in wanted]
 
 
 def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):

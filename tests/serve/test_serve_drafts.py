@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import io
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from aerie import Model, load
+from aerie.engine.blocks import ROWS
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.progress import Reporter
+from aerie.engine.sampler import Sampler
+from aerie.engine.strategies.manner import Manner
+from aerie.llama32_1b.cli import main
+from aerie.runtime import select_backend
+from aerie.serve.opening import Opening
 from aerie.serve.service import Limits
 from tests.serve.conftest import opened
 
@@ -113,3 +123,36 @@ def test_a_model_that_fills_blocks_in(starting: Any) -> None:
             error = response.json()["error"]
             assert (response.status_code, error["param"]) == (400, param), error
             assert words in error["message"]
+
+
+@pytest.mark.long
+def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
+    """One command has all ready; a warmed server loads it, and no step of it takes one program more: with
+    answers by guesses in every window, by few and many rows, and with what is read."""
+    words = ["compile", "--decode", "rows", "--draft", "demo-drafter", "--cache-dir", str(tmp_path)]
+    assert main(words) == 0
+    told = io.StringIO()
+    options = RuntimeOptions(None, select_backend("virtual"), tmp_path, decode=ROWS, kv_pool=64 * 512)
+    opened = Opening("demo", options, Reporter(told), "demo-drafter", warm=True).open()
+    lines = [line for line in told.getvalue().splitlines() if line.startswith("programs: ")]
+    assert lines
+    assert all(line.startswith("programs: 0 compiled") for line in lines)
+    before, scheduler, config = told.getvalue(), opened.scheduler, opened.session.model.config
+    contexts = set[int]()
+    try:
+        for many in (1, 2, 5, 12, 32):
+            sampler = Sampler(logit_bias=dict.fromkeys(config.eos_token_ids, -100.0))
+            maker = Manner(draft=opened.draft).maker(config, sampler)
+            asked = [
+                scheduler.submit([5 + many + n] * (3 + 37 * n % 450), 20, sampler, strategy=maker)
+                for n in range(many)
+            ]
+            asked += [scheduler.read([5 + n] * 400, lambda rows: None, hidden=n > 0) for n in range(3)]
+            while not all(one.is_over for one in asked):
+                scheduler.step()
+                contexts.add(scheduler._ragged._window.context)
+            assert {one.error for one in asked} == {None}
+        assert contexts == {512, 1024, 2048, 4096, 8192}
+        assert told.getvalue() == before
+    finally:
+        opened.close()
