@@ -2,6 +2,7 @@
 # `make help` lists the targets and the variables.
 
 MODEL       ?= demo
+HOST        ?=
 PORT        ?= 8000
 PROMPT      ?= What is the capital of France?
 PROMPT_FILE ?=
@@ -36,7 +37,7 @@ ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
-override KNOWN := MODEL PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
+override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
                   TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
@@ -44,8 +45,8 @@ override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
 
 # Every value reaches the programs through the environment, as it was typed: no shell and no make reads it again.
 $(foreach name,$(KNOWN) $(GIVEN),$(eval override $(name) := $$(value $(name)))$(eval export $(name)))
-override UNKNOWN := $(filter-out $(KNOWN),$(GIVEN))
-$(if $(UNKNOWN),$(eval export UNKNOWN))
+override CHECKED := $(filter-out PYTHON,$(GIVEN))
+$(if $(CHECKED),$(eval export CHECKED))
 
 # Without bytecode, which some containers ask for, each of many processes would compile all Python anew.
 unexport PYTHONDONTWRITEBYTECODE
@@ -85,6 +86,7 @@ help: ## list targets and variables
 	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
 	$(DO)echo "  MODEL        demo (default), demo-diffusion, demo-drafter, a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
+	$(DO)echo "  HOST         the address that make serve listens on (default 127.0.0.1: this machine alone)"
 	$(DO)echo "  PORT         where make serve listens (default 8000)"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"
 	$(DO)echo "  PROMPT_FILE  a file with the question instead, of any length; -: standard input"
@@ -128,8 +130,8 @@ run: $(RUN) ## answer PROMPT
 chat: $(RUN) ## talk with the model
 	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(SAID)
 
-serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API and a chat page, on PORT of this machine
-	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(SAID)
+serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API and a chat page, on HOST and PORT
+	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--host,HOST) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--draft,DRAFT) $(SAID)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
 	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(SAID)
@@ -190,7 +192,7 @@ distclean: clean ## remove .venv too
 
 # A variable that nobody reads is a slip of the pen: who writes prompt=hi means PROMPT.
 variables:
-	$(if $(UNKNOWN),$(DO)"$$PYTHON" tools/make_variables.py $(KNOWN) $(SAID))
+	$(if $(CHECKED),$(DO)! command -v "$$PYTHON" >/dev/null || "$$PYTHON" tools/make_variables.py $(MAKECMDGOALS) $(SAID))
 
 $(VENV)/.stamp-%: pyproject.toml constraints.txt
 	$(DO)"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \

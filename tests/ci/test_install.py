@@ -271,9 +271,10 @@ def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
         "WHEELS": "setup-npu",
         "KEEP": "test-toolchain",
         "ISA": "bench",
+        "HOST": "serve",
         "PORT": "serve",
     }.get(name, "run")
-    done = make(tmp_path, target, f"{name}={NASTY}", f"LIKE_NO_OTHER={NASTY}", stamps=("run", "test"))
+    done = make(tmp_path, target, f"{name}={NASTY}", f"HF_LIKE_NO_OTHER={NASTY}", stamps=("run", "test"))
     assert (done.returncode, done.stderr) == (0, "")
     assert any(word.endswith(NASTY) for word in done.stdout.split("|"))
     assert not (tmp_path / "made").exists()
@@ -287,12 +288,46 @@ def test_no_variable_is_run(tmp_path: Path, name: str) -> None:
 
 
 def test_a_slip_in_a_variables_name_is_told(tmp_path: Path) -> None:
-    done = make(tmp_path, "run", "prompt=hi", "question=hi", "http_proxy=x", "CXX=clang++")
+    given = ("prompt=hi", "question=hi", "ANSWER=hi", "http_proxy=x", "CXX=clang++", "VNPU_THREADS=1")
+    done = make(tmp_path, "run", *given)
     assert (done.returncode, done.stdout) == (1, "")
     assert sorted(done.stderr.splitlines()) == [
         "error: make has no variable prompt; give PROMPT",
+        "note: make has no variable ANSWER; make help lists them",
         "note: make has no variable question; make help lists them",
     ]
+
+
+def test_a_variable_that_the_target_does_not_read_is_told(tmp_path: Path, monkeypatch) -> None:
+    """Where it was given; in the environment it may be for others. Of several targets one is enough."""
+    monkeypatch.setenv("TOP_K", "5")
+    done = make(tmp_path, "serve", "SEED=1", "HOST=::1", "DRAFT=lookup")
+    assert done.stdout == "-m|aerie|serve|--model=demo|--host=::1|--port=8000|--backend=auto|--draft=lookup|"
+    assert (done.returncode, done.stderr) == (
+        0,
+        "note: make serve reads no SEED; it reads MODEL, HOST, PORT, VARIANTS, BACKEND, NUMERICS, DRAFT\n",
+    )
+    (tmp_path / "both").mkdir()
+    assert make(tmp_path / "both", "compile", "run", "SEED=1").stderr == ""
+
+
+@pytest.mark.parametrize(
+    ("target", "names"),
+    [
+        ("doctor", "MODEL JSON"),
+        ("compile", "MODEL BACKEND SEQ_LEN NUMERICS VARIANTS DECODE"),
+        ("mlir", "MODEL SEQ_LEN OUT"),
+        ("bench", "MODEL ISA"),
+        ("setup-npu", "WHEELS"),
+        ("lit", "REFRESH"),
+        ("clean", ""),
+    ],
+)
+def test_what_a_target_reads(target: str, names: str) -> None:
+    """By its recipe, and by what the names in it stand for."""
+    makefile = (PROJECT / "Makefile").read_text()
+    assert make_variables.read_by(target, makefile) & set(KNOWN) == set(names.split())
+    assert make_variables.known(makefile) == KNOWN
 
 
 @pytest.mark.parametrize("target", ["run", "doctor", "mlir"])

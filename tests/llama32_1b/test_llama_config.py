@@ -273,6 +273,105 @@ def test_facts_that_say_what_llama_does_are_no_obstacle(load):
     assert load(**harmless) == load()
 
 
+LLAMA3_RULE = {"rope_type": "llama3", **LLAMA3}
+STRETCHES = {
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "truncate": False,
+}
+
+
+@pytest.mark.parametrize(
+    ("entries", "same"),
+    [
+        ({"rope_scaling": {"rope_type": "default", "factor": 1.0}}, {}),
+        ({"rope_scaling": {"factor": 1}}, {}),
+        ({"rope_scaling": {"type": "default", "factor": None, **STRETCHES}}, {}),
+        ({"rope_scaling": {"type": "dynamic", "factor": 1.0}}, {}),
+        ({"rope_scaling": {"type": "yarn", "factor": 1.0, "mscale": 1.0, **STRETCHES}}, {}),
+        ({"rope_scaling": {"type": "yarn", "factor": 1.0, "attention_factor": 1.0}}, {}),
+        ({"rope_scaling": {}, "rope_parameters": {"rope_type": "default", "partial_rotary_factor": 1}}, {}),
+        (
+            {"rope_scaling": {**LLAMA3_RULE, "original_max_position_embeddings": None}},
+            {"rope_scaling": {**LLAMA3_RULE, "original_max_position_embeddings": 2048}},
+        ),
+        ({"eos_token_id": [3, 512, -1, 10**30]}, {"eos_token_id": 3}),
+        ({"eos_token_id": -1}, {}),
+        ({"eos_token_id": []}, {}),
+        ({"attention_chunk_size": 2048}, {}),
+        ({"attention_chunk_size": 0}, {}),
+        ({"transformers_weights": "model.safetensors"}, {}),
+        ({"architectures": ["LlamaModel"]}, {}),
+        ({"architectures": None, "auto_map": {"AutoModel": "x.X"}, "custom_pipelines": {}}, {}),
+        ({"no_rope_layers": [], "layer_types": [], "sliding_window": None}, {}),
+    ],
+)
+def test_an_entry_is_judged_by_its_effect(load, entries, same):
+    """transformers computes the same with and without it."""
+    assert load(**entries) == load(**same)
+    assert load({"eos_token_id": 512}, **entries).eos_token_ids == ()
+
+
+@pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        (
+            {"type": "yarn", "factor": 1.0, "attention_factor": 1.2},
+            "RoPE has attention_factor 1.2, which the",
+        ),
+        ({"type": "yarn", "factor": 1.5}, "RoPE rule 'yarn' is not supported"),
+        ({"type": "dynamic", "factor": 1.5}, "RoPE rule 'dynamic' is not supported"),
+        (
+            {"type": "linear", "factor": 4.0, "beta_fast": 32},
+            "RoPE has beta_fast 32, which the rule 'linear'",
+        ),
+        ({"factor": 1.0, "short_factor": [2.0] * 32}, "RoPE has short_factor"),
+    ],
+)
+def test_entries_of_rope_that_have_an_effect(load, rope, message):
+    with pytest.raises(ConfigError, match=message):
+        load(rope_scaling=rope)
+
+
+@pytest.mark.parametrize("name", ["config.json", "generation_config.json"])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("[" * 99999, "cannot read .*: it is nested too deep; fetch it again"),
+        ('{"a":' * 99999, "cannot read .*: it is nested too deep; fetch it again"),
+        ('{"vocab_size": ' + "9" * 5000 + "}", "cannot read .*: Exceeds the limit .* fetch it again"),
+        ("\xff\xfe", "cannot read .*: 'utf-8' codec can't decode byte .*; fetch it again"),
+        ("null", "holds NoneType, not an object"),
+    ],
+    ids=["lists", "objects", "digits", "bytes", "null"],
+)
+def test_what_no_json_of_a_checkpoint_is(load, tmp_path, name, content, message):
+    load({})
+    (tmp_path / name).write_text(content, encoding="latin-1")
+    with pytest.raises(ConfigError, match=message):
+        load_config(tmp_path)
+
+
+def test_a_file_of_any_size_is_not_read(load, tmp_path):
+    load()
+    with (tmp_path / "config.json").open("ab") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(
+        ConfigError, match="has 1099511627776 bytes, and no more than 16777216 are read of such"
+    ):
+        load_config(tmp_path)
+
+
+def test_what_a_message_quotes_is_one_line_of_text(load):
+    with pytest.raises(ConfigError) as refused:
+        load(model_type="\x1b[2J\n", architectures=["a\nb\u202e", "c" * 9999])
+    assert str(refused.value).isprintable()
+    assert r"a\nb\u202e" in str(refused.value)
+    assert len(str(refused.value)) < 2100
+
+
 def test_mistral_is_a_llama_with_defaults_of_its_own(load):
     from transformers import MistralConfig
 
