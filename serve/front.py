@@ -19,7 +19,6 @@ from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
 from aerie.engine.chat_template import AT_ONCE
-from aerie.engine.errors import UserError
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
 from aerie.serve.asking import unless_gone

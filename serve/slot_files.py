@@ -32,10 +32,6 @@ NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
 """Of a file: no separator, and no dot in front, so that none is outside the folder, or hidden."""
 
 
-HEAD_BYTES = 2**16
-"""What a file has beside its pages, at most about."""
-
-
 class SlotRequest(Fields):
     """POST /slots/ID. filename: of save and restore; of no use to erase, and taken."""
 
@@ -106,26 +102,35 @@ class SlotFiles:
     def _write(self, sequence: Paged, path: Path, made_by: MadeBy, nbytes: int) -> tuple[int, str]:
         """The bytes of the file, and the name under which the one before is kept, where that had more: the
         pool may have lost what a slot had when it was saved last."""
+        self._check_room(path, nbytes, path.name)
+        fresh = path.with_name(f".{path.name[:120]}.new")
+        try:
+            write_pages(sequence, fresh, made_by)
+        except UserError as error:
+            told = _without_folder(error, fresh).message.replace(fresh.name, path.name)
+            raise ApiError(507, told, code="not_written") from error
+        try:
+            size, before = fresh.stat().st_size, ""
+            if path.is_file() and path.stat().st_size > size:
+                self._check_room(fresh, size, path.name)
+                before = path.rename(_aside(path)).name
+            fresh.rename(path)
+        finally:
+            fresh.unlink(missing_ok=True)
+        return size, before
+
+    def _check_room(self, path: Path, nbytes: int, name: str) -> None:
+        """ApiError 507 where a file of so many bytes has no room beside all others than `path`."""
         assert self._storage is not None
-        before = _aside(path) if path.is_file() and path.stat().st_size > nbytes + HEAD_BYTES else None
-        others = sum(one.lstat().st_size for one in path.parent.iterdir() if before or one != path)
+        others = sum(one.lstat().st_size for one in path.parent.iterdir() if one != path)
         if others + nbytes > self._storage.most_bytes:
             raise ApiError(
                 507,
-                f"slot {path.name} would have about {nbytes} bytes, the others have {others}, and "
+                f"slot {name} would have about {nbytes} bytes, the others have {others}, and "
                 f"{self._storage.most_bytes} is the limit of all; save over another one, or start "
                 "with a higher --slot-save-bytes",
                 code="no_space",
             )
-        if before:
-            path.rename(before)
-        try:
-            write_pages(sequence, path, made_by)
-        except UserError as error:
-            if before:
-                before.rename(path)
-            raise ApiError(507, _without_folder(error, path).message, code="not_written") from error
-        return path.stat().st_size, before.name if before else ""
 
     async def _restored(self, worker: Worker, number: int, path: Path) -> dict[str, Any]:
         begun = time.perf_counter()

@@ -174,6 +174,23 @@ def test_what_cannot_be_done(saving: Any, tmp_path: Path, monkeypatch: pytest.Mo
         assert refusal(act(http, "erase")) == (501, unsaved)
 
 
+def test_a_save_of_less_keeps_what_was_saved(saving: Any, tmp_path: Path) -> None:
+    with saving.http as http:
+        ask(http, id_slot=3)
+        ask(http, LONG[: PAGE + 9], id_slot=4)
+        assert "before" not in act(http, "save", filename="a").json()
+        assert "before" not in act(http, "save", filename="a").json()  # the same again
+        whole = (tmp_path / "a").read_bytes()
+        for number in (1, 2):
+            less = act(http, "save", slot=4, filename="a").json()
+            assert (less["n_saved"], less.get("before")) == (PAGE, "a.1" if number == 1 else None)
+        assert (tmp_path / "a.1").read_bytes() == whole
+        assert act(http, "restore", filename="a.1").json()["n_restored"] == 3 * PAGE
+        more = act(http, "save", filename="a").json()
+        assert (more["n_saved"], "before" in more) == (3 * PAGE, False)
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.1"]
+
+
 def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_bytes(saving.service.ready().session.model.stored)
     monkeypatch.setattr(saving.service, "slot_files", SlotFiles(Storage(tmp_path, 4 * page)))

@@ -1,0 +1,188 @@
+"""Who may ask: no page of another site, at any address; and what is asked by GET changes nothing."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pytest
+from fastapi.routing import APIRoute
+from starlette.datastructures import Headers
+
+from aerie.engine.errors import UserError
+from aerie.serve import npu
+from aerie.serve.app import _addressed
+from aerie.serve.cli import _limits, build_parser
+from aerie.serve.errors import ApiError
+from aerie.serve.origins import check_origin, is_own, origins_of
+from aerie.serve.service import Limits
+
+ROUTES = [
+    (method, route.path)
+    for route in _addressed().routes
+    if isinstance(route, APIRoute)
+    for method in sorted(route.methods)
+]
+NAMES = {"{slot}": "0", "{item}": "none"}
+FOREIGN: Sequence[Mapping[str, str]] = (
+    {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "no-cors", "Sec-Fetch-Dest": "image"},
+    {"Sec-Fetch-Site": "same-site"},
+    {"Sec-Fetch-Site": "Cross-Site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "iframe"},
+    {"Origin": "http://evil.example"},
+    {"Origin": "http://localhost:1", "Sec-Fetch-Site": "same-site"},
+    {"Origin": "null"},
+    {"Origin": ""},
+    {"Origin": "http://["},
+    {"Host": "evil.example"},
+)
+
+
+def address(path: str, name: str) -> str:
+    """A path of the table with names in it."""
+    parts = [NAMES.get(part, name) if part.startswith("{") else part for part in path.split("/")]
+    return "/".join(parts)
+
+
+def test_no_page_of_another_site_asks_anything(serving: Any) -> None:
+    assert len(ROUTES) > 40
+    with serving.http as http:
+        for (method, path), headers in zip(ROUTES, itertools.cycle(FOREIGN), strict=False):
+            response = http.request(method, address(path, "demo"), headers=headers)
+            assert response.status_code == 403, (method, path, headers)
+            assert response.json()["error"]["type"] == "permission_error"
+            for other in FOREIGN:
+                with pytest.raises(ApiError, match=r"may not ask|answers to localhost|does not say which"):
+                    check_origin(Limits(), method, path, Headers({"Host": "localhost", **other}))
+
+
+def test_what_is_asked_by_get_changes_nothing_and_costs_nothing(
+    serving: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No model is loaded, no step taken, no program run, and what is kept stays."""
+
+    def never(*given: Any, **named: Any) -> None:
+        raise AssertionError((given, named))
+
+    worker, models = serving.service.worker, serving.models
+    for owner, name in (
+        (worker, "put"),
+        (worker, "call"),
+        (models, "load"),
+        (models, "unload"),
+        (npu, "view"),
+    ):
+        monkeypatch.setattr(owner, name, never)
+    kept = serving.server.config.app._app._app._app.state.kept
+    before = (dict(kept._all), kept.nbytes, dict(serving.service.views._kept), serving.service.state)
+    program = next(iter(serving.service.opened.session.model.programs))
+    with serving.http as http:
+        for method, path in ROUTES:
+            if method != "GET":
+                continue
+            for name in ("demo", "none", program):
+                assert http.get(address(path, name)).status_code in (200, 404), (path, name)
+    assert (dict(kept._all), kept.nbytes, dict(serving.service.views._kept), serving.service.state) == before
+
+
+LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
+
+
+@pytest.mark.parametrize(
+    ("limits", "method", "path", "headers"),
+    [
+        (Limits(), "GET", "/", {"host": "localhost", **LINK}),
+        (Limits(), "GET", "/npu", {"host": "127.0.0.2:8000", **LINK}),
+        (Limits(), "GET", "/health", {"host": "[::1]:8000", "sec-fetch-site": "same-origin"}),
+        (
+            Limits(),
+            "GET",
+            "/health",
+            {"host": "LOCALHOST", "origin": "http://localhost", "sec-fetch-site": "none"},
+        ),
+        (
+            Limits(origins=("http://a",)),
+            "POST",
+            "/x",
+            {"host": "localhost", "origin": "http://a", **FOREIGN[0]},
+        ),
+        (
+            Limits(origins=("*",), api_key="k"),
+            "POST",
+            "/x",
+            {"host": "b", "origin": "http://c", **FOREIGN[0]},
+        ),
+        (Limits(origins=("*",), api_key="k"), "GET", "/x", {"host": "b", **FOREIGN[0]}),
+        (Limits(is_local=False, api_key="k"), "GET", "/x", {"host": "our.example"}),
+    ],
+)
+def test_who_may_ask(limits: Limits, method: str, path: str, headers: Mapping[str, str]) -> None:
+    check_origin(limits, method, path, Headers(headers))
+
+
+@pytest.mark.parametrize("path", ["/health", "/v1/models"])
+def test_a_link_opens_pages_alone(path: str) -> None:
+    with pytest.raises(ApiError, match="a page of another site asks, and does not say which"):
+        check_origin(Limits(), "GET", path, Headers({"host": "localhost", **LINK}))
+
+
+def test_this_machines_own_names() -> None:
+    own = ("localhost", "Localhost", "127.0.0.1", "127.0.0.2", "127.255.255.254", "::1")
+    others = ("", "127.0.0.1.evil.example", "localhost.evil.example", "128.0.0.1", "0.0.0.0", "::2", "[", "1")
+    assert [name for name in (*own, *others) if is_own(name)] == list(own)
+
+
+@pytest.mark.parametrize(
+    ("origin", "words"),
+    [
+        ("*", "lets pages of every site ask, and there is no API key; give --api-key, or name the sites"),
+        ("null", "lets pages of every site ask, and there is no API key"),
+        ("http://a.example/", "in small letters; give one such as http://a.example"),
+        ("HTTP://A.example", "give one such as http://a.example"),
+        ("a.example", "give one such as https://example.org"),
+        ("http://[", "give one such as https://example.org"),
+        ("", "browsers send a scheme, a host and no more"),
+    ],
+)
+def test_origins_that_no_browser_sends(origin: str, words: str) -> None:
+    with pytest.raises(UserError) as wrong:
+        origins_of([origin], has_key=False)
+    assert words in str(wrong.value)
+
+
+def test_origins() -> None:
+    given = ["http://a.example", "https://b:8443", "*", "null"]
+    assert origins_of(given, has_key=True) == tuple(given)
+
+
+def test_pages_of_all_sites_may_ask_with_the_key(serving: Any, limit: Any) -> None:
+    limit(origins=("*",), api_key="k")
+    with serving.http as http:
+        foreign = {"Origin": "http://evil.example", "Sec-Fetch-Site": "cross-site"}
+        assert http.get("/v1/models", headers=foreign).status_code == 401
+        assert http.get("/v1/models", headers={**foreign, "x-api-key": "k"}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("flag", "variable", "words"),
+    [
+        ("", None, "--api-key is blank, which would let everybody in; give a key, or leave it out"),
+        (" ", "fine", "--api-key is blank"),
+        (None, " \t", "AERIE_API_KEY is blank, which would let everybody in"),
+        ("key\n", None, "--api-key holds blanks around it, control characters or some beyond ASCII"),
+        (None, "Schlüssel", "AERIE_API_KEY holds blanks around it, control characters or some beyond ASCII"),
+    ],
+)
+def test_keys_that_are_none(
+    flag: str | None, variable: str | None, words: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AERIE_API_KEY", variable or "")
+    given = ["serve"] if flag is None else ["serve", "--api-key", flag]
+    with pytest.raises(UserError) as wrong:
+        _limits(build_parser().parse_args(given))
+    assert words in str(wrong.value)
+
+
+def test_a_variable_that_is_empty_is_no_key(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("AERIE_API_KEY", "")
+    assert _limits(build_parser().parse_args(["serve", "--host", "127.0.0.2"])).api_key is None
