@@ -34,7 +34,8 @@ def label(
     """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
     came to be, such as `declared`. skew: of its address in a core (`device_marks`)."""
     site = f"{{{literal(op.name)}, {line_of(op)}}}"
-    flags = [str(flag).lower() for flag in (ends_with_body, _has_locks(type_))]
+    places = (_lies_in(type_, MemorySpace.L1, MemorySpace.L2), _lies_in(type_, MemorySpace.L2))
+    flags = [str(flag).lower() for flag in (ends_with_body, *places)]
     texts = [literal(name), literal(attribute_text(type_)), site, literal(how), *flags]
     texts += [str(skew)] if skew != NOWHERE else []
     return file.constant(
@@ -42,11 +43,11 @@ def label(
     )
 
 
-def _has_locks(type_: Attribute) -> bool:
-    """Whether a buffer lies where the device has locks: in L1 or L2."""
+def _lies_in(type_: Attribute, *spaces: MemorySpace) -> bool:
+    """Whether a buffer lies in one of these memories. The device has locks for L1 and L2."""
     if not isinstance(type_, MemRefType) or not isinstance(type_.memory_space, IntegerAttr):
         return False
-    return memory_space(type_) in (MemorySpace.L1, MemorySpace.L2)
+    return memory_space(type_) in spaces
 
 
 def value_name(value: SSAValue) -> str:

@@ -18,6 +18,7 @@ struct Label {
   const char *how = "allocated";  // or `argument 2 of @gemm, declared`
   bool ends_with_body = false;    // needs no memref.dealloc
   bool has_locks = false;         // lies in L1 or L2, where the device has locks
+  bool is_l2 = false;
   int skew = -1;                  // in a core's L1: bytes behind a multiple of 64; -1 elsewhere, or not known
 };
 

@@ -83,6 +83,7 @@ struct Event {
   const Lineage *lineage;
   uint32_t phase, island, process, chain, time;
   bool is_task;
+  bool is_told = false;  // that something is not ordered behind it
 };
 
 Store<Event> events;
@@ -302,7 +303,7 @@ struct Entry {
   const Strand &strand;
   const uint32_t event;
   const bool writes;
-  const bool has_locks;
+  const bool has_locks, is_l2;
   bool is_forced = false;  // races, and is entered all the same
   // The cell that was visited last, as it was and as it is; at first one that no cell is like.
   Cell before{~0u, {}}, after{};
@@ -389,7 +390,7 @@ void Cells::refine(i64 low, i64 high) {
 
 bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
   if (is_forced) return true;
-  if (has_locks && writes && earlier_writes && !herds.event && are_herds(events[earlier], strand)) {
+  if (is_l2 && writes && earlier_writes && !herds.event && are_herds(events[earlier], strand)) {
     herds = Other{earlier, true, byte};
   }
   if (happened_before(events[earlier], strand)) return true;
@@ -523,7 +524,8 @@ Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
 }
 
 void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Other &other, Guard guard) {
-  const Event &event = events[other.event];
+  Event &event = events[other.event];
+  event.is_told = true;
   Where where = event.where;
   if (event.island && where.dims > 0) where.around = &roots[event.island];
   char who[600], text[1200];
@@ -576,14 +578,14 @@ void observe(Site site, const Access &side, bool writes, Strand &strand) {
   Cells &cells = cells_of(buffer);
   const uint32_t event = new_event(site, strand);
   if (!event) return;
-  const bool has_locks = buffer.label.has_locks;
-  Entry entry{strand, event, writes, has_locks};
+  const bool has_locks = buffer.label.has_locks, is_l2 = buffer.label.is_l2;
+  Entry entry{strand, event, writes, has_locks, is_l2};
   enter(cells, side, entry);
   if (entry.herds.event) report(site, buffer, entry, entry.herds, Guard::kText);
   else if (entry.locked.event) report(site, buffer, entry, entry.locked, Guard::kLocks);
   if (!entry.raced.event) return;
   report(site, buffer, entry, entry.raced, is_in_order(events[entry.raced.event], strand) ? Guard::kTile : Guard::kNothing);
-  Entry again{strand, event, writes, has_locks, true};
+  Entry again{strand, event, writes, has_locks, is_l2, true};
   enter(cells, side, again);
 }
 
@@ -602,7 +604,7 @@ void check_settled(Site site, const Buffer &buffer) {
   const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
   if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
   const Entry::Other other = cells->unsettled(*strand);
-  if (!other.event || events[other.event].process != strand->process) return;
+  if (!other.event || events[other.event].process != strand->process || events[other.event].is_told) return;
   const Site by = events[other.event].site;
   fail_as(Failure::kFreed, site, "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
           Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
