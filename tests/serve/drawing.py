@@ -305,7 +305,7 @@ def _spoil(drawn: Drawn, chance: random.Random) -> None:
         at = chance.randrange(len(drawn.body))
         drawn.body = drawn.body[:at] + bytes([chance.randrange(256)]) + drawn.body[at + 1 :]
     elif way == 2:
-        drawn.body = gzip.compress(drawn.body)
+        drawn.body = gzip.compress(drawn.body, mtime=0)
         drawn.headers.append(("Content-Encoding", "gzip"))
     elif way == 3:
         drawn.method = chance.choice(
