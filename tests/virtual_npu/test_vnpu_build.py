@@ -133,6 +133,29 @@ def test_a_program_names_functions_of_the_kernel_folders_and_nothing_else(
     assert len(str(caught.value)) < 600
 
 
+def test_a_kernel_that_takes_another_number_of_arguments(tmp_path, kernels):
+    (kernels / "less.cc").write_text('extern "C" void less(float *x, int n) { x[n] = 0; }')
+    message = (
+        r"line \d+: @less is called with 3 arguments, and less.cc defines it with 2 parameters: declare it as"
+    )
+    with pytest.raises(virtual_npu.KernelSourceError, match=message):
+        build(tile("less", 'link_with = "less.o"'), tmp_path, kernels)
+
+
+@pytest.mark.parametrize(
+    ("type_", "message"),
+    [
+        ("memref<1152921504606846976xf32>", "takes 4611686018427387904 bytes: 70368744177664 are the most"),
+        ("memref<4294967296x4294967296xf32>", "bytes: 70368744177664 are the most"),
+        ("memref<99999999999999999999999999xf32>", "bytes: 70368744177664 are the most"),
+        ("vector<1073741824xf32>", "has 1073741824 elements: 65536 are the most"),
+    ],
+)
+def test_types_that_nothing_holds(type_, message):
+    with pytest.raises(virtual_npu.UnsupportedOpError, match=f"line 1: func.func: .*{message}"):
+        virtual_npu.emit(f"func.func @f(%a: {type_}) {{ return }}")
+
+
 def test_declaration_without_link_with(tmp_path):
     with pytest.raises(
         virtual_npu.UnsupportedOpError, match=r"line 12: func.call: @shift has no body and no link_with"

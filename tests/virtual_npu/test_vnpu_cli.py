@@ -90,7 +90,7 @@ def test_build_and_emit(files, capsys):
     assert main(["build", str(files / "p.mlir"), "-o", str(files / "p.so")]) == 0
     assert (files / "p.so").stat().st_size > 0
     assert main(["emit", str(files / "p.mlir")]) == 0
-    assert "func_add(vnpu::bf16 *x, vnpu::bf16 *y)" in capsys.readouterr().out
+    assert "func_add(vnpu::bf16 *v_x, vnpu::bf16 *v_y)" in capsys.readouterr().out
     assert main(["ops"]) == 0
     assert "vector.contract\n" in capsys.readouterr().out
 

@@ -200,4 +200,4 @@ def test_names_with_quotes_and_backslashes(program):
     return
   }}
 }}"""
-    assert "launch @l'1, line 5: get @a'b[0]" in message(program(text), "f\\g")
+    assert r'launch @"l\"1", line 5: get @"a\"b"[0]' in message(program(text), "f\\g")

@@ -141,6 +141,13 @@ def run_between_guards(library: virtual_npu.Library, name: str, n: int, m: int) 
         assert (around[80:] == 7).all()
 
 
+def test_memory_that_is_not_there_is_told(library):
+    with pytest.raises(
+        virtual_npu.VirtualNpuRuntimeError, match=r"memref.alloc: out of memory: \d+ bytes beside"
+    ):
+        run_between_guards(library, "alloc", 1 << 40, 0)
+
+
 @pytest.mark.parametrize("name", KINDS)
 def test_sizes_that_are_not_legal_end_the_run(library, name):
     kind = KINDS[name]
