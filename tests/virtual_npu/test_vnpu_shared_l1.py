@@ -335,6 +335,21 @@ module {
     }
     return
   }
+  // A block that a core gets, and a DMA takes from it.
+  func.func @sent_on(%in: memref<16xf32>, %out: memref<16xf32>) {
+    air.launch () in () args(%in1=%in, %out1=%out) : memref<16xf32>, memref<16xf32> {
+      air.channel.put @k[] (%in1[] [] []) : (memref<16xf32>)
+      air.segment @seg args(%out2=%out1) : memref<16xf32> {
+        air.herd @h tile (%x, %y) in (%sx=%c1, %sy=%c1) args(%out3=%out2) : memref<16xf32> {
+          %l = memref.alloc() : memref<16xf32, 2>
+          air.channel.get @k[] (%l[] [] []) : (memref<16xf32, 2>)
+          air.dma_memcpy_nd (%out3[] [] [], %l[] [] []) : (memref<16xf32>, memref<16xf32, 2>)
+          memref.dealloc %l : memref<16xf32, 2>
+        }
+      }
+    }
+    return
+  }
   // Of a word that goes on twice, only one number means something.
   func.func @partly(%in: memref<16xf32>, %out: memref<2xf32>) {
     air.launch () in () args(%in1=%in, %out1=%out) : memref<16xf32>, memref<2xf32> {
@@ -376,6 +391,7 @@ def test_what_cores_and_memtiles_keep(program, run, checks: bool) -> None:
     assert found.tolist() == np.stack([100 + points, points, 100 + 2 * points, points], axis=1).tolist()
     flat = np.arange(64, dtype=np.float32)
     assert run(library, "relay", flat, np.zeros(64, np.float32))[1].tolist() == flat.tolist()
+    assert run(library, "sent_on", flat[:16], np.zeros(16, np.float32))[1].tolist() == flat[:16].tolist()
     _, sums, copied = run(library, "tokens", flat, np.zeros(16, np.float32), np.zeros(64, np.float32))
     assert sums.tolist() == flat.reshape(4, 16).sum(axis=0).tolist()
     assert copied.tolist() == flat.tolist()

@@ -67,9 +67,14 @@ def _rewrite(alloc: Operation) -> None:
     for user in users:
         if user.name == "memref.dealloc":
             Rewriter.erase_op(user)
-        elif user.name in ("air.channel.get", "air.dma_memcpy_nd"):
+        elif _fills(user, alloc.results[0]):
             wrap(user, BorrowOp)
     wrap(alloc, BorrowedOp)
+
+
+def _fills(user: Operation, buffer: SSAValue) -> bool:
+    """Whether an operation brings what the buffer points to; a DMA that takes from it only reads."""
+    return user.name == "air.channel.get" or (isinstance(user, DmaMemcpyNdOp) and user.dst is buffer)
 
 
 def users_of(buffer: SSAValue) -> list[Operation]:
