@@ -30,6 +30,8 @@ from aerie.engine.strategies.manner import Manners
 STRONGEST = MOST_BIAS
 """A bias that leaves a token out, below 0: false in logit_bias, and ignore_eos."""
 SEEDS = 2**64
+LONGEST_STOP = 1000
+"""Characters of a stop string: all of them are looked for in each piece of an answer."""
 MOST_STOPS, MOST_TOP, MOST_MARKED = 16, 20, 1024
 """Strings and ids of `stop`; tokens of top_logprobs; tokens of a prompt whose logits are told: they are all
 in memory at once."""
@@ -45,7 +47,12 @@ def _text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_text)]
-StopText = Annotated[str, Field(min_length=1), AfterValidator(_text)]
+StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP), AfterValidator(_text)]
+
+
+def is_id(text: str) -> bool:
+    """Whether it is a token id in digits."""
+    return text.isascii() and text.isdecimal() and len(text) < 12
 
 
 Unbuilt = Mapping[str, tuple[Sequence[Any], str]]
@@ -333,9 +340,9 @@ class Settings(Harmless):
             raise ValueError("stream_options is for stream=true; leave it out, or set stream")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is not told in a stream; leave stream out")
-        wrong = [each for each in self.logit_bias or () if not each.isdecimal()]
+        wrong = [each for each in self.logit_bias or () if not is_id(each)]
         if wrong:
-            raise ValueError(f"logit_bias names {wrong[0]!r}; name a token by its id, a whole number")
+            raise ValueError(f"logit_bias names {wrong[0][:80]!r}; name a token by its id, a whole number")
         return self
 
     @property

@@ -33,6 +33,7 @@ from aerie.serve.fields import (
     StopText,
     Text,
     Unbuilt,
+    is_id,
     room_of,
 )
 from aerie.serve.forms import finite, progress, timings
@@ -378,7 +379,7 @@ def encoded(prompt: str | list[str | int], most: int, tokenizer: Tokenizer) -> l
 def _named(name: Bias) -> int | str:
     """An id, or a text; a text of digits is an id, as keys of JSON are texts."""
     if isinstance(name, str):
-        return int(name) if name.isdecimal() else name
+        return int(name) if is_id(name) else name
     return int(name)
 
 

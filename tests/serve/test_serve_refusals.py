@@ -125,6 +125,8 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
     ),
     (CHAT, {"messages": USER, "n": 33}, "n", "33: Input should be less than or equal to 32"),
     (CHAT, {"messages": USER, "stop": ""}, "stop", "at least 1 character"),
+    (CHAT, {"messages": USER, "stop": "x" * 1001}, "stop", "at most 1000 characters"),
+    (CHAT, {"messages": USER, "logit_bias": {"9" * 5000: 1}}, None, "name a token by its id, a whole number"),
     (CHAT, {"messages": USER, "stop": ["x"] * 17}, "stop", "at most 16 items"),
     (CHAT, {"messages": USER, "top_logprobs": 3}, None, "top_logprobs is for logprobs=true; set it"),
     (
