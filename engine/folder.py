@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import stat
-from collections.abc import Iterator
+from collections.abc import Sequence
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
@@ -120,12 +120,14 @@ def other_formats(folder: Path) -> str:
         names = sorted(path.name for path in folder.iterdir())
     except OSError:
         return ""
-    return "" if SINGLE_FILE in names or INDEX_FILE in names else next(_told(names), "")
+    return "" if SINGLE_FILE in names or INDEX_FILE in names else advice_on(names)
 
 
-def _told(names: list[str]) -> Iterator[str]:
+def advice_on(names: Sequence[str]) -> str:
+    """What to do with files of these names, for the first kind of OTHERS among them; empty for none."""
     for patterns, advice in OTHERS:
         found = [name for name in names if any(fnmatch(name, pattern) for pattern in patterns)]
         if found:
             more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
-            yield f"there is {', '.join(found[:MOST_NAMED])}{more}: {advice}"
+            return f"there is {', '.join(found[:MOST_NAMED])}{more}: {advice}"
+    return ""

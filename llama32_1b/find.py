@@ -7,6 +7,7 @@ import re
 from pathlib import Path
 
 from aerie.engine.errors import CheckpointError, own_command
+from aerie.engine.folder import advice_on
 from aerie.engine.progress import Reporter
 
 DEMO = "demo"
@@ -38,7 +39,8 @@ def find_checkpoint(model: str) -> Path:
     if folder.is_dir():
         return folder
     if folder.exists():
-        raise CheckpointError(f"--model {model} is a file; give the folder that holds config.json")
+        other = f" ({advice_on([folder.name])})" if folder.suffix in (".gguf", ".bin", ".pt", ".pth") else ""
+        raise CheckpointError(f"--model {model} is a file; give the folder that holds config.json{other}")
     if hub_id(model) is None:
         raise CheckpointError(
             f"--model {model!r} is neither a folder, nor a Hugging Face id (owner/name), nor one of "

@@ -264,6 +264,13 @@ def test_model_that_is_not_there(run, tmp_path):
     file = tmp_path / "model.safetensors"
     file.touch()
     check_refused(run("--prompt", "hi", model=file), "is a file; give the folder that holds config.json")
+    (tmp_path / "tiny.gguf").touch()
+    gguf = run("--prompt", "hi", model=tmp_path / "tiny.gguf")
+    check_refused(
+        gguf, "holds config.json (there is tiny.gguf: GGUF is not read yet: fetch config.json, toke"
+    )
+    (tmp_path / "tiny.gguf").unlink()
+    file.unlink()
     check_refused(
         run("--prompt", "hi", model=tmp_path), "config.json; give --model a Hugging Face checkpoint folder"
     )
