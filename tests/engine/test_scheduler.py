@@ -574,7 +574,7 @@ def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) 
     answer.stop()
     scheduler.submit([5], 40, Sampler(logit_bias=going_on))
     scheduler.step()
-    assert scheduler.held(read) == READ_ROWS
+    assert scheduler.held(read) >= READ_ROWS
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
