@@ -27,7 +27,7 @@ OF_OTHERS = {
     "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
     "PEANO_INSTALL_DIR": "runtime/npu/tools.py",
     "MLIR_AIE_INSTALL_DIR": "runtime/npu/tools.py",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "engine/tokenizer.py",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "engine/tokenizer_files.py",
     "OMP_WAIT_POLICY": "verify/reference.py",  # OpenMP's: idle threads of torch leave the cores
 }
 """Environment variables that are not ours, and who looks at each."""

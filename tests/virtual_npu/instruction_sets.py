@@ -20,6 +20,7 @@ import numpy as np
 import pytest
 
 from aerie.virtual_npu import cpu
+from aerie.virtual_npu.codegen.module import RUNTIME
 from aerie.virtual_npu.compiler import INCLUDE, known_compilers
 from aerie.virtual_npu.objects import Unit, shared_object
 from aerie.virtual_npu.options import BuildOptions
@@ -157,7 +158,7 @@ def sums_on(name: str) -> Sums:
 
 def with_products(unit: Unit) -> Path:
     """The shared object of one C++ file, of products and of the runtime, as the environment has it."""
-    units = [unit, *(Unit(INCLUDE / "vnpu" / name) for name in ("product.cc", "runtime.cc", "team.cc"))]
+    units = [unit, *(Unit(INCLUDE / "vnpu" / name) for name in ("product.cc", *RUNTIME))]
     with tempfile.TemporaryDirectory() as work:
         return shared_object(known_compilers(BuildOptions()), units, kept_programs(), Path(work))
 

@@ -259,7 +259,7 @@ FAULTS = {
     ),
     "buffer_of_another_tile": Fault(
         "deadlock",
-        "deadlock: nothing can make progress. This one waits for what only it could do later:\n  herd @h (0, 0), line {fault}: get @%mine (line {made}) is free[0, 1] (2 put so far, 0 in flight), until a put comes",
+        "deadlock: nothing can make progress. This one waits for what only it could do later:\n  herd @h (0, 0), line {fault}: get @\"%mine (line {made}) is free\"[0, 1] (2 put so far, 0 in flight), until a put comes",
         """
     air.launch () in () {
       air.segment @s {

@@ -215,7 +215,9 @@ def test_fill_that_does_not_wait_for_the_put_before_is_told(program):
     """As a put of upstream's took its lock after the core had written the buffer, and each fill but the first lost a row."""
     out = np.zeros((4, 16), np.float32)
     assert ran(program(REFILLED.replace("{kept}", "sent"), options=CHECKS), out).notes == ()
-    (note,) = ran(program(REFILLED.replace("{kept}", "filled"), options=CHECKS), out).notes
+    # what waits for the fills alone may not free the buffer either, which is a fault of its own
+    kept = REFILLED.replace("{kept}", "filled").replace("memref.dealloc %buf : memref<16xf32, 2>", "")
+    (note,) = (each for each in ran(program(kept, options=CHECKS), out).notes if "never freed" not in each)
     assert (
         "missing token, a data race but for the order of the tile: this writes element 0 of %alloc, which line 19: air.channel.put @c in herd @h (0, 0) reads"
         in note

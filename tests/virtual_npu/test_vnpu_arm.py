@@ -13,6 +13,7 @@ import pytest
 from instruction_sets import ODD_PAIRS, ONE_BY_ONE, in_order
 from test_vnpu_instruction_sets import drawn, far_apart, same
 
+from aerie.virtual_npu.codegen.module import RUNTIME
 from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, compiler_flags
 from aerie.virtual_npu.options import BuildOptions
 
@@ -37,7 +38,7 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     compiler = Compiler((str(CROSS),), (*flags, f"-march={request.param}"))
     headers = (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
     sources = [Path(__file__).with_name("sums_main.cc")]
-    sources += [INCLUDE / "vnpu" / name for name in ("product.cc", "runtime.cc", "team.cc")]
+    sources += [INCLUDE / "vnpu" / name for name in ("product.cc", *RUNTIME)]
     for source in sources:
         compiler.compile(source, folder / f"{source.stem}.o", headers)
     program = folder / "sums"

@@ -81,7 +81,7 @@ def test_loops_with_checks_know_what_they_touch(step: str, index: str, bounds: s
       return
     }}"""
     code = emit(text, options=BuildOptions(checks=True)).text
-    (of_y,) = re.findall(r"vnpu::part\(y, [^)]*\)(\.between\([^)]*\))?", code)
+    (of_y,) = re.findall(r"vnpu::part\(v_y, [^)]*\)(\.between\([^)]*\))?", code)
     assert of_y == bounds
 
 

@@ -13,6 +13,7 @@ from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
+from aerie.virtual_npu.codegen.module import RUNTIME
 from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
 
 BF16 = ml_dtypes.bfloat16
@@ -248,7 +249,7 @@ int is_rearranging(void (*function)(vnpu::bf16 *)) { return !vnpu::rearranged(fu
     )
     sources = [
         folder / "functions.cc",
-        *(INCLUDE / "vnpu" / name for name in ("runtime.cc", "team.cc", "rearranged.cc")),
+        *(INCLUDE / "vnpu" / name for name in (*RUNTIME, "rearranged.cc")),
     ]
     for path in sources:
         compiler.compile(path, folder / f"{path.stem}.o", include)
