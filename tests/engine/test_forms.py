@@ -15,8 +15,8 @@ from llguidance import LLTokenizer
 
 from aerie.engine import finite_grammar, finite_schema
 from aerie.engine.config import load_config
-from aerie.engine.errors import UserError
-from aerie.engine.form_process import Read, Wanted, _Reading
+from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine.form_process import FormProcess, Read, Wanted, _Reading
 from aerie.engine.form_schema import FORMATS, RefusedError
 from aerie.engine.grammar import FormError, Grammars, _Kept
 from aerie.engine.tokenizer import load_tokenizer
@@ -70,6 +70,16 @@ def test_a_form_beyond_the_limits_is_refused_alone(
     with pytest.raises(FormError, match=told):
         getattr(grammars, kind)(given)
     assert grammars.regex("a|b").text
+
+
+def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer cannot be read for answers of a form \(.*Model"):
+        FormProcess("{}", 5, [1]).read(Wanted("regex", "a"))
+
+
+def test_a_defect_of_ours_is_no_refusal(grammars: Grammars) -> None:
+    with pytest.raises(RuntimeError, match=r"^a form cannot be read: .*\nTraceback[^$]* in read\n"):
+        grammars._process.read(Wanted("lark", ["start"]))  # type: ignore[arg-type]
 
 
 def test_what_is_known_is_not_read_again(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
