@@ -67,8 +67,9 @@ class OverLimitError(BoundedError):
     """A call ran into a limit, or ended its process."""
 
 
-class WaitError(OverLimitError):
-    """A call took more than wait_s: it waited, or the machine had other work."""
+class InterruptedCallError(OverLimitError):
+    """A call ended for a reason that need not be its own: it took more than wait_s, where the machine may
+    have had other work, or its process was killed."""
 
 
 class RaisedError(BoundedError):
@@ -185,9 +186,9 @@ class _Child:
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, deadline))
             told = json.loads(self._receive(length, deadline).decode("utf-8", "surrogatepass"))
         except TimeoutError:
-            raise WaitError(f"it took more than {wait_s:g} s") from None
+            raise InterruptedCallError(f"it took more than {wait_s:g} s") from None
         except OSError:
-            raise OverLimitError(self._why_it_ended()) from None
+            raise self._why_it_ended() from None
         if "over" in told:
             raise OverLimitError(told["over"])
         if "raised" in told:
@@ -209,12 +210,14 @@ class _Child:
             parts += part
         return bytes(parts)
 
-    def _why_it_ended(self) -> str:
+    def _why_it_ended(self) -> OverLimitError:
         status = self._process.wait()
         if status == -signal.SIGPROF:
-            return f"it took more than {self._limits.cpu_s:g} s of processor time"
+            return OverLimitError(f"it took more than {self._limits.cpu_s:g} s of processor time")
+        if status == -signal.SIGKILL:
+            return InterruptedCallError("the process that it ran in was killed")
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return f"it ended the process that it ran in ({name})"
+        return OverLimitError(f"it ended the process that it ran in ({name})")
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:

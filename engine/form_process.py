@@ -16,6 +16,7 @@ from aerie.engine import finite_grammar, finite_schema, form_schema
 from aerie.engine.bounded import (
     BeginningError,
     BoundedProcess,
+    InterruptedCallError,
     Limits,
     OverLimitError,
     RaisedError,
@@ -61,6 +62,10 @@ class FormError(UserError):
     """A schema or grammar that cannot be taken."""
 
 
+class InterruptedFormError(FormError):
+    """One that was not read, for a reason that need not be its own: it may be taken another time."""
+
+
 OPTIONS: Final = "x-guidance"
 """Of llguidance, in a schema: ours."""
 NAMES: Final = {"schema": "JSON schema", "regex": "regular expression"}
@@ -80,6 +85,13 @@ def refused(kind: str, reason: str) -> FormError:
     )
 
 
+def check_length(wanted: Wanted) -> None:
+    """FormError for more than a form may have."""
+    most = MOST_OF_OURS if wanted.kind == "made" else MOST_TEXT
+    if len(wanted.text) > most:
+        raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
+
+
 def limits() -> LLParserLimits:
     """Of llguidance, here and where answers are: its own for a token, and so few states that a matcher has
     some tens of MB at most."""
@@ -89,7 +101,8 @@ def limits() -> LLParserLimits:
 
 
 class FormProcess:
-    """One process, begun when the first form is asked for, and again after its end. Any thread may ask.
+    """One process, begun when the first form is asked for, and again after its end. Any thread may ask,
+    for forms that check_length lets through.
 
     tokenizer: in the form of Hugging Face's tokenizers. ends: tokens that end an answer.
     """
@@ -100,11 +113,10 @@ class FormProcess:
 
     def read(self, wanted: Wanted) -> Read:
         """FormError for what cannot be taken; CheckpointError where llguidance cannot read the vocabulary."""
-        most = MOST_OF_OURS if wanted.kind == "made" else MOST_TEXT
-        if len(wanted.text) > most:
-            raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
         try:
             text, schema, notes = self._process.call("read", wanted)
+        except InterruptedCallError:
+            raise InterruptedFormError(str(refused(wanted.kind, BEYOND))) from None
         except OverLimitError:
             raise refused(wanted.kind, BEYOND) from None
         except RaisedError as error:

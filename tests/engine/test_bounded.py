@@ -9,7 +9,14 @@ import time
 
 import pytest
 
-from aerie.engine.bounded import BeginningError, BoundedProcess, Limits, OverLimitError, RaisedError
+from aerie.engine.bounded import (
+    BeginningError,
+    BoundedProcess,
+    InterruptedCallError,
+    Limits,
+    OverLimitError,
+    RaisedError,
+)
 
 LIMITS = Limits(cpu_s=0.3, wait_s=20, memory_bytes=128 << 20, output_bytes=1 << 20)
 
@@ -46,8 +53,14 @@ def test_a_limit_ends_the_call_and_not_what_comes_after(process):
 
 def test_what_waits_is_limited_too():
     process = BoundedProcess("time", Limits(wait_s=0.5))
-    with pytest.raises(OverLimitError, match=r"^it took more than 0.5 s$"):
+    with pytest.raises(InterruptedCallError, match=r"^it took more than 0.5 s$"):
         process.call("sleep", 60)
+
+
+def test_what_is_killed_is_told(process):
+    with pytest.raises(InterruptedCallError, match=r"^the process that it ran in was killed$"):
+        process.call("eval", "__import__('os').kill(__import__('os').getpid(), 9)")
+    assert process.call("abs", -1) == 1
 
 
 def test_the_stack_is_limited():
