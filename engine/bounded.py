@@ -1,4 +1,4 @@
-"""Work on what nobody vouches for, in a child process with limits of time, memory and output.
+"""Work on what nobody vouches for, in a child process with limits of time, memory, stack and output.
 
 A checkpoint's chat template, a grammar of a request: such text may loop, ask for a terabyte, or end the
 process it is worked on in, and no thread can be stopped from outside. So a `BoundedProcess` calls functions
@@ -23,9 +23,11 @@ import subprocess
 import sys
 import threading
 import time
+import traceback
 import weakref
 from collections.abc import Iterator
-from dataclasses import astuple, dataclass
+from dataclasses import asdict, dataclass
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -34,36 +36,48 @@ from aerie.engine.errors import UserError
 LENGTH = struct.Struct("<Q")
 """Before each message, how many bytes it has."""
 
-LONGEST_REASON = 200
-"""Characters of what a function's exception says that are told."""
+LONGEST_REASON, LONGEST_TRACE = 200, 4000
+"""Characters of what a function's exception says that are told, and of where it was raised."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
     """Of one call. cpu_s: of the child's processor time; wait_s: of time altogether, on a machine with other
-    work; memory_bytes: beside what the child has before its first call; output_bytes: of the result as
-    JSON."""
+    work; memory_bytes: beside what the child has before its first call; stack_bytes: of the thread that the
+    call is in; output_bytes: of the result as JSON. begin_s: of time altogether for a beginning, of which
+    nothing else is limited."""
 
     cpu_s: float = 2.0
     wait_s: float = 30.0
     memory_bytes: int = 512 << 20
+    stack_bytes: int = 8 << 20
     output_bytes: int = 16 << 20
+    begin_s: float = 120.0
 
 
 class BoundedError(UserError):
     """A call that gave no result. Its text is one line that says why, without an end."""
 
 
+class BeginningError(BoundedError):
+    """The child's beginning failed: the call did not come to its turn."""
+
+
 class OverLimitError(BoundedError):
     """A call ran into a limit, or ended its process."""
 
 
-class RaisedError(BoundedError):
-    """The function raised an exception, of the class `kind`."""
+class InterruptedCallError(OverLimitError):
+    """A call ended for a reason that need not be its own: it took more than wait_s, where the machine may
+    have had other work, or its process was killed."""
 
-    def __init__(self, kind: str, message: str) -> None:
+
+class RaisedError(BoundedError):
+    """The function raised an exception, of the class `kind`. trace: the end of its traceback, for a log."""
+
+    def __init__(self, kind: str, message: str, trace: str) -> None:
         super().__init__(message or kind)
-        self.kind = kind
+        self.kind, self.trace = kind, trace
 
 
 class BoundedProcess:
@@ -71,20 +85,30 @@ class BoundedProcess:
     that one that takes all of its time holds no other.
 
     module: by its name, imported in the child alone. Its functions take and give what JSON can say.
+    beginning: a function of the module and its arguments, called once in each child, before its first call;
+    what it gives stays there, and has the functions that are called, in place of the module.
     """
 
-    def __init__(self, module: str, limits: Limits = Limits(), most: int = 4) -> None:
+    def __init__(
+        self,
+        module: str,
+        limits: Limits = Limits(),
+        most: int = 4,
+        beginning: tuple[str, list[Any]] | None = None,
+    ) -> None:
         self._module, self._limits = module, limits
+        self._beginning = _packed(beginning) if beginning else b""
         self._turns = threading.BoundedSemaphore(most)
         self._idle: list[_Child] = []
 
     def warm(self) -> None:
         """Start a child now, beside what else there is to do, so that the first call need not wait for it."""
         if not self._idle:
-            self._idle.append(_Child(self._module, self._limits))
+            self._idle.append(_Child(self._module, self._limits, self._beginning))
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What the function gives. Raises RaisedError for what it raises, and OverLimitError."""
+        """What the function gives. Raises RaisedError for what it raises, OverLimitError, and
+        BeginningError."""
         try:
             message = _packed([function, arguments])
         except RecursionError:
@@ -102,7 +126,7 @@ class BoundedProcess:
             while child is None or child.is_over:
                 child = self._idle.pop()
         if child is None or child.is_over:
-            child = _Child(self._module, self._limits)
+            child = _Child(self._module, self._limits, self._beginning)
         try:
             yield child
         except RaisedError:
@@ -115,10 +139,10 @@ class BoundedProcess:
 
 
 class _Child:
-    """The parent's end of a child."""
+    """The parent's end of a child. beginning: the message that it is first sent, if any."""
 
-    def __init__(self, module: str, limits: Limits) -> None:
-        self._limits = limits
+    def __init__(self, module: str, limits: Limits, beginning: bytes) -> None:
+        self._limits, self._beginning = limits, beginning
         self._socket, theirs = socket.socketpair()
         paths = filter(None, [str(Path(__file__).parents[2]), os.environ.get("PYTHONPATH")])
         with theirs:
@@ -131,8 +155,7 @@ class _Child:
                     "-m",
                     __name__,
                     str(theirs.fileno()),
-                    module,
-                    *map(str, astuple(limits)),
+                    json.dumps([module, asdict(limits), bool(beginning)]),
                 ],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MALLOC_ARENA_MAX": "1"},
                 stdin=subprocess.DEVNULL,
@@ -148,15 +171,24 @@ class _Child:
         return self._process.poll() is not None
 
     def call(self, message: bytes) -> Any:
-        deadline = time.monotonic() + self._limits.wait_s
+        if self._beginning:
+            try:
+                self._ask(self._beginning, self._limits.begin_s)
+            except BoundedError as error:
+                raise BeginningError(f"its process could not begin: {error}") from None
+            self._beginning = b""
+        return self._ask(message, self._limits.wait_s)
+
+    def _ask(self, message: bytes, wait_s: float) -> Any:
+        deadline = time.monotonic() + wait_s
         try:
             self._send(message, deadline)
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, deadline))
             told = json.loads(self._receive(length, deadline).decode("utf-8", "surrogatepass"))
         except TimeoutError:
-            raise OverLimitError(f"it took more than {self._limits.wait_s:g} s") from None
+            raise InterruptedCallError(f"it took more than {wait_s:g} s") from None
         except OSError:
-            raise OverLimitError(self._why_it_ended()) from None
+            raise self._why_it_ended() from None
         if "over" in told:
             raise OverLimitError(told["over"])
         if "raised" in told:
@@ -178,12 +210,14 @@ class _Child:
             parts += part
         return bytes(parts)
 
-    def _why_it_ended(self) -> str:
+    def _why_it_ended(self) -> OverLimitError:
         status = self._process.wait()
         if status == -signal.SIGPROF:
-            return f"it took more than {self._limits.cpu_s:g} s of processor time"
+            return OverLimitError(f"it took more than {self._limits.cpu_s:g} s of processor time")
+        if status == -signal.SIGKILL:
+            return InterruptedCallError("the process that it ran in was killed")
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
-        return f"it ended the process that it ran in ({name})"
+        return OverLimitError(f"it ended the process that it ran in ({name})")
 
 
 def _end(process: subprocess.Popen[bytes], connection: socket.socket) -> None:
@@ -197,41 +231,78 @@ def _packed(message: Any) -> bytes:
     return LENGTH.pack(len(text)) + text
 
 
-def serve(connection: socket.socket, module: str, limits: Limits) -> None:
-    """The child's life: calls, one after the other, until its parent closes the connection."""
+def one_line(reason: str) -> str:
+    """What an exception says, in one line of a limited length."""
+    told = " ".join(reason.split())
+    return told if len(told) <= LONGEST_REASON else f"{told[:LONGEST_REASON]} ..."
+
+
+def live(connection: socket.socket, module: str, limits: Limits, begins: bool) -> None:
+    """The child's life: its beginning, then calls, one after the other, until its parent closes the
+    connection."""
     functions = importlib.import_module(module)
-    file = connection.makefile("rwb")
+    messages = _messages(connection.makefile("rb"))
+    if begins:
+        functions = _begun(functions, next(messages), connection)
     _limit_memory(limits.memory_bytes)
+    threading.stack_size(limits.stack_bytes)
+    calls = threading.Thread(target=_serve, args=(functions, messages, connection, limits))
+    calls.start()
+    calls.join()
+
+
+def _messages(file: BufferedReader) -> Iterator[bytes]:
     while length := file.read(LENGTH.size):
-        message = file.read(*LENGTH.unpack(length))
+        yield file.read(*LENGTH.unpack(length))
+
+
+def _begun(module: Any, message: bytes, connection: socket.socket) -> Any:
+    """What the beginning gives."""
+    try:
+        made = _called(module, message)
+    except Exception as error:
+        connection.sendall(_raised(error))
+        raise
+    connection.sendall(_packed({"result": None}))
+    return made
+
+
+def _serve(functions: Any, messages: Iterator[bytes], connection: socket.socket, limits: Limits) -> None:
+    for message in messages:
         # The signal ends the process wherever it is, in C code too.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
         try:
             told = _answer(functions, message, limits)
         except MemoryError:  # what is left of the process may be anything
-            file.write(_packed({"over": f"it took more than {limits.memory_bytes >> 20} MiB of memory"}))
-            file.flush()
+            reason = f"it took more than {limits.memory_bytes >> 20} MiB of memory"
+            connection.sendall(_packed({"over": reason}))
             return
         signal.setitimer(signal.ITIMER_PROF, 0)
-        file.write(told)
-        file.flush()
+        connection.sendall(told)
 
 
 def _answer(functions: Any, message: bytes, limits: Limits) -> bytes:
     try:
-        function, arguments = json.loads(message.decode("utf-8", "surrogatepass"))
-        result = getattr(functions, function)(*arguments)
+        result = _called(functions, message)
         is_long = isinstance(result, str) and len(result) > limits.output_bytes
         told = b"" if is_long else _packed({"result": result})
     except MemoryError:
         raise
     except Exception as error:
-        reason = " ".join(str(error).split())
-        shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
-        return _packed({"raised": [type(error).__name__, shown]})
+        return _raised(error)
     if is_long or len(told) > limits.output_bytes:
         return _packed({"over": f"it made more than {limits.output_bytes >> 20} MiB"})
     return told
+
+
+def _called(functions: Any, message: bytes) -> Any:
+    function, arguments = json.loads(message.decode("utf-8", "surrogatepass"))
+    return getattr(functions, function)(*arguments)
+
+
+def _raised(error: Exception) -> bytes:
+    trace = "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
+    return _packed({"raised": [type(error).__name__, one_line(str(error)), trace]})
 
 
 def _limit_memory(more_bytes: int) -> None:
@@ -244,6 +315,5 @@ def _limit_memory(more_bytes: int) -> None:
 
 
 if __name__ == "__main__":
-    fd, name, cpu_s, wait_s, memory_bytes, output_bytes = sys.argv[1:]
-    bounds = Limits(float(cpu_s), float(wait_s), int(memory_bytes), int(output_bytes))
-    serve(socket.socket(fileno=int(fd)), name, bounds)
+    worked_on, bounds, has_beginning = json.loads(sys.argv[2])
+    live(socket.socket(fileno=int(sys.argv[1])), worked_on, Limits(**bounds), has_beginning)

@@ -1,48 +1,41 @@
 """Forms are read in a process of their own: what a stranger asks for may take any time, memory and stack.
 
-The process has the model's vocabulary and llguidance. It is told one form at a time, and has CPU_S seconds of
-its processor, MEMORY more bytes and a stack of STACK for it; where it ends by that, by a crash or by a limit
-of llguidance, the form is refused, and the next one is read by a new process. What it takes, in these limits
-and with a first few tokens, is then made again where answers are (grammar.py), where threads have twice that
-stack at least; there no more Python is run over a form.
+The process has the model's vocabulary and llguidance. It is told one form at a time, and has LIMITS for it
+(bounded.py); where it ends by that, by a crash or by a limit of llguidance, the form is refused, and the next
+one is read by a new process. What it takes, in these limits and with a first few tokens, is then made again
+where answers are (grammar.py), where threads have twice that stack at least; there no more Python is run over
+a form.
 """
 
 from __future__ import annotations
 
-import contextlib
-import json
-import os
-import resource
-import signal
-import subprocess
-import sys
-import threading
-import traceback
-import weakref
-from collections.abc import Mapping
-from multiprocessing.connection import Connection, Pipe
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
 from aerie.engine import finite_grammar, finite_schema, form_schema
-from aerie.engine.errors import UserError
+from aerie.engine.bounded import (
+    BeginningError,
+    BoundedProcess,
+    InterruptedCallError,
+    Limits,
+    OverLimitError,
+    RaisedError,
+    one_line,
+)
+from aerie.engine.errors import CheckpointError, UserError
 from aerie.engine.form_schema import RefusedError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
-CPU_S: Final = 1.0
-WALL_S: Final = 20.0
-"""On a machine that has much else to do."""
-START_S: Final = 120.0
-"""For a process to be there: it reads the vocabulary."""
-MEMORY: Final = 512 * 2**20
-STACK: Final = 2**20
+LIMITS: Final = Limits(cpu_s=1.0, wait_s=20.0, memory_bytes=512 << 20, stack_bytes=1 << 20, begin_s=120.0)
+"""Of one form; of time altogether, as the machine may have much else to do. It begins by reading the
+vocabulary."""
 MOST_TEXT, MOST_OF_OURS = 2**18, 2**20
 """Characters of a form, and of a grammar that is made here of several."""
 TRIED: Final = 8
 """Tokens that are tried of each form, each time the first that may come."""
 BLANKS: Final = r"( |\n {0,16})?"
-BEGIN: Final = "import sys; sys.path[:] = {!r}; from aerie.engine.form_process import serve; serve({})"
 
 
 class Wanted(NamedTuple):
@@ -69,19 +62,34 @@ class FormError(UserError):
     """A schema or grammar that cannot be taken."""
 
 
+class InterruptedFormError(FormError):
+    """One that was not read, for a reason that need not be its own: it may be taken another time."""
+
+
 OPTIONS: Final = "x-guidance"
 """Of llguidance, in a schema: ours."""
 NAMES: Final = {"schema": "JSON schema", "regex": "regular expression"}
 """What a form is called, if not a grammar."""
-LONGEST_REASON: Final = 200
-"""Characters of what llguidance says is wrong."""
+BEYOND: Final = (
+    f"to read it takes more than {LIMITS.cpu_s:g} s, {LIMITS.memory_bytes >> 20} MiB or the depth that a "
+    "form may have; ask for fewer rules, references, repetitions, or smaller numbers"
+)
+REFUSALS: Final = {"RefusedError": "", "RecursionError": "it is nested too deeply"}
+"""Exceptions of the process that are of the form, and what is told if not what they say."""
 
 
 def refused(kind: str, reason: str) -> FormError:
-    told = " ".join(reason.split())
-    shown = told if len(told) <= LONGEST_REASON else f"{told[:LONGEST_REASON]} ..."
     what = NAMES.get(kind, "grammar")
-    return FormError(f"the {what} cannot be taken: {shown}; change it, or ask for an answer of any form")
+    return FormError(
+        f"the {what} cannot be taken: {one_line(reason)}; change it, or ask for an answer of any form"
+    )
+
+
+def check_length(wanted: Wanted) -> None:
+    """FormError for more than a form may have."""
+    most = MOST_OF_OURS if wanted.kind == "made" else MOST_TEXT
+    if len(wanted.text) > most:
+        raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
 
 
 def limits() -> LLParserLimits:
@@ -93,117 +101,41 @@ def limits() -> LLParserLimits:
 
 
 class FormProcess:
-    """One process, begun when the first form is asked for, and again after its end. Any thread may ask.
+    """One process, begun when the first form is asked for, and again after its end. Any thread may ask,
+    for forms that check_length lets through.
 
     tokenizer: in the form of Hugging Face's tokenizers. ends: tokens that end an answer.
     """
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: list[int]) -> None:
-        self._vocabulary = json.dumps([tokenizer, vocab_size, ends]).encode()
-        self._lock = threading.Lock()
-        self._ours: Connection | None = None
-        self._end: weakref.finalize[Any, Any] | None = None
+        beginning = ("begin", [tokenizer, vocab_size, ends])
+        self._process = BoundedProcess(__name__, LIMITS, most=1, beginning=beginning)
 
     def read(self, wanted: Wanted) -> Read:
-        """FormError for what cannot be taken."""
-        most = MOST_OF_OURS if wanted.kind == "made" else MOST_TEXT
-        if len(wanted.text) > most:
-            raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
-        with self._lock:
-            told = self._asked(wanted)
-        if "failed" in told:
-            raise RuntimeError(told["failed"])
-        if "wrong" in told:
-            raise refused(wanted.kind, told["wrong"])
-        return Read(told["text"], told["schema"], tuple(told["notes"]))
-
-    def _asked(self, wanted: Wanted) -> Mapping[str, Any]:
+        """FormError for what cannot be taken; CheckpointError where llguidance cannot read the vocabulary."""
         try:
-            ours = self._begun()
-            ours.send_bytes(json.dumps(wanted._asdict()).encode())
-            if ours.poll(WALL_S):
-                told: Mapping[str, Any] = json.loads(ours.recv_bytes())
-                return told
-        except (EOFError, OSError):
-            pass
-        self.close()
-        return {
-            "wrong": f"to read it takes more than {CPU_S:g} s, {MEMORY >> 20} MiB or the depth that a form "
-            "may have; ask for fewer rules, references, repetitions, or smaller numbers"
-        }
-
-    def _begun(self) -> Connection:
-        if self._ours is None:
-            self._ours, theirs = Pipe()
-            code = BEGIN.format(sys.path, theirs.fileno())
-            with theirs:
-                made = subprocess.Popen(
-                    [sys.executable, "-c", code],
-                    stdin=subprocess.DEVNULL,
-                    stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL,
-                    pass_fds=[theirs.fileno()],
-                    start_new_session=True,
-                )
-            self._end = weakref.finalize(self, _end, made, self._ours)
-            self._ours.send_bytes(self._vocabulary)
-            if not self._ours.poll(START_S) or self._ours.recv_bytes() != b"ready":
-                raise EOFError
-        return self._ours
-
-    def close(self) -> None:
-        """End the process; the next form begins another."""
-        self._ours = None
-        if self._end:
-            self._end()
+            text, schema, notes = self._process.call("read", wanted)
+        except InterruptedCallError:
+            raise InterruptedFormError(str(refused(wanted.kind, BEYOND))) from None
+        except OverLimitError:
+            raise refused(wanted.kind, BEYOND) from None
+        except RaisedError as error:
+            if error.kind not in REFUSALS:
+                raise RuntimeError(f"a form cannot be read: {error}\n{error.trace}") from None
+            raise refused(wanted.kind, REFUSALS[error.kind] or str(error)) from None
+        except BeginningError as error:
+            raise CheckpointError(
+                f"the checkpoint's tokenizer cannot be read for answers of a form ({error}); ask for an "
+                "answer of any form"
+            ) from None
+        return Read(text, schema, tuple(notes))
 
 
-def _end(process: subprocess.Popen[bytes], ours: Connection) -> None:
-    ours.close()
-    process.kill()
-    process.wait()
-
-
-def serve(number: int) -> None:
-    """In the process: read forms from this descriptor until it is closed."""
+def begin(tokenizer: str, vocab_size: int, ends: list[int]) -> _Reading:
+    """In the process, once."""
     from llguidance import LLTokenizer
 
-    with Connection(number) as theirs, contextlib.suppress(EOFError):
-        tokenizer, size, ends = json.loads(theirs.recv_bytes())
-        vocabulary = LLTokenizer(tokenizer, n_vocab=size, eos_token=ends)
-        theirs.send_bytes(b"ready")
-        _limit_memory()
-        threading.stack_size(STACK)
-        while True:
-            wanted = Wanted(**json.loads(theirs.recv_bytes()))
-            told: dict[str, Any] = {}
-            one = threading.Thread(target=lambda: told.update(_told(wanted, vocabulary)))  # noqa: B023
-            signal.setitimer(signal.ITIMER_PROF, CPU_S)
-            one.start()
-            one.join()
-            signal.setitimer(signal.ITIMER_PROF, 0)
-            theirs.send_bytes(json.dumps(told).encode())
-
-
-def _limit_memory() -> None:
-    """Of this process, from now on; and no file where it ends by a signal."""
-    with open("/proc/self/statm") as file:
-        there = int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
-    resource.setrlimit(resource.RLIMIT_AS, (there + MEMORY, there + MEMORY))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-
-
-def _told(wanted: Wanted, vocabulary: LLTokenizer) -> dict[str, Any]:
-    try:
-        return _Reading(vocabulary).read(wanted)._asdict()
-    except RefusedError as error:
-        return {"wrong": str(error)}
-    except RecursionError:
-        return {"wrong": "it is nested too deeply"}
-    except MemoryError:
-        return {"wrong": "it takes too much memory"}
-    except Exception:
-        return {"failed": traceback.format_exc()}
+    return _Reading(LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends))
 
 
 Compiled: TypeAlias = "tuple[str, LLMatcher] | RefusedError"
@@ -215,9 +147,11 @@ class _Reading:
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
 
-    def read(self, wanted: Wanted) -> Read:
+    def read(self, form: Sequence[str]) -> Read:
+        """form: a Wanted, or what JSON makes of it."""
         from llguidance import LLMatcher
 
+        wanted = Wanted(*form)
         if wanted.kind == "schema":
             return self._schema(wanted)
         if wanted.kind == "regex":

@@ -29,8 +29,10 @@ from aerie.engine.form_process import (
     MOST_TEXT,
     FormError,
     FormProcess,
+    InterruptedFormError,
     Read,
     Wanted,
+    check_length,
     limits,
     refused,
 )
@@ -46,9 +48,10 @@ Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 Made = TypeVar("Made")
 
 WORD_BITS = 32
-MOST_READ, MOST_MADE = 2**24, 8
-"""Characters of the forms whose reading is kept, and how many forms are kept made: a matcher has up to some
-tens of MB."""
+MOST_READ, MOST_REFUSED, MOST_MADE = 2**24, 2**22, 8
+"""Characters of the forms whose reading is kept, and of those whose refusal is, each form counted with
+OF_EACH more; and how many forms are kept made: a matcher has up to some tens of MB."""
+OF_EACH = 1000
 MOST_COPIES = 32
 """Of a matcher that is kept. All copies add to its states, of which there is a limit."""
 CPU_S, TOKEN_CPU_S = 0.5, 0.005
@@ -73,8 +76,9 @@ class Grammar:
 class Grammars:
     """The forms that answers of one model can be asked for. Any thread may ask.
 
-    A form is read in a process of its own (form_process.py), and what comes of it is kept. The vocabulary is
-    read for the first of them, here and there, which takes about 0.4 s for 128,256 tokens.
+    A form is read in a process of its own (form_process.py), and what comes of it is kept, be it a refusal:
+    one that is sent again holds no other. The vocabulary is read for the first of them, here and there, which
+    takes about 0.4 s for 128,256 tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig) -> None:
@@ -82,6 +86,7 @@ class Grammars:
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._read, self._made = _Kept[Wanted, Read](MOST_READ, _characters), _Kept[str, _Matcher](MOST_MADE)
+        self._refused, self._turn = _Kept[Wanted, str](MOST_REFUSED, _characters), threading.Lock()
 
     @property
     def vocab_size(self) -> int:
@@ -142,7 +147,26 @@ class Grammars:
 
     def read(self, wanted: Wanted) -> Read:
         """What of a form can be held. FormError for what cannot be taken."""
-        return self._read.of(wanted, lambda: self._process.read(wanted))
+        check_length(wanted)
+        told = self._known(wanted)
+        if told is None:
+            with self._turn:  # whoever waited for the same form finds it here
+                told = self._known(wanted) or self._read_now(wanted)
+        if isinstance(told, str):
+            raise FormError(told)
+        return told
+
+    def _known(self, wanted: Wanted) -> Read | str | None:
+        """What is kept: a reading, or why there is none."""
+        return self._read.known(wanted) or self._refused.known(wanted)
+
+    def _read_now(self, wanted: Wanted) -> Read | str:
+        try:
+            return self._read.keep(wanted, self._process.read(wanted))
+        except InterruptedFormError:
+            raise
+        except FormError as error:
+            return self._refused.keep(wanted, str(error))
 
     def _of(self, wanted: Wanted, notes: tuple[str, ...] = ()) -> Grammar:
         read = self.read(wanted)
@@ -176,11 +200,16 @@ class _Kept(dict[Key, Made]):
         self._held = 0
 
     def of(self, key: Key, make: Callable[[], Made]) -> Made:
+        made = self.known(key)
+        return self.keep(key, make()) if made is None else made
+
+    def known(self, key: Key) -> Made | None:
         with self._lock:
             if key in self:
-                made = self[key] = self.pop(key)
-                return made
-        made = make()
+                self[key] = self.pop(key)
+            return self.get(key)
+
+    def keep(self, key: Key, made: Made) -> Made:
         self.drop(key)
         with self._lock:
             self[key] = made
@@ -198,8 +227,9 @@ class _Kept(dict[Key, Made]):
         self._held -= self._size(key, self.pop(key))
 
 
-def _characters(wanted: Wanted, read: Read) -> int:
-    return len(wanted.text) + len(read.text) + len(read.schema) + 1000
+def _characters(wanted: Wanted, told: Read | str) -> int:
+    of = len(told) if isinstance(told, str) else len(told.text) + len(told.schema)
+    return len(wanted.text) + of + OF_EACH
 
 
 def schema_text(schema: Schema) -> str:

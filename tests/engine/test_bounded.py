@@ -9,7 +9,14 @@ import time
 
 import pytest
 
-from aerie.engine.bounded import BoundedProcess, Limits, OverLimitError, RaisedError
+from aerie.engine.bounded import (
+    BeginningError,
+    BoundedProcess,
+    InterruptedCallError,
+    Limits,
+    OverLimitError,
+    RaisedError,
+)
 
 LIMITS = Limits(cpu_s=0.3, wait_s=20, memory_bytes=128 << 20, output_bytes=1 << 20)
 
@@ -46,8 +53,48 @@ def test_a_limit_ends_the_call_and_not_what_comes_after(process):
 
 def test_what_waits_is_limited_too():
     process = BoundedProcess("time", Limits(wait_s=0.5))
-    with pytest.raises(OverLimitError, match=r"^it took more than 0.5 s$"):
+    with pytest.raises(InterruptedCallError, match=r"^it took more than 0.5 s$"):
         process.call("sleep", 60)
+
+
+def test_what_is_killed_is_told(process):
+    with pytest.raises(InterruptedCallError, match=r"^the process that it ran in was killed$"):
+        process.call("eval", "__import__('os').kill(__import__('os').getpid(), 9)")
+    assert process.call("abs", -1) == 1
+
+
+def test_the_stack_is_limited():
+    """What needs some 500 KiB of it. The limit is of the call's thread, whatever the process has."""
+    deep = "(lambda f: f(f, 1500))(lambda f, left: left and [*map(f, [f], [left - 1])] and left)"
+    given = f"(__import__('sys').setrecursionlimit(10**5), {deep})[1]"
+    assert BoundedProcess("builtins", Limits(stack_bytes=4 << 20)).call("eval", given) == 1500
+    with pytest.raises(OverLimitError, match=r"^it ended the process that it ran in \(SIG(SEGV|BUS)\)$"):
+        BoundedProcess("builtins", Limits(stack_bytes=128 << 10)).call("eval", given)
+
+
+def test_each_child_begins_once():
+    """With an array of three bytes, which stays there from call to call, and ends with its child."""
+    process = BoundedProcess("builtins", LIMITS, most=1, beginning=("bytearray", [3]))
+    for length in (3, 4):
+        assert process.call("__len__") == length
+        process.call("append", 1)
+    with pytest.raises(OverLimitError, match="it took more than 128 MiB of memory"):
+        process.call("zfill", 2_000_000_000)
+    assert process.call("__len__") == 3
+
+
+@pytest.mark.parametrize(
+    ("module", "beginning", "begin_s", "reason"),
+    [
+        ("builtins", ("int", ["x"]), 60, "invalid literal for int"),
+        ("time", ("sleep", [60]), 0.5, "it took more than 0.5 s"),
+        ("os", ("abort", []), 60, "it ended the process that it ran in"),
+    ],
+)
+def test_a_beginning_that_fails_is_told(module, beginning, begin_s, reason):
+    process = BoundedProcess(module, Limits(begin_s=begin_s), beginning=beginning)
+    with pytest.raises(BeginningError, match=rf"^its process could not begin: {reason}"):
+        process.call("abs", 1)
 
 
 def test_an_exception_is_one_line_and_the_child_goes_on(process):

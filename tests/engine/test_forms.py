@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import random
+import threading
+import time
 from collections.abc import Iterator
 from decimal import Decimal, localcontext
 from typing import Any
@@ -15,10 +18,10 @@ from llguidance import LLTokenizer
 
 from aerie.engine import finite_grammar, finite_schema
 from aerie.engine.config import load_config
-from aerie.engine.errors import UserError
-from aerie.engine.form_process import Read, Wanted, _Reading
+from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine.form_process import FormProcess, InterruptedFormError, Read, Wanted, _Reading
 from aerie.engine.form_schema import FORMATS, RefusedError
-from aerie.engine.grammar import FormError, Grammars, _Kept
+from aerie.engine.grammar import MOST_REFUSED, FormError, Grammars, _characters, _Kept
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b.find import DEMO_FOLDER
 
@@ -72,12 +75,89 @@ def test_a_form_beyond_the_limits_is_refused_alone(
     assert grammars.regex("a|b").text
 
 
+def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
+    with pytest.raises(CheckpointError, match=r"tokenizer cannot be read for answers of a form \(.*Model"):
+        FormProcess("{}", 5, [1]).read(Wanted("regex", "a"))
+
+
+def test_a_defect_of_ours_is_no_refusal(grammars: Grammars) -> None:
+    with pytest.raises(RuntimeError, match=r"^a form cannot be read: .*\nTraceback[^$]* in read\n"):
+        grammars._process.read(Wanted("lark", ["start"]))  # type: ignore[arg-type]
+
+
 def test_what_is_known_is_not_read_again(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"enum": ["once", "twice"]}
     grammars.json(schema)
     monkeypatch.setattr(grammars._process, "read", None)
     for _ in range(70):
         grammars.json(schema).follower()
+
+
+def test_what_is_refused_is_not_read_again(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(FormError) as first:
+        grammars.json(chain(900))
+    monkeypatch.setattr(grammars._process, "read", None)
+    for _ in range(3):
+        with pytest.raises(FormError, match=LIMITS) as again:
+            grammars.json(chain(900))
+        assert str(again.value) == str(first.value)
+        assert again.value is not first.value  # whose traceback would grow
+
+
+class Counted:
+    """In place of the process: refuses what has an r, is interrupted at an i, and reads all else."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def read(self, wanted: Wanted) -> Read:
+        self.asked.append(wanted.text)
+        time.sleep(0.002)
+        if "r" in wanted.text:
+            raise FormError("refused")
+        if "i" in wanted.text:
+            raise InterruptedFormError("interrupted")
+        return Read("a")
+
+
+@pytest.fixture
+def counted(grammars: Grammars) -> tuple[Grammars, Counted]:
+    fresh, process = Grammars(grammars._tokenizer, grammars._config), Counted()
+    fresh.__dict__["_process"] = process
+    return fresh, process
+
+
+@pytest.mark.parametrize(("text", "times"), [("r", 1), ("a", 1), ("i", 24)])
+def test_a_form_that_many_ask_for_at_once_is_read_once(
+    counted: tuple[Grammars, Counted], text: str, times: int
+) -> None:
+    """Unless that was interrupted: then each has a try of its own."""
+
+    def ask() -> None:
+        with contextlib.suppress(FormError):
+            fresh.read(Wanted("regex", text))
+
+    fresh, process = counted
+    threads = [threading.Thread(target=lambda: [ask() for _ in range(3)]) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert process.asked == [text] * times
+
+
+def test_refusals_that_are_kept_have_a_size(counted: tuple[Grammars, Counted]) -> None:
+    """And take no room from what is read; one that is too long, whatever its length, takes none at all."""
+    fresh, process = counted
+    fresh.read(Wanted("regex", "a"))
+    forms = [Wanted("regex", f"r{at}" + "x" * 200_000) for at in range(40)]
+    for wanted in [*forms, forms[-1], Wanted("regex", "r" * 10**7), forms[-1]]:
+        with pytest.raises(FormError):
+            fresh.read(wanted)
+    fresh.read(Wanted("regex", "a"))
+    assert process.asked == ["a", *(wanted.text for wanted in forms)]
+    assert 10 < len(fresh._refused) < 40
+    assert sum(map(_characters, fresh._refused, fresh._refused.values())) <= MOST_REFUSED
 
 
 def test_what_is_kept_has_a_size() -> None:
