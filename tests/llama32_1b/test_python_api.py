@@ -452,6 +452,9 @@ OF_OTHERS = {
     "_FailedError",
     "ApiError",
     "_NoNumberError",
+    "_TooManyError",
+    "_UnknownError",
+    "RefusedError",
 }
 """As pyxrt raises them; and what never leaves its room."""
 

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import Serving, opened, start
 from spm import llama_2
 
 from aerie.engine.tokenizer import Tokenizer
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.serve.service import Limits
+from tests.serve.conftest import Serving, opened, start
 
 TEMPLATE = (
     "{% for i in range(n | default(0)) %}{% for j in range(90000) %}{% endfor %}{% endfor %}"

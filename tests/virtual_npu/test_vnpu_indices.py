@@ -47,7 +47,7 @@ def test_a_known_index_is_a_number_in_cpp(index: str) -> None:
       }}"""
     text = generated(body)
     assert "3 * 8" in text or ", 24, " in text, text
-    assert "vnpu::i64 k" not in text
+    assert "vnpu::i64 v_k" not in text
 
 
 def test_a_number_that_does_not_fit_is_left_to_the_machine() -> None:

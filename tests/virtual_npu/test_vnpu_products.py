@@ -175,7 +175,7 @@ def test_what_a_loop_sums_in_one_go(program, run, case, name):
     form, blocks = GOES[case]
     rows, columns, steps = form.block
     assert f"{blocks * steps}, {columns}}});" in emitted(form.text())
-    keeper = f"vnpu::InOneGo<{blocks}, {rows}, {columns}, {steps}> go;"
+    keeper = f"vnpu::InOneGo<{blocks}, {rows}, {columns}, {steps}> v_go;"
     assert (keeper in emitted(form.text(), WATCHED)) == (blocks > 1)
     assert "InOneGo" not in emitted(form.text(), BuildOptions(numerics="bfp16"))
     operands = form.operands()

@@ -478,6 +478,6 @@ def test_who_writes_once_and_reads_twice_waits_for_ever(program, run) -> None:
             "          case 1 {", f"          case 1 {{ {again} air.wait_all"
         )
     )
-    told = r"deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]"
+    told = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
     with pytest.raises(VirtualNpuError, match=f"(?s){told}"):
         run(library, "f", np.zeros(4, np.int32))
