@@ -52,7 +52,7 @@ class TextOptions(Fields):
     """verbosity: told to no model."""
 
     format: TextFormat | None = None
-    verbosity: str | None = None
+    verbosity: Literal["low", "medium", "high"] | None = None
 
 
 class Reasoning(Fields):

@@ -176,10 +176,9 @@ class Drawn:
 
 
 class Drawing:
-    """Draws requests of all addresses. forms: also forms of answers that are hard to compile."""
+    """Draws requests of all addresses, with forms of answers that are hard to compile."""
 
-    def __init__(self, forms: bool = True) -> None:
-        self._forms = FORMS if forms else {}
+    def __init__(self) -> None:
         routes = [route for route in _addressed().routes if isinstance(route, APIRoute)]
         self._routes = [
             (route, kind and kind.json_schema()) for route in routes for kind in [body_kind(route)]
@@ -201,7 +200,7 @@ class Drawing:
         target = self._target(route.path, chance)
         drawn = Drawn(method, target)
         if schema is not None:
-            drawn.body = _body(schema, chance, self._forms)
+            drawn.body = _body(schema, chance)
         if method == "POST":
             drawn.headers.append(("Content-Type", "application/json"))
         if chance.random() < 0.15:
@@ -217,9 +216,9 @@ class Drawing:
         return f"{host}{path}?{query}" if query else f"{host}{path}"
 
 
-def _body(schema: Mapping[str, Any], chance: random.Random, forms: Mapping[str, Sequence[Any]]) -> bytes:
+def _body(schema: Mapping[str, Any], chance: random.Random) -> bytes:
     poison = chance.choice((0.0, 0.0, 0.02, 0.1, 0.3))
-    made = Values(schema, chance, poison, forms).draw(schema)
+    made = Values(schema, chance, poison).draw(schema)
     if isinstance(made, dict) and chance.random() < 0.8:
         made |= {name: most for name, most in SHORT.items() if name in made or name == _limit_of(schema)}
         made.pop("model", None)
@@ -236,16 +235,15 @@ def _limit_of(schema: Mapping[str, Any]) -> str:
 
 
 class Values:
-    """Draws values by a schema, and with a chance of `poison` each others. forms: as FORMS."""
+    """Draws values by a schema, and with a chance of `poison` each others."""
 
     def __init__(
         self,
         schema: Mapping[str, Any],
         chance: random.Random,
         poison: float,
-        forms: Mapping[str, Sequence[Any]],
     ) -> None:
-        self._of, self._chance, self._poison, self._forms = schema.get("$defs", {}), chance, poison, forms
+        self._of, self._chance, self._poison = schema.get("$defs", {}), chance, poison
         self._often = chance.choice((0.03, 0.1, 0.3))
 
     def draw(self, schema: Mapping[str, Any], depth: int = 0) -> Any:
@@ -272,8 +270,8 @@ class Values:
         made = {}
         for name, inner in fields.items():
             if name in schema.get("required", ()) or chance.random() < (self._often if depth < 6 else 0):
-                is_form = name in self._forms and chance.random() < 0.3
-                made[name] = chance.choice(self._forms[name]) if is_form else self.draw(inner, depth + 1)
+                is_form = name in FORMS and chance.random() < 0.3
+                made[name] = chance.choice(FORMS[name]) if is_form else self.draw(inner, depth + 1)
         if not fields or chance.random() < self._poison:
             made[chance.choice(TEXTS)] = self._odd()
         return made

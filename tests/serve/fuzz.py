@@ -126,9 +126,9 @@ def wrong_with(drawn: Drawn, status: int, body: bytes) -> str:
 class Fuzz:
     """A run of so many requests by several threads against a server of this machine."""
 
-    def __init__(self, port: int, seed: int, requests: int, threads: int = 4, forms: bool = True) -> None:
+    def __init__(self, port: int, seed: int, requests: int, threads: int = 4) -> None:
         self.report, self._port, self._requests, self._threads = Report(seed), port, requests, threads
-        self._drawing, self._lock, self._next = Drawing(forms), threading.Lock(), 0
+        self._drawing, self._lock, self._next = Drawing(), threading.Lock(), 0
         self._is_over = False
 
     def run(self) -> Report:

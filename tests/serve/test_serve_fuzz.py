@@ -16,8 +16,7 @@ from tests.serve.fuzz import Fuzz, wrong_with
 def test_whatever_is_asked_is_answered_and_touches_no_other(starting: Any, caplog: Any) -> None:
     serving = starting(Limits(time_limit_s=20))
     serving.wait_until(lambda: serving.service.opened)
-    # Without forms that may end a process: this one is the test's. The command draws them too.
-    report = Fuzz(urlsplit(serving.url).port or 0, seed=1, requests=300, forms=False).run()
+    report = Fuzz(urlsplit(serving.url).port or 0, seed=1, requests=300).run()
     assert report.is_well, str(report)
     assert report.requests == 300
     assert report.statuses[200] > 30

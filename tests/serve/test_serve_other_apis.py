@@ -160,6 +160,11 @@ def test_embeddings_are_the_mean_of_what_the_lm_head_reads(serving: Any, alone: 
         ),
         ({"input": "x", "tools": [{"type": "functoin"}]}, "tools[0].type", "Input should be 'function'"),
         ({"input": "x", "tool_choice": "required"}, "tool_choice", "there are no tools; give tools"),
+        (
+            {"input": "x", "text": {"verbosity": "loud"}},
+            "text.verbosity",
+            "Input should be 'low', 'medium' or",
+        ),
         ({"input": "x", "truncation": "auto"}, "truncation", "nothing is cut from a prompt; leave it out"),
         (
             {"input": "x", "include": ["message.output_text.logprobs"]},
