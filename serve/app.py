@@ -18,6 +18,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
 from aerie.engine.tokenizer import Tokenizer
+from aerie.serve.bodies import Reading, ReadingRoute
 from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
 from aerie.serve.embeddings import Embedding, EmbeddingsRequest, told
 from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
@@ -32,7 +33,6 @@ from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
 from aerie.serve.preparing import asked, check_ids, most_counted
 from aerie.serve.prompts import marked, read
-from aerie.serve.reading import Reading, ReadingRoute
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
 from aerie.serve.showing import add_views

@@ -22,13 +22,13 @@ from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.affinity import page_keys
 from aerie.serve.asking import unless_gone
+from aerie.serve.bodies import LARGE_BYTES, validated
 from aerie.serve.chats import Chat, ChatRequest
 from aerie.serve.errors import ApiError, answer_of
 from aerie.serve.events import failed_event
 from aerie.serve.fields import CompletionRequest
 from aerie.serve.messages import MessagesRequest
 from aerie.serve.metrics import Metrics
-from aerie.serve.reading import LARGE_BYTES, validated
 from aerie.serve.responses import ResponsesRequest
 from aerie.serve.service import Limits
 

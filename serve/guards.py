@@ -13,10 +13,10 @@ from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie.serve.asking import GONE
+from aerie.serve.bodies import check_values, replayed
 from aerie.serve.errors import ApiError, answer_of, internal
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.origins import check_origin
-from aerie.serve.reading import check_values, replayed
 from aerie.serve.service import Limits
 
 JSON = "application/json"

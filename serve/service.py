@@ -23,12 +23,12 @@ from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
 from aerie.serve.answer import Ask
 from aerie.serve.asking import Asking, at_once
+from aerie.serve.bodies import IS_LARGE
 from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.npu import Views
 from aerie.serve.preparing import Conversed, Conversing, encoded, formed, grammar_of
-from aerie.serve.reading import IS_LARGE
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 

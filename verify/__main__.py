@@ -46,11 +46,11 @@ from aerie.verify.gate import Record, verify, verify_blocks
 from aerie.verify.identity import Case, Identity, in_the_session, reopened
 from aerie.verify.ladder import Ladder, try_ladder
 from aerie.verify.prompts import Prompt, choose_prompts, full_prompt, longest_asked
-from aerie.verify.reading import read_apart
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
 from aerie.verify.rules import numerics_of
 from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.token_ids import read_apart
 from aerie.verify.ways import identities_in_blocks, in_few_rows, in_rows
 from aerie.virtual_npu import folders
 

@@ -11,7 +11,7 @@ from aerie.engine.chat_template import ChatTemplate
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.verify.prompts import QUESTION, choose_prompts
-from aerie.verify.reading import read_apart
+from aerie.verify.token_ids import read_apart
 
 
 class Plain:
@@ -135,7 +135,7 @@ def test_a_tokenizer_read_wrongly_fails_the_gate(llama_like, demo_checkpoint):
 
 def test_what_cannot_be_told_apart(demo_checkpoint, tmp_path, monkeypatch):
     assert read_apart(demo_checkpoint.tokenizer, tmp_path).skipped == "there is no tokenizer.json"
-    monkeypatch.setattr("aerie.verify.reading.CHATS", ([{"role": 5}],))
+    monkeypatch.setattr("aerie.verify.token_ids.CHATS", ([{"role": 5}],))
     monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: [1])
     found = read_apart(demo_checkpoint.tokenizer, demo_checkpoint.folder)
     assert found.broken.startswith("transformers cannot tell: ")
