@@ -258,7 +258,7 @@ def test_limits_hold_for_embeddings(serving: Any, limit: Any, caplog: pytest.Log
         late = http.post("/v1/embeddings", json=TEXTS)
         assert (late.status_code, late.json()["error"]["code"]) == (503, "time_limit")
         assert "within the 0.2 s that a request has" in late.json()["error"]["message"]
-        serving.wait_until(lambda: "ended=error" in caplog.text)
+        serving.wait_until(lambda: re.search(r"ended=\S*error", caplog.text))
         limit(time_limit_s=60.0, queue=0, heartbeat_s=0.1)
         with http.stream("POST", COMPLETIONS, json=endless(serving, n=31, stream=True)):
             refused = http.post("/v1/embeddings", json=TEXTS)
