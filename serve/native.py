@@ -147,7 +147,7 @@ class NativeRequest(Fields):
         if self.grammar and self.json_schema is not None:
             raise ValueError("grammar and json_schema are two forms; give one of them")
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
-        if wrong := next((bias for _, bias in pairs if isinstance(bias, str)), None):
+        if (wrong := next((bias for _, bias in pairs if isinstance(bias, str)), None)) is not None:
             raise ValueError(f"logit_bias has {wrong!r}; give a number, or false to leave a token out")
         if self.repeat_last_n not in (None, -1) and self._penalises:
             raise ValueError(
