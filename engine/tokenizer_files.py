@@ -20,9 +20,6 @@ from typing import Any
 from aerie.engine.chat_template import ChatTemplate
 from aerie.engine.errors import CheckpointError, own_command
 
-NAMED_TOKENS = tuple(f"{name}_token" for name in ("bos", "eos", "unk", "sep", "pad", "cls", "mask"))
-"""What a chat template knows by name."""
-
 CONVERTERS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """Packages without which transformers cannot read tokenizer.model, and a module of each."""
 

@@ -31,7 +31,7 @@ from aerie.serve.loading import Held, Loading, Seen
 from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
 from aerie.serve.models import Models
 from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, check_ids, most_counted
+from aerie.serve.preparing import asked, check_ids, encoded, most_counted
 from aerie.serve.prompts import marked, read
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
@@ -141,12 +141,8 @@ def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]
 
 async def _count(body: ChatRequest | CountRequest, service: Service) -> Mapping[str, Any]:
     """The tokens of a conversation."""
-    work = partial(_counted, body, most_counted(service.ready()))
-    return {"input_tokens": await service.encoded(work, body.place)}
-
-
-def _counted(body: ChatRequest | CountRequest, most: int, tokenizer: Tokenizer) -> int:
-    return len(tokenizer.encode_chat(*body.chat, most=most))
+    most = most_counted(service.ready())
+    return {"input_tokens": len(await service.encoded(partial(encoded, body, most), body.place))}
 
 
 def _add_answers(app: FastAPI) -> None:
@@ -192,11 +188,14 @@ async def _ids(service: Service, given: Sequence[str | list[int]], param: str) -
     for each in given:
         if isinstance(each, list):
             check_ids(opened, each, param)
-    encode = partial(partial, _encode, most=opened.session.model.positions)
-    return [each if isinstance(each, list) else await service.encoded(encode(each)) for each in given]
+    most = opened.session.model.positions
+    return [
+        each if isinstance(each, list) else await service.encoded(partial(_encode, each, most))
+        for each in given
+    ]
 
 
-def _encode(text: str, tokenizer: Tokenizer, most: int) -> list[int]:
+def _encode(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
     return tokenizer.encode(text, most=most)
 
 
