@@ -11,6 +11,7 @@ from doc_transcripts import DOCS, FENCE
 PROJECT = DOCS.parent
 PAGES = [
     "README.md",
+    "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/chunks.md",
     "docs/hardware.md",
