@@ -13,6 +13,7 @@ from aerie import rooms
 PROJECT = DOCS.parent
 PAGES = [
     "README.md",
+    "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/chunks.md",
     "docs/hardware.md",
