@@ -16,10 +16,10 @@ from functools import lru_cache
 from xdsl.dialects import memref, scf
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.copies import trips
 from aerie.device.npu2 import DmaLimits
 from aerie.device.scopes import Scope
@@ -32,7 +32,7 @@ Dims = list[tuple[int, int]]
 
 def descriptors(scope: Scope, side: Side) -> int:
     """Descriptors of one transfer of L1 or L2 by one tile."""
-    if shrunk(scope).get(origin(side.memref), side.op) is not side.op:
+    if shrunk(scope).get(root_value(side.memref), side.op) is not side.op:
         return 0
     steps = _steps(side, scope.device.memtile) if side.space == 1 else 1
     return scope.buffers_of(side.memref) * steps
@@ -61,7 +61,7 @@ def _steps(side: Side, limits: DmaLimits) -> int:
         return 1
     walk, unrolled = contiguous(dims), 1
     for loop in _loops(side):
-        count, stride = trips(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
+        count, stride = trips(loop), stride_of(side, loop.body.block.args[0], constant_int(loop.step) or 1)
         if not count or count == 1 or not stride:
             continue
         longer = contiguous([(count, stride), *walk])
@@ -75,7 +75,7 @@ def _steps(side: Side, limits: DmaLimits) -> int:
 
 def _loops(side: Side) -> Iterator[scf.ForOp]:
     """The loops around a transfer in its segment, innermost first."""
-    for op in enclosing(side.op):
+    for op in parent_ops(side.op):
         if isinstance(op, scf.ForOp):
             yield op
         if isinstance(op, HierarchyOp) and not isinstance(op, HerdOp):
@@ -112,10 +112,10 @@ def shrunk(scope: Scope) -> dict[SSAValue, Operation]:
 def moved_bytes(scope: Scope) -> dict[SSAValue, int]:
     """Buffers that only transfers use, none of which moves as much as the buffer holds, with the bytes of the
     largest: air-shrink-memref-sizes-by-access makes them that small before anything is placed."""
-    others = {origin(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
+    others = {root_value(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
     most: dict[SSAValue, int | None] = {}
     for side in scope.sides:
-        buffer, dims = origin(side.memref), side.known_dims
+        buffer, dims = root_value(side.memref), side.known_dims
         size = None if dims is None else -(-math.prod(s for s, step in dims if step) * side.bits // 8)
         before = most.get(buffer, 0)
         most[buffer] = None if size is None or before is None else max(size, before)
@@ -142,7 +142,7 @@ def _by_buffer(sides: list[Side]) -> dict[SSAValue, list[Side]]:
     """The transfers of buffers that nothing else uses."""
     found: dict[SSAValue, list[Side]] = defaultdict(list)
     for side in sides:
-        buffer = origin(side.memref)
+        buffer = root_value(side.memref)
         if isinstance(buffer.owner, memref.AllocOp) and buffer is side.memref:
             found[buffer].append(side)
     return {
@@ -157,5 +157,5 @@ def _are_parts(used: list[Side]) -> bool:
     """Whether every transfer is of a part, at an offset that is a constant."""
     volumes = [math.prod(size for size, _ in side.known_dims or ()) for side in used]
     whole = math.prod(used[0].type.get_shape())
-    offsets = [number(offset) for side in used for offset in side.offsets]
+    offsets = [constant_int(offset) for side in used for offset in side.offsets]
     return None not in offsets and all(side.offsets for side in used) and max(volumes) < whole

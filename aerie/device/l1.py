@@ -17,8 +17,8 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import runs_at
 from aerie.device.descriptors import bytes_of
 from aerie.device.npu2 import Device
@@ -59,7 +59,7 @@ def buffers_of_cores(scope: Scope, herds: Sequence[HerdOp]) -> list[Buffers]:
 
 
 def _between(op: Operation, herd: HerdOp) -> Iterator[Operation]:
-    return takewhile(lambda parent: parent is not herd, enclosing(op))
+    return takewhile(lambda parent: parent is not herd, parent_ops(op))
 
 
 def _given(herds: Sequence[HerdOp]) -> Buffers:
@@ -68,7 +68,7 @@ def _given(herds: Sequence[HerdOp]) -> Buffers:
     for herd in herds:
         for operand in herd.kernel_operands:
             if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2:
-                found.setdefault(origin(operand), _share_of_core(origin(operand), herd))
+                found.setdefault(root_value(operand), _share_of_core(root_value(operand), herd))
     return found
 
 

@@ -36,7 +36,7 @@ def memtiles(text: str, seen: Mapping[int, int], device: Device = NPU2) -> dict[
     seen: bytes that the transfers on each line of the text moved.
     """
     found: dict[str, list[Memtile] | None] = {}
-    for scope in Program(parse(text, in_time=True), device, Options()).scopes:
+    for scope in Program(parse(text, check_loops=True), device, Options()).scopes:
         _, launch, *_ = (*scope.place.split("/"), "")
         is_known = launch not in found and scope.copies == 1
         found[launch] = _memtiles(scope, seen) if is_known else None

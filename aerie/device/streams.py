@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import Known, constant_int, leaves
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Known, leaves, number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import runs_at
 from aerie.device.transfers import Side, extents, length, side_by_side
 
@@ -79,7 +79,7 @@ def streams_of(sides: list[Side], broadcast: bool, channels: Mapping[str, Channe
 
 
 def _members(side: Side, broadcast: bool, channels: Mapping[str, ChannelOp]) -> Iterator[tuple[Key, End]]:
-    herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
+    herd = next((op for op in parent_ops(side.op) if isinstance(op, HerdOp)), None)
     if isinstance(side.op, DmaMemcpyNdOp):
         yield from _of_dma(side, herd, broadcast)
     elif isinstance(side.op, ChannelTransferOp):
@@ -111,7 +111,7 @@ def variance(op: Operation, herd: HerdOp) -> tuple[bool, bool]:
         *op.dst_sizes,
         *op.dst_strides,
     ]
-    used = {origin(leaf) for value in values for leaf in leaves(value)}
+    used = {root_value(leaf) for value in values for leaf in leaves(value)}
     column, row = ((*herd.ids, None, None))[:2]
     return column in used, row in used
 
@@ -152,7 +152,7 @@ def is_broadcast(channel: ChannelOp) -> bool:
 
 def positions(op: ChannelTransferOp, known: Known) -> list[tuple[Position, Known]]:
     """The members that a transfer names on one core, each with the indices of parallel loops that name it."""
-    free = [leaf for index in op.indices for leaf in leaves(index) if number(leaf, known) is None]
+    free = [leaf for index in op.indices for leaf in leaves(index) if constant_int(leaf, known) is None]
     spaces = {leaf: side_by_side(leaf) for leaf in dict.fromkeys(free)}
     ranges = {
         leaf: found for leaf, found in spaces.items() if found is not None and length(found) <= MOST_MEMBERS
@@ -160,8 +160,8 @@ def positions(op: ChannelTransferOp, known: Known) -> list[tuple[Position, Known
     result: list[tuple[Position, Known]] = []
     for values in itertools.islice(itertools.product(*ranges.values()), MOST_MEMBERS):
         at = {**known, **dict(zip(ranges, values, strict=True))}
-        numbers = [number(index, at) for index in op.indices]
-        named = [origin(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
+        numbers = [constant_int(index, at) for index in op.indices]
+        named = [root_value(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
         result.append((tuple(named), at))
     return result
 
@@ -173,4 +173,4 @@ def _at(side: Side, known: Known) -> tuple[int | None, ...]:
 
 def offset_at(value: SSAValue, known: Known) -> int | None:
     """An index at some tile ids, with every other variable at 0."""
-    return number(value, {**dict.fromkeys(leaves(value), 0), **known})
+    return constant_int(value, {**dict.fromkeys(leaves(value), 0), **known})

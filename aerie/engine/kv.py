@@ -30,7 +30,7 @@ from aerie.engine.errors import NoVariantError
 from aerie.engine.numerics import BF16Array, bf16, turned
 from aerie.engine.programs import CACHE, ProgramRunner, cache_place
 from aerie.engine.sampler import Sampler
-from aerie.kernel_builder.arguments import Argument, Role, bit_words
+from aerie.kernel_builder.arguments import Argument, Role, pack_bits
 from aerie.kernel_builder.arguments import bf16 as bf16_type
 
 _NUMBERS = itertools.count()
@@ -57,7 +57,7 @@ def mask_words(mask: MaskRule, first: int, rows: int, width: int, context: int) 
     seen = np.zeros((width, context), bool)
     for row in range(rows):
         seen[row, mask(first + row)] = True
-    return bit_words(seen)
+    return pack_bits(seen)
 
 
 @dataclass(frozen=True)

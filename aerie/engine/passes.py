@@ -336,4 +336,4 @@ class AtOnce:
 
     def host(self, name: str, work: HostWork) -> None:
         with self._timer(name):
-            work.do()
+            work.run()

@@ -28,7 +28,7 @@ from aerie.engine.pages import Paged, PagePool
 from aerie.engine.passes import AtOnce, BlockCalls, TokenPass
 from aerie.engine.planner import Step
 from aerie.engine.windows import Window
-from aerie.kernel_builder.arguments import bit_words
+from aerie.kernel_builder.arguments import pack_bits
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS
 from aerie.runtime import HostWork, Recording
 
@@ -239,7 +239,7 @@ class _Pass:
         """The last layer's output for the wanted rows; x: embeddings, (rows, hidden_size)."""
         for new, to in zip(self._new, (stand.to_window, stand.to_pool), strict=True):
             new.move_apart(to)
-        self._rows.stand(stand.positions, bit_words(stand.seen))
+        self._rows.stand(stand.positions, pack_bits(stand.seen))
         if self._recording is None:
             return self._at_once(x, stand)
         self._x[...] = x
@@ -269,7 +269,7 @@ class _Pass:
         width = _few(len(stand.wanted))
         step = _block(width, self._window.context)
         rows, few = BlockCalls(self._model, step, self._window, self._calls), stand.some(stand.wanted, width)
-        rows.stand(few.positions, bit_words(few.seen))
+        rows.stand(few.positions, pack_bits(few.seen))
         x, queries = (rows.padded(each[stand.wanted]) for each in (x, queries))
         return rows.attend(last, x, {"q_roped": queries})[: len(stand.wanted)].copy()
 

@@ -60,7 +60,7 @@ from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.windows import window_of
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
-from aerie.runtime.memory import available_bytes, size
+from aerie.runtime.memory import available_bytes, format_bytes
 
 Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
 
@@ -174,8 +174,8 @@ class Session:
             pool = PagePool(model.stored, pages, self._first_key(model), spare=pages // SPARE)
             self.note(
                 f"KV pool: {pages} pages of {PAGE} positions and {pages // SPARE} for what is put aside, "
-                f"{size(pool.nbytes)}, and windows on them of up to "
-                f"{size(window_bytes(model.stored, model.blocks.contexts))}; decode in {decode}"
+                f"{format_bytes(pool.nbytes)}, and windows on them of up to "
+                f"{format_bytes(window_bytes(model.stored, model.blocks.contexts))}; decode in {decode}"
             )
             recover = partial(self._recovered, decode=decode)
             self._schedulers[decode] = Scheduler(model, pool, window_of, recover)

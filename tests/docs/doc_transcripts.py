@@ -64,7 +64,7 @@ def kernels_told_of(page: str, column: int, *heading: str) -> set[str]:
 
     So a new kernel need not be in it, and may be. `column`: where the table has kernels' names.
     """
-    used = {step.kernel for plan in plan_programs(DEMO, DEMO_SEQ_LEN).values() for step in plan.steps}
+    used = {step.kernel for plan in plan_programs(DEMO, DEMO_SEQ_LEN).values() for step in plan.launches}
     return used.union(*(set(row[column].split(", ")) for row in table(page, *heading)))
 
 

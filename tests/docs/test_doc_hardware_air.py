@@ -12,7 +12,7 @@ from doc_transcripts import DOCS, kernels_told_of, table
 
 from aerie.device.lowering import Form, Row
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 
 PAGE = "hardware.md"
 AIR = ("form of AIR", "kernels", "lowered", "evidence", "note")
@@ -24,7 +24,7 @@ def used_forms() -> dict[Form, set[str]]:
     """Every form of AIR in the kernels that the page tells of, and the kernels that have it."""
     found: dict[Form, set[str]] = defaultdict(set)
     for name in kernels_told_of(PAGE, 1, *AIR):
-        spec = registry()[name]
+        spec = all_kernels()[name]
         for case in spec.cases:
             for op in spec.build(**case).module.walk():
                 for form in air_forms_of(op):

@@ -6,8 +6,8 @@ import re
 
 from doc_transcripts import DOCS, kernels_told_of, table
 
-from aerie.board.compare.records import Status
-from aerie.kernel_builder.kernels import registry
+from aerie.board.compare.records import ItemStatus
+from aerie.kernel_builder.kernels import all_kernels
 
 PAGE = "hardware.md"
 OTHERS = ("otherwise checked", "ran on hardware")
@@ -15,14 +15,14 @@ ALLOWED = ("kernel", "share", "largest", "why")
 
 
 def test_allowances() -> None:
-    allowed = {name: registry()[name].allowance for name in kernels_told_of(PAGE, 0, *ALLOWED)}
+    allowed = {name: all_kernels()[name].allowance for name in kernels_told_of(PAGE, 0, *ALLOWED)}
     wanted = {(name, f"{a.share:g}", f"{a.largest:g}", a.reason) for name, a in allowed.items() if a}
     assert set(table(PAGE, *ALLOWED)) == wanted
 
 
 def test_verdicts() -> None:
     shown = [name for cell, _ in table(PAGE, "verdict", "what it means") for name in cell.split(", ")]
-    assert shown == [status.value for status in Status]
+    assert shown == [status.value for status in ItemStatus]
 
 
 def test_every_section_is_listed_at_the_top() -> None:

@@ -9,10 +9,10 @@ from doc_transcripts import table
 from aerie.device.npu2 import NPU2
 from aerie.kernel_builder import attention
 from aerie.kernel_builder.kernels import gemm, gemv, rope, swiglu
-from aerie.multi_launch_builder.building import build_programs, stack_option
-from aerie.multi_launch_builder.programs import ATTENTION_GRID, GEMM_GRID, ONE_COPY
+from aerie.multi_launch_builder.builder import build_programs, stack_option
+from aerie.multi_launch_builder.programs import ATTENTION_GRID, GEMM_GRID, NO_PING_PONG
 from aerie.multi_launch_builder.shapes import DEMO
-from aerie.runtime.npu.readings import READINGS
+from aerie.runtime.npu.log_diagnosis import KNOWN_MESSAGES
 
 PAGE = "hardware.md"
 
@@ -24,7 +24,7 @@ def plain(*cells: str) -> tuple[str, ...]:
 
 def test_options_of_the_programs() -> None:
     expected, built = [], build_programs(DEMO, 64)
-    for option in (stack_option(NPU2), GEMM_GRID[0], ATTENTION_GRID[0], ONE_COPY):
+    for option in (stack_option(NPU2), GEMM_GRID[0], ATTENTION_GRID[0], NO_PING_PONG):
         users = [name for name, program in built.items() if option in program.options]
         programs = "all" if len(users) == len(built) else ", ".join(users)
         expected.append(plain(option.flag, programs, option.reason, option.source))
@@ -46,6 +46,6 @@ def test_optimisation_of_the_kernels() -> None:
 
 
 def test_known_messages() -> None:
-    expected = [plain(reading.name, reading.meaning) for reading in READINGS]
+    expected = [plain(reading.name, reading.meaning) for reading in KNOWN_MESSAGES]
     assert table(PAGE, "known message", "what it means, and what to change") == expected
-    assert all(re.compile(reading.pattern) for reading in READINGS)
+    assert all(re.compile(reading.pattern) for reading in KNOWN_MESSAGES)

@@ -13,7 +13,7 @@ from doc_transcripts import DOCS, kernels_told_of, table
 from aerie.device.lowering import TABLE, Form, Row, find, forms_of
 from aerie.device.lowering.evidence import ran
 from aerie.device.rules.lowering import on_cores
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 
 PAGE = "hardware.md"
 USED = ("form", "kernels", "lowered", "evidence", "note")
@@ -25,7 +25,7 @@ def used_forms() -> dict[Form, set[str]]:
     """Every form on the cores of the kernels that the page tells of, and the kernels that have it."""
     found: dict[Form, set[str]] = defaultdict(set)
     for name in kernels_told_of(PAGE, 1, *USED):
-        spec = registry()[name]
+        spec = all_kernels()[name]
         for case in spec.cases:
             for op in on_cores(spec.build(**case).module):
                 for form in forms_of(op):

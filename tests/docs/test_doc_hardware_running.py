@@ -18,13 +18,13 @@ def section():
 def test_states():
     ends = [final for value, final in failures.FINAL.items() if value != failures.COMPLETED]
     shown = table(PAGE, "state", "what happened", "usually")
-    assert shown == [(final.name, final.meaning, final.usually) for final in ends]
+    assert shown == [(final.name, final.meaning, final.likely_cause) for final in ends]
 
 
 def test_figures():
     text = section()
     assert f"slices of {failures.SLICE_MS} ms" in text
-    assert f"the driver has {knobs.NPU_MOST_CONTEXTS} for all processes" in text
+    assert f"the driver has {knobs.NPU_MAX_CONTEXTS} for all processes" in text
     assert "Eight programs stay loaded" in text
     assert knobs.NPU_CONTEXTS.default == "8"
     assert f"`{DeviceLock().path.name}`" in text

@@ -11,8 +11,8 @@ from doc_transcripts import DOCS, blocks, check_command, session, table
 
 from aerie.board.doctor.checks import CHECKS, GOALS
 from aerie.board.doctor.command import SCHEMA, record
-from aerie.board.doctor.machine import Finding, Status
-from aerie.board.setup_npu import FETCH
+from aerie.board.doctor.machine import CheckResult, CheckStatus
+from aerie.board.setup_npu import OFFLINE_ADVICE
 from aerie.runtime.npu import versions
 
 PAGE = "install.md"
@@ -21,7 +21,7 @@ PROJECT = DOCS.parent
 
 
 def test_versions() -> None:
-    wanted = [value for value in vars(versions).values() if isinstance(value, versions.Wanted)]
+    wanted = [value for value in vars(versions).values() if isinstance(value, versions.RequiredVersion)]
     rows = {
         name: (version, source)
         for name, version, source in table(PAGE, "what", "version", "upstream's source")
@@ -39,7 +39,7 @@ def test_every_version_number_is_a_wanted_one() -> None:
     assert set(re.findall(r"llvm-aie==(\S+)", TEXT)) == {versions.PEANO.version}
     assert set(re.findall(r"git checkout (\w+)", TEXT)) == {versions.DRIVER_COMMIT.version}
     assert set(re.findall(r"https://github.com/Xilinx/\S+", TEXT)) == set(versions.WHEEL_PAGES)
-    python, gcc = versions.OLDEST_PYTHON, versions.GCC.version
+    python, gcc = versions.MIN_PYTHON, versions.GCC.version
     assert f"Python {python[0]}.{python[1]} or newer, a C++ compiler (g++ {gcc} or newer" in TEXT
     assert f"locks {versions.MEMLOCK_BYTES >> 20} MiB" in TEXT
     assert f"From Linux {versions.KERNEL_WITH_DRIVER.version} on" in TEXT
@@ -47,16 +47,16 @@ def test_every_version_number_is_a_wanted_one() -> None:
 
 def test_fetching_elsewhere() -> None:
     (shown,) = re.findall(r"^(pip download .*?)^make", TEXT, re.MULTILINE | re.DOTALL)
-    said = FETCH[FETCH.index("pip download") : FETCH.index("; then here")]
+    said = OFFLINE_ADVICE[OFFLINE_ADVICE.index("pip download") : OFFLINE_ADVICE.index("; then here")]
     assert shlex.split(shown.replace("\\\n", " ")) == shlex.split(said)
 
 
 def test_statuses() -> None:
-    assert [status for status, _ in table(PAGE, "status", "meaning")] == [s.value for s in Status]
+    assert [status for status, _ in table(PAGE, "status", "meaning")] == [s.value for s in CheckStatus]
 
 
 def test_the_record() -> None:
-    entry = record({check.name: Finding(Status.OK, "", "") for check in CHECKS})
+    entry = record({check.name: CheckResult(CheckStatus.OK, "", "") for check in CHECKS})
     shown = [name for name, _ in table(PAGE, "entry", "what it holds")]
     nested = [[key, *(f"{key}.{name}" for name in entry[key][0])] for key in ("checks", "goals")]
     assert shown == ["schema", *nested[0], *nested[1]]

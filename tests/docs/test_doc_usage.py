@@ -23,7 +23,7 @@ from aerie.cli.chat import HELP
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.cli.commands import _record
 from aerie.engine.generate import FinishReason
-from aerie.multi_launch_builder.limits import rules
+from aerie.multi_launch_builder.shape_limits import rules
 
 PAGE = "usage.md"
 MAKEFILE = (DOCS.parent / "Makefile").read_text()
@@ -69,7 +69,7 @@ def test_defaults() -> None:
 def test_shapes_that_the_kernels_accept() -> None:
     rows = table(PAGE, "size", "in config.json", "multiple of", "at most", "why the limit")
     assert [(name, int(step), int(most), why) for name, _, step, most, why in rows] == [
-        (rule.name, rule.step, rule.most, rule.why_most) for rule in rules()
+        (rule.name, rule.step, rule.max, rule.why_most) for rule in rules()
     ]
 
 

@@ -21,7 +21,7 @@ from aerie.engine.kv import Kept, KVCache, causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen
 from aerie.engine.session import Session
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.runtime import HostWork
 
 
@@ -127,7 +127,7 @@ class Returning(Passing):
 
     def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         table = program.arguments
-        written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
+        written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
         results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
         changed = self.change(program.kind, layer_of(bo_key), {**arrays, **results})
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs

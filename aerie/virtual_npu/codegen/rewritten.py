@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, M
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from aerie.air_dialect.values import is_inside
+from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.air import grid, issue_transfer, pattern, points, transfer_arguments
 from aerie.virtual_npu.codegen.body import Body, Scalar, VersionedLoops, emits
@@ -271,6 +271,6 @@ def _memrefs_from_outside(op: Operation) -> list[SSAValue]:
     found: dict[SSAValue, None] = {}
     for inner in op.walk():
         for value in inner.operands:
-            if isinstance(value.type, MemRefType) and not is_inside(op, value):
+            if isinstance(value.type, MemRefType) and not is_defined_in(op, value):
                 found[value] = None
     return list(found)

@@ -25,8 +25,8 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
+from aerie.air_dialect.index_analysis import LinearForm, interval, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Linear, interval, weighted
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.passes.loops import LoopNest
 
@@ -48,7 +48,7 @@ class Window:
     """
 
     memref: SSAValue
-    start: Linear
+    start: LinearForm
     steps: tuple[int, ...]
     rearranged_by: RearrangingCall | None = None
 
@@ -140,7 +140,7 @@ def itself(buffer: SSAValue) -> Window | None:
     """A memref as a window on itself; None where its layout is not known."""
     assert isinstance(buffer.type, MemRefType)
     steps = types.memref_strides(buffer.type)
-    return None if types.DYNAMIC in steps else Window(buffer, Linear(), tuple(steps))
+    return None if types.DYNAMIC in steps else Window(buffer, LinearForm(), tuple(steps))
 
 
 def _precedes(first: Operation, second: Operation) -> bool:
@@ -152,7 +152,7 @@ def _precedes(first: Operation, second: Operation) -> bool:
 
 
 def _through(
-    source: Window, type_: MemRefType, start: Linear, shape: Sequence[int], steps: Sequence[int]
+    source: Window, type_: MemRefType, start: LinearForm, shape: Sequence[int], steps: Sequence[int]
 ) -> Window | None:
     """A walk over a buffer, of dense `type_`, that is itself a window: as a walk over what it looks at.
 
@@ -176,7 +176,7 @@ def _through(
         return sum(n * far for n, far in zip(_in_dimensions(step, strides), source.steps, strict=True))
 
     moved = {value: in_source(factor) for value, factor in start.terms.items() if in_source(factor)}
-    first = source.start.plus(Linear(in_source(start.constant), moved))
+    first = source.start.plus(LinearForm(in_source(start.constant), moved))
     return Window(source.memref, first, tuple(in_source(step) for step in steps))
 
 
@@ -217,9 +217,9 @@ def walked(
     return None if extents is None or found is None else (extents, found)
 
 
-def offset_of(strides: Sequence[int], offsets: Sequence[SSAValue]) -> Linear:
+def offset_of(strides: Sequence[int], offsets: Sequence[SSAValue]) -> LinearForm:
     """Where one side of a DMA begins, in elements."""
-    return weighted(offsets, strides[len(strides) - len(offsets) :])
+    return weighted_sum(offsets, strides[len(strides) - len(offsets) :])
 
 
 def _constants(values: Sequence[SSAValue]) -> list[int] | None:
@@ -260,7 +260,7 @@ def _take(walk: list[tuple[int, int]], extent: int) -> int | None:
     return step if taken == extent else None
 
 
-def _lies_within(type_: MemRefType, start: Linear, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+def _lies_within(type_: MemRefType, start: LinearForm, sizes: Sequence[int], strides: Sequence[int]) -> bool:
     values, whole = start.values(), walked(type_, (), ())
     if values is None or whole is None or any(stride < 0 for stride in strides):
         return False
