@@ -1,4 +1,4 @@
-"""`python tools/format_cpp.py [--check] [FILE ...]`: clang-format over the C++ of the whole tree, or over files.
+"""`python tools/format_cpp.py [--check] [FILE ...]`: clang-format over all C++ of the tree, or files.
 
 The style is in .clang-format, and the version of clang-format in constraints.txt: another version may lay
 out a few lines otherwise. With --check nothing is written; what differs is printed, and the exit status is 1.
