@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie.virtual_npu import Program, VirtualNpuError
+from aerie.virtual_npu import Program, ProgramError
 
 text = Path(__file__).with_name("double.mlir").read_text()
 x = np.arange(64, dtype=np.float32)
@@ -20,5 +20,5 @@ print("right:", np.array_equal(out, 2 * x))
 
 try:
     Program.from_text(text.replace("s0 * 16", "s0 * 32")).run(x, np.zeros_like(x))
-except VirtualNpuError as error:
+except ProgramError as error:
     print(str(error).splitlines()[0])
