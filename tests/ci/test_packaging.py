@@ -12,6 +12,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -138,6 +139,10 @@ def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
     )
     source = tmp_path / "source"
     assert done.stdout.split() == [f"{source}/aerie/engine/__init__.py", f"{source}/verify/__init__.py"]
+    (paths,) = tomllib.loads((source / "pyproject.toml").read_text())["tool"]["pyright"]["extraPaths"]
+    shown = {path.name: path.resolve() for path in (source / paths / "aerie").iterdir()}
+    at_the_top = {room: source / room for room in rooms.AT_THE_TOP}
+    assert shown == {"__init__.py": source / "aerie" / "__init__.py", **at_the_top}
 
 
 @pytest.mark.long
