@@ -36,8 +36,8 @@ ORIGINS = (
     "import sys; from importlib.util import find_spec\nfor m in sys.argv[1:]: print(find_spec(m).origin)"
 )
 """A program that prints where modules would be imported from."""
-NOTHING_FAILED, SOMETHING_FAILED, INTERRUPTED = 0, 1, 2
-"""Exit codes of pytest; the last one where a file of tests cannot be imported."""
+NOTHING_FAILED, FAILURES = 0, (1, 2, 4)
+"""Exit codes of pytest; the last two where a file of tests cannot be imported any more."""
 
 
 @dataclass(frozen=True)
@@ -287,6 +287,6 @@ def _judged(run: Run) -> tuple[str, str]:
         return TIMED_OUT, ""
     if run.code == NOTHING_FAILED:
         return SURVIVED, ""
-    if run.code in (SOMETHING_FAILED, INTERRUPTED) and run.failed:
+    if run.code in FAILURES and run.failed:
         return KILLED, run.failed
     return NO_VERDICT, f"pytest ended with {run.code}: {run.end}"
