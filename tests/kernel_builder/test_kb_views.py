@@ -174,8 +174,10 @@ def test_arithmetic_agrees_with_integers(a: int, b: int, c: int, d: int) -> None
 
 @pytest.mark.parametrize("n", range(-2, 3))
 def test_comparisons_are_those_of_ints(n: int) -> None:
+    index = Y
+    conditions = index == n, index >= n, index > n, index <= n, index < n, (index >= n) & (index < n + 2)
     for y in range(-4, 5):
-        found = [holds(one, y) for one in (Y == n, Y >= n, Y > n, Y <= n, Y < n, (Y >= n) & (Y < n + 2))]
+        found = [holds(one, y) for one in conditions]
         assert found == [y == n, y >= n, y > n, y <= n, y < n, n <= y < n + 2]
 
 
