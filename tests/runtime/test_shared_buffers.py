@@ -118,7 +118,8 @@ def test_shapes_and_dtypes_that_differ_are_refused(open_cache, variant, program,
         with pytest.raises(
             ArrayError,
             match=rf"program 'wide' on buffers 'second': {re.escape(str(x))} cannot share buffer 'middle' "
-            r"with y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the table",
+            r"with y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the "
+            "table",
         ):
             cache.run("wide", bo_key="second", x=np.zeros(shape, dtype.numpy))
 
