@@ -181,7 +181,10 @@ class Copy:
             os.killpg(self._process.pid, signal.SIGKILL)
 
     def _environment(self, writes: bool = True) -> dict[str, str]:
-        own = {"PYTHONPATH": str(self.folder), "PYTHONDONTWRITEBYTECODE": "" if writes else "1"}
+        given = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+        others = (each for each in given if each and Path(each).resolve() != self._root.resolve())
+        path = [str(self.folder), *others]
+        own = {"PYTHONPATH": os.pathsep.join(path), "PYTHONDONTWRITEBYTECODE": "" if writes else "1"}
         return {**os.environ, **own}
 
     def _lay_cache(self, own: bool) -> None:
@@ -240,8 +243,7 @@ class Trial:
         """What a file of tests says in the tree as it is: one that fails there kills nothing."""
         key = self._keys.of_test(test)
         with self._checking[test]:
-            known = self._results.healthy.get(test)
-            return known if known and known.key == key else self._checked(test, key)
+            return _known(self._results.healthy.get(test), key) or self._checked(test, key)
 
     def _checked(self, test: str, key: str) -> Result:
         copy = self._copies.get()
@@ -259,8 +261,7 @@ class Trial:
     def try_(self, mutant: Mutant) -> Result:
         """The result of one; from the file where that has it."""
         key = self._keys.of_mutant(mutant)
-        known = self._results.mutants.get(mutant.id)
-        if known and known.key == key:
+        if known := _known(self._results.mutants.get(mutant.id), key):
             return known
         result = self._tried(mutant, key)
         self._results.put(self._results.mutants, mutant.id, result)
@@ -280,6 +281,11 @@ class Trial:
         finally:
             self._copies.put(copy)
         return Result(*_judged(run), round(run.seconds, 1), key)
+
+
+def _known(result: Result | None, key: str) -> Result | None:
+    """A result that holds still. What gave no verdict is tried again."""
+    return result if result and result.key == key and result.outcome != NO_VERDICT else None
 
 
 def _judged(run: Run) -> tuple[str, str]:
