@@ -11,6 +11,7 @@ import ast
 import random
 import re
 from collections.abc import Iterator, Sequence
+from functools import lru_cache
 from pathlib import Path
 
 from tests.mutants.table import Mutant, sources
@@ -19,6 +20,8 @@ COMPARISONS = {"<": "<=", "<=": "<", ">": ">=", ">=": ">", "==": "!=", "!=": "==
 OPERATORS = {"+": "-", "-": "+", "and": "or", "or": "and"}
 MOST_TESTS = 3
 """Files of tests that are run for a drawn mutant: the smallest of those that import its module."""
+
+IMPORT = re.compile(r"^\s*(?:import (aerie[\w.]*)|from (aerie[\w.]*) import (.*))", re.MULTILINE)
 
 Change = tuple[int, int, str, str]
 """First and last place in the source that are replaced, by what, and what that is called."""
@@ -50,14 +53,21 @@ def _module(root: Path, path: Path) -> str:
 
 def _tests_of(root: Path, module: str) -> list[str]:
     """The smallest files of tests that import a module."""
-    package, _, name = module.rpartition(".")
-    wanted = re.compile(
-        rf"^\s*(from {re.escape(module)} import|import {re.escape(module)}\b"
-        rf"|from {re.escape(package)} import .*\b{name}\b)",
-        re.MULTILINE,
-    )
-    tests = sorted((root / "tests").rglob("test_*.py"), key=lambda path: (path.stat().st_size, path))
-    return [path.stem for path in tests if wanted.search(path.read_text())][:MOST_TESTS]
+    return [name for name, imported in _tests(root) if module in imported][:MOST_TESTS]
+
+
+@lru_cache(maxsize=4)
+def _tests(root: Path) -> Sequence[tuple[str, frozenset[str]]]:
+    """All files of tests, the smallest first, each with what it imports: modules, and names of modules."""
+    paths = sorted((root / "tests").rglob("test_*.py"), key=lambda path: (path.stat().st_size, path))
+    return [(path.stem, _imported(path.read_text())) for path in paths]
+
+
+def _imported(text: str) -> frozenset[str]:
+    found: set[str] = set()
+    for whole, package, names in IMPORT.findall(text):
+        found |= {whole, package, *(f"{package}.{name}" for name in re.findall(r"\w+", names))}
+    return frozenset(found)
 
 
 def _drawn(root: Path, room: str, path: Path, chance: random.Random) -> Mutant | None:
