@@ -121,7 +121,7 @@ def _of_node(text: str, starts: Sequence[int], node: ast.AST) -> Iterator[Change
     if isinstance(node, ast.Compare) and len(node.ops) == 1:
         yield from between(node.left, node.comparators[0], COMPARISONS, "comparison")
     elif isinstance(node, ast.BoolOp) and len(node.values) == 2:
-        yield from between(*node.values, OPERATORS, "and-or")
+        yield from between(node.values[0], node.values[1], OPERATORS, "and-or")
     elif isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add | ast.Sub):
         yield from between(node.left, node.right, OPERATORS, "sign")
     elif isinstance(node, ast.Constant) and type(node.value) is int:
