@@ -188,7 +188,7 @@ clean: ## remove compiled programs, reports and the caches of tools (keeps .venv
 	$(DO)find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.git/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
-	$(DO)rm -rf $(VENV)
+	$(DO)rm -rf $(VENV) .rooms
 
 # A variable that nobody reads is a slip of the pen: who writes prompt=hi means PROMPT.
 variables:

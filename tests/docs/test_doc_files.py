@@ -14,6 +14,9 @@ PROJECT = DOCS.parent
 PAGES = [
     "README.md",
     "CONTRIBUTING.md",
+    "CHANGELOG.md",
+    "examples/README.md",
+    "docs/how-to/upgrade-and-uninstall.md",
     "docs/architecture.md",
     "docs/chunks.md",
     "docs/hardware.md",
