@@ -1,4 +1,4 @@
-"""docs/add_a_kernel.md does what it says: its files are written, its commands run, their output compared.
+"""first-kernel.md does what it says: its files are written, its commands run, their output compared.
 
 A code block with `file=PATH` is a file to save, a `console` block a shell session. All of it happens in a
 copy of the project.
@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from doc_transcripts import blocks, check_command, make_project, matches, session
 
-PAGE = "add_a_kernel.md"
+PAGE = "tutorials/first-kernel.md"
 
 
 @pytest.mark.long

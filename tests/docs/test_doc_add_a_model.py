@@ -1,4 +1,4 @@
-"""docs/add_a_model.md is held to the code: its files and rows are there, its figures are counted."""
+"""add-a-model-family.md is held to the code: its files and rows are there, its figures are counted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doc_transcripts import DOCS, blocks, check_command, session, table
 from aerie.engine.families import FAMILIES
 from aerie.engine.family import Family
 
-PAGE = "add_a_model.md"
+PAGE = "how-to/add-a-model-family.md"
 PROJECT = DOCS.parent
 NAMED = '"qwen3'
 """How a row that is about this family begins."""

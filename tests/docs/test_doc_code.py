@@ -14,7 +14,7 @@ from doc_transcripts import DOCS, FENCE, session
 from aerie.air_dialect import parse
 
 PROJECT = DOCS.parent
-PAGES = [PROJECT / "README.md", *sorted(DOCS.glob("*.md")), PROJECT / "kernels_cc" / "README.md"]
+PAGES = [PROJECT / "README.md", *sorted(DOCS.rglob("*.md")), PROJECT / "kernels_cc" / "README.md"]
 LINE_LENGTH = int(re.findall(r"^line-length = (\d+)", (PROJECT / "pyproject.toml").read_text(), re.M)[0])
 
 

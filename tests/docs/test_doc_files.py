@@ -10,23 +10,8 @@ from doc_transcripts import DOCS, FENCE
 
 PROJECT = DOCS.parent
 PAGES = [
-    "README.md",
-    "docs/architecture.md",
-    "docs/chunks.md",
-    "docs/hardware.md",
-    "docs/install.md",
-    "docs/usage.md",
-    "docs/demo_checkpoint.md",
-    "docs/performance.md",
-    "docs/python.md",
-    "docs/scale.md",
-    "docs/serve.md",
-    "docs/add_a_kernel.md",
-    "docs/add_a_model.md",
-    "docs/static_check.md",
-    "docs/virtual_npu.md",
-    "docs/verification.md",
-    "kernels_cc/README.md",
+    str(path.relative_to(PROJECT))
+    for path in (PROJECT / "README.md", *sorted(DOCS.rglob("*.md")), PROJECT / "kernels_cc" / "README.md")
 ]
 ROOMS = "|".join(sorted(path.parent.name for path in PROJECT.glob("*/__init__.py"))) + "|tests|docs"
 PATH = re.compile(rf"`((?:{ROOMS})/[\w./]*)`")
@@ -71,7 +56,7 @@ def test_the_files_to_read() -> None:
 
 
 def _rows_to_read() -> list[tuple[str, list[str]]]:
-    text = (DOCS / "architecture.md").read_text()
+    text = (DOCS / "explanation/architecture.md").read_text()
     section = text[text.index("## Where to read") :]
     rows = re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.MULTILINE)
     return [(room, FILE.findall(cells)) for room, cells in rows]

@@ -1,4 +1,4 @@
-"""docs/hardware.md, AIR forms and The C++ kernels: their tables are those of the code.
+"""lowering.md, AIR forms and The C++ kernels: their tables are those of the code.
 
 Run this file to have the tables as they should be: `python tests/docs/test_doc_hardware_air.py`.
 """
@@ -14,7 +14,7 @@ from aerie.kernel_builder.kernels import registry
 from aerie.virtual_npu.static.lowering import Form, Row
 from aerie.virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air
 
-PAGE = "hardware.md"
+PAGE = "explanation/lowering.md"
 AIR = ("form of AIR", "kernels", "lowered", "evidence", "note")
 API = ("function", "forms", "aie_api", "on AIE2P", "seen in mlir-air's programming_examples for NPU2")
 Line = tuple[str, ...]

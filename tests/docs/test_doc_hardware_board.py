@@ -1,4 +1,4 @@
-"""docs/hardware.md, "The board tests and the report", against the code."""
+"""board.md, "The board tests and the report", against the code."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from doc_transcripts import DOCS, kernels_told_of, table
 from aerie.board.compare.records import Status
 from aerie.kernel_builder.kernels import registry
 
-PAGE = "hardware.md"
+PAGE = "explanation/board.md"
 OTHERS = ("otherwise checked", "ran on hardware")
 ALLOWED = ("kernel", "share", "largest", "why")
 

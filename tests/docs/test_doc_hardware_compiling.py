@@ -1,4 +1,4 @@
-"""docs/hardware.md, section Compiling: its tables are what the code has."""
+"""board.md, section Compiling: its tables are what the code has."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aerie.multi_launch_builder.shapes import DEMO
 from aerie.runtime.npu.readings import READINGS
 from aerie.virtual_npu.static.device import NPU2
 
-PAGE = "hardware.md"
+PAGE = "explanation/board.md"
 
 
 def plain(*cells: str) -> tuple[str, ...]:

@@ -1,4 +1,4 @@
-"""docs/hardware.md, Forms: its tables are those of `virtual_npu/static/lowering`.
+"""lowering.md, Forms: its tables are those of `virtual_npu/static/lowering`.
 
 Run this file to have the tables as they should be: `python tests/docs/test_doc_hardware_forms.py`.
 """
@@ -15,7 +15,7 @@ from aerie.virtual_npu.static.lowering import TABLE, Form, Row, find, forms_of
 from aerie.virtual_npu.static.lowering.evidence import ran
 from aerie.virtual_npu.static.rules.lowering import on_cores
 
-PAGE = "hardware.md"
+PAGE = "explanation/lowering.md"
 USED = ("form", "kernels", "lowered", "evidence", "note")
 NOT_LOWERED = ("form", "verdict", "why", "instead", "evidence")
 Line = tuple[str, ...]

@@ -1,4 +1,4 @@
-"""docs/hardware.md, "Running", against the code."""
+"""board.md, "Running", against the code."""
 
 import re
 
@@ -8,7 +8,7 @@ from aerie.runtime import knobs
 from aerie.runtime.npu import failures
 from aerie.runtime.npu.lock import UPSTREAM, DeviceLock
 
-PAGE = "hardware.md"
+PAGE = "explanation/board.md"
 
 
 def section():

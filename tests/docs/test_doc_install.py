@@ -1,4 +1,4 @@
-"""docs/install.md against the code: versions, commands and the doctor's record, and what can be run here."""
+"""install.md against the code: versions, commands and the doctor's record, and what can be run here."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie.board.doctor.machine import Finding, Status
 from aerie.board.setup_npu import FETCH
 from aerie.runtime.npu import versions
 
-PAGE = "install.md"
+PAGE = "how-to/install.md"
 TEXT = (DOCS / PAGE).read_text()
 PROJECT = DOCS.parent
 

@@ -1,4 +1,4 @@
-"""docs/usage.md, "Knobs", against the code: every environment variable that is read is there."""
+"""generate.md, "Knobs", against the code: every environment variable that is read is there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from doc_transcripts import DOCS, table
 
 from aerie.virtual_npu.knobs import PLAIN_PARTS, Knob
 
-PAGE = "usage.md"
+PAGE = "how-to/generate.md"
 PROJECT = DOCS.parent
 ROOMS = ["benchmarks", *(room.name for room in (PROJECT / "aerie").iterdir() if room.is_symlink())]
 

@@ -1,4 +1,4 @@
-"""docs/python.md does what it says: every example runs, and prints what stands below it."""
+"""python.md does what it says: every example runs, and prints what stands below it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerie.answers import Options
 from aerie.api import MAX_TOKENS, Model, load
 from aerie.chunked import ChunkedLLM
 
-PAGE, CHUNKS, STATIC = "python.md", "chunks.md", "static_form.md"
+PAGE, CHUNKS, STATIC = "how-to/python.md", "how-to/chunks.md", "how-to/export-static-form.md"
 EXAMPLES = [
     pytest.param(page, code, printed, id=code.strip().splitlines()[-1].strip())
     for page in (PAGE, CHUNKS, STATIC)

@@ -1,4 +1,4 @@
-"""docs/static_check.md against the code: its devices, resources and kinds."""
+"""static-check.md against the code: its devices, resources and kinds."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from doc_transcripts import DOCS, table
 
 from aerie.virtual_npu.static.device import DEVICES
 
-PAGE = "static_check.md"
+PAGE = "explanation/static-check.md"
 RULES = DOCS.parent / "virtual_npu" / "static"
 
 

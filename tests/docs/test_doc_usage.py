@@ -1,4 +1,4 @@
-"""docs/usage.md against the code: its tables, and what it says that bad input prints."""
+"""generate.md against the code: its tables, and what it says that bad input prints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aerie.llama32_1b.commands import _record
 from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder.limits import rules
 
-PAGE = "usage.md"
+PAGE = "how-to/generate.md"
 MAKEFILE = (DOCS.parent / "Makefile").read_text()
 TEXT = (DOCS / PAGE).read_text()
 

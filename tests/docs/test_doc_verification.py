@@ -1,4 +1,4 @@
-"""docs/verification.md: its commands run and print what it shows, numbers aside; lit's features."""
+"""verification.md: its commands run and print what it shows, numbers aside; lit's features."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from doc_transcripts import DOCS, blocks, check_command, make_project, matches, 
 
 from aerie.llama32_1b.cli import default_cache_dir
 
-PAGE = "verification.md"
+PAGE = "explanation/verification.md"
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]\d+)?")
 
 

@@ -1,4 +1,4 @@
-"""docs/virtual_npu.md does what it says: its files are written, its commands run, its tables compared."""
+"""virtual-npu.md does what it says: its files are written, its commands run, its tables compared."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aerie.virtual_npu import store
 from aerie.virtual_npu.__main__ import _parser
 from aerie.virtual_npu.errors import FAULTS
 
-PAGE = "virtual_npu.md"
+PAGE = "tutorials/virtual-npu.md"
 
 
 @pytest.mark.long
