@@ -116,7 +116,7 @@ help: ## list targets and variables
 
 setup: $(RUN) ## make .venv with all that running needs (no torch)
 
-setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/how-to/install.md)
+setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/how-to/install-npu.md)
 	$(DO)$(PY) -m aerie setup-npu $(call option,--wheels,WHEELS) $(SAID)
 
 doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next

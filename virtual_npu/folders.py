@@ -4,7 +4,7 @@
     CHECKOUT/build           in a checkout, also one that is installed as it lies (pip install --editable)
     XDG_CACHE_HOME/aerie     where Aerie was installed; ~/.cache/aerie without that variable
 
-The current folder has no part in it. docs/how-to/generate.md lists what lies there.
+The current folder has no part in it. docs/how-to/storage.md lists what lies there.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The pages of commands: every command of `aerie` with its options, every target of make with its variables."""
+"""The pages of commands: every command of `aerie` with its options, and every target of make."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from aerie import __main__ as command_line
 PROJECT = Path(__file__).parents[2]
 
 
-class _Found(BaseException):  # noqa: N818 - passes all that commands catch
+class _Found(BaseException):
     """Carries the parser that was about to read a command line."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
@@ -95,10 +95,14 @@ def exit_codes() -> str:
         ("0", "Done."),
         (
             "1",
-            "The command ran and says no: a gate or a comparison failed, a kernel is out of tolerance, a program "
+            "The command ran and says no: a gate or a comparison failed, a kernel is out of tolerance, a "
+            "program "
             "failed while it ran, a limit is exceeded, a text is not valid AIR, or no model can run here.",
         ),
-        ("2", "A request that cannot be met. One line on standard error says what, the limit, and what to do."),
+        (
+            "2",
+            "A request that cannot be met. One line on standard error says what, the limit, and what to do.",
+        ),
         ("70", "`aerie vnpu`: a defect of Aerie. Please report it."),
         ("130", "Stopped by Ctrl-C, by `kill`, or because the terminal was closed."),
         ("141", "The reader of standard output went away, as `head` does."),

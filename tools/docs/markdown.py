@@ -42,4 +42,8 @@ def block(text: str, language: str = "text") -> str:
 def sentence(text: str) -> str:
     """With a capital at its beginning, and a full stop at its end."""
     text = " ".join(text.split())
-    return text[:1].upper() + text[1:] + ("" if text.endswith((".", ":", "?", "")) and text[-1:] in ".:?" else ".")
+    return (
+        text[:1].upper()
+        + text[1:]
+        + ("" if text.endswith((".", ":", "?", "")) and text[-1:] in ".:?" else ".")
+    )

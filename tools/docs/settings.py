@@ -72,7 +72,8 @@ def environment_page() -> str:
         section("All variables", table(("variable", "default", "meaning"), rows)),
         section(
             "Parts of AERIE_PLAIN",
-            "What is done fast also has a plain way, for comparing. Name parts with commas between, or `all`.",
+            "What is done fast also has a plain way, for comparing. Name parts with commas between, or "
+            "`all`.",
             table(("part", "the plain way", "otherwise"), parts),
         ),
         section(
