@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
-from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.cli.checkpoints import DEMO_FOLDER
 
 
 def _without(name: str) -> Callable[[Path], None]:

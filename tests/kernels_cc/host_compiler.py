@@ -5,12 +5,13 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from aerie.virtual_npu import cpu
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.common import cpu
+from aerie.common.compiler import find_compiler
+from aerie.device.external_kernels import OWN_KERNELS
+from aerie.virtual_npu.objects import INCLUDE
 
-ROOT = Path(__file__).parents[2]
-KERNELS = ROOT / "kernels_cc"
-INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{ROOT / 'virtual_npu' / 'include'}")
+KERNELS = OWN_KERNELS
+INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{INCLUDE}")
 
 
 def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Scope
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.serve.affinity import page_keys
 from aerie.serve.app import guarded
 from aerie.serve.cli import main
@@ -227,6 +227,6 @@ def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.delattr("aerie.serve.replicas", raising=False)
     assert main(["serve", "--port", "0", "--replicas", "2"]) == 2
     expected = (
-        "--replicas is 2, and Ray, which runs them, is not installed; pip install 'aerie[ray]', or serve"
+        "--replicas is 2, and Ray, which runs them, is not installed; pip install 'ray[serve]', or serve"
     )
     assert expected in capsys.readouterr().err

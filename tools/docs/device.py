@@ -11,16 +11,16 @@ from typing import Any
 
 from markdown import code, page, section, sentence, table
 
+from aerie.device.lowering import TABLE, find, forms_of
+from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
+from aerie.device.npu2 import DEVICES
+from aerie.device.rules.lowering import on_cores
 from aerie.kernel_builder.kernels import registry
 from aerie.multi_launch_builder.building import build_programs
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 from aerie.runtime.npu import failures, versions
 from aerie.runtime.npu.readings import READINGS
-from aerie.virtual_npu.static.device import DEVICES
-from aerie.virtual_npu.static.lowering import TABLE, find, forms_of
-from aerie.virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air
-from aerie.virtual_npu.static.rules.lowering import on_cores
 
 API_USES = Path(__file__).parents[2] / "kernels_cc" / "aie_api_uses.json"
 Forms = Callable[[Any], Iterable[Any]]

@@ -33,7 +33,7 @@ def python_page() -> str:
 
 def _public() -> list[str]:
     first = ["load", "Model", "Result", "Stream"]
-    return [*first, *sorted(set(aerie.__all__) - set(first), key=str.lower)]
+    return [*first, *sorted(set(aerie.__all__) - {*first, "__version__"}, key=str.lower)]
 
 
 PAGES: Mapping[str, Callable[[], str]] = {

@@ -9,9 +9,8 @@ from typing import Any
 
 from markdown import code, page, section, table
 
-import aerie
+from aerie import rooms
 
-ROOTS = tuple(Path(each) for each in aerie.__path__)
 PLAIN = {
     "products": (
         "the virtual NPU makes every block, copy and product one by one, as the program says",
@@ -32,22 +31,13 @@ PLAIN = {
 
 def files() -> list[tuple[str, Path]]:
     """(name, path) of every module of aerie, wherever its folders lie."""
+    roots = {"aerie": rooms.PACKAGE} | {f"aerie.{name}": rooms.folder(name) for name in rooms.AT_THE_TOP}
     found = {}
-    for name, module in _rooms().items():
-        root = Path(module)
+    for name, root in roots.items():
         for path in sorted(root.rglob("*.py")):
             parts = path.relative_to(root).with_suffix("").parts
             found[".".join((name, *parts)).removesuffix(".__init__")] = path
     return sorted(found.items())
-
-
-def _rooms() -> dict[str, str]:
-    rooms = {}
-    for root in ROOTS:
-        for path in root.iterdir():
-            if (path / "__init__.py").is_file():
-                rooms[f"aerie.{path.name}"] = str(path.resolve())
-    return rooms
 
 
 def knobs() -> list[Any]:

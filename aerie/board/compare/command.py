@@ -1,0 +1,82 @@
+"""`aerie compare`.
+
+Exit codes: 0 all as on the virtual NPU, 1 something is not, 2 nothing could be compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+from collections.abc import Sequence
+from pathlib import Path
+
+from aerie.board.compare.items import Item, choose
+from aerie.board.compare.processes import compare_all, compile_ahead, in_processes
+from aerie.board.compare.records import Outcome, line_of, print_outcomes, save
+from aerie.cli.arguments import KEPT_IN
+from aerie.common import folders
+from aerie.engine.progress import Reporter
+from aerie.runtime import select_backend
+from aerie.verify.report import make_folder
+
+RIGHT, WRONG = 0, 1
+RECORD = "compare.json"
+
+
+def board_folder() -> Path:
+    """Where records of the board are kept, unless --out names another folder. Raises KnobError."""
+    return folders.home() / "board"
+
+
+def add_compare(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a kernel, a kernel's case such as gemm[2], a program; `kernels`, `programs` (default: all)",
+    )
+    parser.add_argument(
+        "--backend", default="npu", choices=["npu", "virtual"], help="what is compared (default: %(default)s)"
+    )
+    parser.add_argument("--first", action="store_true", help="of each kernel, its first case alone")
+    parser.add_argument("--cache-dir", type=Path, help="of compiled programs")
+    parser.add_argument(
+        "--out", type=Path, help=f"the folder of compare.json and of the logs (default: board in {KEPT_IN})"
+    )
+
+
+def compare(arguments: argparse.Namespace) -> int:
+    """Run kernels and programs on the NPU, and say what differs from the virtual NPU, and how."""
+    items = choose(arguments.names, arguments.first)
+    cache_dir, out = arguments.cache_dir or folders.programs(), arguments.out or board_folder()
+    outcomes = compare_and_print(items, arguments.backend, cache_dir, out)
+    return RIGHT if all(outcome.status.is_right for outcome in outcomes) else WRONG
+
+
+def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out: Path) -> list[Outcome]:
+    """Compare, with progress, a record that is whole after each item, and a table at the end.
+
+    Raises BackendError where there is no such backend here, UserError for a folder that cannot be written or
+    a knob that makes no sense.
+    """
+    report = Reporter()
+    found = select_backend(backend)  # what is missing is said before anything starts
+    report.note(found.reason)
+    apart = in_processes(functools.partial(select_backend, backend), cache_dir, out / "logs")
+    make_folder(out / "logs")
+    with report.bar("compiling", len(items)) as step:
+        failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
+    report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
+    outcomes: list[Outcome] = []
+    with report.bar("comparing", len(items)) as step:
+
+        def tell(item: Item, phase: str) -> None:
+            step(f"{item}: {phase}", len(outcomes))
+
+        for outcome in compare_all(items, apart, tell, failed):
+            outcomes.append(outcome)
+            save(outcomes, backend, out / RECORD)  # at once: the machine may not live on
+            report.note(line_of(outcome))
+    print_outcomes(outcomes, backend)
+    report.note(f"record: {out / RECORD}, logs beside it")
+    return outcomes

@@ -1,0 +1,186 @@
+"""`aerie test-toolchain`: no NPU and no driver is needed, only the compilers of `make setup-npu`.
+
+Each program and kernel is first put to our own check, which may refuse it. Then it goes through the stages,
+side by side with others, and its placed text is run against its source. Exit codes: 0 nothing failed in the
+stages that can run here, 1 something did, 2 no stage can run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import functools
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
+from pathlib import Path
+
+from aerie.board.toolchain.records import Outcome, comparison_line, line_of, print_outcomes, record
+from aerie.board.toolchain.results import compare, core_findings, product_note
+from aerie.board.toolchain.subjects import Subject, build, choose
+from aerie.cli.arguments import add_model, whole_number
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common.errors import UserError
+from aerie.engine.compiling import choose_seq_len
+from aerie.engine.config import load_config
+from aerie.engine.progress import Reporter
+from aerie.runtime.errors import CompileError
+from aerie.runtime.npu.checks import preflight
+from aerie.runtime.npu.stage_runner import StageRunner
+from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status, Texts
+from aerie.runtime.npu.tools import missing_list
+
+RIGHT, WRONG = 0, 1
+MOST_MIB = 16
+"""Arguments of the demo's programs take a few MiB, and run with checks in seconds."""
+
+KEPT = "every stage's texts and the tools' own words: NAME/ in the folder of --keep"
+NOT_KEPT = "--keep FOLDER keeps every stage's texts and the tools' own words"
+
+Note = Callable[[str], None]
+
+
+def add_toolchain(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "names",
+        nargs="*",
+        metavar="NAME",
+        help="a program, a kernel at all its shapes or at one; `programs`, `kernels` (default: both); a "
+        "variant, such as AR-8xCL-512, or one of its programs",
+    )
+    add_model(parser)
+    parser.add_argument("--json", action="store_true", help="one record of JSON instead of the table")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every stage's texts and logs there")
+    parser.add_argument(
+        "--run-up-to",
+        type=whole_number(0),
+        default=MOST_MIB,
+        metavar="MIB",
+        help="run placed texts against their sources where the arguments take at most so many MiB; 0: none "
+        "(default: %(default)s)",
+    )
+
+
+def toolchain(arguments: argparse.Namespace) -> int:
+    """Take every program and kernel through upstream's compilers, stage by stage."""
+    tools, report = StageTools.found(), Reporter()
+    if not tools.runnable:
+        raise UserError(missing_list("no stage of the compilers can run here", tools.missing))
+    config = load_config(find_checkpoint(arguments.model))
+    shape, seq_len = config.shape, choose_seq_len(config, arguments.seq_len)
+    chosen = choose(shape, seq_len, arguments.names)
+    for line in tools_told(tools):
+        report.note(line)
+    with _folder(arguments.keep) as folder:
+        outcomes = run_all(
+            build(shape, seq_len, chosen), StageRunner(tools), folder, arguments.run_up_to, report.note
+        )
+    if arguments.json:
+        print(json.dumps(record(outcomes, tools, arguments.model, seq_len), indent=1))
+    else:
+        print_outcomes(outcomes, f"{arguments.model}, {seq_len} tokens: upstream's compilers, stage by stage")
+    report.note(KEPT if arguments.keep else NOT_KEPT)
+    return RIGHT if all(outcome.is_right for outcome in outcomes) else WRONG
+
+
+def tools_told(tools: StageTools) -> Iterator[str]:
+    """Which tools are there, and which stages they cannot run, with the reasons."""
+    for name, path in tools.paths.items():
+        yield f"{name}: {path} ({tools.version(name)})"
+    yield from tools.missing
+    for stage in STAGES:
+        if why := tools.obstacle(stage):
+            yield f"stage {stage} is skipped: {why}"
+
+
+@contextlib.contextmanager
+def _folder(keep: Path | None) -> Iterator[Path]:
+    """The folder for the texts: the one that is to be kept, or one that is removed afterwards."""
+    if keep is None:
+        with tempfile.TemporaryDirectory(prefix="aerie-toolchain-") as folder:
+            yield Path(folder)
+        return
+    try:
+        keep.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"cannot write to {keep} ({error.strerror}); name another folder") from None
+    yield keep.resolve()
+
+
+def run_all(
+    subjects: Iterator[Subject], runner: StageRunner, folder: Path, most_mib: int, note: Note
+) -> list[Outcome]:
+    """Every subject's outcome, in order; the stages of several run side by side, one per CPU.
+
+    IR of our own is built, checked and compared in this thread alone. Ctrl-C ends the tools too.
+    """
+    waiting: dict[Future[list[Result]], Subject] = {}
+    outcomes: dict[str, Outcome] = {}
+    with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stages") as pool:
+        try:
+            for subject in subjects:
+                outcomes[subject.name] = outcome = _checked(subject)
+                if outcome.refused:
+                    note(f"{subject.name}: refused by our own check")
+                    continue
+                work = _emptied(folder / subject.name)
+                tell = functools.partial(_tell, note, subject.name)
+                waiting[pool.submit(runner.run, subject.program, work, tell)] = subject
+            for future in as_completed(waiting):
+                subject = waiting[future]
+                outcome = _judged(subject, future.result(), folder / subject.name, most_mib)
+                outcomes[subject.name] = outcome
+                note(comparison_line(outcome))
+        except BaseException:
+            _stop(pool, runner, list(waiting))
+            raise
+    return list(outcomes.values())
+
+
+def _tell(note: Note, name: str, result: Result) -> None:
+    if result.status is not Status.NOT_RUN:
+        note(line_of(name, result))
+
+
+def _checked(subject: Subject) -> Outcome:
+    refused = ""
+    try:
+        preflight(subject.program)
+    except CompileError as error:
+        refused = error.cause
+    return Outcome(subject.name, subject.kind, subject.program.flags, refused)
+
+
+def _judged(subject: Subject, results: Sequence[Result], work: Path, most_mib: int) -> Outcome:
+    texts = Texts(work, subject.name)
+    comparison = compare(subject, texts, most_mib)
+    wrong = (str(finding) for result in results for finding in result.findings if finding.wrong)
+    return Outcome(
+        subject.name,
+        subject.kind,
+        subject.program.flags,
+        results=tuple(results),
+        comparison=comparison,
+        products=product_note(texts),
+        findings=(*wrong, *core_findings(texts)),
+    )
+
+
+def _emptied(work: Path) -> Path:
+    """A folder of one subject, without what an earlier call kept in it. Raises UserError for another's."""
+    if work.exists() and not Texts(work, work.name).log.is_file():
+        raise UserError(f"{work} is there, and is none of ours: name another folder with --keep")
+    shutil.rmtree(work, ignore_errors=True)
+    work.mkdir(parents=True)
+    return work
+
+
+def _stop(pool: ThreadPoolExecutor, runner: StageRunner, futures: Sequence[Future[list[Result]]]) -> None:
+    """End all tools, again and again, for a program that begins its next stage meanwhile."""
+    pool.shutdown(wait=False, cancel_futures=True)
+    while not all(future.done() for future in futures):
+        runner.stop()
+        wait(futures, timeout=0.1)

@@ -1,0 +1,132 @@
+"""Decode attention over the KV cache on the CPU: one query position, with grouped heads."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.common import knobs
+from aerie.engine.kv import KeysAndValues, Layers, write_rows
+from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+from aerie.runtime import HostWork
+
+
+def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
+    """The C++ form where it can be had and serves these."""
+    native = native_attention()
+    return native if native and native.serves(keys, visible) else None
+
+
+class NewRows:
+    """Keys and values of new tokens on their way into a cache, in C++ where it can be had.
+
+    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `unturned` its keys before
+    RoPE, where the cache has them. `move_to` comes before each step.
+    """
+
+    def __init__(self, layers: Layers, unturned: Sequence[BF16Array] = ()) -> None:
+        self._layers, self._unturned, self._place = layers, unturned, Place()
+        self._native = native_attention() if layers[0][0].flags.c_contiguous else None
+
+    def move_to(self, position: int, rows: int = 1) -> None:
+        """The next step has so many rows to keep, the first of them at `position`. IndexError beyond the
+        cache."""
+        self._check(position, position + rows - 1)
+        self._place.stand(position, rows)
+
+    def move_apart(self, positions: NDArray[np.int64]) -> None:
+        """The next step has a row to keep at each of these positions. IndexError beyond the cache."""
+        if len(positions):
+            self._check(int(positions.min()), int(positions.max()))
+        self._place.stand_at(positions)
+
+    def _check(self, first: int, last: int) -> None:
+        capacity = self._layers[0][0].shape[1]
+        if first < 0 or last >= capacity:
+            raise IndexError(f"positions {first}..{last} in a cache of {capacity}")
+
+    def works(
+        self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *unturned: BF16Array
+    ) -> list[HostWork]:
+        """To keep the first of these rows, (rows, kv_heads * head_dim), which lie in arrays that stay."""
+        works = [self._work(self._layers[layer], key_rows, value_rows)]
+        for rows in unturned:
+            stored = self._unturned[layer]
+            works.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
+        return works
+
+    def _work(self, stored: KeysAndValues, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
+        keys, values = stored
+        if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
+            arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
+            return LayerCode(self._native, self._place, 1, **arrays).keep_rows()
+
+        def keep() -> None:
+            positions = self._place.positions
+            write_rows(stored, positions, key_rows[: len(positions)], value_rows[: len(positions)])
+
+        return HostWork(keep)
+
+
+class CacheAttention:
+    """What the host does in each layer of a decoded token: keep its keys and values, and attend to the cache.
+
+    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
+    attention of all heads. `move_to` comes before each token. The form, C++ or numpy, is chosen once, by the
+    positions that the first token attends to. `unturned`: as for NewRows.
+    """
+
+    def __init__(self, layers: Layers, width: int, visible: Any, unturned: Sequence[BF16Array] = ()) -> None:
+        self.out = np.empty(width, bf16)
+        self._layers, self._rows = layers, NewRows(layers, unturned)
+        self._visible, self._place = visible, Place()
+        self._native = _serving(layers[0][0], visible)
+        self._threads = knobs.threads() if self._native else 1
+
+    def serves(self, visible: Any) -> bool:
+        """Whether a token that sees `visible` would be given the same form."""
+        return _serving(self._layers[0][0], visible) is self._native
+
+    def move_to(self, place: int, visible: Any) -> None:
+        """The next token is kept at this place of the cache, and sees the places that the index `visible`
+        picks."""
+        self._rows.move_to(place)
+        self._visible = visible
+        if self._native:
+            self._place.see(visible, self._layers[0][0].shape[1])
+
+    def works(self, layer: int, query: BF16Array, *new: BF16Array) -> tuple[list[HostWork], HostWork]:
+        """To keep new rows, (kv_heads * head_dim,): key, value, and where the cache has it the key before
+        RoPE; and to attend with the query, in arrays that stay."""
+        keys, values = self._layers[layer]
+        key_row, value_row, *unturned = (row[None] for row in new)
+        keep = self._rows.works(layer, key_row, value_row, *unturned)
+        if self._native and query.flags.c_contiguous:
+            arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
+            return keep, LayerCode(self._native, self._place, self._threads, **arrays).attend()
+
+        def attend() -> None:
+            self.out[...] = reference_attention(query, keys, values, self._visible)
+
+        return keep, HostWork(attend)
+
+
+def reference_attention(query: BF16Array, keys: BF16Array, values: BF16Array, visible: Any) -> BF16Array:
+    """softmax(q k^T / sqrt(head_dim)) v for one position, over the positions that the index `visible` picks.
+
+    query is (heads * head_dim,) after RoPE; keys and values are (kv_heads, capacity, head_dim). Query heads
+    g * n .. g * n + n - 1 share KV head g. Scores, softmax and sums are float32; the result,
+    (heads * head_dim,), is rounded to bf16 once. The C++ form differs by the order of summation.
+    """
+    kv_heads, _, head_dim = keys.shape
+    grouped = widen(query).reshape(kv_heads, -1, head_dim)
+    scores = grouped @ widen(keys[:, visible]).transpose(0, 2, 1) / np.float32(math.sqrt(head_dim))
+    weights = np.exp(scores - scores.max(axis=-1, keepdims=True))
+    weights /= weights.sum(axis=-1, keepdims=True)
+    mixed: F32Array = weights @ widen(values[:, visible])
+    return mixed.reshape(-1).astype(bf16)

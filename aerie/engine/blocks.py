@@ -1,0 +1,141 @@
+"""How tokens are cut into blocks of rows, and which programs take a block through the layers."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from aerie.common.errors import UserError
+from aerie.engine.costs import StepCosts
+from aerie.engine.planner import Step, plan
+from aerie.engine.variants import window_contexts
+from aerie.multi_launch_builder import Variant
+from aerie.multi_launch_builder.variants import LAYER, LM_HEAD_ROWS, ONE_ROW, SHARED_LAYER, program_name
+
+GUIDE, ROWS = "guide", "rows"
+"""Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
+FEW_ROWS = LM_HEAD_ROWS[-1]
+"""Blocks of more rows leave what only the last token needs to a block of fewer."""
+
+
+def check_decode(decode: str) -> None:
+    """UserError for what is no family."""
+    if decode not in (GUIDE, ROWS):
+        raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
+
+
+class Whole(NamedTuple):
+    """The prefill of the six programs as a variant: all of a prompt at once, and no past (AR == CL)."""
+
+    rows: int
+    context: int
+
+
+Names: TypeAlias = "tuple[str, ...]"
+"""The programs that take a block through a layer, in order: what comes before attention, attention, and after
+it one, or, on one of several devices, two (multi_launch_builder/variants.py, SHARED_LAYER)."""
+
+
+@dataclass(frozen=True)
+class Blocks:
+    """seq_len: the prompt length that the six programs are built for; 0 where blocks are of `variants`, each
+    of several rows. decode: the family. costs: by which tokens are cut; None: by the planner's own rule.
+    devices: how many share each layer.
+    """
+
+    seq_len: int = 0
+    variants: tuple[Variant, ...] = ()
+    decode: str = GUIDE
+    costs: StepCosts | None = field(default=None, compare=False)
+    devices: int = 1
+
+    @property
+    def largest_context(self) -> int | None:
+        """The most positions of the variants; None where there are none."""
+        return max((one.context for one in self.variants), default=None)
+
+    @property
+    def contexts(self) -> Sequence[int]:
+        """Those of the variants, in positions."""
+        return sorted({one.context for one in self.variants})
+
+    def positions(self, context: int) -> int:
+        """The most positions of a sequence, for a model of `context` ones."""
+        return min(context, self.largest_context or context)
+
+    def plan(self, tokens: int, past: int, capacity: int = 0, anew: bool = True) -> Sequence[Step]:
+        """The steps for `tokens` after `past`, in a cache with room for `capacity` positions so far.
+
+        anew: whether the past may be computed again (AR == CL). NoVariantError where there is no context for
+        them.
+        """
+        if self.seq_len:
+            return plan(tokens, past, [Whole(self.seq_len, self.seq_len)])
+        roomy = (one for one in self.variants if one.context >= capacity)
+        fitting = [one for one in roomy if anew or not past or one.rows < one.context]
+        return plan(tokens, past, fitting, self.costs)
+
+    def tail(self, step: Step, wanted: range) -> Step | None:
+        """The step of those of its tokens alone, with fewer rows; None where that would save little."""
+        if step.variant <= FEW_ROWS:
+            return None
+        fitting = [one.rows for one in self.variants if one.context == step.context]
+        rows = min((each for each in fitting if len(wanted) <= each < step.variant), default=None)
+        if rows is None:
+            return None
+        first = step.new_idx + wanted.start
+        return step._replace(variant=rows, n_past=first, n_process=len(wanted), new_idx=first)
+
+    @property
+    def kinds(self) -> Names:
+        """Of the programs of a layer, in blocks of variants."""
+        return LAYER if self.devices == 1 else SHARED_LAYER
+
+    def names(self, step: Step) -> Names:
+        """The programs of a step."""
+        if self.seq_len:
+            return "rms_gemms_rope", "flash_attn", "o_ffn"
+        return tuple(program_name(kind, step.variant, step.context) for kind in self.kinds)
+
+    def needed(self, steps: Sequence[Step], last_only: bool) -> Iterator[str]:
+        """The programs that these steps run, the last one for its last token alone with `last_only`."""
+        for step in steps:
+            yield from self.names(step)
+        end = steps[-1].n_process
+        if last_only and (tail := self.tail(steps[-1], range(end - 1, end))):
+            yield from self.names(tail)[1:]
+
+    def head(self, rows: int) -> str:
+        """The LM head for so many rows, which it may take a few at a time: in `rows`, the one that reads its
+        weights least often."""
+        if self.decode == GUIDE:
+            return ONE_ROW[-1]
+        return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
+
+    @property
+    def heads(self) -> Collection[str]:
+        """The LM heads, for any number of rows."""
+        return {self.head(rows) for rows in LM_HEAD_ROWS}
+
+    @property
+    def step_rows(self) -> Sequence[int]:
+        """Rows of the programs that steps of several sequences take (ragged.py)."""
+        return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
+
+    @property
+    def of_steps(self) -> Iterator[str]:
+        """The programs of all such steps: of any rows, in any window, with any number of rows wanted. None
+        where there are no variants."""
+        if not self.variants:
+            return
+        for rows, context in itertools.product(self.step_rows, window_contexts(self.contexts)):
+            if rows <= context:
+                yield from (program_name(kind, rows, context) for kind in self.kinds)
+        yield from replace(self, decode=ROWS).heads
+
+    @property
+    def of_a_token(self) -> Sequence[str]:
+        """The programs that decode a token, beside those of its block; the LM head is the last."""
+        return ONE_ROW if self.decode == GUIDE else (self.head(1),)

@@ -1,0 +1,59 @@
+"""A checkpoint with everything in it, checked before anything is compiled."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from aerie.common.errors import UserError
+from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.diffusion import LARGEST_BLOCK
+from aerie.engine.folder import check_tokenizer_files
+from aerie.engine.tokenizer import Tokenizer, load_tokenizer
+from aerie.engine.weights import Weights
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """An opened checkpoint folder. Weights stay on disk until they are asked for."""
+
+    folder: Path
+    config: ModelConfig
+    tokenizer: Tokenizer
+    weights: Weights
+
+
+def open_checkpoint(folder: Path) -> Checkpoint:
+    """Read config and tokenizer, and check every tensor's shape and type. Raises CheckpointError."""
+    config = load_config(folder)
+    check_tokenizer_files(folder)
+    return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config))
+
+
+def with_block_size(checkpoint: Checkpoint, size: int | None, note: Callable[[str], None]) -> Checkpoint:
+    """The same with blocks of so many tokens; where it was trained with others, that is noted. None changes
+    nothing.
+
+    UserError for a model without blocks, and for blocks that cannot be run.
+    """
+    if size is None:
+        return checkpoint
+    blocks = checkpoint.config.diffusion
+    if blocks is None:
+        raise UserError(
+            f"block_size (BLOCK_SIZE) is {size}, and this model says one token after the other; leave it out"
+        )
+    if size < 1 or LARGEST_BLOCK % size or size % (blocks.sub_block or 1):
+        parts = f", and a multiple of this model's parts of {blocks.sub_block}" if blocks.sub_block else ""
+        raise UserError(
+            f"block_size (BLOCK_SIZE) is {size}; a block must be a divisor of {LARGEST_BLOCK} tokens, which "
+            f"is what a page of keys and values has{parts}: this model was trained with {blocks.block_size}"
+        )
+    if size != blocks.block_size:
+        note(
+            f"note: blocks have {size} tokens, and this model was trained with {blocks.block_size}: expect "
+            "worse answers"
+        )
+    config = replace(checkpoint.config, diffusion=replace(blocks, block_size=size))
+    return replace(checkpoint, config=config)

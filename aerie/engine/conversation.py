@@ -1,0 +1,91 @@
+"""A conversation: its messages, and the JSON file that they are kept in."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
+from aerie.engine.tool_calls import Message
+
+Turn = tuple[str, str]
+"""What the user wrote, and the answer."""
+ROLES = ("user", "assistant")
+"""Of a turn."""
+
+
+@dataclass(frozen=True)
+class Conversation:
+    """The system message, where there is one, and the turns after it. Immutable: no turn is half done."""
+
+    system: str | None = None
+    turns: tuple[Turn, ...] = ()
+
+    def messages(self, *asked: str) -> list[Message]:
+        """All of it for a chat template, and what is asked next."""
+        first = [] if self.system is None else [_message("system", self.system)]
+        said = [_message(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
+        return [*first, *said, *(_message("user", text) for text in asked)]
+
+
+def _message(role: str, content: str) -> Message:
+    return {"role": role, "content": content}
+
+
+def save(conversation: Conversation, path: Path) -> None:
+    """Write {"messages": [{"role", "content"}, ...]} in one step. UserError where that cannot be."""
+    text = json.dumps({"messages": conversation.messages()}, ensure_ascii=False, indent=1) + "\n"
+    try:
+        write_whole(path, lambda file: file.write(text.encode()), mode=0o600)
+    except OSError as error:
+        raise UserError(f"cannot write {path} ({error.strerror}); name another file") from None
+
+
+def load(path: Path) -> Conversation:
+    """What `save` wrote, or a bare list of messages. UserError for anything else, with what is wrong."""
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8-sig"))
+    except OSError as error:
+        raise UserError(f"cannot read {path} ({error.strerror}); name a file that /save wrote") from None
+    except (ValueError, RecursionError):
+        raise UserError(f"{path} is not JSON; name a file that /save wrote") from None
+    messages = content.get("messages") if isinstance(content, dict) else content
+    try:
+        return _conversation(messages)
+    except ValueError as error:
+        raise UserError(f"{path} is no conversation: {error}; name a file that /save wrote") from None
+
+
+def _conversation(messages: Any) -> Conversation:
+    """Raises ValueError for what is no list of a system message, if any, and whole turns."""
+    if not isinstance(messages, list):
+        raise ValueError('there is no list "messages"')
+    said = [_content(message, number) for number, message in enumerate(messages, start=1)]
+    system = said.pop(0)[1] if said and said[0][0] == "system" else None
+    for index, (role, _) in enumerate(said):
+        if role != ROLES[index % 2]:
+            raise ValueError(
+                f"message {index + 1 + (system is not None)} is from {role!r}; user and assistant take "
+                "turns, after one system message at most"
+            )
+    if len(said) % 2:
+        raise ValueError("the last message has no answer")
+    texts = [text for _, text in said]
+    return Conversation(system, tuple(zip(texts[::2], texts[1::2], strict=True)))
+
+
+def _content(message: Any, number: int) -> tuple[object, str]:
+    """Role and text."""
+    if not isinstance(message, dict) or not {"role", "content"} <= message.keys():
+        raise ValueError(f'message {number} has no "role" and "content"')
+    content = message["content"]
+    if not isinstance(content, str):
+        raise ValueError(f"the content of message {number} is no text")
+    try:
+        content.encode()  # JSON can write halves of characters, which no tokenizer takes
+    except UnicodeEncodeError:
+        raise ValueError(f"the content of message {number} is no text") from None
+    return message["role"], content

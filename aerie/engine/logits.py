@@ -1,0 +1,96 @@
+"""Logits as a program makes them, and as numbers: of any element type, quantised or not, whole or in parts.
+
+An LM head's argument table says what lies in its outputs: `logits`, or `logits_0`, `logits_1`, ..., which are
+parts of the vocabulary, in order; their element type; and, where they are quantised, scale and offset. A
+quantised element q stands for (q + offset) * scale, as in the seed's getDequantLogits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.common.errors import UserError
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f16, f32, u8, u16
+from aerie.multi_launch_builder.variants import LOGITS
+
+FLOATS, QUANTISED = (bf16, f16, f32), (u8, u16)
+
+
+class LogitsError(UserError):
+    """Outputs that are no logits that can be read."""
+
+
+def dequantised(
+    arguments: ArgumentTable,
+    made: Mapping[str, NDArray[Any]],
+    vocab_size: int,
+    n_process: int = 1,
+    count: int = 1,
+) -> F32Array:
+    """The logits of the last `count` of `n_process` tokens, (count, vocab_size) float32.
+
+    made: the outputs of an LM head with these arguments, by name, each (rows, part of the vocabulary), or
+    flat for one row. The first `n_process` rows are of tokens; rows and vocabulary after these are padding.
+    Raises LogitsError for tables without logits, or of an element type that logits do not have, and
+    ArgumentError for arrays of another type than their table's.
+    """
+    parts = []
+    for argument in logits_arguments(arguments):
+        rows = made[argument.name].reshape(-1, argument.shape[-1])[n_process - count : n_process]
+        parts.append(argument.numbers(rows))
+    numbers: F32Array = np.concatenate(parts, axis=1)[:, :vocab_size]
+    return numbers
+
+
+def log_softmax(row: NDArray[Any]) -> NDArray[np.float64]:
+    """Natural logarithms of what logits, (vocab_size,), give each token; in float64."""
+    wide: NDArray[np.float64] = np.asarray(row, np.float64) - np.float64(row.max())
+    found: NDArray[np.float64] = wide - np.log(np.exp(wide).sum())
+    return found
+
+
+def last_row(
+    arguments: ArgumentTable, made: Mapping[str, NDArray[Any]], vocab_size: int
+) -> BF16Array | F32Array:
+    """The logits of a program of one row, (vocab_size,): bf16 as they are made, others as `dequantised`.
+
+    What a Sampler takes.
+    """
+    parts = logits_arguments(arguments)
+    if any(each.dtype != bf16 for each in parts):
+        numbers: F32Array = dequantised(arguments, made, vocab_size)[0]
+        return numbers
+    bits = np.concatenate([made[each.name].view(np.uint16) for each in parts])
+    row: BF16Array = bits[:vocab_size].view(bf16.numpy)
+    return row
+
+
+@lru_cache(maxsize=64)
+def logits_arguments(arguments: ArgumentTable) -> tuple[Argument, ...]:
+    """The outputs that are logits, in the order of the vocabulary. LogitsError where there are none."""
+    found = [each for each in arguments if each.role is Role.OUTPUT and LOGITS.fullmatch(each.name)]
+    if not found:
+        raise LogitsError(
+            f"none of the outputs among {', '.join(arguments.names)} is called logits, or logits_0 and so "
+            "on; take the program of an LM head"
+        )
+    for each in found:
+        _check_type(each)
+    return tuple(sorted(found, key=lambda each: int(each.name.partition("_")[2] or 0)))
+
+
+def _check_type(argument: Argument) -> None:
+    if argument.dtype in QUANTISED and argument.scale is None:
+        raise LogitsError(
+            f"argument {argument} is quantised, and its table has no scale, so nothing says what its "
+            "elements stand for; declare it with scale and offset"
+        )
+    if argument.dtype not in (*FLOATS, *QUANTISED):
+        legal = ", ".join(str(each) for each in (*QUANTISED, *FLOATS))
+        raise LogitsError(f"argument {argument} has a type that logits are not read from; there are: {legal}")

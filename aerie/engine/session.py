@@ -1,0 +1,477 @@
+"""A session: programs compiled, weights resident, ready to answer, and what goes on when a device fails.
+
+The unit that is run again after a failure is a step: the prompt, one token, one row of logits. Each reads
+tokens and the counted positions of the KV cache and nothing else, so what a failed one left behind is
+overwritten, and no token is lost or made twice. What the first device computed stays in the KV cache.
+
+Programs are compiled when a prompt first needs them. Padding and cutting are exact, so an answer does not
+depend on which were there.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from pathlib import Path
+from typing import NamedTuple
+
+from aerie.common.errors import UserError
+from aerie.engine.blocks import ROWS
+from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.chunks import ChunkRegistry
+from aerie.engine.communication import in_process
+from aerie.engine.compiling import (
+    Programs,
+    RuntimeOptions,
+    compile_into,
+    compile_programs,
+    every_name,
+    of_other_devices,
+)
+from aerie.engine.embeddings import Token
+from aerie.engine.faults import of_one_answer
+from aerie.engine.fingerprint import Fingerprint
+from aerie.engine.footprint import check_memory, window_bytes
+from aerie.engine.forward import check_prompt, prefill, prefill_steps
+from aerie.engine.generate import FinishReason, Generation, never
+from aerie.engine.grammar import Grammars
+from aerie.engine.kv import Kept, KVCache
+from aerie.engine.model import (
+    LayerWeights,
+    LoadedModel,
+    assemble,
+    for_many,
+    preload,
+    preload_steps,
+    shared_out,
+)
+from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
+from aerie.engine.progress import Bar, Reporter, no_bar
+from aerie.engine.requests import Answer
+from aerie.engine.sampler import Sampler
+from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence
+from aerie.engine.saved_pages import PagesFile, held, write_pages
+from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.sharding import WeightsOfRank
+from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.tokenizer import Tokenizer
+from aerie.engine.windows import window_of
+from aerie.runtime import Backend, KernelCache, RunError, RunStopped
+from aerie.runtime.memory import available_bytes, size
+
+Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
+
+
+@dataclass
+class Session:
+    """A model that is ready, with its tokenizer and the cache that runs its programs.
+
+    `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
+    weight in place; it is called once, when the first cache has failed. `backend` names what has run the
+    programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
+    read. `mark` gives a word for the weights. `kept` has the KV cache of the last answer, for a prompt that
+    begins as that did. `kv_pool` is how many positions the pool of `scheduler` has, None for as many as
+    memory suggests. `manner` is how answers are made where nobody says. `others` are the caches of further
+    devices that share the model.
+    """
+
+    model: LoadedModel
+    tokenizer: Tokenizer
+    cache: KernelCache
+    note: Callable[[str], None]
+    fallback: Fallback | None = None
+    backend: str = ""
+    bar: Bar = no_bar
+    mark: Callable[[], str] = str
+    kept: Kept = field(default_factory=Kept)
+    kv_pool: int | None = None
+    manner: Manner = PLAIN
+    others: Sequence[KernelCache] = ()
+    _schedulers: dict[str, Scheduler] = field(default_factory=dict, init=False)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The forms that answers can be asked for."""
+        return Grammars(self.tokenizer, self.model.config)
+
+    def __post_init__(self) -> None:
+        self.backend = self.backend or self.cache.backend.name
+
+    def make_room(self, prompt_ids: Sequence[Token]) -> None:
+        """Have the programs that this prompt needs: where some are missing, they are compiled, with progress
+        told.
+
+        Raises PromptError, and what prepare_runtime raises.
+        """
+        model = self.model
+        check_prompt(prompt_ids, model.config, model.seq_len, endless=model.end.drops)
+        if model.config.diffusion is None:
+            model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
+
+    def warm(self) -> None:
+        """Have all programs that anything will be computed by: of every variant, and, where tokens are
+        decoded in rows, of every step of `scheduler`. Nothing is compiled after it. Raises what compiling
+        raises."""
+        blocks = self.model.blocks
+        if blocks.variants:
+            self.model.supply(every_name(self.model.config, blocks))
+            self.model.supply(blocks.of_steps if blocks.decode == ROWS else ())
+
+    def generate(
+        self,
+        prompt_ids: Sequence[Token],
+        max_new_tokens: int,
+        sampler: Sampler,
+        interrupted: Callable[[], bool] = never,
+        manner: Manner | None = None,
+    ) -> Answer:
+        """Tokens that continue `prompt_ids`; see make_room and Generation. Made in another manner than one
+        token after the other, or by blocks, they are a request of `scheduler`; see Manner.maker too."""
+        manner = manner or self.manner
+        if maker := manner.maker(self.model.config, sampler):
+            request = self.scheduler.submit(prompt_ids, max_new_tokens, sampler, strategy=maker)
+            request.interrupted, request.bar = interrupted, self.bar
+            try:
+                self.scheduler.make_room(len(prompt_ids), max_new_tokens)
+                manner.make_room(len(prompt_ids), max_new_tokens)
+            except BaseException:
+                request.stop()
+                raise
+            return request
+        self.make_room(prompt_ids)
+        return Generation(
+            self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
+        )
+
+    def go_on(self, max_new_tokens: int, interrupted: Callable[[], bool] = never) -> Generation:
+        """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
+        there is none."""
+        self.check_says_tokens("an answer goes on after its last token")
+        said = self.kept.said
+        if said is None or not said.token_ids:
+            raise UserError(
+                "there is no answer to go on with: none was made yet, one is under way, or the programs are "
+                "those of seq_len, which keep none; ask for one"
+            )
+        tokens, kept = (*said.prompt, *said.token_ids), self.kept
+        given = said.sampler, interrupted, self.recover, self.bar, kept, said
+        return Generation(self.model, tokens, max_new_tokens, *given)
+
+    @property
+    def scheduler(self) -> Scheduler:
+        """That of the family `rows`, whatever an answer by itself is decoded in. As scheduler_in."""
+        return self.scheduler_in(ROWS)
+
+    def scheduler_in(self, decode: str) -> Scheduler:
+        """Many requests at once, decoded in this family, on a pool of pages of its own, which is made when it
+        is first asked for. UserError where the model's programs cannot serve that."""
+        if decode not in self._schedulers:
+            model = for_many(self.model, decode)
+            pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
+            pool = PagePool(model.stored, pages, self._first_key(model), spare=pages // SPARE)
+            self.note(
+                f"KV pool: {pages} pages of {PAGE} positions and {pages // SPARE} for what is put aside, "
+                f"{size(pool.nbytes)}, and windows on them of up to "
+                f"{size(window_bytes(model.stored, model.blocks.contexts))}; decode in {decode}"
+            )
+            recover = partial(self._recovered, decode=decode)
+            self._schedulers[decode] = Scheduler(model, pool, window_of, recover)
+        return self._schedulers[decode]
+
+    def _recovered(self, error: RunError, where: str, decode: str) -> LoadedModel:
+        return for_many(self.recover(error, where), decode)
+
+    def chunk_registry(self, folder: Path | None = None, decode: str = ROWS) -> ChunkRegistry:
+        """Chunks on a scheduler's pool; kept in `folder` too, where one is given. UserError, as scheduler_in,
+        for a model of block diffusion, and for a folder that cannot be used."""
+        self.check_says_tokens("chunks are texts of which no token sees one after it")
+        pool, made_by = self.scheduler_in(decode).pool, self.made_by(for_many(self.model, decode))
+        files = ChunkFolder(folder, made_by, self.note) if folder else None
+        return ChunkRegistry(pool, self.model.rope, self.read_apart, files)
+
+    def read_apart(self, token_ids: Sequence[int]) -> KVCache:
+        """A cache of its own with these tokens, which see nothing before them, and their keys before RoPE.
+        Raises as make_room, and RunError."""
+        self.make_room(token_ids)
+        read = partial(_read_apart, token_ids=token_ids, bar=self.bar)
+        try:
+            return read(self.model)
+        except RunStopped:
+            raise
+        except RunError as error:
+            return read(self.recover(error, "while a chunk was read"))
+
+    def check_says_tokens(self, what: str) -> None:
+        """UserError, which says `what` was asked for, where the model does not say one token after the
+        other."""
+        if blocks := self.model.config.diffusion:
+            raise UserError(
+                f"{what}, and this model fills in blocks of {blocks.block_size} tokens that see each other: "
+                "ask for whole answers (generate, stream, generate_batch)"
+            )
+
+    def _first_key(self, model: LoadedModel) -> bytes:
+        """Of a pool's pages: all that the bits of keys and values depend on but the tokens, and the weights,
+        which are the session's."""
+        return hashlib.sha256(repr(sorted(self._run_by(model).items())).encode()).digest()
+
+    def save(self, path: Path) -> None:
+        """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
+        save_sequence."""
+        if self.kept.cache is None:
+            raise UserError(
+                "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
+                "those of --seq-len (SEQ_LEN), which keep none"
+            )
+        save_sequence(self.kept.cache, self.kept.said, path, self.made_by(self.model))
+
+    def restore(self, path: Path) -> int:
+        """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
+        cache, said = restore_sequence(self.model.new_cache, path, self.made_by(self.model), self.grammars)
+        self.kept.give(cache, said)
+        return cache.length
+
+    def save_pages(self, prompt_ids: Sequence[Token], path: Path) -> int:
+        """Write what the pool of `scheduler` has of a beginning; how many tokens. As saved_pages.held and
+        write_pages."""
+        made_by = self.pages_made_by(self.scheduler)
+        sequence = held(self.scheduler.pool, prompt_ids)
+        try:
+            write_pages(sequence, path, made_by)
+            return sequence.length
+        finally:
+            sequence.release()
+
+    def restore_pages(self, path: Path) -> int:
+        """Have the pool of `scheduler` hold what a file has; how many tokens. As saved_pages.PagesFile, and
+        PoolFullError."""
+        file = PagesFile(path, self.pages_made_by(self.scheduler))
+        sequence = file.room(self.scheduler.pool)
+        try:
+            file.fill(sequence)
+        except BaseException:
+            sequence.release()
+            raise
+        file.publish(sequence)
+        return len(file.token_ids)
+
+    def pages_made_by(self, scheduler: Scheduler) -> dict[str, str]:
+        """What the bits in a scheduler's pool depend on. UserError where that is not one thing."""
+        if self._first_key(scheduler.model) != scheduler.pool.first_key:
+            raise UserError(
+                "the KV pool has what two backends made, as one failed and another goes on; nothing of it is "
+                "saved, and nothing restored: load the model again"
+            )
+        return self.made_by(scheduler.model)
+
+    def made_by(self, model: LoadedModel) -> dict[str, str]:
+        """What the bits of keys and values depend on, the plainest first. UserError where the weights' files
+        were changed since they were loaded."""
+        return {"weights": self.mark(), **self._run_by(model)}
+
+    def _run_by(self, model: LoadedModel) -> dict[str, str]:
+        blocks = model.blocks
+        return {
+            "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
+            "decode": f"{blocks.decode}{_shared_by(model)}",
+            "context-end": str(model.end),
+            "numerics": self.cache.backend.numerics,
+            "programs": " ".join(
+                self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs
+            ),
+        }
+
+    def close(self) -> None:
+        """Give up the devices, the buffers and the weights in them."""
+        if self.model.devices:
+            self.model.devices.close()
+        for cache in (self.cache, *self.others):
+            cache.close()
+
+    def recover(self, error: RunError, where: str) -> LoadedModel:
+        """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
+
+        The failed cache is closed first: its device is free, and views on its buffers are dead.
+        """
+        if self.fallback is None:
+            raise error
+        fallback, self.fallback = self.fallback, None
+        failed = self.cache.backend.name
+        self.note(f"\n{error}\nbackend {failed} is given up {where}; preparing another for the rest")
+        self.model.home.leave()
+        self.cache.close()
+        self.cache, self.model = fallback()
+        for decode, scheduler in self._schedulers.items():
+            scheduler.go_on_with(for_many(self.model, decode))
+        self.backend = f"{failed}, then {self.cache.backend.name}"
+        self.note(f"going on {where} on backend {self.cache.backend.name}")
+        return self.model
+
+    def text(self, answer: Answer, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
+        """The text of an answer as it is made, without the token that ends it. tokens: the answer's, where
+        somebody else has them from it."""
+        yield from filter(None, self._decoded(answer.prompt_ids, answer if tokens is None else tokens))
+
+    def pieces(
+        self, generation: Answer, stop: Collection[int] = (), shown: Collection[int] = ()
+    ) -> Generator[str, None, None]:
+        """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
+        each of its steps, "" where a step gave none. shown: special tokens that are told too."""
+        yield from self._decoded(generation.prompt_ids, _until(generation, stop), shown)
+
+    def _decoded(
+        self, before: Sequence[int], tokens: Iterable[int | None], shown: Collection[int] = ()
+    ) -> Iterator[str]:
+        stream = self.tokenizer.stream(before, shown)
+        for token in tokens:
+            if token is None or token in self.model.config.eos_token_ids:
+                yield ""
+                continue
+            with self.model.host_timer("detokenization"), of_one_answer():
+                piece = stream.feed(token)
+            yield piece
+        with of_one_answer():
+            rest = stream.flush()
+        if rest:
+            yield rest
+
+
+def _shared_by(model: LoadedModel) -> str:
+    """On how many devices, where these are several, and which of them have what is here."""
+    if model.blocks.devices == 1:
+        return ""
+    here = f"rank {model.group.rank}" if model.group.ranks > 1 else "all"
+    return f", {here} of {model.blocks.devices} devices"
+
+
+def _read_apart(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCache:
+    cache = KVCache(model.home, 1, with_unturned=True)
+    with bar(prefill_steps(model, len(token_ids))) as step:
+        prefill(model, token_ids, cache, step, last_only=True)
+    return cache
+
+
+def _until(generation: Answer, stop: Collection[int]) -> Iterator[int | None]:
+    for token in generation.steps():
+        if token in stop:
+            generation.finish_reason = FinishReason.STOP
+            return
+        yield token
+
+
+def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:
+    """Compile what is needed and not yet compiled, then fill each layer's buffer objects with its weights.
+
+    While programs are compiled, the weights' files come from the disk into the system's cache. After this, a
+    call writes activations alone. With `options.fallback`, a device that fails, now or later, gives way to
+    that backend, whose programs are compiled only then. Raises TooLittleMemoryError before anything else is
+    done, what compile_programs raises, and RunError for a device that fails without one.
+    """
+    config = checkpoint.config
+    options.end(config)  # which may refuse
+    check_memory(config, options)
+    with checkpoint.weights.reading_ahead():
+        programs = compile_programs(config, options, report)
+    devices = [programs, *of_other_devices(config, options, programs)]
+    model, filled = _assemble(checkpoint, options, devices)
+
+    def fall_back(to: Backend) -> tuple[KernelCache, LoadedModel]:
+        programs.cache = programs.open_cache(to, programs.cache.profiler)
+        compile_into(programs.cache, [*programs.by_name.values()], report)
+        on_other, filled = _assemble(checkpoint, options, [programs])
+        _preload(filled, checkpoint, report)
+        return programs.cache, on_other
+
+    fallback = partial(fall_back, options.fallback) if options.fallback else None
+    bar = partial(report.bar, "reading the prompt")
+    mark = Fingerprint(checkpoint.weights.files, options.cache_dir)
+    note = report.note
+    session = Session(
+        model,
+        checkpoint.tokenizer,
+        programs.cache,
+        note,
+        fallback,
+        bar=bar,
+        mark=mark,
+        kv_pool=options.kv_pool,
+    )
+    session.others = [each.cache for each in devices[1:]]
+    try:
+        _preload(filled, checkpoint, report)
+    except RunError as error:
+        session.recover(error, "while weights were loaded")
+    session.cache.profiler.reset()
+    return session
+
+
+class Filled(NamedTuple):
+    """A device's model, or its part of one, and the weights that its buffers are filled with."""
+
+    model: LoadedModel
+    weights: LayerWeights
+
+
+def _assemble(
+    checkpoint: Checkpoint, options: RuntimeOptions, devices: Sequence[Programs]
+) -> tuple[LoadedModel, Sequence[Filled]]:
+    """The model on the programs of these devices, and what each has of it; what it needs later is compiled
+    then, and given its weights."""
+
+    def supply(names: Iterable[str]) -> None:
+        names = list(names)
+        for programs, (model, weights) in zip(devices, filled, strict=True):
+            if new := programs.have(names):
+                for _ in preload(model, weights, new):
+                    pass
+
+    config, first = checkpoint.config, devices[0]
+    whole = assemble(
+        checkpoint,
+        first.by_name,
+        first.cache,
+        options.blocks(config),
+        first.cache.profiler.span,
+        places=first.places,
+        supply=supply,
+        end=options.end(config),
+    )
+    if options.ranks == 1:
+        filled = [Filled(whole, checkpoint.weights)]
+        return whole, filled
+    shared = _share_out(whole, options, devices)
+    parts = shared.devices.parts if shared.devices else ()
+    filled = [
+        Filled(part, WeightsOfRank(checkpoint.weights, config, part.group.rank, options.ranks))
+        for part in parts
+    ]
+    return shared, filled
+
+
+def _share_out(whole: LoadedModel, options: RuntimeOptions, devices: Sequence[Programs]) -> LoadedModel:
+    """The model on these devices of this process: all that share it, or one of several processes' devices."""
+    part, group = options.part(whole.config), options.group
+    if group.ranks > 1:
+        return shared_out(whole, part, devices, [group], [f"rank {group.rank} of {group.ranks}"])
+    names = [f"device {device}" for device in options.devices]
+    meeting = in_process(names)
+    groups = [meeting.member(rank) for rank in range(len(names))]
+    return shared_out(whole, part, devices, groups, names, meeting.begin)
+
+
+def _preload(filled: Sequence[Filled], checkpoint: Checkpoint, report: Reporter) -> None:
+    started, layers = time.perf_counter(), checkpoint.config.num_hidden_layers
+    total = len(filled) * preload_steps(checkpoint.config)
+    with report.bar("loading weights", total) as step:
+        steps = (what for each in filled for what in preload(*each))
+        for done, what in enumerate(steps, start=1):
+            step(what, done)
+    spent = time.perf_counter() - started
+    shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
+    report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")
+    for line in (*checkpoint.weights.notes, str(checkpoint.weights.rounding)):
+        if line:
+            report.note(line)

@@ -1,0 +1,84 @@
+"""Which variants AR-n x CL-m a model gets: the default set, and what VARIANTS names.
+
+A list of variants is written as groups with spaces between them. A group is rows, an x, and contexts, each
+numbers with commas between them, and stands for every pair of the two that there can be: rows that are
+more than a context are left out.
+
+    1,8,32x512,2048       1, 8 and 32 rows, each with contexts of 512 and of 2048 positions
+    8x512 128x2048        two variants
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from aerie.common.errors import UserError
+from aerie.multi_launch_builder import UnsupportedShapeError, Variant
+from aerie.multi_launch_builder.variants import CONTEXTS
+
+SMALL_POSITIONS = 1024
+"""A model of at most so many positions gets the small set."""
+SMALL_ROWS = (1, 8, 32, 128)
+LARGE_ROWS = (1, 8, 32, 128, 512, 2048)
+DEFAULT_CONTEXTS = (512, 2048, 8192)
+"""Of the default set, as far as the model has positions. Larger ones are had by asking for them."""
+
+_NUMBERS = r"\d+(?:,\d+)*"
+
+
+def default_variants(positions: int) -> tuple[Variant, ...]:
+    """The variants of a model that nobody chose any for; positions: how many it has.
+
+    At most 1024 positions: 1, 8, 32 and 128 rows; more: 512 and 2048 too. The contexts are those of 512, 2048
+    and 8192 that are smaller than the model's positions, and the smallest one that holds these, 8192 at most.
+    """
+    rows = SMALL_ROWS if positions <= SMALL_POSITIONS else LARGE_ROWS
+    wanted = min(positions, DEFAULT_CONTEXTS[-1])
+    largest = next(context for context in CONTEXTS if context >= wanted)
+    contexts = {*(context for context in DEFAULT_CONTEXTS if context < largest), largest}
+    return tuple(sorted(Variant(n, m) for n in rows for m in contexts if n <= m))
+
+
+def window_contexts(contexts: Sequence[int]) -> list[int]:
+    """Of the windows of a model whose variants have these, the largest last."""
+    most = max(contexts[-1], DEFAULT_CONTEXTS[-1])
+    return [one for one in CONTEXTS if one <= most]
+
+
+def parse_variants(text: str) -> tuple[Variant, ...]:
+    """The variants that `text` names, each once, in order of rows.
+
+    Raises UserError, with how it is written, for what is no such list, for a group of which nothing is left,
+    and for rows or contexts that there are no programs for.
+    """
+    groups = text.split()
+    if not groups:
+        raise UserError(f"VARIANTS is empty; {_how_to_write()}")
+    return tuple(sorted({variant for group in groups for variant in _group(group)}))
+
+
+def _group(group: str) -> list[Variant]:
+    found = re.fullmatch(f"({_NUMBERS})[xX]({_NUMBERS})", group)
+    if not found:
+        raise UserError(f"VARIANTS: '{group}' is not rows, an x and contexts; {_how_to_write()}")
+    rows, contexts = ([int(number) for number in numbers.split(",")] for numbers in found.groups())
+    try:
+        # A number that there are no programs for is told, also where no pair would be made of it.
+        known = [Variant(n, CONTEXTS[-1]).rows for n in rows], [Variant(1, m).context for m in contexts]
+    except UnsupportedShapeError as error:
+        raise UserError(f"VARIANTS: '{group}': {error}") from None
+    pairs = [Variant(n, m) for n in known[0] for m in known[1] if n <= m]
+    if not pairs:
+        raise UserError(
+            f"VARIANTS: '{group}' leaves nothing: {min(rows)} rows do not fit a context of {max(contexts)}; "
+            f"name a context of {min(rows)} or more"
+        )
+    return pairs
+
+
+def _how_to_write() -> str:
+    return (
+        "write rows x contexts, such as 1,8,128x512,2048, which are all pairs of the two, or several of "
+        "these with spaces between them, such as '8x512 128x2048'"
+    )

@@ -1,0 +1,284 @@
+"""What aircc and aiecc run, as pass pipelines for air-opt and aie-opt: the one place where they stand.
+
+Read in mlir-air tools/aircc/aircc.cpp (e972f294: placement, air-to-aie, the launch side) and mlir-aie
+tools/aiecc/IRTransforms.h and aiecc.cpp (7e00b579: all that follows). Releases differ a little: a pass or an
+option that ends in `?` is left out where the tool's own `--help` does not list it. A pass may be marked so
+only if it changes nothing in programs like ours; an option, if the pass without it does what the option asks.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from aerie.device.npu2 import Device
+
+TIDY = ("canonicalize", "cse")
+"""What aircc runs after most passes."""
+
+
+@dataclass(frozen=True)
+class Nest:
+    """Passes that run on each operation of one kind inside the module."""
+
+    operation: str
+    passes: tuple[str, ...]
+
+
+Passes = Sequence[str | Nest]
+
+
+@dataclass(frozen=True)
+class Known:
+    """The passes that a tool has, with their options; empty where its help could not be read."""
+
+    options: Mapping[str, frozenset[str]]
+
+    @staticmethod
+    def of_help(text: str) -> Known:
+        """From `--help` of a tool of MLIR's: a pass per line, its options indented below it."""
+        options: dict[str, set[str]] = {}
+        own: set[str] = set()
+        for indent, name in re.findall(r"^( {6}| {8})--([\w-]+)(?:=\S+)? ", text, re.MULTILINE):
+            if len(indent) == 6:
+                own = options.setdefault(name, set())
+            else:
+                own.add(name)
+        return Known({name: frozenset(found) for name, found in options.items()})
+
+    def lacks(self, name: str, option: str = "") -> bool:
+        """Whether the tool is known not to have a pass, or an option of it."""
+        if not self.options:
+            return False
+        return option not in self.options.get(name, ()) if option else name not in self.options
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """The text for `--pass-pipeline`, and what was left out of it, as the tool does not have it."""
+
+    text: str
+    left_out: tuple[str, ...] = ()
+
+
+def pipeline(passes: Passes, known: Known) -> Pipeline:
+    """The passes, fitted to a tool."""
+    left_out: list[str] = []
+    parts = ",".join(_parts(passes, known, left_out))
+    return Pipeline(f"builtin.module({parts})", tuple(left_out))
+
+
+def _parts(passes: Passes, known: Known, left_out: list[str]) -> Iterator[str]:
+    for each in passes:
+        if isinstance(each, Nest):
+            yield f"{each.operation}({','.join(_parts(each.passes, known, left_out))})"
+        elif part := _fitted(each, known, left_out):
+            yield part
+
+
+def _fitted(each: str, known: Known, left_out: list[str]) -> str:
+    """A pass with the options that the tool has; nothing for one that is left out."""
+    name, _, given = each.removesuffix("?").removesuffix("}").partition("{")
+    if each.endswith("?") and known.lacks(name):
+        left_out.append(name)
+        return ""
+    options = []
+    for option in given.split():
+        if option.endswith("?") and known.lacks(name, option.partition("=")[0]):
+            left_out.append(f"{name} {option.removesuffix('?')}")
+        else:
+            options.append(option.removesuffix("?"))
+    return f"{name}{{{' '.join(options)}}}" if options else name
+
+
+UNDERSTOOD = (
+    "--stack-size",
+    "--air-runtime-loop-tiling-sizes",
+    "--omit-ping-pong-transform",
+    "--omit-while-true-loop",
+    "--use-lock-race-condition-fix",
+    "--coalesce-shim-dma",
+    "--omit-auto-broadcast",
+    "--bf16-emulation",
+)
+"""Options of aircc that the pipelines below follow."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """Options of aircc, as they are given to it."""
+
+    flags: tuple[str, ...]
+
+    def values(self, name: str) -> list[str]:
+        """The values of an option, in order; "" for one that is given without."""
+        pairs = (flag.partition("=") for flag in self.flags)
+        return [value for given, _, value in pairs if given == name]
+
+    def given(self, name: str) -> str:
+        """`true` or `false`: whether an option is given."""
+        return str(any(value != "false" for value in self.values(name))).lower()
+
+    @property
+    def not_understood(self) -> list[str]:
+        """The flags that only aircc itself can follow."""
+        return [flag for flag in self.flags if flag.partition("=")[0] not in UNDERSTOOD]
+
+
+def placement(options: Options, device: Device) -> Passes:
+    """aircc's passes up to the text it keeps as placed.NAME: dependencies, channels, ping-pong, herds."""
+    launch = ("air-isolate-async-dma-loop-nests{scope=launch}", *TIDY)
+    channels = 2 * device.columns
+    split = (
+        f"air-split-l2-memref{{max-launch-channels-mm2s={channels}? max-launch-channels-s2mm={channels}?}}"
+    )
+    broadcast = ("air-broadcast-detection", "air-specialize-dma-broadcast")
+    return (
+        "air-annotate-refeed?",
+        "air-annotate-append-barrier?",
+        "air-annotate-packet-ids{assign=true emit-headers=false}?",
+        "air-rank-to-launch?",
+        "air-insert-launch-around-herd{insert-segment=true}",
+        Nest("func.func", ("air-lower-herd-parallel",)),
+        "scf-forall-to-parallel",
+        "air-dependency",
+        "air-annotate-packet-ids{assign=true}?",
+        "air-hoist-dma-in-accum-pattern",
+        *(() if options.values("--omit-auto-broadcast") else broadcast),
+        *("air-dma-to-channel", *TIDY),
+        *("air-dependency-canonicalize", *TIDY),
+        *launch,
+        *("air-fuse-channels", *TIDY),
+        *(Nest("func.func", (split,)), *TIDY),
+        *launch,
+        Nest("func.func", ("air-fuse-alloc-dealloc",)),
+        Nest("func.func", ("air-shrink-memref-sizes-by-access",)),
+        *_ping_pong(options),
+        Nest("func.func", ("convert-linalg-to-loops",)),
+        *(Nest("func.func", (f"air-opt-memtile-dma-bds{{device={device.name}}}",)), *TIDY),
+        f"air-place-herds{{num-rows=6 num-cols={device.columns} row-anchor=2 col-anchor=0}}",
+        *TIDY,
+        "air-enforce-channel-fifo-order?",
+        Nest("func.func", ("air-renumber-dma",)),
+    )
+
+
+def _ping_pong(options: Options) -> Passes:
+    """The two passes that double buffers, unless the program wants a single copy of all of them."""
+    omitted = [value or "all" for value in options.values("--omit-ping-pong-transform")]
+    if omitted and omitted[-1] == "all":
+        return ()
+    of = f"{{omit-memory-space={omitted[-1]}}}" if omitted else ""
+    return (f"air-label-scf-for-to-ping-pong{of}", f"air-ping-pong-transform{of}", *TIDY)
+
+
+def to_aie(options: Options, device: Device) -> Passes:
+    """From the placed text to cores, locks and flows on physical tiles."""
+    asked = {
+        "emit-while-loop": str(not options.values("--omit-while-true-loop")).lower(),
+        "row-offset": "2",
+        "col-offset": "0",
+        "device": device.name,
+        "use-lock-race-condition-fix": options.given("--use-lock-race-condition-fix"),
+    }
+    if sizes := options.values("--stack-size"):
+        asked["stack-size"] = sizes[-1]
+    return (
+        f"air-to-aie{{{' '.join(f'{name}={value}' for name, value in asked.items())}}}",
+        "air-merge-unrolled-devices?",
+        Nest("aie.device", ("aie-place-tiles{merge-logical-tiles=false?}",)),
+    )
+
+
+def to_npu(options: Options, device: Device) -> Passes:
+    """The host's side: the transfers of launches to operations of the NPU's command processor, for an ELF."""
+    tiles = ",".join(options.values("--air-runtime-loop-tiling-sizes"))
+    shim = f"device={device.name}" + (f" shim-dma-tile-sizes={tiles}" if tiles else "")
+    coalesced = f"coalesce-shim-dma={options.given('--coalesce-shim-dma')}?"
+    return (
+        *(Nest("func.func", (f"air-opt-shim-dma-bds{{{shim}}}",)), *TIDY),
+        *("air-to-std", "symbol-dce", "affine-expand-index-ops", *TIDY),
+        *(f"airrt-to-npu{{trace-size=0 trace-offset=0 output-elf=true {coalesced}}}", *TIDY),
+    )
+
+
+def resources(options: Options, device: Device) -> Passes:
+    """aiecc's `input_with_addresses`: locks, descriptors and addresses of buffers, vectors to AIEVec."""
+    emulated = " bf16-emulation=true" if options.values("--bf16-emulation") else ""
+    return (
+        f"convert-vector-to-aievec{{aie-target={device.architecture}{emulated}}}",
+        "lower-affine",
+        "aie-canonicalize-device",
+        "aie-lower-scratchpad-parameters?",
+        Nest(
+            "aie.device",
+            (
+                "aie-objectFifo-stateful-transform",
+                "aie-objectFifo-unroll?",
+                "aie-assign-lock-ids",
+                "aie-assign-bd-ids",
+                "aie-lower-cascade-flows",
+                "aie-lower-broadcast-packet",
+                "aie-lower-multicast",
+                "aie-assign-tile-controller-ids",
+            ),
+        ),
+        "aie-generate-column-control-overlay{route-shim-to-tile-ctrl=false}",
+        Nest(
+            "aie.device",
+            ("aie-assign-buffer-addresses", "aie-assign-core-link-files?", "aie-vector-transfer-lowering?"),
+        ),
+        "aie-scf-to-control-flow?",
+    )
+
+
+ROUTING: Passes = (Nest("aie.device", ("aie-create-pathfinder-flows",)),)
+
+
+def cores(of_device: str, device: Device) -> Passes:
+    """All cores of one `aie.device` to the LLVM dialect, as aiecc does it with `--unified`."""
+    return (
+        Nest(
+            "aie.device",
+            ("aie-localize-locks", "aie-normalize-address-spaces", "aie-transform-bfp-types?"),
+        ),
+        f"aie-standard-lowering{{device={of_device}}}",
+        "aiex-standard-lowering",
+        f"convert-aievec-to-llvm{{aie-target={device.architecture}?}}",
+        *TIDY,
+        "expand-strided-metadata",
+        "lower-affine",
+        "arith-expand{include-min-max-f=true?}",  # LLVM 24 expands them only when it is asked
+        "finalize-memref-to-llvm",
+        "convert-func-to-llvm{use-bare-ptr-memref-call-conv=true}",
+        "convert-to-llvm{dynamic=true}",
+        "convert-vector-to-llvm",
+        "convert-ub-to-llvm",
+        *TIDY,
+    )
+
+
+INSTRUCTIONS: Passes = (
+    "aie-materialize-runtime-sequences",
+    Nest(
+        "aie.device",
+        (
+            "aie-materialize-bd-chains",
+            "aie-substitute-shim-dma-allocations",
+            "aie-unroll-runtime-sequence-loops?",
+            "canonicalize",
+            "aie-decompose-large-dma-bd?",
+            "aie-lower-dynamic-bd-pool?",
+            "canonicalize",
+            "aie-assign-runtime-sequence-bd-ids",
+            "aie-dma-tasks-to-npu",
+            "aie-lower-dma-channel-reset?",
+            "aie-dma-to-npu",
+            "aie-lower-set-lock?",
+            "aie-lower-core-reset?",
+        ),
+    ),
+)
+"""Runtime sequences to instructions. aiecc also writes the cores' configuration into them
+(aie-expand-load-pdi), which takes the cores' ELF files and so Peano."""

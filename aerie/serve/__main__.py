@@ -1,0 +1,12 @@
+"""`aerie serve`."""
+
+from __future__ import annotations
+
+import sys
+
+from aerie.cli.arguments import begin_process
+from aerie.serve.cli import main
+
+if __name__ == "__main__":
+    begin_process()
+    sys.exit(main())

@@ -1,0 +1,289 @@
+"""`run`: build a program and run one of its functions."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import signal
+import sys
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from aerie.common.shown_names import symbol
+from aerie.virtual_npu import child_process
+from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.commands.common import DEVICE_NAMES
+from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
+from aerie.virtual_npu.options import RACES
+from aerie.virtual_npu.texts import print_json, print_table
+
+if TYPE_CHECKING:
+    from aerie.virtual_npu.arrays import Array
+    from aerie.virtual_npu.library import Entry
+    from aerie.virtual_npu.program import Program, Result
+
+
+NO_DEVICE = "none"
+TIME_LIMIT = 5.0
+
+
+def add(commands: Any) -> None:
+    """Add the parser."""
+    parser = commands.add_parser("run", help="build a program and run one of its functions")
+    common.add_file(parser)
+    common.add_arguments(parser)
+    parser.add_argument(
+        "--out", type=Path, metavar="NPZ", help="file for every argument after the run; left out: a summary"
+    )
+    common.add_building(parser)
+    common.add_cache(parser)
+    parser.add_argument("--perturb", type=int, metavar="N", help="run again under N other legal schedules")
+    parser.add_argument(
+        "--garbage", type=int, metavar="N", help="run again N times on memory that begins as garbage"
+    )
+    parser.add_argument(
+        "--seed", type=int, metavar="S", help="the first seed of --perturb and --garbage (default: 1)"
+    )
+    parser.add_argument(
+        "--races",
+        choices=RACES,
+        default=RACES[0],
+        help="a data race ends the run, or is noted (default: error)",
+    )
+    parser.add_argument(
+        "--device",
+        choices=(*DEVICE_NAMES, NO_DEVICE),
+        help=f"say in one line when the program would not fit {DEVICE_NAMES[0]} (default with checks), "
+        f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
+    )
+    parser.add_argument(
+        "--time-limit",
+        type=float,
+        default=TIME_LIMIT,
+        metavar="S",
+        help="with checks, end the run when a loop computes for S seconds while nothing moves and no end is "
+        f"in sight; 0: never (default: {TIME_LIMIT:g})",
+    )
+    parser.add_argument("--sanitize", action="store_true", help="run under AddressSanitizer and UBSan")
+    parser.add_argument("--stats", action="store_true", help="what every tile and channel moved and called")
+    parser.add_argument("--trace", type=Path, metavar="JSON", help="file for a trace that Perfetto shows")
+    common.add_json(parser)
+    parser.set_defaults(command=_run)
+
+
+def _run(options: argparse.Namespace) -> int:
+    _check_combination(options)
+    if options.sanitize and not child_process.is_loaded():
+        return child_process.run_again(options.words)
+    from aerie.virtual_npu import arrays
+
+    program = common.program(options, options.file)
+    entry = program.entry(options.entry)
+    misfits = _misfits(options, program)
+    given = common.arguments(options, entry)
+    child_process.about_to_run(program.library.kernels, options.checks)
+    try:
+        with _interruptible():
+            result = program.run(
+                *given,
+                entry=entry.name,
+                perturb=options.perturb or 0,
+                seed=options.seed or 1,
+                stats=options.stats,
+                trace=options.trace is not None,
+                races=options.races,
+                garbage=options.garbage or 0,
+                time_limit=options.time_limit,
+            )
+    except VirtualNpuRuntimeError as error:
+        if options.trace and error.record:
+            _write_trace(options.trace, error.record)
+        raise
+    if options.out:
+        arrays.write(options.out, result.outputs)
+    if options.trace and result.record:
+        _write_trace(options.trace, result.record)
+    _report(options, entry, result, misfits)
+    return 0
+
+
+def _device(options: argparse.Namespace) -> str:
+    """The device that the program is held to; none by default where nothing else is checked."""
+    return options.device or (DEVICE_NAMES[0] if options.checks else NO_DEVICE)
+
+
+def _misfits(options: argparse.Namespace, program: Program) -> list[str]:
+    """What keeps the program from being built for the device, a sentence each."""
+    name = _device(options)
+    return [] if name == NO_DEVICE else [str(fault) for fault in program.check(name).faults]
+
+
+def _misfit_line(options: argparse.Namespace, misfits: Sequence[str]) -> str:
+    more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
+    return (
+        f"note: this cannot be built for {_device(options)}: {misfits[0]}{more}; `aerie vnpu check` tells "
+        f"all, --device {NO_DEVICE} looks for nothing"
+    )
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[None]:
+    """Ctrl-C ends the process at once: Python would not see it before the program has ended."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def _check_combination(options: argparse.Namespace) -> None:
+    """Raises OptionError for what does not go together, with what to do."""
+    wanted = {
+        "--perturb": options.perturb is not None,
+        "--garbage": options.garbage is not None,
+        "--trace": options.trace is not None,
+        "--stats": options.stats,
+        "--races note": options.races != RACES[0],
+    }
+    for name, given in wanted.items():
+        if given and not options.checks:
+            raise OptionError(f"{name} needs a program built with checks: leave out --no-checks")
+    if options.perturb is not None and options.perturb < 1:
+        raise OptionError(
+            f"--perturb {options.perturb} runs nothing: give the number of schedules, 1 or more"
+        )
+    if options.garbage is not None and options.garbage < 1:
+        raise OptionError(f"--garbage {options.garbage} runs nothing: give the number of runs, 1 or more")
+    if options.seed is not None and options.perturb is None and options.garbage is None:
+        raise OptionError("--seed chooses the schedules of --perturb N and what --garbage N draws: give one")
+    if options.seed is not None and not 1 <= options.seed < 1 << 63:
+        raise OptionError(f"--seed {options.seed} is no seed of a schedule: give a whole number from 1 on")
+
+
+def _write_trace(path: Path, record: dict[str, Any]) -> None:
+    from aerie.virtual_npu.arrays import write_whole
+
+    text = json.dumps(chrome_trace(record))
+    write_whole(path, lambda file: file.write(text.encode()))
+
+
+def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: Sequence[str]) -> None:
+    if options.json:
+        print_json({**_fields(options, entry, result), "device": _device(options), "misfits": list(misfits)})
+        return
+    if misfits:
+        print(_misfit_line(options, misfits), file=sys.stderr)
+    for note in result.notes:
+        print(f"note: {note}", file=sys.stderr)
+    if not options.out:
+        rows = [_summary_row(row) for row in summary(entry, result.outputs)]
+        header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
+        print_table(f"{symbol(entry.name)} after the run", header, rows, "<<<>>><", sys.stdout)
+    if options.stats and result.record:
+        print_stats(result.record["stats"])
+    if options.perturb:
+        print(f"{result.schedules} schedules, same results")
+    if options.garbage:
+        print(f"{options.garbage} times garbage in memory, same results")
+
+
+def _fields(options: argparse.Namespace, entry: Entry, result: Result) -> dict[str, Any]:
+    fields: dict[str, Any] = {
+        "ok": True,
+        "entry": entry.name,
+        "outputs": summary(entry, result.outputs),
+        "out": str(options.out) if options.out else None,
+        "notes": list(result.notes),
+        "schedules": result.schedules,
+    }
+    if options.stats and result.record:
+        fields["stats"] = result.record["stats"]
+    if options.trace:
+        fields["trace"] = str(options.trace)
+    return fields
+
+
+def summary(entry: Entry, outputs: Sequence[Array]) -> list[dict[str, Any]]:
+    """Per argument: name, shape, dtype, smallest, mean, largest finite value (or None), CRC-32."""
+    import numpy as np
+
+    from aerie.virtual_npu.arrays import numbers
+
+    rows = []
+    for i, (argument, array) in enumerate(zip(entry.arguments, outputs, strict=True)):
+        values = numbers(array, argument)
+        finite = values[np.isfinite(values)].astype(np.float64)
+        extremes = (finite.min(), finite.mean(), finite.max()) if finite.size else (None, None, None)
+        low, mean, high = (None if value is None else float(value) for value in extremes)
+        checksum = f"{zlib.crc32(array.tobytes()):08x}"
+        row: dict[str, Any] = {"name": f"arg{i}", "shape": list(argument.shape), "dtype": argument.dtype}
+        row |= {"min": low, "mean": mean, "max": high, "not_finite": values.size - finite.size}
+        rows.append({**row, "crc32": checksum})
+    return rows
+
+
+def _summary_row(row: dict[str, Any]) -> list[str]:
+    numbers = ["" if row[name] is None else f"{row[name]:.6g}" for name in ("min", "mean", "max")]
+    odd = f" ({row['not_finite']} not finite)" if row["not_finite"] else ""
+    return [
+        row["name"],
+        "x".join(map(str, row["shape"])) or "scalar",
+        row["dtype"] + odd,
+        *numbers,
+        row["crc32"],
+    ]
+
+
+_TILES = {
+    "where": "tile or body",
+    "line": "line",
+    "bytes_in": "bytes in",
+    "bytes_out": "bytes out",
+    "transfers": "transfers",
+    "kernel_calls": "kernel calls",
+    "peak_l1_bytes": "peak L1 bytes",
+}
+_CHANNELS = {
+    "name": "channel",
+    "transfers": "transfers",
+    "bytes": "bytes",
+    "most_in_flight": "most in flight",
+}
+
+
+def print_stats(stats: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+    """The two tables, on standard output."""
+    _print("per tile", _TILES, stats["tiles"])
+    if stats["channels"]:
+        _print("per channel", _CHANNELS, stats["channels"])
+
+
+def _print(title: str, columns: Mapping[str, str], rows: Sequence[Mapping[str, Any]]) -> None:
+    cells = [[str(row[key]) for key in columns] for row in rows]
+    print_table(title, list(columns.values()), cells, "<" + ">" * (len(columns) - 1), sys.stdout)
+
+
+CLOCK = (
+    "program order of the schedule: one step per event; not hardware time, and nothing about how long "
+    "anything takes on an NPU"
+)
+
+
+def chrome_trace(record: Mapping[str, Any]) -> dict[str, Any]:
+    """A record as Perfetto and chrome://tracing read it: a line per tile, engine and channel.
+
+    `ts` and `dur` are steps of the schedule, shown as microseconds.
+    """
+    named = [
+        {"name": "thread_name", "ph": "M", "pid": 1, "tid": number, "args": {"name": name}}
+        for number, name in enumerate(record.get("threads", ()))
+    ]
+    process = {"name": "process_name", "ph": "M", "pid": 1, "args": {"name": f"virtual NPU ({CLOCK})"}}
+    return {
+        "traceEvents": [process, *named, *record.get("trace", ())],
+        "displayTimeUnit": "ns",
+        "otherData": {"clock": CLOCK},
+    }

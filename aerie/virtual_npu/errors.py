@@ -1,0 +1,93 @@
+"""The errors of the virtual NPU. Each message says what was given, what holds, and what to do."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aerie.common.errors import ProgramError
+
+
+class UsageError(ProgramError):
+    """A command line that makes no sense."""
+
+    kind = "usage"
+
+
+class OptionError(ProgramError):
+    """An option of a build or a run has a value that makes no sense, or does not go with the others."""
+
+    kind = "option"
+
+
+class UnsupportedOpError(ProgramError):
+    """The program has an operation, or a form of one, that the virtual NPU does not execute."""
+
+    kind = "unsupported"
+
+
+class UnsupportedTypeError(UnsupportedOpError):
+    """A type that the virtual NPU has no C++ for; the message does not name an operation yet."""
+
+
+class ArgumentError(ProgramError):
+    """The arguments given to an entry do not fit it."""
+
+    kind = "arguments"
+
+
+class VirtualNpuRuntimeError(ProgramError):
+    """The program failed while it ran: an access outside its buffer, a division by zero, ..."""
+
+    kind = "error"
+    """What failed, in one word: one of `FAULTS`."""
+    record: dict[str, Any] | None = None
+    """What the run was asked to record, until it failed."""
+
+
+class VirtualNpuDeadlock(VirtualNpuRuntimeError):  # noqa: N818 - the name says it all
+    """No tile and no engine of the program can make progress; the message lists who waits for what."""
+
+    kind = "deadlock"
+
+
+class ScheduleError(VirtualNpuRuntimeError):
+    """The results depend on the order in which engines and tiles take turns."""
+
+    kind = "schedule"
+
+
+class GarbageError(VirtualNpuRuntimeError):
+    """The results depend on what memory held before the program wrote it."""
+
+    kind = "garbage"
+
+
+class SanitizerError(VirtualNpuRuntimeError):
+    """AddressSanitizer or UndefinedBehaviorSanitizer ended the run; the message ends with its report."""
+
+    kind = "sanitizer"
+
+
+class CrashError(VirtualNpuRuntimeError):
+    """A signal ended the process that ran the program."""
+
+    kind = "crash"
+
+
+FAULTS = (
+    "error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak",
+    "misaligned", "lock", "offset",
+)  # fmt: skip
+"""What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
+
+STOPPED = len(FAULTS) + 1
+"""The `Failure::Kind` of a run that the handler of a signal, or a Stop, ended."""
+
+
+def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:
+    """The error for a run that ended with a `Failure::Kind`."""
+    name = FAULTS[kind - 1]
+    error = VirtualNpuDeadlock(message) if name == "deadlock" else VirtualNpuRuntimeError(message)
+    error.kind = name
+    error.record = record
+    return error

@@ -1,0 +1,256 @@
+// An island: what one thread runs to its end, and what takes turns in it, tasks and processes.
+#pragma once
+
+#include <coroutine>
+
+#include "vnpu/cargo.h"
+#include "vnpu/order.h"
+
+namespace vnpu {
+
+class Island;
+class Channel;
+
+// ---- tasks and tokens ----
+
+class Task {
+ public:
+  explicit Task(Island &island);
+  virtual ~Task();
+  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+  static void operator delete(void *task) { pool_give(task); }
+  // Called once, when everything the task waits for is done; leads, now or later, to finish().
+  virtual void start() = 0;
+  void begin() {
+    strand.start();
+    start();
+  }
+  void finish();
+  // Be held back by another task, if it is not done; and know what it did, unless the two are merely kept apart.
+  void await(Task *other, bool learns = true);
+  void retain() { ++references_; }
+  void release() {
+    if (--references_ == 0) delete this;
+  }
+
+  Island &island;
+  Strand strand;
+  Site site{"", 0};              // of the operation, and the body that issued it
+  const Where *where = nullptr;
+  bool is_release = false;  // of a buffer, which always waits for its users
+  bool done = false;
+  int pending = 0;  // unfinished tasks it waits for
+
+ private:
+  struct Successor {
+    Task *task;
+    bool learns;
+  };
+  friend class Island;
+  friend class Deadlock;
+  int references_ = 1;
+  FewOf<Successor> successors_;
+  Task *previous_ = nullptr, *next_ = nullptr;  // the island's list of tasks
+};
+
+// Done, or the task that will be.
+class Token {
+ public:
+  Token() = default;
+  explicit Token(Task *task) : task_(task) {
+    if (task_) task_->retain();
+  }
+  Token(const Token &other) : Token(other.task_) {}
+  Token &operator=(const Token &other) {
+    if (other.task_) other.task_->retain();
+    if (task_) task_->release();
+    task_ = other.task_;
+    return *this;
+  }
+  ~Token() {
+    if (task_) task_->release();
+  }
+  Task *task() const { return task_; }
+  Task *unfinished() const { return task_ && !task_->done ? task_ : nullptr; }
+
+ private:
+  Task *task_ = nullptr;
+};
+
+// What waits and does nothing.
+struct Join final : Task {
+  explicit Join(Island &island) : Task(island) {}
+  void start() override { finish(); }
+};
+Token join(const Token *const *tokens, int count);
+
+// What an operation waits for, and whether it has a token itself: then tokens alone order it.
+struct After {
+  const Token &token;
+  bool is_async;
+};
+inline After blocking(const Token &token) { return After{token, false}; }
+inline After async(const Token &token) { return After{token, true}; }
+
+// A token that is done when all of these are.
+inline Token all() { return Token(); }
+template <class... T>
+inline Token all(const T &...tokens) {
+  const Token *const list[] = {&tokens...};
+  return join(list, int(sizeof...(tokens)));
+}
+
+// ---- processes ----
+
+class Process {
+ public:
+  struct promise_type {
+    template <class... Arguments>
+    explicit promise_type(Island &island, const Where &where, Arguments &&...) : island(island), where(where) {}
+    Process get_return_object() { return Process(std::coroutine_handle<promise_type>::from_promise(*this)); }
+    std::suspend_always initial_suspend() noexcept { return {}; }
+    std::suspend_always final_suspend() noexcept { return {}; }
+    void return_void() {}
+    [[noreturn]] void unhandled_exception() { throw; }
+    // Locals of a body are in its frame, vectors among them, which want more than the alignment of plain `new`.
+    static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
+    static void operator delete(void *frame) { pool_give(frame); }
+
+    Island &island;
+    const Where where;
+    Strand strand;
+    Strand *current = &strand;  // or an asynchronous operation of it
+    int recorded = -1;          // its number in the trace
+    uint32_t modes = 0;         // the mode registers of a tile, while others run
+    class Spawn *owner = nullptr;
+    promise_type *previous = nullptr, *next = nullptr;  // the island's list of live processes
+  };
+  using Handle = std::coroutine_handle<promise_type>;
+  explicit Process(Handle handle) : handle(handle) {}
+  Handle handle;
+};
+
+// Runs `count` processes; done when all of them have ended.
+class Spawn : public Task {
+ public:
+  Spawn(Island &island, Site site, const Ports *ports, i64 count) : Task(island), left(count), ports(ports), site_(site) {}
+  i64 left;
+  const Ports *const ports;  // of everything in it, for as long as it has not begun
+
+ protected:
+  void adopt(Process process, i64 flat);
+
+ private:
+  Site site_;
+};
+
+template <class Make>
+class SpawnOf final : public Spawn {
+ public:
+  SpawnOf(Island &island, Site site, const Ports *ports, i64 count, Make make)
+      : Spawn(island, site, ports, count), make_(make) {}
+  void start() override {
+    if (left == 0) return finish();
+    const i64 count = left;
+    for (i64 i = 0; i < count; ++i) adopt(make_(i), i);
+  }
+
+ private:
+  Make make_;
+};
+
+// ---- the island ----
+
+// Which of several legal things comes next, drawn with the seed of the run; never asked where that is 0.
+class Random {
+ public:
+  void start(uint64_t seed) { state_ = seed; }
+  explicit operator bool() const { return state_ != 0; }
+  uint64_t below(uint64_t count) {
+    // xorshift64*, Vigna 2016.
+    state_ ^= state_ >> 12;
+    state_ ^= state_ << 25;
+    state_ ^= state_ >> 27;
+    return (state_ * 2685821657736338717u >> 33) % count;
+  }
+
+ private:
+  uint64_t state_ = 0;
+};
+
+class Island {
+ public:
+  // `follows` another point of the launch, which makes the same puts and gets.
+  explicit Island(Launch *launch = nullptr, bool follows = false) : launch_(launch), follows_(follows) {}
+  ~Island();
+  // Runs a process, and everything it starts, to the end. Throws a Failure; a deadlock is one.
+  void run(Process root);
+
+  struct Work {
+    Process::Handle process;
+    Task *task;
+  };
+  void ready(Process::Handle process) { queue_.push(Work{process, nullptr}); }
+  void ready(Task *task) {
+    task->retain();
+    queue_.push(Work{nullptr, task});
+  }
+  void adopt(Process process, Spawn *owner);
+  void add(Channel *channel) { channels_.push(channel); }
+  void remove(Channel *channel);
+  void add(Task *task);
+  void remove(Task *task);
+
+  // Before anything that is done: now and then this looks whether the run goes on.
+  void take_turn() {
+    if (++turns_ % kTurns == 0) go_on();
+  }
+
+  // The blocks that the points of the launch keep; null where it keeps none.
+  Kept *kept();
+
+  // Whether the order of what is ready is drawn at random.
+  bool draws() const { return bool(random_); }
+
+  // How many blocks a put may be ahead of its get: the two buffers of a ping-pong pair. Where one point of a launch comes
+  // to its end with two, so do those that follow it: what they may do differs in nothing but its order. With more of them a
+  // tile goes on for longer, while the cache still has its buffers.
+  static constexpr int kMostAhead = 16;
+  int most_ahead() const { return follows_ && !kChecks && run_seed == 0 ? kMostAhead : 2; }
+
+  Chains chains;
+
+ private:
+  // Between two looks: so many take far longer than a look, and hardly a tenth of a second.
+  static constexpr uint32_t kTurns = 16;
+  friend class Deadlock;
+  bool next(Work &work);
+  void step(Process::Handle process, Executing &executing);
+
+  List<Work> queue_;
+  int head_ = 0;
+  Process::promise_type *live_ = nullptr;
+  Task *tasks_ = nullptr;
+  List<Channel *> channels_;
+  Launch *const launch_;
+  const bool follows_;
+  Kept *kept_ = nullptr;
+  Random random_;
+  uint32_t turns_ = 0;
+};
+
+// A body goes on.
+struct Resume final : Task {
+  Resume(Island &island, Process::Handle handle, bool is_end) : Task(island), handle(handle), is_end(is_end) {}
+  void start() override {
+    finish();
+    island.ready(handle);
+  }
+  Process::Handle handle;
+  bool is_end;  // of the body: it issues nothing more
+};
+
+// Ends a run in which nothing can make progress: who waits for whom, as a cycle where there is one.
+[[noreturn]] void fail_deadlock(Island &island);
+
+}  // namespace vnpu

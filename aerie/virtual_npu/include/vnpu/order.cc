@@ -1,0 +1,630 @@
+// The order checks: clocks, and who touched what last. Linked into programs that are built with checks.
+#include "vnpu/order.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vnpu/check.h"
+
+namespace vnpu {
+
+thread_local Strand **strand_slot = nullptr;
+
+// ---- clocks ----
+
+void Clock::grow(uint32_t size) {
+  if (size <= size_) return;
+  if (size > capacity_) {
+    capacity_ = size < 16 ? 16 : size + size / 2;
+    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
+  }
+  memset(times_ + size_, 0, (size - size_) * sizeof(uint32_t));
+  size_ = size;
+}
+
+void Clock::set(uint32_t chain, uint32_t time) {
+  grow(chain + 1);
+  times_[chain] = time;
+}
+
+void Clock::join(const Clock &other) {
+  grow(other.size_);
+  for (uint32_t i = 0; i < other.size_; ++i) times_[i] = times_[i] > other.times_[i] ? times_[i] : other.times_[i];
+}
+
+// ---- what lives as long as a run: lineages, events ----
+
+namespace {
+
+// Plain values that stay where they are until the run ends; numbered from 1. Threads add side by side.
+template <class T>
+class Store {
+ public:
+  T &operator[](uint32_t number) { return blocks_[(number - 1) / kBlock][(number - 1) % kBlock]; }
+
+  // The number after `last`, the thread's last one: threads take numbers in blocks. 0 when all are used up.
+  uint32_t add(uint32_t &last) {
+    if (last % kBlock == 0) {
+      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= most()) return 0;
+      const int block = __atomic_fetch_add(&used_, 1, __ATOMIC_RELAXED);
+      T *const values = block < most() ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
+      if (!values) return 0;
+      __atomic_store_n(&blocks_[block], values, __ATOMIC_RELEASE);
+      last = uint32_t(block) * kBlock;
+    }
+    return ++last;
+  }
+
+  // Forgets all; holds so many from now on, rounded up to whole blocks.
+  void clear(i64 most) {
+    for (int block = 0; block < used_ && block < kBlocks; ++block) {
+      free(blocks_[block]);
+      blocks_[block] = nullptr;
+    }
+    used_ = 0;
+    unwanted_ = most < i64(kBlocks) * kBlock ? kBlocks - int((most + kBlock - 1) / kBlock) : 0;
+  }
+
+ private:
+  static constexpr int kBlock = 1024, kBlocks = 1 << 19;
+  // All is zero to begin with: 4 MB of anything else would lie in every program's file.
+  T *blocks_[kBlocks] = {};
+  int used_ = 0, unwanted_ = 0;
+
+  int most() const { return kBlocks - unwanted_; }
+};
+
+// An access that happened.
+struct Event {
+  Site site;
+  Where where;
+  const Lineage *lineage;
+  uint32_t phase, island, process, chain, time;
+  bool is_task;
+  bool is_told = false;  // that something is not ordered behind it
+};
+
+Store<Event> events;
+Store<Lineage> lineages;
+Store<Where> roots;  // the launch point of an island
+uint32_t bodies = 0, processes = 0, phase = 0;
+bool races_are_notes = false;
+i64 most_events = 0;
+i64 unchecked = 0;         // accesses that came when there was no memory for them
+bool lost_track = false;   // no memory for what says which body and island a strand belongs to
+uint32_t generation = 0;  // of runs: the numbers that threads kept of an earlier one are stale
+
+struct Last {
+  uint32_t event = 0, lineage = 0, root = 0, generation = 0;
+};
+thread_local Last last_numbers;
+
+Last &mine() {
+  if (last_numbers.generation != generation) last_numbers = Last{0, 0, 0, generation};
+  return last_numbers;
+}
+
+}  // namespace
+
+void begin_order(bool as_notes, i64 most) {
+  races_are_notes = as_notes;
+  most_events = most;
+  unchecked = 0;
+  lost_track = false;
+  static thread_local Strand function;
+  static thread_local Strand *slot = &function;
+  strand_slot = &slot;
+  events.clear(most);
+  lineages.clear(most);
+  roots.clear(most);
+  bodies = processes = 0;
+  phase = 1;
+  ++generation;
+}
+
+void end_order() {
+  if (unchecked == 0) return;
+  note(Site{"race check", 0},
+       "%lld accesses came after the %lld that it remembers were used up, so data races with them may be missed: run the "
+       "program for a smaller shape, or set VNPU_RACE_EVENTS higher (%d bytes of memory each)",
+       (long long)unchecked, (long long)most_events, int(sizeof(Event)));
+}
+
+void next_phase() { ++phase; }
+
+uint32_t new_body() { return __atomic_add_fetch(&bodies, 1, __ATOMIC_RELAXED); }
+
+const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async, Engine engine) {
+  const uint32_t number = lineages.add(mine().lineage);
+  if (!number) {
+    __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
+    return around;
+  }
+  lineages[number] = Lineage{around, body, issue, is_async, engine, around ? around->depth + 1 : 0};
+  return &lineages[number];
+}
+
+namespace {
+
+// Goes from both outwards to two operations of one body. False where there are none.
+bool find_siblings(const Lineage *&earlier, const Lineage *&later) {
+  while (earlier && later && earlier->depth > later->depth) earlier = earlier->around;
+  while (earlier && later && later->depth > earlier->depth) later = later->around;
+  while (earlier && later && earlier->around != later->around) {
+    earlier = earlier->around;
+    later = later->around;
+  }
+  return earlier && later && earlier != later && earlier->body == later->body;
+}
+
+}  // namespace
+
+bool holds_back(const Lineage *earlier, const Lineage *later) {
+  return find_siblings(earlier, later) && !(earlier->is_async && (later->is_async || later->engine == Engine::kHost));
+}
+
+bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *later, bool later_writes) {
+  if (!find_siblings(earlier, later) || earlier->issue > later->issue) return false;
+  if (earlier->engine == Engine::kNone || later->engine == Engine::kNone) return false;
+  return earlier_writes != later_writes || earlier->engine == Engine::kCores || later->engine == Engine::kCores;
+}
+
+// ---- chains and strands ----
+
+Chains::~Chains() {
+  for (Family *family : buckets_) {
+    while (family) {
+      Family *const next = family->next;
+      if (family->merged && family->site.op[0]) {
+        note(family->site,
+             "%lld of these began while %d others were under way, and nothing puts one before the other: the race check "
+             "tells %d apart, so data races with the rest may be missed; let each depend on the token of an earlier one, "
+             "or wait for some before the next begin",
+             (long long)family->merged, kSiblings, kSiblings);
+      }
+      delete family;
+      family = next;
+    }
+  }
+  free(times_);
+}
+
+uint32_t Chains::add() {
+  if (size_ == capacity_) {
+    capacity_ = capacity_ ? 2 * capacity_ : 64;
+    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
+  }
+  times_[size_] = 0;
+  return size_++;
+}
+
+uint32_t Chains::choose(uint32_t before, Site site, i64 flat, const Clock &clock) {
+  const uint64_t hash = (uint64_t(before) * 31 + uint64_t(site.line)) * 1000003u + uint64_t(flat);
+  Family *&bucket = buckets_[hash % kBuckets];
+  Family *family = bucket;
+  while (family &&
+         (family->before != before || family->site.line != site.line || family->site.op != site.op || family->flat != flat)) {
+    family = family->next;
+  }
+  if (!family) bucket = family = new Family{before, site, flat, 0, 0, {}, bucket};
+  for (int i = 0; i < family->size; ++i) {
+    const uint32_t chain = family->chains[i];
+    if (clock.at(chain) >= times_[chain]) return chain;
+  }
+  if (family->size == kSiblings) {
+    ++family->merged;
+    return family->chains[0];
+  }
+  return family->chains[family->size++] = add();
+}
+
+void Strand::begin(const Strand &before, Site site, i64 flat, const Lineage *own) {
+  phase = before.phase;
+  island = before.island;
+  process = before.process;
+  chains = before.chains;
+  lineage = own;
+  where = before.where;
+  clock.join(before.clock);
+  origin = Origin{before.chain, site, flat};
+}
+
+void Strand::start() {
+  if (!chains) return;  // a join makes no access
+  chain = chains->choose(origin.chain, origin.site, origin.flat, clock);
+  time = chains->advance(chain);
+  clock.set(chain, time);
+}
+
+void Strand::begin_island(Chains &own, const Where *root) {
+  phase = vnpu::phase;
+  island = roots.add(mine().root);
+  if (island) {
+    roots[island] = *root;
+    roots[island].around = nullptr;
+  } else {
+    __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
+  }
+  chains = &own;
+  start();
+  enter(root);
+}
+
+void Strand::enter(const Where *own) {
+  where = own;
+  process = __atomic_add_fetch(&processes, 1, __ATOMIC_RELAXED);
+}
+
+Mark Strand::publish() {
+  Mark mark(clock);
+  time = chains->advance(chain);
+  clock.set(chain, time);
+  return mark;
+}
+
+void Fork::begin(Site site) {
+  outer_ = *strand_slot;
+  strand_.begin(*outer_, site, 0, outer_->lineage);
+  strand_.is_fork = true;
+  *strand_slot = &strand_;
+}
+
+void Fork::covers(Site site, std::initializer_list<Use> uses) {
+  for (const Use &use : uses) {
+    if (use.buffer && use.buffer->owner == strand_.process) observe(site, use, strand_);
+  }
+  strand_.covers = true;
+}
+
+Mark Fork::end() {
+  *strand_slot = outer_;
+  outer_->forked.join(strand_.clock);
+  outer_->forked.join(strand_.forked);
+  return Mark(strand_.clock);
+}
+
+uint32_t current_process() { return current_strand() ? current_strand()->process : 0; }
+
+// ---- who touched what ----
+
+namespace {
+
+// Of one part of a buffer: the last write, and the latest reads since, as far as they fit.
+struct Cell {
+  static constexpr int kReaders = 3;
+  uint32_t writer, readers[kReaders];
+  bool operator==(const Cell &other) const { return __builtin_memcmp(this, &other, sizeof(Cell)) == 0; }
+};
+
+// One access while it is entered.
+struct Entry {
+  const Strand &strand;
+  const uint32_t event;
+  const bool writes;
+  const bool has_locks, is_l2;
+  bool is_forced = false;  // races, and is entered all the same
+  // The cell that was visited last, as it was and as it is; at first one that no cell is like.
+  Cell before{~0u, {}}, after{};
+  // The access that it races with, or is behind thanks to locks alone, and at which byte.
+  struct Other {
+    uint32_t event = 0;
+    bool writes = false;
+    i64 place = 0;
+  } raced{}, locked{}, herds{};
+
+  uint32_t visit(Cell &cell, i64 byte);
+
+ private:
+  bool is_behind(uint32_t earlier, bool earlier_writes, i64 byte);
+};
+
+class Locked {
+ public:
+  explicit Locked(pthread_mutex_t &mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Locked() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t &mutex_;
+};
+
+bool happened_before(const Event &event, const Strand &strand) {
+  if (event.phase != strand.phase) return true;
+  if (event.island != strand.island) return false;
+  return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
+}
+
+// Whether two herds of one body did it, which are on the device at the same time, and the earlier one has no token that
+// the later one could depend on.
+bool are_herds(const Event &event, const Strand &strand) {
+  const Lineage *earlier = event.lineage, *later = strand.lineage;
+  if (event.phase != strand.phase || event.island != strand.island || !find_siblings(earlier, later)) return false;
+  return earlier->engine == Engine::kCores && later->engine == Engine::kCores && !earlier->is_async;
+}
+
+}  // namespace
+
+// Parts are as small as the accesses so far needed them to be: a power of two bytes, all alike.
+class Cells {
+ public:
+  explicit Cells(const Buffer &buffer) : bytes_(buffer.count * buffer.element), count_(1) {
+    granule_ = 1;
+    while (granule_ < bytes_) granule_ *= 2;
+    cells_ = static_cast<Cell *>(calloc(1, sizeof(Cell)));
+  }
+  Cells(const Cells &) = delete;
+  ~Cells() { free(cells_); }
+
+  // Makes parts as small as runs that begin and end at these bytes need them.
+  void refine(i64 low, i64 high);
+
+  // Enters a run of an access: bytes [low, high) of the buffer. False where it races.
+  bool enter(Entry &entry, i64 low, i64 high);
+
+  // Whether everything so far happened before a strand; else the event that did not.
+  bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
+  Entry::Other unsettled(const Strand &strand) const;
+
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+ private:
+  const i64 bytes_;
+  Cell *cells_;
+  i64 count_, granule_;
+};
+
+void Cells::refine(i64 low, i64 high) {
+  i64 wanted = low | granule_;
+  if (high < bytes_) wanted |= high;
+  wanted &= -wanted;
+  if (wanted == granule_) return;
+  const i64 parts = granule_ / wanted, count = (bytes_ + wanted - 1) / wanted;
+  Cell *const finer = static_cast<Cell *>(malloc(size_t(count) * sizeof(Cell)));
+  for (i64 i = 0; i < count; ++i) finer[i] = cells_[i / parts];
+  free(cells_);
+  cells_ = finer;
+  count_ = count;
+  granule_ = wanted;
+}
+
+bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
+  if (is_forced) return true;
+  if (is_l2 && writes && earlier_writes && !herds.event && are_herds(events[earlier], strand)) {
+    herds = Other{earlier, true, byte};
+  }
+  if (happened_before(events[earlier], strand)) return true;
+  if (!has_locks || !locked_apart(events[earlier].lineage, earlier_writes, strand.lineage, writes)) return false;
+  if (!locked.event) locked = Other{earlier, earlier_writes, byte};
+  return true;
+}
+
+// Gives the event that this one races with, or 0. What is behind a read is behind the write before that.
+uint32_t Entry::visit(Cell &cell, i64 byte) {
+  uint32_t unordered = 0;
+  bool is_behind_reader = false;
+  for (const uint32_t reader : cell.readers) {
+    if (!writes || !reader) continue;
+    if (is_behind(reader, false, byte)) is_behind_reader = true;
+    else unordered = reader;
+  }
+  if (cell.writer && !is_behind_reader && !is_behind(cell.writer, true, byte)) return cell.writer;
+  if (unordered) return unordered;
+  if (writes) {
+    cell = Cell{event, {}};
+    return 0;
+  }
+  // A read that happened before this one says nothing that this one does not.
+  int place = int(event % Cell::kReaders);
+  for (int i = Cell::kReaders - 1; i >= 0; --i) {
+    if (!cell.readers[i] || happened_before(events[cell.readers[i]], strand)) place = i;
+  }
+  cell.readers[place] = event;
+  return 0;
+}
+
+bool Cells::enter(Entry &entry, i64 low, i64 high) {
+  for (i64 i = low / granule_, last = (high - 1) / granule_; i <= last; ++i) {
+    Cell &cell = cells_[i];
+    // Most parts have the same past as the one before.
+    if (cell == entry.before) {
+      cell = entry.after;
+      continue;
+    }
+    entry.before = cell;
+    if (const uint32_t other = entry.visit(cell, i * granule_)) {
+      entry.raced = Entry::Other{other, cell.writer == other, i * granule_};
+      return false;
+    }
+    entry.after = cell;
+  }
+  return true;
+}
+
+Entry::Other Cells::unsettled(const Strand &strand) const {
+  for (i64 i = 0; i < count_; ++i) {
+    if (i > 0 && cells_[i] == cells_[i - 1]) continue;
+    const uint32_t writer = cells_[i].writer;
+    if (writer && !happened_before(events[writer], strand)) return Entry::Other{writer, true, i * granule_};
+    for (const uint32_t reader : cells_[i].readers) {
+      if (reader && !happened_before(events[reader], strand)) return Entry::Other{reader, false, i * granule_};
+    }
+  }
+  return Entry::Other{};
+}
+
+void release_cells(Cells *cells) { delete cells; }
+
+namespace {
+
+// A buffer of the tile itself needs no records as long as only its program order touches it.
+bool is_private(const Buffer &buffer, const Strand &strand) {
+  return !__atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE) && buffer.owner == strand.process && !strand.is_fork;
+}
+
+Cells &cells_of(Buffer &buffer) {
+  static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+  if (Cells *known = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE)) return *known;
+  const Locked locked(making);
+  if (!buffer.cells) __atomic_store_n(&buffer.cells, new Cells(buffer), __ATOMIC_RELEASE);
+  return *buffer.cells;
+}
+
+// 0: there is no memory for it.
+uint32_t new_event(Site site, const Strand &strand) {
+  const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(mine().event);
+  if (!number) {
+    __atomic_fetch_add(&unchecked, 1, __ATOMIC_RELAXED);
+    return 0;
+  }
+  Where where = strand.where ? *strand.where : Where{"", 0, 0, 0};
+  where.around = nullptr;
+  events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.island,
+                         strand.process, strand.chain, strand.time,    strand.is_task};
+  return number;
+}
+
+// Both in one tile, which runs in program order: a token is missing, and that does no harm here.
+bool is_in_order(const Event &event, const Strand &strand) {
+  return event.process == strand.process && !event.is_task && !strand.is_task;
+}
+
+// What puts two accesses in order where no token does.
+enum class Guard { kNothing, kTile, kLocks, kText };
+
+struct Wording {
+  const char *what, *why;
+};
+
+Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
+  switch (guard) {
+    case Guard::kTile:
+      return {"missing token, a data race but for the order of the tile",
+              "no token puts one before the other: right as long as the tile runs in this order, but a pass may change it; "
+              "let the later one depend on the earlier one"};
+    case Guard::kLocks:
+      return {"missing token, a data race but for the locks of the device",
+              "no token puts one before the other: the compiler puts locks around each use of a buffer in L1 or L2, in the "
+              "order of the text, but a pass may change that; let the later one depend on the earlier one"};
+    case Guard::kText:
+      return {"two herds write the same bytes",
+              "only the order of the text puts one before the other: the cores of both run at the same time; let the later "
+              "herd depend on the token of the earlier one, or give each bytes of its own"};
+    case Guard::kNothing: break;
+  }
+  if (!buffer.label.has_locks) {
+    return {"data race",
+            "nothing puts one before the other, for L3 has no locks; let one of them depend on the token of the "
+            "other, or send the data through a channel"};
+  }
+  return {"data race", both_write ? "nothing puts one before the other, for locks keep a read and a write apart, and not two "
+                                    "writes; let one of them depend on the token of the other"
+                                  : "nothing puts one before the other; let one of them depend on the token of the other, or "
+                                    "send the data through a channel"};
+}
+
+void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Other &other, Guard guard) {
+  Event &event = events[other.event];
+  event.is_told = true;
+  Where where = event.where;
+  if (event.island && where.dims > 0) where.around = &roots[event.island];
+  char who[600], text[1200];
+  describe(&where, who, int(sizeof(who)));
+  const Wording words = wording(guard, buffer, entry.writes && other.writes);
+  snprintf(text, sizeof(text), "%s: this %s element %lld of %s, which line %d: %s%s %s, and %s", words.what,
+           entry.writes ? "writes" : "reads", (long long)(other.place / buffer.element), buffer.label.name, event.site.line,
+           event.site.op, who, other.writes ? "writes" : "reads", words.why);
+  const Where *const outer = here;
+  here = entry.strand.where;
+  if (!races_are_notes && guard == Guard::kNothing) fail_as(Failure::kRace, site, "%s", text);
+  describe(here, who, int(sizeof(who)));
+  note(site, "%s: %s", who + 1, text);
+  here = outer;
+}
+
+// Calls run(first byte, end) for every run of bytes that a side touches, until one gives true.
+template <class Run>
+bool each_run(const Access &side, Run run) {
+  i64 bytes = side.element;
+  int rank = side.rank;
+  while (rank > 0 && (side.sizes[rank - 1] == 1 || side.strides[rank - 1] * side.element == bytes)) {
+    bytes *= side.sizes[--rank];
+  }
+  i64 index[kMaxRank] = {};
+  for (;;) {
+    i64 offset = 0;
+    for (int d = 0; d < rank; ++d) offset += index[d] * side.strides[d] * side.element;
+    if (run(side.first + offset, bytes)) return true;
+    int d = rank - 1;
+    while (d >= 0 && ++index[d] == side.sizes[d]) index[d--] = 0;
+    if (d < 0) return false;
+  }
+}
+
+void enter(Cells &cells, const Access &side, Entry &entry) {
+  const Locked holding(cells.mutex);
+  each_run(side, [&](const char *first, i64 bytes) {
+    const i64 low = first - side.buffer->base;
+    cells.refine(low, low + bytes);
+    return !cells.enter(entry, low, low + bytes);
+  });
+}
+
+}  // namespace
+
+void observe(Site site, const Access &side, bool writes, Strand &strand) {
+  if (!side.buffer || side.low == side.high || is_private(*side.buffer, strand)) return;
+  Buffer &buffer = *side.buffer;
+  Cells &cells = cells_of(buffer);
+  const uint32_t event = new_event(site, strand);
+  if (!event) return;
+  const bool has_locks = buffer.label.has_locks, is_l2 = buffer.label.is_l2;
+  Entry entry{strand, event, writes, has_locks, is_l2};
+  enter(cells, side, entry);
+  if (entry.herds.event) report(site, buffer, entry, entry.herds, Guard::kText);
+  else if (entry.locked.event) report(site, buffer, entry, entry.locked, Guard::kLocks);
+  if (!entry.raced.event) return;
+  report(site, buffer, entry, entry.raced, is_in_order(events[entry.raced.event], strand) ? Guard::kTile : Guard::kNothing);
+  Entry again{strand, event, writes, has_locks, is_l2, true};
+  enter(cells, side, again);
+}
+
+void observe(Site site, const Use &use, Strand &strand) {
+  if (!use.buffer) return;
+  const char *const base = use.buffer->base, *const end = base + use.buffer->count * use.buffer->element;
+  const char *const low = use.low < base ? base : use.low, *const high = use.high > end ? end : use.high;
+  Access side = dense(const_cast<char *>(low), high - low, 1);
+  side.buffer = use.buffer;
+  observe(site, side, use.writes, strand);
+}
+
+// Of a tile: a sequencer frees when all that it issued before is done (Sequencer::dealloc).
+void check_settled(Site site, const Buffer &buffer) {
+  const Strand *const strand = current_strand();
+  const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
+  if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
+  const Entry::Other other = cells->unsettled(*strand);
+  if (!other.event || events[other.event].process != strand->process || events[other.event].is_told) return;
+  const Site by = events[other.event].site;
+  fail_as(Failure::kFreed, site,
+          "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
+          Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
+}
+
+bool watched(const Buffer &buffer) {
+  const Strand *const strand = current_strand();
+  if (!strand || is_private(buffer, *strand)) return false;
+  if (buffer.owner != strand->process) return true;
+  if (strand->covers) return false;
+  // What only this tile touches, in its order or asynchronously, cannot race once all that went before is known.
+  Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
+  return strand->is_fork || !cells->is_settled(*strand);
+}
+
+void touch(Site site, Buffer &buffer, const void *low, i64 bytes, bool writes) {
+  Access side = dense(const_cast<void *>(low), bytes, 1);
+  side.buffer = &buffer;
+  if (Strand *const strand = current_strand()) observe(site, side, writes, *strand);
+}
+
+}  // namespace vnpu

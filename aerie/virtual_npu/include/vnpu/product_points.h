@@ -1,0 +1,88 @@
+// Products of all points of a launch, whose sums are rounded: point by point, as the text has them.
+//
+// Sums of a point are made in a buffer of their own, which stays in L2, and go from there to c. The points that have the same
+// columns of b follow each other.
+#pragma once
+
+#include "vnpu/product_operands.h"
+
+namespace vnpu::product {
+
+// Bits of a row of sums, rounded to where their columns lie.
+inline void round_row(const float *sums, const Offsets &columns, bf16 *to) {
+  if (!columns.lie_in_eights()) {
+    for (i64 n = 0; n < columns.count; ++n) to[columns[n]] = round_bf16(sums[n]);
+    return;
+  }
+  for (i64 n = 0; n < columns.count; n += 8) {
+    Vec<float, 8> eight;
+    memcpy(&eight, sums + n, sizeof(eight));
+    const Vec<bf16, 8> rounded = narrow<bf16>(eight);
+    memcpy(to + columns[n], &rounded, sizeof(rounded));
+  }
+}
+
+class ByPoints {
+ public:
+  ByPoints(const Product &product, Points points) : product_(product), points_(points) {}
+
+  void run() {
+    const i64 down = extent(product_.m, points_.m), across = extent(product_.n, points_.n);
+    parallel(down * across, [&](i64 point) {
+      go_on();
+      multiply(point % down, point / down);
+    });
+  }
+
+ private:
+  static constexpr i64 kApart = 16;  // more than its columns from row to row of sums, so that rows do not share sets of L1
+
+  static i64 extent(const Axes &axes, int points) {
+    i64 count = 1;
+    for (int i = 0; i < points; ++i) count *= axes.list[i].extent;
+    return count;
+  }
+  // How far the axes that are points lead, for one of them.
+  static i64 start(const Axes &axes, int points, i64 point, i64 Axis::*step) {
+    i64 at = 0;
+    for (int i = points - 1; i >= 0; --i) {
+      at += point % axes.list[i].extent * (axes.list[i].*step);
+      point /= axes.list[i].extent;
+    }
+    return at;
+  }
+  static Axes without(const Axes &axes, int points) {
+    Axes others{axes.count - points, {}};
+    for (int i = 0; i < others.count; ++i) others.list[i] = axes.list[i + points];
+    return others;
+  }
+  // As in a dense buffer, in which the innermost axis has this step; gives the step of one more axis.
+  static i64 lay_out(Axes &axes, i64 step) {
+    for (int i = axes.count - 1; i >= 0; --i) {
+      axes.list[i].second = step;
+      step *= axes.list[i].extent;
+    }
+    return step;
+  }
+
+  void multiply(i64 m, i64 n) const {
+    Product point = product_;
+    point.a += start(product_.m, points_.m, m, &Axis::first);
+    point.b += start(product_.n, points_.n, n, &Axis::first);
+    bf16 *const to =
+        product_.rounded + start(product_.m, points_.m, m, &Axis::second) + start(product_.n, points_.n, n, &Axis::second);
+    point.m = without(product_.m, points_.m), point.n = without(product_.n, points_.n);
+    Blocks blocks;
+    const Offsets rows(blocks, point.m, &Axis::second), columns(blocks, point.n, &Axis::second);
+    const i64 row = lay_out(point.n, 1) + kApart, count = lay_out(point.m, row);
+    point.c = blocks.alloc<float>(count), point.rounded = nullptr;
+    memset(point.c, 0, size_t(count) * sizeof(float));
+    multiply_add(point);
+    for (i64 i = 0; i < rows.count; ++i) round_row(point.c + i * row, columns, to + rows[i]);
+  }
+
+  const Product &product_;
+  const Points points_;
+};
+
+}  // namespace vnpu::product

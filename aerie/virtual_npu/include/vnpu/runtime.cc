@@ -1,0 +1,612 @@
+// The part of the runtime that does not depend on the program: errors, memory pool, parallel loops, strided copies.
+// Compiled once per shared object.
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+
+#include <atomic>
+#include <new>
+
+#include "vnpu/entry.h"
+#include "vnpu/garbage.h"
+#include "vnpu/heartbeat.h"
+#include "vnpu/order.h"
+#include "vnpu/sizes.h"
+#include "vnpu/team.h"
+
+namespace vnpu {
+
+// ---- errors ----
+
+constinit thread_local const Where *here = nullptr;
+uint64_t run_seed = 0;
+
+int describe(const Where *where, char *text, int capacity) {
+  int used = 0;
+  const char *before = " in ";
+  for (const Where *w = where; w && used < capacity - 200; w = w->around) {
+    // Around the innermost one, a body that runs once says nothing that the line does not say already.
+    if (w != where && w->dims == 0) continue;
+    used += snprintf(text + used, size_t(capacity - used), "%s%.150s", before, w->name);
+    if (w->dims == 1) used += snprintf(text + used, size_t(capacity - used), " (%lld)", (long long)w->x);
+    if (w->dims > 1) {
+      used += snprintf(text + used, size_t(capacity - used), " (%lld, %lld)", (long long)w->x, (long long)w->y);
+    }
+    before = " of ";
+  }
+  return used;
+}
+
+namespace {
+
+[[noreturn]] void fail_with(Failure::Kind kind, Site site, const char *format, va_list arguments) {
+  Failure failure{kind, {}};
+  const int capacity = int(sizeof(failure.text));
+  int used = site.line > 0 ? snprintf(failure.text, size_t(capacity), "line %d: %.1000s", site.line, site.op)
+                           : snprintf(failure.text, size_t(capacity), "%.1000s", site.op);
+  used += describe(here, failure.text + used, capacity - used);
+  used += snprintf(failure.text + used, size_t(capacity - used), ": ");
+  vsnprintf(failure.text + used, size_t(capacity - used), format, arguments);
+  throw failure;
+}
+
+}  // namespace
+
+void fail(Site site, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail_with(Failure::kError, site, format, arguments);
+}
+
+void fail_as(Failure::Kind kind, Site site, const char *format, ...) {
+  va_list arguments;
+  va_start(arguments, format);
+  fail_with(kind, site, format, arguments);
+}
+
+void fail_outside(Site site, i64 low, i64 high, i64 extent) {
+  fail_as(Failure::kOutside, site, "the access pattern reaches elements %lld to %lld of a buffer that has elements 0 to %lld",
+          (long long)low, (long long)high, (long long)(extent - 1));
+}
+
+// ---- stopping ----
+
+namespace {
+
+constexpr i64 kUnasked = 50000000;  // nanoseconds between two looks for signals
+
+i64 nanoseconds() {
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
+
+// A run under way, as all threads that work on it know it. Handlers of signals are the interpreter's, and run in the
+// thread that called; the flag that ends a run is that of the same thread, and all look at it.
+struct Running {
+  const Interpreter *const interpreter;
+  const i64 stall;
+  void **const raised;
+  const pthread_t caller = pthread_self();
+  const int32_t *const flag = team().watched();
+  i64 next = nanoseconds() + kUnasked;  // the time of the next look
+  std::atomic<bool> is_stopped{false};
+
+  void look() {
+    if (!interpreter || is_stopped || !pthread_equal(caller, pthread_self()) || nanoseconds() < next) return;
+    const int state = interpreter->acquire();
+    if (interpreter->handle_signals() != 0) {
+      interpreter->take_raised(raised, raised + 1, raised + 2);
+      is_stopped = true;
+    }
+    interpreter->release(state);
+    next = nanoseconds() + kUnasked;
+  }
+
+  bool shall_end() {
+    if (flag && __atomic_load_n(flag, __ATOMIC_RELAXED)) is_stopped = true;
+    return is_stopped.load(std::memory_order_relaxed);
+  }
+};
+thread_local Running *running = nullptr;
+
+}  // namespace
+
+namespace {
+
+void look_up() {
+  Running *const run = running;
+  if (!run) return;  // no entry was called: a test of one part
+  run->look();
+  if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
+}
+
+}  // namespace
+
+void go_on() {
+  ++moves;
+  look_up();
+}
+
+// ---- loops without end ----
+
+constinit thread_local uint64_t moves = 0;
+
+// The thread's own time counts, so that on a busy machine a loop has as long as on another. A loop that comes to its end
+// within a day at its speed so far goes on.
+void Heartbeat::look(i64 left) {
+  look_up();
+  constexpr double kDay = 86400e9;
+  timespec now;
+  clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+  const i64 time = i64(now.tv_sec) * 1000000000 + now.tv_nsec;
+  if (since_ < 0 || moves != moves_) {
+    since_ = time;
+    moves_ = moves;
+    first_ = count_;
+    return;
+  }
+  const i64 passed = time - since_;
+  if (!running || running->stall == 0 || passed < running->stall) return;
+  if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
+  fail(site_,
+       "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
+       "have no end; --time-limit SECONDS gives it more time, 0 any",
+       (long long)(passed / 1000000000), (unsigned long long)count_);
+}
+
+// ---- memory pool: free blocks of a thread, by power-of-two size ----
+
+#if VNPU_SANITIZE
+
+// Every block stands alone and has its very size, so that AddressSanitizer sees what leaves it.
+void *pool_take(i64 bytes, Site site) {
+  void *block = nullptr;
+  if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail_memory(site, bytes);
+  return block;
+}
+
+void pool_give(void *block) { free(block); }
+
+#else
+
+namespace {
+
+constexpr i64 kHeader = 64;
+struct Pool;
+struct PoolBlock {
+  PoolBlock *next;
+  const Pool *owner;  // of the thread that asked the system for it
+  int size_class;
+  i64 bytes;  // what the system gave
+};
+constexpr int kKept = 22;  // larger size classes are not kept
+struct Pool {
+  PoolBlock *free_blocks[64];
+};
+constinit thread_local Pool pool = {};
+
+std::atomic<i64> held{0};  // what all threads have of the system, in bytes
+
+void release(PoolBlock *block) {
+  held -= block->bytes;
+  free(block);
+}
+
+// A block of the system's memory. The system gives more than it has, and ends whoever uses it, so there is a limit; and for
+// a large block it is asked whether it has as much.
+PoolBlock *taken_from_system(i64 bytes, int size_class, Site site) {
+  constexpr i64 kUnasked = i64(1) << 28;
+  const i64 whole = kHeader + (size_class > kKept ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
+  const i64 before = held.fetch_add(whole);
+  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_left());
+  void *const block = is_there ? aligned_alloc(64, size_t(whole)) : nullptr;
+  if (!block) {
+    held -= whole;
+    fail_memory(site, bytes, before);
+  }
+  return new (block) PoolBlock{nullptr, &pool, size_class, whole};
+}
+
+// Gives the thread's blocks back when it ends. Apart from them, as what has a destructor is looked for at each use.
+struct Emptied {
+  bool is_needed = false;
+  ~Emptied() {
+    for (PoolBlock *&list : pool.free_blocks) {
+      while (list) {
+        PoolBlock *block = list;
+        list = block->next;
+        release(block);
+      }
+    }
+  }
+};
+thread_local Emptied emptied;
+
+}  // namespace
+
+void *pool_take(i64 bytes, Site site) {
+  const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
+  PoolBlock *&first = pool.free_blocks[size_class];
+  PoolBlock *block = first;
+  if (block) {
+    first = block->next;
+  } else {
+    emptied.is_needed = true;
+    block = taken_from_system(bytes, size_class, site);
+  }
+  return reinterpret_cast<char *>(block) + kHeader;
+}
+
+void pool_give(void *data) {
+  PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
+  // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
+  // thread: it would ask for new ones, and here they would pile up.
+  if (block->size_class > kKept || block->owner != &pool) return release(block);
+  PoolBlock *&first = pool.free_blocks[block->size_class];
+  block->next = first;
+  first = block;
+}
+
+#endif
+
+// ---- parallel loops ----
+
+namespace {
+
+struct Parallel {
+  void (*body)(void *, i64);
+  void *context;
+  i64 count;
+  const Where *where;    // who started it
+  Running *run;
+  i64 next = 0;          // the next index to hand out
+  i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
+  Failure failure;
+};
+pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
+
+thread_local bool inside_loop = false;
+thread_local int thread_limit = 1;  // of helpers it stays so: a loop within a loop is theirs alone
+
+i64 gcd(i64 a, i64 b) {
+  while (b) {
+    const i64 r = a % b;
+    a = b;
+    b = r;
+  }
+  return a;
+}
+
+// Index i of a parallel loop in the order that the run draws.
+i64 shuffled(i64 i, i64 count) {
+  if (!run_seed || count < 3) return run_seed ? (i + i64(run_seed)) % count : i;
+  // A step that has no divisor in common with the count reaches every index.
+  i64 step = i64(run_seed * 2654435761u % uint64_t(count));
+  while (gcd(step, count) != 1) step = (step + 1) % count;
+  return (i64(run_seed % uint64_t(count)) + i * step) % count;
+}
+
+void work_on(void *context) {
+  Parallel &loop = *static_cast<Parallel *>(context);
+  here = loop.where;
+  running = loop.run;
+  for (;;) {
+    const i64 turn = __atomic_fetch_add(&loop.next, 1, __ATOMIC_RELAXED);
+    if (turn >= loop.count) return;
+    const i64 i = shuffled(turn, loop.count);
+    try {
+      go_on();
+      loop.body(loop.context, i);
+    } catch (const Failure &failure) {
+      pthread_mutex_lock(&failing);
+      if (loop.failed_at < 0 || i < loop.failed_at) {
+        loop.failed_at = i;
+        loop.failure = failure;
+      }
+      pthread_mutex_unlock(&failing);
+      // Later indices need not run; earlier ones were handed out before and do.
+      __atomic_store_n(&loop.next, loop.count, __ATOMIC_RELAXED);
+    }
+  }
+}
+
+// While the last thread is awaited, signals are.
+void look_for_signals(void *) {
+  inside_loop = false;
+  if (running) running->look();
+  inside_loop = true;
+}
+
+}  // namespace
+
+int parallel_threads() { return inside_loop ? 1 : thread_limit; }
+
+void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
+  const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
+  if (helpers <= 0 || inside_loop) {
+    for (i64 i = 0; i < count; ++i) {
+      go_on();
+      body(context, shuffled(i, count));
+    }
+    return;
+  }
+  Parallel loop{body, context, count, here, running, 0, -1, {}};
+  inside_loop = true;
+  team().share(helpers, work_on, look_for_signals, &loop);
+  inside_loop = false;
+  if (loop.failed_at >= 0) throw loop.failure;
+}
+
+int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
+  thread_limit = kChecks && options->record ? 1 : options->threads;
+  run_seed = options->seed;
+  begin_order(options->races_are_notes, options->most_events);
+  const CoreModes modes;
+  here = nullptr;
+  Running run{options->interpreter, options->stall, report->raised};
+  Running *const outer = running;  // where the handler of a signal runs a program
+  running = &run;
+  int status = 0;
+#if VNPU_CHECKS
+  begin_notes();
+  begin_garbage(options->garbage);
+  record::begin(options->record);
+#endif
+  team().expect(1);
+  const i64 started = nanoseconds();
+  try {
+    go_on();
+    entry(arguments);
+  } catch (const Failure &failure) {
+    report->message = strdup(failure.text);
+    status = run.is_stopped ? Failure::kStopped : failure.kind;
+  } catch (const std::bad_alloc &) {
+    report->message = strdup("the system has no memory left for the run");
+    status = Failure::kError;
+  }
+  running = outer;
+  report->nanoseconds = nanoseconds() - started;
+  team().expect(-1);
+#if VNPU_CHECKS
+  end_order();
+  report->notes = take_notes();
+  report->record = record::take();
+#endif
+  return status;
+}
+
+VNPU_EXPORT void vnpu_release(char *text) { free(text); }
+
+namespace {
+
+int take(const Step &step) {
+  if (step.function) return step.function(step.first, step.second, step.third);
+  memcpy(step.first, step.second, reinterpret_cast<size_t>(step.third));
+  return 0;
+}
+
+}  // namespace
+
+// Takes steps in order, until one fails or, after one at least, so much time has passed. Tells how many were taken;
+// where one failed, its number's complement.
+VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t nanoseconds_at_most) {
+  const i64 first = nanoseconds();
+  i64 started = first, taken = 0;
+  bool goes_on = true;
+  team().expect(1);
+  while (goes_on && taken < count) {
+    Step &step = steps[taken];
+    step.status = take(step);
+    const i64 ended = nanoseconds();
+    step.nanoseconds = ended - started;
+    started = ended;
+    if (step.status != 0) break;
+    goes_on = ended - first <= nanoseconds_at_most;
+    ++taken;
+  }
+  team().expect(-1);
+  return goes_on && taken < count ? ~taken : taken;
+}
+
+// ---- strided copies ----
+
+namespace {
+
+struct Loop {
+  i64 size, dst, src;  // iterations, bytes per step on either side
+};
+
+// A side's dimensions, innermost first, with neighbours merged where they are one run.
+struct Side {
+  int rank = 0;
+  i64 size[kMaxRank + 1], step[kMaxRank + 1];
+  explicit Side(const Access &a) {
+    for (int i = a.rank - 1; i >= 0; --i) {
+      if (a.sizes[i] == 1) continue;
+      if (rank > 0 && a.strides[i] == size[rank - 1] * step[rank - 1]) {
+        size[rank - 1] *= a.sizes[i];
+      } else {
+        size[rank] = a.sizes[i];
+        step[rank++] = a.strides[i];
+      }
+    }
+  }
+  bool is_run() const { return rank == 0 || (rank == 1 && step[0] == 1); }
+};
+
+template <int Bytes>
+void copy_run(char *dst, const char *src, i64 count, i64 dst_step, i64 src_step) {
+  constexpr i64 kAhead = 16;
+  for (i64 i = 0; i < count; ++i) {
+    // A CPU foresees steps of a line or so; longer ones it has to be told of.
+    for (int line = 0; Bytes >= 64 && line < Bytes; line += 64) __builtin_prefetch(src + (i + kAhead) * src_step + line);
+    memcpy(dst + i * dst_step, src + i * src_step, Bytes);
+  }
+}
+
+// `count` blocks of `bytes`.
+void copy_blocks(char *dst, const char *src, i64 bytes, i64 count, i64 dst_step, i64 src_step) {
+  switch (bytes) {
+    case 1: return copy_run<1>(dst, src, count, dst_step, src_step);
+    case 2: return copy_run<2>(dst, src, count, dst_step, src_step);
+    case 4: return copy_run<4>(dst, src, count, dst_step, src_step);
+    case 8: return copy_run<8>(dst, src, count, dst_step, src_step);
+    case 16: return copy_run<16>(dst, src, count, dst_step, src_step);
+    case 32: return copy_run<32>(dst, src, count, dst_step, src_step);
+    case 64: return copy_run<64>(dst, src, count, dst_step, src_step);
+    case 128: return copy_run<128>(dst, src, count, dst_step, src_step);
+    default:
+      for (i64 i = 0; i < count; ++i) memcpy(dst + i * dst_step, src + i * src_step, size_t(bytes));
+  }
+}
+
+void copy_loops(char *dst, const char *src, i64 bytes, const Loop *loops, int rank) {
+  if (rank == 0) {
+    memcpy(dst, src, size_t(bytes));
+  } else if (rank == 1) {
+    copy_blocks(dst, src, bytes, loops[0].size, loops[0].dst, loops[0].src);
+  } else {
+    const Loop &outer = loops[rank - 1];
+    for (i64 i = 0; i < outer.size; ++i) copy_loops(dst + i * outer.dst, src + i * outer.src, bytes, loops, rank - 1);
+  }
+}
+
+i64 offset_of_element(const Access &a, i64 flat) {
+  i64 offset = 0;
+  for (int d = a.rank - 1; d >= 0; --d) {
+    offset += (flat % a.sizes[d]) * a.strides[d];
+    flat /= a.sizes[d];
+  }
+  return offset;
+}
+
+void copy_elements(const Access &dst, const Access &src);
+
+// Through a dense buffer of zeros with the elements inside.
+void copy_padded(const Access &dst, const Access &src) {
+  Blocks blocks;
+  char *const buffer = blocks.alloc<char>(src.count * src.element);
+  memset(buffer, 0, size_t(src.count * src.element));
+  Access inside = src;
+  i64 stride = 1, offset = 0;
+  inside.count = 1;
+  for (int d = src.rank - 1; d >= 0; --d) {
+    inside.strides[d] = stride;
+    inside.count *= src.sizes[d];
+    offset += src.padding[d] * stride;
+    stride *= src.padding[d] + src.sizes[d] + src.padding[src.rank + d];
+  }
+  inside.first = buffer + offset * src.element;
+  inside.padding = nullptr;
+  Access elements = src;
+  elements.count = inside.count;
+  elements.padding = nullptr;
+  copy_elements(inside, elements);
+  copy_elements(dst, dense(buffer, src.count, src.element));
+}
+
+// Splits both sides into the same loops, innermost first, and gives their number; -1 where the two shapes share none
+// (6 x 4 into 8 x 3).
+int split(Side &to, Side &from, i64 element, Loop *loops) {
+  int rank = 0, t = 0, f = 0;
+  // Beside a run the loops are those of the other side, and nothing has to be divided.
+  if (to.is_run()) {
+    for (i64 run = element; rank < from.rank; run *= from.size[rank++]) {
+      loops[rank] = Loop{from.size[rank], run, from.step[rank] * element};
+    }
+    return rank;
+  }
+  if (from.is_run()) {
+    for (i64 run = element; rank < to.rank; run *= to.size[rank++]) {
+      loops[rank] = Loop{to.size[rank], to.step[rank] * element, run};
+    }
+    return rank;
+  }
+  while (t < to.rank && f < from.rank) {
+    const i64 size = gcd(to.size[t], from.size[f]);
+    if (size == 1 || (size != to.size[t] && size != from.size[f])) break;
+    loops[rank++] = Loop{size, to.step[t] * element, from.step[f] * element};
+    to.size[t] /= size;
+    to.step[t] *= size;
+    from.size[f] /= size;
+    from.step[f] *= size;
+    if (to.size[t] == 1) ++t;
+    if (from.size[f] == 1) ++f;
+  }
+  return t < to.rank || f < from.rank ? -1 : rank;
+}
+
+void copy_elements(const Access &dst, const Access &src) {
+  if (dst.count == 0) return;
+  if (src.padding) return copy_padded(dst, src);
+  Side to(dst), from(src);
+  Loop loops[2 * kMaxRank + 2];
+  const int rank = split(to, from, dst.element, loops);
+  if (rank < 0) {
+    for (i64 i = 0; i < dst.count; ++i) {
+      memcpy(dst.first + offset_of_element(dst, i) * dst.element, src.first + offset_of_element(src, i) * src.element,
+             size_t(dst.element));
+    }
+    return;
+  }
+  // Innermost loops that are one run on both sides become the block.
+  i64 bytes = dst.element;
+  int inner = 0;
+  while (inner < rank && loops[inner].dst == bytes && loops[inner].src == bytes) bytes *= loops[inner++].size;
+  copy_loops(dst.first, src.first, bytes, loops + inner, rank - inner);
+}
+
+}  // namespace
+
+// Where a block is a run, or rows of one length with a constant step, each step of the side moves along rows or from row to
+// row, and never around the end of one.
+bool read_from(const Access &block, const char *buffer, Access &side) {
+  const Side from(block);
+  if (from.rank > 2 || block.padding) return false;
+  const i64 width = from.rank > 0 ? from.size[0] : 1, along = from.rank > 0 ? from.step[0] : 1;
+  const i64 down = from.rank > 1 ? from.step[1] : 0;
+  const i64 first = (side.first - buffer) / side.element;
+  i64 column = first % width;
+  Access found = side;
+  for (int d = 0; d < side.rank; ++d) {
+    const i64 step = side.strides[d], last = side.sizes[d] - 1;
+    if (step % width == 0) {
+      found.strides[d] = step / width * down;
+    } else {
+      if (step < 0) return false;
+      found.strides[d] = step * along;
+      column += step * last;
+    }
+  }
+  if (column >= width) return false;
+  found.first = block.first + (first / width * down + first % width * along) * block.element;
+  found.low = block.low;
+  found.high = block.high;
+  found.stays = block.stays;
+  side = found;
+  return true;
+}
+
+void copy(Site site, const Access &dst, const Access &src) {
+  if (kChecks) ++moves;
+  if (dst.count != src.count || dst.element != src.element) {
+    fail_as(Failure::kMismatch, site,
+            "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
+            (long long)src.count, src.element, (long long)dst.count, dst.element);
+  }
+#if VNPU_CHECKS
+  check_readable(site, src);
+  check_destination(site, dst);
+  const bool is_unwritten = copies_unwritten(site, dst, src);
+#endif
+  copy_elements(dst, src);
+#if VNPU_CHECKS
+  if (is_unwritten) copy_elements(flags_of(dst, true), flags_of(src, false));
+  else mark(dst);
+#endif
+}
+
+}  // namespace vnpu

@@ -1,0 +1,216 @@
+// Sequencers: in what order the operations of a body begin.
+#include "vnpu/schedule.h"
+
+namespace vnpu {
+
+namespace {
+
+bool overlap(const Use &a, const Use &b) { return a.low < b.high && b.low < a.high; }
+bool conflict(const Use &a, const Use &b) { return (a.writes || b.writes) && overlap(a, b); }
+
+void widen(Use &around, const Use &use) {
+  if (use.low < around.low) around.low = use.low;
+  if (use.high > around.high) around.high = use.high;
+}
+
+}  // namespace
+
+Sequencer::~Sequencer() {
+  for (int i = 0; i < claims_.size(); ++i) claims_[i].task->release();
+  for (int i = 0; i < tasks_.size(); ++i) tasks_[i]->release();
+  for (int i = 0; i < ends_.size(); ++i) ends_[i].task->release();
+  for (int i = 0; i < members_.size(); ++i) members_[i]->release();
+  for (int i = 0; i < groups_.size(); ++i) delete groups_[i].after;
+}
+
+// Forgets finished tasks. Called when the lists have doubled since the last time. With checks, later operations
+// still learn from the latest of them.
+void Sequencer::sweep() {
+  constexpr int kRemembered = kChecks ? 256 : 0;
+  const int claims = claims_.size();
+  claims_.shrink(0);
+  stretches_.shrink(0);
+  for (int i = 0; i < claims; ++i) {
+    const Claim earlier = claims_[i];
+    if (earlier.task->done && i < claims - kRemembered) earlier.task->release();
+    else claim(earlier);
+  }
+  int kept = 0;
+  for (int i = 0; i < tasks_.size(); ++i) {
+    if (tasks_[i]->done) {
+      ended_.learn(tasks_[i]->strand);
+      tasks_[i]->release();
+    } else {
+      tasks_[kept++] = tasks_[i];
+    }
+  }
+  tasks_.shrink(kept);
+  swept_ = kept;
+}
+
+void Sequencer::claim(const Claim &claim) {
+  if (claims_.size() % kStretch == 0) stretches_.push(claim.use);
+  else widen(stretches_[stretches_.size() - 1], claim.use);
+  claims_.push(claim);
+}
+
+bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
+  if (after.unfinished() || (groups_.size() && groups_[groups_.size() - 1].after->unfinished())) return true;
+  for (int i = 0; i < claims_.size(); ++i) {
+    if (claims_[i].task->done) continue;
+    for (const Use &use : uses) {
+      if (conflict(use, claims_[i].use)) return true;
+    }
+  }
+  return false;
+}
+
+#if VNPU_CHECKS
+
+// Behind a conflicting operation. Two that have tokens are merely kept apart, so that a run in order gives the same
+// result every time; a run that draws its schedule lets them go, unless the device has locks for them.
+void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
+  for (int i = 0; i < claims_.size(); ++i) {
+    const Claim &claim = claims_[i];
+    const Lineage *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
+    const bool learns = holds_back(earlier, later), is_free = !learns && island_.draws() && !task.is_release;
+    for (const Use &use : uses) {
+      if (!conflict(use, claim.use)) continue;
+      if (is_free && !(use.buffer && use.buffer->label.has_locks && locked_apart(earlier, claim.use.writes, later, use.writes)))
+        continue;
+      task.await(claim.task, learns);
+      break;
+    }
+  }
+}
+
+#else
+
+// Behind the conflicting operations, from the latest on. One that writes all that is used here waits for those before it.
+void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
+  for (const Use &use : uses) {
+    if (!use.writes && !conflict(use, written_)) continue;
+    for (int i = claims_.size() - 1; i >= 0; --i) {
+      while (i >= 0 && i % kStretch == kStretch - 1 && !overlap(use, stretches_[i / kStretch])) i -= kStretch;
+      if (i < 0) break;
+      const Claim &claim = claims_[i];
+      if (!conflict(use, claim.use)) continue;
+      if (!claim.task->done) task.await(claim.task);
+      if (claim.use.writes && claim.use.low <= use.low && use.high <= claim.use.high) break;
+    }
+  }
+}
+
+#endif
+
+void Sequencer::await_tokens(Task &task, const Token &after) {
+  if (after.task()) task.await(after.task());
+  for (int i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].after->task()) task.await(groups_[i].after->task());
+  }
+}
+
+Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine) {
+  Token token(task);
+  task->release();
+  task->site = site;
+  task->where = &where_;
+  island_.take_turn();
+  if (tasks_.size() > 2 * swept_ + 16) sweep();
+  task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async, engine));
+  await_tokens(*task, after.token);
+  await_conflicts(*task, uses);
+  if (task->pending == 0) {
+    if (island_.draws()) island_.ready(task);
+    else task->begin();
+  }
+  if (task->done && !kChecks) return Token();
+  for (const Use &use : uses) {
+    task->retain();
+    claim(Claim{task, use});
+    if (!use.writes) continue;
+    if (written_.writes) widen(written_, use);
+    else written_ = use;
+  }
+  task->retain();
+  tasks_.push(task);
+  if (groups_.size()) {
+    task->retain();
+    members_.push(task);
+  }
+  return token;
+}
+
+Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put, Relay *relay) {
+  TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
+  task->transfer.relay = relay;
+  task->retain();
+  End *end = nullptr;
+  // From the latest on: a loop uses the same ones over and over.
+  for (int i = ends_.size() - 1; i >= 0 && !end; --i) {
+    if (ends_[i].channel == &channel && ends_[i].index == index && ends_[i].is_put == is_put) end = &ends_[i];
+  }
+  if (end) {
+    task->await(end->task);
+    end->task->release();
+    end->task = task;
+  } else {
+    ends_.push(End{&channel, index, is_put, task});
+  }
+  return issue(task, site, after, {use(side, !is_put)}, Engine::kTransfer);
+}
+
+void Sequencer::open_group(const Token &after) {
+  groups_.push(Group{new Token(after), members_.size(), new_lineage(around(), body_, ++issued_, true)});
+}
+
+Token Sequencer::close_group() {
+  const Group group = groups_[groups_.size() - 1];
+  groups_.shrink(groups_.size() - 1);
+  Join *joined = new Join(island_);
+  if (group.after->task()) joined->await(group.after->task());
+  for (int i = group.first_member; i < members_.size(); ++i) {
+    joined->await(members_[i]);
+    // Members of an inner group belong to the outer one too.
+    if (groups_.size() == 0) members_[i]->release();
+  }
+  if (groups_.size() == 0) members_.shrink(group.first_member);
+  delete group.after;
+  joined->done = joined->pending == 0;
+  Token token(joined->done && !kChecks ? nullptr : joined);
+  joined->release();
+  return token;
+}
+
+void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
+  Resume *resume = new Resume(until.task()->island, handle, is_end);
+  resume->await(until.task());
+  resume->release();
+}
+
+// A join of what it waits for; what that is keeps it alive.
+Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
+  Join *joined = new Join(island_);
+  joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false, own_engine()));
+  await_conflicts(*joined, uses);
+  for (int i = 0; i < groups_.size(); ++i) {
+    if (groups_[i].after->task()) joined->await(groups_[i].after->task());
+  }
+  return awaiter(joined, false);
+}
+
+Sequencer::Awaiter Sequencer::drain() {
+  Join *joined = new Join(island_);
+  joined->strand.learn(ended_);
+  for (int i = 0; i < tasks_.size(); ++i) joined->await(tasks_[i]);
+  return awaiter(joined, true);
+}
+
+Sequencer::Awaiter Sequencer::awaiter(Task *joined, bool is_end) {
+  joined->done = joined->pending == 0;
+  Awaiter awaiter{strand_, Token(joined), is_end};
+  joined->release();
+  return awaiter;
+}
+
+}  // namespace vnpu

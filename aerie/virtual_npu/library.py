@@ -1,0 +1,228 @@
+"""A built program: its entries, and calling them."""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar
+
+from aerie.common import knobs
+from aerie.common.errors import ProgramError
+from aerie.common.shown_names import shown
+from aerie.virtual_npu.errors import STOPPED, ArgumentError, run_error
+from aerie.virtual_npu.options import IN_ORDER, RunOptions
+from aerie.virtual_npu.quoting import entry_symbol
+from aerie.virtual_npu.stopping import RunStopped
+from aerie.virtual_npu.team import use_team
+
+FORMAT = 11
+"""Version of the metadata and of the entries' calling convention."""
+
+
+STATS, TRACE = 1, 2
+"""What a run may be asked to collect (`RunOptions::record` in include/vnpu/entry.h)."""
+
+
+class _Interpreter(ctypes.Structure):
+    """vnpu::Interpreter."""
+
+    _fields_ = (
+        ("acquire", ctypes.c_void_p),
+        ("handle_signals", ctypes.c_void_p),
+        ("take_raised", ctypes.c_void_p),
+        ("release", ctypes.c_void_p),
+    )
+
+
+_INTERPRETER = _Interpreter(
+    *(
+        ctypes.cast(getattr(ctypes.pythonapi, name), ctypes.c_void_p)
+        for name in ("PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Fetch", "PyGILState_Release")
+    )
+)
+"""Python itself: a run has it handle signals, whose handlers may end the run."""
+
+
+class _RunOptions(ctypes.Structure):
+    """vnpu::RunOptions."""
+
+    _fields_ = (
+        ("threads", ctypes.c_int32),
+        ("record", ctypes.c_int32),
+        ("seed", ctypes.c_uint64),
+        ("races_are_notes", ctypes.c_int32),
+        ("most_events", ctypes.c_int64),
+        ("garbage", ctypes.c_uint64),
+        ("interpreter", ctypes.POINTER(_Interpreter)),
+        ("stall", ctypes.c_int64),
+    )
+
+
+class _RunReport(ctypes.Structure):
+    """vnpu::RunReport; void pointers, so that the texts can be given back."""
+
+    _fields_ = (
+        ("message", ctypes.c_void_p),
+        ("notes", ctypes.c_void_p),
+        ("record", ctypes.c_void_p),
+        ("nanoseconds", ctypes.c_int64),
+        ("raised", ctypes.c_void_p * 3),
+    )
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run tells beside its outputs. notes: findings that did not end it. record: the stats and trace
+    that it was asked for, else None."""
+
+    notes: tuple[str, ...] = ()
+    record: dict[str, Any] | None = None
+
+
+NOTHING_TO_SAY = RunResult()
+
+
+@dataclass(frozen=True)
+class ArgumentType:
+    """Shape and MLIR element type (`bf16`, `f32`, `i32`, ...) of an argument; shape () is a scalar."""
+
+    shape: tuple[int, ...]
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Entry:
+    """A public function of the program."""
+
+    name: str
+    arguments: tuple[ArgumentType, ...]
+
+
+class Library:
+    """A shared object that `virtual_npu.build` made, loaded. `entries`: its public functions, by name;
+    `kernels`: the external functions that it calls."""
+
+    seconds: ClassVar[float] = 0.0
+    """Spent so far in the code of all programs of this process, without the Python that calls them."""
+
+    def __init__(self, path: Path | str) -> None:
+        """Load it. Raises ProgramError when the file is no such object or of another version."""
+        self.path = Path(path)
+        try:
+            self._library = ctypes.CDLL(str(self.path.resolve()))
+            first = ctypes.c_char.in_dll(self._library, "vnpu_metadata")
+        except (OSError, ValueError) as error:
+            raise ProgramError(
+                f"{self.path} is not a program of the virtual NPU ({error}): build it again"
+            ) from error
+        metadata = json.loads(ctypes.string_at(ctypes.addressof(first)))
+        if metadata["format"] != FORMAT:
+            raise ProgramError(
+                f"{self.path} has format {metadata['format']}, this version reads {FORMAT}: build it again"
+            )
+        use_team(self._library)
+        self.kernels = tuple(metadata["kernels"])
+        self.entries = {name: _entry(name, found["arguments"]) for name, found in metadata["entries"].items()}
+
+    def run(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> RunResult:
+        """Run an entry on buffers at these addresses, as `call` says."""
+        return self.call(entry, pointers, options)()
+
+    def call(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> Call:
+        """A call of an entry on buffers at these addresses, one per argument, in order.
+
+        The caller keeps the buffers alive and of the sizes that `entries` tells. Raises ArgumentError where
+        they do not fit the entry, KnobError for a number of threads that makes no sense.
+        """
+        found = self.entries.get(entry)
+        if found is None:
+            raise ArgumentError(f"no entry {entry} in {self.path.name}: it has {', '.join(self.entries)}")
+        if len(pointers) != len(found.arguments):
+            raise ArgumentError(f"{entry} takes {len(found.arguments)} arguments, {len(pointers)} given")
+        return Call(self._library, entry, pointers, options)
+
+
+class Call:
+    """A call of an entry, to be made any number of times, by one thread at a time; from Library.call."""
+
+    def __init__(
+        self, library: ctypes.CDLL, entry: str, pointers: Sequence[int], options: RunOptions
+    ) -> None:
+        self._library, self._entry = library, entry
+        self._function = getattr(library, entry_symbol(entry))
+        self._report = _RunReport()
+        wanted = STATS * options.stats + TRACE * options.trace
+        as_notes = options.races == "note"
+        events, python = knobs.race_events(), ctypes.pointer(_INTERPRETER)
+        threads, seed, garbage = knobs.threads(), options.seed, options.garbage
+        stall = int(options.time_limit * 1e9)
+        asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall)
+        self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
+        self._passed = tuple(map(ctypes.byref, self._objects))
+
+    def __call__(self) -> RunResult:
+        """Make it. Raises VirtualNpuDeadlock, or VirtualNpuRuntimeError with what failed and what was
+        recorded until then.
+
+        In the main thread signals are handled meanwhile; what their handlers raise (KeyboardInterrupt) ends
+        the call within a tenth of a second or so, and leaves in the buffers whatever it had written. So does
+        a Stop that the calling thread watches, by RunStopped, and at once.
+        """
+        return self.outcome(self._function(*self._passed))
+
+    @property
+    def in_c(self) -> tuple[int, int, int, int]:
+        """Addresses of the C function and of its three arguments, for code that makes the call itself."""
+        function = ctypes.cast(self._function, ctypes.c_void_p).value
+        assert function is not None
+        first, second, third = map(ctypes.addressof, self._objects)
+        return function, first, second, third
+
+    @property
+    def take_steps(self) -> Any:
+        """vnpu_take_steps of the program's library (include/vnpu/entry.h)."""
+        return self._library.vnpu_take_steps
+
+    def outcome(self, status: int) -> RunResult:
+        """The result of a call that returned `status`, after it was made; raises as making it does."""
+        report = self._report
+        Library.seconds += report.nanoseconds * 1e-9
+        if status == 0 and not (report.notes or report.record):
+            return NOTHING_TO_SAY
+        message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
+        report.message = report.notes = report.record = None
+        found_out = json.loads(record) if record else None
+        if status == STOPPED:
+            _raise(report)
+        if status != 0:
+            raise run_error(status, f"{shown(self._entry)}: {message}", found_out)
+        return RunResult(tuple(notes.splitlines()), found_out)
+
+    def _taken(self, address: int | None) -> str:
+        """The text at an address, which the program gives away."""
+        if not address:
+            return ""
+        text = ctypes.string_at(address).decode(errors="replace")
+        self._library.vnpu_release(ctypes.c_void_p(address))
+        return text
+
+
+def _raise(report: _RunReport) -> None:
+    """Raise what the handler of a signal has raised during a run, or RunStopped where a Stop ended it."""
+    raised, report.raised = tuple(report.raised), (ctypes.c_void_p * 3)()
+    if not raised[0]:
+        raise RunStopped("stopped")
+    ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, raised))
+
+
+def _entry(name: str, arguments: Sequence[dict[str, object]]) -> Entry:
+    types = []
+    for argument in arguments:
+        shape, dtype = argument["shape"], argument["dtype"]
+        assert isinstance(shape, list)
+        assert isinstance(dtype, str)
+        types.append(ArgumentType(tuple(shape), dtype))
+    return Entry(name, tuple(types))

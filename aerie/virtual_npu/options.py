@@ -1,0 +1,110 @@
+"""What may be chosen when a program is built, and when it is run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from aerie.common import knobs
+from aerie.virtual_npu.errors import OptionError
+
+NUMERICS = ("exact", "bfp16")
+ROUNDINGS = ("conv_even", "floor")
+RACES = ("error", "note")
+MOST_SECONDS = 10**9
+_SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=alignment",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",
+)
+STAGES = ("parsed", "inlined", "rewritten")
+"""The IR of a program on its way to C++: as parsed; `inlined`, with one function per entry; `rewritten`, with
+`vnpu` operations around what the passes recognised."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """What a program is built for.
+
+    checks: watch every access, transfer and dependency, and explain what is wrong.
+    numerics: `exact` (bf16 products are exact in f32) or `bfp16` (bf16 matrix products in block floats).
+    rounding: how f32 becomes bf16: `conv_even` (nearest, ties to even) or `floor` (towards minus infinity).
+    sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer.
+    fast: let whole matrix products be recognised (`is_fast` says when), and bf16 multiplied in pairs.
+    """
+
+    checks: bool = False
+    numerics: str = NUMERICS[0]
+    rounding: str = ROUNDINGS[0]
+    sanitize: bool = False
+    fast: bool = True
+
+    def __post_init__(self) -> None:
+        _one_of("numerics", self.numerics, NUMERICS)
+        _one_of("rounding", self.rounding, ROUNDINGS)
+
+    @classmethod
+    def from_knobs(cls) -> BuildOptions:
+        """The options that the environment asks for. Raises KnobError for a value that makes no sense."""
+        return cls(
+            numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get(), fast=not knobs.is_plain("products")
+        )
+
+    @property
+    def is_fast(self) -> bool:
+        """Whether whole products are recognised: where nothing is watched, and with the usual numbers."""
+        usual = self.numerics == NUMERICS[0] and self.rounding == ROUNDINGS[0]
+        return self.fast and usual and not self.checks and not self.sanitize
+
+    @property
+    def compiler_flags(self) -> tuple[str, ...]:
+        """The C++ compiler's flags for them, for generated code, runtime and external kernels alike."""
+        flags = {
+            "-DVNPU_CHECKS=1": self.checks,
+            "-DVNPU_BFP16=1": self.numerics == "bfp16",
+            "-DVNPU_ROUND_FLOOR=1": self.rounding == "floor",
+            "-DVNPU_SANITIZE=1": self.sanitize,
+            "-DVNPU_FAST=1": self.fast,
+        }
+        return (*(_SANITIZE if self.sanitize else ()), *(flag for flag, on in flags.items() if on))
+
+
+def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise OptionError(f"{name} '{value}' is not known; choose one of: {', '.join(choices)}")
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """How one run executes; all but the defaults need a program built with checks.
+
+    seed: 0 for the order of the program; another number for a legal schedule drawn with it.
+    stats, trace: collect what `RunResult.record` then holds.
+    races: `error` (a data race ends the run) or `note` (it becomes a note, and the run goes on).
+    garbage: 0, or a number that what memory holds at first is drawn with: L1, L2, variables of kernels.
+    time_limit: seconds of computing after which a loop ends the run where no channel, DMA or launch has moved
+    and no end is in sight; 0: none does.
+    """
+
+    seed: int = 0
+    stats: bool = False
+    trace: bool = False
+    races: str = "error"
+    garbage: int = 0
+    time_limit: float = 0.0
+
+    def __post_init__(self) -> None:
+        _one_of("races", self.races, RACES)
+        if not 0 <= self.time_limit <= MOST_SECONDS:
+            raise OptionError(
+                f"a time limit of {self.time_limit:g} s makes no sense: give seconds up to {MOST_SECONDS}, "
+                "or 0 for none"
+            )
+
+
+EXACT = BuildOptions()
+"""What a program is built for where nothing else is asked."""
+
+IN_ORDER = RunOptions()
+"""How a program runs where nothing else is asked."""

@@ -1,0 +1,219 @@
+"""The Python API: a program, the result of a run, and the check against a device.
+
+program = Program.from_file("add.mlir")
+result = program.run(x, y)
+result.outputs[1]
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from aerie.common.errors import ProgramError
+from aerie.common.shown_names import shown, symbol
+from aerie.virtual_npu import arrays, cache, child_process
+from aerie.virtual_npu.arrays import Array, first_difference
+from aerie.virtual_npu.errors import GarbageError, OptionError, ScheduleError, VirtualNpuRuntimeError
+from aerie.virtual_npu.library import Entry, Library
+from aerie.virtual_npu.options import BuildOptions, RunOptions
+from aerie.virtual_npu.texts import read_text
+
+if TYPE_CHECKING:
+    from aerie.device import Report
+
+
+@dataclasses.dataclass(frozen=True)
+class Result:
+    """What a run gives.
+
+    outputs: every argument after the run, in order; new arrays of the shapes and dtypes of those given.
+    notes: findings that did not end the run, a sentence each.
+    record: what was asked for: `{"stats": {...}, "trace": [...]}`, else None.
+    schedules: how many schedules gave these outputs.
+    """
+
+    outputs: tuple[Array, ...]
+    notes: tuple[str, ...] = ()
+    record: dict[str, Any] | None = None
+    schedules: int = 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """An AIR program. It is built at the first run, or comes from the cache of built programs."""
+
+    source: cache.Source
+    keep: Path | None = None
+    """A folder that receives the generated C++."""
+    use_cache: bool = True
+
+    @classmethod
+    def from_text(
+        cls,
+        text: str,
+        filename: str = "<string>",
+        kernel_dirs: Iterable[Path | str] = (),
+        options: BuildOptions | None = None,
+        *,
+        keep: Path | None = None,
+        use_cache: bool = True,
+    ) -> Program:
+        """A program from MLIR text; `filename` names it in messages.
+
+        kernel_dirs: folders with the sources of external kernels, looked through before the project's own.
+        options: how to build it; left out, with checks, and with the numerics that the environment asks for.
+        """
+        options = options or dataclasses.replace(BuildOptions.from_knobs(), checks=True)
+        source = cache.Source(text, filename, tuple(Path(folder) for folder in kernel_dirs), options)
+        return cls(source, keep, use_cache)
+
+    @classmethod
+    def from_file(
+        cls, path: Path | str, kernel_dirs: Iterable[Path | str] = (), options: BuildOptions | None = None
+    ) -> Program:
+        """A program from a file of MLIR text. Raises ProgramError when it cannot be read."""
+        return cls.from_text(read_text(Path(path)), str(path), kernel_dirs, options)
+
+    @functools.cached_property
+    def library(self) -> Library:
+        """The built program. Raises subclasses of ProgramError that say why there is none."""
+        if self.source.options.sanitize:
+            child_process.check_loaded()
+        return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
+
+    def entry(self, name: str | None = None) -> Entry:
+        """A public function and its arguments; the name may be left out where there is one.
+
+        Raises ProgramError that lists them.
+        """
+        entries = self.library.entries
+        names = ", ".join(map(shown, entries))
+        if name is not None and name not in entries:
+            raise ProgramError(f"no public function {symbol(name)}: the program has {names}")
+        if name is None and len(entries) > 1:
+            raise ProgramError(f"the program has several public functions ({names}): choose one with --entry")
+        return entries[name] if name is not None else next(iter(entries.values()))
+
+    def run(
+        self,
+        *given: Any,
+        entry: str | None = None,
+        perturb: int = 0,
+        seed: int = 1,
+        stats: bool = False,
+        trace: bool = False,
+        races: str = "error",
+        garbage: int = 0,
+        time_limit: float = 0.0,
+    ) -> Result:
+        """Run a public function on arrays, one per argument; the arrays given stay as they are.
+
+        bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, and given back as it came.
+        perturb: after the run in order, so many runs under schedules drawn with seed, seed + 1, ...
+        stats, trace: what `Result.record` shall hold, of the run in order.
+        races: `error`, or `note`: a data race is told in `Result.notes`, and the run goes on.
+        garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
+        time_limit: seconds of computing after which a loop without end is told, where nothing else moves; 0:
+        any time.
+
+        Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
+        what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
+        what memory held before does.
+        """
+        self._can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
+        found = self.entry(entry)
+        taken = [np.asarray(array) for array in given]
+        start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
+        outputs = [array.copy() for array in start]
+        options = RunOptions(races=races, time_limit=time_limit)
+        first = dataclasses.replace(options, stats=stats, trace=trace)
+        ran = arrays.run(self.library, found, outputs, first)
+        for number in range(seed, seed + perturb):
+            self._compare(found, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
+        for number in range(seed, seed + garbage):
+            self._compare(found, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
+        shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
+        return Result(shown, ran.notes, ran.record, 1 + perturb)
+
+    def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> Report:
+        """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
+
+        omit_ping_pong: the memory whose buffers aircc does not double: L1, L2, all, or none where it is
+        empty. `aerie.device.check` has more to choose. Raises ParseError, and OptionError for a device
+        that is not known.
+        """
+        from aerie.device import DEVICES, check
+
+        if device not in DEVICES:
+            raise OptionError(f"device '{device}' is not known; choose one of: {', '.join(DEVICES)}")
+        source = self.source
+        return check(
+            source.text,
+            DEVICES[device],
+            omit_ping_pong=omit_ping_pong,
+            kernel_dirs=source.kernel_dirs,
+            filename=source.filename,
+        )
+
+    def _can(self, **asked: bool) -> None:
+        wanted = [name for name, on in asked.items() if on]
+        if wanted and not self.source.options.checks:
+            verb = "needs" if len(wanted) == 1 else "need"
+            raise OptionError(
+                f"{' and '.join(wanted)} {verb} a program built with checks: give options="
+                "BuildOptions(checks=True), or none"
+            )
+
+    def _compare(
+        self,
+        entry: Entry,
+        start: Sequence[Array],
+        expected: Sequence[Array],
+        options: RunOptions,
+        other: _Other,
+    ) -> None:
+        """Run another time. Raises the error of what is different where it gives something else."""
+        values = [array.copy() for array in start]
+        seed = options.seed or options.garbage
+        again = f"repeat it with --{other.option} 1 --seed {seed}"
+        try:
+            arrays.run(self.library, entry, values, options)
+        except VirtualNpuRuntimeError as error:
+            error.args = (f"{error}\n{other.under.format(seed)}; {again}",)
+            raise
+        difference = first_difference(entry.arguments, expected, values)
+        if difference:
+            message = f"{other.message.format(difference, seed)}; {again}"
+            raise other.error(f"{entry.name}: the result depends on {message}")
+
+
+@dataclasses.dataclass(frozen=True)
+class _Other:
+    """What another run does otherwise: the option that asks for it, and what to say where that matters."""
+
+    option: str
+    error: type[VirtualNpuRuntimeError]
+    under: str
+    message: str
+
+
+_SCHEDULE = _Other(
+    "perturb",
+    ScheduleError,
+    "under the schedule of seed {0} (in program order it runs)",
+    "the schedule: {0}, with seed {1} against the run in order; two operations on one buffer lack a "
+    "dependency",
+)
+_GARBAGE = _Other(
+    "garbage",
+    GarbageError,
+    "with the garbage of seed {0} in memory (it runs without)",
+    "what memory held before: {0}, with the garbage of seed {1} against none; nobody clears L1, L2 or the "
+    "variables of kernels (.bss) for a program, so write what is read",
+)

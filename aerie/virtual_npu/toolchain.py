@@ -1,0 +1,142 @@
+"""From AIR text to a shared object: generates C++, and compiles the parts that are not in the store yet."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from xdsl.dialects.builtin import ModuleOp
+
+from aerie import air_dialect
+from aerie.common.compiler import Compiler, known_compilers
+from aerie.common.errors import ToolchainError, UndefinedError
+from aerie.common.knobs import kept_folder
+from aerie.common.store import Store, contents, kept_programs, write_whole
+from aerie.device.errors import KernelSourceError, ParseError
+from aerie.device.external_kernels import ExternalKernel, kernel_objects
+from aerie.virtual_npu.codegen.module import Generated, generate
+from aerie.virtual_npu.codegen.passes.pipeline import advance
+from aerie.virtual_npu.objects import HEADERS, INCLUDE, Unit, shared_object
+from aerie.virtual_npu.options import EXACT, BuildOptions
+
+STRING = "<string>"
+"""The name, in messages, of text that comes from no file."""
+
+
+def emit(
+    text: str,
+    filename: str = STRING,
+    options: BuildOptions = EXACT,
+    kernel_dirs: Sequence[Path] = (),
+) -> Generated:
+    """Parse AIR text and generate its C++, without compiling. Raises ProgramError."""
+    return generate(_parse(text, filename), text, options, kernel_dirs)
+
+
+def staged(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
+    """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises ProgramError."""
+    module = _parse(text, filename)
+    advance(module, options, stage=stage)
+    return air_dialect.print_module(module)
+
+
+def _parse(text: str, filename: str) -> ModuleOp:
+    try:
+        return air_dialect.parse(text, filename, in_time=True)
+    except air_dialect.AirParseError as error:
+        raise ParseError(str(error)) from error
+
+
+@dataclass(frozen=True)
+class Cpp:
+    """A program's C++: what was generated, the external kernels it calls, the runtime."""
+
+    compilers: list[Compiler]
+    units: list[Unit]
+    kernels: list[ExternalKernel]
+
+    def shared_object(self, store: Store | None, work: Path) -> Path:
+        """The C++ compiled and linked: from the store, or made in the folder `work` where there is no store.
+
+        Raises KernelSourceError for an external kernel that its source does not define, ToolchainError with
+        the compiler's own lines, and OSError.
+        """
+        try:
+            return shared_object(self.compilers, self.units, store, work)
+        except UndefinedError as error:
+            for kernel in self.kernels:
+                if error.names(kernel.symbol):
+                    raise KernelSourceError(
+                        f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but "
+                        f'{kernel.source_name} does not define extern "C" {kernel.symbol}: define it there, '
+                        "or name another link_source; functions of the system are not called"
+                    ) from error
+            raise
+
+
+def cpp_of(
+    text: str,
+    name: str,
+    options: BuildOptions,
+    kernel_dirs: Sequence[Path],
+    *,
+    filename: str = STRING,
+    keep: Path | None = None,
+) -> Cpp:
+    """The C++ of AIR text, not compiled yet, in a file that is called after `filename`, else `name`.
+
+    `keep` is a folder that receives a copy. Raises as `build` does, and OSError.
+    """
+    compilers = known_compilers(options.compiler_flags)
+    generated = emit(text, filename, options, kernel_dirs)
+    main = Path(f"{name if filename == STRING else Path(filename).stem}.cc")
+    if keep:
+        keep.mkdir(parents=True, exist_ok=True)
+        (keep / main).write_text(generated.text)
+    external = [
+        Unit(kernel.source, folders=(*HEADERS, kernel.source.parent), flags=kernel.flags)
+        for kernel in kernel_objects(generated.kernels, kernel_dirs)
+    ]
+    if options.checks and external:
+        external = [_marker("begin"), *external, _marker("end")]
+    runtime = [Unit(INCLUDE / "vnpu" / source) for source in generated.runtime]
+    return Cpp(compilers, [Unit(main, generated.text), *external, *runtime], generated.kernels)
+
+
+def _marker(end: str) -> Unit:
+    """What the linker, which goes by the order of the objects, puts before or behind the variables of
+    kernels: where they begin and end, for include/vnpu/garbage.cc."""
+    name = f"vnpu_statics_{end}"
+    return Unit(Path(f"statics_{end}.cc"), f'extern "C" {{ alignas(64) char {name}[64]; }}\n', folders=())
+
+
+def build(
+    text: str,
+    output: Path,
+    *,
+    kernel_dirs: Sequence[Path] = (),
+    filename: str = STRING,
+    options: BuildOptions | None = None,
+    keep: Path | None = None,
+    use_cache: bool = True,
+) -> list[ExternalKernel]:
+    """Build AIR text into the shared object `output`, which appears complete or not at all.
+
+    `filename` names the text in messages; without `options`, those that the environment asks for hold.
+    External kernels come from `kernel_dirs`, then from the project's kernels_cc; gives the ones the program
+    calls. `keep` is a folder that receives the generated C++. With `use_cache`, what was compiled before is
+    not compiled again. Raises subclasses of ProgramError: text that does not parse, an operation that is
+    not supported, a kernel source that is not found, a missing compiler, what it refused.
+    """
+    options, keep, output = options or BuildOptions.from_knobs(), keep or kept_folder(), Path(output)
+    try:
+        cpp = cpp_of(text, output.stem, options, kernel_dirs, filename=filename, keep=keep)
+        output.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=output.parent, prefix=".work-") as work:
+            made = cpp.shared_object(kept_programs() if use_cache else None, Path(work))
+            write_whole(output, lambda file: file.write(contents(made)), mode=0o755)
+    except OSError as error:
+        raise ToolchainError.of_system(output, error) from error
+    return cpp.kernels
