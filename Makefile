@@ -184,11 +184,11 @@ lint: $(TEST) ## ruff, clang-format, mypy --strict, the order of the rooms, no c
 	@$(PY) tools/check_imports.py
 
 docs: $(DOCS) ## build the documentation as a site, in build/site
-	$(DO)$(PY) -m mkdocs --quiet build --strict $(SAID)
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(SAID)
 	$(DO)echo "build/site/index.html"
 
 docs-serve: $(DOCS) ## show the documentation at PORT of this machine, and follow what you write
-	$(DO)$(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(SAID)
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(SAID)
 
 clean: ## remove compiled programs, reports and the caches of tools (keeps .venv)
 	$(DO)rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

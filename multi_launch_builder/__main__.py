@@ -18,7 +18,6 @@ from aerie.multi_launch_builder.shapes import (
 )
 from aerie.multi_launch_builder.variants import Variant
 
-
 SHAPE_HELP = {
     "emb_dim": "hidden_size of config.json",
     "n_heads": "query heads",

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from unittest import mock
 
-from markdown import code, page, section, table
+from md_text import code, page, section, table
 
 from aerie import __main__ as command_line
 

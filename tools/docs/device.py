@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from markdown import code, page, section, sentence, table
+from md_text import code, page, section, sentence, table
 
 from aerie.device.lowering import TABLE, find, forms_of
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air

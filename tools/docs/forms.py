@@ -7,7 +7,7 @@ import inspect
 import re
 from collections.abc import Iterator
 
-from markdown import code, page, section, table
+from md_text import code, page, section, table
 from settings import files
 
 from aerie import AerieError

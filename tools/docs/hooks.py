@@ -8,14 +8,13 @@ from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-sys.path.insert(0, str(Path(__file__).parent))
-
 _made: dict[str, str] = {}
 """Pages by their path; `mkdocs serve` builds often, and imports the code once."""
 
 
 def on_files(files: Files, config: Any) -> Files:
     if not _made:
+        sys.path.insert(0, str(Path(__file__).parent))  # mkdocs takes back what a hook's import adds
         import reference
 
         _made.update({name: make() for name, make in reference.PAGES.items()})

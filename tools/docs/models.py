@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from markdown import code, page, section, table
+from md_text import code, page, section, table
 
 from aerie.engine import refused
 from aerie.engine.families import FAMILIES

@@ -15,7 +15,7 @@ import forms
 import http_api
 import models
 import settings
-from markdown import page, section
+from md_text import page, section
 
 import aerie
 

@@ -10,10 +10,12 @@ import re
 import shutil
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from urllib.request import urlopen
 
 from playwright.sync_api import sync_playwright
 
@@ -23,15 +25,25 @@ QUESTIONS = ("What is the capital of France?", "What is a memtile?")
 MOST_BYTES = 200_000
 
 
+def wait_until_loaded(address: str) -> None:
+    """Until /health is 200: programs may have to be compiled."""
+    for _ in range(600):
+        with suppress(OSError), urlopen(f"{address}/health"):
+            return
+        time.sleep(1)
+    raise TimeoutError(f"{address} was not ready in 600 s")
+
+
 @contextmanager
 def server() -> Iterator[str]:
     """The address of a server of the demo model."""
-    command = [sys.executable, "-m", "aerie", "serve", "--port", "0"]
+    command = [sys.executable, "-m", "aerie", "serve", "--port", "0", "--warm"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout
         found = re.search(r"http://\S+?:\d+", process.stdout.readline())
         assert found
         try:
+            wait_until_loaded(found[0])
             yield found[0]
         finally:
             process.terminate()
@@ -43,7 +55,7 @@ def chat(page: Any, address: str) -> None:
         box = page.get_by_role("textbox").last
         box.fill(question)
         box.press("Enter")
-        page.get_by_text(re.compile("tokens/s")).nth(number - 1).wait_for(timeout=120_000)
+        page.get_by_text(re.compile("tokens/s")).nth(number - 1).wait_for(timeout=300_000)
     page.screenshot(path=FOLDER / "chat.png")
 
 

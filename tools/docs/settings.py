@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from markdown import code, page, section, table
+from md_text import code, page, section, table
 
 from aerie import rooms
 
