@@ -26,8 +26,8 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import Blocks
-from aerie.engine.errors import UserError
 from aerie.engine.kv import causal
 
 SINKS = 4

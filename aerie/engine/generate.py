@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token, ids_among
-from aerie.engine.errors import UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import check_prompt, decode_step, next_token_row, prefill_steps, read
 from aerie.engine.kv import Kept, KVCache, Said

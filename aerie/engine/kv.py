@@ -23,9 +23,10 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import NoVariantError, UserError
+from aerie.engine.errors import NoVariantError
 from aerie.engine.numerics import BF16Array, bf16, turned
 from aerie.engine.programs import CACHE, ProgramRunner, cache_place
 from aerie.engine.sampler import Sampler

@@ -8,13 +8,13 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import ROWS, Blocks
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
 from aerie.engine.devices import Devices
-from aerie.engine.errors import UserError
 from aerie.engine.kv import Home, KVCache, MaskRule, OnDevice, OnHost, causal
 from aerie.engine.numerics import BF16Array, rope_table
 from aerie.engine.planner import Step

@@ -20,14 +20,14 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
 from aerie.engine.chunks import chunk_id
 from aerie.engine.embeddings import ids_among
-from aerie.engine.errors import UserError
 from aerie.engine.grammar import Grammars
 from aerie.engine.kv import KVCache, Layers, Said
 from aerie.engine.numerics import bf16
 from aerie.engine.sampler import Sampler
-from aerie.virtual_npu.store import write_whole
 
 FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import UserError
 from aerie.engine.pages import PAGE, Paged, PagePool
 from aerie.engine.saved import TOKENS, Arrays, MadeBy, OnDemand, SequenceFile, write_file
 

@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.pages import Paged, PoolFullError, page_bytes
 from aerie.engine.saved import MadeBy
 from aerie.engine.saved_pages import PagesFile, held, write_pages

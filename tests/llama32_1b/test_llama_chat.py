@@ -7,10 +7,10 @@ import signal
 
 import pytest
 
+from aerie.cli.chat import COMMANDS, HELP, Chat
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.generate import Figures, FinishReason, Generation
 from aerie.engine.sampler import Sampler
-from aerie.llama32_1b.chat import COMMANDS, HELP, Chat
 
 
 class FakeTokenizer:

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
@@ -14,8 +16,6 @@ from aerie.engine.numerics import bf16, widen
 from aerie.engine.passes import AtOnce, RowPass, TokenPass
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError, select_backend
 from aerie.virtual_npu.pyxrt.batch import Batch, StepError
 
