@@ -54,7 +54,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # A program says itself what is wrong; `*** [Makefile:74: run] Error 2` below it says nothing more. With -q make is
 # silent about a line that begins with + and ends with 1. It stays loud where the failure of a test is the news,
 # and with -n, which runs lines that begin with +.
-override LOUD := $(filter test test-long test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
+override LOUD := $(filter test test-slow test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
 override DO   := $(if $(LOUD),@,+@)
 override SAID := || exit 1
 MAKEFLAGS     += $(if $(LOUD),,-q)
@@ -78,7 +78,7 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-long test-toolchain test-npu report lit lint clean distclean
+.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -151,17 +151,17 @@ bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against tran
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(SAID)
 
-test: $(TEST) ## lint, types, imports between rooms, and every test but the long ones and the board's
+test: $(TEST) ## lint, types, imports between rooms, and every test but the slow ones and the board's
 	@mkdir -p build
 	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
 	  trap 'kill $$lint 2>/dev/null; exit 130' INT TERM; \
-	  $(PY) -m pytest -m "not long and not board" $(SPREAD); tests=$$?; \
+	  $(PY) -m pytest -m "not slow and not board" $(SPREAD); tests=$$?; \
 	  wait $$lint; linted=$$?; cat build/lint.log; \
 	  [ $$linted -eq 0 ] || echo "error: make lint failed (above)" >&2; \
 	  exit $$((tests ? tests : linted))
 
-test-long: $(TEST) ## the long tests
-	@$(PY) -m pytest -m long $(SPREAD)
+test-slow: $(TEST) ## the slow tests: those that take more than two CPU seconds
+	@$(PY) -m pytest -m slow $(SPREAD)
 
 lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit

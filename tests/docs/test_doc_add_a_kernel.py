@@ -14,7 +14,7 @@ from doc_transcripts import blocks, check_command, make_project, matches, sessio
 PAGE = "add_a_kernel.md"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     # The page adds files to two rooms, and the third looks for C++ beside itself.
     make_project(tmp_path, "kernel_builder", "kernels_cc")

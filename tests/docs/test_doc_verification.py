@@ -62,7 +62,7 @@ def project(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "arguments"), [(0, "verify"), (1, 'diagnosis --prompt "What is the capital of France?"')]
 )
@@ -75,7 +75,7 @@ def test_a_fault_looks_as_shown(place: int, arguments: str, project: Path) -> No
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("command", "expected"),
     [pair for language, _, body in blocks(PAGE) if language == "console" for pair in session(body)],

@@ -16,7 +16,7 @@ from aerie.virtual_npu.errors import FAULTS
 PAGE = "virtual_npu.md"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_tour(tmp_path: Path) -> None:
     """From an empty folder, in which nothing of the project is but what `import` finds."""
     (tmp_path / "aerie").symlink_to(DOCS.parent / "aerie")

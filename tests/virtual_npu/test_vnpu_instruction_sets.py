@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sums_on
+from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sets, sums_on
 
 from aerie.common import cpu
 
@@ -19,7 +19,7 @@ GOES = {"contract": 8, "four": 32, "mmul": 32}
 """Steps of k that a text sums in one go, by the functions that do."""
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=sets())
 def sums(request: pytest.FixtureRequest) -> Sums:
     """The products of each set that this machine can run or emulate."""
     return sums_on(request.param)

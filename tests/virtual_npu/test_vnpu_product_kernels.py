@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, SETS, InstructionSet, Sums, sums_on, with_products
+from instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, with_products
 
 from aerie.common import cpu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
@@ -40,7 +40,7 @@ Axis = tuple[int, int, int]
 """Extent, and the steps in the two operands."""
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=sets())
 def sums(request: pytest.FixtureRequest) -> Sums:
     """The products of each set that this machine can run or emulate."""
     return sums_on(request.param)
@@ -162,7 +162,7 @@ def test_an_arrangement_has_the_bits_of_rows(sums, form):
 
 
 @pytest.mark.parametrize("form", LARGE)
-@pytest.mark.parametrize("name", ["native", "AVX2", "AVX-512"])
+@pytest.mark.parametrize("name", sets("native", "AVX2", "AVX-512"))
 def test_a_large_arrangement_has_the_bits_of_rows(name, form):
     sums = sums_on(name)
     is_as_row_major(sums, LARGE[form], 2)
@@ -276,7 +276,7 @@ def run(product: Library, *operands: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("name", ["native", "AVX2", "AVX-512"])
+@pytest.mark.parametrize("name", sets("native", "AVX2", "AVX-512"))
 def test_threads_that_share_a_product_of_few_rows_change_no_bit(name, rows, monkeypatch):
     """The last panel has 8 columns, the last chunk 32 steps, and what one thread has is no whole panel."""
     indices = few_rows(8, 168, 1056)

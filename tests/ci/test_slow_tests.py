@@ -1,0 +1,51 @@
+"""The table of slow tests: which it marks, and that a line that names none is told."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import slow_tests
+
+NODES = ["room/test_a.py::test_one[x-1]", "room/test_a.py::test_one[y-1]", "room/test_a.py::test_two"]
+
+
+def marked(tmp_path: Path, text: str, *, is_whole_suite: bool = False) -> list[str]:
+    table = tmp_path / "slow.txt"
+    table.write_text(text)
+    found: list[str] = []
+
+    def item(node: str) -> Any:
+        path = slow_tests.TESTS / node.partition("::")[0]
+        return SimpleNamespace(path=path, nodeid=f"tests/{node}", add_marker=lambda _: found.append(node))
+
+    slow_tests.mark([item(node) for node in NODES], is_whole_suite=is_whole_suite, table=table)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("room/test_a.py", NODES),
+        ("room/test_a.py::test_one", NODES[:2]),
+        ("room/test_a.py::test_one[y-1]  # 5 CPU seconds", NODES[1:2]),
+        ("room/test_a.py::test_one[x*", NODES[:1]),
+        ("room/*[*-1]", NODES[:2]),
+        ("room/test_a.py::test", []),
+        ("# room/test_a.py", []),
+    ],
+)
+def test_a_line_names_a_file_a_test_or_one_with_parameters(
+    tmp_path: Path, line: str, wanted: list[str]
+) -> None:
+    assert marked(tmp_path, line) == wanted
+
+
+def test_a_line_that_names_no_test_is_an_error_of_the_whole_suite(tmp_path: Path) -> None:
+    text = "room/test_a.py::test_two\nroom/test_a.py::test_gone\nroom/test_b*\n"
+    assert marked(tmp_path, text) == NODES[2:]
+    message = "names what is no test: room/test_a.py::test_gone, room/test_b\\*; it was renamed or is gone"
+    with pytest.raises(pytest.UsageError, match=message):
+        marked(tmp_path, text, is_whole_suite=True)
