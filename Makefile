@@ -61,7 +61,7 @@ MAKEFLAGS     += $(if $(LOUD),,-q)
 
 override VENV   := .venv
 override PY     := $(VENV)/bin/python
-override SPREAD := -n auto --dist worksteal  # a process per CPU; neighbours stay together until one runs out of tests
+override SPREAD := -n auto --dist worksteal --cpu-seconds 20  # a process per CPU; neighbours stay together until one runs out of tests
 override RUN    := variables $(VENV)/.stamp-run
 override TEST   := variables $(VENV)/.stamp-test
 

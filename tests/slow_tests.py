@@ -1,6 +1,6 @@
 """The table of slow tests, slow.txt: which tests `make test` leaves to `make test-slow`.
 
-A line is a file, a test in it with all its parameters, or a test with some parameters; a * in it stands for any
+A line is a file, a test in it with all its parameters, or a test with some of them; a * in it stands for any
 text. A line that names no test is an error where the whole suite is collected.
 """
 

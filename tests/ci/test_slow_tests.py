@@ -1,11 +1,14 @@
-"""The table of slow tests: which it marks, and that a line that names none is told."""
+"""The table of slow tests: which it marks, and that a line that names none is told; and what tests take."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cpu_seconds
 import pytest
 import slow_tests
 
@@ -49,3 +52,21 @@ def test_a_line_that_names_no_test_is_an_error_of_the_whole_suite(tmp_path: Path
     message = "names what is no test: room/test_a.py::test_gone, room/test_b\\*; it was renamed or is gone"
     with pytest.raises(pytest.UsageError, match=message):
         marked(tmp_path, text, is_whole_suite=True)
+
+
+def test_cpu_seconds_are_told_of_all_tests_and_of_those_that_take_most() -> None:
+    def report(name: str, *seconds: float) -> Any:
+        return SimpleNamespace(nodeid=name, user_properties=[(cpu_seconds.NAME, each) for each in seconds])
+
+    reports = [report("a", 0.5, 0.25), report("b", 1.0, 6.0), report("c", 2.0)]
+    assert cpu_seconds.table(reports, 2) == [
+        "10 CPU seconds in 3 tests, 1 of them above 2",
+        "     7.0 b",
+        "     2.0 c",
+    ]
+
+
+def test_the_compilers_of_a_test_are_counted() -> None:
+    before = cpu_seconds.spent()
+    subprocess.run([sys.executable, "-c", "sum(range(4_000_000))"], check=True)
+    assert cpu_seconds.spent() - before > 0.02
