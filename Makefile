@@ -33,12 +33,13 @@ REFRESH     ?=
 JSON        ?=
 KEEP        ?=
 WHEELS      ?=
+SHARD       ?=
 ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
-                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS ISA PYTHON
+                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -109,6 +110,7 @@ help: ## list targets and variables
 	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
+	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
 	$(DO)echo "  ISA          make bench limits both sides to it: avx2, avx512, avx512_bf16, amx, neon, neon_bf16, native, all"
 	$(DO)echo "  REFRESH      1: make lit takes new golden texts over"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
@@ -161,7 +163,7 @@ test: $(TEST) ## lint, types, imports between rooms, and every test but the slow
 	  exit $$((tests ? tests : linted))
 
 test-slow: $(TEST) ## the slow tests: those that take more than two CPU seconds
-	@$(PY) -m pytest -m slow $(SPREAD)
+	@$(PY) -m pytest -m slow $(call option,--shard,SHARD) $(SPREAD)
 
 lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit

@@ -24,7 +24,7 @@ from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
 from aerie.virtual_npu.pyxrt.batch import Batch
 
-pytest_plugins = ["cpu_seconds"]
+pytest_plugins = ["cpu_seconds", "shards"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""

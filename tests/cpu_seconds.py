@@ -1,6 +1,7 @@
 """A table of the CPU seconds that tests take, their processes and compilers with them: what slow.txt goes by.
 
-A busy machine stretches the time on the clock, and hardly these. `--cpu-seconds 20` shows the 20 that take most.
+A busy machine stretches the time on the clock, and hardly these. `--cpu-seconds 20` shows the 20 that take
+most.
 """
 
 from __future__ import annotations

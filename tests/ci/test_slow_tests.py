@@ -1,4 +1,4 @@
-"""The table of slow tests: which it marks, and that a line that names none is told; and what tests take."""
+"""The table of slow tests: which it marks, and that a line that names none is told. What tests take. Shards."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import cpu_seconds
 import pytest
+import shards
 import slow_tests
 
 NODES = ["room/test_a.py::test_one[x-1]", "room/test_a.py::test_one[y-1]", "room/test_a.py::test_two"]
@@ -70,3 +71,18 @@ def test_the_compilers_of_a_test_are_counted() -> None:
     before = cpu_seconds.spent()
     subprocess.run([sys.executable, "-c", "sum(range(4_000_000))"], check=True)
     assert cpu_seconds.spent() - before > 0.02
+
+
+def test_every_file_is_in_one_shard_and_none_is_empty() -> None:
+    files = [str(path.relative_to(slow_tests.TESTS)) for path in slow_tests.TESTS.rglob("test_*.py")]
+    found = [[file for file in files if shards.is_in(file, f"{number}/4")] for number in (1, 2, 3, 4)]
+    assert sorted(file for each in found for file in each) == sorted(files)
+    assert min(map(len, found)) > len(files) / 8
+
+
+@pytest.mark.parametrize("shard", ["0/4", "5/4", "4", "1/0", "one"])
+def test_a_shard_that_is_none_is_refused(shard: str) -> None:
+    with pytest.raises(
+        pytest.UsageError, match=f"--shard '{shard}' is no part of the tests: give one such as 1/4"
+    ):
+        shards.is_in("tests/test_a.py", shard)

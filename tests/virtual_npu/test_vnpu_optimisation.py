@@ -15,20 +15,22 @@ from aerie.virtual_npu.options import BuildOptions
 
 OF_USERS, OF_TESTS = "3", ("0", "1")
 """Levels of VNPU_OPT."""
-QUICK = ("gemm", "rms_norm")
 BUILDS = {
     "exact": BuildOptions(),
     "with checks": BuildOptions(checks=True),
     "bfp16": BuildOptions(numerics="bfp16"),
     "the plain way": BuildOptions(fast=False),
 }
+QUICK = ("gemm", "rms_norm")
 
 
 def cases() -> Iterator[Any]:
-    """Every kernel in every build, slow but for a few."""
+    """Every kernel as users build it, and products and attention in all builds; slow but for two."""
     for name, build in itertools.product(registry(), BUILDS):
-        is_quick = build == "exact" and name in QUICK
-        yield pytest.param(name, build, marks=() if is_quick else pytest.mark.slow)
+        if build == "exact":
+            yield pytest.param(name, build, marks=() if name in QUICK else pytest.mark.slow)
+        elif name in ("gemm", "flash_attention"):
+            yield pytest.param(name, build, marks=pytest.mark.slow)
 
 
 @pytest.mark.parametrize(("name", "build"), [*cases()])
