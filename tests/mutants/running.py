@@ -219,7 +219,7 @@ class Settings:
     """timeout: seconds for the tests of a mutant. marks: pytest's -m."""
 
     timeout: float = 300
-    marks: str = "not long and not board"
+    marks: str = "not slow and not board"
 
 
 class Trial:
