@@ -110,7 +110,7 @@ def from_clone_without_links(folder: Path) -> None:
     git("clone", "--config", "core.symlinks=false", "--depth=1", f"file://{PROJECT}", folder)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["zip", "tar", "clone"])
 def test_a_wheel_is_whole_whatever_its_source(source: str, tmp_path: Path, wheel: zipfile.ZipFile) -> None:
     """Of the last commit, whose files may differ from the checkout's; its rooms do not."""
@@ -121,7 +121,7 @@ def test_a_wheel_is_whole_whatever_its_source(source: str, tmp_path: Path, wheel
     assert {f"aerie/{room}/__init__.py" for room in ROOMS} <= names
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
     """In an environment of its own, seen from another folder."""
     python = tmp_path / "venv" / "bin" / "python"
@@ -145,7 +145,7 @@ def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
     assert shown == {"__init__.py": source / "aerie" / "__init__.py", **at_the_top}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_uninstalling_leaves_what_the_page_says(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
     """The steps of docs/how-to/upgrade-and-uninstall.md, after a program was compiled."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
@@ -229,7 +229,7 @@ def imports_of_pages() -> list[str]:
     return sorted(each for each in made if re.match(r"(from|import) aerie\b", each))
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_types_of_the_installed_package(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
     """mypy --strict over a script of a user's, who has the wheel and what it needs, and no checkout."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)

@@ -68,7 +68,7 @@ def serving() -> Iterator[str]:
             server.communicate(timeout=60)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_client_prints_what_its_docstring_says() -> None:
     with serving() as address:
         check_output(CLIENT, output(CLIENT, address))
