@@ -41,7 +41,8 @@ def sources() -> Iterator[BuildSource]:
         for path in sorted(folder.rglob("*.py")):
             yield BuildSource(str(path.relative_to(TOP)), module_name(package, path.relative_to(folder)))
     tools = [*sorted((TOP / "tools").glob("*.py")), *sorted((TOP / "tools" / "docs").glob("*.py"))]
-    for path in [*tools, TOP / "setup.py"]:
+    examples = sorted((TOP / "examples").rglob("*.py"))
+    for path in [*tools, TOP / "setup.py", *examples]:
         yield BuildSource(str(path.relative_to(TOP)), path.stem)
 
 

@@ -116,7 +116,7 @@ def test_the_page_has_the_figures() -> None:
     assert SLACK in scale.SLACKS
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_page_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     scale.main()
     for table in capsys.readouterr().out.split("\n\n"):

@@ -283,6 +283,7 @@ def test_every_variable_travels_as_typed(tmp_path: Path, name: str) -> None:
     target = {
         "OUT": "mlir",
         "WHEELS": "setup-npu",
+        "SHARD": "test-slow",
         "KEEP": "test-toolchain",
         "ISA": "bench",
         "HOST": "serve",

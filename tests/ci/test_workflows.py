@@ -67,7 +67,16 @@ def test_every_push_runs_the_tests_and_the_gate() -> None:
     job = dict(jobs())["tests/tests"]
     assert {"make test", "make verify"} <= {step.get("run") for step in job["steps"]}
     script = (PROJECT / ".ci" / "run").read_text().splitlines()
-    assert {"make test", "make test-long", "make verify"} <= set(script)
+    assert {"make test", "make test-slow", "make verify"} <= set(script)
+
+
+def test_the_shards_are_all_slow_tests() -> None:
+    job = dict(jobs())["tests/slow"]
+    assert "make test-slow SHARD=${{ matrix.shard }}" in [step.get("run") for step in job["steps"]]
+    shards = job["strategy"]["matrix"]["shard"]
+    assert shards == [f"{number}/{len(shards)}" for number in range(1, len(shards) + 1)]
+    gates = {step["if"].split("'")[1] for step in job["steps"] if "verify" in step.get("run", "")}
+    assert gates <= {*shards}
 
 
 def test_every_job_ends_some_time() -> None:

@@ -3,7 +3,7 @@
 A comment before a block, or at the top of a page for all of its blocks, tells how it is run:
 
     <!-- not run: needs an NPU -->     it is not, for one of the reasons in REASONS
-    <!-- long -->                      only by `make test-long`
+    <!-- slow -->                      only by `make test-slow`
     <!-- numbers aside -->             numbers may differ from those shown
     <!-- own project -->               the page changes the project: it has a copy of it
     <!-- broken checkpoints -->        it needs those of broken.py
@@ -62,8 +62,8 @@ class Block:
         return found[0] if found else None
 
     @property
-    def is_long(self) -> bool:
-        return "long" in self.marks
+    def is_slow(self) -> bool:
+        return "slow" in self.marks
 
     @property
     def ignores_numbers(self) -> bool:

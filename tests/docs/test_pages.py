@@ -26,10 +26,10 @@ def is_run(block: Block) -> bool:
     return block.reason is None and (block.language in RUN or bool(block.file))
 
 
-def play(page: Path, folder: Path, long: bool) -> None:
-    """Run a page's blocks; without `long`, only those that are not marked so."""
+def play(page: Path, folder: Path, slow: bool) -> None:
+    """Run a page's blocks; without `slow`, only those that are not marked so."""
     every = blocks(page)
-    chosen = [block for block in every if is_run(block) and (long or not block.is_long)]
+    chosen = [block for block in every if is_run(block) and (slow or not block.is_slow)]
     own_project = any("own project" in block.marks for block in every)
     follows = dict(itertools.pairwise(every))
     with contextlib.closing(Sandbox(folder, own_project)) as sandbox:
@@ -40,19 +40,19 @@ def play(page: Path, folder: Path, long: bool) -> None:
             sandbox.run(block, printed if block.language == "python" else None)
 
 
-SHORT = [page for page in PAGES if any(is_run(each) and not each.is_long for each in blocks(page))]
-LONG = [page for page in PAGES if any(is_run(each) and each.is_long for each in blocks(page))]
+FAST = [page for page in PAGES if any(is_run(each) and not each.is_slow for each in blocks(page))]
+SLOW = [page for page in PAGES if any(is_run(each) and each.is_slow for each in blocks(page))]
 
 
-@pytest.mark.parametrize("page", SHORT, ids=name_of)
+@pytest.mark.parametrize("page", FAST, ids=name_of)
 def test_a_page(page: Path, tmp_path: Path) -> None:
-    play(page, tmp_path, long=False)
+    play(page, tmp_path, slow=False)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("page", LONG, ids=name_of)
-def test_a_page_with_what_takes_long(page: Path, tmp_path: Path) -> None:
-    play(page, tmp_path, long=True)
+@pytest.mark.slow
+@pytest.mark.parametrize("page", SLOW, ids=name_of)
+def test_a_page_with_what_is_slow(page: Path, tmp_path: Path) -> None:
+    play(page, tmp_path, slow=True)
 
 
 def test_what_is_not_run_says_why() -> None:

@@ -115,7 +115,7 @@ def factor(value: float) -> str:
     return "a rule without a number" if math.isnan(value) else f"{float(f'{value:.2g}'):,g} times"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_each_fault_does(demo_session, demo_checkpoint, open_session, demo_reference) -> None:
     """Words as they are; how far beyond a bound, as near as NEAR says."""
     healthy = Healthy(demo_session, demo_checkpoint, lambda **how: open_session(demo_checkpoint, **how))
