@@ -17,7 +17,7 @@ from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
@@ -115,13 +115,13 @@ class Stream(Iterator[str]):
     def __init__(
         self,
         model: Asked,
-        generation: Answer,
+        request: Request,
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
         calls: Calls | None = None,
     ) -> None:
         self._model = model
-        self._generation = generation
+        self._request = request
         self._on_event = on_event
         self._ended: FinishReason | None = None
         self._is_begun = self._is_over = False
@@ -130,7 +130,7 @@ class Stream(Iterator[str]):
         self._goes_on.set()
         ids = frozenset(one for one in stop if isinstance(one, int))
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
-        self._pieces = model.session().pieces(generation, ids, calls.shown if calls else ())
+        self._pieces = model.session().pieces(request, ids, calls.shown if calls else ())
         self._calls = calls.reader() if calls else None
         text = self._stop.cut(self._pieces)
         self._text = self._calls.cut(text) if self._calls else text
@@ -145,12 +145,12 @@ class Stream(Iterator[str]):
                 if not self.token_ids:
                     self._tell(EventKind.CONTINUE)
         except StopIteration:
-            self._generation.stop()  # where a stop string ended it, it would go on beside others
+            self._request.stop()  # where a stop string ended it, it would go on beside others
             self._finish()
             raise
         except BaseException:
             self._ended = FinishReason.INTERRUPTED
-            self._generation.stop()
+            self._request.stop()
             self._finish()
             raise
         self.text += piece
@@ -161,7 +161,9 @@ class Stream(Iterator[str]):
         """The text that the next step gives, which may be none. Waits where the answer rests."""
         self._goes_on.wait()
         with self._model.turn:
-            self._generation.go_on_with(self._model.session().model)
+            self._model.session()
+            if not self._request.has_new:
+                self._request.advance()
             return next(self._text)
 
     def pause(self) -> None:
@@ -184,7 +186,7 @@ class Stream(Iterator[str]):
         """
         if self.finish_reason is None:
             self._ended = FinishReason.INTERRUPTED
-        self._generation.stop()
+        self._request.stop()
         self.resume()
         with self._model.turn:
             self._pieces.close()
@@ -202,7 +204,7 @@ class Stream(Iterator[str]):
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens so far."""
-        return tuple(self._generation.token_ids)
+        return tuple(self._request.token_ids)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -213,12 +215,12 @@ class Stream(Iterator[str]):
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None while it has not."""
         by_text = None if self._stop.found is None else FinishReason.STOP
-        return self._ended or by_text or self._generation.finish_reason
+        return self._ended or by_text or self._request.finish_reason
 
     @property
     def usage(self) -> Usage:
         """Counts so far."""
-        made = self._generation
+        made = self._request
         return Usage(len(made.prompt), len(made.token_ids), made.cached_tokens)
 
     @property
@@ -231,7 +233,7 @@ class Stream(Iterator[str]):
         for _ in self:
             pass
         reason = self.finish_reason or FinishReason.INTERRUPTED
-        prompt = self._generation.prompt_ids
+        prompt = self._request.prompt_ids
         told = self.text, self.token_ids, prompt, reason, self.usage, self.kpis
         return Result(*told, tool_calls=self.tool_calls)
 
@@ -254,18 +256,18 @@ class Stream(Iterator[str]):
         try:
             goes_on = self._on_event(Event(kind, text, made)) is not False
         except BaseException:
-            self._generation.stop()  # where a listener fails, its answer does not go on beside others
+            self._request.stop()  # where a listener fails, its answer does not go on beside others
             raise
         if not goes_on and not self._is_over:
             self.close()
 
     def _fed(self, kpis: Kpis) -> Kpis:
-        figures = self._generation.figures
+        figures = self._request.figures
         if figures.new_tokens:
             kpis.prompted(figures.prompt_tokens, figures.ttft_s, figures.first_tokens)
         if figures.tokens_per_s:
             after = figures.new_tokens - figures.first_tokens
-            kpis.generated(after, after / figures.tokens_per_s, self._generation.passes)
+            kpis.generated(after, after / figures.tokens_per_s, self._request.passes)
         return kpis
 
 

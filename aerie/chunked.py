@@ -76,9 +76,11 @@ class ChunkedLLM:
             )
         composition = self._composition(ids, mode)
         with asked.turn:
-            scheduler = asked.session().scheduler_in(self._decode)
+            scheduler = asked.session().scheduler
             maker = how.manner.maker(scheduler.model.config, how.sampler)
-            request = scheduler.submit(composition, max_tokens, how.sampler, strategy=maker)
+            request = scheduler.submit(
+                composition, max_tokens, how.sampler, strategy=maker, decode=self._decode
+            )
         return Stream(asked, request, how.stops, on_event)
 
     def generate_from_chunks(
@@ -99,7 +101,7 @@ class ChunkedLLM:
         stream_from_chunks."""
         prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
         with self._model.asked.turn:
-            rows = self._model.asked.session().scheduler_in(self._decode).forward(prompts)
+            rows = self._model.asked.session().scheduler.forward(prompts, decode=self._decode)
         causal, other = (log_softmax(row) for (row,) in rows)
         return float(np.sum(np.exp(causal) * (causal - other)))
 

@@ -23,7 +23,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.progress import Reporter
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP, PLAIN, Manner
@@ -104,7 +104,7 @@ def fitting(config: ModelConfig, most: int) -> list[str]:
 
 def _answered(
     session: Session, prompt: Sequence[int], answer: Sequence[int], manner: Manner, decode: str
-) -> Answer:
+) -> Request:
     """A whole answer that is this one."""
     sampler = Replayed(text=answer)
     if decode == GUIDE:

@@ -21,9 +21,9 @@ from typing import NamedTuple, Protocol, TypeAlias
 import numpy as np
 
 from aerie.engine.errors import PromptError, UserError
-from aerie.engine.kv import KVCache, Layers
+from aerie.engine.kv import Layers
 from aerie.engine.numerics import BF16Array, turned
-from aerie.engine.pages import PAGE, Paged, PagePool, PoolFullError
+from aerie.engine.pages import PAGE, KVCache, PagedSequence, PagePool, PoolFullError
 
 Read: TypeAlias = "Callable[[Sequence[int]], KVCache]"
 """Runs tokens that see nothing before them; gives a cache with keys before RoPE."""
@@ -151,7 +151,7 @@ class ChunkRegistry:
             for name, known in self._known.items()
         ]
 
-    def lay(self, chunk: Chunk, sequence: Paged, first: int, end: int) -> None:
+    def lay(self, chunk: Chunk, sequence: PagedSequence, first: int, end: int) -> None:
         """See composing.Part."""
         begin = sequence.length
         sequence.reserve(end - begin)
@@ -238,6 +238,6 @@ class Chunk(NamedTuple):
         """Its ids."""
         return self.known.tokens
 
-    def lay(self, sequence: Paged, first: int, end: int) -> None:
+    def lay(self, sequence: PagedSequence, first: int, end: int) -> None:
         """See composing.Part."""
         self.registry.lay(self, sequence, first, end)

@@ -19,7 +19,7 @@ from aerie.engine.errors import CheckpointError, UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammars
 from aerie.engine.progress import Reporter, stop_on_interrupt
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.drafting import Drafting
@@ -53,7 +53,7 @@ def compile_(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt."""
+    """Request one prompt."""
     out = sys.stdout
     if arguments.json:  # which has standard output to itself
         out = sys.stderr if sys.stderr.isatty() else None
@@ -92,7 +92,7 @@ def chat(arguments: argparse.Namespace) -> int:
 
 
 def profile(arguments: argparse.Namespace) -> int:
-    """Answer one prompt, and show where the time went."""
+    """Request one prompt, and show where the time went."""
     from rich.console import Console
 
     session, generation, _ = _answer(arguments, Reporter(), sys.stdout)
@@ -116,8 +116,8 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(
     arguments: argparse.Namespace, report: Reporter, out: TextIO | None
-) -> tuple[Session, Answer, str]:
-    """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
+) -> tuple[Session, Request, str]:
+    """Request the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     file = arguments.json_schema
@@ -141,11 +141,11 @@ def _answer(
     return session, generation, text
 
 
-def _exit_code(generation: Answer) -> int:
+def _exit_code(generation: Request) -> int:
     return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
 
 
-def _record(session: Session, generation: Answer, text: str) -> dict[str, object]:
+def _record(session: Session, generation: Request, text: str) -> dict[str, object]:
     """What --json prints. Times in seconds; tokens_per_s is null where there was no second token, and passes
     where each token took one."""
     figures, reason = generation.figures, generation.finish_reason

@@ -123,7 +123,7 @@ def _opened(
     drafter = drafter_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)
-    opened = Opened(session, session.scheduler_in(ROWS), tokenizer)
+    opened = Opened(session, session.scheduler, tokenizer)
     if drafter is not None:
         guessing, drafting = beside(drafter, checkpoint.config, options, report)
         return replace(opened, draft=drafting, drafter=guessing)

@@ -38,7 +38,7 @@ class Speculative(Autoregressive):
         due, making = super().due(length), self._making
         if not (due.is_answer and due.wanted and making.token_ids):
             return due
-        could = self._length.guesses(min(making.left, making.positions - length) - 1)
+        could = self._length.guesses(min(making.left, making.room) - 1)
         if guesses:
             drafts = self._drafted(guesses) if could.cost else self._found[:guesses]
             return Due((*due.tokens, *drafts), 1 + len(drafts), 1, is_answer=True)

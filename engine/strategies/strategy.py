@@ -83,6 +83,10 @@ class Making(Protocol):
     def positions(self) -> int: ...
 
     @property
+    def room(self) -> int:
+        """How many more positions its sequence may have before something is dropped, or it ends."""
+
+    @property
     def left(self) -> int:
         """How many more tokens were asked for."""
 

@@ -12,7 +12,7 @@ import pytest
 
 from aerie.engine.chunks import chunk_id
 from aerie.engine.numerics import bf16
-from aerie.engine.saved import ChunkFolder
+from aerie.engine.chunk_files import ChunkFolder
 
 TOKENS = (5, 0, 1499, 7)
 NAME = chunk_id(TOKENS)

@@ -18,14 +18,14 @@ from aerie.engine.chunks import ChunkRegistry, chunk_id
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.composing import Composition, Mode, mode_of
 from aerie.engine.errors import PromptError, UserError
-from aerie.engine.generate import Generation
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.model import for_many
 from aerie.engine.numerics import turned
 from aerie.engine.pages import PAGE, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.rope import Linear, Llama3
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import ChunkFolder
+from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
@@ -208,7 +208,7 @@ def test_prefix_mode_is_one_text_to_the_bit(session: Session) -> None:
     """Against a KV cache of its own, which knows no pages and no chunks."""
     scheduler, registry = registry_on(session, 40)
     whole = [token for text in TEXTS for token in text]
-    alone = list(Generation(session.model, whole, 4, Sampler(temperature=1.0, seed=3)))
+    alone = list(answer_alone(session.model, whole, 4, Sampler(temperature=1.0, seed=3)))
     for least in (len(TEXTS[0]), len(whole) // PAGE * PAGE):  # laid, then found
         tokens, cached = answered(scheduler, composed(registry, TEXTS, "prefix"))
         assert (tokens, cached) == (alone, least)

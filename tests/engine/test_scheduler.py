@@ -22,10 +22,10 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import AnswerError, NotFiniteError, PromptError, UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import head_rows, prefill
-from aerie.engine.generate import Generation
-from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError
+from aerie.engine.scheduler import answer_alone
+from aerie.engine.pages import PAGE, PagedSequence, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
-from aerie.engine.ragged import Ragged
+from aerie.engine.executor import Executor
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import PATIENCE, READ_ROWS, Counts, Scheduler
@@ -82,7 +82,7 @@ class Family:
 
     def _alone(self, number: int) -> tuple[list[int], list[bytes]]:
         listening = sampler(number)
-        tokens = list(Generation(self.session.model, self.prompts[number], NEW, listening))
+        tokens = list(answer_alone(self.session.model, self.prompts[number], NEW, listening))
         return tokens, listening.bits
 
     def scheduler(self, pages: int, spare: int = 0) -> Scheduler:
@@ -187,7 +187,7 @@ def test_an_answer_that_gave_way_goes_on_with_the_same_bits(spare: int, family: 
     model, scheduler = family.session.model, family.scheduler(5, spare)
     going_on = dict.fromkeys(model.config.eos_token_ids, -100.0)
     alone, listening = Listening(logit_bias=going_on), Listening(logit_bias=going_on)
-    tokens = list(Generation(model, family.prompts[6], 30, alone))  # four pages
+    tokens = list(answer_alone(model, family.prompts[6], 30, alone))  # four pages
     gives_way = scheduler.submit(family.prompts[6], 30, listening)
     while len(gives_way.token_ids) < 2:
         scheduler.step()
@@ -220,8 +220,8 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
     """What guide decoded is not found by a prompt, whose keys and values come by blocks; it would be seen."""
     session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
     if crosses:
-        real = Paged.advance
-        monkeypatch.setattr(Paged, "advance", lambda self, tokens, by_blocks=True: real(self, tokens))
+        real = PagedSequence.advance
+        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, by_blocks=True: real(self, tokens))
     scheduler, listening, alone = session.scheduler_in("guide"), Listening(), Listening()
     endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
     first = scheduler.submit(demo.prompts[4][:30], 90, endless)
@@ -229,7 +229,7 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
     prompt = [*first.prompt, *first.token_ids, 5]
     second = scheduler.submit(prompt, 1, listening)
     assert [*second.steps()]
-    assert [*Generation(session.model, prompt, 1, alone)]
+    assert [*answer_alone(session.model, prompt, 1, alone)]
     assert (second.cached_tokens > 0) == crosses
     assert (listening.bits != alone.bits) == crosses
 
@@ -268,8 +268,8 @@ def one_seed_for_all(patch: Any) -> None:
 
 def row_beside(patch: Any) -> None:
     """Logits of a request are the next one's."""
-    real = Ragged.step
-    patch.setattr(Ragged, "step", lambda self, pieces: np.roll(real(self, pieces), 1, axis=0))
+    real = Executor.step
+    patch.setattr(Executor, "step", lambda self, pieces: np.roll(real(self, pieces), 1, axis=0))
 
 
 def freed_page(patch: Any) -> None:
@@ -358,7 +358,7 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
     request = scheduler.submit(demo.prompts[5], NEW, sampler(5))
     scheduler.step()
     scheduler.step()
-    ragged = scheduler._ragged
+    ragged = scheduler._executor
 
     def failing(*_: Any) -> None:
         raise RunError("the device is gone")
@@ -539,7 +539,7 @@ def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
     scheduler = demo.scheduler(60)
     reads = [scheduler.read(demo.prompts[6], lambda rows: None, hidden=True) for _ in range(9)]
     scheduler.step()
-    assert scheduler.counts.rows == scheduler._ragged.most_rows  # all of it, by itself
+    assert scheduler.counts.rows == scheduler._executor.most_rows  # all of it, by itself
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
     for late in range(3):
         answer = scheduler.submit(demo.prompts[1], 4, Sampler(logit_bias=going_on))
@@ -562,7 +562,7 @@ def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
 
 def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) -> None:
     """As where answers leave no room in the window."""
-    monkeypatch.setattr(Ragged, "fits", lambda self, pieces: len(pieces) == 1)
+    monkeypatch.setattr(Executor, "fits", lambda self, pieces: len(pieces) == 1)
     scheduler = demo.scheduler(40)
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
     answer = scheduler.submit([5], 40, Sampler(logit_bias=going_on))
@@ -686,7 +686,7 @@ def test_schedulers_of_one_session_do_not_share_a_window() -> None:
     """An answer of one is under way while the other writes keys and values of its own."""
     session = session_of(open_checkpoint(DEMO_FOLDER))
     prompt, other = drawn_prompts(1500)[5:7]
-    alone = list(Generation(session.model, prompt, 12, Sampler(temperature=1.0, seed=1)))
+    alone = list(answer_alone(session.model, prompt, 12, Sampler(temperature=1.0, seed=1)))
     request = session.scheduler_in("rows").submit(prompt, 12, Sampler(temperature=1.0, seed=1))
     beside = session.scheduler_in("guide").submit(other, 12, Sampler(temperature=1.0, seed=2))
     while not request.is_over:

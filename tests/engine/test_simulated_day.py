@@ -14,7 +14,8 @@ import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
@@ -87,7 +88,7 @@ def kinds(model: LoadedModel) -> list[Kind]:
         prompt = systems[number % 6] + prompt if number % 6 < 3 else prompt
         tokens, seed = int(min(90, 1 + rng.lognormal(1.2, 1.3))), None if number % 2 else number
         kind = Kind(prompt, tokens, seed, [])
-        made.append(kind._replace(alone=list(Generation(model, prompt, tokens, kind.sampler))))
+        made.append(kind._replace(alone=list(answer_alone(model, prompt, tokens, kind.sampler))))
     return made
 
 

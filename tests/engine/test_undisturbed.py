@@ -20,7 +20,7 @@ from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_nam
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
-from aerie.engine.ragged import Ragged
+from aerie.engine.executor import Executor
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
@@ -292,10 +292,10 @@ def test_what_compile_has_ready_is_all_that_steps_need(
     seen: set[str] = set()
     for context in window_contexts(blocks.contexts):
         for tokens in range(1, min(context, STEP_TOKENS, ragged.most_rows) + 1):
-            width = Ragged.width(ragged, tokens)
+            width = Executor.width(ragged, tokens)
             if width <= context:
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
-                    seen |= {*Ragged._needed(ragged, width, wanted, context), blocks.head(max(1, wanted))}
+                    seen |= {*Executor._needed(ragged, width, wanted, context), blocks.head(max(1, wanted))}
     assert seen <= ready
     assert len(seen) > len(ready) // 2
     end = blocks.contexts[-1]

@@ -161,7 +161,7 @@ def test_against_transformers_with_its_cache_edited(family, end, policy, open_se
 def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     """A long prompt after others that began alike; what came after dropped tokens is not used again."""
     session = open_session("Llama", end, decode)
-    session.kept.take([])
+    session.scheduler.forget()
     first = session.generate(TOKENS[:50], 40, Sampler())
     answer = list(first)
     assert len(answer) == 40
@@ -170,20 +170,20 @@ def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     second = session.generate(prompt, 30, Sampler())
     again = list(second)
     assert second.cached_tokens == 4
-    session.kept.take([])
+    session.scheduler.forget()
     alone = session.generate(prompt, 30, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0
 
 
 def test_growth_from_context_to_context(open_session):
-    """Of 600 positions: the cache is one of 512, then of 1024, and then tokens are dropped."""
+    """Of 600 positions: attention reads a window of 512, then of 1024, and then tokens are dropped."""
     tokens = [int(token) for token in np.random.default_rng(1).integers(3, 300, 700)]
     model = open_session("Qwen3", "shift", variants="8,128x512,1024", max_position_embeddings=600).model
     grown, whole = model.new_cache(1), model.new_cache(1)
     for first in range(0, 700, 100):
         rows = prefill(model, tokens[first : first + 100], grown, last_only=True)
-        assert grown.capacity == (512 if first < 500 else 1024)
+        assert grown.executor._window.context == (512 if first < 500 or 600 <= first else 1024)
     assert bits(rows) == bits(prefill(model, tokens, whole, last_only=True))
     assert held(grown) == held(whole)
     assert grown.dropped == 298

@@ -12,7 +12,7 @@ import sys
 import pytest
 
 from aerie.engine.config import load_config
-from aerie.engine.generate import Generation
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.llama32_1b import commands
 from aerie.llama32_1b.cli import build_parser, default_cache_dir, main

@@ -9,7 +9,7 @@ import pytest
 
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import Generation
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.kv import KVCache, OnHost
 from aerie.engine.numerics import bf16, rms_norm, widen
 from aerie.engine.sampler import Sampler
@@ -94,7 +94,7 @@ def test_every_position_of_the_prompt(folder, numpy_model):
 def test_greedy_text_is_that_of_transformers(folder, numpy_model):
     """Token for token, until two logits are nearer than bf16 can tell."""
     model = numpy_model(folder)
-    generation = Generation(model, PROMPT, 24, Sampler())
+    generation = answer_alone(model, PROMPT, 24, Sampler())
     tokens = list(generation)
     theirs = greedy_reference(folder, 24)
     first = next((i for i, pair in enumerate(zip(tokens, theirs, strict=False)) if pair[0] != pair[1]), None)
@@ -168,7 +168,7 @@ def test_host_operations_are_timed(numpy_model, make_checkpoint):
     named = []
     timer = lambda name: named.append(name) or nullcontext()  # noqa: E731
     model = dataclasses.replace(numpy_model(make_checkpoint()), host_timer=timer)
-    list(Generation(model, PROMPT, 2, Sampler()))
+    list(answer_alone(model, PROMPT, 2, Sampler()))
     expected = {"embedding", "KV cache write", "decode attention", "final RMSNorm", "sampling"}
     assert set(named) == expected
 

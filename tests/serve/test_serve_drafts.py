@@ -150,7 +150,7 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
             asked += [scheduler.read([5 + n] * 400, lambda rows: None, hidden=n > 0) for n in range(3)]
             while not all(one.is_over for one in asked):
                 scheduler.step()
-                contexts.add(scheduler._ragged._window.context)
+                contexts.add(scheduler._executor._window.context)
             assert {one.error for one in asked} == {None}
         assert contexts == {512, 1024, 2048, 4096, 8192}
         assert told.getvalue() == before

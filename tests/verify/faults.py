@@ -16,7 +16,7 @@ from aerie.engine.attention import reference_attention
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import every_name
-from aerie.engine.generate import Generation
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.kv import Kept, KVCache, causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen

@@ -1,0 +1,97 @@
+"""What each family of decode can do: one table, from which errors are made, and docs/python.md.
+
+A family is how the tokens of an answer are made, by which programs. A model is loaded in one; drafts and
+blocks are of `rows` wherever they are asked for, as batches are where there are variants.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from aerie.engine.blocks import GUIDE, ROWS, Blocks
+from aerie.engine.errors import UserError
+
+SIX = "seq_len"
+"""The family `guide` by the six programs of one prompt length."""
+YES = ""
+NO_PAST = "they read a prompt from its first token on, and know of no past"
+ON_HOST = "its attention is the host's, a token at a time"
+FEATURES: Mapping[str, str] = {
+    "answers": "answers of conversations and batches",
+    "shift": "context_end shift",
+    "sink": "context_end sink",
+    "fallback": "a fallback",
+    "kept": "a sequence that is kept, saved, and gone on from",
+    "prefixes": "prompts that begin alike are read once",
+    "forward": "infer_batch, forward_batch, log_likelihoods",
+    "chunks": "chunks",
+    "drafts": "drafts",
+    "blocks": "block diffusion",
+    "devices": "several devices that share a model",
+}
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of decode. cannot: why not, by feature; what is not in it can be had."""
+
+    name: str
+    what: str
+    cannot: Mapping[str, str]
+
+    def why_not(self, feature: str) -> str:
+        """Why this cannot be had; empty where it can."""
+        return self.cannot.get(feature, YES)
+
+
+FAMILIES: Mapping[str, Family] = {
+    ROWS: Family(ROWS, "blocks of rows on the device, for prompts and for tokens", {}),
+    GUIDE: Family(
+        GUIDE,
+        "prompts in blocks of rows; tokens by GEMVs, with attention on the host",
+        {"drafts": ON_HOST, "blocks": ON_HOST, "devices": ON_HOST},
+    ),
+    SIX: Family(
+        SIX,
+        "the six programs: a prompt whole, of one compiled length; tokens by GEMVs, with attention on the host",
+        {
+            "sink": "they show a token all before it",
+            "kept": NO_PAST,
+            "prefixes": NO_PAST,
+            "forward": NO_PAST,
+            "chunks": NO_PAST,
+            "drafts": NO_PAST,
+            "blocks": "a position sees none after it",
+            "devices": ON_HOST,
+        },
+    ),
+}
+
+
+def family_of(blocks: Blocks, decode: str = "") -> Family:
+    """That of programs which are cut so, or another one by its name."""
+    return FAMILIES[SIX if blocks.seq_len else decode or blocks.decode]
+
+
+def check(feature: str, blocks: Blocks, decode: str = "") -> None:
+    """UserError where a family cannot do this: that of the programs, or another one of the same model."""
+    family = family_of(blocks, decode)
+    if not (why := family.why_not(feature)):
+        return
+    able = [f"decode={name!r}" for name, each in FAMILIES.items() if name != SIX and not each.why_not(feature)]
+    given = f"seq_len={blocks.seq_len}" if family.name == SIX else f"decode={family.name!r}"
+    raise UserError(
+        f"{FEATURES[feature]} cannot be had with {given}: {why}; load the model without that, or with "
+        f"{' or '.join(able)}"
+    )
+
+
+def table() -> list[str]:
+    """The table in Markdown, a line each."""
+    names = [*FAMILIES]
+    lines = ["| | " + " | ".join(f"`{name}`" for name in names) + " |", "| --- " * (len(names) + 1) + "|"]
+    for feature, what in FEATURES.items():
+        cells = ["yes" if not FAMILIES[name].why_not(feature) else "no" for name in names]
+        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+    return lines
