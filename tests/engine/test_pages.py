@@ -56,7 +56,7 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
             elif one is None:
                 continue
             elif what == "grow":
-                shared = one._shared()
+                shared = one._shared(one.length)
                 write(one, living[one][one.length : one.length + int(rng.integers(1, 100))] or [7])
                 happened["copied"] += len(shared)
             elif what == "fork":
@@ -174,7 +174,7 @@ def test_a_full_pool_is_told_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("positions", "available", "pages"),
-    [(640, None, 10), (None, None, 32), (None, 40 * page_bytes(CONFIG), 10), (None, 1, 1)],
+    [(640, None, 10), (None, None, 32), (None, 40 * page_bytes(CONFIG), 10), (None, 1, 8)],
 )
 def test_how_large_a_pool_is(positions: int | None, available: int | None, pages: int) -> None:
     assert pages_for(CONFIG, positions, 4, available) == pages

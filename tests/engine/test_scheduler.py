@@ -221,13 +221,13 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
     session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
     if crosses:
         real = PagedSequence.advance
-        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, by_blocks=True: real(self, tokens))
-    scheduler, listening, alone = session.scheduler_in("guide"), Listening(), Listening()
+        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, in_blocks=True: real(self, tokens))
+    scheduler, listening, alone = session.scheduler, Listening(), Listening()
     endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
-    first = scheduler.submit(demo.prompts[4][:30], 90, endless)
+    first = scheduler.submit(demo.prompts[4][:30], 90, endless, decode="guide")
     assert len([*filter(None, first.steps())]) == 90
     prompt = [*first.prompt, *first.token_ids, 5]
-    second = scheduler.submit(prompt, 1, listening)
+    second = scheduler.submit(prompt, 1, listening, decode="guide")
     assert [*second.steps()]
     assert [*answer_alone(session.model, prompt, 1, alone)]
     assert (second.cached_tokens > 0) == crosses
@@ -268,8 +268,8 @@ def one_seed_for_all(patch: Any) -> None:
 
 def row_beside(patch: Any) -> None:
     """Logits of a request are the next one's."""
-    real = Executor.step
-    patch.setattr(Executor, "step", lambda self, pieces: np.roll(real(self, pieces), 1, axis=0))
+    real = Executor.execute
+    patch.setattr(Executor, "execute", lambda *given: np.roll(real(*given), 1, axis=0))
 
 
 def freed_page(patch: Any) -> None:
@@ -319,7 +319,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "requests.Request.took")
+BREAKS = ("passes.BlockCalls.stand", "executor.head_rows", "requests.Request.took")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 
@@ -358,12 +358,12 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
     request = scheduler.submit(demo.prompts[5], NEW, sampler(5))
     scheduler.step()
     scheduler.step()
-    ragged = scheduler._executor
+    executor = scheduler._executor
 
     def failing(*_: Any) -> None:
         raise RunError("the device is gone")
 
-    monkeypatch.setattr(ragged, "step", failing)
+    monkeypatch.setattr(executor, "execute", failing)
     tokens = [token for token in request.steps() if token is not None]
     assert tokens == demo.alone[5][0]
     assert given_up == ["in a step of several requests"]
@@ -591,6 +591,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         alone = [model.generate(each) for each in QUESTIONS]
         drawn = model.generate(QUESTIONS[0], temperature=1.5, seed=3, max_tokens=6)
         stopped = model.generate(QUESTIONS[1], stop=" of")
+        before = model._open().scheduler.counts
         many = model.generate_batch(
             [
                 *QUESTIONS,
@@ -616,7 +617,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         scheduler = model._open().scheduler
         assert [one for one in scheduler._running if not one.is_over] == []
         counts = scheduler.counts
-        assert counts.rows / counts.steps > 4
+        assert (counts.rows - before.rows) / (counts.steps - before.steps) > 4
         again = model.generate_batch([QUESTIONS[0] * 12] * 2)
         assert [one.usage.cached_tokens for one in model.generate_batch([QUESTIONS[0] * 12])] == [64]
         assert again[0].token_ids == again[1].token_ids
@@ -658,14 +659,49 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "given"), [({"seq_len": 64}, "seq_len=64"), ({"context_end": "shift"}, "context_end=Shift")]
+    "options",
+    [{"seq_len": 64}, *({"context_end": end, "variants": "8,32x512"} for end in ("shift", "sink:20"))],
+    ids=["seq_len", "shift", "sink"],
 )
-def test_what_a_batch_needs_is_told(options: Any, given: str) -> None:
-    with (
-        load("demo", **options) as model,
-        pytest.raises(UserError, match=f"loaded with {given}.*without that"),
-    ):
-        model.generate_batch(["Hello"])
+def test_a_batch_has_the_answers_of_each_alone_by_all_programs_and_past_the_end(options: Any) -> None:
+    """By the six programs, and where tokens are dropped at the end of the context."""
+    drops = "context_end" in options
+    prompts = [[5, 77, 300, number] * (90 if drops else 9) for number in range(4, 8)]
+    ends = open_checkpoint(DEMO_FOLDER).config.eos_token_ids
+    endless = {"logit_bias": dict.fromkeys(ends, -100.0), "temperature": 1.0, "seed": 3}
+    count = 200 if drops else 12
+    with load("demo", decode="rows" if drops else "guide", **options) as model:
+        alone = [model.generate(each, count, **endless).token_ids for each in prompts]
+        scheduler = model._open().scheduler
+        scheduler.forget()
+        many = model.generate_batch(prompts, count, **endless)
+        assert [one.token_ids for one in many] == alone
+        assert {len(one) for one in alone} == {count}
+        assert not [one for one in scheduler._running if not one.is_over]
+        scheduler.step()
+        assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+
+
+def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() -> None:
+    """Its pages are taken meanwhile: put aside, and read anew, with what is dropped on the way."""
+    with load("demo", decode="rows", variants="8,32x512", context_end="shift") as model:
+        session = model._open()
+        going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
+        prompt, alone = [5, 77, 300] * 165, Listening(logit_bias=going_on)
+        tokens = list(answer_alone(session.model, prompt, 60, alone))
+        for spare in (0, 20):
+            scheduler = Scheduler(session.model, session.model.new_pool(9, b"", spare))
+            heard = Listening(logit_bias=going_on)
+            request = scheduler.submit(prompt, 60, heard)
+            while len(request.token_ids) < 30:
+                scheduler.step()
+            assert scheduler._running[request].dropped > 0
+            urgent = scheduler.submit([7] * 200, 60, Listening(logit_bias=going_on), priority=1)
+            while not request.is_over:
+                scheduler.step()
+            assert (request.token_ids, heard.bits) == (tokens, alone.bits)
+            assert (scheduler.counts.preemptions > 0, scheduler.counts.swaps > 0) == (True, spare > 0)
+            assert len(urgent.token_ids) == 60
 
 
 def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None:
@@ -679,18 +715,23 @@ def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None
         assert batch[0].token_ids == alone.token_ids
         assert (batch[0].usage.cached_tokens, len(notes)) == (0, len(notes))
         assert model.generate(asked, temperature=1.5, seed=2).token_ids == first.token_ids
-    assert any("decode in rows" in note for note in notes)
 
 
-def test_schedulers_of_one_session_do_not_share_a_window() -> None:
-    """An answer of one is under way while the other writes keys and values of its own."""
-    session = session_of(open_checkpoint(DEMO_FOLDER))
+def test_families_of_decode_share_steps_and_the_pool() -> None:
+    """Each answer has the bits that it has alone in its family."""
+    sessions = {decode: session_of(open_checkpoint(DEMO_FOLDER), decode) for decode in ("rows", "guide")}
     prompt, other = drawn_prompts(1500)[5:7]
-    alone = list(answer_alone(session.model, prompt, 12, Sampler(temperature=1.0, seed=1)))
-    request = session.scheduler_in("rows").submit(prompt, 12, Sampler(temperature=1.0, seed=1))
-    beside = session.scheduler_in("guide").submit(other, 12, Sampler(temperature=1.0, seed=2))
-    while not request.is_over:
-        session.scheduler_in("rows").step()
-        session.scheduler_in("guide").step()
-    assert request.token_ids == alone
-    assert beside.token_ids
+    drawn = partial(Sampler, temperature=1.0, seed=1)
+    alone = {
+        decode: [list(answer_alone(each.model, one, 12, drawn())) for one in (prompt, other)]
+        for decode, each in sessions.items()
+    }
+    scheduler = sessions["guide"].scheduler
+    made = {
+        decode: [scheduler.submit(one, 12, drawn(), decode=decode) for one in (prompt, other)]
+        for decode in ("rows", "guide")
+    }
+    while not all(one.is_over for each in made.values() for one in each):
+        scheduler.step()
+    assert {decode: [one.token_ids for one in each] for decode, each in made.items()} == alone
+    assert alone["rows"] != alone["guide"] or scheduler.counts.steps < 40
