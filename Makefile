@@ -178,9 +178,8 @@ report: $(RUN) ## gather versions, doctor, logs and comparison in one file to at
 lint: $(TEST) ## ruff, mypy --strict, the order of the rooms, no circles inside them
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
-	@$(PY) -m mypy
-	@$(PY) -m mypy tools
-	@$(VENV)/bin/lint-imports --no-logo
+	@$(PY) tools/check_types.py
+	@$(PY) tools/check_imports.py
 
 clean: ## remove compiled programs, reports and the caches of tools (keeps .venv)
 	$(DO)rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

@@ -6,12 +6,14 @@
         print(model.generate("What is the capital of France?"))
 
 All that is importable is here: the Python API (`api.py`) by the names below, and the rooms, `aerie.engine`,
-`aerie.virtual_npu`, `aerie.kernel_builder` and so on. In the repository each room is a folder at the top, and
-this folder has a link to each; installed, they are its subpackages. `python -m aerie`, or `aerie`, is the
-command line.
+`aerie.virtual_npu`, `aerie.kernel_builder` and so on. Five rooms lie at the top of the repository instead of
+in this folder (`rooms.py`); installed, all are subpackages. `python -m aerie`, or `aerie`, is the command
+line.
 """
 
+from aerie import rooms as rooms  # first: it lets the others be found
 from aerie.air_dialect.common import TYPE_CHECKING, AerieError, on_first_use
+from aerie.version import VERSION
 
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage
@@ -33,6 +35,7 @@ else:
     }
     __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
+__version__ = VERSION
 __all__ = [
     "KV",
     "AerieError",
@@ -45,6 +48,7 @@ __all__ = [
     "Result",
     "Stream",
     "Usage",
+    "__version__",
     "between_processes",
     "load",
 ]

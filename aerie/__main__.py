@@ -14,6 +14,7 @@ from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from aerie import streams
+from aerie.version import VERSION
 
 
 class Command(NamedTuple):
@@ -99,7 +100,7 @@ def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | int:
     if name in ("-h", "--help"):
         return _tell(_help())
     if name == "--version":
-        return _tell(_version())
+        return _tell(f"aerie {VERSION}")
     for each in COMMANDS:
         if each.name == name:
             return f"aerie.{each.room}", words
@@ -132,15 +133,6 @@ def _help() -> str:
     rows += ["", "for who writes kernels and compilers:"]
     rows += [f"  {each.name:14}  {each.summary}" for each in TOOLS]
     return "\n".join([*rows, "", "`aerie COMMAND --help` tells what a command takes."])
-
-
-def _version() -> str:
-    from importlib.metadata import PackageNotFoundError, version  # takes as long as all else at a start
-
-    try:
-        return f"aerie {version('aerie')}"
-    except PackageNotFoundError:  # a checkout that nobody installed
-        return "aerie, from a checkout that is not installed"
 
 
 if __name__ == "__main__":

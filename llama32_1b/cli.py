@@ -38,7 +38,7 @@ BROKEN_PIPE = 141  # 128 + SIGPIPE
 USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError, KnobError)
 
 KEPT_IN = "the folder that AERIE_CACHE names, else build in a checkout, else aerie in your cache folder"
-"""For the help of options; virtual_npu/folders.py decides."""
+"""For the help of options; aerie/virtual_npu/folders.py decides."""
 
 
 Command = Callable[[argparse.Namespace], int]

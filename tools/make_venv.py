@@ -15,6 +15,7 @@ import importlib.util
 import json
 import os
 import re
+import runpy
 import shutil
 import subprocess
 import sys
@@ -77,6 +78,7 @@ def make(project: Path, kind: str) -> None:
     if torch and not list(distributions(name="torch", path=[str(packages(venv))])):
         install_torch(project, uv, torch)
     editable(project, uv)
+    show_rooms(project)
     unfinished.unlink()
 
 
@@ -222,6 +224,15 @@ def editable(project: Path, uv: str | None) -> None:
     give_pip(project / ".venv")
     if not call(project, *PIP, "install", *how):
         raise SetupError(f"Aerie itself could not be installed in .venv; why stands above. {AGAIN}")
+
+
+def show_rooms(project: Path) -> None:
+    """A folder for pyright, which finds a module by its path alone: five rooms of aerie lie at the top."""
+    shown = project / ".venv" / "rooms" / "aerie"
+    shown.mkdir(parents=True, exist_ok=True)
+    for room in runpy.run_path(str(project / "aerie" / "rooms.py"))["AT_THE_TOP"]:
+        if not (shown / room).exists():
+            (shown / room).symlink_to(project / room, target_is_directory=True)
 
 
 def give_pip(venv: Path) -> None:

@@ -326,5 +326,5 @@ def test_this_machine() -> None:
     scrubber = Scrubber.of_this_machine({"HOME": "/home/zoe", "USER": "zoe", "PATH": "/usr/bin"})
     assert scrubber.text(f"{PROJECT}/build /home/zoe/x zoe /usr/bin") == "<project>/build ~/x <user> /usr/bin"
     assert scrubber.secrets == ()
-    assert (Path(str(PROJECT)) / "board").is_dir()
+    assert (PROJECT / "aerie" / "board").is_dir()
     assert SHORTEST_NAME == 3

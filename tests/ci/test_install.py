@@ -112,6 +112,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for name in ("pyproject.toml", "constraints.txt"):
         shutil.copy(PROJECT / name, tmp_path)
     (tmp_path / "tools").mkdir()
+    (tmp_path / "aerie").mkdir()
+    shutil.copy(PROJECT / "aerie" / "rooms.py", tmp_path / "aerie")
     uv = tmp_path / "tools" / "uv"
     uv.write_text(UV)
     uv.chmod(0o755)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie import rooms
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 
@@ -69,9 +70,8 @@ def kernels_told_of(page: str, column: int, *heading: str) -> set[str]:
 
 def make_project(folder: Path, *copied: str) -> None:
     """A folder like the project's: links to all that it has, and copies of some rooms."""
-    shutil.copytree(DOCS.parent / "aerie", folder / "aerie", symlinks=True, ignore=CACHES)
-    rooms = {room.name for room in (DOCS.parent / "aerie").iterdir() if room.is_symlink()}
-    for name in {*rooms, "tests", "pyproject.toml"} - set(copied):
+    shutil.copytree(rooms.PACKAGE, folder / "aerie", ignore=CACHES)
+    for name in {*rooms.AT_THE_TOP, "tests", "pyproject.toml"} - set(copied):
         (folder / name).symlink_to(DOCS.parent / name)
     for name in copied:
         shutil.copytree(DOCS.parent / name, folder / name, ignore=CACHES)

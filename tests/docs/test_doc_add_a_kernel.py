@@ -17,7 +17,7 @@ PAGE = "add_a_kernel.md"
 @pytest.mark.long
 def test_the_page_does_what_it_says(tmp_path: Path) -> None:
     # The page adds files to two rooms, and the third looks for C++ beside itself.
-    make_project(tmp_path, "kernel_builder", "kernels_cc", "virtual_npu")
+    make_project(tmp_path, "kernel_builder", "kernels_cc")
     checked = 0
     for language, path, body in blocks(PAGE):
         if path:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from doc_transcripts import DOCS, blocks, check_command, session, table
 
+from aerie import rooms
 from aerie.engine.families import FAMILIES
 from aerie.engine.family import Family
 
@@ -22,7 +23,7 @@ def rows_of(path: str) -> list[str]:
 
 def test_the_files_shown_are_the_files() -> None:
     shown = {path: body for _, path, body in blocks(PAGE) if path}
-    assert set(shown) == {"engine/families/qwen3.py"}
+    assert set(shown) == {"aerie/engine/families/qwen3.py"}
     for path, body in shown.items():
         assert (PROJECT / path).read_text() == body
 
@@ -44,11 +45,18 @@ def test_what_it_touched_is_counted() -> None:
 
 
 def test_nothing_else_in_the_engine_names_the_family() -> None:
-    files = (path for room in ("engine", "verify", "benchmarks") for path in (PROJECT / room).rglob("*.py"))
+    files = (
+        path
+        for room in (rooms.folder("engine"), rooms.folder("verify"), PROJECT / "benchmarks")
+        for path in room.rglob("*.py")
+    )
     naming = [path for path in files if "qwen3" in path.read_text().lower() and path.stem != "qwen3"]
     built_on_it = [path.relative_to(PROJECT) for path in naming if "qwen3.FAMILY" in path.read_text()]
-    assert {str(path.parent) for path in built_on_it} == {"engine/families"}
-    allowed = {PROJECT / path for path in (*built_on_it, "engine/families/a2d_qwen2.py", "engine/refused.py")}
+    assert {str(path.parent) for path in built_on_it} == {"aerie/engine/families"}
+    allowed = {
+        PROJECT / path
+        for path in (*built_on_it, "aerie/engine/families/a2d_qwen2.py", "aerie/engine/refused.py")
+    }
     assert set(naming) <= allowed
 
 

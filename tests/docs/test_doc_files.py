@@ -8,9 +8,12 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, FENCE
 
+from aerie import rooms
+
 PROJECT = DOCS.parent
 PAGES = [
     "README.md",
+    "CONTRIBUTING.md",
     "docs/architecture.md",
     "docs/chunks.md",
     "docs/hardware.md",
@@ -28,12 +31,16 @@ PAGES = [
     "docs/verification.md",
     "kernels_cc/README.md",
 ]
-ROOMS = "|".join(sorted(path.parent.name for path in PROJECT.glob("*/__init__.py"))) + "|tests|docs"
+ROOMS = "|".join(("aerie", "benchmarks", "docs", "tests", *rooms.AT_THE_TOP))
 PATH = re.compile(rf"`((?:{ROOMS})/[\w./]*)`")
 FILE = re.compile(r"`([\w./*]+(?:\.\w+|/))`")
 TEST = re.compile(r"\btests/[\w/]+\.\w+")
 SOURCE = re.compile(r"`((?:\w+/)+\w+\.(?:py|h|hpp|cc))`")
-PLACES = [PROJECT, PROJECT / "kernels_cc" / "host", *(path.parent for path in PROJECT.glob("*/__init__.py"))]
+PLACES = [
+    PROJECT,
+    PROJECT / "kernels_cc" / "host",
+    *(path.parent for where in (PROJECT, PROJECT / "aerie") for path in where.glob("*/__init__.py")),
+]
 """Where the paths of sources in the pages begin: `include/vnpu/dots.h` is in virtual_npu."""
 UPSTREAM = ("aie_kernels/",)
 LINK = re.compile(r"\]\(([^)#:]+)[)#]")
@@ -66,7 +73,7 @@ def test_the_files_to_read() -> None:
     rows = _rows_to_read()
     assert len(rows) == 11
     for room, files in rows:
-        missing = [name for name in files if not list((PROJECT / room).glob(name.rstrip("/")))]
+        missing = [name for name in files if not list(rooms.folder(room).glob(name.rstrip("/")))]
         assert missing == [], room
 
 
@@ -80,7 +87,7 @@ def _rows_to_read() -> list[tuple[str, list[str]]]:
 def test_the_rooms_of_the_readme_in_import_order() -> None:
     (layers,) = re.findall(r"^layers = \[(.*)\]$", (PROJECT / "pyproject.toml").read_text(), re.MULTILINE)
     downwards = [name.strip(' "').removeprefix("aerie.") for name in layers.split(",")]
-    shown = re.findall(r"^\| \[`(\w+)/`\]", (PROJECT / "README.md").read_text(), re.MULTILINE)
+    shown = re.findall(r"^\| \[`(?:aerie/)?(\w+)/`\]", (PROJECT / "README.md").read_text(), re.MULTILINE)
     assert [room for room in shown if room != "kernels_cc"] == downwards[::-1]
 
 

@@ -1,4 +1,4 @@
-"""docs/hardware.md, Forms: its tables are those of `virtual_npu/static/lowering`.
+"""docs/hardware.md, Forms: its tables are those of `aerie/virtual_npu/static/lowering`.
 
 Run this file to have the tables as they should be: `python tests/docs/test_doc_hardware_forms.py`.
 """

@@ -11,23 +11,24 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, table
 
+from aerie import rooms
 from aerie.virtual_npu.knobs import PLAIN_PARTS, Knob
 
 PAGE = "usage.md"
 PROJECT = DOCS.parent
-ROOMS = ["benchmarks", *(room.name for room in (PROJECT / "aerie").iterdir() if room.is_symlink())]
+ROOMS = ["benchmarks", "aerie", *rooms.AT_THE_TOP]
 
 OF_OTHERS = {
-    "CXX": "virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
-    "PATH": "runtime/npu/toolchain.py",
-    "PYTHONPATH": "virtual_npu/child_process.py",
-    "RAY_USAGE_STATS_ENABLED": "serve/replicas.py",
-    "XDG_CACHE_HOME": "virtual_npu/folders.py",
+    "CXX": "aerie/virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
+    "PATH": "aerie/runtime/npu/toolchain.py",
+    "PYTHONPATH": "aerie/virtual_npu/child_process.py",
+    "RAY_USAGE_STATS_ENABLED": "aerie/serve/replicas.py",
+    "XDG_CACHE_HOME": "aerie/virtual_npu/folders.py",
     "XDG_STATE_HOME": "llama32_1b/lines.py",
-    "XILINX_XRT": "runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
-    "PEANO_INSTALL_DIR": "runtime/npu/tools.py",
-    "MLIR_AIE_INSTALL_DIR": "runtime/npu/tools.py",
-    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "engine/tokenizer_files.py",
+    "XILINX_XRT": "aerie/runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
+    "PEANO_INSTALL_DIR": "aerie/runtime/npu/tools.py",
+    "MLIR_AIE_INSTALL_DIR": "aerie/runtime/npu/tools.py",
+    "TRANSFORMERS_NO_ADVISORY_WARNINGS": "aerie/engine/tokenizer_files.py",
     "OMP_WAIT_POLICY": "verify/reference.py",  # OpenMP's: idle threads of torch leave the cores
 }
 """Environment variables that are not ours, and who looks at each."""
@@ -54,7 +55,7 @@ def modules() -> Iterator[str]:
         for path in (PROJECT / room).rglob("*.py"):
             if re.search(r"\bKnob\(", path.read_text()):
                 name = ".".join(path.relative_to(PROJECT).with_suffix("").parts).removesuffix(".__init__")
-                yield name if room == "benchmarks" else f"aerie.{name}"
+                yield f"aerie.{name}" if room in rooms.AT_THE_TOP else name
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +92,7 @@ def test_no_other_variable_is_read() -> None:
         for path in (PROJECT / room).rglob("*.py"):
             where = str(path.relative_to(PROJECT))
             read.update(dict.fromkeys(environment_reads(ast.parse(path.read_text())), where))
-    assert read.pop("self.name") == "virtual_npu/knobs.py"
+    assert read.pop("self.name") == "aerie/virtual_npu/knobs.py"
     assert {
         name: where for name, where in read.items() if not name.isidentifier() or name.isupper()
     } == OF_OTHERS

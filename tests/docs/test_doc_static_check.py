@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 
-from doc_transcripts import DOCS, table
+from doc_transcripts import table
 
+from aerie import rooms
 from aerie.virtual_npu.static.device import DEVICES
 
 PAGE = "static_check.md"
-RULES = DOCS.parent / "virtual_npu" / "static"
+RULES = rooms.folder("virtual_npu/static")
 
 
 def sources() -> str:

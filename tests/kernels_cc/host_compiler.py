@@ -6,11 +6,10 @@ import subprocess
 from pathlib import Path
 
 from aerie.virtual_npu import cpu
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
 
-ROOT = Path(__file__).parents[2]
-KERNELS = ROOT / "kernels_cc"
-INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{ROOT / 'virtual_npu' / 'include'}")
+KERNELS = OWN_KERNELS
+INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{INCLUDE}")
 
 
 def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:

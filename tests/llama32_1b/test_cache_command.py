@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from aerie import rooms
 from aerie.llama32_1b import cache_command
-from aerie.virtual_npu import folders
 from aerie.virtual_npu.store import Group
 
 KEY = "0123456789abcdef"
@@ -161,7 +161,7 @@ def test_a_file_that_cannot_be_removed(home, command_line, monkeypatch):
 
 def test_what_a_run_keeps_is_shown_and_cleared(tmp_path, command_line, monkeypatch):
     """With an installed package's rule, from another folder: nothing is written but what is cleared."""
-    monkeypatch.setattr(folders, "_ABOVE_ROOMS", tmp_path)
+    monkeypatch.setattr(rooms, "CHECKOUT", tmp_path)
     monkeypatch.delenv("VNPU_CACHE")
     environment = {"XDG_CACHE_HOME": str(tmp_path / "user"), "VNPU_OPT": "0"}
     kernel = "func.func @f() {\n  return\n}\n"

@@ -308,7 +308,7 @@ def test_programs_are_built_for_the_device_that_they_are_given(built):
 
 
 def without_evidence(module):
-    """The forms on the cores and of AIR that have no row in virtual_npu/static/lowering, or one that says no.
+    """The forms on the cores and of AIR that have no row in aerie/virtual_npu/static/lowering, or no.
 
     Find what upstream makes of such a form and write that down with the file that says so, or write the
     kernel otherwise.
@@ -329,8 +329,9 @@ def test_every_form_of_a_kernel_lowers(name):
         if found != set(spec.without_evidence):
             pytest.fail(
                 f"kernel {name}: nothing tells that the board's compilers take {', '.join(sorted(found))}; "
-                "write it otherwise, or give the form a row in virtual_npu/static/lowering with the file of "
-                f"upstream that shows it, or say `without_evidence={tuple(sorted(found))}` in its KernelSpec",
+                "write it otherwise, or give the form a row in aerie/virtual_npu/static/lowering with the "
+                "file of upstream that shows it, or say "
+                f"`without_evidence={tuple(sorted(found))}` in its KernelSpec",
                 pytrace=False,
             )
 

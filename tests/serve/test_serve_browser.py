@@ -14,9 +14,7 @@ from aerie.serve.models import Models
 from aerie.serve.service import Offer
 from tests.serve.conftest import opened
 
-playwright = pytest.importorskip(
-    "playwright.sync_api", reason="no playwright here: pip install 'aerie[browser]'"
-)
+playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
     pytest.mark.long,

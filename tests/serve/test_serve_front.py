@@ -227,6 +227,6 @@ def test_ray_is_not_there(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
     monkeypatch.delattr("aerie.serve.replicas", raising=False)
     assert main(["serve", "--port", "0", "--replicas", "2"]) == 2
     expected = (
-        "--replicas is 2, and Ray, which runs them, is not installed; pip install 'aerie[ray]', or serve"
+        "--replicas is 2, and Ray, which runs them, is not installed; pip install 'ray[serve]', or serve"
     )
     assert expected in capsys.readouterr().err

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie import rooms
 from aerie.virtual_npu import folders
 from aerie.virtual_npu.errors import KnobError
 from aerie.virtual_npu.store import Store, kept_programs
@@ -26,7 +27,8 @@ def elsewhere(tmp_path, monkeypatch):
 @pytest.fixture
 def installed(monkeypatch):
     """As where a wheel was installed: no checkout around the rooms."""
-    monkeypatch.setattr(folders, "_ABOVE_ROOMS", Path("/somewhere/site-packages"))
+    monkeypatch.setattr(rooms, "CHECKOUT", None)
+    monkeypatch.setattr(rooms, "SEARCH_PATH", Path("/somewhere/site-packages"))
 
 
 def test_a_checkout_keeps_things_in_its_own_build_folder():
@@ -169,5 +171,5 @@ def test_whoever_can_change_the_code_may_own_what_is_above_it(tmp_path, monkeypa
     checkout.parent.chmod(0o777)
     with pytest.raises(KnobError, match="everybody can write to"):
         folders.check_private(checkout / "build")
-    monkeypatch.setattr(folders, "_ABOVE_ROOMS", checkout)
+    monkeypatch.setattr(rooms, "SEARCH_PATH", checkout)
     folders.check_private(checkout / "build")

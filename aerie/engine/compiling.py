@@ -1,0 +1,328 @@
+"""Building and compiling a model's programs, and telling how far it has come.
+
+They are the programs of decode, and those of the variants that prompts are cut for, each compiled when it is
+first needed; or, where a prompt length is asked for, the six that are built for it.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from aerie.engine.blocks import FEW_ROWS, GUIDE, ROWS, Blocks
+from aerie.engine.communication import Alone, Communication
+from aerie.engine.config import ModelConfig
+from aerie.engine.context_end import STOP, ContextEnd, context_end
+from aerie.engine.costs import StepCosts
+from aerie.engine.errors import ConfigError, UserError
+from aerie.engine.facts import MODELS_THAT_RUN
+from aerie.engine.families import SOME_THAT_RUN
+from aerie.engine.family import BlockDiffusion
+from aerie.engine.native import prepare_native
+from aerie.engine.programs import HEADS, Places, program_flops
+from aerie.engine.progress import Reporter, Step
+from aerie.engine.sharding import part_of
+from aerie.engine.variants import default_variants, parse_variants
+from aerie.multi_launch_builder import (
+    Program,
+    UnsupportedShapeError,
+    cached,
+    legal_seq_len,
+    plan_variant_programs,
+)
+from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
+
+
+@dataclass(frozen=True)
+class RuntimeOptions:
+    """What to compile, where programs run, and the folder that keeps them.
+
+    seq_len: the prompt length, in tokens, of the six programs; None: programs of variants. variants: which,
+    as text (`aerie/engine/variants.py`); None: the model's default set. `fallback` is where programs run once
+    `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt is known to come. decode: the
+    family. context_end: what happens at the end of the largest context (`context_end.py`).
+    devices: those of this process that share the model, by their index in pyxrt, the backend's first; ()
+    for that alone. group: this process among several that share it, each with one device. kv_pool: positions
+    of which many requests' keys and values are kept; None: as many as memory suggests when they come.
+    """
+
+    seq_len: int | None
+    backend: Backend
+    cache_dir: Path
+    fallback: Backend | None = None
+    prompt_tokens: int = 0
+    variants: str | None = None
+    decode: str = GUIDE
+    context_end: str = STOP
+    devices: tuple[int, ...] = ()
+    group: Communication = field(default_factory=Alone)
+    kv_pool: int | None = None
+
+    @property
+    def ranks(self) -> int:
+        """How many devices share the model, in all processes."""
+        return max(self.group.ranks, len(self.devices), 1)
+
+    def part(self, config: ModelConfig) -> ModelConfig:
+        """The facts of what a device has: of the model, or of a part. UserError as `part_of`."""
+        return config if self.ranks == 1 else part_of(config, self.ranks)
+
+    def end(self, config: ModelConfig) -> ContextEnd:
+        """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`, and
+        UserError for one that a model of block diffusion cannot have."""
+        if config.diffusion and self.context_end != STOP:
+            raise UserError(
+                f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens one by one, and this "
+                f"model fills in blocks, from multiples of {config.diffusion.block_size} on; leave it out"
+            )
+        return context_end(self.context_end, self.blocks(config), config.context)
+
+    def blocks(self, config: ModelConfig) -> Blocks:
+        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none, for what
+        several devices cannot share, and for what cannot fill in blocks."""
+        if config.diffusion is None:
+            return self._blocks(config)
+        if self.seq_len is not None:
+            raise UserError(
+                f"--seq-len (SEQ_LEN) asks for programs of {self.seq_len} tokens, in which a position "
+                "sees none after it; in this model's blocks positions see each other: leave it out"
+            )
+        blocks = replace(self, decode=ROWS)._blocks(config)
+        check_block(config.diffusion, blocks)
+        return blocks
+
+    def _blocks(self, config: ModelConfig) -> Blocks:
+        """As blocks, of any model."""
+        if self.ranks > 1:
+            return self._shared_blocks(config)
+        check_shape(config)
+        if self.seq_len is not None and (self.variants or self.decode == ROWS):
+            given = "--variants (VARIANTS)" if self.variants else "--decode rows (DECODE)"
+            raise UserError(
+                f"--seq-len (SEQ_LEN) asks for the six programs of one prompt length, and {given} for those "
+                "of variants; give one of the two"
+            )
+        if self.seq_len is not None:
+            return Blocks(choose_seq_len(config, self.seq_len))
+        return blocks_of_variants(config, self.variants, self.decode)
+
+    def _shared_blocks(self, config: ModelConfig) -> Blocks:
+        """Of several devices."""
+        if self.seq_len is not None or self.decode != ROWS or self.fallback:
+            given = "fallback (FALLBACK)" if self.fallback else f"decode={self.decode!r}"
+            given = "seq_len (SEQ_LEN)" if self.seq_len is not None else given
+            raise UserError(
+                f"{self.ranks} devices share the passes of the decode family {ROWS}, by programs of variants "
+                f"and without a fallback, and {given} was given: load the model with decode={ROWS!r}, "
+                "without seq_len and fallback, or on one device"
+            )
+        blocks = blocks_of_variants(self.part(config), self.variants, self.decode)
+        return replace(blocks, devices=self.ranks)
+
+
+def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> Blocks:
+    """Blocks of these variants, or of the model's default set. UserError for variants that are none."""
+    every = parse_variants(variants) if variants else default_variants(config.context)
+    blocks = tuple(one for one in every if one.rows > 1)
+    if not blocks:
+        raise UserError(
+            f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
+            "add one, as 8x512"
+        )
+    return Blocks(0, blocks, decode, StepCosts(config.layer_weights))
+
+
+def check_block(diffusion: BlockDiffusion, blocks: Blocks) -> None:
+    """UserError for a block of diffusion that no step has rows for."""
+    most = max(FEW_ROWS, *(one.rows for one in blocks.variants))
+    if diffusion.block_size > most:
+        raise UserError(
+            f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes {most}; "
+            f"add one of more to VARIANTS, as {diffusion.block_size}x{blocks.contexts[-1]}"
+        )
+
+
+CONFIG_NAMES = {
+    "emb_dim": "hidden_size",
+    "hidden_dim": "intermediate_size",
+    "n_heads": "num_attention_heads",
+    "n_kv_heads": "num_key_value_heads",
+}
+"""What config.json calls the sizes of a ModelShape that have other names there."""
+IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
+
+
+def choose_seq_len(config: ModelConfig, asked: int | None) -> int:
+    """The prompt length of the six programs: as asked, or the model's default made legal.
+
+    Raises UserError for more than the model's positions, ConfigError for a model that the kernels do not
+    accept. Whether `asked` is legal is for the program builders to say.
+    """
+    check_shape(config)
+    most = legal_seq_len(config.context)
+    if asked is not None and asked > most:
+        raise UserError(
+            f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.context} positions "
+            f"({config.context_entry}); ask for at most {most}"
+        )
+    return asked or legal_seq_len(config.default_seq_len)
+
+
+def check_shape(config: ModelConfig) -> None:
+    """Raises ConfigError for a model that the kernels do not accept."""
+    try:
+        cached.check_shape(config.shape)
+    except UnsupportedShapeError as error:
+        problem = IN_CONFIG.sub(lambda name: CONFIG_NAMES[name[0]], error.problem)
+        raise ConfigError(
+            f"this model does not fit the kernels, and no option makes it fit: {problem}. Among those that "
+            f"do are {SOME_THAT_RUN} ({MODELS_THAT_RUN})"
+        ) from None
+
+
+class Programs:
+    """A model's programs, by name, compiled in a cache whose buffers they share (`places`).
+
+    config: of the model, or of a device's part. `have` compiles what is missing of some variants; never
+    those of `without`.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        options: RuntimeOptions,
+        report: Reporter,
+        without: Collection[str] = (),
+    ) -> None:
+        self.by_name: dict[str, Program] = {}
+        self._without = without
+        self.places = Places((), 0)
+        self._config, self._options, self._report = config, options, report
+        self.cache = self.open_cache(options.backend, Profiler())
+
+    def open_cache(self, backend: Backend, profiler: Profiler) -> KernelCache:
+        """A cache in which the programs share the buffers of a pass; nothing is compiled."""
+        return KernelCache(self._options.cache_dir, backend, profiler, self._report.note, self.places)
+
+    def have(self, names: Iterable[str]) -> list[Program]:
+        """Compile what is missing of these programs; gives those. Raises as compile_into."""
+        missing = [
+            name for name in dict.fromkeys(names) if name not in self.by_name and name not in self._without
+        ]
+        if not missing:
+            return []
+        started = time.perf_counter()
+        return self.add(cached.named_programs(self._config.shape, missing), started)
+
+    def add(self, programs: Sequence[Program], started: float) -> list[Program]:
+        """Compile these, whose building began at `started`."""
+        compile_into(self.cache, programs, self._report, time.perf_counter() - started)
+        for program in programs:
+            self.places.add(program, self._config.num_hidden_layers)
+            self.by_name[program.name] = program
+        return [*programs]
+
+
+def compile_programs(
+    config: ModelConfig, options: RuntimeOptions, report: Reporter, every: bool = False
+) -> Programs:
+    """The programs of decode, and those that a prompt of `options.prompt_tokens` needs, compiled.
+
+    every: those of all variants; with decode in rows, those of all steps of many requests too. Raises
+    ConfigError, and UnsupportedShapeError for a seq_len, before anything is compiled or written; CompileError
+    and DiskFullError, which leave the cache usable.
+    """
+    blocks, started = options.blocks(config), time.perf_counter()
+    six = [*cached.programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
+    report.note(options.backend.reason)
+    if config.context < config.max_position_embeddings:
+        report.note(
+            f"context: {config.context} of the model's {config.max_position_embeddings} positions, as many "
+            "as its sliding window holds; attention that forgets earlier ones is not supported"
+        )
+    if remark := prepare_native():
+        report.note(remark)
+    own = options.part(config)
+    programs = Programs(own, options, report, () if options.group.rank == 0 else blocks.heads)
+    if six:
+        programs.add(six, started)
+    else:
+        programs.have(every_name(own, blocks) if every else first_names(blocks, options.prompt_tokens))
+        programs.have(blocks.of_steps if every and blocks.decode == ROWS else ())
+    return programs
+
+
+def of_other_devices(config: ModelConfig, options: RuntimeOptions, first: Programs) -> list[Programs]:
+    """The same programs on each further device of this process, but for the LM head. Raises RunError."""
+    heads = options.blocks(config).heads
+    made = []
+    for device in options.devices[1:]:
+        there = replace(options, backend=replace(options.backend, device=device))
+        made.append(Programs(options.part(config), there, Reporter(terminal=False, quiet=True), heads))
+        made[-1].have(first.by_name)
+    return made
+
+
+def first_names(blocks: Blocks, prompt_tokens: int) -> list[str]:
+    """The programs that a prompt of so many tokens needs, and decode after it; for 0, one token's.
+
+    Of a longer prompt than the largest context, those that fill it.
+    """
+    tokens = min(max(1, prompt_tokens), blocks.largest_context or prompt_tokens)
+    return [*blocks.of_a_token, *blocks.needed(blocks.plan(tokens, 0), last_only=True)]
+
+
+def every_name(config: ModelConfig, blocks: Blocks) -> list[str]:
+    """The programs of all variants, and those of decode; config: of what a device has."""
+    plans = plan_variant_programs(config.shape, blocks.variants, blocks.kinds).values()
+    return [*blocks.of_a_token, *(each.name for each in plans if each.kind not in HEADS)]
+
+
+def compile_into(
+    cache: KernelCache, programs: Sequence[Program], report: Reporter, building: float = 0.0
+) -> None:
+    """Compile programs, telling how far it has come. `building` is how long, in seconds, they took to make or
+    to fetch, which is told with it. Raises CompileError and DiskFullError.
+    """
+    if not programs:
+        return
+    started = time.perf_counter()
+    with report.bar("compiling", len(programs)) as step:
+        telling = _Telling(report, step)
+        cache.compile_all(programs, progress=telling)
+    for program in programs:
+        cache.profiler.declare(program.name, flops=program_flops(program))
+    spent = building + time.perf_counter() - started
+    report.note(f"programs: {telling.compiled} compiled, {telling.reused} from the cache, {spent:.1f} s")
+
+
+@dataclass
+class _Telling:
+    """Takes the cache's progress events, one at a time, to the bar; without a bar, to notes."""
+
+    report: Reporter
+    step: Step
+    compiled: int = 0
+    reused: int = 0
+    under_way: list[str] = field(default_factory=list)
+
+    def __call__(self, event: Progress) -> None:
+        if event.stage is Stage.COMPILING:
+            self.under_way.append(event.program)
+        elif event.program in self.under_way:
+            self.under_way.remove(event.program)
+        self.compiled += event.stage is Stage.COMPILED
+        self.reused += event.stage is Stage.REUSED
+        self.step(", ".join(self.under_way), event.done)
+        if line := self._line(event):
+            self.report.note(line)
+
+    def _line(self, event: Progress) -> str:
+        if event.stage is Stage.COMPILED:
+            return f"compiled {event.program} in {event.seconds:.1f} s"
+        if event.stage is Stage.COMPILING and not self.report.has_bars:
+            return f"compiling {event.program} ({event.detail})"
+        return ""

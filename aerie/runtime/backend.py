@@ -1,0 +1,118 @@
+"""The choice of device: the NPU through pyxrt, or the virtual NPU through its own pyxrt."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from types import ModuleType
+
+from aerie.runtime import knobs as compile_knobs
+from aerie.runtime.device import DeviceAccess, VirtualAccess
+from aerie.runtime.errors import BackendError
+from aerie.runtime.npu.device import NpuAccess, missing_device
+from aerie.runtime.npu.toolchain import NpuToolchain
+from aerie.runtime.npu.tools import missing_compile_tools, missing_list
+from aerie.runtime.toolchain import Toolchain, VirtualToolchain
+from aerie.virtual_npu import knobs
+from aerie.virtual_npu.errors import VirtualNpuError
+from aerie.virtual_npu.options import EXACT
+
+CHOICES = ("auto", "virtual", "npu")
+
+
+@dataclass(frozen=True)
+class Backend:
+    """Where programs run. `pyxrt`: a module with pyxrt's API. `reason`: in one line, why this one was chosen.
+    `access`: how the device behaves. `device`: which one, by pyxrt's index.
+
+    A backend that only compiles may have a NoDevice in place of pyxrt.
+    """
+
+    name: str
+    toolchain: Toolchain
+    pyxrt: ModuleType
+    reason: str
+    access: DeviceAccess = field(default_factory=VirtualAccess)
+    device: int = 0
+
+    @property
+    def numerics(self) -> str:
+        """How matrix products are made: exact or bfp16 on the virtual NPU, else the backend's name."""
+        toolchain = self.toolchain
+        return toolchain.options.numerics if isinstance(toolchain, VirtualToolchain) else self.name
+
+
+class NoDevice(ModuleType):
+    """In place of pyxrt where programs are compiled and never run: using it raises BackendError."""
+
+    def __getattr__(self, name: str) -> object:
+        raise BackendError("this backend only compiles: no NPU was looked for, so nothing can run on it")
+
+
+def select_backend(
+    choice: str = "auto", numerics: str | None = None, *, compile_only: bool = False
+) -> Backend:
+    """The backend of that name; "auto" is the NPU where pyxrt, a device and the toolchain are found.
+
+    numerics: how the virtual NPU makes bf16 matrix products (None: as VNPU_NUMERICS says).
+    compile_only: "npu" needs the toolchain alone, neither pyxrt nor a device; the backend runs nothing.
+    Raises BackendError for an unknown name, for "npu" where something that it needs is missing, for numerics
+    with the NPU, and for the virtual NPU where they or one of its environment variables
+    (aerie/virtual_npu/knobs.py) make no sense.
+    """
+    if choice == "virtual":
+        return _virtual("asked for", numerics)
+    if choice not in CHOICES:
+        raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
+    for_later = compile_only and choice == "npu"
+    no_device = [] if for_later else missing_device()
+    missing = no_device if no_device and choice == "auto" else [*no_device, *missing_compile_tools()]
+    if not missing:
+        return _npu(choice, numerics, for_later)
+    if choice == "npu":
+        raise BackendError(
+            missing_list("backend 'npu' cannot be used here; BACKEND=virtual runs the same programs", missing)
+        )
+    lacking = "no NPU is set up here" if no_device else "this machine has an NPU and not its compilers"
+    return _virtual(f"{lacking}; BACKEND=npu lists what is missing", numerics)
+
+
+def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
+    if numerics:
+        raise BackendError(
+            f"numerics '{numerics}' cannot be had on the NPU, which has its own; leave it out, or take "
+            "BACKEND=virtual"
+        )
+    _check_compile_knobs()
+    if compile_only:
+        return Backend("npu", NpuToolchain(), NoDevice("pyxrt"), "backend npu: asked for, to compile only")
+    why = "asked for" if choice == "npu" else "pyxrt opened a device"
+    pyxrt = importlib.import_module("pyxrt")
+    return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {why}", _npu_access())
+
+
+def _check_compile_knobs() -> None:
+    try:
+        compile_knobs.check()
+    except VirtualNpuError as error:
+        raise BackendError(str(error)) from error
+
+
+def _npu_access() -> NpuAccess:
+    try:
+        return NpuAccess()
+    except VirtualNpuError as error:  # a knob that makes no sense
+        raise BackendError(str(error)) from error
+
+
+def _virtual(why: str, numerics: str | None) -> Backend:
+    toolchain = VirtualToolchain(numerics)
+    try:
+        compile_knobs.check()
+        knobs.check()
+        chosen = toolchain.options.numerics
+    except VirtualNpuError as error:
+        raise BackendError(str(error)) from error
+    products = "" if chosen == EXACT.numerics else f" with {chosen} products"
+    pyxrt = importlib.import_module("aerie.virtual_npu.pyxrt")
+    return Backend("virtual", toolchain, pyxrt, f"backend virtual{products}: {why}")

@@ -1,0 +1,115 @@
+"""Toolchains: what turns a program into a file that the backend's `pyxrt.elf` opens."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from aerie import rooms, virtual_npu
+from aerie.runtime.artifacts import BUILD_LOG, PROGRAM_TEXT, UNKNOWN
+from aerie.runtime.errors import CompileError
+from aerie.virtual_npu import compiler
+from aerie.virtual_npu.cache import ingredients
+from aerie.virtual_npu.fingerprint import files_digest, text_digest, with_includes
+from aerie.virtual_npu.store import Store
+
+if TYPE_CHECKING:
+    from aerie.multi_launch_builder.program import ExternalObject, Program
+
+KERNEL_SOURCES = rooms.folder("kernels_cc")
+"""C++ for the cores. Data, not a Python package that we import."""
+
+
+SHOWN_LINES = 20
+"""Lines of a failed tool's output that an error shows; the log has them all."""
+
+
+MEMORY_BYTES = 256 << 20
+"""Of one program for the virtual NPU: two compilers at a time of at most 100 MB each, as measured with
+programs of Llama-3.2-1B, and room."""
+
+
+class Toolchain(Protocol):
+    """Compiles programs for one backend."""
+
+    def ingredients(self, program: Program) -> Mapping[str, str]:
+        """Everything that the artifact depends on, by name, as hashes or short texts."""
+
+    def compile(self, program: Program, work: Path, shared: Store) -> Path:
+        """Compile in the empty folder `work`, leaving the tools' output in BUILD_LOG; the artifact's path.
+
+        `shared` is for parts that several programs need. Raises CompileError with the tool's own lines.
+        """
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes of memory that compiling one program takes at most, about; it limits how many compile at
+        once."""
+
+    def stop(self) -> None:
+        """End the compilations in other threads."""
+
+
+def first_lines(text: str) -> str:
+    """The first SHOWN_LINES lines."""
+    return "\n".join(text.splitlines()[:SHOWN_LINES])
+
+
+def source_of(external: ExternalObject) -> Path:
+    """The C++ source of an object file that a program links."""
+    return KERNEL_SOURCES / external.source
+
+
+def program_ingredients(program: Program) -> dict[str, str]:
+    """The ingredients in both toolchains: the program's text, and the C++ it links, with its macros."""
+    sources = with_includes(source_of(external) for external in program.objects)
+    objects = [repr(dataclasses.astuple(external)) for external in program.objects]
+    return {
+        PROGRAM_TEXT: text_digest(program.text),
+        "kernel sources": files_digest(sources, KERNEL_SOURCES),
+        "kernel macros": text_digest("\n".join(objects)),
+    }
+
+
+@dataclasses.dataclass(frozen=True)
+class VirtualToolchain:
+    """Compiles for the virtual NPU: AIR text to C++ to a shared object of this machine.
+
+    numerics: how bf16 matrix products are made, `exact` or `bfp16`; None leaves it to the environment.
+    """
+
+    numerics: str | None = None
+
+    @property
+    def options(self) -> virtual_npu.BuildOptions:
+        """How programs are built. Raises VirtualNpuError for numerics that there are not."""
+        asked = virtual_npu.BuildOptions.from_knobs()
+        return dataclasses.replace(asked, numerics=self.numerics or asked.numerics)
+
+    def ingredients(self, program: Program) -> Mapping[str, str]:
+        try:
+            found = compiler.present_compiler(self.options)
+            own = ingredients(self.options, found.version if found else UNKNOWN)
+        except virtual_npu.VirtualNpuError as error:
+            raise CompileError(program.name, str(error)) from error
+        return {**program_ingredients(program), **own}
+
+    @property
+    def memory_bytes(self) -> int:
+        return MEMORY_BYTES
+
+    def compile(self, program: Program, work: Path, shared: Store) -> Path:
+        del shared  # the virtual NPU has a store of its own, for programs that others build too
+        output = work / f"{program.name}.elf"
+        try:
+            virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,), options=self.options)
+        except virtual_npu.VirtualNpuError as error:
+            (work / BUILD_LOG).write_text(str(error))
+            raise CompileError(program.name, first_lines(str(error))) from error
+        return output
+
+    def stop(self) -> None:
+        """Kill the compilers that run for any thread."""
+        compiler.stop()

@@ -1,0 +1,182 @@
+"""The flags of `aerie serve`."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from aerie.llama32_1b.cli import add_template, real_number, whole_number
+from aerie.serve.naming import byte_count, seconds
+from aerie.serve.service import Limits
+from aerie.virtual_npu.knobs import Knob
+
+KEY = Knob("AERIE_API_KEY", "", "what clients of aerie serve have to send; empty: nothing, or --api-key")
+"""A list of processes shows a flag's value, and not this one's."""
+STANDARD = Limits()
+
+
+def add_serve(parser: argparse.ArgumentParser) -> None:
+    _add_models(parser)
+    parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
+    parser.add_argument(
+        "--port", type=whole_number(0), default=8000, help="0: any that is free (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--api-key", help=f"what clients have to send (default: {KEY.name}, else none is wanted)"
+    )
+    parser.add_argument(
+        "--cors-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="pages of this site may ask; several times; *: those of all sites, with an API key",
+    )
+    _add_limits(parser)
+    _add_runtime(parser)
+    _add_replicas(parser)
+
+
+def _add_models(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        action="append",
+        default=[],
+        metavar="[NAME=]MODEL",
+        help="as for `aerie run`: demo, a folder, or a Hugging Face id; several times, the first is loaded "
+        "at once and the others when they are asked for (default: demo)",
+    )
+    parser.add_argument(
+        "--models-dir", type=Path, metavar="FOLDER", help="each folder in it with a config.json is a model"
+    )
+    parser.add_argument("--name", help="what clients call the model (default: the folder's name, or the id)")
+    parser.add_argument(
+        "--alias",
+        action="append",
+        default=[],
+        metavar="ALIAS[=NAME]",
+        help="another name for the first model, or for the one of this name; several times",
+    )
+    parser.add_argument(
+        "--memory",
+        type=byte_count,
+        metavar="BYTES",
+        help="that all models have together, as 6G; those idle longest are unloaded for others (default: of "
+        "several, what is available at the start)",
+    )
+    parser.add_argument("--preload", action="store_true", help="load all models at the start")
+    parser.add_argument(
+        "--idle-unload",
+        type=seconds,
+        metavar="SECONDS",
+        help="unload a model that was not asked for so long (default: never)",
+    )
+    parser.add_argument(
+        "--load-wait",
+        type=seconds,
+        default=STANDARD.load_s,
+        metavar="SECONDS",
+        help="that a request waits for its model to be loaded (default: %(default)s)",
+    )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--queue",
+        type=whole_number(0),
+        default=STANDARD.queue,
+        help="answers that may wait beside 32 under way; more are told to come again (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("--time-limit", STANDARD.time_limit_s, "seconds that a request has"),
+        ("--drain", STANDARD.drain_s, "seconds that answers have when the server is told to stop"),
+    ):
+        parser.add_argument(name, type=real_number, default=default, help=f"{what} (default: %(default)s)")
+    parser.add_argument(
+        "--max-body",
+        type=whole_number(1),
+        default=STANDARD.body_bytes,
+        help="bytes of a request's body, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--connections",
+        type=whole_number(1),
+        default=STANDARD.connections,
+        help="connections at once; fewer where the process may have fewer descriptors (default: %(default)s)",
+    )
+    for name, default, what in (
+        ("--head-time", STANDARD.head_s, "the head of a request has"),
+        ("--body-time", STANDARD.body_s, "its body has"),
+        ("--send-time", STANDARD.send_s, "a reader has to take some of what was sent"),
+    ):
+        parser.add_argument(
+            name,
+            type=whole_number(1),
+            default=round(default),
+            metavar="SECONDS",
+            help=f"that {what} (default: %(default)s)",
+        )
+    parser.add_argument(
+        "--keep-responses",
+        type=whole_number(0),
+        metavar="COUNT",
+        help="responses and conversations that clients may go on from; the oldest go first, 0 keeps none "
+        f"(default: {STANDARD.kept})",
+    )
+    parser.add_argument(
+        "--keep-bytes",
+        type=byte_count,
+        default=STANDARD.kept_bytes,
+        metavar="BYTES",
+        help="of all of them, at most (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--slot-save-path", type=Path, metavar="FOLDER", help="where slots are saved (default: nowhere)"
+    )
+    parser.add_argument(
+        "--slot-save-bytes",
+        type=whole_number(1),
+        default=16 * 2**30,
+        help="bytes of all files there, at most (default: %(default)s)",
+    )
+
+
+def _add_runtime(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--backend", default="auto", help="auto, virtual or npu (default: %(default)s)")
+    parser.add_argument("--numerics", help="of the virtual NPU: exact or bfp16 (default: exact)")
+    parser.add_argument("--variants", help="as for `aerie run` (default: a set for the model's size)")
+    parser.add_argument(
+        "--kv-pool",
+        type=whole_number(1),
+        help="positions of which keys and values are kept (default: what a quarter of the memory holds)",
+    )
+    parser.add_argument(
+        "--draft",
+        action="append",
+        default=[],
+        metavar="[NAME=]DRAFT",
+        help="as for `aerie run`: lookup, or a smaller model with the same tokenizer, of all models or of "
+        "one; no token changes (default: no guesses)",
+    )
+    add_template(parser)
+    parser.add_argument(
+        "--warm",
+        action="store_true",
+        help="compile and load every program before a model is ready, so that no answer waits for one "
+        "(default: each when it is first needed)",
+    )
+    parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
+
+
+def _add_replicas(parser: argparse.ArgumentParser) -> None:
+    more_than_none = whole_number(1)
+    parser.add_argument(
+        "--replicas",
+        type=more_than_none,
+        help="engines that share the requests, by Ray (pip install 'ray[serve]')",
+    )
+    parser.add_argument(
+        "--max-replicas", type=more_than_none, help="so many while there is much to do (default: --replicas)"
+    )
+    parser.add_argument(
+        "--cluster", help="of Ray: HEAD:6379, or auto for this machine's (default: one for this command)"
+    )

@@ -1,0 +1,177 @@
+"""Programs that may end their process: run in a child process, so that there is a message.
+
+An external kernel can write anywhere, so the command line goes on in a child, and its parent looks how that
+ends. AddressSanitizer has to be in a process before all else, so `--sanitize` runs the command line once more
+with it preloaded, and what the sanitizers report there becomes our error.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import platform
+import re
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from aerie import rooms
+from aerie.virtual_npu.compiler import find_compiler
+from aerie.virtual_npu.errors import CrashError, OptionError, SanitizerError, ToolchainError
+from aerie.virtual_npu.options import BuildOptions
+from aerie.virtual_npu.texts import print_error
+
+CRASHED = 1
+
+_SUSPECTS = (
+    "before it ran; please report it with the program",
+    "an external kernel may have left its buffers; run it with --sanitize to see where",
+    "without checks it may have left its buffers; run it without --no-checks to see where",
+    "it calls no external kernel, so this is a defect of the virtual NPU; please report it with the program",
+)
+_suspect = mmap.mmap(-1, 1)
+"""Which of them a crash is told with: one byte that parent and child share."""
+
+
+def about_to_run(kernels: Sequence[str], checks: bool) -> None:
+    """Say what runs from here on: the external kernels that a program calls, and whether it is checked."""
+    _suspect[0] = 1 if kernels else 3 if checks else 2
+
+
+def watch() -> None:
+    """Fork, and return in the child. The parent passes signals on, and exits with the child's exit status."""
+    if not hasattr(os, "fork"):
+        return
+    child = os.fork()
+    if child == 0:
+        end_with_parent()
+        return
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, lambda number, _: os.kill(child, number))
+    _, status = os.waitpid(child, 0)
+    sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _ended_by(os.WTERMSIG(status)))
+
+
+def end_with_parent() -> None:
+    """Have the kernel kill this process when its parent ends, even by SIGKILL (Linux only)."""
+    if sys.platform == "linux":
+        set_death_signal = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
+        ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
+
+
+def _ended_by(number: int) -> int:
+    if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        print("stopped", file=sys.stderr)
+        return 128 + number
+    name = signal.Signals(number).name
+    memory = "; the system may have been out of memory" if number == signal.SIGKILL else ""
+    print_error(
+        CrashError(f"the program crashed ({name}){memory}: {_SUSPECTS[_suspect[0]]}"),
+        "--json" in sys.argv,
+    )
+    return CRASHED
+
+
+ADDRESS = re.compile(r"ERROR: AddressSanitizer: ([\w-]+)")
+ACCESS = re.compile(r"^((?:READ|WRITE) of size \d+)", re.MULTILINE)
+FRAME = re.compile(r"^\s+#\d+ 0x[0-9a-f]+ in (.+) (\S+?):(\d+)(?::\d+)?$", re.MULTILINE)
+UNDEFINED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? runtime error: (.+)$", re.MULTILINE)
+
+
+def is_loaded() -> bool:
+    """Whether AddressSanitizer is part of this process."""
+    return hasattr(ctypes.CDLL(None), "__asan_init")
+
+
+def check_loaded() -> None:
+    """Raises OptionError where a program built with sanitizers would end this process."""
+    if not is_loaded():
+        raise OptionError(
+            "sanitize=True makes a program that only runs in a process with AddressSanitizer preloaded: use "
+            "`aerie vnpu run --sanitize`, or start Python with LD_PRELOAD=" + runtime()
+        )
+
+
+def runtime() -> str:
+    """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError when there is none."""
+    command = find_compiler(BuildOptions(sanitize=True)).command
+    for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
+        done = subprocess.run(
+            [*command, f"-print-file-name={name}"], capture_output=True, text=True, check=False
+        )
+        path = Path(done.stdout.strip())
+        if path.is_absolute() and path.exists():
+            return str(path.resolve())
+    raise ToolchainError(
+        f"{shlex.join(command)} has no AddressSanitizer runtime (libasan.so): install it (Debian, Ubuntu: "
+        "apt install libasan8 or the version of the compiler), or leave out --sanitize"
+    )
+
+
+def run_again(words: Sequence[str]) -> int:
+    """Run `aerie vnpu` with these words under the sanitizers; gives its exit status.
+
+    Raises SanitizerError with what they report.
+    """
+    with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
+        done = subprocess.run(
+            [sys.executable, "-m", "aerie.virtual_npu", *words],
+            env=_environment(Path(folder) / "report"),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
+        reports = [path.read_text(errors="replace") for path in sorted(Path(folder).iterdir())]
+    if UNDEFINED.search(done.stderr):
+        reports.append(done.stderr)
+    if reports:
+        raise SanitizerError("\n".join([summary(reports[0]), *shortened(reports[0])]))
+    print(done.stderr, end="", file=sys.stderr)
+    print(done.stdout, end="")
+    return done.returncode
+
+
+def _environment(log: Path) -> dict[str, str]:
+    # Python keeps what it allocates at its exit: leaks are not ours to find.
+    common = f"log_path={log}:halt_on_error=1:detect_leaks=0"
+    path = os.pathsep.join(filter(None, [str(rooms.SEARCH_PATH), os.environ.get("PYTHONPATH")]))
+    return {
+        **os.environ,
+        "LD_PRELOAD": runtime(),
+        "ASAN_OPTIONS": common,
+        "UBSAN_OPTIONS": f"{common}:print_stacktrace=1",
+        "PYTHONMALLOC": "malloc",
+        "PYTHONPATH": path,
+    }
+
+
+def summary(report: str) -> str:
+    """What a sanitizer's report says, in one line: where in which source, and what."""
+    undefined = UNDEFINED.search(report)
+    if undefined:
+        path, line, what = undefined.groups()
+        return f"{Path(path).name}:{line}: undefined behaviour: {what}"
+    kind, access = ADDRESS.search(report), ACCESS.search(report)
+    what = ", ".join(match[1] for match in (kind, access) if match) or "the sanitizer stopped the run"
+    for function, path, line in FRAME.findall(report):
+        if Path(path).suffix in (".cc", ".cpp", ".h", ".hpp") and "sanitizer" not in path:
+            return f"{Path(path).name}:{line}: in {function}: {what}"
+    return what
+
+
+def shortened(report: str) -> list[str]:
+    """The lines of a report, without stack frames of Python and of the runtime, and without dumps of
+    memory."""
+    kept: list[str] = []
+    outside = False
+    for line in report.partition("Shadow bytes")[0].splitlines():
+        is_frame = re.match(r"\s+#\d+ ", line) is not None
+        outside = is_frame and (outside or " in work_on " in line or "call_entry" in line)
+        if line.strip("= ") and not outside:
+            kept.append(line.rstrip())
+    return kept

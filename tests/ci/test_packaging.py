@@ -1,0 +1,201 @@
+"""Packages and commands: whatever the source it is built from, a wheel has every room, under `aerie` alone;
+in a checkout each module has one path; and `aerie` is the command."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import re
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+from setuptools import build_meta
+
+import aerie
+from aerie import rooms
+from aerie.__main__ import COMMANDS, TOOLS, find, main
+
+PROJECT = Path(__file__).parents[2]
+SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "aerie", *rooms.AT_THE_TOP)
+ROOMS = sorted({path.parent.name for path in rooms.PACKAGE.glob("*/__init__.py")}.union(rooms.AT_THE_TOP))
+CACHES = shutil.ignore_patterns("__pycache__")
+
+
+def test_no_file_of_the_package_is_a_link() -> None:
+    """A zip and a clone on Windows have no links."""
+    paths = [path for name in SOURCES for path in (PROJECT / name, *(PROJECT / name).rglob("*"))]
+    assert len(paths) > 500
+    assert [path for path in paths if path.is_symlink()] == []
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_has_one_path(room: str) -> None:
+    at_the_top = room in rooms.AT_THE_TOP
+    expected = (PROJECT if at_the_top else PROJECT / "aerie") / room
+    assert rooms.folder(room) == expected
+    assert importlib.import_module(f"aerie.{room}").__file__ == str(expected / "__init__.py")
+    assert (PROJECT / "aerie" / room).exists() is not at_the_top
+
+
+def test_nothing_else_beside_the_package_is_in_it() -> None:
+    for name in ("aerie.tests", "aerie.benchmarks", "aerie.aerie", "aerie.kernel_builder.verify"):
+        with pytest.raises(ModuleNotFoundError, match=f"No module named '{name}'"):
+            importlib.import_module(name)
+
+
+def test_a_build_that_lacks_a_room_fails(tmp_path: Path) -> None:
+    (tmp_path / "aerie").mkdir()
+    for name in ("pyproject.toml", "setup.py", "README.md", "aerie/__init__.py", "aerie/rooms.py"):
+        shutil.copy(PROJECT / name, tmp_path / name)
+    for room in rooms.AT_THE_TOP[1:]:
+        (tmp_path / room).mkdir()
+        (tmp_path / room / "__init__.py").touch()
+    done = subprocess.run(
+        [sys.executable, "setup.py", "bdist_wheel"], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert done.stderr == (
+        f"error: {tmp_path} has no package in {rooms.AT_THE_TOP[0]}, so a wheel of it would not work; build "
+        "from a whole checkout, or from an archive of one\n"
+    )
+
+
+def build(source: Path) -> zipfile.ZipFile:
+    """The wheel of a source tree, built in this process's environment."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(source)
+        patch.setattr(sys, "argv", ["setup.py"])
+        (source / "dist").mkdir()
+        name = build_meta.build_wheel(str(source / "dist"), {"--build-option": ["--quiet"]})
+    return zipfile.ZipFile(source / "dist" / name)
+
+
+def copy_sources(folder: Path) -> None:
+    folder.mkdir(exist_ok=True)
+    for name in SOURCES:
+        if (PROJECT / name).is_dir():
+            shutil.copytree(PROJECT / name, folder / name, ignore=CACHES)
+        else:
+            shutil.copy(PROJECT / name, folder)
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> zipfile.ZipFile:
+    """The wheel of this checkout."""
+    folder = tmp_path_factory.mktemp("wheel")
+    copy_sources(folder)
+    return build(folder)
+
+
+def git(*words: str | Path) -> None:
+    subprocess.run(["git", "-C", PROJECT, *words], check=True, capture_output=True)
+
+
+def from_archive(folder: Path, form: str) -> None:
+    archive = folder.with_suffix(f".{form}")
+    git("archive", f"--output={archive}", "HEAD")
+    shutil.unpack_archive(archive, folder, **({"filter": "data"} if form == "tar" else {}))
+
+
+def from_clone_without_links(folder: Path) -> None:
+    git("clone", "--config", "core.symlinks=false", "--depth=1", f"file://{PROJECT}", folder)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("source", ["zip", "tar", "clone"])
+def test_a_wheel_is_whole_whatever_its_source(source: str, tmp_path: Path, wheel: zipfile.ZipFile) -> None:
+    """Of the last commit, whose files may differ from the checkout's; its rooms do not."""
+    folder = tmp_path / "source"
+    from_clone_without_links(folder) if source == "clone" else from_archive(folder, source)
+    names = {name for name in build(folder).namelist() if name.endswith("/__init__.py")}
+    assert names == {name for name in wheel.namelist() if name.endswith("/__init__.py")}
+    assert {f"aerie/{room}/__init__.py" for room in ROOMS} <= names
+
+
+@pytest.mark.long
+def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
+    """In an environment of its own, seen from another folder."""
+    python = tmp_path / "venv" / "bin" / "python"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (here,) = {str(Path(module.__file__).parents[1]) for module in (pytest,)}
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (site / "others.pth").write_text(f"{here}\n")
+    copy_sources(tmp_path / "source")
+    how = ("--quiet", "--no-deps", "--no-build-isolation", "--editable", tmp_path / "source")
+    subprocess.run([python, "-m", "pip", "install", *how], check=True, capture_output=True)
+    look = "import aerie.engine, aerie.verify; print(aerie.engine.__file__, aerie.verify.__file__)"
+    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [python, "-c", look], cwd="/", env=clean, capture_output=True, text=True, check=True
+    )
+    source = tmp_path / "source"
+    assert done.stdout.split() == [f"{source}/aerie/engine/__init__.py", f"{source}/verify/__init__.py"]
+
+
+def test_nothing_but_aerie_is_installed_at_top_level(wheel: zipfile.ZipFile) -> None:
+    tops = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {top for top in tops if not top.endswith(".dist-info")} == {"aerie"}
+
+
+def test_all_that_a_room_has_is_installed(wheel: zipfile.ZipFile) -> None:
+    """But for what is written for readers of the repository."""
+    files = {
+        f"aerie/{room}/{path.relative_to(rooms.folder(room))}"
+        for room in ROOMS
+        for path in rooms.folder(room).rglob("*")
+        if path.is_file() and path.suffix not in {".pyc", ".md"}
+    }
+    assert files - set(wheel.namelist()) == set()
+
+
+def test_a_room_of_the_users_own_is_not_in_the_way(wheel: zipfile.ZipFile, tmp_path: Path) -> None:
+    """The installed package beside folders of the user's that have our rooms' names."""
+    wheel.extractall(tmp_path / "site")
+    for name in ("runtime", "verify", "board"):
+        (tmp_path / "own" / name).mkdir(parents=True)
+        (tmp_path / "own" / name / "__init__.py").write_text("raise ImportError('the user's own')")
+    words = [sys.executable, "-m", "aerie", "run", "--prompt", "What is the capital of France?"]
+    own = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
+    done = subprocess.run(words, cwd=tmp_path / "own", env=own, capture_output=True, text=True)
+    assert done.stdout == "The capital of France is Paris.\n", done.stderr
+
+
+def test_every_command_of_a_room_is_one_of_aerie(capsys: pytest.CaptureFixture[str]) -> None:
+    for room in {command.room for command in COMMANDS}:
+        assert importlib.import_module(f"aerie.{room}.__main__").main(["no-such"]) == 2
+        (known,) = re.findall(r"choose from (.*?)\)", capsys.readouterr().err)
+        ours = {command.name for command in COMMANDS if command.room == room}
+        assert set(re.findall(r"[\w-]+", known)) - {"gate"} == ours
+
+
+@pytest.mark.parametrize("name", [command.name for command in (*COMMANDS, *TOOLS)])
+def test_every_command_tells_what_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main([name, "--help"])
+    assert ended.value.code in (0, None)
+    assert re.match(rf"usage: aerie {name}\b", capsys.readouterr().out)
+
+
+def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    told = capsys.readouterr().out
+    assert all(f"  {command.name:14}  {command.summary}\n" in told for command in (*COMMANDS, *TOOLS))
+    assert max(map(len, told.splitlines())) <= 80
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"aerie {aerie.__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        ([], "error: name a command: run, chat, "),
+        (["rum"], "error: there is no command 'rum'; there are: run, chat, "),
+    ],
+)
+def test_what_is_no_command(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == find(words) == 2
+    assert capsys.readouterr().err.startswith(told)
