@@ -1,11 +1,7 @@
 """POST /slots/ID?action=save, restore and erase, in the words of llama.cpp's tools/server/README.md.
 
 Reading and writing go on in a thread of their own, one file at a time, beside the model's steps: its thread
-<<<<<<< HEAD:serve/slot_files.py
-takes hold of pages and lets them go (engine/saved.py). Files are by their names in one folder.
-=======
-takes hold of pages and lets them go (aerie/engine/saved_pages.py). Files are by their names in one folder.
->>>>>>> main:aerie/serve/slot_files.py
+takes hold of pages and lets them go (aerie/engine/saved.py). Files are by their names in one folder.
 """
 
 from __future__ import annotations
