@@ -25,6 +25,7 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
 from aerie.engine.strategies.manner import LOOKUP, Manner
+from aerie.engine.strategies.strategy import Passes
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.llama32_1b.chat import Chat, stream
 from aerie.llama32_1b.find import find_checkpoint
@@ -135,8 +136,8 @@ def _answer(
         generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, manner)
         text = stream(session.text(generation), out)
     told = [str(generation.figures), generation.ending, session.backend]
-    if generation.passes:
-        told.insert(1, generation.passes.told(len(generation.token_ids)))
+    if passes := _passes(generation):
+        told.insert(1, passes.told(len(generation.token_ids)))
     report.note(" | ".join(told))
     return session, generation, text
 
@@ -145,11 +146,16 @@ def _exit_code(generation: Request) -> int:
     return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
 
 
+def _passes(request: Request) -> Passes | None:
+    """What it took, where that is not a pass for each token."""
+    return request.passes if request.passes.drafted or request.passes.blocks else None
+
+
 def _record(session: Session, generation: Request, text: str) -> dict[str, object]:
     """What --json prints. Times in seconds; tokens_per_s is null where there was no second token, and passes
     where each token took one."""
     figures, reason = generation.figures, generation.finish_reason
-    passes = asdict(generation.passes) if generation.passes else None
+    passes = _passes(generation)
     return {
         "text": text,
         "token_ids": generation.token_ids,
@@ -157,7 +163,7 @@ def _record(session: Session, generation: Request, text: str) -> dict[str, objec
         "finish_reason": reason.value if reason else None,
         "ttft_s": figures.ttft_s,
         "tokens_per_s": figures.tokens_per_s,
-        "passes": passes,
+        "passes": asdict(passes) if passes else None,
         "backend": session.backend,
     }
 

@@ -79,7 +79,9 @@ def check(feature: str, blocks: Blocks, decode: str = "") -> None:
     family = family_of(blocks, decode)
     if not (why := family.why_not(feature)):
         return
-    able = [f"decode={name!r}" for name, each in FAMILIES.items() if name != SIX and not each.why_not(feature)]
+    able = [
+        f"decode={name!r}" for name, each in FAMILIES.items() if name != SIX and not each.why_not(feature)
+    ]
     given = f"seq_len={blocks.seq_len}" if family.name == SIX else f"decode={family.name!r}"
     raise UserError(
         f"{FEATURES[feature]} cannot be had with {given}: {why}; load the model without that, or with "

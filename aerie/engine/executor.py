@@ -22,7 +22,7 @@ from aerie.engine.errors import NoVariantError
 from aerie.engine.head import head_rows
 from aerie.engine.kv import MaskRule, causal
 from aerie.engine.model import LoadedModel
-from aerie.engine.numerics import BF16Array, F32Array, bf16
+from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.pages import PAGE, PagedSequence, PagePool
 from aerie.engine.passes import AtOnce, Ran, RowsOfStep, RowsPass, TokenPass
 from aerie.engine.planner import Step
@@ -40,7 +40,8 @@ class Piece(NamedTuple):
     afterwards, None for all; it has the rest only where `Executor.keep` says so. hidden: the last layer's
     output is wanted, (hidden_size,) bf16 each, in place of logits. decode: the family whose LM head gives
     them; "" for the model's. step: by which variant the tokens go, where the planner cut them for it; those
-    of the sequence that it begins with are computed anew.
+    of the sequence that it begins with are computed anew. repeats: whether steps of so many rows come again
+    and again, so that their calls are noted.
     """
 
     sequence: PagedSequence
@@ -51,6 +52,7 @@ class Piece(NamedTuple):
     hidden: bool = False
     decode: str = ""
     step: Step | None = None
+    repeats: bool = True
 
     @property
     def first(self) -> int:
@@ -126,22 +128,16 @@ class Executor:
         Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
         each sequence holds as it was, or as after the step.
         """
-        if len(pieces) == 1 and pieces[0].by_token:
-            return self._decode(pieces[0])
         together = [piece for piece in pieces if not piece.by_token]
-        rows = iter(self._run(together, ran) if together else ())
-        found = [self._decode(one) if one.by_token else itertools.islice(rows, one.wanted) for one in pieces]
-        return [*itertools.chain.from_iterable(found)]
-
-    def _decode(self, piece: Piece) -> list[Row]:
-        """One token in the family guide."""
-        row = self.decode(piece)
-        if piece.wanted and not piece.hidden:
-            rows = head_rows(self._model, row[None], piece.decode)
+        rows, found = iter(self._run(together, ran) if together else ()), list[Row]()
+        for piece in pieces:
+            if not piece.by_token:
+                found += itertools.islice(rows, piece.wanted)
+                continue
+            row = self.decode(piece)[None][: piece.wanted]
+            found += row if piece.hidden else head_rows(self._model, row, piece.decode) if len(row) else ()
             piece.sequence.advance(piece.tokens, in_blocks=False)
-            return rows
-        piece.sequence.advance(piece.tokens, in_blocks=False)
-        return [row][: piece.wanted]
+        return found
 
     def decode(self, piece: Piece) -> BF16Array:
         """The last layer's output, (hidden_size,), for a token by GEMVs, whose keys and values are written
@@ -199,7 +195,7 @@ class Executor:
         tail = self._tail_of(pieces, step)
         model.supply(self._needed(step, tail))
         check_alike(model.group, zlib.crc32(x.tobytes(), zlib.crc32(rows.positions.tobytes())))
-        is_recorded = step.variant <= FEW_ROWS and (pieces[0].step is None or len(x) == 1)
+        is_recorded = step.variant <= FEW_ROWS and pieces[0].repeats
         is_full = len(x) == step.variant
         return model.each(lambda part: self._pass(part, step, is_recorded, is_full, ran)(x, rows, tail))
 
@@ -211,7 +207,9 @@ class Executor:
             (step,) = self._model.blocks.plan(len(pieces[0].tokens), pieces[0].sequence.length)
             return step
         width = self.width(sum(len(piece.tokens) for piece in pieces))
-        return _step(width, self._window.context_for([one.sequence.length + len(one.tokens) for one in pieces]))
+        return _step(
+            width, self._window.context_for([one.sequence.length + len(one.tokens) for one in pieces])
+        )
 
     def _tail_of(self, pieces: Sequence[Piece], step: Step) -> Step | None:
         wanted = sum(piece.wanted for piece in pieces)

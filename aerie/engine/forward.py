@@ -103,7 +103,7 @@ def read(
         count = each.n_process - (cache.length - each.n_past)  # where AR == CL computes all anew
         own, left = left[:count], left[count:]
         wanted = int(each is steps[-1]) if last_only else count
-        yield executor.hidden([piece := Piece(cache, own, wanted, step=each)], ran)
+        yield executor.hidden([piece := Piece(cache, own, wanted, step=each, repeats=False)], ran)
         executor.keep(cache, piece.tokens)
 
 
@@ -131,7 +131,12 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     full and cannot grow.
     """
     if model.blocks.decode == ROWS:
-        row: BF16Array = prefill(model, [token_id], cache, last_only=True)[-1]
+        check_prompt([token_id], model.config, past=cache.length, endless=model.end.drops)
+        model.make_room(cache)
+        step = model.plan(1, cache.length)[0]
+        executor = _executor(model, cache)
+        row: BF16Array = executor.hidden([Piece(cache, [token_id], step=step)])[-1]
+        executor.keep(cache, [token_id])
         return row
     model.make_room(cache)
     row = _executor(model, cache).decode(Piece(cache, [token_id], by_token=True))

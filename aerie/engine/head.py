@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
-from numpy.typing import NDArray
 
 from aerie.engine.communication import from_first
 from aerie.engine.logits import last_row
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm
 from aerie.engine.programs import buffer_set
-from aerie.multi_launch_builder import Program
 
 
 def head_rows(model: LoadedModel, hidden: BF16Array, decode: str = "") -> list[BF16Array | F32Array]:
@@ -38,19 +34,15 @@ def _head_rows(model: LoadedModel, hidden: BF16Array, decode: str) -> list[BF16A
     name, rows = model.blocks.head(len(hidden), decode), list[BF16Array | F32Array]()
     model.supply([name])
     head = model.programs[name]
+    key, x = buffer_set(head, 0), np.zeros(head.arguments["x"].shape, bf16)
+    given = x.reshape(head.rows, -1)
     for first in range(0, len(hidden), head.rows):
         cut = hidden[first : first + head.rows]
-        made = _head(model, head, cut)
+        with model.host_timer("final RMSNorm"):
+            given[: len(cut)] = rms_norm(cut, model.final_norm, model.config.rms_norm_eps)
+            given[len(cut) :] = 0
+        made = model.runner.run(head, bo_key=key, on_device=(), copy=False, x=x)
         for row in range(len(cut)):
-            of_row = {key: array.reshape(head.rows, -1)[row] for key, array in made.items()}
+            of_row = {name: array.reshape(head.rows, -1)[row] for name, array in made.items()}
             rows.append(last_row(head.arguments, of_row, model.config.vocab_size))
     return rows
-
-
-def _head(model: LoadedModel, head: Program, hidden: BF16Array) -> dict[str, NDArray[Any]]:
-    """What the LM head makes of rows of the last layer's output, as many as it takes or fewer."""
-    with model.host_timer("final RMSNorm"):
-        normed = rms_norm(hidden, model.final_norm, model.config.rms_norm_eps)
-    x = np.zeros(head.arguments["x"].shape, bf16)
-    x.reshape(head.rows, -1)[: len(normed)] = normed
-    return model.runner.run(head, bo_key=buffer_set(head, 0), on_device=(), copy=False, x=x)

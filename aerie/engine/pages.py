@@ -142,6 +142,11 @@ class PageManager:
         for page in [self._by_key[key] for key in keys if key in self._by_key]:
             self._forget(page)
 
+    def forget_all(self) -> None:
+        """Nothing is found any more."""
+        self._keys.clear()
+        self._by_key.clear()
+
     def check(self) -> None:
         """AssertionError where the books do not agree with each other."""
         held = [page for page, holders in enumerate(self._holders) if holders]

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
@@ -159,9 +159,7 @@ class RowsPass:
     `calls` takes them at once.
     """
 
-    def __init__(
-        self, model: LoadedModel, step: Step, window: Laid, pool: PagePool, calls: Calls
-    ) -> None:
+    def __init__(self, model: LoadedModel, step: Step, window: Laid, pool: PagePool, calls: Calls) -> None:
         self._model, self._window, self._calls = model, window, calls
         self._recording = calls if isinstance(calls, Recording) else None
         self._to_window = NewRows(window.layers) if window.layers else None

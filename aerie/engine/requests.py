@@ -10,9 +10,9 @@ from aerie.engine.composing import Beginning
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError, UserError
+from aerie.engine.executor import Piece
 from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import check_prompt
-from aerie.engine.executor import Piece
 from aerie.engine.generate import Figures, FinishReason, ending_of, never, reason_to_finish
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PagedSequence
@@ -48,7 +48,10 @@ class Steps(Protocol):
         """How many programs read what is left of its prompt, where that goes by itself."""
 
     def retire(self, request: Request) -> None:
-        """Nobody asks for more of it."""
+        """Nobody asks for more of it, for now."""
+
+    def resume(self, request: Request) -> None:
+        """Somebody does again."""
 
 
 class AnswerState(NamedTuple):
@@ -151,6 +154,8 @@ class Request:
     def steps(self) -> Iterator[int | None]:
         """The tokens as they come, and None after each step that gave none; between two of these nothing is
         under way for it, and it may rest as long as one likes. Raises what `error` is."""
+        if self.is_retired:
+            self._scheduler.resume(self)
         count = self._scheduler.programs_of(self) if self.is_kept else len(self.prompt)
         try:
             with self.bar(count) as told:
@@ -172,7 +177,7 @@ class Request:
                     yield None
         finally:
             self.ran = None
-            if self.is_kept:
+            if self.is_kept and not self.is_retired:
                 self._scheduler.retire(self)
 
     @property
@@ -285,7 +290,8 @@ class Request:
     def draw(self, logits: Row) -> int:
         """See Making."""
         said = [*self._before, *self.token_ids] if self._before else self.token_ids
-        return self._sampler(logits, self._asked_ids, said)
+        with self._scheduler.model.host_timer("sampling"):
+            return self._sampler(logits, self._asked_ids, said)
 
     def say(self, token: int) -> bool:
         """See Making."""
@@ -313,7 +319,9 @@ class Reading:
     """A prompt that is read, of so many last tokens of which logits are wanted; `rows` has them then. It goes
     on the sequence from position `first`, which holds it afterwards where it is kept."""
 
-    def __init__(self, begins: Beginning, sequence: PagedSequence, first: int, wanted: int, is_kept: bool) -> None:
+    def __init__(
+        self, begins: Beginning, sequence: PagedSequence, first: int, wanted: int, is_kept: bool
+    ) -> None:
         self.sequence, self.rows = sequence, list[Row]()
         self._begins, self._first, self._wanted, self._is_kept = begins, first, wanted, is_kept
         self._left = len(begins.tokens)

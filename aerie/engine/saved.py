@@ -74,9 +74,7 @@ class Stored(OnDemand):
         return told.get_dtype(), tuple(told.get_shape())
 
 
-def save_sequence(
-    sequence: PagedSequence, answer: AnswerState | None, path: Path, made_by: MadeBy
-) -> None:
+def save_sequence(sequence: PagedSequence, answer: AnswerState | None, path: Path, made_by: MadeBy) -> None:
     """Write what a sequence holds, and the answer in it, if there is one. In any thread, where nobody writes
     to its pages. UserError for tokens that were given as embeddings, and where the file cannot be written,
     which leaves what was there."""

@@ -28,12 +28,13 @@ from typing import NamedTuple, TypeAlias
 
 from aerie.engine.blocks import GUIDE
 from aerie.engine.composing import Composition, beginning_of
+from aerie.engine.decoding import check
 from aerie.engine.embeddings import Token
 from aerie.engine.errors import UserError
 from aerie.engine.executor import Executor, Piece
 from aerie.engine.forward import prefill_steps
 from aerie.engine.generate import Recover, check_asked, give_up, never
-from aerie.engine.model import LoadedModel
+from aerie.engine.model import LoadedModel, decoding_in
 from aerie.engine.numerics import bf16
 from aerie.engine.pages import (
     PAGE,
@@ -97,10 +98,11 @@ class _Chosen(NamedTuple):
 
 
 class Kept(NamedTuple):
-    """The sequence of the last conversation, and the answer in it."""
+    """The sequence of the last conversation, the answer in it, and whose it is."""
 
     sequence: PagedSequence
     answer: AnswerState | None
+    request: Request | None = None
 
 
 class Scheduler:
@@ -157,8 +159,19 @@ class Scheduler:
         begins = beginning_of(prompt)
         check_asked(self.model, begins.tokens, max_tokens, sampler)
         maker = strategy or default_maker(self.model.config, sampler)
-        given = begins, max_tokens, sampler, priority, maker, decode or self.model.blocks.decode
+        given = begins, max_tokens, sampler, priority, maker, self._family(decode)
         return self._added(Request(self, *given, is_kept=is_kept, resumes=resumes))
+
+    def _family(self, decode: str) -> str:
+        """That of a request, whose programs are there then. UserError for one that the model cannot have."""
+        model = self.model
+        if decode in ("", model.blocks.decode):
+            return model.blocks.decode
+        if model.config.diffusion:
+            check("blocks", model.blocks, decode)
+        if model.blocks.devices > 1:
+            check("devices", model.blocks, decode)
+        return decoding_in(model, decode).blocks.decode
 
     def read(self, prompt: Prompt, take: Take, hidden: bool = False) -> Request:
         """A request that reads a prompt and says nothing: `take` is told the rows of its tokens, in order,
@@ -195,6 +208,11 @@ class Scheduler:
         """See requests.Steps."""
         request.is_retired = True
         self._leave_out()
+
+    def resume(self, request: Request) -> None:
+        """See requests.Steps."""
+        request.is_retired = False
+        self._waiting.append(request)
 
     def make_room(self, prompt: int, more: int) -> None:
         """Have the programs that a sequence by itself needs, of so many tokens and so many more, so that none
@@ -328,20 +346,26 @@ class Scheduler:
             self._waiting = [one for one in self._waiting if not one.is_over]
 
     def _keep(self, request: Request, sequence: PagedSequence) -> None:
-        """Its sequence, which holds all but the last token of the answer, or of the prompt less."""
-        self.forget()
-        state = request.state if sequence.seen == len(request.tokens) - 1 and request.token_ids else None
-        if request.resumes and not request.token_ids:
-            state = request.resumes
-        self.kept = Kept(sequence, state)
+        """Its sequence, which holds all but the last token of the answer, or less of the prompt."""
+        self._let_go()
+        last = len(request.tokens) - 1
+        if sequence.seen > last:
+            sequence.go_back(last - sequence.dropped)
+        is_whole = sequence.seen == last and (request.token_ids or request.resumes)
+        self.kept = Kept(sequence, request.state if is_whole else None, request)
 
     def keep(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
         """Have a sequence in the place of the last conversation's."""
-        self.forget()
+        self._let_go()
         self.kept = Kept(sequence, answer)
 
     def forget(self) -> None:
-        """Let go of the last conversation's sequence. Its full pages are found until others need them."""
+        """Let go of the last conversation's sequence, and of all that prompts would be found to begin with."""
+        self._let_go()
+        self.pool.manager.forget_all()
+
+    def _let_go(self) -> None:
+        """Of the last conversation's sequence. Its full pages are found until others need them."""
         if self.kept:
             self.kept.sequence.release()
         self.kept = None
@@ -382,6 +406,9 @@ class Scheduler:
         """A sequence with what is known of a request's tokens. UserError where the answer that it goes on
         with is no longer kept."""
         kept, is_first = self.kept, not request.token_ids and request not in self._aside
+        if kept and kept.request is request:
+            self.kept = None
+            return kept.sequence
         if request.resumes and is_first:
             if not kept or kept.answer is not request.resumes:
                 raise UserError(
@@ -404,7 +431,7 @@ class Scheduler:
 
     def _have_resting_give_way(self, needed: int) -> None:
         """Free pages of conversations that nobody asks for now, the last one's first."""
-        self.forget()
+        self._let_go()
         resting = sorted((one for one in self._running if not one.is_asked), key=lambda one: one.turn)
         while resting and needed > self.pool.manager.free:
             self._preempt(resting.pop())
@@ -449,9 +476,8 @@ class Scheduler:
 
     def _piece(self, request: Request, due: Due, step: Step | None = None) -> Piece:
         sequence, by_token = self._running[request], self._is_decoding(request)
-        return Piece(
-            sequence, due.tokens, due.wanted, by_token, due.held, due.hidden, request.decode, step
-        )
+        given = sequence, due.tokens, due.wanted, by_token, due.held, due.hidden, request.decode, step
+        return Piece(*given, repeats=step is None or due.is_answer)
 
     def _makes_room(self, request: Request) -> bool:
         """Whether a sequence that fills the context could drop what its end says."""

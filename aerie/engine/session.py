@@ -1,8 +1,8 @@
 """A session: programs compiled, weights resident, ready to answer, and what goes on when a device fails.
 
-The unit that is run again after a failure is a step: the prompt, one token, one row of logits. Each reads
-tokens and the counted positions of the KV cache and nothing else, so what a failed one left behind is
-overwritten, and no token is lost or made twice. What the first device computed stays in the KV cache.
+The unit that is run again after a failure is a step: a part of a prompt, or a token with its logits. Each
+reads tokens and the counted positions of the pool's pages and nothing else, so what a failed one left behind
+is overwritten, and no token is lost or made twice. What the first device computed stays in the pages.
 
 Programs are compiled when a prompt first needs them. Padding and cutting are exact, so an answer does not
 depend on which were there.
@@ -13,7 +13,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
@@ -71,9 +71,9 @@ class Session:
     `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
-    read. `mark` gives a word for the weights. `kv_pool` is how many positions the pool of `scheduler` has,
-    None for as many as memory suggests. `manner` is how answers are made where nobody says. `others` are the caches of further
-    devices that share the model.
+    read. `mark` gives a word for the weights. `kv_pool` is how many positions the pool of `requests` has,
+    None for as many as memory suggests. `manner` is how answers are made where nobody says. `others` are the
+    caches of further devices that share the model.
     """
 
     model: LoadedModel
@@ -87,7 +87,7 @@ class Session:
     kv_pool: int | None = None
     manner: Manner = PLAIN
     others: Sequence[KernelCache] = ()
-    _scheduler: Scheduler | None = field(default=None, init=False)
+    _is_pool_noted: bool = field(default=False, init=False)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -128,7 +128,7 @@ class Session:
         """Tokens that continue `prompt_ids`: a request of `scheduler`, which rests while nobody asks for its
         next token; see make_room, and Manner.maker. Drafts are tried, and blocks filled in, in the family
         `rows`; else it is decoded in the model's."""
-        manner, scheduler, model = manner or self.manner, self.scheduler, self.model
+        manner, scheduler, model = manner or self.manner, self.requests, self.model
         maker = manner.maker(model.config, sampler)
         if maker:
             check("drafts" if model.config.diffusion is None else "blocks", model.blocks, ROWS)
@@ -156,14 +156,14 @@ class Session:
         """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
         there is none."""
         self.check_says_tokens("an answer goes on after its last token")
-        kept = self.scheduler.kept
+        kept = self.requests.kept
         if not kept or not kept.answer:
             raise UserError(
                 "there is no answer to go on with: none was made yet, one is under way, or the programs are "
                 "those of seq_len, which keep none; ask for one"
             )
         said = kept.answer
-        request = self.scheduler.submit(
+        request = self.requests.submit(
             (*said.prompt, *said.token_ids),
             max_new_tokens,
             said.sampler,
@@ -176,23 +176,34 @@ class Session:
 
     @property
     def scheduler(self) -> Scheduler:
-        """All requests to the model, in a pool of pages that is made when it is first asked for. A request
-        that does not say in which family it is decoded is decoded in `rows`, where there are variants."""
-        if self._scheduler is None:
-            model = self._for_requests()
-            pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
-            pool = model.new_pool(pages, self._first_key(model), pages // SPARE)
-            if model.blocks.variants:
-                self.note(
-                    f"KV pool: {pages} pages of {PAGE} positions and {pages // SPARE} for what is put aside, "
-                    f"{size(pool.nbytes)}, and windows on them of up to "
-                    f"{size(window_bytes(model.stored, model.blocks.contexts))}"
-                )
-            self._scheduler = Scheduler(model, pool, recover=self._recovered)
-        return self._scheduler
+        """As `requests`, for many at once; what its pool takes is noted. A request that does not say in which
+        family it is decoded is decoded in `rows`, where there are variants."""
+        if note := self._pool_note():
+            self.note(note)
+        self._is_pool_noted = True
+        return self.requests
+
+    @cached_property
+    def requests(self) -> Scheduler:
+        """All requests to the model, in a pool of pages that is made when the first one comes."""
+        model = self._for_requests()
+        pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
+        pool = model.new_pool(pages, self._first_key(), pages // SPARE)
+        return Scheduler(model, pool, recover=self._recovered)
+
+    def _pool_note(self) -> str:
+        if self._is_pool_noted or not self.model.blocks.variants:
+            return ""
+        model, pool = self.requests.model, self.requests.pool
+        return (
+            f"KV pool: {pool.manager.pages} pages of {PAGE} positions and {pool.spare.pages} for what is put "
+            f"aside, {size(pool.nbytes)}, and windows on them of up to "
+            f"{size(window_bytes(model.stored, model.blocks.contexts))}"
+        )
 
     def _for_requests(self) -> LoadedModel:
-        return decoding_in(self.model, ROWS) if self.model.blocks.variants else self.model
+        blocks = self.model.blocks
+        return replace(self.model, blocks=replace(blocks, decode=ROWS)) if blocks.variants else self.model
 
     def _recovered(self, error: RunError, where: str) -> LoadedModel:
         self.recover(error, where)
@@ -233,15 +244,18 @@ class Session:
                 "ask for whole answers (generate, stream, generate_batch)"
             )
 
-    def _first_key(self, model: LoadedModel) -> bytes:
-        """Of a pool's pages: all that the bits of keys and values depend on but the tokens, and the weights,
-        which are the session's."""
-        return hashlib.sha256(repr(sorted(self._run_by(model).items())).encode()).digest()
+    def _first_key(self) -> bytes:
+        """Of a pool's pages: what the bits of keys and values that blocks make depend on but the tokens, and
+        the weights, which are the session's."""
+        if not self.model.blocks.variants:
+            return b""
+        told = self.cache.backend.name, _shared_by(self.model), *sorted(self._of_all(self.model).items())
+        return hashlib.sha256(repr(told).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
         save_sequence."""
-        kept = self.scheduler.kept
+        kept = self.requests.kept
         if not kept:
             raise UserError(
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
@@ -251,9 +265,9 @@ class Session:
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
-        pool = self.scheduler.pool
+        pool = self.requests.pool
         sequence, said = restore_sequence(pool, path, self.made_by(self.model), self.grammars)
-        self.scheduler.keep(sequence, said)
+        self.requests.keep(sequence, said)
         return sequence.length
 
     def save_pages(self, prompt_ids: Sequence[Token], path: Path) -> int:
@@ -282,12 +296,12 @@ class Session:
 
     def pages_made_by(self, scheduler: Scheduler) -> dict[str, str]:
         """What the bits in a scheduler's pool depend on. UserError where that is not one thing."""
-        if self._first_key(scheduler.model) != scheduler.pool.first_key:
+        if self._first_key() != scheduler.pool.first_key:
             raise UserError(
                 "the KV pool has what two backends made, as one failed and another goes on; nothing of it is "
                 "saved, and nothing restored: load the model again"
             )
-        return self.made_by(scheduler.model)
+        return self.made_by(decoding_in(scheduler.model, ROWS))
 
     def made_by(self, model: LoadedModel) -> dict[str, str]:
         """What the bits of keys and values depend on, the plainest first. UserError where the weights' files
@@ -295,15 +309,21 @@ class Session:
         return {"weights": self.mark(), **self._run_by(model)}
 
     def _run_by(self, model: LoadedModel) -> dict[str, str]:
-        blocks = model.blocks
+        blocks, of_all = model.blocks, self._of_all(model)
+        keys = (self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs)
+        return {
+            "model": of_all.pop("model"),
+            "decode": f"{blocks.decode}{_shared_by(model)}",
+            **of_all,
+            "programs": " ".join(keys),
+        }
+
+    def _of_all(self, model: LoadedModel) -> dict[str, str]:
+        """As made_by, whatever the family of decode."""
         return {
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
-            "decode": f"{blocks.decode}{_shared_by(model)}",
             "context-end": str(model.end),
             "numerics": self.cache.backend.numerics,
-            "programs": " ".join(
-                self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs
-            ),
         }
 
     def close(self) -> None:
@@ -325,8 +345,8 @@ class Session:
         self.note(f"\n{error}\nbackend {failed} is given up {where}; preparing another for the rest")
         self.cache.close()
         self.cache, self.model = fallback()
-        if self._scheduler:
-            self._scheduler.go_on_with(self._for_requests())
+        if "requests" in vars(self):
+            self.requests.go_on_with(self._for_requests())
         self.backend = f"{failed}, then {self.cache.backend.name}"
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model

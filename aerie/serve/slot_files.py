@@ -19,8 +19,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from aerie.engine.errors import UserError
 from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
-from aerie.engine.saved import MadeBy
-from aerie.engine.saved import PagesFile, held, save_sequence
+from aerie.engine.saved import MadeBy, PagesFile, held, save_sequence
 from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Fields, Text
 from aerie.serve.slots import Slots

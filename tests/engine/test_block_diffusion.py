@@ -299,8 +299,10 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             model.infer_batch([5], [1], [0], [])
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
-        with pytest.raises(UserError, match="this model fills in blocks, by passes of"):
-            model._open().scheduler_in("guide")
+        with pytest.raises(
+            UserError, match="block diffusion cannot be had with decode='guide': its"
+        ):
+            model._open().scheduler.submit([5], 1, Sampler(), decode="guide")
 
 
 def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:

@@ -14,19 +14,18 @@ import pytest
 from aerie import load
 from aerie.engine import chunks as chunks_module
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry, chunk_id
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.composing import Composition, Mode, mode_of
 from aerie.engine.errors import PromptError, UserError
-from aerie.engine.scheduler import answer_alone
-from aerie.engine.model import for_many
+from aerie.engine.model import decoding_in
 from aerie.engine.numerics import turned
 from aerie.engine.pages import PAGE, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.rope import Linear, Llama3
 from aerie.engine.sampler import Sampler
-from aerie.engine.chunk_files import ChunkFolder
-from aerie.engine.scheduler import Scheduler
+from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.cli import default_cache_dir
@@ -270,7 +269,7 @@ def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Sessi
 
 def decoded_logits(session: Session, decode: str) -> Any:
     """After three tokens that are fed, whatever the model would say, (3, vocab_size)."""
-    model = for_many(session.model, decode)
+    model = decoding_in(session.model, decode)
     pool = PagePool(model.config, 40, b"this model")
     pool.manager.hold(held := pool.manager.take(3))
     scheduler = Scheduler(model, pool, window_of, session.recover)

@@ -11,9 +11,9 @@ import pytest
 
 from aerie import Model, load
 from aerie.engine.errors import NotFiniteError, TooLittleMemoryError, UserError
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.pages import PoolFullError
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 
 NEW = 5
 
@@ -52,7 +52,7 @@ SETTINGS: dict[str, list[Any]] = {
 }
 
 
-def answer_alone(model: Model, number: int) -> list[int]:
+def made_alone(model: Model, number: int) -> list[int]:
     """What a request gives by another way: one sequence, a KV cache of its own."""
     own = {name: values[number] for name, values in SETTINGS.items()}
     sampler = Sampler(**own, seed=number)
@@ -79,7 +79,7 @@ def test_a_token_each_until_they_have_what_they_have_alone(model: Model) -> None
         )
         for n, token in zip(order, tokens, strict=True):
             made[n].append(token)
-    wanted = [answer_alone(model, number) for number in range(4)]
+    wanted = [made_alone(model, number) for number in range(4)]
     assert [tokens[: len(whole)] for tokens, whole in zip(made, wanted, strict=True)] == wanted
     assert sum(map(len, wanted)) > 2 * len(wanted)
     assert kvs[1].token_ids == (*texts[1], *made[1][:-1])

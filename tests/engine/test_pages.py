@@ -10,7 +10,15 @@ import pytest
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import UserError
-from aerie.engine.pages import PAGE, PagedSequence, PageManager, PagePool, PoolFullError, page_bytes, pages_for
+from aerie.engine.pages import (
+    PAGE,
+    PagedSequence,
+    PageManager,
+    PagePool,
+    PoolFullError,
+    page_bytes,
+    pages_for,
+)
 
 CONFIG = cast(
     ModelConfig,

@@ -20,15 +20,14 @@ from aerie.engine import windows
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import AnswerError, NotFiniteError, PromptError, UserError
+from aerie.engine.executor import Executor
 from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import head_rows, prefill
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.pages import PAGE, PagedSequence, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
-from aerie.engine.executor import Executor
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import PATIENCE, READ_ROWS, Counts, Scheduler
+from aerie.engine.scheduler import PATIENCE, READ_ROWS, Counts, Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.autoregressive import Autoregressive

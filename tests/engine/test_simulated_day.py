@@ -15,13 +15,12 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.generate import FinishReason
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.scheduler import MOST_ANSWERS, Scheduler, answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.cli import default_cache_dir

@@ -20,12 +20,11 @@ from aerie import ChunkedLLM, load
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Scheduler
+from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session
 from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.drafting import Drafter, Lookup
@@ -107,7 +106,7 @@ def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
     assert scheduler.pool.manager.free == scheduler.pool.manager.pages
 
 
-def answer_alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:
+def made_alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:
     listening = sampler(session, kind)
     return list(answer_alone(session.model, prompt, NEW, listening)), listening
 
@@ -123,7 +122,7 @@ def prompt_of(session: Session, count: int = 50) -> list[int]:
 @pytest.mark.parametrize(("wrong", "most"), [(0, 7), (3, 7), (1, 15), (5, 15)])
 def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int) -> None:
     prompt = prompt_of(session)
-    tokens, plain = answer_alone(session, prompt, kind)
+    tokens, plain = made_alone(session, prompt, kind)
     listening, drafter = sampler(session, kind), Knowing(len(prompt), tokens, wrong)
     scheduler = scheduler_of(session)
     request = ask(scheduler, prompt, listening, drafter, most)
@@ -143,7 +142,7 @@ def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int
 def test_beside_others_and_where_pages_run_out(session: Session) -> None:
     """Drafts of several, of which one gives way to an urgent one, and plain answers beside them."""
     prompts = [prompt_of(session, count) for count in (60, 100, 20)]
-    told = [answer_alone(session, prompt, "drawn") for prompt in prompts]
+    told = [made_alone(session, prompt, "drawn") for prompt in prompts]
     scheduler = scheduler_of(session, pages=5)
     heard = [sampler(session, "drawn") for _ in prompts]
     drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, told, strict=True)]
@@ -159,7 +158,7 @@ def test_drafts_that_stay_wrongly_would_be_seen(monkeypatch: Any) -> None:
     """Rows after a wrong draft are drawn from as if it had been right."""
     session = session_of(open_checkpoint(DEMO_FOLDER))
     prompt = prompt_of(session)
-    tokens, _ = answer_alone(session, prompt, "drawn")
+    tokens, _ = made_alone(session, prompt, "drawn")
     listening = sampler(session, "drawn")
 
     def say(self: Speculative, drafts: Sequence[int], rows: Sequence[Any]) -> int:
@@ -225,8 +224,8 @@ def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
     """The target itself in another session, whose guesses are all right; and random weights, which mostly
     are not."""
     prompt = prompt_of(session)
-    tokens, plain = answer_alone(session, prompt, "drawn")
-    greedy, _ = answer_alone(session, prompt, "greedy")
+    tokens, plain = made_alone(session, prompt, "drawn")
+    greedy, _ = made_alone(session, prompt, "greedy")
     lock = threading.Lock()
     for kind, wanted in (("greedy", greedy), ("drawn", tokens)):
         listening, drafter = sampler(session, kind), ModelDrafter(lambda: session.model, lock)
@@ -252,7 +251,7 @@ def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
     assert drafter._cache
     assert drafter._cache.token_ids == [*prompt, 9, 8]
     assert len(drafter(prompt, 1)) == 1
-    tokens, plain = answer_alone(session, prompt, "drawn")
+    tokens, plain = made_alone(session, prompt, "drawn")
     listening = sampler(session, "drawn")
     request = ask(scheduler, prompt, listening, ModelDrafter(lambda: model, threading.Lock()), 7)
     finish(scheduler, [request])
@@ -349,7 +348,7 @@ def test_lookup_learns_what_is_new_alone_and_knows_the_same() -> None:
 def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> None:
     """Many share a pass, and only so many are guessed as are tried; no answer is another for it."""
     prompt = prompt_of(session)
-    tokens, plain = answer_alone(session, prompt, "greedy")
+    tokens, plain = made_alone(session, prompt, "greedy")
     scheduler, drafters = scheduler_of(session, 24), list[Knowing]()
 
     def costly(making: Making) -> Speculative:

@@ -17,10 +17,10 @@ import pytest
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_name
+from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
-from aerie.engine.executor import Executor
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
@@ -99,6 +99,14 @@ def test_draws_that_can_be_broken_off_would_be_seen(
     assert request.token_ids != whole
 
 
+def said(session: Session) -> list[int]:
+    """What is kept of the last answer."""
+    kept = session.scheduler.kept
+    assert kept
+    assert kept.answer
+    return list(kept.answer.token_ids)
+
+
 def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
     session = session_of(open_checkpoint(DEMO_FOLDER))
     prompt = asked(session)
@@ -109,10 +117,8 @@ def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
             list(answer)
         except KeyboardInterrupt:
             struck += 1
-            assert session.kept.said
-            answer = session.go_on(20 - len(session.kept.said.token_ids))
-    assert session.kept.said
-    assert list(session.kept.said.token_ids) == whole
+            answer = session.go_on(20 - len(said(session)))
+    assert said(session) == whole
     assert struck > 2
 
 

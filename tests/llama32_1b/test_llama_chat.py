@@ -9,8 +9,8 @@ import pytest
 
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.generate import Figures, FinishReason
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 from aerie.llama32_1b.chat import COMMANDS, HELP, Chat
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from aerie.engine.errors import NotFiniteError, PromptTooLongError, UserError
 from aerie.engine.generate import Figures, FinishReason
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 
 PROMPT = [0, 17, 300, 41]
 

@@ -6,9 +6,9 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import ConfigError
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend

@@ -13,10 +13,10 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill, prefill_steps
 from aerie.engine.generate import FinishReason
-from aerie.engine.scheduler import answer_alone
 from aerie.engine.passes import TokenPass
 from aerie.engine.progress import Reporter, no_step
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.llama32_1b.chat import Chat
 from aerie.llama32_1b.cli import default_cache_dir
