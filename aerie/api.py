@@ -159,9 +159,8 @@ class Model:
 
         Each prompt is one, or a dict with `prompt` and what of `max_tokens` and options it has of its own,
         `priority` too: the higher goes first. Each answer has the bits that it has alone in the decode family
-        "rows", which batches are made in, whatever the model was loaded with. What is wrong with one of them
-        is told in its `error`, and no other is touched. UserError for a model that was loaded with seq_len,
-        or drops tokens at the end of the context.
+        "rows", which batches are made in wherever the model has variants; with seq_len, it has those that it
+        has alone. What is wrong with one of them is told in its `error`, and no other is touched.
         """
         scheduler = self._open().scheduler
         given: dict[str, Any] = {"max_tokens": max_tokens, **options}

@@ -69,11 +69,6 @@ class ChunkedLLM:
         """
         asked = self._model.asked
         how = asking(options, asked.session())  # of which `raw` says nothing: chunks always are
-        if how.manner.draft is not None and self._decode != ROWS:
-            raise UserError(
-                f"drafts are tried in passes of the decode family {ROWS!r}, and these chunks are for answers "
-                f"decoded in {self._decode!r}; leave draft out, or make ChunkedLLM with decode={ROWS!r}"
-            )
         composition = self._composition(ids, mode)
         with asked.turn:
             scheduler = asked.session().scheduler

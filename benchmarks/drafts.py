@@ -109,7 +109,7 @@ def _answered(
     sampler = Replayed(text=answer)
     if decode == GUIDE:
         made = session.generate(prompt, len(answer), sampler)
-        session.scheduler.forget()  # so that the next one reads its prompt too
+        session.requests.forget()  # so that the next one reads its prompt too
         list(made)
         return made
     maker = manner.maker(session.model.config, sampler)

@@ -104,7 +104,7 @@ class Ours:
             self._changes += 1
             ids[shared:] = [(token + self._changes) % vocab_size for token in ids[shared:]]
         else:
-            session.scheduler.forget()
+            session.requests.forget()
         started = time.perf_counter()
         generation = session.generate(ids, 1, Sampler())
         (token,) = generation

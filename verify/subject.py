@@ -142,7 +142,7 @@ class Subject:
 
     def kept(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
         """Copies of the keys and values, of each layer, that the session would use again for a prompt."""
-        kept = self.session.scheduler.kept
+        kept = self.session.requests.kept
         if kept is None or not (common := kept.sequence.in_common(prompt_ids)):
             return []
         places = kept.sequence.places(0, common)

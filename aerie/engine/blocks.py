@@ -120,7 +120,7 @@ class Blocks:
 
     @property
     def step_rows(self) -> Sequence[int]:
-        """Rows of the programs that steps of several sequences take (ragged.py)."""
+        """Rows of the programs that steps of several sequences take (executor.py)."""
         return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
 
     @property

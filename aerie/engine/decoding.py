@@ -82,7 +82,8 @@ def check(feature: str, blocks: Blocks, decode: str = "") -> None:
     able = [
         f"decode={name!r}" for name, each in FAMILIES.items() if name != SIX and not each.why_not(feature)
     ]
-    given = f"seq_len={blocks.seq_len}" if family.name == SIX else f"decode={family.name!r}"
+    is_six = family.name == SIX
+    given = f"seq_len={blocks.seq_len} (SEQ_LEN)" if is_six else f"decode={family.name!r} (DECODE)"
     raise UserError(
         f"{FEATURES[feature]} cannot be had with {given}: {why}; load the model without that, or with "
         f"{' or '.join(able)}"

@@ -38,8 +38,8 @@ TOKEN_BYTES = 1 << 10
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; the KV
-    cache of the longest prompt with an answer; the RoPE table on the host; what Python works with; and, where
+    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; pages and
+    window of the longest prompt with an answer; the RoPE table on the host; what Python works with; and, where
     a size was asked for, the pool of many requests, with what is put aside, and all windows on it."""
 
     weights: int
@@ -107,7 +107,8 @@ def footprint(config: ModelConfig, needs: Needs, copies: int = 1, devices: int =
     plans, layers = needs.plans(config), config.num_hidden_layers
     buffers = _buffers(plans, layers, copies)
     others = _buffers([plan for plan in plans if plan.kind not in HEADS], layers, copies)
-    of_position = (3 if needs.unturned else 2) * config.num_key_value_heads * config.head_dim * bf16.itemsize
+    kinds = (3 if needs.unturned else 2) + (0 if needs.seq_len else 2)  # in pages, and in the window on them
+    of_position = kinds * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(needs.seq_len, config.max_position_embeddings)
     return Footprint(
         weights=buffers.weights + (devices - 1) * others.weights,

@@ -11,7 +11,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError, UserError
 from aerie.engine.executor import Piece
-from aerie.engine.faults import of_one_answer
+from aerie.engine.faults import ENDS_ALL, caused_by
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import Figures, FinishReason, ending_of, never, reason_to_finish
 from aerie.engine.model import LoadedModel
@@ -275,13 +275,16 @@ class Request:
         self._own(self.strategy.close, None)
 
     def _own(self, work: Callable[[], Made], instead: Made) -> Made:
-        """What work of its own makes. Where that fails, it ends with this error, and nobody else."""
+        """What work of its own makes. Where that fails, it ends with this error, and nobody else (faults.py)."""
         try:
-            with of_one_answer():
-                return work()
+            return work()
         except UserError as error:
             self.fail(error)
-            return instead
+        except ENDS_ALL:
+            raise
+        except BaseException as error:
+            self.fail(caused_by(error))
+        return instead
 
     def fail(self, error: UserError) -> None:
         """End it with an error, unless it has one."""

@@ -158,8 +158,11 @@ class Scheduler:
         what cannot be run at all."""
         begins = beginning_of(prompt)
         check_asked(self.model, begins.tokens, max_tokens, sampler)
+        family = self._family(decode)
+        if strategy:
+            check("drafts" if self.model.config.diffusion is None else "blocks", self.model.blocks, family)
         maker = strategy or default_maker(self.model.config, sampler)
-        given = begins, max_tokens, sampler, priority, maker, self._family(decode)
+        given = begins, max_tokens, sampler, priority, maker, family
         return self._added(Request(self, *given, is_kept=is_kept, resumes=resumes))
 
     def _family(self, decode: str) -> str:
@@ -247,8 +250,10 @@ class Scheduler:
         else it begins anew, and nothing is held. Nothing is drawn. decode: the family whose LM head gives them,
         "" for the model's. Raises PromptError for one that cannot be
         run, before anything is changed, and PoolFullError where the pool has no room beside the requests
-        that are under way: sequences hold what is before their prompts then.
+        that are under way: sequences hold what is before their prompts then; UserError where the programs
+        cannot serve that.
         """
+        check("forward", self.model.blocks)
         self._leave_out()
         begins = [beginning_of(prompt) for prompt in prompts]
         for number, each in enumerate(begins):
@@ -312,7 +317,8 @@ class Scheduler:
                 if due.wanted:
                     stay = request.took(due, [*itertools.islice(logits, due.wanted)])
                     self._executor.keep(piece.sequence, due.tried[:stay])
-        self._leave_out()
+        if any(request.is_over for request, _, _ in chosen):
+            self._leave_out()
 
     def _run(self, pieces: Sequence[Piece], requests: Sequence[Request] = ()) -> Sequence[Row]:
         by_itself = requests[0] if len(requests) == 1 and requests[0].is_kept else None
@@ -446,7 +452,8 @@ class Scheduler:
     def _lay(self) -> None:
         """Give sequences what is laid next of their chunks."""
         for request, sequence in self._running.items():
-            laid = request.lay(sequence)
+            if not (laid := request.lay(sequence)):
+                continue
             request.cached_tokens += 0 if request.token_ids else laid
             self.counts = replace(self.counts, laid_tokens=self.counts.laid_tokens + laid)
 

@@ -130,8 +130,6 @@ class Session:
         `rows`; else it is decoded in the model's."""
         manner, scheduler, model = manner or self.manner, self.requests, self.model
         maker = manner.maker(model.config, sampler)
-        if maker:
-            check("drafts" if model.config.diffusion is None else "blocks", model.blocks, ROWS)
         request = scheduler.submit(
             prompt_ids,
             max_new_tokens,

@@ -197,7 +197,7 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, told = alone(session, prompt)
-    for place in ("ragged.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
+    for place in ("executor.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)
@@ -300,7 +300,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
         with pytest.raises(
-            UserError, match="block diffusion cannot be had with decode='guide': its"
+            UserError, match="block diffusion cannot be had with decode='guide'"
         ):
             model._open().scheduler.submit([5], 1, Sampler(), decode="guide")
 

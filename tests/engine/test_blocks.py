@@ -261,7 +261,7 @@ def test_a_prompt_that_goes_on_is_not_computed_again(blocks, decode):
     second = session.generate(prompt, 8, Sampler())
     again = list(second)
     assert second.cached_tokens == (60 if decode == "guide" else 60 + len(answer) - 1)
-    session.scheduler.forget()
+    session.requests.forget()
     alone = session.generate(prompt, 8, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0

@@ -210,7 +210,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
             model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
         guide = ChunkedLLM(model, decode="guide")
         asked = guide.register("What is the capital of France?")
-        with pytest.raises(UserError, match="drafts are tried in passes of the decode family 'rows'"):
+        with pytest.raises(UserError, match="drafts cannot be had with decode='guide' .DECODE.: its attention is the host's"):
             guide.generate_from_chunks([asked], draft="lookup")
         with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
             guide.generate_from_chunks([asked], num_beams=4)
@@ -364,14 +364,12 @@ def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> 
     assert sum(one.passes.drafted for one in requests) > 0
 
 
-def test_none_is_made_where_a_token_is_decoded_by_itself() -> None:
+def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
     """In the family guide, whose tokens go one by one."""
     session = session_of(open_checkpoint(DEMO_FOLDER), decode="guide")
-    scheduler, drafter = scheduler_of(session), Knowing(3, [5] * NEW, 0)
-    costly = partial(Speculative, drafter=drafter, length=Adaptive(per_draft=0.02))
-    request = scheduler.submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
-    finish(scheduler, [request])
-    assert drafter.asked == request.passes.drafted == 0
+    costly = partial(Speculative, drafter=Knowing(3, [5] * NEW, 0), length=Adaptive(per_draft=0.02))
+    with pytest.raises(UserError, match="drafts cannot be had with decode='guide' .DECODE.: its attention is"):
+        scheduler_of(session).submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
 
 
 def test_guesses_are_shared_out_by_what_they_bring() -> None:

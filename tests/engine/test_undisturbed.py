@@ -20,6 +20,7 @@ from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_nam
 from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
+from aerie.engine.planner import Step
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import STEP_TOKENS
@@ -292,16 +293,18 @@ def test_what_compile_has_ready_is_all_that_steps_need(
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
     blocks = replace(blocks_of_variants(config, variants, "rows"), devices=devices)
     ready = {*blocks.of_steps, *every_name(config, blocks)}
-    ragged: Any = SimpleNamespace(
+    executor: Any = SimpleNamespace(
         _model=SimpleNamespace(blocks=blocks), _rows=blocks.step_rows, most_rows=blocks.step_rows[-1]
     )
     seen: set[str] = set()
     for context in window_contexts(blocks.contexts):
-        for tokens in range(1, min(context, STEP_TOKENS, ragged.most_rows) + 1):
-            width = Executor.width(ragged, tokens)
+        for tokens in range(1, min(context, STEP_TOKENS, executor.most_rows) + 1):
+            width = Executor.width(executor, tokens)
             if width <= context:
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
-                    seen |= {*Executor._needed(ragged, width, wanted, context), blocks.head(max(1, wanted))}
+                    step = Step(width, context, 0, 0, width, 0, 0)
+                    tail = Executor._tail(executor, step, wanted)
+                    seen |= {*Executor._needed(executor, step, tail), blocks.head(max(1, wanted))}
     assert seen <= ready
     assert len(seen) > len(ready) // 2
     end = blocks.contexts[-1]

@@ -161,7 +161,7 @@ def test_against_transformers_with_its_cache_edited(family, end, policy, open_se
 def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     """A long prompt after others that began alike; what came after dropped tokens is not used again."""
     session = open_session("Llama", end, decode)
-    session.scheduler.forget()
+    session.requests.forget()
     first = session.generate(TOKENS[:50], 40, Sampler())
     answer = list(first)
     assert len(answer) == 40
@@ -170,7 +170,7 @@ def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     second = session.generate(prompt, 30, Sampler())
     again = list(second)
     assert second.cached_tokens == 4
-    session.scheduler.forget()
+    session.requests.forget()
     alone = session.generate(prompt, 30, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0
@@ -285,7 +285,7 @@ def test_a_number_that_leaves_nothing_is_refused(text, limits):
 
 
 def test_programs_that_it_cannot_be_had_with():
-    with pytest.raises(UserError, match=r"sink hides positions .*; leave --seq-len out, or give shift"):
+    with pytest.raises(UserError, match=r"sink cannot be had with seq_len=64 \(SEQ_LEN\): they show a token"):
         context_end("sink", Blocks(64), POSITIONS)
     with pytest.raises(UserError, match="as many rows as positions and compute it anew; add one of fewer"):
         context_end("shift", Blocks(0, (Variant(512, 512),)), POSITIONS)

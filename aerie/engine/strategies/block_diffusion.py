@@ -1,7 +1,7 @@
 """A text that is filled in block by block: a block of masks, of which every pass makes some into tokens.
 
 Blocks begin at multiples of their size from position 0. A position sees all of its own block and all before
-it (ragged.py has the mask), so in a prompt too. What a prompt has beyond its last whole block stands at the
+it (executor.py has the mask), so in a prompt too. What a prompt has beyond its last whole block stands at the
 beginning of the first block that is filled, and is never touched.
 
 The block that is ACTIVE is tried in every pass, and its keys and values stay nowhere. When it has no mask
