@@ -175,9 +175,10 @@ test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, t
 report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
 	$(DO)$(PY) -m aerie report $(SAID)
 
-lint: $(TEST) ## ruff, mypy --strict, the order of the rooms, no circles inside them
+lint: $(TEST) ## ruff, clang-format, mypy --strict, the order of the rooms, no circles inside them
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(PY) tools/format_cpp.py --check
 	@$(PY) tools/check_types.py
 	@$(PY) tools/check_imports.py
 

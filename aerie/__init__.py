@@ -12,7 +12,8 @@ line.
 """
 
 from aerie import rooms as rooms  # first: it lets the others be found
-from aerie.air_dialect.common import TYPE_CHECKING, AerieError, on_first_use
+from aerie.common.errors import AerieError
+from aerie.common.lazy import TYPE_CHECKING, on_first_use
 from aerie.version import VERSION
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ A room is imported when one of its commands is asked for: `aerie run` loads neit
 
 from __future__ import annotations
 
-from aerie import stopping  # isort: split
+from aerie.common import interrupts  # isort: split
 
 import importlib
 import runpy
@@ -13,7 +13,7 @@ import sys
 from collections.abc import Sequence
 from typing import Final, NamedTuple
 
-from aerie import streams
+from aerie.common import standard_streams
 from aerie.version import VERSION
 
 
@@ -26,13 +26,13 @@ class Command(NamedTuple):
 
 
 COMMANDS: Final = (
-    Command("run", "llama32_1b", "Answer one prompt."),
-    Command("chat", "llama32_1b", "Talk with the model."),
-    Command("profile", "llama32_1b", "Answer one prompt, and show where the time went."),
-    Command("compile", "llama32_1b", "Compile a model's programs, so that a later run finds them."),
-    Command("mlir", "llama32_1b", "Write every kernel and every program as MLIR text."),
-    Command("export", "llama32_1b", "Write block diffusion's step as AIR of fixed shapes."),
-    Command("cache", "llama32_1b", "Show what is kept where, or clear it."),
+    Command("run", "cli", "Answer one prompt."),
+    Command("chat", "cli", "Talk with the model."),
+    Command("profile", "cli", "Answer one prompt, and show where the time went."),
+    Command("compile", "cli", "Compile a model's programs, so that a later run finds them."),
+    Command("mlir", "cli", "Write every kernel and every program as MLIR text."),
+    Command("export", "cli", "Write block diffusion's step as AIR of fixed shapes."),
+    Command("cache", "cli", "Show what is kept where, or clear it."),
     Command("serve", "serve", "Serve a model over HTTP, with OpenAI's API and a web page."),
     Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),
     Command("diagnosis", "verify", "Name the first step that is not what transformers computes."),
@@ -71,17 +71,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def start() -> None:
     """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
     try:
-        streams.begin()
+        standard_streams.begin()
         try:
             _start()
         finally:
-            streams.finish()
-    except streams.OutputError as error:
-        sys.exit(streams.tell(error))
+            standard_streams.finish()
+    except standard_streams.OutputError as error:
+        sys.exit(standard_streams.tell(error))
     except KeyboardInterrupt:
-        sys.exit(stopping.tell())
+        sys.exit(interrupts.tell())
     finally:
-        stopping.finish()
+        interrupts.finish()
 
 
 def _start() -> None:

@@ -11,9 +11,9 @@ from numbers import Integral
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+from aerie.common.errors import UserError
 from aerie.engine.call_grammar import call_grammar
 from aerie.engine.call_reader import Calls, ToolCall, calls_of
-from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis

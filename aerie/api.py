@@ -24,13 +24,16 @@ from numpy.typing import NDArray
 
 from aerie.answers import Asked, OnEvent, Options, Result, Stream, asking, check_built, results_of
 from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common import folders
+from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE, check_decode
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
 from aerie.engine.communication import Alone, Communication
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
 from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
-from aerie.engine.errors import PromptError, UserError
+from aerie.engine.errors import PromptError
 from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
@@ -39,9 +42,7 @@ from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.tool_calls import Message, Tools, read_tools
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import Profiler, select_backend
-from aerie.virtual_npu import folders
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
 """A user's message; a conversation, each message with "role" (system, user, assistant, tool) and "content";

@@ -13,7 +13,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import F32Array
 from aerie.engine.pages import PagedSequence, PagePool

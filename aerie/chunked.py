@@ -10,10 +10,11 @@ import numpy as np
 
 from aerie.answers import OnEvent, Options, Result, Stream, asking
 from aerie.api import MAX_TOKENS, Model
+from aerie.common.errors import UserError
 from aerie.engine.blocks import ROWS, check_decode
 from aerie.engine.chunks import ChunkInfo
 from aerie.engine.composing import PREFIX, Composition, mode_of
-from aerie.engine.errors import PromptError, UserError
+from aerie.engine.errors import PromptError
 from aerie.engine.logits import log_softmax
 from aerie.engine.rope import RopeRule
 from aerie.engine.tokenizer import check_text

@@ -30,7 +30,7 @@ class RoomFinder:
     """Finds `aerie.ROOM` for the rooms at the top of a checkout, and nothing else."""
 
     @staticmethod
-    def find_spec(name: str, *_: object) -> ModuleSpec | None:
+    def find_spec(name: str, *_path_and_target: object) -> ModuleSpec | None:
         package, _, room = name.partition(".")
         is_ours = package == __package__ and room in AT_THE_TOP
         return PathFinder.find_spec(name, [str(SEARCH_PATH)]) if is_ours else None

@@ -16,16 +16,18 @@ from typing import Any
 
 from rich.console import Console
 
-from aerie import stopping  # noqa: F401  # isort: split
-from aerie.engine.errors import UserError
+from aerie.cli.arguments import KEPT_IN, Parser, begin_process, run_command, whole_number
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common import (
+    folders,
+    interrupts,  # noqa: F401  # isort: split
+)
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
+from aerie.common.text_tables import print_tables
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import KEPT_IN, Parser, begin_process, run_command, whole_number
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from aerie.runtime.tables import print_tables
-from aerie.virtual_npu import folders
-from aerie.virtual_npu.store import write_whole
 from benchmarks import bench, instruction_sets
 from benchmarks.instruction_sets import Choice
 from benchmarks.machine import describe

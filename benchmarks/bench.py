@@ -17,12 +17,12 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aerie.cli.cache_command import bench_parts, clear
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common import knobs
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.progress import Reporter, Step, no_step
-from aerie.llama32_1b.cache_command import bench_parts, clear
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime.knobs import NPU_LOCK
-from aerie.virtual_npu import knobs
 from benchmarks.figures import CROWD, OURS, THEIRS, Samples, record, with_rates
 from benchmarks.http import both_ways, costs, crowd
 from benchmarks.instruction_sets import Choice

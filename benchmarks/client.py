@@ -15,7 +15,7 @@ import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 
 ADDRESS = "/v1/chat/completions"
 END = b"0\r\n\r\n"

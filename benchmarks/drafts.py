@@ -18,6 +18,10 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
+from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common import folders
+from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -27,11 +31,7 @@ from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP, PLAIN, Manner
-from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import select_backend
-from aerie.runtime.tables import compact_table, print_tables
-from aerie.virtual_npu import folders
 
 TEXTS = Path(__file__).parent / "texts"
 BETWEEN = "=====\n"

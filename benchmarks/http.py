@@ -22,12 +22,12 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from aerie.engine.errors import UserError
+from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common import folders
+from aerie.common.errors import UserError
+from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
-from aerie.llama32_1b.find import find_checkpoint
-from aerie.runtime.tables import compact_table, print_tables
-from aerie.virtual_npu import folders
 from benchmarks.figures import CROWD, TARGETS
 from benchmarks.worker import REPOSITORY, Worker, working
 
@@ -145,7 +145,7 @@ def serving(folder: Path, log: Path, cache: Path, env: Mapping[str, str]) -> Ite
 
 SERVE = """
 import sys
-from aerie.llama32_1b.cli import begin_process
+from aerie.cli.arguments import begin_process
 from aerie.serve.cli import main
 from aerie.virtual_npu.child_process import end_with_parent
 

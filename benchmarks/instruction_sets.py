@@ -14,8 +14,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.engine.errors import UserError
-from aerie.virtual_npu import cpu, knobs
+from aerie.common import cpu, knobs
+from aerie.common.errors import UserError
 
 NATIVE, ALL = "native", "all"
 
@@ -55,7 +55,7 @@ LIMITS = {
     "neon": Limits("armv8-a", "default", "", "", "DEFAULT", {}),
     "neon_bf16": Limits("armv8.2-a+bf16", "default", "", "", "DEFAULT", {}),
 }
-"""By the set's name (aerie/virtual_npu/cpu.py)."""
+"""By the set's name (aerie/common/cpu.py)."""
 
 BEYOND = {"avx2": ("AVX-512", "bfloat16", "AMX"), "avx512": ("bfloat16", "AMX"), "avx512_bf16": ("AMX",)}
 """Words of oneDNN's line on what it uses that say that it was not limited to a set."""

@@ -9,8 +9,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from aerie.virtual_npu import cpu, knobs
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.common import cpu, knobs
+from aerie.common.compiler import find_compiler
 
 PACKAGES = ("numpy", "torch", "transformers")
 

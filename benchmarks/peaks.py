@@ -9,9 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
-from aerie.virtual_npu import knobs
-from aerie.virtual_npu.compiler import INCLUDE
-from aerie.virtual_npu.objects import load_host_code
+from aerie.common import knobs
+from aerie.virtual_npu.objects import INCLUDE, load_host_code
 from benchmarks.machine import caches
 
 FOLDER = Path(__file__).parent

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import blocks_of_variants, every_name
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B

@@ -16,11 +16,12 @@ from typing import Any
 import numpy as np
 
 from aerie import Model
+from aerie.common import cpu, knobs
+from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
-from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_row, prefill
 from aerie.engine.model import LoadedModel, decoding_in
 from aerie.engine.native import native_attention
@@ -37,7 +38,7 @@ from aerie.multi_launch_builder.variants import program_name
 from aerie.runtime import select_backend
 from aerie.runtime.calls import BETWEEN
 from aerie.runtime.memory import available_bytes
-from aerie.virtual_npu import Library, cpu, knobs
+from aerie.virtual_npu import Library
 from aerie.virtual_npu.pyxrt.batch import Batch
 from benchmarks.client import Client
 from benchmarks.drafts import measure, texts

@@ -7,7 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from aerie.runtime.tables import compact_table
+from aerie.common.text_tables import compact_table
 from benchmarks.figures import AGAINST, CROWD, FEW_ROWS, OURS, THEIRS, TOGETHER
 from benchmarks.plan import BRIEF
 

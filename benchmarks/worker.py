@@ -17,8 +17,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from aerie.engine.errors import UserError
-from aerie.llama32_1b.cli import USER_ERRORS
+from aerie.cli.arguments import USER_ERRORS
+from aerie.common.errors import UserError
 from aerie.virtual_npu.child_process import end_with_parent
 
 REPOSITORY = Path(__file__).resolve().parents[1]

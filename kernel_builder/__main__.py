@@ -26,16 +26,17 @@ from rich.console import Console
 from rich.progress import Progress
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.air_dialect.one_line import OneLineParser
+from aerie.common.cli_parser import OneLineParser
+from aerie.common.text_tables import text_table
+from aerie.device import check
+from aerie.device.npu2 import DEVICES, NPU2
 from aerie.kernel_builder import numerics
 from aerie.kernel_builder.arguments import KernelBuilderError
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import Difference, KernelModule, KernelSpec, Parameters
 from aerie.kernel_builder.testing import compare
-from aerie.virtual_npu import VirtualNpuError, VirtualNpuRuntimeError
-from aerie.virtual_npu.static import check
-from aerie.virtual_npu.static.device import DEVICES, NPU2
-from aerie.virtual_npu.texts import print_table, text_table
+from aerie.virtual_npu import ProgramError, VirtualNpuRuntimeError
+from aerie.virtual_npu.texts import print_table
 
 WRONG_RESULT, REFUSED = 1, 2
 
@@ -53,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # the reader, such as `head`, has seen enough
         sys.stdout = None
         return 0
-    except (KernelBuilderError, AirParseError, VirtualNpuError) as error:
+    except (KernelBuilderError, AirParseError, ProgramError) as error:
         print(f"error: {error}", file=sys.stderr)
         return WRONG_RESULT if isinstance(error, VirtualNpuRuntimeError) else REFUSED
 

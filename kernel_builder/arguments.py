@@ -17,7 +17,7 @@ import ml_dtypes
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.air_dialect.common import AerieError
+from aerie.common.errors import AerieError
 
 
 class KernelBuilderError(AerieError):

@@ -36,12 +36,12 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
+from aerie.device.npu2 import Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View
 from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, bf16, f32
 from aerie.kernel_builder.spec import KernelModule, largest_divisor, require_multiple
 from aerie.kernel_builder.values import ArgumentType, External, Optimize
-from aerie.virtual_npu.static.device import Device
 
 BLOCK = 8
 """Rows and columns of a block of the core's matrix product, and columns of a panel."""

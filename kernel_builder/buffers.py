@@ -7,7 +7,7 @@ What a DMA engine can walk is checked where the transfer is written. The rules a
 descriptor (mlir-aie `AIEXDialect.cpp` `verifyStridesWraps` and `AIEDialect.cpp` `DMABDOp::verify`): lengths,
 strides and offsets are whole 4-byte granules, and elements narrower than 4 bytes move in runs of stride 1.
 So a bf16 transpose cannot be done element by element. How many dimensions and how large they may be depends
-on the tile; `virtual_npu.static` checks that.
+on the tile; `aerie.device` checks that.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import DslError, DType
 from aerie.kernel_builder.index import Index, IndexLike
-from aerie.virtual_npu.static.device import NPU2, Device
 
 ElementType: TypeAlias = BFloat16Type | Float16Type | Float32Type | IntegerType
 

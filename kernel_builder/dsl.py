@@ -56,6 +56,7 @@ from xdsl.rewriter import Rewriter
 from xdsl.utils.exceptions import VerifyException
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, DmaMemcpyNdOp
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, DslError, DType, Role, bf16, f32, i32
 from aerie.kernel_builder.buffers import (
     L1,
@@ -75,7 +76,6 @@ from aerie.kernel_builder.regions import Carried, Regions
 from aerie.kernel_builder.scopes import LEFT_EARLY
 from aerie.kernel_builder.spec import KernelModule
 from aerie.kernel_builder.values import ArgumentType, External, Optimize, Value, contract, declaration, fma
-from aerie.virtual_npu.static.device import NPU2, Device
 
 __all__ = ["L1", "L2", "L3", "Index", "Kernel", "Role", "Value", "bf16", "contract", "f32", "fma", "i32"]
 

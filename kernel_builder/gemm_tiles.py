@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.dsl import Index, bf16, f32
 from aerie.kernel_builder.spec import largest_divisor, require_multiple
 from aerie.virtual_npu.codegen.vector_sums import STEPS_OF_A_GO
-from aerie.virtual_npu.static.device import NPU2, Device
 
 BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""

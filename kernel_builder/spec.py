@@ -19,8 +19,8 @@ from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie.air_dialect import print_module
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
-from aerie.virtual_npu.static.device import NPU2, Device
 
 Array = NDArray[Any]
 Parameters = Mapping[str, Any]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aerie.llama32_1b.cli import begin_process, main
+from aerie.cli.arguments import begin_process, main
 
 if __name__ == "__main__":
     begin_process()

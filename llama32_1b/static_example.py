@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common import folders
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.static_form import empty_cache, inputs, results, statics
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.multi_launch_builder.building import read_program
 from aerie.multi_launch_builder.static_form import KIND, StaticSizes
 from aerie.runtime import KernelCache, select_backend
-from aerie.virtual_npu import folders
 
 HERE = Path(__file__).parent
 

@@ -6,7 +6,7 @@ What a program is, which arguments it has and what shapes a model has need no IR
 
 from typing import TYPE_CHECKING
 
-from aerie.air_dialect.common import on_first_use
+from aerie.common.lazy import on_first_use
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program
 from aerie.multi_launch_builder.shapes import (
     ModelShape,

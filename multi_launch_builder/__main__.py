@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.air_dialect.one_line import OneLineParser
+from aerie.common.cli_parser import OneLineParser
 from aerie.multi_launch_builder.building import write_mlir
 from aerie.multi_launch_builder.shapes import (
     DEMO,

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import DTYPES, Argument, ArgumentTable, IllegalShapeError, Role
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import KernelModule
@@ -17,7 +18,6 @@ from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 from aerie.multi_launch_builder.stitcher import Stitcher
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
-from aerie.virtual_npu.static.device import NPU2, Device
 
 
 def stack_option(device: Device) -> CompileOption:

@@ -14,14 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from aerie.common.fingerprint import key_of, own_digest, package_version
+from aerie.common.store import kept_programs
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape
 from aerie.multi_launch_builder.variants import Variant, plan_named, plan_variant_programs
-from aerie.virtual_npu.fingerprint import key_of, own_digest, package_version
-from aerie.virtual_npu.store import kept_programs
 
-SOURCES = ("air_dialect", "virtual_npu", "virtual_npu/static", "kernel_builder", "multi_launch_builder")
+SOURCES = ("air_dialect", "common", "device", "virtual_npu", "kernel_builder", "multi_launch_builder")
 """Our own folders that shape a program's text, as `own_digest` hashes them."""
 
 

@@ -8,10 +8,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.kernels import bias_add, flash_attention, gemv, rms_norm, rope
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
-from aerie.virtual_npu.static.device import NPU2, Device
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aerie.air_dialect.common import AerieError
+from aerie.common.errors import AerieError
 
 
 class UnsupportedShapeError(AerieError, ValueError):

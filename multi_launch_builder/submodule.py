@@ -16,7 +16,7 @@ from xdsl.ir import Block, BlockArgument, Operation
 from xdsl.traits import SymbolOpInterface
 
 from aerie.air_dialect import parse, verify
-from aerie.air_dialect.common import AerieError
+from aerie.common.errors import AerieError
 from aerie.kernel_builder.arguments import ArgumentTable
 
 

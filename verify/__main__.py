@@ -13,13 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.context_end import STOP
-from aerie.engine.footprint import needs_of
-from aerie.engine.progress import Reporter
-from aerie.engine.session import Session, prepare_runtime
-from aerie.llama32_1b.cli import (
+from aerie.cli.arguments import (
     KEPT_IN,
     Parser,
     add_commands,
@@ -29,9 +23,16 @@ from aerie.llama32_1b.cli import (
     begin_process,
     run_command,
 )
-from aerie.llama32_1b.commands import runtime_options
-from aerie.llama32_1b.find import find_checkpoint
-from aerie.llama32_1b.prompts import ask
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.commands import runtime_options
+from aerie.cli.prompts import ask
+from aerie.common import folders
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.context_end import STOP
+from aerie.engine.footprint import needs_of
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
 from aerie.verify.companion import (
     companion,
     companion_config,
@@ -52,7 +53,6 @@ from aerie.verify.rules import numerics_of
 from aerie.verify.subject import BROKEN, one_line
 from aerie.verify.token_ids import read_apart
 from aerie.verify.ways import identities_in_blocks, in_few_rows, in_rows
-from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
 

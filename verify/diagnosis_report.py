@@ -13,7 +13,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from rich.console import Console
 from rich.table import Table
 
-from aerie.runtime.tables import VERDICT, compact_table, print_tables
+from aerie.common.text_tables import VERDICT, compact_table, print_tables
 from aerie.verify.diagnosis import Diagnosis
 from aerie.verify.ladder import Judged, Row
 from aerie.verify.plots import HeatMap, LineChart, heat_map, line_chart

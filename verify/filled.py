@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.family import BlockDiffusion as Blocks
 from aerie.engine.numerics import F32Array
 from aerie.engine.sampler import Sampler

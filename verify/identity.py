@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from aerie.common.knobs import THREADS
 from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.numerics import BF16Array, F32Array
@@ -21,7 +22,6 @@ from aerie.multi_launch_builder import legal_seq_len
 from aerie.verify.prompts import Prompt
 from aerie.verify.rules import Failure
 from aerie.verify.subject import BROKEN, Said, Subject, one_line
-from aerie.virtual_npu.knobs import THREADS
 
 STEPS = 8
 """Tokens decoded after the prompt."""

@@ -18,8 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
-from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine.errors import CheckpointError
 from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes

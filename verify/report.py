@@ -14,15 +14,15 @@ from typing import Any, TextIO
 from rich.console import Console
 from rich.table import Table
 
-from aerie.engine.errors import UserError
-from aerie.runtime.tables import VERDICT, compact_table, print_tables
+from aerie.common import folders, store
+from aerie.common.errors import UserError
+from aerie.common.text_tables import VERDICT, compact_table, print_tables
 from aerie.verify.composed import Composed
 from aerie.verify.diagnosis_report import percent, row_json
 from aerie.verify.filled import Filled
 from aerie.verify.gate import PENALTY, PENALTY_KL, POSITIONS, Record, Trial
 from aerie.verify.ladder import Ladder
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
-from aerie.virtual_npu import folders, store
 
 
 def make_folder(folder: Path) -> None:

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from aerie.cli.chat import Chat
+from aerie.common.errors import UserError
 from aerie.engine.drawing import F64Array
-from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason, never
 from aerie.engine.model import LoadedModel
@@ -19,7 +20,6 @@ from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
-from aerie.llama32_1b.chat import Chat
 from aerie.runtime import AerieRuntimeError
 
 UNWRITTEN = 1000.0

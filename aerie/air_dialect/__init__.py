@@ -4,7 +4,7 @@
 modules in Python, are in `air_dialect.ops`.
 """
 
-from aerie.air_dialect.common import TYPE_CHECKING, on_first_use
+from aerie.common.lazy import TYPE_CHECKING, on_first_use
 
 if TYPE_CHECKING:
     from aerie.air_dialect.text import context, parse, print_module

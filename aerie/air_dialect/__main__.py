@@ -7,9 +7,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.air_dialect.one_line import OneLineParser
 from aerie.air_dialect.text import parse, print_module
 from aerie.air_dialect.verification import AirParseError
+from aerie.common.cli_parser import OneLineParser
 
 INVALID_IR = 1
 BAD_USAGE = 2

@@ -12,10 +12,10 @@ from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.common import AerieError
 from aerie.air_dialect.readings import number, numbers
 from aerie.air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
 from aerie.air_dialect.verifiers import check_indices_in_space
+from aerie.common.errors import AerieError
 
 
 class AirParseError(AerieError):

@@ -16,7 +16,7 @@ from aerie.board.doctor.command import add_doctor, doctor
 from aerie.board.report.command import add_report, report
 from aerie.board.setup_npu import add_setup_npu, setup_npu
 from aerie.board.toolchain.command import add_toolchain, toolchain
-from aerie.llama32_1b.cli import Parser, add_commands, begin_process, run_command
+from aerie.cli.arguments import Parser, add_commands, begin_process, run_command
 
 
 def build_parser() -> argparse.ArgumentParser:

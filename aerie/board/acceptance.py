@@ -21,9 +21,9 @@ from aerie.board.compare.items import choose
 from aerie.board.compare.records import verdict_line
 from aerie.board.report.command import default_path, write_report
 from aerie.board.report.scrubbing import PROJECT
-from aerie.engine.errors import UserError
+from aerie.common import folders
+from aerie.common.errors import UserError
 from aerie.runtime import BackendError, select_backend
-from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
 BOARD = "npu"

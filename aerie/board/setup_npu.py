@@ -18,12 +18,12 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from aerie.engine.errors import UserError
+from aerie.common import folders
+from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
 from aerie.version import DISTRIBUTION
-from aerie.virtual_npu import folders
 
 DONE = 0
 REACH_S = 15

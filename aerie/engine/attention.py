@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common import knobs
 from aerie.engine.kv import KeysAndValues, Layers, write_rows
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.runtime import HostWork
-from aerie.virtual_npu import knobs
 
 
 def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:

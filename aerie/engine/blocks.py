@@ -7,8 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
+from aerie.common.errors import UserError
 from aerie.engine.costs import StepCosts
-from aerie.engine.errors import UserError
 from aerie.engine.planner import Step, plan
 from aerie.engine.variants import window_contexts
 from aerie.multi_launch_builder import Variant

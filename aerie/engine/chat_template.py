@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.engine.bounded import BoundedError, BoundedProcess, Limits, RaisedError
+from aerie.common.sandbox import BoundedError, BoundedProcess, Limits, RaisedError
 from aerie.engine.errors import PromptError
 from aerie.engine.tool_calls import Message
 

@@ -6,9 +6,9 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.diffusion import LARGEST_BLOCK
-from aerie.engine.errors import UserError
 from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.engine.weights import Weights

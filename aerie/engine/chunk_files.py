@@ -11,12 +11,12 @@ from pathlib import Path
 
 import numpy as np
 
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
 from aerie.engine.chunks import chunk_id
-from aerie.engine.errors import UserError
 from aerie.engine.kv import Layers
 from aerie.engine.numerics import bf16
 from aerie.engine.saved import TOKENS, Arrays, Lazy, MadeBy, opened, write
-from aerie.virtual_npu.store import write_whole
 
 IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
 TORN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, StopIteration)

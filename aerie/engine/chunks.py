@@ -20,7 +20,8 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
-from aerie.engine.errors import PromptError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import PromptError
 from aerie.engine.kv import Layers
 from aerie.engine.numerics import BF16Array, turned
 from aerie.engine.pages import PAGE, KVCache, PagedSequence, PagePool, PoolFullError

@@ -22,7 +22,7 @@ from typing import Any, Protocol, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.numerics import BF16Array, bf16, widen
 from aerie.runtime import RunError
 

@@ -12,13 +12,14 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import FEW_ROWS, GUIDE, ROWS, Blocks
 from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import STOP, ContextEnd, context_end
 from aerie.engine.costs import StepCosts
 from aerie.engine.decoding import check
-from aerie.engine.errors import ConfigError, UserError
+from aerie.engine.errors import ConfigError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
 from aerie.engine.family import BlockDiffusion

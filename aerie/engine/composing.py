@@ -19,8 +19,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import UserError
 from aerie.engine.pages import PagedSequence
 
 PREFIX, BLOCK, LINK = "prefix", "block", "block+link-"

@@ -26,9 +26,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import Blocks
 from aerie.engine.decoding import check
-from aerie.engine.errors import UserError
 from aerie.engine.kv import causal
 
 SINKS = 4

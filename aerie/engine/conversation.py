@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
 from aerie.engine.tool_calls import Message
-from aerie.virtual_npu.store import write_whole
 
 Turn = tuple[str, str]
 """What the user wrote, and the answer."""

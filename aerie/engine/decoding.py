@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
-from aerie.engine.errors import UserError
 
 SIX = "seq_len"
 """The family `guide` by the six programs of one prompt length."""

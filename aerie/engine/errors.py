@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import sys
-from pathlib import Path
-
-from aerie.air_dialect.common import AerieError
-
-
-class UserError(AerieError):
-    """A request that cannot be met. The message says what was given, the limit, and what to do."""
+from aerie.common.errors import UserError
 
 
 class AnswerError(UserError):
@@ -24,10 +15,6 @@ class AnswerError(UserError):
             f"this answer failed ({what}), and no other did: ask again; where it fails each time, that is a "
             "defect, so leave out its settings one by one, and report the one that it takes"
         )
-
-
-class UsageError(UserError):
-    """A command line that makes no sense."""
 
 
 class TooLittleMemoryError(UserError):
@@ -59,20 +46,6 @@ class ConfigError(CheckpointError):
 
 class WeightsError(CheckpointError):
     """A safetensors file or tensor that is missing, damaged, misshapen or of the wrong type."""
-
-
-def own_command(tool: str, module: str) -> str:
-    """How a user starts a tool of this Python's environment, whose folder is seldom on PATH."""
-    path = Path(sys.executable).with_name(tool)
-    if shutil.which(tool) == str(path):
-        return tool
-    return _typed(path) if os.access(path, os.X_OK) else f"{_typed(Path(sys.executable))} -m {module}"
-
-
-def _typed(path: Path) -> str:
-    """A path as short as it can be typed in the current folder."""
-    here = Path.cwd()
-    return str(path.relative_to(here)) if path.is_relative_to(here) else str(path)
 
 
 class NotFiniteError(UserError, FloatingPointError):

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from aerie.engine.errors import AnswerError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import AnswerError
 from aerie.runtime import RunStopped
 
 ENDS_ALL = (KeyboardInterrupt, SystemExit, GeneratorExit, RunStopped)

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
+from aerie.common.store import Store
 from aerie.runtime.artifacts import store_of
-from aerie.virtual_npu.store import Store
 
 FORM = "1: sha256 of pieces of 16 MiB, 16 digits"
 """How it is made: another way makes other words, and asks for another number here."""

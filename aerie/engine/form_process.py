@@ -1,7 +1,7 @@
 """Forms are read in a process of their own: what a stranger asks for may take any time, memory and stack.
 
 The process has the model's vocabulary and llguidance. It is told one form at a time, and has LIMITS for it
-(bounded.py); where it ends by that, by a crash or by a limit of llguidance, the form is refused, and the next
+(sandbox.py); where it ends by that, by a crash or by a limit of llguidance, the form is refused, and the next
 one is read by a new process. What it takes, in these limits and with a first few tokens, is then made again
 where answers are (grammar.py), where threads have twice that stack at least; there no more Python is run over
 a form.
@@ -12,8 +12,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final, NamedTuple, TypeAlias
 
-from aerie.engine import finite_grammar, finite_schema, form_schema
-from aerie.engine.bounded import (
+from aerie.common.errors import UserError
+from aerie.common.sandbox import (
     BeginningError,
     BoundedProcess,
     InterruptedCallError,
@@ -22,7 +22,8 @@ from aerie.engine.bounded import (
     RaisedError,
     one_line,
 )
-from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine import finite_grammar, finite_schema, form_schema
+from aerie.engine.errors import CheckpointError
 from aerie.engine.form_schema import RefusedError
 
 if TYPE_CHECKING:

@@ -6,8 +6,8 @@ import enum
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import UserError
 from aerie.engine.forward import check_prompt
 from aerie.engine.model import LoadedModel
 from aerie.engine.sampler import Sampler

@@ -22,8 +22,8 @@ from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.form_process import (
     BLANKS,
     MOST_TEXT,

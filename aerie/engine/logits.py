@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f16, f32, u8, u16
 from aerie.multi_launch_builder.variants import LOGITS

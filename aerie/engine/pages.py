@@ -29,9 +29,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import UserError
 from aerie.engine.kv import Layers
 from aerie.engine.numerics import BF16Array, bf16, turned
 

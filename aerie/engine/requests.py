@@ -6,10 +6,11 @@ import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
+from aerie.common.errors import UserError
 from aerie.engine.composing import Beginning
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
-from aerie.engine.errors import PromptError, UserError
+from aerie.engine.errors import PromptError
 from aerie.engine.executor import Piece
 from aerie.engine.faults import ENDS_ALL, caused_by
 from aerie.engine.forward import check_prompt

@@ -31,8 +31,9 @@ from typing import Any, TypedDict
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.drawing import F64Array, Filters, Ranks, draw, kept
-from aerie.engine.errors import NotFiniteError, UserError
+from aerie.engine.errors import NotFiniteError
 from aerie.engine.grammar import Follower, Grammar
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 

@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
 from aerie.engine.embeddings import Token, ids_among
-from aerie.engine.errors import UserError
 from aerie.engine.grammar import Grammars
 from aerie.engine.pages import PAGE, PagedSequence, PagePool
 from aerie.engine.requests import AnswerState
 from aerie.engine.sampler import Sampler
-from aerie.virtual_npu.store import write_whole
 
 FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")

@@ -26,11 +26,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple, TypeAlias
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE
 from aerie.engine.composing import Composition, beginning_of
 from aerie.engine.decoding import check
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import UserError
 from aerie.engine.executor import Executor, Piece
 from aerie.engine.forward import prefill_steps
 from aerie.engine.generate import Recover, check_asked, give_up, never

@@ -18,6 +18,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunk_files import ChunkFolder
@@ -33,7 +34,6 @@ from aerie.engine.compiling import (
 )
 from aerie.engine.decoding import check
 from aerie.engine.embeddings import Token
-from aerie.engine.errors import UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.fingerprint import Fingerprint
 from aerie.engine.footprint import check_memory, window_bytes

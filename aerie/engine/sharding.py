@@ -14,8 +14,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.tensors import Tensor
 from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import UnsupportedShapeError, cached

@@ -28,9 +28,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from aerie.common.errors import UserError
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.logits import dequantised
 from aerie.engine.model import lm_head_statics
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rope_table, widen

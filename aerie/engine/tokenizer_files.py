@@ -17,8 +17,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from aerie.common.errors import own_command
 from aerie.engine.chat_template import ChatTemplate
-from aerie.engine.errors import CheckpointError, own_command
+from aerie.engine.errors import CheckpointError
 
 CONVERTERS = {"sentencepiece": "sentencepiece", "protobuf": "google.protobuf"}
 """Packages without which transformers cannot read tokenizer.model, and a module of each."""

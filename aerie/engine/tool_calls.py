@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
-from aerie.engine.errors import PromptError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import PromptError
 
 Message: TypeAlias = Mapping[str, Any]
 """`role` (system, user, assistant, tool) and `content`; of an assistant `tool_calls`, as OpenAI's API has

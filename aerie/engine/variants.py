@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.multi_launch_builder import UnsupportedShapeError, Variant
 from aerie.multi_launch_builder.variants import CONTEXTS
 

@@ -5,7 +5,7 @@
     CACHE/virtual/NAME-KEY.mlir      the program's text, also when they failed
     CACHE/virtual/NAME-KEY.log       what the tools printed, likewise
     CACHE/shared/                    parts that programs share: objects of the C++ kernels, for the NPU
-    CACHE/locks/, unfinished/        of the content store (aerie/virtual_npu/store.py)
+    CACHE/locks/, unfinished/        of the content store (aerie/common/store.py)
 
 An artifact appears in one step once it is complete, and then in the manifest. Two processes may share a
 cache: who comes second waits for the artifact, and finds it. What no program asked for in a month is removed.
@@ -24,10 +24,10 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from aerie.common import folders
+from aerie.common.fingerprint import file_digest, key_of
+from aerie.common.store import Store, mark_used
 from aerie.runtime.errors import AerieRuntimeError, CompileError, DiskFullError
-from aerie.virtual_npu import folders
-from aerie.virtual_npu.fingerprint import file_digest, key_of
-from aerie.virtual_npu.store import Store, mark_used
 
 Report = Callable[[str], None]
 

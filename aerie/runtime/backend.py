@@ -6,6 +6,8 @@ import importlib
 from dataclasses import dataclass, field
 from types import ModuleType
 
+from aerie.common import knobs
+from aerie.common.errors import ProgramError
 from aerie.runtime import knobs as compile_knobs
 from aerie.runtime.device import DeviceAccess, VirtualAccess
 from aerie.runtime.errors import BackendError
@@ -13,8 +15,6 @@ from aerie.runtime.npu.device import NpuAccess, missing_device
 from aerie.runtime.npu.toolchain import NpuToolchain
 from aerie.runtime.npu.tools import missing_compile_tools, missing_list
 from aerie.runtime.toolchain import Toolchain, VirtualToolchain
-from aerie.virtual_npu import knobs
-from aerie.virtual_npu.errors import VirtualNpuError
 from aerie.virtual_npu.options import EXACT
 
 CHOICES = ("auto", "virtual", "npu")
@@ -58,7 +58,7 @@ def select_backend(
     compile_only: "npu" needs the toolchain alone, neither pyxrt nor a device; the backend runs nothing.
     Raises BackendError for an unknown name, for "npu" where something that it needs is missing, for numerics
     with the NPU, and for the virtual NPU where they or one of its environment variables
-    (aerie/virtual_npu/knobs.py) make no sense.
+    (aerie/common/knobs.py) make no sense.
     """
     if choice == "virtual":
         return _virtual("asked for", numerics)
@@ -94,14 +94,14 @@ def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
 def _check_compile_knobs() -> None:
     try:
         compile_knobs.check()
-    except VirtualNpuError as error:
+    except ProgramError as error:
         raise BackendError(str(error)) from error
 
 
 def _npu_access() -> NpuAccess:
     try:
         return NpuAccess()
-    except VirtualNpuError as error:  # a knob that makes no sense
+    except ProgramError as error:  # a knob that makes no sense
         raise BackendError(str(error)) from error
 
 
@@ -111,7 +111,7 @@ def _virtual(why: str, numerics: str | None) -> Backend:
         compile_knobs.check()
         knobs.check()
         chosen = toolchain.options.numerics
-    except VirtualNpuError as error:
+    except ProgramError as error:
         raise BackendError(str(error)) from error
     products = "" if chosen == EXACT.numerics else f" with {chosen} products"
     pyxrt = importlib.import_module("aerie.virtual_npu.pyxrt")

@@ -12,11 +12,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from aerie.common.knobs import is_plain
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, STATIC_ROLES, Argument, ArgumentTable, Role
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.device import DEVICE_ERRORS, BoundRun, Contexts, Failure, LoadedProgram, clear_frames
 from aerie.runtime.errors import ArrayError, RunError
-from aerie.virtual_npu.knobs import is_plain
 from aerie.virtual_npu.stopping import refuse_stopped
 
 Array: TypeAlias = npt.NDArray[Any]

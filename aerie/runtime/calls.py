@@ -23,11 +23,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from aerie.common.knobs import is_plain
 from aerie.runtime.buffers import Array, BufferSet
 from aerie.runtime.device import DeviceAccess, clear_frames
 from aerie.runtime.errors import AerieRuntimeError, RunError
 from aerie.runtime.profiler import Profiler
-from aerie.virtual_npu.knobs import is_plain
 from aerie.virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
 
 if TYPE_CHECKING:

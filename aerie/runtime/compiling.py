@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
+from aerie.common.store import stop_waiting
 from aerie.runtime import knobs
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.memory import GIB, available_bytes
-from aerie.virtual_npu.store import stop_waiting
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import Program

@@ -16,10 +16,10 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
+from aerie.common.knobs import is_plain, strict
 from aerie.kernel_builder.arguments import Argument, ArgumentTable
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.errors import RunError
-from aerie.virtual_npu.knobs import is_plain, strict
 from aerie.virtual_npu.pyxrt.batch import Batch, can_be_one
 
 Report = Callable[[str], None]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from aerie.air_dialect.common import AerieError
+from aerie.common.errors import AerieError
 
 
 class AerieRuntimeError(AerieError):

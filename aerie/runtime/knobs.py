@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.virtual_npu.knobs import PLAIN, Knob
+from aerie.common.knobs import PLAIN, Knob
 
 
 def _is_gibibytes(text: str) -> bool:

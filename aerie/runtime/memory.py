@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from resource import RLIM_INFINITY, RLIMIT_AS, getrlimit
 
+from aerie.common.knobs import PLAIN, STRICT, is_plain
 from aerie.kernel_builder.arguments import STATIC_ROLES, ArgumentTable, Role
 from aerie.runtime.buffers import Sharing, effective
-from aerie.virtual_npu.knobs import PLAIN, STRICT, is_plain
 
 ROOT = Path("/")
 """Where /proc and /sys lie."""

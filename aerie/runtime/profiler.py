@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
-from aerie.runtime.tables import compact_table, print_tables
+from aerie.common.text_tables import compact_table, print_tables
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from aerie import rooms, virtual_npu
+from aerie.common import compiler
+from aerie.common.fingerprint import files_digest, text_digest, with_includes
+from aerie.common.store import Store
 from aerie.runtime.artifacts import BUILD_LOG, PROGRAM_TEXT, UNKNOWN
 from aerie.runtime.errors import CompileError
-from aerie.virtual_npu import compiler
 from aerie.virtual_npu.cache import ingredients
-from aerie.virtual_npu.fingerprint import files_digest, text_digest, with_includes
-from aerie.virtual_npu.store import Store
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import ExternalObject, Program
@@ -84,15 +84,15 @@ class VirtualToolchain:
 
     @property
     def options(self) -> virtual_npu.BuildOptions:
-        """How programs are built. Raises VirtualNpuError for numerics that there are not."""
+        """How programs are built. Raises ProgramError for numerics that there are not."""
         asked = virtual_npu.BuildOptions.from_knobs()
         return dataclasses.replace(asked, numerics=self.numerics or asked.numerics)
 
     def ingredients(self, program: Program) -> Mapping[str, str]:
         try:
-            found = compiler.present_compiler(self.options)
+            found = compiler.present_compiler(self.options.compiler_flags)
             own = ingredients(self.options, found.version if found else UNKNOWN)
-        except virtual_npu.VirtualNpuError as error:
+        except virtual_npu.ProgramError as error:
             raise CompileError(program.name, str(error)) from error
         return {**program_ingredients(program), **own}
 
@@ -105,7 +105,7 @@ class VirtualToolchain:
         output = work / f"{program.name}.elf"
         try:
             virtual_npu.build(program.text, output, kernel_dirs=(KERNEL_SOURCES,), options=self.options)
-        except virtual_npu.VirtualNpuError as error:
+        except virtual_npu.ProgramError as error:
             (work / BUILD_LOG).write_text(str(error))
             raise CompileError(program.name, first_lines(str(error))) from error
         return output

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from aerie.llama32_1b.cli import begin_process
+from aerie.cli.arguments import begin_process
 from aerie.serve.cli import main
 
 if __name__ == "__main__":

@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.call_reader import CallPiece, CallReader, Calls
 from aerie.engine.detokenizer import TextStream
 from aerie.engine.drawing import F64Array, Ranks
-from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array

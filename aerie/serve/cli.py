@@ -19,10 +19,11 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
-from aerie.engine.errors import UserError
+from aerie.cli.arguments import Parser, add_commands, run_command
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common import folders
+from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import Parser, add_commands, run_command
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import guarded, make_app
 from aerie.serve.connections import Listening, room_for
@@ -34,7 +35,6 @@ from aerie.serve.opening import Opening, Runtime, prompt_tokenizer
 from aerie.serve.origins import is_own, origins_of
 from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
-from aerie.virtual_npu import folders
 
 INTERRUPTED = 130
 SWITCH_S = 0.001

@@ -25,7 +25,7 @@ from starlette.types import ASGIApp
 from uvicorn.protocols.http.h11_impl import H11Protocol
 from uvicorn.server import ServerState
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.serve.errors import ApiError
 from aerie.serve.events import as_json
 from aerie.serve.service import Limits

@@ -16,8 +16,9 @@ from typing import Any, Final
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
 
+from aerie.common.errors import UserError
 from aerie.engine.chat_template import TemplateArgumentError
-from aerie.engine.errors import AnswerError, PromptTooLongError, UserError
+from aerie.engine.errors import AnswerError, PromptTooLongError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.tool_calls import ToolsError
 

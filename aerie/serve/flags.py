@@ -5,10 +5,10 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from aerie.llama32_1b.cli import add_template, real_number, whole_number
+from aerie.cli.arguments import add_template, real_number, whole_number
+from aerie.common.knobs import Knob
 from aerie.serve.naming import byte_count, seconds
 from aerie.serve.service import Limits
-from aerie.virtual_npu.knobs import Knob
 
 KEY = Knob("AERIE_API_KEY", "", "what clients of aerie serve have to send; empty: nothing, or --api-key")
 """A list of processes shows a flag's value, and not this one's."""

@@ -8,8 +8,8 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
-from aerie.engine.errors import UserError
-from aerie.llama32_1b.find import DEMO
+from aerie.cli.checkpoints import DEMO
+from aerie.common.errors import UserError
 
 NAME = re.compile(r"([^=/\\\s]+)=(.+)")
 """A name and what it stands for. A path that has a = and is no folder here begins with a /, or with ./"""

@@ -16,14 +16,14 @@ from dataclasses import dataclass
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
+from aerie.common.errors import ProgramError
+from aerie.device import NPU2, Device, Report, check
+from aerie.device.memtiles import Memtile, memtiles
 from aerie.multi_launch_builder import Program
 from aerie.serve.errors import ApiError
 from aerie.virtual_npu import arrays
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
-from aerie.virtual_npu.errors import VirtualNpuError
 from aerie.virtual_npu.program import Program as VirtualProgram
-from aerie.virtual_npu.static import NPU2, Device, Report, check
-from aerie.virtual_npu.static.memtiles import Memtile, memtiles
 from aerie.virtual_npu.stopping import RunStopped, Stop
 
 MOST_BYTES = 64 * 2**20
@@ -138,7 +138,7 @@ def view(program: Program) -> View:
     report = check(program.text, filename=program.name)
     try:
         return View(program, report, _record(program))
-    except (VirtualNpuError, RunStopped) as error:
+    except (ProgramError, RunStopped) as error:
         ended = f"its run was ended after {RUN_S:g} s; `aerie vnpu run --stats --trace` has no limit"
         return View(program, report, None, ended if isinstance(error, RunStopped) else str(error))
 
@@ -148,7 +148,7 @@ def _record(program: Program) -> Mapping[str, Any] | None:
     entry = built.entry()
     nbytes = sum(_elements(argument.shape) * ELEMENT_BYTES for argument in entry.arguments)
     if nbytes > MOST_BYTES:
-        raise VirtualNpuError(
+        raise ProgramError(
             f"its arguments take up to {nbytes} bytes, {MOST_BYTES} is the most that is run for this page; "
             "`aerie vnpu run --stats --trace` has no limit"
         )

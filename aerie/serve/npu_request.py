@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from aerie.device import NPU2
 from aerie.multi_launch_builder import Program
 from aerie.serve import npu
 from aerie.serve.errors import ApiError
 from aerie.serve.history import Ended, Seen
-from aerie.virtual_npu.static import NPU2
 
 PASSES, PROGRAMS, HOST = range(3)
 """Lines of the trace."""

@@ -7,6 +7,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.commands import beside, find_drafter, of_drafter
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -19,8 +21,6 @@ from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
-from aerie.llama32_1b.commands import beside, find_drafter, of_drafter
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime import select_backend
 from aerie.serve.worker import Opened
 

@@ -15,7 +15,7 @@ from urllib.parse import SplitResult, urlsplit
 
 from starlette.datastructures import Headers
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.serve.errors import ApiError
 from aerie.serve.service import Limits
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
+from aerie.common.errors import UserError
 from aerie.engine.call_grammar import call_grammar
 from aerie.engine.call_reader import Calls, calls_of
-from aerie.engine.errors import UserError
 from aerie.engine.grammar import Grammar, Grammars
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.drafting import Drafting, predicted

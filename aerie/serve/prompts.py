@@ -12,7 +12,7 @@ from typing import Any
 
 from starlette.requests import Request
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row

@@ -24,7 +24,7 @@ from ray.serve.exceptions import BackPressureError
 from ray.serve.request_router import RequestRouter
 from starlette.types import Message, Scope
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.serve.affinity import Affinity

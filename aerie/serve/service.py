@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple, TypeVar
 
-from aerie.air_dialect.common import AerieError
+from aerie.common.errors import AerieError, UserError
 from aerie.engine.chat_template import AT_ONCE
-from aerie.engine.errors import TooLittleMemoryError, UserError
+from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer

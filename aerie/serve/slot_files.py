@@ -17,7 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
 from aerie.engine.saved import MadeBy, PagesFile, held, save_sequence
 from aerie.serve.errors import ApiError, of_engine

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import TypeVar
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.generate import check_asked
 from aerie.engine.pages import PAGE, PoolFullError

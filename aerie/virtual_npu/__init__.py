@@ -2,15 +2,14 @@
 
 from typing import TYPE_CHECKING
 
-from aerie.air_dialect.common import on_first_use
+from aerie.common.errors import ProgramError, ToolchainError
+from aerie.common.lazy import on_first_use
+from aerie.device.errors import KernelSourceError
 from aerie.virtual_npu.errors import (
     ArgumentError,
-    KernelSourceError,
     OptionError,
-    ToolchainError,
     UnsupportedOpError,
     VirtualNpuDeadlock,
-    VirtualNpuError,
     VirtualNpuRuntimeError,
 )
 from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
@@ -39,13 +38,13 @@ __all__ = [
     "Library",
     "OptionError",
     "Program",
+    "ProgramError",
     "Result",
     "RunOptions",
     "RunResult",
     "ToolchainError",
     "UnsupportedOpError",
     "VirtualNpuDeadlock",
-    "VirtualNpuError",
     "VirtualNpuRuntimeError",
     "build",
     "emit",

@@ -9,11 +9,13 @@ import traceback
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie import streams
-from aerie.virtual_npu import child_process, knobs
+from aerie.common import knobs, standard_streams
+from aerie.common.errors import ProgramError
+from aerie.device.errors import ResourceError
+from aerie.virtual_npu import child_process
 from aerie.virtual_npu.commands import COMMANDS
 from aerie.virtual_npu.commands.common import Parser
-from aerie.virtual_npu.errors import ResourceError, VirtualNpuError, VirtualNpuRuntimeError
+from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from aerie.virtual_npu.texts import print_error
 
 USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
@@ -41,13 +43,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = _parser().parse_args(words, argparse.Namespace(words=words))
         knobs.check()
         return int(options.command(options))
-    except VirtualNpuError as error:
+    except ProgramError as error:
         print_error(error, "--json" in words)
         return RUN_ERROR if isinstance(error, VirtualNpuRuntimeError | ResourceError) else USER_ERROR
     except BrokenPipeError:
         return 0
-    except streams.OutputError as error:
-        return streams.tell(error)
+    except standard_streams.OutputError as error:
+        return standard_streams.tell(error)
     except Exception as error:
         if sys.flags.dev_mode:
             raise
@@ -58,11 +60,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return INTERRUPTED
 
 
-def _defect(error: Exception) -> VirtualNpuError:
+def _defect(error: Exception) -> ProgramError:
     """What to say of an error that nobody expected."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return VirtualNpuError(
+    return ProgramError(
         f"a defect of the virtual NPU: {what} ({Path(frame.filename).name}:{frame.lineno}); please "
         "report it with the program; `python -X dev -m aerie vnpu` shows where it comes from"
     )

@@ -14,11 +14,11 @@ from typing import Any, BinaryIO
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.virtual_npu import store
+from aerie.common import store
+from aerie.common.shown_names import shown
 from aerie.virtual_npu.errors import ArgumentError
 from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
-from aerie.virtual_npu.quoting import shown
 
 Array = NDArray[Any]
 

@@ -8,21 +8,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aerie.common.shown_names import symbol
+from aerie.device.errors import ParseError, ResourceError
 from aerie.virtual_npu.arrays import Array, Difference, first_difference
-from aerie.virtual_npu.errors import (
-    OptionError,
-    ParseError,
-    ResourceError,
-    UnsupportedOpError,
-    VirtualNpuRuntimeError,
-)
+from aerie.virtual_npu.errors import OptionError, UnsupportedOpError, VirtualNpuRuntimeError
 from aerie.virtual_npu.library import Entry
 from aerie.virtual_npu.program import Program, Result
-from aerie.virtual_npu.quoting import symbol
 from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
-    from aerie.virtual_npu.static import Fault
+    from aerie.device import Fault
 
 _DUMP = re.compile(r"pass_(\d+)(?:_(?:after_)?(.+))?\.mlir")
 _LOWERED = re.compile(r"^\s*(?:%[\w#:, %]+ = )?\"?((?:aie|aiex|airrt)\.\w+)", re.MULTILINE)

@@ -17,11 +17,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aerie.virtual_npu import cpu
-from aerie.virtual_npu.compiler import compiler_flags, known_compilers
-from aerie.virtual_npu.errors import ToolchainError
-from aerie.virtual_npu.external import ExternalKernel, KernelObject, kernel_objects
-from aerie.virtual_npu.fingerprint import (
+from aerie.common import cpu
+from aerie.common.compiler import compiler_flags, known_compilers
+from aerie.common.errors import ToolchainError
+from aerie.common.fingerprint import (
     file_digest,
     includes_digest,
     key_of,
@@ -29,10 +28,11 @@ from aerie.virtual_npu.fingerprint import (
     package_version,
     text_digest,
 )
-from aerie.virtual_npu.knobs import kept_folder
+from aerie.common.knobs import kept_folder
+from aerie.common.store import Store, kept_programs, sealed
+from aerie.device.external_kernels import ExternalKernel, KernelObject, kernel_objects
 from aerie.virtual_npu.library import Library
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.store import Store, kept_programs, sealed
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.toolchain import Cpp
@@ -42,7 +42,7 @@ def ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
     """Everything of Aerie and of this machine that a built program depends on, by name, as hashes or short
     texts. compiler: what the compiler says of itself.
     """
-    flags = " ".join(flag for flag in compiler_flags(options) if flag not in options.defines)
+    flags = " ".join(compiler_flags(()))
     chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
     return {**_own(), "CPU": cpu.identity(), "compiler": compiler, "compiler flags": flags, **chosen}
 
@@ -50,7 +50,7 @@ def ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
 @functools.cache
 def _own() -> dict[str, str]:
     return {
-        "air_dialect": own_digest("air_dialect"),
+        **{room: own_digest(room) for room in ("air_dialect", "common", "device")},
         "virtual_npu": own_digest("virtual_npu"),
         "AIE API for the host": own_digest("kernels_cc/host"),
         "xdsl": package_version("xdsl"),
@@ -68,7 +68,7 @@ class Source:
 
     def cpp(self, keep: Path | None) -> Cpp:
         """All C++ of the program; `keep` is a folder for a copy of what is generated. Raises
-        VirtualNpuError."""
+        ProgramError."""
         from aerie.virtual_npu.toolchain import cpp_of  # xDSL comes with it
 
         return cpp_of(self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep)
@@ -123,7 +123,10 @@ def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) ->
 
 
 def _path(source: Source, store: Store, keep: Path | None) -> Path:
-    names = [f"{source.plan_key(compiler.version)}.json" for compiler in known_compilers(source.options)]
+    names = [
+        f"{source.plan_key(compiler.version)}.json"
+        for compiler in known_compilers(source.options.compiler_flags)
+    ]
     found = None if keep else next(filter(None, (_find(source, store, name) for name in names)), None)
     if found is None:
         name = names[0]

@@ -21,8 +21,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aerie import rooms
-from aerie.virtual_npu.compiler import find_compiler
-from aerie.virtual_npu.errors import CrashError, OptionError, SanitizerError, ToolchainError
+from aerie.common.compiler import find_compiler
+from aerie.common.errors import ToolchainError
+from aerie.virtual_npu.errors import CrashError, OptionError, SanitizerError
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.texts import print_error
 
@@ -99,7 +100,7 @@ def check_loaded() -> None:
 
 def runtime() -> str:
     """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError when there is none."""
-    command = find_compiler(BuildOptions(sanitize=True)).command
+    command = find_compiler(BuildOptions(sanitize=True).compiler_flags).command
     for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
         done = subprocess.run(
             [*command, f"-print-file-name={name}"], capture_output=True, text=True, check=False

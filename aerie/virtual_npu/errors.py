@@ -2,44 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
-from aerie.air_dialect.common import AerieError
+from aerie.common.errors import ProgramError
 
 
-class VirtualNpuError(AerieError):
-    """Anything that keeps a program from being built or run."""
-
-    kind = "input"
-    """What is wrong, in one word, for machines."""
-
-
-class UsageError(VirtualNpuError):
+class UsageError(ProgramError):
     """A command line that makes no sense."""
 
     kind = "usage"
 
 
-class ParseError(VirtualNpuError):
-    """Text that is no valid AIR module; the message begins with file, line and column."""
-
-    kind = "parse"
-
-
-class KnobError(VirtualNpuError):
-    """An environment variable of the virtual NPU has a value that makes no sense."""
-
-    kind = "knob"
-
-
-class OptionError(VirtualNpuError):
+class OptionError(ProgramError):
     """An option of a build or a run has a value that makes no sense, or does not go with the others."""
 
     kind = "option"
 
 
-class UnsupportedOpError(VirtualNpuError):
+class UnsupportedOpError(ProgramError):
     """The program has an operation, or a form of one, that the virtual NPU does not execute."""
 
     kind = "unsupported"
@@ -49,47 +29,13 @@ class UnsupportedTypeError(UnsupportedOpError):
     """A type that the virtual NPU has no C++ for; the message does not name an operation yet."""
 
 
-class ToolchainError(VirtualNpuError):
-    """No C++ compiler, or the compiler refused the generated code or an external kernel."""
-
-    kind = "toolchain"
-
-    @staticmethod
-    def of_system(what: object, error: OSError) -> ToolchainError:
-        """The system refused a file or a folder that building `what` takes."""
-        return ToolchainError(
-            f"cannot build {what}: {error}. Free space, or choose another folder: AERIE_CACHE names the one "
-            "that built programs are kept in, and VNPU_CACHE=off keeps none"
-        )
-
-
-class UndefinedError(ToolchainError):
-    """The linker found functions nowhere; the message has its own lines."""
-
-    def names(self, symbol: str) -> bool:
-        """Whether the linker's lines name a function."""
-        return re.search(rf"\b{re.escape(symbol)}\b", str(self)) is not None
-
-
-class KernelSourceError(VirtualNpuError):
-    """The source of an external kernel was not found."""
-
-    kind = "kernel_source"
-
-
-class ResourceError(VirtualNpuError):
-    """A program wants more of the device than there is."""
-
-    kind = "resources"
-
-
-class ArgumentError(VirtualNpuError):
+class ArgumentError(ProgramError):
     """The arguments given to an entry do not fit it."""
 
     kind = "arguments"
 
 
-class VirtualNpuRuntimeError(VirtualNpuError):
+class VirtualNpuRuntimeError(ProgramError):
     """The program failed while it ran: an access outside its buffer, a division by zero, ..."""
 
     kind = "error"

@@ -9,10 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
-from aerie.virtual_npu import knobs
-from aerie.virtual_npu.errors import STOPPED, ArgumentError, VirtualNpuError, run_error
+from aerie.common import knobs
+from aerie.common.errors import ProgramError
+from aerie.common.shown_names import shown
+from aerie.virtual_npu.errors import STOPPED, ArgumentError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
-from aerie.virtual_npu.quoting import entry_symbol, shown
+from aerie.virtual_npu.quoting import entry_symbol
 from aerie.virtual_npu.stopping import RunStopped
 from aerie.virtual_npu.team import use_team
 
@@ -107,18 +109,18 @@ class Library:
     """Spent so far in the code of all programs of this process, without the Python that calls them."""
 
     def __init__(self, path: Path | str) -> None:
-        """Load it. Raises VirtualNpuError when the file is no such object or of another version."""
+        """Load it. Raises ProgramError when the file is no such object or of another version."""
         self.path = Path(path)
         try:
             self._library = ctypes.CDLL(str(self.path.resolve()))
             first = ctypes.c_char.in_dll(self._library, "vnpu_metadata")
         except (OSError, ValueError) as error:
-            raise VirtualNpuError(
+            raise ProgramError(
                 f"{self.path} is not a program of the virtual NPU ({error}): build it again"
             ) from error
         metadata = json.loads(ctypes.string_at(ctypes.addressof(first)))
         if metadata["format"] != FORMAT:
-            raise VirtualNpuError(
+            raise ProgramError(
                 f"{self.path} has format {metadata['format']}, this version reads {FORMAT}: build it again"
             )
         use_team(self._library)

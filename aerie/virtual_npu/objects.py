@@ -15,13 +15,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from aerie.virtual_npu import cpu
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, known_compilers, stop
-from aerie.virtual_npu.errors import ToolchainError
-from aerie.virtual_npu.fingerprint import includes_digest, key_of, text_digest
-from aerie.virtual_npu.store import Store, kept_programs, stop_waiting
+from aerie import rooms
+from aerie.common import cpu
+from aerie.common.compiler import Compiler, known_compilers, stop
+from aerie.common.errors import ToolchainError
+from aerie.common.fingerprint import includes_digest, key_of, text_digest
+from aerie.common.store import Store, kept_programs, stop_waiting
+from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.team import use_team
 
+INCLUDE = rooms.folder("virtual_npu") / "include"
 TEAM = INCLUDE / "vnpu" / "team.cc"
 """The threads of a process, in everything that uses them."""
 

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from aerie.virtual_npu import knobs
+from aerie.common import knobs
 from aerie.virtual_npu.errors import OptionError
 
 NUMERICS = ("exact", "bfp16")
 ROUNDINGS = ("conv_even", "floor")
 RACES = ("error", "note")
 MOST_SECONDS = 10**9
+_SANITIZE = (
+    "-fsanitize=address,undefined",
+    "-fno-sanitize=alignment",
+    "-fno-sanitize-recover=all",
+    "-fno-omit-frame-pointer",
+    "-g1",
+)
 STAGES = ("parsed", "inlined", "rewritten")
 """The IR of a program on its way to C++: as parsed; `inlined`, with one function per entry; `rewritten`, with
 `vnpu` operations around what the passes recognised."""
@@ -51,8 +58,8 @@ class BuildOptions:
         return self.fast and usual and not self.checks and not self.sanitize
 
     @property
-    def defines(self) -> tuple[str, ...]:
-        """The compiler's flags for them, for generated code, runtime and external kernels alike."""
+    def compiler_flags(self) -> tuple[str, ...]:
+        """The C++ compiler's flags for them, for generated code, runtime and external kernels alike."""
         flags = {
             "-DVNPU_CHECKS=1": self.checks,
             "-DVNPU_BFP16=1": self.numerics == "bfp16",
@@ -60,7 +67,7 @@ class BuildOptions:
             "-DVNPU_SANITIZE=1": self.sanitize,
             "-DVNPU_FAST=1": self.fast,
         }
-        return tuple(flag for flag, on in flags.items() if on)
+        return (*(_SANITIZE if self.sanitize else ()), *(flag for flag, on in flags.items() if on))
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

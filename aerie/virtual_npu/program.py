@@ -15,22 +15,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from aerie.common.errors import ProgramError
+from aerie.common.shown_names import shown, symbol
 from aerie.virtual_npu import arrays, cache, child_process
 from aerie.virtual_npu.arrays import Array, first_difference
-from aerie.virtual_npu.errors import (
-    GarbageError,
-    OptionError,
-    ScheduleError,
-    VirtualNpuError,
-    VirtualNpuRuntimeError,
-)
+from aerie.virtual_npu.errors import GarbageError, OptionError, ScheduleError, VirtualNpuRuntimeError
 from aerie.virtual_npu.library import Entry, Library
 from aerie.virtual_npu.options import BuildOptions, RunOptions
-from aerie.virtual_npu.quoting import shown, symbol
 from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
-    from aerie.virtual_npu.static import Report
+    from aerie.device import Report
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,12 +77,12 @@ class Program:
     def from_file(
         cls, path: Path | str, kernel_dirs: Iterable[Path | str] = (), options: BuildOptions | None = None
     ) -> Program:
-        """A program from a file of MLIR text. Raises VirtualNpuError when it cannot be read."""
+        """A program from a file of MLIR text. Raises ProgramError when it cannot be read."""
         return cls.from_text(read_text(Path(path)), str(path), kernel_dirs, options)
 
     @functools.cached_property
     def library(self) -> Library:
-        """The built program. Raises subclasses of VirtualNpuError that say why there is none."""
+        """The built program. Raises subclasses of ProgramError that say why there is none."""
         if self.source.options.sanitize:
             child_process.check_loaded()
         return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
@@ -95,16 +90,14 @@ class Program:
     def entry(self, name: str | None = None) -> Entry:
         """A public function and its arguments; the name may be left out where there is one.
 
-        Raises VirtualNpuError that lists them.
+        Raises ProgramError that lists them.
         """
         entries = self.library.entries
         names = ", ".join(map(shown, entries))
         if name is not None and name not in entries:
-            raise VirtualNpuError(f"no public function {symbol(name)}: the program has {names}")
+            raise ProgramError(f"no public function {symbol(name)}: the program has {names}")
         if name is None and len(entries) > 1:
-            raise VirtualNpuError(
-                f"the program has several public functions ({names}): choose one with --entry"
-            )
+            raise ProgramError(f"the program has several public functions ({names}): choose one with --entry")
         return entries[name] if name is not None else next(iter(entries.values()))
 
     def run(
@@ -152,10 +145,10 @@ class Program:
         """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
 
         omit_ping_pong: the memory whose buffers aircc does not double: L1, L2, all, or none where it is
-        empty. `virtual_npu.static.check` has more to choose. Raises ParseError, and OptionError for a device
+        empty. `aerie.device.check` has more to choose. Raises ParseError, and OptionError for a device
         that is not known.
         """
-        from aerie.virtual_npu.static import DEVICES, check
+        from aerie.device import DEVICES, check
 
         if device not in DEVICES:
             raise OptionError(f"device '{device}' is not known; choose one of: {', '.join(DEVICES)}")

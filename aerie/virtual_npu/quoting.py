@@ -13,8 +13,9 @@ nothing here depends on what a parser lets through.
 
 from __future__ import annotations
 
-import hashlib
 import re
+
+from aerie.common.shown_names import digest
 
 # ---- identifiers ----
 
@@ -32,11 +33,7 @@ def mangled(name: str) -> str:
     text = _ESCAPED.sub(lambda found: f"_x{ord(found[0]):x}_", name)
     if len(text) <= _MOST_MANGLED:
         return text
-    return f"{text[: _MOST_MANGLED // 2]}_xh{_digest(name)}_"
-
-
-def _digest(name: str) -> str:
-    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()
+    return f"{text[: _MOST_MANGLED // 2]}_xh{digest(name)}_"
 
 
 _LOCAL = re.compile(r"v_[0-9A-Za-z_]{1,400}")
@@ -53,47 +50,6 @@ def local_name(hint: str | None) -> str:
 def entry_symbol(name: str) -> str:
     """The exported C function of a public func.func."""
     return f"vnpu_entry_{mangled(name)}"
-
-
-# ---- names in messages ----
-
-_MOST_SHOWN = 100
-_BARE = re.compile(r"[A-Za-z0-9_$.\-]+")
-
-
-def shown(name: str) -> str:
-    """A name as messages show it: as it is where MLIR takes it bare, else in MLIR's quotes; of a long one its
-    ends, with a few digits of its hash between, which tell it from others."""
-    text = name if _BARE.fullmatch(name) else f'"{"".join(map(_printed, name))}"'
-    if len(text) <= _MOST_SHOWN:
-        return text
-    half = _MOST_SHOWN // 2 - 12
-    return f"{text[:half]}...{_digest(name)[:16]}...{text[-half:]}"
-
-
-def _printed(char: str) -> str:
-    """A character inside of MLIR's quotes."""
-    if char in '"\\':
-        return f"\\{char}"
-    if " " <= char <= "~":
-        return char
-    return "".join(f"\\{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
-
-
-def one_line(text: str, most: int = 400) -> str:
-    """A text of a program as messages show it: printable, in one line, cut where it is long."""
-    printed = "".join(char if char.isprintable() else _printed(char) for char in text[: most + 1])
-    return printed if len(printed) <= most else f"{printed[:most]}..."
-
-
-def symbol(name: str) -> str:
-    """`@name` in messages."""
-    return f"@{shown(name)}"
-
-
-def value(name: str | None) -> str:
-    """`%name` in messages; nothing for a value without a name."""
-    return f"%{shown(name)}" if name else ""
 
 
 # ---- literals and comments ----

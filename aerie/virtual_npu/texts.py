@@ -9,26 +9,16 @@ from collections.abc import Container, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
-from aerie.virtual_npu.errors import VirtualNpuError
+from aerie.common.errors import ProgramError
+from aerie.common.text_tables import text_table
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises VirtualNpuError when it cannot be read."""
+    """The text of a file. Raises ProgramError when it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
-        raise VirtualNpuError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
-
-
-def text_table(rows: Sequence[Sequence[str]], alignment: str) -> str:
-    """Rows of cells in columns, two blanks apart; `alignment` has a `<` or `>` for every column."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(
-        "  ".join(
-            f"{cell:{side}{width}}" for cell, side, width in zip(row, alignment, widths, strict=True)
-        ).rstrip()
-        for row in rows
-    )
+        raise ProgramError(f"cannot read {path}: {getattr(error, 'strerror', None) or error}") from error
 
 
 _PLACE = re.compile(r"\bline (\d+): ([a-z_0-9]+\.[\w.]+(?: @\w+)?)?")
@@ -40,7 +30,7 @@ def print_json(value: Mapping[str, Any]) -> None:
     print(json.dumps(value, allow_nan=False))
 
 
-def print_error(error: VirtualNpuError, as_json: bool) -> None:
+def print_error(error: ProgramError, as_json: bool) -> None:
     """An error, on standard error or, as JSON, on standard output."""
     if as_json:
         print_json({"ok": False, "error": error_fields(error)})
@@ -48,7 +38,7 @@ def print_error(error: VirtualNpuError, as_json: bool) -> None:
         print(f"error: {error}", file=sys.stderr)
 
 
-def error_fields(error: VirtualNpuError) -> dict[str, Any]:
+def error_fields(error: ProgramError) -> dict[str, Any]:
     """kind, message, and the line and operation that the message names (else null)."""
     message = str(error)
     place = _PLACE.search(message) if error.kind != "parse" else _PARSED.search(message)

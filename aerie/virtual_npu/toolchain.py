@@ -10,15 +10,16 @@ from pathlib import Path
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie import air_dialect
+from aerie.common.compiler import Compiler, known_compilers
+from aerie.common.errors import ToolchainError, UndefinedError
+from aerie.common.knobs import kept_folder
+from aerie.common.store import Store, contents, kept_programs, write_whole
+from aerie.device.errors import KernelSourceError, ParseError
+from aerie.device.external_kernels import ExternalKernel, kernel_objects
 from aerie.virtual_npu.codegen.module import Generated, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
-from aerie.virtual_npu.compiler import INCLUDE, Compiler, known_compilers
-from aerie.virtual_npu.errors import KernelSourceError, ParseError, ToolchainError, UndefinedError
-from aerie.virtual_npu.external import ExternalKernel, kernel_objects
-from aerie.virtual_npu.knobs import kept_folder
-from aerie.virtual_npu.objects import HEADERS, Unit, shared_object
+from aerie.virtual_npu.objects import HEADERS, INCLUDE, Unit, shared_object
 from aerie.virtual_npu.options import EXACT, BuildOptions
-from aerie.virtual_npu.store import Store, contents, kept_programs, write_whole
 
 STRING = "<string>"
 """The name, in messages, of text that comes from no file."""
@@ -30,12 +31,12 @@ def emit(
     options: BuildOptions = EXACT,
     kernel_dirs: Sequence[Path] = (),
 ) -> Generated:
-    """Parse AIR text and generate its C++, without compiling. Raises VirtualNpuError."""
+    """Parse AIR text and generate its C++, without compiling. Raises ProgramError."""
     return generate(_parse(text, filename), text, options, kernel_dirs)
 
 
 def staged(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
-    """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises VirtualNpuError."""
+    """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises ProgramError."""
     module = _parse(text, filename)
     advance(module, options, stage=stage)
     return air_dialect.print_module(module)
@@ -88,7 +89,7 @@ def cpp_of(
 
     `keep` is a folder that receives a copy. Raises as `build` does, and OSError.
     """
-    compilers = known_compilers(options)
+    compilers = known_compilers(options.compiler_flags)
     generated = emit(text, filename, options, kernel_dirs)
     main = Path(f"{name if filename == STRING else Path(filename).stem}.cc")
     if keep:
@@ -126,7 +127,7 @@ def build(
     `filename` names the text in messages; without `options`, those that the environment asks for hold.
     External kernels come from `kernel_dirs`, then from the project's kernels_cc; gives the ones the program
     calls. `keep` is a folder that receives the generated C++. With `use_cache`, what was compiled before is
-    not compiled again. Raises subclasses of VirtualNpuError: text that does not parse, an operation that is
+    not compiled again. Raises subclasses of ProgramError: text that does not parse, an operation that is
     not supported, a kernel source that is not found, a missing compiler, what it refused.
     """
     options, keep, output = options or BuildOptions.from_knobs(), keep or kept_folder(), Path(output)

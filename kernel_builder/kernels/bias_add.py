@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
 from aerie.kernel_builder.kernels import eltwise_add
@@ -26,7 +27,6 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.virtual_npu.static.device import NPU2, Device
 
 RUN = 2048
 """Preferred elements of one DMA: two double-buffered runs take 16 KiB of L1."""

@@ -28,6 +28,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
     BLOCK,
@@ -45,7 +46,6 @@ from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, i32
 from aerie.kernel_builder.kernels import flash_attention
 from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters, require_multiple
 from aerie.kernel_builder.values import ArgumentType, External
-from aerie.virtual_npu.static.device import NPU2, Device
 
 MAX_Q_ROWS = 56
 """Most query rows of a core, of all heads together."""

@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import CoreBuffers, View, l1_bytes
 from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, i32
@@ -33,7 +34,6 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, External
-from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements of a head that cache_update.cc takes at a time."""

@@ -30,6 +30,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
 from aerie.kernel_builder.attention import (
     BLOCK,
@@ -55,7 +56,6 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, External
-from aerie.virtual_npu.static.device import NPU2, Device
 
 WORD = 32
 """Positions of a word of the mask."""

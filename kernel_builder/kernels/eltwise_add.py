@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
 from aerie.kernel_builder.spec import (
     Array,
@@ -24,7 +25,6 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""

@@ -22,6 +22,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
     BLOCK,
@@ -48,7 +49,6 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, External
-from aerie.virtual_npu.static.device import NPU2, Device
 
 Q_ROWS = (32, 24, 16, 8)
 """Rows of a core's query tile, best first."""

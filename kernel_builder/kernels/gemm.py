@@ -46,6 +46,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import DType
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
@@ -59,7 +60,6 @@ from aerie.kernel_builder.spec import (
     Tolerance,
 )
 from aerie.kernel_builder.values import External, Optimize
-from aerie.virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",

@@ -20,11 +20,11 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.dsl import Kernel
 from aerie.kernel_builder.gemm_tiles import BLOCK, MAX_ROWS, choose_row_tiles
 from aerie.kernel_builder.kernels import gemm
 from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters
-from aerie.virtual_npu.static.device import NPU2, Device
 
 
 def build(

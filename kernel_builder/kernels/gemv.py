@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
@@ -34,7 +35,6 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, External, Optimize
-from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32
 from aerie.kernel_builder.spec import (
     Array,
@@ -22,7 +23,6 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Elements rounded at a time: one 512-bit accumulator of f32."""

@@ -35,6 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
@@ -50,7 +51,6 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.virtual_npu.static.device import NPU2, Device
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
@@ -30,7 +31,6 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import ArgumentType, External, Optimize
-from aerie.virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",

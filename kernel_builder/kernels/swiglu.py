@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 
+from aerie.device.npu2 import NPU2, Device
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
     Allowance,
@@ -26,7 +27,6 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 from aerie.kernel_builder.values import External, Optimize
-from aerie.virtual_npu.static.device import NPU2, Device
 
 OPTIMIZE = Optimize(
     "O2",

@@ -18,10 +18,10 @@ from typing import Any, Final
 import torch
 from tokenizers import Tokenizer
 
+from aerie.common import folders
 from aerie.llama32_1b.demo.batches import Batch, Encoder, batches
 from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model, write_checkpoint
 from aerie.llama32_1b.demo.tokenizer import learn_tokenizer, tokenizer_texts
-from aerie.virtual_npu import folders
 
 SEED: Final = 2024
 LEARN_STEPS: Final = 2500

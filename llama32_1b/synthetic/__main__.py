@@ -9,11 +9,11 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.common.errors import UserError
 from aerie.engine.config import MOST_LAYERS, ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.families import FAMILIES
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import Parser, begin_process, run_command, whole_number
 from aerie.llama32_1b.synthetic.shape import SHAPES, of_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint

@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 from filelock import FileLock, Timeout
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.folder import SINGLE_FILE
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.progress import Reporter

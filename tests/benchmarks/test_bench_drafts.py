@@ -2,13 +2,13 @@
 
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.drafting import Lookup
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from benchmarks import drafts
 

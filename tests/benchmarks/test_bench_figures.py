@@ -7,7 +7,7 @@ import io
 import pytest
 from rich.console import Console
 
-from aerie.runtime.tables import print_tables
+from aerie.common.text_tables import print_tables
 from benchmarks.drafts import Row
 from benchmarks.figures import OURS, THEIRS, Samples, record, shares_of_programs, verdicts, with_rates
 from benchmarks.instruction_sets import LIMITS

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine.config import load_config
-from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
-from aerie.llama32_1b.find import DEMO_FOLDER
 from benchmarks import client, http, sides
 from benchmarks.client import Client, unchunked
 from benchmarks.figures import CROWD, TARGETS

@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from aerie.engine.errors import UserError
-from aerie.virtual_npu import cpu
+from aerie.common import cpu
+from aerie.common.errors import UserError
 from benchmarks import __main__ as command
 from benchmarks import bench, worker
 from benchmarks.instruction_sets import ALSO_READ, VARIABLES, Choice, choose

@@ -15,11 +15,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
+from aerie.common import cpu
+from aerie.common.errors import UserError
 from aerie.engine import footprint
-from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine.errors import CheckpointError
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
-from aerie.virtual_npu import cpu
 from benchmarks import __main__ as command
 from benchmarks import bench, machine, peaks, sides, worker
 from benchmarks.figures import TARGETS

@@ -7,7 +7,7 @@ import pytest
 
 from aerie.board.compare.items import LOUD_CHANNELS, Item, all_items, choose, draw, plan_of
 from aerie.board.compare.virtual import NOBODY, has_products, say_writers, writers
-from aerie.engine.errors import UsageError
+from aerie.common.errors import UsageError
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
 from aerie.kernel_builder.kernels import registry
 from aerie.multi_launch_builder.building import build_kernel

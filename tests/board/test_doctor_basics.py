@@ -11,8 +11,8 @@ from made_up_machine import machine, put, tool
 
 from aerie.board.doctor import basics
 from aerie.board.doctor.machine import Status
-from aerie.llama32_1b.find import DEMO_FOLDER
-from aerie.virtual_npu import cpu
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common import cpu
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = basics.cache(machine(tmp_path))
     assert finding.status is Status.OK
     assert re.fullmatch(rf"{tmp_path}, .* of ours, can be written", finding.found)
-    monkeypatch.setattr("aerie.virtual_npu.folders.is_usable", lambda _: False)
+    monkeypatch.setattr("aerie.common.folders.is_usable", lambda _: False)
     monkeypatch.setenv("VNPU_CACHE", "off")
     finding = basics.cache(machine(tmp_path))
     assert (finding.status, finding.found) == (

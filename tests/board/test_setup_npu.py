@@ -25,7 +25,7 @@ from aerie.board.setup_npu import (
     own_requirements,
     pip_command,
 )
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.runtime.npu import versions
 
 AIR = "0.0.1.2026082304+e972f29"

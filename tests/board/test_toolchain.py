@@ -16,7 +16,7 @@ import pytest
 
 from aerie.board.toolchain import results
 from aerie.board.toolchain.command import MOST_MIB
-from aerie.engine.errors import UsageError
+from aerie.common.errors import UsageError
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.multi_launch_builder.shapes import DEMO
 

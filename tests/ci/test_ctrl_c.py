@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from aerie import stopping
+from aerie.common import interrupts
 
 INTERRUPTED = """
 import builtins, runpy, sys
@@ -31,8 +31,7 @@ runpy.run_module(sys.argv.pop(1), run_name="__main__", alter_sys=True)
     ("target", "module", "words"),
     [
         ("typing", "aerie", ["--version"]),
-        ("importlib.metadata", "aerie", ["--version"]),
-        ("aerie.llama32_1b.cli", "aerie", ["run"]),
+        ("aerie.cli.arguments", "aerie", ["run"]),
         ("numpy", "aerie", ["serve"]),
         ("aerie.verify.gate", "aerie", ["verify"]),
         ("aerie.virtual_npu.commands.common", "aerie", ["vnpu", "ops"]),
@@ -52,15 +51,15 @@ def test_in_an_import(target: str, module: str, words: list[str]) -> None:
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (stopping.STOPPED, "", "stopped\n")
+    assert (done.returncode, done.stdout, done.stderr) == (interrupts.STOPPED, "", "stopped\n")
 
 
 def test_in_a_finaliser_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """All else is told as Python tells it."""
     asked, told = [], []
-    monkeypatch.setattr(stopping._thread, "interrupt_main", lambda: asked.append(1))
+    monkeypatch.setattr(interrupts._thread, "interrupt_main", lambda: asked.append(1))
     monkeypatch.setattr(sys, "__unraisablehook__", told.append)
     for kind in (KeyboardInterrupt, ValueError):
-        stopping._unraisable(SimpleNamespace(exc_type=kind))
+        interrupts._unraisable(SimpleNamespace(exc_type=kind))
     assert asked == [1]
     assert [each.exc_type for each in told] == [ValueError]

@@ -3,6 +3,7 @@ in a checkout each module has one path; and `aerie` is the command."""
 
 from __future__ import annotations
 
+import ast
 import importlib
 import os
 import re
@@ -149,6 +150,7 @@ def test_all_that_a_room_has_is_installed(wheel: zipfile.ZipFile) -> None:
         for path in rooms.folder(room).rglob("*")
         if path.is_file() and path.suffix not in {".pyc", ".md"}
     }
+    files |= {f"aerie/{path.name}" for path in rooms.PACKAGE.iterdir() if path.is_file()}
     assert files - set(wheel.namelist()) == set()
 
 
@@ -162,6 +164,57 @@ def test_a_room_of_the_users_own_is_not_in_the_way(wheel: zipfile.ZipFile, tmp_p
     own = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(words, cwd=tmp_path / "own", env=own, capture_output=True, text=True)
     assert done.stdout == "The capital of France is Paris.\n", done.stderr
+
+
+SCRIPT = """
+import aerie
+import numpy as np
+from numpy.typing import NDArray
+
+with aerie.load("demo", progress=print) as model:
+    result: aerie.Result = model.generate("hi", temperature=0.5, seed=3)
+    text: str = result.text
+    tokens: int = result.usage.total_tokens
+    complete: bool = result.finish_reason is aerie.FinishReason.LENGTH
+    pieces: list[str] = [piece for piece in model.stream("hi", stop=["."])]
+    logits: NDArray[np.float32] = model.logits("hi")
+    model.generate("hi", no_such_option=3)
+    aerie.no_such_name
+"""
+
+
+def imports_of_pages() -> list[str]:
+    """Every import of ours that the Python on our pages makes, and in our examples."""
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
+    texts = [
+        text for page in pages for text in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    texts += [path.read_text() for path in (PROJECT / "examples").rglob("*.py")]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    made = {ast.unparse(node) for node in nodes if isinstance(node, ast.ImportFrom | ast.Import)}
+    return sorted(each for each in made if re.match(r"(from|import) aerie\b", each))
+
+
+@pytest.mark.long
+def test_types_of_the_installed_package(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
+    """mypy --strict over a script of a user's, who has the wheel and what it needs, and no checkout."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    wheel.extractall(site)
+    (site / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    public = [f"from aerie import {name}" for name in aerie.__all__]
+    imports = imports_of_pages()
+    assert len(imports) > 5
+    (tmp_path / "script.py").write_text("\n".join([*public, *imports, SCRIPT]))
+    how = ("--strict", "--no-error-summary", "--python-executable", tmp_path / "venv" / "bin" / "python")
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    words = [sys.executable, "-m", "mypy", *how, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    errors = [line.partition("error: ")[2] for line in done.stdout.splitlines() if "error: " in line]
+    assert errors == [
+        'Unexpected keyword argument "no_such_option" for "generate" of "Model"  [call-arg]',
+        'Module has no attribute "no_such_name"  [attr-defined]',
+    ], done.stdout + done.stderr
 
 
 def test_every_command_of_a_room_is_one_of_aerie(capsys: pytest.CaptureFixture[str]) -> None:

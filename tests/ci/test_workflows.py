@@ -15,8 +15,8 @@ from importlinter import api
 
 from aerie.board.compare.command import RECORD, board_folder
 from aerie.board.report.command import default_path
+from aerie.common import folders
 from aerie.rooms import AT_THE_TOP
-from aerie.virtual_npu import folders
 
 PROJECT = Path(__file__).parents[2]
 MAKEFILE = (PROJECT / "Makefile").read_text()

@@ -59,6 +59,6 @@ def test_markers_exist() -> None:
 
 def test_the_example_of_an_error(command_line: Callable[..., Any]) -> None:
     (example,) = re.findall(r"^```\n(seq_len=.*)\n```$", PAGE, re.MULTILINE)
-    finished = command_line("llama32_1b", "run --seq-len 100 --prompt hi --backend virtual")
+    finished = command_line("cli", "run --seq-len 100 --prompt hi --backend virtual")
     assert finished.status == 2
     assert f"error: {example}" in finished.err

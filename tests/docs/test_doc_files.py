@@ -71,7 +71,7 @@ def test_sources(page: str) -> None:
 
 def test_the_files_to_read() -> None:
     rows = _rows_to_read()
-    assert len(rows) == 11
+    assert len(rows) == 14
     for room, files in rows:
         missing = [name for name in files if not list(rooms.folder(room).glob(name.rstrip("/")))]
         assert missing == [], room

@@ -10,9 +10,9 @@ from collections import defaultdict
 
 from doc_transcripts import DOCS, kernels_told_of, table
 
+from aerie.device.lowering import Form, Row
+from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
 from aerie.kernel_builder.kernels import registry
-from aerie.virtual_npu.static.lowering import Form, Row
-from aerie.virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air
 
 PAGE = "hardware.md"
 AIR = ("form of AIR", "kernels", "lowered", "evidence", "note")

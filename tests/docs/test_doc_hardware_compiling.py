@@ -6,13 +6,13 @@ import re
 
 from doc_transcripts import table
 
+from aerie.device.npu2 import NPU2
 from aerie.kernel_builder import attention
 from aerie.kernel_builder.kernels import gemm, gemv, rope, swiglu
 from aerie.multi_launch_builder.building import build_programs, stack_option
 from aerie.multi_launch_builder.programs import ATTENTION_GRID, GEMM_GRID, ONE_COPY
 from aerie.multi_launch_builder.shapes import DEMO
 from aerie.runtime.npu.readings import READINGS
-from aerie.virtual_npu.static.device import NPU2
 
 PAGE = "hardware.md"
 

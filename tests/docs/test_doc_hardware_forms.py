@@ -1,4 +1,4 @@
-"""docs/hardware.md, Forms: its tables are those of `aerie/virtual_npu/static/lowering`.
+"""docs/hardware.md, Forms: its tables are those of `aerie/device/lowering`.
 
 Run this file to have the tables as they should be: `python tests/docs/test_doc_hardware_forms.py`.
 """
@@ -10,10 +10,10 @@ from collections.abc import Iterable, Iterator
 
 from doc_transcripts import DOCS, kernels_told_of, table
 
+from aerie.device.lowering import TABLE, Form, Row, find, forms_of
+from aerie.device.lowering.evidence import ran
+from aerie.device.rules.lowering import on_cores
 from aerie.kernel_builder.kernels import registry
-from aerie.virtual_npu.static.lowering import TABLE, Form, Row, find, forms_of
-from aerie.virtual_npu.static.lowering.evidence import ran
-from aerie.virtual_npu.static.rules.lowering import on_cores
 
 PAGE = "hardware.md"
 USED = ("form", "kernels", "lowered", "evidence", "note")

@@ -12,19 +12,19 @@ import pytest
 from doc_transcripts import DOCS, table
 
 from aerie import rooms
-from aerie.virtual_npu.knobs import PLAIN_PARTS, Knob
+from aerie.common.knobs import PLAIN_PARTS, Knob
 
 PAGE = "usage.md"
 PROJECT = DOCS.parent
 ROOMS = ["benchmarks", "aerie", *rooms.AT_THE_TOP]
 
 OF_OTHERS = {
-    "CXX": "aerie/virtual_npu/compiler.py",  # the C++ compiler, as make and cmake know it
+    "CXX": "aerie/common/compiler.py",  # the C++ compiler, as make and cmake know it
     "PATH": "aerie/runtime/npu/toolchain.py",
     "PYTHONPATH": "aerie/virtual_npu/child_process.py",
     "RAY_USAGE_STATS_ENABLED": "aerie/serve/replicas.py",
-    "XDG_CACHE_HOME": "aerie/virtual_npu/folders.py",
-    "XDG_STATE_HOME": "llama32_1b/lines.py",
+    "XDG_CACHE_HOME": "aerie/common/folders.py",
+    "XDG_STATE_HOME": "aerie/cli/line_input.py",
     "XILINX_XRT": "aerie/runtime/npu/tools.py",  # set by XRT's and upstream's own scripts, as the next two
     "PEANO_INSTALL_DIR": "aerie/runtime/npu/tools.py",
     "MLIR_AIE_INSTALL_DIR": "aerie/runtime/npu/tools.py",
@@ -92,7 +92,7 @@ def test_no_other_variable_is_read() -> None:
         for path in (PROJECT / room).rglob("*.py"):
             where = str(path.relative_to(PROJECT))
             read.update(dict.fromkeys(environment_reads(ast.parse(path.read_text())), where))
-    assert read.pop("self.name") == "aerie/virtual_npu/knobs.py"
+    assert read.pop("self.name") == "aerie/common/knobs.py"
     assert {
         name: where for name, where in read.items() if not name.isidentifier() or name.isupper()
     } == OF_OTHERS

@@ -7,10 +7,10 @@ import re
 from doc_transcripts import table
 
 from aerie import rooms
-from aerie.virtual_npu.static.device import DEVICES
+from aerie.device.npu2 import DEVICES
 
 PAGE = "static_check.md"
-RULES = rooms.folder("virtual_npu/static")
+RULES = rooms.folder("device")
 
 
 def sources() -> str:

@@ -18,11 +18,11 @@ import pytest
 from doc_transcripts import DOCS, blocks, matches, session, table
 from safetensors.numpy import load_file, save_file
 
+from aerie.cli import arguments
+from aerie.cli.chat import HELP
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.cli.commands import _record
 from aerie.engine.generate import FinishReason
-from aerie.llama32_1b import cli
-from aerie.llama32_1b.chat import HELP
-from aerie.llama32_1b.commands import _record
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder.limits import rules
 
 PAGE = "usage.md"
@@ -46,7 +46,7 @@ def test_make_variables() -> None:
 
 def _commands() -> dict[str, list[argparse.Action]]:
     """What each command of `aerie` takes."""
-    (choices,) = (a.choices for a in cli.build_parser()._actions if isinstance(a.choices, dict))
+    (choices,) = (a.choices for a in arguments.build_parser()._actions if isinstance(a.choices, dict))
     return {name: [a for a in parser._actions if a.dest != "help"] for name, parser in choices.items()}
 
 
@@ -205,7 +205,7 @@ def test_refusals(
     if (model := _model(words)) in BROKEN:
         shutil.copytree(DEMO_FOLDER, model)
         BROKEN[model](Path(model))
-    assert cli.main([*words[1:], "--cache-dir", "cache"]) == 2
+    assert arguments.main([*words[1:], "--cache-dir", "cache"]) == 2
     printed = capsys.readouterr()
     assert matches(message, printed.err)
     assert printed.out == ""

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, blocks, check_command, make_project, matches, session, table
 
-from aerie.llama32_1b.cli import default_cache_dir
+from aerie.cli.arguments import default_cache_dir
 
 PAGE = "verification.md"
 NUMBER = re.compile(r"[-+]?\d[\d.]*(e[-+]\d+)?")

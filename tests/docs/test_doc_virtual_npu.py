@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from doc_transcripts import DOCS, blocks, check_command, session, table
 
-from aerie.virtual_npu import store
+from aerie.common import store
 from aerie.virtual_npu.__main__ import _parser
 from aerie.virtual_npu.errors import FAULTS
 

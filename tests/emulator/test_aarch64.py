@@ -18,6 +18,10 @@ import pytest
 from emulator import GUEST, EmulatedLibrary, Emulator, call_with_struct
 
 from aerie import virtual_npu
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.compiler import find_compiler
+from aerie.common.store import kept_programs
 from aerie.engine import native
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
@@ -29,13 +33,9 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.testing import compare
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.virtual_npu import cache
-from aerie.virtual_npu.compiler import find_compiler
 from aerie.virtual_npu.objects import host_units, shared_object
-from aerie.virtual_npu.store import kept_programs
 
 CROSS, QEMU = "aarch64-linux-gnu-g++", "qemu-aarch64-static"
 LIBRARIES = Path("/usr/aarch64-linux-gnu")

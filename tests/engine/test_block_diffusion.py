@@ -17,10 +17,13 @@ import numpy as np
 import pytest
 
 from aerie import ChunkedLLM, load
+from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
+from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import PromptError, UserError
+from aerie.engine.errors import PromptError
 from aerie.engine.families import FAMILIES
 from aerie.engine.generate import FinishReason
 from aerie.engine.pages import PagePool
@@ -33,8 +36,6 @@ from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
 from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion_config, longer, random_checkpoint

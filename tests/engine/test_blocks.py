@@ -12,18 +12,19 @@ import numpy as np
 import pytest
 
 from aerie import load
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.errors import NoVariantError, PromptTooLongError, UserError
+from aerie.engine.errors import NoVariantError, PromptTooLongError
 from aerie.engine.forward import decode_step, prefill, prefill_steps
 from aerie.engine.pages import KVCache, PoolFullError
 from aerie.engine.planner import Step
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import RunError, RunStopped, Stop, select_backend
 from aerie.verify.companion import companion_config, of_another_family, random_checkpoint

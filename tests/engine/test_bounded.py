@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from aerie.engine.bounded import (
+from aerie.common.sandbox import (
     BeginningError,
     BoundedProcess,
     InterruptedCallError,
@@ -130,7 +130,7 @@ def test_a_call_that_takes_its_time_holds_no_other():
 def test_it_ends_with_its_parent():
     program = """
         import os, sys
-        from aerie.engine.bounded import BoundedProcess
+        from aerie.common.sandbox import BoundedProcess
         process = BoundedProcess("os")
         print(process.call("getpid"), flush=True)
         os._exit(0)

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from aerie.engine.errors import NotFiniteError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import NotFiniteError
 from aerie.engine.numerics import bf16
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.choosing import DEFAULTS, NAMES, Chooser, Chosen, Rule

@@ -12,13 +12,16 @@ import numpy as np
 import pytest
 
 from aerie import load
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine import chunks as chunks_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry, chunk_id
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.composing import Composition, Mode, mode_of
-from aerie.engine.errors import PromptError, UserError
+from aerie.engine.errors import PromptError
 from aerie.engine.model import decoding_in
 from aerie.engine.numerics import turned
 from aerie.engine.pages import PAGE, PagePool, PoolFullError
@@ -28,8 +31,6 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from aerie.verify.composed import MODES, layout, try_modes

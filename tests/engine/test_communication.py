@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aerie.common.errors import UserError
 from aerie.engine.communication import (
     Alone,
     Communication,
@@ -22,7 +23,6 @@ from aerie.engine.communication import (
     from_first,
     in_process,
 )
-from aerie.engine.errors import UserError
 from aerie.engine.numerics import bf16, widen
 
 NAMES = ("device 0", "device 4", "device 7")

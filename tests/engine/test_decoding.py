@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
 from aerie.engine.decoding import FAMILIES, FEATURES, SIX, check, family_of, table
-from aerie.engine.errors import UserError
 from aerie.multi_launch_builder import Variant
 
 DOCS = Path(__file__).parents[2] / "docs"

@@ -17,13 +17,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine import passes, sharding
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.communication import Alone, PeerError, in_process
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
-from aerie.engine.errors import UserError
 from aerie.engine.families import FAMILIES
 from aerie.engine.footprint import _footprint, footprint, needs_of
 from aerie.engine.forward import all_logits, decode_step, next_token_logits, prefill
@@ -36,8 +38,6 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.sharding import WeightsOfRank, part_of
 from aerie.engine.weights import Weights
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError, select_backend
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from aerie.verify.reference import Reference
@@ -499,7 +499,7 @@ def after(model: LoadedModel, tokens: list[int], fed: list[int]) -> F32Array:
 
 def test_the_command_takes_devices(command_line: Any) -> None:
     asked = ["run", "--prompt", "What is the capital of France?", "--variants", "8x512", "--devices"]
-    ran = command_line("llama32_1b", [*asked, "0,1", "--decode", "rows"], BACKEND="virtual")
+    ran = command_line("cli", [*asked, "0,1", "--decode", "rows"], BACKEND="virtual")
     assert (ran.status, ran.out.strip()) == (0, "The capital of France is Paris.")
     assert "layers loaded on 2 devices" in ran.err
     for text, told in (
@@ -507,5 +507,5 @@ def test_the_command_takes_devices(command_line: Any) -> None:
         ("0;1", "--devices '0;1' (DEVICES) names no devices; give a number, as 0, or several, each once, as"),
         ("1,1", "--devices '1,1' (DEVICES) names no devices"),
     ):
-        refused = command_line("llama32_1b", [*asked, text])
+        refused = command_line("cli", [*asked, text])
         assert (refused.status, told in refused.err) == (2, True), refused.err

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from aerie.cli.checkpoints import SHIPPED
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.generate import FinishReason
@@ -28,7 +29,6 @@ from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.drafting_model import drafting_by
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.find import SHIPPED
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.verify.companion import companion_config, random_checkpoint
 from tests.engine.test_scheduler import session_of

@@ -16,14 +16,15 @@ import numpy as np
 import pytest
 from llguidance import LLTokenizer
 
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine import finite_grammar, finite_schema
 from aerie.engine.config import load_config
-from aerie.engine.errors import CheckpointError, UserError
+from aerie.engine.errors import CheckpointError
 from aerie.engine.form_process import FormProcess, InterruptedFormError, Read, Wanted, _Reading
 from aerie.engine.form_schema import FORMATS, RefusedError
 from aerie.engine.grammar import MOST_REFUSED, FormError, Grammars, _characters, _Kept
 from aerie.engine.tokenizer import load_tokenizer
-from aerie.llama32_1b.find import DEMO_FOLDER
 
 LIMITS = "more than 1 s, 512 MiB or the depth that a form may have"
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from aerie import Model, load
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.grammar import Follower, FormError, Grammars
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session

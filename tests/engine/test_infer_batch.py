@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 from aerie import Model, load
-from aerie.engine.errors import NotFiniteError, TooLittleMemoryError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import NotFiniteError, TooLittleMemoryError
 from aerie.engine.pages import PoolFullError
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import answer_alone

@@ -8,8 +8,8 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.pages import (
     PAGE,
     PagedSequence,

@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from aerie import Model, load
+from aerie.cli.arguments import default_cache_dir
+from aerie.common.errors import UserError
 from aerie.engine.communication import PeerError, between_processes
-from aerie.engine.errors import UserError
-from aerie.llama32_1b.cli import default_cache_dir
 
 IDS = [int(token) for token in np.random.default_rng(6).integers(3, 1400, 13)]
 PATIENCE_S = 60.0

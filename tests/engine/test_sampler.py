@@ -6,7 +6,8 @@ import math
 import numpy as np
 import pytest
 
-from aerie.engine.errors import NotFiniteError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import NotFiniteError
 from aerie.engine.numerics import bf16
 from aerie.engine.sampler import Sampler, Sampling
 

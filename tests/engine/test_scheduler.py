@@ -16,10 +16,13 @@ import numpy as np
 import pytest
 
 from aerie import FinishReason, load
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine import windows
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.errors import AnswerError, NotFiniteError, PromptError, UserError
+from aerie.engine.errors import AnswerError, NotFiniteError, PromptError
 from aerie.engine.executor import Executor
 from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import head_rows, prefill
@@ -34,8 +37,6 @@ from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.strategy import Due
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError, RunStopped, select_backend
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 

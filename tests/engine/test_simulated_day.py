@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.generate import FinishReason
@@ -23,8 +25,6 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MOST_ANSWERS, Scheduler, answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion_config, random_checkpoint
 

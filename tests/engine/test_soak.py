@@ -8,6 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.pages import PAGE, PagePool
@@ -17,8 +19,6 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 
 REQUESTS, TOKENS, AT_A_TIME, SETTLED = 1000, 200, 8, 100

@@ -17,8 +17,9 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from aerie import ChunkedLLM, load
+from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
+from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.errors import UserError
 from aerie.engine.generate import FinishReason
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
@@ -34,7 +35,6 @@ from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import NO_GUESSES, Due, Guesses, Making
 from aerie.engine.weights import EMBED
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from tests.engine.test_scheduler import Listening, session_of
 

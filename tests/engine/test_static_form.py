@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.families import FAMILIES
 from aerie.engine.rope import inverse_frequencies
 from aerie.engine.static_form import StaticWeights, masks, step

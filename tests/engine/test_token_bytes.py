@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.token_bytes import longest_token
 from aerie.engine.tokenizer import load_tokenizer
-from aerie.llama32_1b.find import DEMO_FOLDER
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
     "aK\u212aé\u0301ΐ각\U0001d400 \n", min_size=20

@@ -15,14 +15,14 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Inner
 
 from aerie import Model, load
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common.errors import UserError
 from aerie.engine.call_grammar import call_grammar
 from aerie.engine.call_reader import CallPiece, CallReader, Calls, calls_of
 from aerie.engine.chat_template import ChatTemplate
-from aerie.engine.errors import UserError
 from aerie.engine.grammar import Grammars
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import FORMS, OURS, CallForm, Tool, Tools, form_of, read_tools
-from aerie.llama32_1b.find import find_checkpoint
 
 CITIES = {
     "type": "object",

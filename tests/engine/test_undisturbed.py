@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_name
 from aerie.engine.executor import Executor
@@ -29,8 +31,6 @@ from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.drafting_model import _needed, drafting_by
 from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.variants import default_variants, window_contexts
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED
 from aerie.runtime import select_backend
 from aerie.verify.companion import longer, random_checkpoint
 from tests.engine.test_scheduler import session_of

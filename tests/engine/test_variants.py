@@ -2,7 +2,7 @@
 
 import pytest
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.engine.planner import plan
 from aerie.engine.variants import default_variants, parse_variants
 from aerie.multi_launch_builder import Variant

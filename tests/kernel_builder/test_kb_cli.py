@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from aerie.air_dialect import parse
+from aerie.device import check
 from aerie.kernel_builder.__main__ import main
 from aerie.kernel_builder.kernels import eltwise_add
 from aerie.kernel_builder.spec import Array, Difference, KernelModule, Parameters
-from aerie.virtual_npu.static import check
 
 
 def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:

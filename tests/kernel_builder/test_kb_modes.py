@@ -16,12 +16,12 @@ import pytest
 from xdsl.dialects.builtin import BFloat16Type, ModuleOp
 from xdsl.ir import Operation
 
+from aerie.device.rules.lowering import on_cores
 from aerie.kernel_builder.dsl import without_rounding
 from aerie.kernel_builder.kernels import gemm, registry
 from aerie.kernel_builder.spec import Array, KernelModule
 from aerie.kernel_builder.testing import random_arrays, run
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.static.rules.lowering import on_cores
 
 
 @dataclass(frozen=True)

@@ -12,13 +12,13 @@ from xdsl.dialects import scf
 from xdsl.dialects.memref import AllocOp
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, MemorySpace
+from aerie.device import Report, check
+from aerie.device.npu2 import NPU1, NPU2, Device
+from aerie.device.transfers import memref_bytes, space_of
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import l1_bytes
 from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, registry
-from aerie.virtual_npu.static import Report, check
-from aerie.virtual_npu.static.device import NPU1, NPU2, Device
-from aerie.virtual_npu.static.transfers import memref_bytes, space_of
 
 ATTENTION = {"lq": 128, "lk": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64}
 HEADS = {"rows": 64, "n_heads": 4, "head_dim": 64}

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aerie.device import check
 from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
 from aerie.kernel_builder.dsl import bf16
 from aerie.kernel_builder.gemm_tiles import choose_row_tiles
@@ -16,7 +17,6 @@ from aerie.kernel_builder.kernels import block_attention, cached_attention, flas
 from aerie.kernel_builder.kernels.cached_attention import seen_by
 from aerie.kernel_builder.spec import Array
 from aerie.kernel_builder.testing import run
-from aerie.virtual_npu.static import check
 
 HEADS, KV_HEADS, DIM = 4, 2, 64
 

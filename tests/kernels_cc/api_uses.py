@@ -13,7 +13,7 @@ from pathlib import Path
 
 from host_compiler import INCLUDES
 
-from aerie.virtual_npu.compiler import find_compiler
+from aerie.common.compiler import find_compiler
 
 FLAGS = ("-std=c++20", "-O0", "-fno-exceptions", "-ffunction-sections", "-DAIE_HOST_INLINE=inline", "-c")
 _SECTION = re.compile(r"RELOCATION RECORDS FOR \[(\.text\.)?(\S+)\]")

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from host_compiler import KERNELS, run_compiler
 
-from aerie.virtual_npu.knobs import MARCH
+from aerie.common.knobs import MARCH
 
 OWN_WARNINGS = ("-Wno-uninitialized", "-Wno-maybe-uninitialized")
 """What g++ 12 says of its own headers of AVX512 intrinsics."""

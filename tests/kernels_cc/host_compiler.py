@@ -5,8 +5,10 @@ from __future__ import annotations
 import subprocess
 from pathlib import Path
 
-from aerie.virtual_npu import cpu
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
+from aerie.common import cpu
+from aerie.common.compiler import find_compiler
+from aerie.device.external_kernels import OWN_KERNELS
+from aerie.virtual_npu.objects import INCLUDE
 
 KERNELS = OWN_KERNELS
 INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{INCLUDE}")

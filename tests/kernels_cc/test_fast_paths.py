@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from ml_dtypes import bfloat16
 
-from aerie.virtual_npu.errors import KnobError
+from aerie.common.errors import KnobError
 
 SOURCE = Path(__file__).with_name("fast_paths.cc")
 

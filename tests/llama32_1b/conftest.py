@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aerie.cli import commands
+from aerie.cli.arguments import main
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.model import LoadedModel, assemble, preload
 from aerie.engine.session import Session
-from aerie.llama32_1b import commands
-from aerie.llama32_1b.cli import main
 from aerie.multi_launch_builder import Program, legal_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.runtime import Profiler

@@ -9,6 +9,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine import tensors as tensors_module
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
@@ -18,8 +20,6 @@ from aerie.engine.model import assemble, preload
 from aerie.engine.native import native_attention
 from aerie.engine.programs import Places
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.multi_launch_builder import build_programs
 from aerie.runtime import KernelCache, Profiler, select_backend

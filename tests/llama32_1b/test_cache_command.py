@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from aerie import rooms
-from aerie.llama32_1b import cache_command
-from aerie.virtual_npu.store import Group
+from aerie.cli import cache_command
+from aerie.common.store import Group
 
 KEY = "0123456789abcdef"
 DAY = 24 * 60 * 60
@@ -77,7 +77,7 @@ def left(home: Path) -> set[str]:
 
 
 def test_it_shows_what_lies_where_and_since_when(home, command_line):
-    done = command_line("llama32_1b", "cache")
+    done = command_line("cli", "cache")
     first, *rows = done.out.splitlines()
     assert (done.status, done.err) == (0, "")
     assert first == f"{home}: {len(OURS) + len(RESULTS)}000 bytes of ours".replace("19000 bytes", "18.6 KiB")
@@ -94,7 +94,7 @@ def test_it_shows_what_lies_where_and_since_when(home, command_line):
 
 
 def test_clearing_leaves_results_and_what_is_not_ours(home, command_line):
-    done = command_line("llama32_1b", "cache clear")
+    done = command_line("cli", "cache clear")
     assert done.status == 0
     assert "removed 4 files, 3.9 KiB: compiled programs\n" in done.out
     told = f"12.7 KiB freed in {home}; records and reports stay (--all removes them too)\n"
@@ -105,15 +105,15 @@ def test_clearing_leaves_results_and_what_is_not_ours(home, command_line):
 
 
 def test_clearing_all_leaves_what_is_not_ours(home, command_line):
-    assert command_line("llama32_1b", "cache clear --all").out.endswith(f"18.6 KiB freed in {home}\n")
+    assert command_line("cli", "cache clear --all").out.endswith(f"18.6 KiB freed in {home}\n")
     assert left(home) == set(OF_OTHERS)
-    again = command_line("llama32_1b", "cache clear --all")
+    again = command_line("cli", "cache clear --all")
     assert again.out == f"0 bytes freed in {home}\n"
-    assert command_line("llama32_1b", "cache").out.startswith(f"{home}: 0 bytes of ours\nanother folder: ")
+    assert command_line("cli", "cache").out.startswith(f"{home}: 0 bytes of ours\nanother folder: ")
 
 
 def test_clearing_the_old_goes_by_the_last_use_of_what_belongs_together(home, command_line):
-    command_line("llama32_1b", "cache clear --older-than 30")
+    command_line("cli", "cache clear --older-than 30")
     gone = {name for name in OURS if re.search(r"o_ffn-\w+\.(elf|mlir)|old-|texts-", name)}
     gone -= {f"bench/programs/virtual/o_ffn-{KEY}.elf"}
     assert left(home) == {*OURS, *RESULTS, *OF_OTHERS} - gone
@@ -123,13 +123,13 @@ def test_folders_that_are_given_elsewhere(home, tmp_path, command_line):
     put(tmp_path / "programs", f"virtual/o_ffn-{KEY}.elf")
     put(tmp_path / "built", f"{KEY}.so")
     arguments = ["cache", "--cache-dir", tmp_path / "programs"]
-    shown = command_line("llama32_1b", arguments, VNPU_CACHE=str(tmp_path / "built")).out
+    shown = command_line("cli", arguments, VNPU_CACHE=str(tmp_path / "built")).out
     assert f"in {tmp_path / 'programs'}\n" in shown
     assert f"in {tmp_path / 'built'}\n" in shown
-    command_line("llama32_1b", [*arguments, "clear"], VNPU_CACHE=str(tmp_path / "built"))
+    command_line("cli", [*arguments, "clear"], VNPU_CACHE=str(tmp_path / "built"))
     assert (tmp_path / "built").is_dir()
     assert left(tmp_path / "built") == left(tmp_path / "programs") == set()
-    off = command_line("llama32_1b", "cache", VNPU_CACHE="off").out
+    off = command_line("cli", "cache", VNPU_CACHE="off").out
     assert "what the virtual NPU built is not kept (VNPU_CACHE=off)" in off
 
 
@@ -143,7 +143,7 @@ def test_folders_that_are_given_elsewhere(home, tmp_path, command_line):
     ],
 )
 def test_what_makes_no_sense_clears_nothing(home, command_line, words, said):
-    done = command_line("llama32_1b", words)
+    done = command_line("cli", words)
     assert done.status == 2
     assert said in done.err
     assert left(home) == {*OURS, *RESULTS, *OF_OTHERS}
@@ -154,14 +154,15 @@ def test_a_file_that_cannot_be_removed(home, command_line, monkeypatch):
         raise PermissionError(13, "Permission denied", str(group.paths[0]))
 
     monkeypatch.setattr(Group, "remove", refuse)
-    done = command_line("llama32_1b", "cache clear")
+    done = command_line("cli", "cache clear")
     assert done.status == 2
     assert re.fullmatch(r"error: cannot remove /.* \(Permission denied\): whose is it\?\n", done.err)
 
 
 def test_what_a_run_keeps_is_shown_and_cleared(tmp_path, command_line, monkeypatch):
     """With an installed package's rule, from another folder: nothing is written but what is cleared."""
-    monkeypatch.setattr(rooms, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(rooms, "CHECKOUT", None)
+    monkeypatch.setattr(rooms, "SEARCH_PATH", tmp_path)
     monkeypatch.delenv("VNPU_CACHE")
     environment = {"XDG_CACHE_HOME": str(tmp_path / "user"), "VNPU_OPT": "0"}
     kernel = "func.func @f() {\n  return\n}\n"
@@ -169,10 +170,10 @@ def test_what_a_run_keeps_is_shown_and_cleared(tmp_path, command_line, monkeypat
     (tmp_path / "here").mkdir()
     done = command_line("virtual_npu", ["run", tmp_path / "k.mlir"], tmp_path / "here", **environment)
     assert done.status == 0
-    shown = command_line("llama32_1b", "cache", **environment).out
+    shown = command_line("cli", "cache", **environment).out
     assert shown.startswith(f"{tmp_path / 'user' / 'aerie'}: ")
     assert "what the virtual NPU built" in shown
-    command_line("llama32_1b", "cache clear", **environment)
+    command_line("cli", "cache clear", **environment)
     assert list((tmp_path / "user" / "aerie").iterdir()) == list((tmp_path / "here").iterdir()) == []
 
 

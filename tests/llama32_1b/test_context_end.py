@@ -10,18 +10,19 @@ import numpy as np
 import pytest
 
 from aerie import load
+from aerie.cli.arguments import default_cache_dir
+from aerie.common.errors import UserError
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import Shift, Sink, Stop, context_end, parts
-from aerie.engine.errors import PromptTooLongError, UserError
+from aerie.engine.errors import PromptTooLongError
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.generate import FinishReason
 from aerie.engine.numerics import turned
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import select_backend
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import main
+from aerie.common.errors import ToolchainError
 from aerie.engine import native
 from aerie.engine.attention import CacheAttention, NewRows, reference_attention
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.kv import causal
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
 from aerie.engine.numerics import bf16
-from aerie.llama32_1b.cli import main
-from aerie.virtual_npu.errors import ToolchainError
 from aerie.virtual_npu.objects import load_host_code
 
 CAPACITY = 300

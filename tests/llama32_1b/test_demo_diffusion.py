@@ -8,7 +8,8 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from aerie.llama32_1b.cli import main
+from aerie.cli.arguments import main
+from aerie.cli.checkpoints import SHIPPED
 from aerie.llama32_1b.demo import CHECKPOINT as DEMO_CHECKPOINT
 from aerie.llama32_1b.demo.batches import Encoder, Sample
 from aerie.llama32_1b.demo.corpus import question_list
@@ -18,7 +19,6 @@ from aerie.llama32_1b.demo.diffusion.evaluate import Figures, evaluate, is_enoug
 from aerie.llama32_1b.demo.diffusion.noise import batch_of, noisy, noisy_batches, seen, text_of
 from aerie.llama32_1b.demo.diffusion.train import batch_loss, rates, train
 from aerie.llama32_1b.demo.tokenizer import special_id
-from aerie.llama32_1b.find import SHIPPED
 
 TOKENIZER = Tokenizer.from_file(str(CHECKPOINT / "tokenizer.json"))
 MASK = special_id(TOKENIZER, MASK_TOKEN)

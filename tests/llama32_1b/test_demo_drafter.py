@@ -9,14 +9,14 @@ import pytest
 import torch
 from tokenizers import Tokenizer
 
-from aerie.llama32_1b.cli import main
+from aerie.cli.arguments import main
+from aerie.cli.checkpoints import find_checkpoint
 from aerie.llama32_1b.demo import CHECKPOINT as TARGET
 from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.drafter import CHECKPOINT, evaluate, train
 from aerie.llama32_1b.demo.drafter.evaluate import Figures, count, together
 from aerie.llama32_1b.demo.evaluate import Reference
-from aerie.llama32_1b.find import find_checkpoint
 
 _TOKENIZER = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 

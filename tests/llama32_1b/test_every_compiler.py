@@ -10,6 +10,8 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine import native
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -18,8 +20,6 @@ from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import testing
 from aerie.kernel_builder.kernels import registry
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 
 NAMES = [

@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
+from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import load_config
@@ -23,7 +24,6 @@ from aerie.engine.families import FAMILIES, SOME_THAT_RUN
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.engine.weights import Weights, expected_shapes
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend
 
 

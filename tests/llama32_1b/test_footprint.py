@@ -11,14 +11,14 @@ from pathlib import Path
 
 import pytest
 
+from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine import footprint as module
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import load_config
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.footprint import Needs, check_memory, footprint, require
 from aerie.engine.weights import expected_shapes
-from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.runtime import select_backend
@@ -250,7 +250,7 @@ def test_memory_that_ends_in_spite_of_the_check_is_one_line(error, reason, monke
     def end(*_):
         raise error
 
-    monkeypatch.setattr("aerie.llama32_1b.commands.open_checkpoint", end)
+    monkeypatch.setattr("aerie.cli.commands.open_checkpoint", end)
     assert main(["run", "--backend", "virtual", "--prompt", "Hi"]) == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"error: the system gave no more {reason}, with ")
@@ -261,7 +261,7 @@ def test_a_defect_is_no_lack_of_memory(monkeypatch):
     def fail(*_):
         raise RuntimeError("this is a defect")
 
-    monkeypatch.setattr("aerie.llama32_1b.commands.open_checkpoint", fail)
+    monkeypatch.setattr("aerie.cli.commands.open_checkpoint", fail)
     with pytest.raises(RuntimeError, match="a defect"):
         main(["run", "--backend", "virtual", "--prompt", "Hi"])
 
@@ -269,8 +269,6 @@ def test_a_defect_is_no_lack_of_memory(monkeypatch):
 def test_a_compilation_needs_no_room_for_the_model(have, monkeypatch, tmp_path):
     have(50 * MIB)
     compiled = []
-    monkeypatch.setattr(
-        "aerie.llama32_1b.commands.compile_programs", lambda *given, **_: compiled.append(given)
-    )
+    monkeypatch.setattr("aerie.cli.commands.compile_programs", lambda *given, **_: compiled.append(given))
     assert main(["compile", "--backend", "virtual", "--cache-dir", str(tmp_path)]) == 0
     assert compiled

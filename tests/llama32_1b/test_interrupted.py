@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.llama32_1b.cli import default_cache_dir
+from aerie.cli.arguments import default_cache_dir
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 
 MARK = "TEST_RUN"

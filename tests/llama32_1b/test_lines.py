@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from aerie.llama32_1b.lines import (
+from aerie.cli.line_input import (
     Entry,
     history_file,
     line_editing,

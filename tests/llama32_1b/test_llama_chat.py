@@ -7,11 +7,11 @@ import signal
 
 import pytest
 
+from aerie.cli.chat import COMMANDS, HELP, Chat
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.generate import Figures, FinishReason
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import answer_alone
-from aerie.llama32_1b.chat import COMMANDS, HELP, Chat
 
 
 class FakeTokenizer:

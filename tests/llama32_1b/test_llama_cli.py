@@ -11,12 +11,12 @@ import sys
 
 import pytest
 
+from aerie.cli import commands
+from aerie.cli.arguments import build_parser, default_cache_dir, main
+from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED, find_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.requests import Request
 from aerie.engine.tokenizer import load_tokenizer
-from aerie.llama32_1b import commands
-from aerie.llama32_1b.cli import build_parser, default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER, SHIPPED, find_checkpoint
 
 
 def test_text_to_stdout_and_the_rest_to_stderr(run):

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 from refusals import check_refused
 
-from aerie.engine.errors import CheckpointError, own_command
-from aerie.llama32_1b.find import find_checkpoint
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common.errors import own_command
+from aerie.engine.errors import CheckpointError
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import pytest
 from refusals import check_refused
 from safetensors.numpy import load_file, save_file
 
+from aerie.cli.arguments import main
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.engine.weights import FINAL_NORM
-from aerie.llama32_1b.cli import main
 
 BAD_NUMBERS = [
     (("--n-tokens", ""), "argument --n-tokens: '' is not a whole number of 1 or more"),

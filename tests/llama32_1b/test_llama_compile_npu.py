@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.llama32_1b.cli import main
+from aerie.cli.arguments import main
 
 
 @pytest.fixture

@@ -5,10 +5,10 @@ import re
 
 import pytest
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError
 from aerie.engine.rope import Llama3
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.shape import SHAPES
 from aerie.multi_launch_builder import shapes
 

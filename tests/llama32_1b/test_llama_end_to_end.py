@@ -17,6 +17,8 @@ import time
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, next_token_logits, prefill
@@ -24,8 +26,6 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 
 QUESTION = "What is the capital of France?"
@@ -177,7 +177,7 @@ def test_run_from_the_command_line(session):
 def test_strict_memory_gives_the_same(session, command_line):
     """Host and device memory really apart: a buffer that is not synchronised would show."""
     words = ["run", "--prompt", QUESTION, "--backend", "virtual"]
-    done = command_line("llama32_1b", words, VNPU_STRICT="1")
+    done = command_line("cli", words, VNPU_STRICT="1")
     assert done.status == 0, done.err
     generation = session.generate(ask(session, QUESTION), 128, Sampler())
     assert done.out == "".join(session.text(generation)) + "\n"
@@ -186,7 +186,7 @@ def test_strict_memory_gives_the_same(session, command_line):
 def test_chat_from_a_pipe(session, command_line):
     """On until the model's 512 positions are used up."""
     typed = f"{QUESTION}\n" * 20 + f"/stats\n/reset\n{QUESTION}\n"
-    done = command_line("llama32_1b", "chat --backend virtual", stdin=typed)
+    done = command_line("cli", "chat --backend virtual", stdin=typed)
     assert done.status == 0, done.err
     refused = done.err.count("the model has 512 positions: /undo takes back the last turn, /reset")
     (tokens,) = re.findall(r"turns, (\d+) tokens", done.err)

@@ -13,6 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.cli import commands
+from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.chat import Chat
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -22,10 +26,6 @@ from aerie.engine.model import assemble, preload
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.llama32_1b import commands
-from aerie.llama32_1b.chat import Chat
-from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import Backend, KernelCache, RunError, select_backend
 from aerie.runtime.npu.device import NpuAccess
 from aerie.runtime.toolchain import VirtualToolchain

@@ -5,7 +5,8 @@ import dataclasses
 import numpy as np
 import pytest
 
-from aerie.engine.errors import NotFiniteError, PromptTooLongError, UserError
+from aerie.common.errors import UserError
+from aerie.engine.errors import NotFiniteError, PromptTooLongError
 from aerie.engine.generate import Figures, FinishReason
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import answer_alone

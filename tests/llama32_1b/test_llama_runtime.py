@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from aerie.common.errors import UserError
 from aerie.engine import compiling
 from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import load_config
-from aerie.engine.errors import UserError
 from aerie.engine.programs import program_flops
 from aerie.engine.progress import Reporter
 from aerie.multi_launch_builder import cached

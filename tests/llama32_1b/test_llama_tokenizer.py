@@ -7,11 +7,11 @@ import re
 import pytest
 from checkpoints import TEMPLATE
 
-from aerie.engine.bounded import BoundedProcess, Limits
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.sandbox import BoundedProcess, Limits
 from aerie.engine.errors import CheckpointError, PromptError
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.engine.tool_calls import Tool, Tools
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
 
 TEXTS = [

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import ConfigError
@@ -10,7 +11,6 @@ from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import answer_alone
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend
 
 PROMPT_TOKENS, FED_TOKENS, NEW_TOKENS = 37, 12, 16

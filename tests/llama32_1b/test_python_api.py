@@ -18,9 +18,10 @@ from ml_dtypes import bfloat16
 from spm import llama_2
 
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load
-from aerie.engine.errors import AnswerError, PromptError, UserError
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
+from aerie.engine.errors import AnswerError, PromptError
 from aerie.engine.tokenizer import TextStream
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet
 

@@ -15,10 +15,10 @@ from safetensors import safe_open
 from safetensors.numpy import save_file
 
 from aerie import Model, load
-from aerie.engine.errors import UserError
+from aerie.cli.checkpoints import DEMO_FOLDER
+from aerie.common.errors import UserError
 from aerie.engine.fingerprint import PIECE_BYTES, Fingerprint, weights_mark
 from aerie.engine.pages import PagedSequence, PoolFullError
-from aerie.llama32_1b.find import DEMO_FOLDER
 from tests import crafted
 
 FIRST, NEXT = "What is the capital of France?", "And of Egypt?"

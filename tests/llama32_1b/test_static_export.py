@@ -10,13 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir, main
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.numerics import widen
 from aerie.engine.progress import Reporter
 from aerie.engine.static_form import StaticWeights, empty_cache, inputs, origins, results, statics, step
-from aerie.llama32_1b.cli import default_cache_dir, main
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.llama32_1b.synthetic.shape import TINY, of_family
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.building import read_program

@@ -9,6 +9,9 @@ from functools import partial
 
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.chat import Chat
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill, prefill_steps
@@ -18,9 +21,6 @@ from aerie.engine.progress import Reporter, no_step
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import answer_alone
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.chat import Chat
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import select_backend
 from aerie.runtime.buffers import BufferSet
 

@@ -8,6 +8,8 @@ import pytest
 
 from aerie import load
 from aerie.answers import Stream
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
@@ -16,8 +18,6 @@ from aerie.engine.pages import PoolFullError
 from aerie.engine.passes import AtOnce, RowsPass, TokenPass
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.runtime import RunError, select_backend
 from aerie.runtime.buffers import BufferSet
 from aerie.virtual_npu.pyxrt.batch import Batch, StepError

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie.common.fingerprint import NOT_BUILT_IN
 from aerie.multi_launch_builder import (
     Program,
     UnsupportedShapeError,
@@ -21,13 +22,12 @@ from aerie.multi_launch_builder import (
     cached,
 )
 from aerie.multi_launch_builder.shapes import DEMO
-from aerie.virtual_npu.fingerprint import NOT_BUILT_IN
 
 ROOT = Path(__file__).parents[2]
 
 RUN = """
 import sys
-from aerie.llama32_1b.cli import main
+from aerie.cli.arguments import main
 code = main(["run", "--prompt", "What is the capital of France?", "--cache-dir", sys.argv[1]])
 print(code, *sys.modules, file=sys.stderr)
 """
@@ -59,14 +59,12 @@ def test_a_second_start_loads_nothing_that_builds(tmp_path):
     rooms = {name.partition(".")[0] for name in loaded}
     assert not rooms & {"xdsl", "transformers", "huggingface_hub", "torch", "rich", "filelock"}
     assert {name for name in loaded if name.startswith(("aerie.kernel_builder.", "aerie.air_dialect."))} == {
-        "aerie.air_dialect.common",
+        "aerie.common.lazy",
         "aerie.kernel_builder.arguments",
     }
     builders = ("building", "limits", "stitcher", "wiring", "submodule")
     assert not loaded & {f"aerie.multi_launch_builder.{name}" for name in builders}
-    assert not {
-        name for name in loaded if name.startswith(("aerie.virtual_npu.codegen", "aerie.virtual_npu.static"))
-    }
+    assert not {name for name in loaded if name.startswith(("aerie.virtual_npu.codegen", "aerie.device"))}
 
 
 @pytest.fixture
@@ -178,6 +176,6 @@ def test_a_full_disk_does_not_matter_yet(own_store, monkeypatch):
             raise OSError(28, "No space left on device")
         real(made, target)
 
-    monkeypatch.setattr("aerie.virtual_npu.store.os.replace", full)
+    monkeypatch.setattr("aerie.common.store.os.replace", full)
     assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
     assert not list(own_store.glob("text-*"))

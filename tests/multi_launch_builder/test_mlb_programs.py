@@ -13,6 +13,11 @@ import pytest
 
 from aerie.air_dialect import parse
 from aerie.air_dialect.ops import LaunchOp
+from aerie.device import check
+from aerie.device.lowering import find, forms_of
+from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
+from aerie.device.npu2 import NPU2
+from aerie.device.rules.lowering import on_cores
 from aerie.kernel_builder.arguments import ArgumentTable, Role
 from aerie.kernel_builder.kernels import registry
 from aerie.multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
@@ -22,11 +27,6 @@ from aerie.multi_launch_builder.program import ProgramPlan, Step
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
 from aerie.virtual_npu import BuildOptions, cache
-from aerie.virtual_npu.static import check
-from aerie.virtual_npu.static.device import NPU2
-from aerie.virtual_npu.static.lowering import find, forms_of
-from aerie.virtual_npu.static.lowering.air import AIR_TABLE, air_forms_of, find_air
-from aerie.virtual_npu.static.rules.lowering import on_cores
 
 LAUNCHES = {
     "rms_gemms_rope": 6,
@@ -308,7 +308,7 @@ def test_programs_are_built_for_the_device_that_they_are_given(built):
 
 
 def without_evidence(module):
-    """The forms on the cores and of AIR that have no row in aerie/virtual_npu/static/lowering, or no.
+    """The forms on the cores and of AIR that have no row in aerie/device/lowering, or no.
 
     Find what upstream makes of such a form and write that down with the file that says so, or write the
     kernel otherwise.
@@ -329,7 +329,7 @@ def test_every_form_of_a_kernel_lowers(name):
         if found != set(spec.without_evidence):
             pytest.fail(
                 f"kernel {name}: nothing tells that the board's compilers take {', '.join(sorted(found))}; "
-                "write it otherwise, or give the form a row in aerie/virtual_npu/static/lowering with the "
+                "write it otherwise, or give the form a row in aerie/device/lowering with the "
                 "file of upstream that shows it, or say "
                 f"`without_evidence={tuple(sorted(found))}` in its KernelSpec",
                 pytrace=False,

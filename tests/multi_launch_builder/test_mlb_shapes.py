@@ -8,6 +8,7 @@ import re
 import pytest
 
 from aerie.air_dialect import parse
+from aerie.device import NPU2, check
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.kernels import cached_attention, flash_attention, gemv, registry
@@ -22,7 +23,6 @@ from aerie.multi_launch_builder.limits import check_seq_len, check_shape, rules
 from aerie.multi_launch_builder.programs import FEW_ROWS
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
 from aerie.multi_launch_builder.variants import MASK_WORD
-from aerie.virtual_npu.static import NPU2, check
 
 AT_MOST = {
     "head_dim": lambda most: {"head_dim": most},

@@ -15,6 +15,8 @@ from aerie.air_dialect import parse
 from aerie.air_dialect.ops import HierarchyOp
 from aerie.air_dialect.readings import number
 from aerie.air_dialect.values import origin
+from aerie.device import check
+from aerie.device.transfers import extents, sides
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role, bf16, bit_words
 from aerie.kernel_builder.kernels import registry
 from aerie.multi_launch_builder import (
@@ -31,8 +33,6 @@ from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
 from aerie.multi_launch_builder.variants import CONTEXTS, ROWS, plan_named
 from aerie.virtual_npu import BuildOptions, cache
-from aerie.virtual_npu.static import check
-from aerie.virtual_npu.static.transfers import extents, sides
 
 NARROW = ModelShape(
     emb_dim=64, n_heads=2, n_kv_heads=1, head_dim=32, hidden_dim=192, vocab_size=500, rms_norm_eps=1e-6

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.common.fingerprint import text_digest
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
 from aerie.multi_launch_builder.program import CompileOption, Program
 from aerie.runtime import Backend, CompileError, KernelCache, Profiler
 from aerie.virtual_npu import pyxrt
-from aerie.virtual_npu.fingerprint import text_digest
 
 SHAPE = (4, 8)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from aerie.common.errors import KnobError
 from aerie.runtime import AerieRuntimeError, CompileError, DiskFullError
 from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
-from aerie.virtual_npu.errors import KnobError
 
 
 def files(cache):
@@ -197,7 +197,7 @@ def test_a_disk_that_fills_while_the_manifest_is_written(open_cache, program, va
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         real(made, place)
 
-    monkeypatch.setattr("aerie.virtual_npu.store.os.replace", full)
+    monkeypatch.setattr("aerie.common.store.os.replace", full)
     with pytest.raises(DiskFullError):
         cache.compile_and_cache(variant(name="more"))
     assert (cache.cache_dir / "manifest.json").read_bytes() == before
@@ -240,7 +240,7 @@ BUILD = """
 import sys, time
 from pathlib import Path
 from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
-from aerie.virtual_npu.errors import KnobError
+from aerie.common.errors import KnobError
 
 directory, name = Path(sys.argv[1]), sys.argv[2]
 
@@ -279,7 +279,7 @@ def test_a_read_only_cache_that_has_the_program(open_cache, program, variant, mo
     def read_only(*_, **__):
         raise OSError(errno.EROFS, os.strerror(errno.EROFS), "a lock")
 
-    monkeypatch.setattr("aerie.virtual_npu.store._try_lock", read_only)
+    monkeypatch.setattr("aerie.common.store._try_lock", read_only)
     cache = open_cache()
     found = cache.compile_and_cache(program)
     assert (found.path, found.reused) == (made.path, True)

@@ -4,12 +4,12 @@ import sys
 
 import pytest
 
+from aerie.common.knobs import PLAIN, is_plain
 from aerie.runtime import BackendError, select_backend
 from aerie.runtime import backend as backend_module
 from aerie.runtime.npu.toolchain import NpuToolchain
 from aerie.runtime.toolchain import VirtualToolchain
 from aerie.virtual_npu import pyxrt as virtual_pyxrt
-from aerie.virtual_npu.knobs import PLAIN, is_plain
 
 
 @pytest.fixture

@@ -6,11 +6,11 @@ import sys
 
 import pytest
 
+from aerie.common.store import Store
 from aerie.multi_launch_builder.program import ExternalObject
 from aerie.runtime import CompileError
 from aerie.runtime.npu.toolchain import Peano
 from aerie.runtime.npu.tools import find_tools
-from aerie.virtual_npu.store import Store
 
 MV = ExternalObject("mv_4x64_8.o", "mv.cc", ("DIM_M_OUTPUT=8",), ("matvec_vectorized_bf16_bf16",), "O2")
 
@@ -19,7 +19,7 @@ import pathlib, subprocess, sys
 from aerie.multi_launch_builder.program import ExternalObject
 from aerie.runtime.npu.toolchain import Peano
 from aerie.runtime.npu.tools import find_tools
-from aerie.virtual_npu.store import Store
+from aerie.common.store import Store
 mv = ExternalObject(*{fields!r})
 run = lambda line: subprocess.run(line, check=True)
 print(Peano(find_tools()).build(mv, Store(pathlib.Path(sys.argv[1])), run))

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
+from aerie.device.npu2 import NPU2
 from aerie.multi_launch_builder.program import CompileOption, Program
 from aerie.runtime.npu.pipelines import Known, Nest, Options, pipeline, placement, resources, to_aie, to_npu
 from aerie.runtime.npu.stage_runner import StageRunner, devices_with_cores
 from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status, Texts
-from aerie.virtual_npu.static.device import NPU2
 
 FLAGS = ("--stack-size=2048", "--air-runtime-loop-tiling-sizes=2", "--air-runtime-loop-tiling-sizes=4")
 

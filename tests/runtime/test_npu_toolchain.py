@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from aerie.common.store import Store
 from aerie.multi_launch_builder import build_programs
 from aerie.multi_launch_builder.program import CompileOption
 from aerie.multi_launch_builder.shapes import ModelShape
@@ -20,7 +21,6 @@ from aerie.runtime.npu.checks import bindings_status, preflight
 from aerie.runtime.npu.toolchain import NpuToolchain
 from aerie.runtime.toolchain import KERNEL_SOURCES
 from aerie.virtual_npu import pyxrt
-from aerie.virtual_npu.store import Store
 
 SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
 

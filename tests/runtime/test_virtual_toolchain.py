@@ -5,12 +5,12 @@ import re
 import numpy as np
 import pytest
 
+from aerie.common import cpu
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32, i32
 from aerie.multi_launch_builder.program import ExternalObject, Program
 from aerie.runtime import CompileError, KernelCache, RunError, select_backend
 from aerie.runtime import toolchain as toolchain_module
 from aerie.runtime.toolchain import VirtualToolchain
-from aerie.virtual_npu import cpu
 
 TEXT = """
 module {
@@ -143,7 +143,8 @@ def test_no_compiler_names_the_package(tmp_path, monkeypatch, scale):
 def test_ingredients(scale, monkeypatch):
     ingredients = VirtualToolchain().ingredients(scale)
     assert list(ingredients) == [
-        *["program text", "kernel sources", "kernel macros", "air_dialect", "virtual_npu"],
+        *["program text", "kernel sources", "kernel macros", "air_dialect", "common"],
+        *["device", "virtual_npu"],
         *["AIE API for the host", "xdsl", "CPU", "compiler", "compiler flags", "numerics"],
         *["rounding", "fast"],
     ]

@@ -16,6 +16,7 @@ import pytest
 from openai import OpenAI
 
 from aerie import Model, load
+from aerie.common import folders
 from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
@@ -25,7 +26,6 @@ from aerie.serve.models import Models
 from aerie.serve.opening import open_model
 from aerie.serve.service import Limits, Offer, Service
 from aerie.serve.worker import Opened
-from aerie.virtual_npu import folders
 
 ENDLESS = {"temperature": 1.5, "logit_bias": {}, "max_tokens": 400}
 """Of a request that goes on to its last token; the bias is filled in with the tokens that would end it."""

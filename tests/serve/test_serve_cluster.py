@@ -15,7 +15,7 @@ with warnings.catch_warnings():
     warnings.simplefilter("ignore")  # of Ray itself
     pytest.importorskip("ray.serve", reason="replicas need the extra ray, which make test does not install")
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.serve import replicas
 from aerie.serve.affinity import page_keys
 from aerie.serve.front import LINE

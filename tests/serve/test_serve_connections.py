@@ -14,7 +14,7 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.serve import connections
 from aerie.serve.service import Limits
 

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 
 from aerie import Model, load
+from aerie.cli.arguments import main
 from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.manner import Manner
-from aerie.llama32_1b.cli import main
 from aerie.runtime import select_backend
 from aerie.serve.opening import Opening
 from aerie.serve.service import Limits

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 from starlette.types import Message, Scope
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.serve.affinity import page_keys
 from aerie.serve.app import guarded
 from aerie.serve.cli import main

@@ -17,6 +17,7 @@ import httpx2
 import pytest
 
 from aerie import Model, load
+from aerie.common import folders
 from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import CheckpointError, TooLittleMemoryError
@@ -28,7 +29,6 @@ from aerie.serve.models import Memory, Models
 from aerie.serve.opening import Opening
 from aerie.serve.service import RETRY_S, Limits, Offer, State
 from aerie.serve.worker import Opened
-from aerie.virtual_npu import folders
 from tests.serve.conftest import Serving, opened, start_models
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"

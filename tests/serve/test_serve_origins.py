@@ -10,7 +10,7 @@ import pytest
 from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.serve import npu
 from aerie.serve.app import _addressed
 from aerie.serve.cli import _limits, build_parser

@@ -14,8 +14,8 @@ from typing import Any
 import pytest
 from spm import llama_2
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.serve.service import Limits
 from tests.serve.conftest import Serving, opened, start
 

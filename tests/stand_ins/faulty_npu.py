@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from aerie.air_dialect import parse, print_module
+from aerie.common.fingerprint import file_digest
 from aerie.kernel_builder.arguments import Argument
 from aerie.kernel_builder.dsl import without_rounding
 from aerie.runtime.backend import Backend
@@ -25,7 +26,6 @@ from aerie.runtime.errors import CompileError, RunError
 from aerie.runtime.npu.device import NpuAccess
 from aerie.runtime.toolchain import VirtualToolchain
 from aerie.virtual_npu import pyxrt
-from aerie.virtual_npu.fingerprint import file_digest
 
 Array = np.ndarray[Any, Any]
 

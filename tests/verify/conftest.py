@@ -8,13 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, every_name
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
-from aerie.llama32_1b.cli import default_cache_dir
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder import cached
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference

@@ -10,8 +10,8 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.multi_launch_builder.shapes import DEMO
 from aerie.verify import __main__ as command
 from aerie.verify.__main__ import main

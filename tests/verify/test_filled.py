@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from aerie.cli.arguments import default_cache_dir
 from aerie.engine import executor
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -20,7 +21,6 @@ from aerie.engine.strategies import choosing
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.choosing import Rule
 from aerie.engine.strategies.strategy import Due
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend

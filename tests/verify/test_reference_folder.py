@@ -13,8 +13,8 @@ import pytest
 
 from aerie.board.doctor.basics import checkpoint as doctor_of_checkpoint
 from aerie.board.doctor.machine import Machine, Status
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.llama32_1b.find import DEMO_FOLDER
 from aerie.verify.reference import Reference
 
 MAPS = ("AutoConfig", "AutoModel", "AutoModelForCausalLM", "AutoTokenizer", "AutoProcessor")

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from faults import Passing
 
-from aerie.llama32_1b.find import DEMO_FOLDER
+from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.verify import __main__ as cli
 from aerie.verify.reference import Reference
 

@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
+from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion
 from aerie.verify.diagnosis import diagnose

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from faults import Passing
 
+from aerie.cli.arguments import default_cache_dir
+from aerie.common import knobs
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
@@ -13,14 +15,12 @@ from aerie.engine.pages import PageManager
 from aerie.engine.progress import Reporter
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import RunError, select_backend
 from aerie.verify.gate import STEPS, steps_of, verify
 from aerie.verify.identity import GOES_ON, Case, Identity, compare, going_on, in_the_session, reopened
 from aerie.verify.prompts import Prompt, choose_prompts
 from aerie.verify.rules import EXACT, bounds_of, numerics_of
 from aerie.verify.subject import Subject
-from aerie.virtual_npu import knobs
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 

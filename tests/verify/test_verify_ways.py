@@ -5,10 +5,10 @@ from dataclasses import replace
 import pytest
 from faults import Giving
 
+from aerie.cli.arguments import default_cache_dir
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.llama32_1b.cli import default_cache_dir
 from aerie.runtime import select_backend
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from aerie.verify.prompts import text_of

@@ -19,12 +19,12 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aerie.virtual_npu import cpu
+from aerie.common import cpu
+from aerie.common.compiler import known_compilers
+from aerie.common.store import kept_programs
 from aerie.virtual_npu.codegen.module import RUNTIME
-from aerie.virtual_npu.compiler import INCLUDE, known_compilers
-from aerie.virtual_npu.objects import Unit, shared_object
+from aerie.virtual_npu.objects import INCLUDE, Unit, shared_object
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.store import kept_programs
 
 BF16 = ml_dtypes.bfloat16
 EMULATED = Path(__file__).with_name("emulated")
@@ -160,7 +160,9 @@ def with_products(unit: Unit) -> Path:
     """The shared object of one C++ file, of products and of the runtime, as the environment has it."""
     units = [unit, *(Unit(INCLUDE / "vnpu" / name) for name in ("product.cc", *RUNTIME))]
     with tempfile.TemporaryDirectory() as work:
-        return shared_object(known_compilers(BuildOptions()), units, kept_programs(), Path(work))
+        return shared_object(
+            known_compilers(BuildOptions().compiler_flags), units, kept_programs(), Path(work)
+        )
 
 
 # ---- what the manuals say ----

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from xdsl.dialects.builtin import ModuleOp
 
-from aerie.virtual_npu.static import Fault, Report, check
+from aerie.device import Fault, Report, check
 
 CONSTANTS = "".join(f"%c{n} = arith.constant {n} : index\n" for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 32, 64))
 ONE = {"a": "memref<64x64xbf16>"}

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
-from aerie.virtual_npu import BuildOptions, Program, ToolchainError, compiler, compiler_memory
+from aerie.common import compiler, compiler_records
+from aerie.common.compiler import find_compiler
+from aerie.virtual_npu import BuildOptions, Program, ToolchainError
 from aerie.virtual_npu.codegen.module import RUNTIME
-from aerie.virtual_npu.compiler import find_compiler
 from aerie.virtual_npu.objects import load_host_code
 
 TEXT = """
@@ -70,7 +71,7 @@ def fresh(tmp_path, monkeypatch):
 
 
 def forget() -> None:
-    compiler_memory._version.cache_clear()
+    compiler_records._version.cache_clear()
     compiler._links_cpp.cache_clear()
 
 

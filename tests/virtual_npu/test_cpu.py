@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from aerie.virtual_npu import Program, compiler, cpu
-from aerie.virtual_npu.compiler import INCLUDE, find_compiler
-from aerie.virtual_npu.errors import KnobError
-from aerie.virtual_npu.objects import Unit
+from aerie.common import compiler, cpu
+from aerie.common.compiler import find_compiler
+from aerie.common.errors import KnobError
+from aerie.virtual_npu import Program
+from aerie.virtual_npu.objects import INCLUDE, Unit
 
 V3 = "fpu sse sse2 pni ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt avx f16c lahf_lm abm bmi1 avx2 bmi2"
 V4 = f"{V3} avx512f avx512dq avx512cd avx512bw avx512vl"

@@ -9,8 +9,8 @@ from checked_runs import CHECKS, failed, ran
 from static_texts import CONSTANTS, assert_fault, assert_warning
 
 from aerie import virtual_npu
-from aerie.virtual_npu.static.device import NPU2
-from aerie.virtual_npu.static.l1 import addresses
+from aerie.device.l1 import addresses
+from aerie.device.npu2 import NPU2
 
 VECTORS = """module {{
   func.func private @moved(i32, memref<64xf32, 2>) attributes {{link_with = "vectors.o"}}

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.device import check
 from aerie.virtual_npu.__main__ import main
 from aerie.virtual_npu.drawn import FEATURES, Drawn, Verdict, draw
 from aerie.virtual_npu.drawn.forms import draw_form, text_of
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.program import Program
-from aerie.virtual_npu.static import check
 
 CHECKED, AGREED, SILENT = 40, 0.95, 0.01
 """Programs that a test checks; the least share that agrees, and the largest that the check is silent on."""

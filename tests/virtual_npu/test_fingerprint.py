@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from aerie.virtual_npu import fingerprint
-from aerie.virtual_npu.fingerprint import (
+from aerie.common import fingerprint
+from aerie.common.fingerprint import (
     NOT_BUILT_IN,
     files_digest,
     includes_digest,
@@ -63,10 +63,10 @@ def test_our_own_folders_are_hashed_once(monkeypatch):
     )
     own_digest.cache_clear()
     try:
-        assert [own_digest(folder) for folder in ("virtual_npu", "virtual_npu/static") * 2] == ["it"] * 4
+        assert [own_digest(folder) for folder in ("virtual_npu", "device") * 2] == ["it"] * 4
     finally:
         own_digest.cache_clear()
-    assert taken == [("virtual_npu", NOT_BUILT_IN), ("static", ())]
+    assert taken == [("virtual_npu", NOT_BUILT_IN), ("device", ())]
 
 
 def test_includes_are_followed(tmp_path):

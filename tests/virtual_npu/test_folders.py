@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from aerie import rooms
-from aerie.virtual_npu import folders
-from aerie.virtual_npu.errors import KnobError
-from aerie.virtual_npu.store import Store, kept_programs
+from aerie.common import folders
+from aerie.common.errors import KnobError
+from aerie.common.store import Store, kept_programs
 
 PROJECT = Path(__file__).parents[2]
 

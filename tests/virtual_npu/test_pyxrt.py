@@ -152,7 +152,7 @@ def test_bytes_of_types():
 
 def test_a_file_that_is_no_program(tmp_path, monkeypatch):
     def refuse(path):
-        raise virtual_npu.VirtualNpuError(f"{path} is not a program")
+        raise virtual_npu.ProgramError(f"{path} is not a program")
 
     monkeypatch.setattr(virtual_npu, "Library", refuse)
     (tmp_path / "x.elf").write_text("")

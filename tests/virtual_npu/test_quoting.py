@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.common import shown_names
 from aerie.virtual_npu import quoting
 
 KEYWORDS = """
@@ -50,20 +51,20 @@ def test_names_become_identifiers_each_its_own():
     made = [quoting.mangled(name) for name in names]
     assert len(set(made)) == len(names)
     assert all(re.fullmatch(r"\w*", name, re.ASCII) and len(name) <= 200 for name in made)
-    assert len({quoting.shown(name) for name in names}) == len(names)
+    assert len({shown_names.shown(name) for name in names}) == len(names)
     for name in names:
         local = quoting.local_name(name)
         assert re.fullmatch(r"v|v_\w+", local, re.ASCII)
         assert quoting.local_name(local) == local or not name
-        assert re.fullmatch("[ -~]+", quoting.symbol(name))
-        assert len(quoting.symbol(name)) < 120
+        assert re.fullmatch("[ -~]+", shown_names.symbol(name))
+        assert len(shown_names.symbol(name)) < 120
 
 
 def test_what_is_plain_stays_readable():
     assert quoting.mangled("herd_0") == "herd_0"
     assert quoting.mangled("a.b") == "a_x2e_b"
-    assert quoting.symbol("my.kernel-1") == "@my.kernel-1"
-    assert quoting.symbol('a"\n') == r'@"a\"\0A"'
+    assert shown_names.symbol("my.kernel-1") == "@my.kernel-1"
+    assert shown_names.symbol('a"\n') == r'@"a\"\0A"'
     assert quoting.local_name("sum") == "v_sum"
 
 

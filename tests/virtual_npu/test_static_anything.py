@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.virtual_npu.static import NPU1, NPU2, Report, check
+from aerie.device import NPU1, NPU2, Report, check
 
 TESTS = Path(__file__).parents[1]
 TEXTS = sorted(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program, used
 
-from aerie.virtual_npu.static import Report, check
+from aerie.device import Report, check
 
 NEAR = "%b = memref.alloc() : memref<64xi32, 2>\n"
 MIDDLE = "%m = memref.alloc() : memref<64xi32, 1>\n"

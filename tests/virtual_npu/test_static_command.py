@@ -15,11 +15,11 @@ import pytest
 from static_texts import program
 
 from aerie.air_dialect import parse
+from aerie.device import NPU1, NPU2, check
+from aerie.device.errors import ParseError, ResourceError
+from aerie.device.npu2 import DEVICES
 from aerie.kernel_builder.kernels import flash_attention
 from aerie.virtual_npu.__main__ import main
-from aerie.virtual_npu.errors import ParseError, ResourceError
-from aerie.virtual_npu.static import NPU1, NPU2, check
-from aerie.virtual_npu.static.device import DEVICES
 
 TALL = program(tiles="%c1, %c5")
 EMULATED = program(

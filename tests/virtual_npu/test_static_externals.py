@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
+from aerie.device import check
+from aerie.device.rules.constants import bytes_of_constants
 from aerie.kernel_builder.kernels import cached_attention
-from aerie.virtual_npu.static import check
-from aerie.virtual_npu.static.rules.constants import bytes_of_constants
 
 CALL = "%b = memref.alloc() : memref<64xbf16, 2>\nfunc.call @k(%b) : (memref<64xbf16, 2>) -> ()"
 DEFINITION = 'extern "C" void k(bfloat16 *x) { x[0] = bfloat16(0.0f); }\n'

@@ -10,11 +10,11 @@ import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program
 
 from aerie.air_dialect import parse
-from aerie.virtual_npu.static import NPU1, check
-from aerie.virtual_npu.static.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
-from aerie.virtual_npu.static.lowering.air import air_forms_of
-from aerie.virtual_npu.static.lowering.rows import ANY
-from aerie.virtual_npu.static.rules.lowering import on_cores
+from aerie.device import NPU1, check
+from aerie.device.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
+from aerie.device.lowering.air import air_forms_of
+from aerie.device.lowering.rows import ANY
+from aerie.device.rules.lowering import on_cores
 
 
 def on_core(op: str, element: str, lanes: int = 16, result: str = "") -> str:
@@ -188,7 +188,7 @@ UNKNOWN = {
     "an operation that nobody tells of": (
         on_core("math.erf %v", "bf16"),
         "math.erf: .* vector<16xbf16>: nothing tells .*; write it in operations that the table knows "
-        r"\(docs/hardware.md\), or in C\+\+ \(aerie/virtual_npu/static/lowering\)",
+        r"\(docs/hardware.md\), or in C\+\+ \(aerie/device/lowering\)",
     ),
     "a carried vector": (
         program(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import program
 
-from aerie.virtual_npu.static import Report, check
+from aerie.device import Report, check
 
 NEAR = "%b = memref.alloc() : memref<64xi32, 2>\n"
 FAR = {"a": "memref<64xi32>"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning, program, used
 
-from aerie.virtual_npu.static import NPU1, NPU2, check
+from aerie.device import NPU1, NPU2, check
 
 
 def second(x: str, y: str, attributes: str = "id = 1 : i32") -> str:
@@ -75,7 +75,7 @@ FAULTS = {
     "pinned above": (
         program(tiles="%c2, %c1", herd_attributes=place(7, 6)),
         "placement",
-        "x_loc 7, y_loc 6 puts 2 x 1 cores outside of the npu2.s columns and rows; move it, or let it be",
+        "x_loc 7, y_loc 6 puts 2 x 1 cores outside of the device.s columns and rows; move it, or let it be",
     ),
     "overlap": (
         program(tiles="%c2, %c2", herd_attributes=place(1, 3), segment=second("%c2", "%c2", place(0, 2))),

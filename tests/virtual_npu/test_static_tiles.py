@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_fault, assert_warning, faults_of, program, used
 
-from aerie.virtual_npu.static import check
-from aerie.virtual_npu.static.memtiles import Memtile, memtiles
+from aerie.device import check
+from aerie.device.memtiles import Memtile, memtiles
 
 FAR = {"a": "memref<4096xbf16>"}
 NEAR = "%b = memref.alloc() : memref<64xbf16, 2>\n"

@@ -7,7 +7,7 @@ from bundle_texts import FORALL, of_herd, of_launch, of_segment
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.virtual_npu.static import check
+from aerie.device import check
 
 
 def moved(pattern: str, type_: str, level: str = "launch", attributes: str = "", put: bool = True) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.virtual_npu.store import Store, stop_waiting, write_whole
+from aerie.common.store import Store, stop_waiting, write_whole
 
 KEY = "0123456789abcdef"
 NAME = f"{KEY}.o"
@@ -136,7 +136,7 @@ def test_the_lock_is_one_however_many_want_it(store):
 MAKE_AND_HANG = """
 import sys, time
 from pathlib import Path
-from aerie.virtual_npu.store import Store
+from aerie.common.store import Store
 with Store(Path(sys.argv[1])).making(sys.argv[2]) as work:
     (work / "half").write_text("x")
     print("made", flush=True)

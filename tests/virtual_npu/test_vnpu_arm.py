@@ -13,8 +13,10 @@ import pytest
 from instruction_sets import ODD_PAIRS, ONE_BY_ONE, in_order
 from test_vnpu_instruction_sets import drawn, far_apart, same
 
+from aerie.common.compiler import Compiler, compiler_flags
+from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.codegen.module import RUNTIME
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, Compiler, compiler_flags
+from aerie.virtual_npu.objects import INCLUDE
 from aerie.virtual_npu.options import BuildOptions
 
 CROSS, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64-static")
@@ -34,7 +36,9 @@ def sums(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     folder = tmp_path_factory.mktemp("arm")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("VNPU_MARCH", request.param)
-        flags = [flag for flag in compiler_flags(BuildOptions()) if not flag.startswith("-march")]
+        flags = [
+            flag for flag in compiler_flags(BuildOptions().compiler_flags) if not flag.startswith("-march")
+        ]
     compiler = Compiler((str(CROSS),), (*flags, f"-march={request.param}"))
     headers = (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}")
     sources = [Path(__file__).with_name("sums_main.cc")]

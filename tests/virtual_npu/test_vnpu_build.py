@@ -239,7 +239,7 @@ def test_missing_compiler_names_the_package(tmp_path, monkeypatch):
 
 
 def refused(text: str, message: str) -> None:
-    with pytest.raises(virtual_npu.VirtualNpuError, match=message):
+    with pytest.raises(virtual_npu.ProgramError, match=message):
         virtual_npu.emit(text)
 
 
@@ -282,7 +282,7 @@ def test_generated_code_carries_source_lines_and_can_be_kept(tmp_path, monkeypat
 def test_library_refuses_what_is_no_program(tmp_path):
     path = tmp_path / "x.so"
     path.write_bytes(b"not an object")
-    with pytest.raises(virtual_npu.VirtualNpuError, match=r"x\.so is not a program of the virtual NPU"):
+    with pytest.raises(virtual_npu.ProgramError, match=r"x\.so is not a program of the virtual NPU"):
         virtual_npu.Library(path)
     build(COPY, tmp_path)
     library = virtual_npu.Library(tmp_path / "p.so")

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.common.compiler import Compiler
 from aerie.virtual_npu import BuildOptions, KernelSourceError, Program, ToolchainError, cache
 from aerie.virtual_npu.codegen.module import RUNTIME
-from aerie.virtual_npu.compiler import Compiler
 
 DOUBLE = """
 func.func private @change(memref<4xf32>) attributes {link_with = "change.o"}

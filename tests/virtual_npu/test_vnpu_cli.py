@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 from air_texts import with_constants
 
-from aerie.virtual_npu import ArgumentError, ArgumentType, Entry, arrays, knobs
+from aerie.common import knobs
+from aerie.virtual_npu import ArgumentError, ArgumentType, Entry, arrays
 from aerie.virtual_npu.__main__ import main
 
 PROGRAM = with_constants("""

@@ -149,5 +149,5 @@ def test_tiles_keep_l1_apart_and_share_segment_buffers(library, run, threads, mo
 
 def test_threads_must_be_a_positive_integer(library, run, monkeypatch):
     monkeypatch.setenv("VNPU_THREADS", "none")
-    with pytest.raises(virtual_npu.VirtualNpuError, match="VNPU_THREADS='none' cannot be used"):
+    with pytest.raises(virtual_npu.ProgramError, match="VNPU_THREADS='none' cannot be used"):
         run(library, "whole", np.zeros(64, np.int16), np.zeros(64, np.int16))

@@ -163,7 +163,7 @@ def test_an_l1_buffer_of_the_segment_is_every_tiles_own(library, run, threads, m
 
 
 def refused(text: str, message: str) -> None:
-    with pytest.raises(virtual_npu.VirtualNpuError, match=message):
+    with pytest.raises(virtual_npu.ProgramError, match=message):
         virtual_npu.emit(with_constants(text))
 
 

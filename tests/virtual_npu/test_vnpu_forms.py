@@ -8,7 +8,7 @@ import pytest
 from air_texts import with_constants
 
 from aerie import virtual_npu
-from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu import ProgramError
 from aerie.virtual_npu.toolchain import emit
 
 PROGRAM = """
@@ -403,7 +403,7 @@ REFUSED = {
 @pytest.mark.parametrize("what", REFUSED)
 def test_refusals_name_the_operation_its_line_and_the_reason(what):
     text, message = REFUSED[what]
-    with pytest.raises(VirtualNpuError) as caught:
+    with pytest.raises(ProgramError) as caught:
         emit(with_constants(text))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)

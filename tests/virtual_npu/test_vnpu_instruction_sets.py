@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sums_on
 
-from aerie.virtual_npu import cpu
+from aerie.common import cpu
 
 Array = np.ndarray[Any, Any]
 Operands = tuple[Array, Array, Array]

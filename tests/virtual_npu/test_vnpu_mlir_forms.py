@@ -10,7 +10,7 @@ from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.air_dialect import parse, print_module
-from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu import ProgramError
 
 PROGRAM = """
 func.func @forms(%o: memref<16xi32>, %p: memref<16xindex>) {
@@ -295,13 +295,13 @@ def test_a_function_that_calls_itself_ends_somewhere(program, run) -> None:
     library = program(PROGRAM, options=virtual_npu.BuildOptions(checks=False))
     for _ in range(2):  # also when it is called again
         with pytest.raises(
-            VirtualNpuError, match="calls itself more than 1000 deep: the stack of a core has 1024"
+            ProgramError, match="calls itself more than 1000 deep: the stack of a core has 1024"
         ):
             run(library, "recursive", np.zeros(8, np.int32), np.zeros(4, bool), np.array([-1]))
         run(library, "recursive", np.zeros(8, np.int32), np.zeros(4, bool), np.array([991]))
     moves = "func.func @f(%a: memref<4xf32>) { air.dma_memcpy_nd (%a[] [] [], %a[] [] []) : (memref<4xf32>, memref<4xf32>) func.call @f(%a) : (memref<4xf32>) -> () return }"
     with pytest.raises(
-        VirtualNpuError, match="@f calls itself, which only a function can that computes on numbers"
+        ProgramError, match="@f calls itself, which only a function can that computes on numbers"
     ):
         program(moves)
 
@@ -331,7 +331,7 @@ def test_truncf_rounds_as_it_says(program, run, checks: bool) -> None:
 
 def test_a_sum_that_rounds_otherwise_is_refused(program) -> None:
     text = PROGRAM.replace("%v0, %v0 to_nearest_even", "%v0, %v0 upward")
-    with pytest.raises(VirtualNpuError, match=r"arith\.addf: rounds upward: it is done to_nearest_even only"):
+    with pytest.raises(ProgramError, match=r"arith\.addf: rounds upward: it is done to_nearest_even only"):
         program(text)
 
 

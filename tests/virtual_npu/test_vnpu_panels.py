@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from instruction_sets import BF16, SETS, TILES, aligned, in_order, pointers, sums_on, with_products
 
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS
-from aerie.virtual_npu.objects import Unit
+from aerie.device.external_kernels import OWN_KERNELS
+from aerie.virtual_npu.objects import INCLUDE, Unit
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]

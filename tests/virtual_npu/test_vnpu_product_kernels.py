@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from instruction_sets import BF16, SETS, InstructionSet, Sums, sums_on, with_products
 
-from aerie.virtual_npu import cpu
+from aerie.common import cpu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from aerie.virtual_npu.library import FORMAT, Library
 from aerie.virtual_npu.objects import Unit

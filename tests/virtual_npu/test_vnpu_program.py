@@ -7,15 +7,16 @@ import numpy as np
 import pytest
 from air_texts import with_constants
 
+from aerie.device.errors import ParseError
 from aerie.virtual_npu import (
     ArgumentError,
     BuildOptions,
     OptionError,
     Program,
+    ProgramError,
     VirtualNpuDeadlock,
-    VirtualNpuError,
 )
-from aerie.virtual_npu.errors import ParseError, ScheduleError
+from aerie.virtual_npu.errors import ScheduleError
 from aerie.virtual_npu.library import RunResult
 
 ADD = with_constants("""
@@ -60,7 +61,7 @@ def test_from_file(tmp_path):
     program = Program.from_file(tmp_path / "add.mlir")
     assert program.source.options.checks
     assert program.entry().name == "add"
-    with pytest.raises(VirtualNpuError, match=r"cannot read .*gone.mlir: No such file"):
+    with pytest.raises(ProgramError, match=r"cannot read .*gone.mlir: No such file"):
         Program.from_file(tmp_path / "gone.mlir")
 
 
@@ -73,7 +74,7 @@ def test_what_does_not_fit_is_said():
         ArgumentError, match="arg1 of add is bf16, held as uint16; the array given is float32"
     ):
         program.run(zeros, zeros.astype(np.float32))
-    with pytest.raises(VirtualNpuError, match="no public function @sub: the program has add"):
+    with pytest.raises(ProgramError, match="no public function @sub: the program has add"):
         program.run(zeros, zeros, entry="sub")
     with pytest.raises(ParseError, match=r"^new\.mlir:1:"):
         Program.from_text("func.func @f( {", filename="new.mlir").entry()

@@ -13,9 +13,11 @@ import pytest
 from air_texts import with_constants
 
 from aerie import virtual_npu
+from aerie.common.compiler import find_compiler
+from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.codegen.module import RUNTIME
-from aerie.virtual_npu.compiler import INCLUDE, OWN_KERNELS, find_compiler
+from aerie.virtual_npu.objects import INCLUDE
 
 BF16 = ml_dtypes.bfloat16
 FAST, WATCHED = BuildOptions(), BuildOptions(checks=True)
@@ -245,7 +247,7 @@ int is_rearranging(void (*function)(vnpu::bf16 *)) { return !vnpu::rearranged(fu
         "\n".join([*(source(name, symbol) for name, symbol in names.items()), asks])
     )
     compiler, include = (
-        find_compiler(BuildOptions()),
+        find_compiler(BuildOptions().compiler_flags),
         (f"-I{INCLUDE}", f"-I{OWN_KERNELS / 'host'}", "-fvisibility=default"),
     )
     sources = [

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from air_texts import with_constants
 
-from aerie.virtual_npu import Program, VirtualNpuError
+from aerie.virtual_npu import Program, ProgramError
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 
 PROGRAM = with_constants("""
@@ -142,7 +142,7 @@ def test_a_trace_for_viewers(program):
 
 def test_a_failed_run_keeps_its_trace(tmp_path: Path, program):
     stuck = PROGRAM.replace("air.channel.put @in[%c1]", "air.channel.put @in[%c0]")
-    with pytest.raises(VirtualNpuError) as caught:
+    with pytest.raises(ProgramError) as caught:
         Program.from_text(stuck, kernel_dirs=program.source.kernel_dirs).run(X, Y, trace=True)
     assert caught.value.kind == "deadlock"
     waiting = [e for e in caught.value.record["trace"] if e["args"].get("unfinished")]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
-from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu import ProgramError
 
 PROGRAM = """
 module {
@@ -403,7 +403,7 @@ def test_what_nobody_wrote_is_told_where_it_is_used(program, run) -> None:
     line = next(n for n, text in enumerate(used.splitlines(), 1) if text.endswith("// use"))
     library = program(used, options=virtual_npu.BuildOptions(checks=True))
     told = rf"line {line}: air\.dma_memcpy_nd in herd @b \(0, 0\): reads element \[0, 1\] of %r .* before anything wrote it"
-    with pytest.raises(VirtualNpuError, match=told):
+    with pytest.raises(ProgramError, match=told):
         run(library, "partly", np.zeros(16, np.float32), np.zeros(2, np.float32))
 
 
@@ -424,7 +424,7 @@ def test_sums_that_nobody_cleared_are_no_counters(program, run) -> None:
     return
   }"""
     library = program(text, options=virtual_npu.BuildOptions(checks=True))
-    with pytest.raises(VirtualNpuError, match=r"reads element \[0\] of %sum .* before anything wrote it"):
+    with pytest.raises(ProgramError, match=r"reads element \[0\] of %sum .* before anything wrote it"):
         run(library, "f", np.zeros(16, np.float32))
 
 
@@ -467,7 +467,7 @@ HOP = """
     ],
 )
 def test_cores_that_cannot_share_are_refused(program, given: str, other: str, message: str) -> None:
-    with pytest.raises(VirtualNpuError, match=message):
+    with pytest.raises(ProgramError, match=message):
         program(HOP.replace(given, other))
 
 
@@ -479,5 +479,5 @@ def test_who_writes_once_and_reads_twice_waits_for_ever(program, run) -> None:
         )
     )
     told = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
-    with pytest.raises(VirtualNpuError, match=f"(?s){told}"):
+    with pytest.raises(ProgramError, match=f"(?s){told}"):
         run(library, "f", np.zeros(4, np.int32))

@@ -12,17 +12,17 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
+from aerie.cli.arguments import Parser, begin_process, run_command
+from aerie.common import folders
+from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.composing import Composition, Mode, mode_of
 from aerie.engine.logits import log_softmax
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
-from aerie.llama32_1b.cli import Parser, begin_process, run_command
 from aerie.runtime import select_backend
-from aerie.runtime.tables import compact_table, print_tables
 from aerie.verify.recall.task import Question, questions
-from aerie.virtual_npu import folders
 
 CHECKPOINT = Path(__file__).parent / "checkpoint"
 MODES = ("prefix", "block", "block+link-1", "block+link-2", "block+link-4", "block+link-8")

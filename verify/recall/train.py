@@ -23,8 +23,8 @@ from safetensors.torch import save_file
 from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from aerie.common import folders
 from aerie.verify.recall import task
-from aerie.virtual_npu import folders
 
 SEED: Final = 2026
 RATE: Final = 1e-3

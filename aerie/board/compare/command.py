@@ -13,11 +13,11 @@ from pathlib import Path
 from aerie.board.compare.items import Item, choose
 from aerie.board.compare.processes import compare_all, compile_ahead, in_processes
 from aerie.board.compare.records import Outcome, line_of, print_outcomes, save
+from aerie.cli.arguments import KEPT_IN
+from aerie.common import folders
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import KEPT_IN
 from aerie.runtime import select_backend
 from aerie.verify.report import make_folder
-from aerie.virtual_npu import folders
 
 RIGHT, WRONG = 0, 1
 RECORD = "compare.json"

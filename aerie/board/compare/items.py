@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from aerie.engine.errors import UsageError
+from aerie.common.errors import UsageError
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, Role
 from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import Array

@@ -27,7 +27,7 @@ from aerie.kernel_builder.kernels import registry
 from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec
 from aerie.multi_launch_builder.building import build_kernel
 from aerie.multi_launch_builder.program import ProgramPlan, Step
-from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu import ProgramError
 
 Arrays = Mapping[str, Array]
 
@@ -36,7 +36,7 @@ def judge(plan: ProgramPlan, held: Arrays, previous: Arrays) -> Iterator[Finding
     """Every result of every launch, in launch order.
 
     held: every argument of the plan, as it was after the run. previous: the same after a run on other inputs,
-    which tells what is stale. Raises VirtualNpuError where the virtual NPU cannot run a kernel.
+    which tells what is stale. Raises ProgramError where the virtual NPU cannot run a kernel.
     """
     for position, step in enumerate(plan.steps):
         kernel = build_kernel(step, plan.name)
@@ -136,5 +136,5 @@ def _may_be_rounding(finding: Finding) -> bool:
 def _writers(kernel: KernelModule, argument: str, wrong: Array, worst: tuple[int, ...]) -> str:
     try:
         return say_writers(kernel, argument, wrong, worst)
-    except VirtualNpuError as error:
+    except ProgramError as error:
         return f"which core wrote it could not be told ({str(error).splitlines()[0]})"

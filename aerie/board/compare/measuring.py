@@ -48,7 +48,7 @@ class Held:
 def measure(item: Item, backend: Backend, cache_dir: Path, on_phase: OnPhase) -> Outcome:
     """Compile, run, judge; what cannot be compiled or run is an outcome too.
 
-    Raises VirtualNpuError where the virtual NPU cannot do its part.
+    Raises ProgramError where the virtual NPU cannot do its part.
     """
     plan = plan_of(item)
     program = build_program(plan)

@@ -26,7 +26,7 @@ from pathlib import Path
 from aerie.board.compare.items import Item, plan_of
 from aerie.board.compare.measuring import COMPILING, JUDGING, RUNNING, RUNS, measure, one_line
 from aerie.board.compare.records import Outcome, Status
-from aerie.engine.errors import UserError
+from aerie.common.errors import UserError
 from aerie.multi_launch_builder.building import build_program
 from aerie.multi_launch_builder.program import Program
 from aerie.runtime.backend import Backend
@@ -34,7 +34,7 @@ from aerie.runtime.cache import KernelCache
 from aerie.runtime.compiling import memory_budget
 from aerie.runtime.errors import AerieRuntimeError, CompileError
 from aerie.runtime.knobs import NPU_TIMEOUT
-from aerie.virtual_npu import VirtualNpuError
+from aerie.virtual_npu import ProgramError
 
 MakeBackend = Callable[[], Backend]
 """Makes the backend in the child; a function that the child can import."""
@@ -62,7 +62,7 @@ def limits_s() -> dict[str, float]:
     """How long each phase may take. Raises UserError for an AERIE_NPU_TIMEOUT that makes no sense."""
     try:
         timeout_s = float(NPU_TIMEOUT.get())
-    except VirtualNpuError as error:
+    except ProgramError as error:
         raise UserError(str(error)) from error
     return {**LIMITS_S, RUNNING: LIMITS_S[RUNNING] + RUNS * timeout_s}
 
@@ -158,7 +158,7 @@ def _work(item: Item, make_backend: MakeBackend, cache_dir: Path, log: Path, out
 
     try:
         out.send(measure(item, make_backend(), cache_dir, tell))
-    except (AerieRuntimeError, VirtualNpuError) as error:
+    except (AerieRuntimeError, ProgramError) as error:
         out.send(Outcome(item, Status.FAILED, message=one_line(error), log=log.name))
     except Exception:
         traceback.print_exc()  # ours, not the owner's: the log has it, and the exit code says so

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from aerie.board.compare.items import PROGRAM, Item
-from aerie.runtime.tables import compact_table, print_tables
+from aerie.common.text_tables import compact_table, print_tables
 from aerie.verify.report import write_report
 
 

@@ -31,10 +31,10 @@ from aerie.air_dialect.ops import (
     memory_space,
 )
 from aerie.board.compare.patterns import ranges
+from aerie.device.npu2 import NPU2
 from aerie.kernel_builder.spec import Array, KernelModule
 from aerie.kernel_builder.testing import READ
 from aerie.virtual_npu import BuildOptions, Program
-from aerie.virtual_npu.static.device import NPU2
 
 AS_WRITTEN = BuildOptions(fast=False)
 """Every product and copy one by one, as the program says and a core does it."""
@@ -89,7 +89,7 @@ INDEX = IndexType()
 def writers(kernel: KernelModule, argument: str) -> Array:
     """For every element of an argument, the number of who writes it; NOBODY or more where none does.
 
-    Raises VirtualNpuError where the signed kernel cannot be run.
+    Raises ProgramError where the signed kernel cannot be run.
     """
     signed = sign(kernel)
     given = [np.full(a.shape, np.nan, a.dtype.numpy) for a in kernel.arguments]

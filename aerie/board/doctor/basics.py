@@ -11,18 +11,17 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
+from aerie.cli.cache_command import parts, told
+from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
+from aerie.common import cpu, folders
+from aerie.common.compiler import known_compilers
+from aerie.common.errors import ProgramError, UserError
 from aerie.engine.compiling import blocks_of_variants, check_shape
 from aerie.engine.config import ModelConfig, load_config
-from aerie.engine.errors import UserError
 from aerie.engine.footprint import footprint, needs_of_prompt
 from aerie.engine.weights import Weights
-from aerie.llama32_1b.cache_command import parts, told
-from aerie.llama32_1b.find import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
 from aerie.runtime.memory import GIB, available_bytes, size
 from aerie.runtime.npu import versions
-from aerie.virtual_npu import cpu, folders
-from aerie.virtual_npu.compiler import known_compilers
-from aerie.virtual_npu.errors import VirtualNpuError
 
 MEMORY_BYTES = 4 * GIB
 """For a C++ compiler per CPU and the tests' models; a checkpoint's own needs are its own check."""
@@ -82,7 +81,7 @@ def compiler(machine: Machine) -> Finding:
     wanted = f"g++ {versions.GCC.version} or newer, or clang {OLDEST_CLANG[0]} or newer"
     try:
         (found, *_) = known_compilers()
-    except VirtualNpuError as error:
+    except ProgramError as error:
         return Finding(Status.FAILED, "none that can be used", wanted, str(error))
     if not found.command:
         said = f"none; what {found.version} compiled runs, and nothing else can be compiled"
@@ -138,7 +137,7 @@ def cache(machine: Machine) -> Finding:
     wanted = "a folder that can be written, for compiled programs"
     try:
         folders.check_private(folder)
-    except VirtualNpuError as error:
+    except ProgramError as error:
         return Finding(Status.FAILED, str(error), wanted, folders.ADVICE)
     if folders.is_usable(folder):
         return Finding(Status.OK, f"{held}, can be written", wanted)

@@ -20,9 +20,9 @@ from rich.text import Text
 from aerie.board.doctor.checks import CHECKS, GOALS, Check, Goal, Results, examine_all, not_set_up, works
 from aerie.board.doctor.machine import Finding, Machine, Status
 from aerie.board.report.scrubbing import Scrubber
-from aerie.engine.errors import own_command
-from aerie.llama32_1b.find import DEMO
-from aerie.virtual_npu import folders
+from aerie.cli.checkpoints import DEMO
+from aerie.common import folders
+from aerie.common.errors import own_command
 
 STYLES = {
     Status.OK: "green",

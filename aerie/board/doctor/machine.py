@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 
-from aerie.llama32_1b.find import DEMO
+from aerie.cli.checkpoints import DEMO
 from aerie.runtime.npu import tools
 
 LONGEST = 400

@@ -17,12 +17,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aerie.board.doctor.machine import Answer, Finding, Machine, Status
+from aerie.common.compiler import known_compilers
 from aerie.kernel_builder.kernels.eltwise_add import KERNEL
 from aerie.kernel_builder.testing import random_arrays
 from aerie.multi_launch_builder import Program
 from aerie.runtime import AerieRuntimeError, KernelCache, select_backend
-from aerie.virtual_npu import VirtualNpuError
-from aerie.virtual_npu.compiler import known_compilers
+from aerie.virtual_npu import ProgramError
 
 if TYPE_CHECKING:
     from aerie.runtime import Backend
@@ -80,7 +80,7 @@ def _only_compiled_runs() -> bool:
     """Whether there is no compiler any more, but what one made."""
     try:
         return not known_compilers()[0].command
-    except VirtualNpuError:
+    except ProgramError:
         return False
 
 

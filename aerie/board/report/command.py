@@ -19,10 +19,10 @@ from aerie.board.compare.command import board_folder
 from aerie.board.compare.records import Status
 from aerie.board.report.parts import Part, Source, all_parts
 from aerie.board.report.scrubbing import Scrubber
-from aerie.engine.errors import UserError
+from aerie.cli.arguments import KEPT_IN
+from aerie.common import folders, store
+from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import KEPT_IN
-from aerie.virtual_npu import folders, store
 
 INDEX = "index.md"
 RIGHT = {status.value for status in Status if status.is_right}

@@ -21,12 +21,12 @@ from pathlib import Path
 from aerie.board.toolchain.records import Outcome, comparison_line, line_of, print_outcomes, record
 from aerie.board.toolchain.results import compare, core_findings, product_note
 from aerie.board.toolchain.subjects import Subject, build, choose
+from aerie.cli.arguments import add_model, whole_number
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.common.errors import UserError
 from aerie.engine.compiling import choose_seq_len
 from aerie.engine.config import load_config
-from aerie.engine.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.cli import add_model, whole_number
-from aerie.llama32_1b.find import find_checkpoint
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu.checks import preflight
 from aerie.runtime.npu.stage_runner import StageRunner

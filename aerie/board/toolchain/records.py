@@ -11,9 +11,9 @@ from rich.table import Table
 
 from aerie.board.report.scrubbing import Scrubber
 from aerie.board.toolchain.results import NOT_COMPARED, Bits, Comparison
+from aerie.common.text_tables import compact_table, print_tables
 from aerie.runtime.npu.core_ir import CoreFinding
 from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status
-from aerie.runtime.tables import compact_table, print_tables
 
 SCHEMA = 1
 

@@ -14,7 +14,7 @@ from aerie.board.toolchain.product_loops import product_loops
 from aerie.board.toolchain.subjects import Subject
 from aerie.runtime.npu.stages import Texts
 from aerie.runtime.toolchain import KERNEL_SOURCES
-from aerie.virtual_npu import BuildOptions, Program, VirtualNpuError
+from aerie.virtual_npu import BuildOptions, Program, ProgramError
 from aerie.virtual_npu.arrays import Array, first_difference
 
 MIB = 1 << 20
@@ -89,7 +89,7 @@ def _run(path: Path, given: Sequence[Array], what: str) -> tuple[Program, Sequen
     program = Program.from_file(path, (KERNEL_SOURCES,), WATCHED)
     try:
         return program, program.run(*given).outputs
-    except VirtualNpuError as error:
+    except ProgramError as error:
         raise _FailedError(f"{what} does not run on the virtual NPU: {error}") from error
 
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from aerie.board.compare.items import KERNEL, PROGRAM, draw
-from aerie.engine.errors import UsageError
+from aerie.common.errors import UsageError
 from aerie.kernel_builder.spec import Array
 from aerie.multi_launch_builder.building import KernelUse, build_program, kernel_uses
 from aerie.multi_launch_builder.limits import check_seq_len, check_shape

@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.errors import UserError
+from aerie.common.errors import KnobError, UserError
+from aerie.common.knobs import PLAIN, is_plain
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.runtime import HostCode, HostWork
-from aerie.virtual_npu import VirtualNpuError
-from aerie.virtual_npu.errors import KnobError
-from aerie.virtual_npu.knobs import PLAIN, is_plain
+from aerie.virtual_npu import ProgramError
 from aerie.virtual_npu.objects import load_host_code
 
 SOURCE = Path(__file__).parent / "decode_attention.cc"
@@ -184,6 +183,6 @@ def _load() -> NativeAttention | str:
     """It, or why there is none."""
     try:
         return NativeAttention(load_host_code(SOURCE, with_team=True))
-    except VirtualNpuError as error:
+    except ProgramError as error:
         reason = str(error).splitlines()[0]
         return f"decode attention: numpy, which is slower at long contexts, because C++ failed ({reason})"

@@ -35,8 +35,8 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.drawing import F64Array
-from aerie.engine.errors import UserError
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.sampler import Sampler
 

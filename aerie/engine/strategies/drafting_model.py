@@ -14,8 +14,8 @@ from functools import partial
 
 import numpy as np
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.forward import decode_step, next_token_row, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array

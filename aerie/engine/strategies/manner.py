@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import TypedDict
 
+from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.errors import UserError
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.adapting import Adaptive
 from aerie.engine.strategies.autoregressive import Autoregressive

@@ -18,15 +18,15 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aerie.common.errors import ProgramError
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
 from aerie.runtime.toolchain import KERNEL_SOURCES, first_lines
-from aerie.virtual_npu.errors import VirtualNpuError
 
 if TYPE_CHECKING:
+    from aerie.device import Report
     from aerie.multi_launch_builder.program import Program
-    from aerie.virtual_npu.static import Report
 
 MAGIC = b"\x7fELF"
 PLATFORM_BYTE = 7
@@ -51,7 +51,7 @@ def preflight(program: Program) -> list[str]:
     """The static check's warnings for a program with its own options. Raises CompileError with its faults."""
     try:
         report = _checked(program)
-    except VirtualNpuError as error:
+    except ProgramError as error:
         raise CompileError(program.name, f"its text cannot be checked: {error}") from error
     if report.ok:
         return [f"warning: {warning}" for warning in report.warnings]
@@ -65,7 +65,7 @@ def preflight(program: Program) -> list[str]:
 
 
 def _checked(program: Program) -> Report:
-    from aerie.virtual_npu.static import NPU2, check  # xDSL comes with it
+    from aerie.device import NPU2, check  # xDSL comes with it
 
     stack = program.option("--stack-size")
     return check(

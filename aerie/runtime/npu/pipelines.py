@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aerie.virtual_npu.static.device import Device
+from aerie.device.npu2 import Device
 
 TIDY = ("canonicalize", "cse")
 """What aircc runs after most passes."""

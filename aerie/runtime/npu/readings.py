@@ -126,7 +126,7 @@ READINGS = (
         "stack",
         r"is insufficient: this core needs|uses the device default of \d+ bytes, but it needs",
         "a core's functions take more stack than the program reserves: raise program_stack_bytes in "
-        "aerie/virtual_npu/static/device.py to the bytes said there; what the stack takes is taken from the "
+        "aerie/device/npu2.py to the bytes said there; what the stack takes is taken from the "
         "core's buffers",
         "mlir-aie programming_guide/core_data_memory.md",
     ),

@@ -16,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aerie.common.processes import Children, TimeLimitError
+from aerie.device.npu2 import NPU2, Device
 from aerie.runtime import knobs
 from aerie.runtime.npu import core_ir, pipelines, readings
 from aerie.runtime.npu.core_ir import CoreFinding
@@ -37,8 +39,6 @@ from aerie.runtime.npu.stages import (
     Status,
     Texts,
 )
-from aerie.runtime.processes import Children, TimeLimitError
-from aerie.virtual_npu.static.device import NPU2, Device
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import Program

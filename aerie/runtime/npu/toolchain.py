@@ -17,6 +17,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from aerie.common.fingerprint import (
+    file_digest,
+    files_digest,
+    key_of,
+    text_digest,
+    tool_version,
+    tree_digest,
+    with_includes,
+)
+from aerie.common.processes import Children, TimeLimitError
+from aerie.common.store import Store, contents
 from aerie.runtime import knobs
 from aerie.runtime.artifacts import BUILD_LOG
 from aerie.runtime.errors import CompileError
@@ -29,18 +40,7 @@ from aerie.runtime.npu.checks import (
     preflight,
 )
 from aerie.runtime.npu.tools import NpuTools, find_tools
-from aerie.runtime.processes import Children, TimeLimitError
 from aerie.runtime.toolchain import KERNEL_SOURCES, program_ingredients, source_of
-from aerie.virtual_npu.fingerprint import (
-    file_digest,
-    files_digest,
-    key_of,
-    text_digest,
-    tool_version,
-    tree_digest,
-    with_includes,
-)
-from aerie.virtual_npu.store import Store, contents
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import ExternalObject, Program

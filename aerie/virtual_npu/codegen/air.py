@@ -17,6 +17,7 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     WaitAllOp,
 )
+from aerie.common.shown_names import symbol
 from aerie.virtual_npu.codegen import sizes
 from aerie.virtual_npu.codegen.body import Body, Scalar, emits
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
@@ -36,7 +37,7 @@ from aerie.virtual_npu.codegen.tokens import (
     marks,
     suspend,
 )
-from aerie.virtual_npu.quoting import literal, symbol
+from aerie.virtual_npu.quoting import literal
 
 # ---- tokens ----
 

@@ -9,12 +9,12 @@ from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.readings import multiple
 from aerie.air_dialect.values import origin, passed
 from aerie.air_dialect.verifiers import enclosing
+from aerie.device.npu2 import NPU2
+from aerie.device.rules.alignment import Access, access_of
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body
 from aerie.virtual_npu.codegen.device_marks import NOWHERE, skew_of
 from aerie.virtual_npu.codegen.memory import place
-from aerie.virtual_npu.static.device import NPU2
-from aerie.virtual_npu.static.rules.alignment import Access, access_of
 
 
 def check_alignment(body: Body, op: Operation, pointer: str, strides: str) -> None:

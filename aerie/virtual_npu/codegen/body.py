@@ -12,11 +12,11 @@ from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.ops import ChannelOp
 from aerie.air_dialect.readings import NUMBERS
+from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.execution import Mode
 from aerie.virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
 from aerie.virtual_npu.codegen.text import grouped, is_integer, plus, times
-from aerie.virtual_npu.external import ExternalKernel
 from aerie.virtual_npu.options import BuildOptions
 from aerie.virtual_npu.quoting import comment, literal, local_name, mangled
 

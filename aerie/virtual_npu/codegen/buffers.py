@@ -11,13 +11,14 @@ from xdsl.ir import Attribute, Operation, SSAValue
 
 from aerie.air_dialect.ops import MemorySpace, memory_space
 from aerie.air_dialect.types import attribute_text
-from aerie.virtual_npu import quoting
+from aerie.common import shown_names
+from aerie.common.shown_names import symbol
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.device_marks import NOWHERE
 from aerie.virtual_npu.codegen.refusals import line_of
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.quoting import literal, mangled, symbol
+from aerie.virtual_npu.quoting import literal, mangled
 
 # ---- names in messages ----
 
@@ -52,7 +53,7 @@ def _lies_in(type_: Attribute, *spaces: MemorySpace) -> bool:
 
 def value_name(value: SSAValue) -> str:
     """`%name` of a value in its program; empty for one without a name, such as `%3`."""
-    return quoting.value(value.name_hint)
+    return shown_names.value(value.name_hint)
 
 
 # ---- globals and arguments ----

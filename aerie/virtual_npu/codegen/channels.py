@@ -14,12 +14,13 @@ from xdsl.ir import Operation, SSAValue
 from aerie.air_dialect.indices import Operator, Reading
 from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
 from aerie.air_dialect.readings import INTERVALS, Interval, only_number
+from aerie.common.shown_names import symbol
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.effects import channels_used
 from aerie.virtual_npu.codegen.execution import function_around
 from aerie.virtual_npu.codegen.refusals import line_of, unsupported
 from aerie.virtual_npu.codegen.text import TEXTS
-from aerie.virtual_npu.quoting import literal, mangled, symbol
+from aerie.virtual_npu.quoting import literal, mangled
 
 # ---- the struct ----
 

@@ -13,11 +13,11 @@ from xdsl.ir import Operation, SSAValue
 from aerie.air_dialect.ops import HerdOp
 from aerie.air_dialect.refeeds import refeeds
 from aerie.air_dialect.verifiers import enclosing
-from aerie.virtual_npu.static.device import NPU2, Device
-from aerie.virtual_npu.static.l1 import misplaced
-from aerie.virtual_npu.static.rules.locks import beyond_the_lock
-from aerie.virtual_npu.static.scopes import Options, Program
-from aerie.virtual_npu.static.transfers import memref_bytes, space_of
+from aerie.device.l1 import misplaced
+from aerie.device.npu2 import NPU2, Device
+from aerie.device.rules.locks import beyond_the_lock
+from aerie.device.scopes import Options, Program
+from aerie.device.transfers import memref_bytes, space_of
 
 LOCK_FAULT = "vnpu.lock_fault"
 """Of a put: what is wrong with the lock that counts it, as a sentence."""

@@ -9,6 +9,8 @@ from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
+from aerie.common.shown_names import symbol
+from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.begins import hands_offset, offset_of
 from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
@@ -22,8 +24,7 @@ from aerie.virtual_npu.codegen.execution import (
 )
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.text import grouped
-from aerie.virtual_npu.external import ExternalKernel
-from aerie.virtual_npu.quoting import literal, mangled, symbol
+from aerie.virtual_npu.quoting import literal, mangled
 
 # ---- bodies ----
 

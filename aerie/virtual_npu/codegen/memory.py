@@ -22,6 +22,7 @@ from xdsl.ir.affine import AffineMap
 from aerie.air_dialect.readings import INTERVALS, Interval, interval
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import origin
+from aerie.common.shown_names import symbol
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, MemRef
 from aerie.virtual_npu.codegen.buffers import value_name
@@ -29,7 +30,7 @@ from aerie.virtual_npu.codegen.effects import operand_effects
 from aerie.virtual_npu.codegen.refusals import line_of
 from aerie.virtual_npu.codegen.text import grouped, map_results, plus, times
 from aerie.virtual_npu.codegen.touched import Bounds, index_bounds
-from aerie.virtual_npu.quoting import literal, symbol
+from aerie.virtual_npu.quoting import literal
 
 # ---- addresses ----
 

@@ -11,6 +11,8 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Attribute
 
+from aerie.common.shown_names import symbol
+from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import (  # noqa: F401 - every file of emitters registers what it emits
     affine,
     air,
@@ -35,10 +37,9 @@ from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.codegen.refusals import line_of, naming, unsupported
 from aerie.virtual_npu.codegen.sizes import refuse_huge_types
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.external import ExternalKernel
 from aerie.virtual_npu.library import FORMAT
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.quoting import entry_symbol, literal, mangled, symbol
+from aerie.virtual_npu.quoting import entry_symbol, literal, mangled
 
 
 @dataclass

@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from xdsl.dialects.builtin import FileLineColLoc
 from xdsl.ir import Attribute, Operation
 
-from aerie.virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError, VirtualNpuError
+from aerie.common.errors import ProgramError
+from aerie.virtual_npu.errors import UnsupportedOpError, UnsupportedTypeError
 
 _TENSORS = "tensors are not supported: bufferize the module to memrefs first (one-shot-bufferize)"
 _BLOCKS = "branches between blocks are not supported: write scf.if, scf.for or scf.while"
@@ -60,7 +61,7 @@ def naming(op: Operation) -> Iterator[None]:
         yield
     except UnsupportedTypeError as error:
         raise unsupported(op, str(error)) from error
-    except VirtualNpuError:
+    except ProgramError:
         raise
     except _OVERSIGHTS as error:
         reason = " ".join(str(error).split()) or "no reason given"

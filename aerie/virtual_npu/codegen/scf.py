@@ -10,12 +10,13 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType
 from aerie.air_dialect.upstream.scf import UNSIGNED
+from aerie.common.shown_names import one_line
 from aerie.virtual_npu.codegen import sizes, types
 from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
 from aerie.virtual_npu.codegen.refusals import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
 from aerie.virtual_npu.codegen.vector_sums import declare_goes
-from aerie.virtual_npu.quoting import literal, one_line
+from aerie.virtual_npu.quoting import literal
 
 # ---- values that loops carry ----
 

@@ -12,7 +12,7 @@ from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
-    from aerie.virtual_npu.static import Report
+    from aerie.device import Report
 
 FITS, EXCEEDED = 0, 1
 ALIGNMENT = "<<>><<"
@@ -74,7 +74,7 @@ def _tiling(given: list[int] | None) -> list[int] | None:
 
 
 def _check(options: argparse.Namespace) -> int:
-    from aerie.virtual_npu.static import DEVICES, check
+    from aerie.device import DEVICES, check
     from aerie.virtual_npu.texts import read_text
 
     report = check(
@@ -96,7 +96,7 @@ def _check(options: argparse.Namespace) -> int:
 
 
 def _show(report: Report, path: Path) -> None:
-    from aerie.virtual_npu.static.report import HEADER
+    from aerie.device.report import HEADER
 
     title = f"{path} on {report.device.name}"
     alarming = {number for number, usage in enumerate(report.usages) if not usage.fits}

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aerie.air_dialect.one_line import OneLineParser
+from aerie.common.cli_parser import OneLineParser
 from aerie.virtual_npu.errors import OptionError, UsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
@@ -88,7 +88,7 @@ def build_options(options: argparse.Namespace) -> BuildOptions:
 
 
 def program(options: argparse.Namespace, path: Path) -> Program:
-    """The program in a file, built as the command line says. Raises VirtualNpuError."""
+    """The program in a file, built as the command line says. Raises ProgramError."""
     from aerie.virtual_npu.program import Program
     from aerie.virtual_npu.texts import read_text
 

@@ -59,7 +59,7 @@ def _generate(options: argparse.Namespace) -> int:
 
 
 def _labels(programs: list[Drawn]) -> Iterator[dict[str, object]]:
-    from aerie.virtual_npu.static import check
+    from aerie.device import check
 
     for program in programs:
         report = check(program.text, stack_bytes=STACK_BYTES, filename=f"{program.name}.mlir")

@@ -12,12 +12,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from aerie.common.shown_names import symbol
 from aerie.virtual_npu import child_process
 from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.commands.common import DEVICE_NAMES
 from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import RACES
-from aerie.virtual_npu.quoting import symbol
 from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from enum import IntEnum
 
-from aerie.virtual_npu.drawn.forms import CHANNEL, DIRECT, DMA, Form, enlarged
-from aerie.virtual_npu.static.device import (
+from aerie.device.lowering import evidence as by
+from aerie.device.npu2 import (
     ALLOCATION,
     DIALECT,
     DMA_TO_CHANNEL,
@@ -26,7 +26,7 @@ from aerie.virtual_npu.static.device import (
     TO_AIE,
     XRT_BACKEND,
 )
-from aerie.virtual_npu.static.lowering import evidence as by
+from aerie.virtual_npu.drawn.forms import CHANNEL, DIRECT, DMA, Form, enlarged
 
 Write = Callable[[Form, random.Random], Form]
 Fits = Callable[[Form], bool]

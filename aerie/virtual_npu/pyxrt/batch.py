@@ -15,7 +15,7 @@ from typing import ClassVar, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from aerie.virtual_npu.errors import VirtualNpuError
+from aerie.common.errors import ProgramError
 from aerie.virtual_npu.pyxrt.objects import XrtError, ert_cmd_state
 from aerie.virtual_npu.pyxrt.runs import Run
 
@@ -128,7 +128,7 @@ class Batch:
         """Only a run can fail: say so as waiting for it would."""
         try:
             self._calls[number].outcome(int(self._status[number]))
-        except VirtualNpuError as failure:
+        except ProgramError as failure:
             told = self._runs[number].ended_in(ert_cmd_state.ERT_CMD_STATE_ERROR, failure)
             raise StepError(str(told), number) from failure
 

@@ -16,7 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie import virtual_npu
-from aerie.virtual_npu import knobs
+from aerie.common import knobs
 
 T = TypeVar("T")
 
@@ -148,7 +148,7 @@ class Elf:
             raise XrtError(f"there is no file '{path}'; build the program first (virtual_npu.build)")
         try:
             self.library = virtual_npu.Library(path)
-        except virtual_npu.VirtualNpuError as error:
+        except virtual_npu.ProgramError as error:
             raise XrtError(str(error)) from error
 
 

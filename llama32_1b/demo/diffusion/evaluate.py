@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Final, NamedTuple
 
+from aerie.common import folders
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
@@ -23,7 +24,6 @@ from aerie.engine.strategies.manner import Manner
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.runtime import select_backend
-from aerie.virtual_npu import folders
 
 RIGHT: Final = 0.9
 """Share of the answers that is to be right under the static rule."""

@@ -13,6 +13,7 @@ from typing import Any, Final
 
 import torch
 
+from aerie.common import folders
 from aerie.llama32_1b.demo.batches import Encoder
 from aerie.llama32_1b.demo.diffusion import MASK_TOKEN
 from aerie.llama32_1b.demo.diffusion.checkpoint_files import (
@@ -24,7 +25,6 @@ from aerie.llama32_1b.demo.diffusion.checkpoint_files import (
 from aerie.llama32_1b.demo.diffusion.noise import Noisy, noisy_batches
 from aerie.llama32_1b.demo.tokenizer import special_id
 from aerie.llama32_1b.demo.train import SEED, Report, make_optimizer
-from aerie.virtual_npu import folders
 
 STEPS: Final = 1800
 KEEP_EVERY: Final = 600

@@ -12,11 +12,11 @@ from typing import Any, Final
 import torch
 from tokenizers import Tokenizer
 
+from aerie.common import folders
 from aerie.llama32_1b.demo import CHECKPOINT
 from aerie.llama32_1b.demo.batches import Encoder
 from aerie.llama32_1b.demo.checkpoint_files import LAYERS, load_weights, new_model, write_checkpoint
 from aerie.llama32_1b.demo.train import SEED, run_stage, settle_rates
-from aerie.virtual_npu import folders
 
 KEPT: Final = (0, LAYERS - 1)
 """Layers of the demo that the draft model begins with. Of the pairs with the first, this one says most

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from aerie.common.compiler import find_compiler
+from aerie.common.errors import ProgramError
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
-from aerie.virtual_npu.compiler import find_compiler
-from aerie.virtual_npu.errors import VirtualNpuError
 
 FEATURES = {
     "virtual_npu": "a C++ compiler, as virtual_npu itself looks for one",
@@ -65,6 +65,6 @@ def forwarded(environment: Mapping[str, str]) -> dict[str, str]:
 def _has_compiler() -> bool:
     try:
         find_compiler()
-    except VirtualNpuError:
+    except ProgramError:
         return False
     return True

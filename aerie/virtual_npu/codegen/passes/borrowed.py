@@ -36,13 +36,13 @@ from xdsl.rewriter import Rewriter
 from aerie.air_dialect.effects import accesses, reads_only
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
 from aerie.air_dialect.values import origin
+from aerie.device.external_kernels import constant_parameters
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
 from aerie.virtual_npu.codegen.execution import Mode, each_operation
 from aerie.virtual_npu.codegen.functions import external_kernel
 from aerie.virtual_npu.codegen.passes.windows import covers, refined, walked
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.external import constant_parameters
 from aerie.virtual_npu.options import BuildOptions
 
 

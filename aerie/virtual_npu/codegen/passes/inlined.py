@@ -22,10 +22,10 @@ from xdsl.ir import Attribute, Block, BlockArgument, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
 from aerie.air_dialect.ops import AsyncTokenType, RankOp, UniverseAllocOp, WaitAllOp
+from aerie.common.shown_names import symbol
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.execution import RECURSIVE, public_functions
 from aerie.virtual_npu.codegen.refusals import naming, reason, unsupported
-from aerie.virtual_npu.quoting import symbol
 
 
 def inline_program(module: ModuleOp) -> None:

@@ -1,7 +1,7 @@
 // Streams, asked of memory before their turn: a CPU by itself asks for too little while it computes.
 //
 // What a core gets of memory is the lines that it has under way, over the time that memory takes for one. Where L1 has most
-// of them a stream is asked for once, into L1. VNPU_L2_ASKS says that L2 has more (aerie/virtual_npu/cpu.py): then a line is
+// of them a stream is asked for once, into L1. VNPU_L2_ASKS says that L2 has more (aerie/common/cpu.py): then a line is
 // asked into L2 early, and into L1 late, when it has come so far, so that it holds none of L1's few requests for long.
 #pragma once
 

@@ -1,0 +1,1 @@
+"""The command line: commands, finding a model, what is typed."""

@@ -1,0 +1,441 @@
+"""The command line: what may be asked, with its limits, and how each failure ends.
+
+Exit codes: 0 done, 2 a request that cannot be met (one line says what, the limit, what to do),
+130 stopped by Ctrl-C, 141 the reader of standard output went away.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import math
+import sys
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, NoReturn
+
+from aerie.cli import commands
+from aerie.cli.cache_command import add_cache, cache
+from aerie.cli.checkpoints import DEMO
+from aerie.cli.export_command import add_export, export
+from aerie.common import folders, standard_streams
+from aerie.common.errors import KnobError, UsageError, UserError
+from aerie.engine.blocks import GUIDE, ROWS
+from aerie.engine.context_end import STOP
+from aerie.engine.progress import end_as_at_ctrl_c
+from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
+from aerie.multi_launch_builder import UnsupportedShapeError
+from aerie.runtime import AerieRuntimeError, ArrayError
+from aerie.runtime.memory import available_bytes, share_arena, size
+
+BROKEN_PIPE = 141  # 128 + SIGPIPE
+
+# What a user can cause and mend. Anything else is a defect of ours, and keeps its traceback.
+USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError, KnobError)
+
+KEPT_IN = "the folder that AERIE_CACHE names, else build in a checkout, else aerie in your cache folder"
+"""For the help of options; aerie/common/folders.py decides."""
+
+
+Command = Callable[[argparse.Namespace], int]
+"""Takes the parsed arguments, gives the exit code."""
+
+Subcommand = tuple[str, Command, Sequence[Callable[[argparse.ArgumentParser], None]]]
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises instead of printing its usage, so that every failure is one line from one place."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{message} (see {self.prog} --help)")
+
+
+def whole_number(minimum: int) -> Callable[[str], int]:
+    """An argument type: a whole number, `minimum` or more."""
+
+    def parse(text: str) -> int:
+        try:
+            value = int(text)
+        except ValueError:
+            value = minimum - 1
+        if value < minimum:
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {minimum} or more")
+        return value
+
+    return parse
+
+
+def real_number(text: str) -> float:
+    """An argument type: a finite number."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not math.isfinite(value):
+        raise argparse.ArgumentTypeError(f"{text!r} is not a number")
+    return value
+
+
+def default_cache_dir() -> Path:
+    """Where programs are kept unless --cache-dir names another folder. Raises KnobError."""
+    return folders.programs()
+
+
+def build_parser() -> argparse.ArgumentParser:
+    parser = Parser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
+    add_commands(
+        parser,
+        ("compile", commands.compile_, [add_model, add_runtime, _add_draft]),
+        (
+            "run",
+            commands.run,
+            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_form, _add_json],
+        ),
+        (
+            "chat",
+            commands.chat,
+            [add_model, add_runtime, _add_answering, add_system, _add_sampling],
+        ),
+        (
+            "profile",
+            commands.profile,
+            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_form],
+        ),
+        ("mlir", commands.mlir, [add_model, _add_out]),
+        ("export", export, [partial(add_export, whole_number(1))]),
+        ("cache", cache, [add_cache]),
+    )
+    return parser
+
+
+def add_commands(parser: argparse.ArgumentParser, *table: Subcommand) -> None:
+    """Subcommands, each with what adds its arguments; its docstring's first line is its help.
+
+    A name may be followed by a former one, which still works: "verify|gate".
+    """
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    for names, command, adders in table:
+        name, *former = names.split("|")
+        summary = (command.__doc__ or "").splitlines()[0]
+        subparser = subparsers.add_parser(name, aliases=former, help=summary, description=summary)
+        for add in adders:
+            add(subparser)
+        subparser.set_defaults(command=command)
+
+
+def add_model(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--model",
+        default=DEMO,
+        help="a checkpoint folder, a Hugging Face id, 'base' or 'instruct' for Llama-3.2-1B of Hugging Face, "
+        "which takes a network once, or 'demo', 'demo-diffusion' or 'demo-drafter', the small ones "
+        "that come with the project (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--seq-len",
+        type=whole_number(1),
+        help="compile six programs for prompts of up to so many tokens, in place of those of variants; a "
+        "longer prompt is refused",
+    )
+
+
+def add_runtime(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--variants",
+        help="which programs of n tokens against a context of m positions a prompt is cut for, as "
+        "'8,128x512,2048' (n, n x m, m); they are compiled when they are first needed, by `compile` all at "
+        "once (default: 8, 32 and 128 tokens; 512 and 2048 too for models of more than 1024 positions)",
+    )
+    parser.add_argument(
+        "--decode",
+        choices=(GUIDE, ROWS),
+        default=GUIDE,
+        help="how tokens are decoded: guide, by GEMVs with attention on the CPU; rows, by blocks of rows, as "
+        "prompts are, with attention on the device (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--backend",
+        default="auto",
+        help="auto, virtual or npu; auto takes the NPU where there is one (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--numerics",
+        help="how the virtual NPU makes matrix products of bf16: exact, or bfp16 as the NPU does (default: "
+        "VNPU_NUMERICS, else exact)",
+    )
+    parser.add_argument(
+        "--cache-dir",
+        type=Path,
+        help=f"where compiled programs are kept (default: programs in {KEPT_IN})",
+    )
+
+
+def _add_answering(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--devices",
+        default="0",
+        help="the device that programs run on, by its number, or several that share the model, as 0,1, which "
+        "want --decode rows (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--context-end",
+        default=STOP,
+        help="what happens at the end of the largest context: stop; shift, which keeps the first 4 tokens "
+        "and drops the older half of the rest; sink, where a token sees the first 4 and the last half of the "
+        "positions alone; another number of first tokens is shift:N, of last positions sink:N (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--fallback",
+        choices=("virtual",),
+        help="where an answer goes on, from its KV cache, when the NPU fails in the middle of it: virtual "
+        "(default: nowhere, the failure ends the command)",
+    )
+    _add_manner(parser)
+
+
+def _add_draft(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--draft",
+        help="guess what comes next and try several tokens in a pass: lookup, by what the text said before, "
+        "or a smaller model with the same tokenizer, as --model names one; no token changes (default: no "
+        "guesses)",
+    )
+
+
+def _add_manner(parser: argparse.ArgumentParser) -> None:
+    _add_draft(parser)
+    parser.add_argument(
+        "--rule",
+        help="of models that fill in blocks, which masks of a block a pass fills in: "
+        f"{', '.join(RULES)} (default: {DEFAULT})",
+    )
+    parser.add_argument(
+        "--steps",
+        type=whole_number(1),
+        help="passes in which a block is filled in at most (default: one a token)",
+    )
+    parser.add_argument(
+        "--threshold",
+        type=real_number,
+        help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {Rule().threshold})",
+    )
+    parser.add_argument(
+        "--entropy",
+        type=real_number,
+        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {Rule().entropy})",
+    )
+    parser.add_argument(
+        "--block-size",
+        type=whole_number(1),
+        help="tokens of a block, where it is to be another than the model was trained with",
+    )
+
+
+def add_prompt(parser: argparse.ArgumentParser) -> None:
+    source = parser.add_mutually_exclusive_group(required=True)
+    source.add_argument("--prompt", help="the text to answer; -: read it from standard input")
+    source.add_argument("--prompt-file", metavar="FILE", help="read the text to answer from a file")
+    add_system(parser)
+    parser.add_argument(
+        "--raw", action="store_true", help="continue the text as it is, without the chat template"
+    )
+    parser.add_argument(
+        "--control-tokens",
+        action="store_true",
+        help="with --raw: control tokens spelled out in the text are control tokens (default: they are text)",
+    )
+
+
+def add_system(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--system", help="a system message, which comes before all others (default: none)")
+    add_template(parser)
+
+
+def add_template(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--template-arg",
+        type=_template_argument,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="a value that the model's chat template asks for, as enable_thinking=false: JSON, or else text; "
+        "several times",
+    )
+
+
+def _template_argument(text: str) -> tuple[str, Any]:
+    """An argument type: a name, and a value in JSON, or as it is."""
+    name, sign, value = text.partition("=")
+    if not (name and sign):
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a name, = and a value, such as enable_thinking=false"
+        )
+    try:
+        return name, json.loads(value)
+    except (ValueError, RecursionError):
+        return name, value
+
+
+def _add_sampling(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--n-tokens", type=whole_number(1), default=128, help="most tokens to make (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--temperature",
+        type=real_number,
+        default=0.0,
+        help="0 takes the likeliest token; above 0 draws, flatter the higher (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-k",
+        type=whole_number(0),
+        default=0,
+        help="draw from the k likeliest tokens only; 0: all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--top-p",
+        type=real_number,
+        default=1.0,
+        help="draw from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--min-p",
+        type=real_number,
+        default=0.0,
+        help="draw from tokens at least p times as likely as the likeliest; 0: all (default: %(default)s)",
+    )
+    parser.add_argument("--seed", type=whole_number(0), help="makes drawing repeatable (default: none)")
+    _add_penalties(parser)
+
+
+def _add_penalties(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--repetition-penalty",
+        type=real_number,
+        default=1.0,
+        help="makes every token of prompt and answer less likely, the more the larger; 1: none (default: "
+        "%(default)s)",
+    )
+    parser.add_argument(
+        "--presence-penalty",
+        type=real_number,
+        default=0.0,
+        help="taken from the logit of every token of the answer, from -2 to 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--frequency-penalty",
+        type=real_number,
+        default=0.0,
+        help="the same, as often as the token was made, from -2 to 2 (default: %(default)s)",
+    )
+    parser.add_argument(
+        "--logit-bias",
+        type=_bias,
+        action="append",
+        default=[],
+        metavar="ID=VALUE",
+        help="added to the logit of a token, from -100 to 100; for several tokens several times",
+    )
+
+
+def _bias(text: str) -> tuple[int, float]:
+    """An argument type: a token id and what is added to its logit."""
+    token, _, value = text.partition("=")
+    try:
+        return whole_number(0)(token), real_number(value)
+    except argparse.ArgumentTypeError:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not a token id, = and a number, such as 13=-5"
+        ) from None
+
+
+def _add_form(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json-schema",
+        metavar="FILE",
+        help="a JSON schema: the answer is JSON that it describes (default: none)",
+    )
+
+
+def _add_json(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "--json",
+        action="store_true",
+        help="print one line of JSON instead of the answer: text, tokens, figures",
+    )
+
+
+def _add_out(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "out",
+        type=Path,
+        nargs="?",
+        metavar="OUT",
+        help=f"the folder to write to (default: mlir in {KEPT_IN})",
+    )
+
+
+def _is_shortage(error: Exception) -> bool:
+    """Whether the system gave no memory, or no thread, which Python tells as a plain RuntimeError."""
+    return isinstance(error, MemoryError) or str(error) == "can't start new thread"
+
+
+def no_memory(error: Exception) -> str:
+    """What is said where memory, or another thread, was not to be had in spite of the check before."""
+    reason, available = str(error) or "without a reason", available_bytes()
+    left = "" if available is None else f", with {size(available)} available"
+    lacking = "memory" if isinstance(error, MemoryError) else "threads"
+    return (
+        f"the system gave no more {lacking} ({reason}){left}: take a shorter --seq-len (SEQ_LEN) or a "
+        "smaller model, raise the limit (ulimit, container), or end other programs"
+    )
+
+
+def begin_process() -> None:
+    """What a command's own process begins with: text, signals and memory, the same for all of them."""
+    standard_streams.begin()
+    use_utf8()
+    end_as_at_ctrl_c()
+    share_arena()
+
+
+def use_utf8() -> None:
+    """Text is UTF-8 on every stream, whatever the locale says; what is not becomes U+FFFD or "?"."""
+    for stream in (sys.stdin, sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="replace")
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    return run_command(build_parser(), argv)
+
+
+def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
+    """Run the command that `argv` names; what a user can mend is one line and an exit code."""
+    try:
+        arguments = parser.parse_args(argv)
+        code: int = arguments.command(arguments)
+        sys.stdout.flush()
+        return code
+    except ArrayError:
+        raise  # a program called wrongly: ours, not the user's
+    except USER_ERRORS as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    except (MemoryError, RuntimeError) as error:
+        if not _is_shortage(error):
+            raise
+        print(f"error: {no_memory(error)}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("stopped", file=sys.stderr)
+        return commands.INTERRUPTED
+    except BrokenPipeError:
+        standard_streams.discard()
+        return BROKEN_PIPE
+    except standard_streams.OutputError as error:
+        return standard_streams.tell(error)

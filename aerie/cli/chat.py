@@ -1,0 +1,284 @@
+"""The chat REPL: a conversation that is prefilled afresh, whole, for every answer."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import NamedTuple, Protocol, TextIO
+
+from aerie.cli.line_input import Entry, Read, next_entry
+from aerie.common.errors import UserError
+from aerie.engine.conversation import Conversation, Turn, load, save
+from aerie.engine.errors import PromptTooLongError
+from aerie.engine.generate import FinishReason
+from aerie.engine.progress import stop_on_interrupt
+from aerie.engine.requests import Request
+from aerie.engine.sampler import Sampler
+from aerie.engine.tokenizer import Tokenizer
+
+ROOM = "/undo takes back the last turn, /reset starts afresh"
+"""What to do where a conversation is too long."""
+
+
+class ChatSession(Protocol):
+    """What a chat needs of llama32_1b.session.Session."""
+
+    @property
+    def tokenizer(self) -> Tokenizer: ...
+
+    def make_room(self, prompt_ids: Sequence[int]) -> None: ...
+
+    def generate(
+        self,
+        prompt_ids: Sequence[int],
+        max_new_tokens: int,
+        sampler: Sampler,
+        interrupted: Callable[[], bool],
+    ) -> Request: ...
+
+    def text(self, generation: Request) -> Iterator[str]: ...
+
+
+class Command(NamedTuple):
+    """What a command is followed by ("": nothing), what is said of it, and what it does with that."""
+
+    takes: str
+    summary: str
+    do: Callable[[Chat, str], None]
+
+
+class Chat:
+    """One conversation. Answers go to `out`, everything else through `note`."""
+
+    def __init__(
+        self,
+        session: ChatSession,
+        sampler: Sampler,
+        max_new_tokens: int,
+        *,
+        note: Callable[[str], None],
+        out: TextIO,
+        read: Read,
+        system: str | None = None,
+    ) -> None:
+        self._session = session
+        self._sampler = sampler
+        self._max_new_tokens = max_new_tokens
+        self._note = note
+        self._out = out
+        self._read = read
+        self._conversation = Conversation(system)
+        self._unanswered: tuple[str, tuple[Turn, ...]] | None = None
+        """The last message, where its answer failed, and the turns before it."""
+        self._last: Request | None = None
+        self._file: Path | None = None
+        """Where this conversation is saved already."""
+        self._is_left = False
+
+    def run(self) -> None:
+        """Read and answer until /exit or the end of input."""
+        self._note("Type a message; /help lists the commands.")
+        while not self._is_left:
+            try:
+                entry = next_entry(self._read)
+            except EOFError:
+                return
+            try:
+                self._handle(entry)
+            except KeyboardInterrupt:  # in the moment before or after an answer, or in a command
+                self._note("\nStopped.")
+
+    def _handle(self, entry: Entry) -> None:
+        if entry.text.startswith("/") and not entry.quoted:
+            self._command(entry.text)
+        elif entry.text:
+            self._answer(entry.text, self._conversation.turns)
+
+    def _command(self, line: str) -> None:
+        name, _, rest = line.partition(" ")
+        command = COMMANDS.get(name.lower())
+        if command is None:
+            self._note(
+                f"There is no command {name}; there are {', '.join(COMMANDS)}. A message that begins with a "
+                'slash goes between """ and """.'
+            )
+        elif rest.strip() and not command.takes:
+            self._note(f"{name.lower()} takes nothing after it; nothing was done.")
+        else:
+            try:
+                command.do(self, rest.strip())
+            except UserError as error:
+                self._note(str(error))
+
+    def _answer(self, text: str, turns: tuple[Turn, ...]) -> None:
+        """One turn after those given. A turn that fails leaves the conversation as it was."""
+        self._unanswered = text, turns
+        before = replace(self._conversation, turns=turns)
+        try:
+            prompt_ids = self._session.tokenizer.encode_chat(before.messages(text))
+            self._session.make_room(prompt_ids)
+            with stop_on_interrupt() as interrupted:
+                generation = self._session.generate(
+                    prompt_ids, self._max_new_tokens, self._sampler, interrupted
+                )
+                answer = stream(self._session.text(generation), self._out)
+        except PromptTooLongError as error:
+            self._note(self._too_long(error))
+        except UserError as error:
+            self._note(str(error))
+        except KeyboardInterrupt:
+            self._note("\nStopped; this turn is forgotten.")
+        else:
+            self._conversation = replace(before, turns=(*turns, (text, answer)))
+            self._unanswered, self._last = None, generation
+            self._note_ending(generation)
+
+    def _note_ending(self, generation: Request) -> None:
+        if generation.finish_reason is FinishReason.CONTEXT:
+            self._note(f"[{generation.ending}; {ROOM}]")
+        elif generation.finish_reason is not FinishReason.STOP:
+            self._note(f"[{generation.ending}]")
+
+    def _too_long(self, error: PromptTooLongError) -> str:
+        if not self._conversation.turns:
+            return str(error)
+        said = f"With this message the conversation is {error.length} tokens long, and "
+        if error.enough is None:
+            return f"{said}the model has {error.limit} positions: {ROOM}."
+        return (
+            f"{said}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: {ROOM}; a chat "
+            "without --seq-len goes on until the model's positions are used up."
+        )
+
+    def _become(self, conversation: Conversation) -> None:
+        """Go on with another conversation, whose figures are not known."""
+        self._conversation, self._last, self._unanswered = conversation, None, None
+
+    def reset(self, _: str) -> None:
+        self._become(Conversation(self._conversation.system))
+        self._file = None
+        kept = "" if self._conversation.system is None else "; the system message stays"
+        self._note(f"The conversation is forgotten{kept}.")
+
+    def undo(self, _: str) -> None:
+        turns = self._conversation.turns
+        if not turns:
+            self._note("There is no turn to take back.")
+            return
+        self._become(replace(self._conversation, turns=turns[:-1]))
+        self._note(f"Taken back: {_shortened(turns[-1][0])!r} and its answer; {_turns(len(turns) - 1)} left.")
+
+    def retry(self, _: str) -> None:
+        """The old answer stays until there is another."""
+        turns = self._conversation.turns
+        if self._unanswered is not None:
+            self._answer(*self._unanswered)
+        elif turns:
+            if self._sampler.greedy:
+                self._note("note: at --temperature 0 (TEMPERATURE) the same message has the same answer")
+            self._answer(turns[-1][0], turns[:-1])
+        else:
+            self._note("There is no message to answer again.")
+
+    def system(self, text: str) -> None:
+        if not text:
+            system = self._conversation.system
+            self._note("There is no system message." if system is None else f"The system message: {system}")
+            return
+        conversation = replace(self._conversation, system=None if text == '""' else text)
+        self._session.tokenizer.encode_chat(conversation.messages("Hello"))  # a template may refuse it
+        self._conversation = conversation
+        self._note("The system message is " + ("removed." if conversation.system is None else "set."))
+
+    def save(self, name: str) -> None:
+        path = _path(name, "/save")
+        conversation, is_ours = self._conversation, path == self._file
+        if not conversation.turns:
+            raise UserError("There is nothing to save yet.")
+        if path.exists() and not is_ours:
+            raise UserError(
+                f"{path} is there already, and stays as it is; name another file, or remove it first"
+            )
+        save(conversation, path)
+        self._file = path
+        replaced = ", in place of what was there" if is_ours else ""
+        self._note(f"{_turns(len(conversation.turns))} saved to {path}{replaced}.")
+
+    def load(self, name: str) -> None:
+        path = _path(name, "/load")
+        conversation, before = load(path), len(self._conversation.turns)
+        self._session.tokenizer.encode_chat(conversation.messages("Hello"))
+        self._become(conversation)
+        self._file = path
+        forgotten = f"; {_turns(before)} before it forgotten" if before else ""
+        self._note(f"{_turns(len(conversation.turns))} loaded from {path}{forgotten}.")
+
+    def stats(self, _: str) -> None:
+        turns = len(self._conversation.turns)
+        if self._last is None:
+            self._note(f"conversation: {_turns(turns)}, no answer since" if turns else "No answer yet.")
+            return
+        tokens = len(self._last.prompt_ids) + len(self._last.token_ids)
+        self._note(f"{self._last.figures}\nconversation: {turns} turns, {tokens} tokens")
+
+    def help(self, _: str) -> None:
+        self._note(HELP)
+
+    def leave(self, _: str) -> None:
+        self._is_left = True
+
+
+COMMANDS = {
+    "/reset": Command("", "forget the conversation, but not the system message", Chat.reset),
+    "/undo": Command("", "take back the last message and its answer", Chat.undo),
+    "/retry": Command("", "answer the last message again", Chat.retry),
+    "/system": Command("TEXT", 'set the system message; alone shows it, "" removes it', Chat.system),
+    "/save": Command("FILE", "write the conversation to a file, as JSON", Chat.save),
+    "/load": Command("FILE", "go on with a conversation from a file", Chat.load),
+    "/stats": Command("", "figures of the last answer and of the conversation", Chat.stats),
+    "/help": Command("", "this text", Chat.help),
+    "/exit": Command("", "leave (Ctrl-D does too)", Chat.leave),
+}
+
+HELP = "\n".join(
+    [
+        "Type a message and press Enter.",
+        'Several lines: a backslash at the end of each but the last, or """ before and after them all.',
+        "What is pasted at once is one message.",
+        *(f"{f'{name} {command.takes}':<14}{command.summary}" for name, command in COMMANDS.items()),
+        "Ctrl-C stops an answer and keeps the conversation.",
+    ]
+)
+
+
+def stream(pieces: Iterator[str], out: TextIO | None) -> str:
+    """Write pieces of text to `out` as they come, and a line break after them; gives all of the text."""
+    text = []
+    for piece in pieces:
+        text.append(piece)
+        if out:
+            out.write(piece)
+            out.flush()
+    if out:
+        out.write("\n")
+        out.flush()
+    return "".join(text)
+
+
+def _turns(count: int) -> str:
+    return f"{count} turn{'' if count == 1 else 's'}"
+
+
+def _shortened(text: str, most: int = 50) -> str:
+    line = " ".join(text.split())
+    return line if len(line) <= most else f"{line[:most]}..."
+
+
+def _path(name: str, command: str) -> Path:
+    if not name:
+        raise UserError(f"{command} needs the name of a file: {command} FILE")
+    if "\0" in name:
+        raise UserError(f"{name!r} is no name of a file")
+    return Path(os.path.expanduser(name))

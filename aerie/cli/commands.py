@@ -1,0 +1,281 @@
+"""The five commands. Each takes parsed arguments and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import threading
+from contextlib import nullcontext
+from dataclasses import asdict, replace
+from typing import TextIO
+
+from aerie.cli.chat import Chat, stream
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.line_input import line_editing, piped_line, typed_line
+from aerie.cli.prompts import ask, read_text
+from aerie.cli.terminal import own_keys
+from aerie.common import folders
+from aerie.common.errors import UserError
+from aerie.engine.blocks import ROWS
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
+from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.conversation import Conversation
+from aerie.engine.errors import CheckpointError
+from aerie.engine.generate import FinishReason
+from aerie.engine.grammar import Grammars
+from aerie.engine.progress import Reporter, stop_on_interrupt
+from aerie.engine.requests import Request
+from aerie.engine.sampler import Sampler
+from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.drafting import Drafting
+from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
+from aerie.engine.strategies.manner import LOOKUP, Manner
+from aerie.engine.strategies.strategy import Passes
+from aerie.engine.tokenizer import check_text, note_missing_template
+from aerie.runtime import select_backend
+
+DONE = 0
+INTERRUPTED = 130  # 128 + SIGINT, as shells say it
+
+
+def compile_(arguments: argparse.Namespace) -> int:
+    """Compile a model's programs, so that a later run finds them ready."""
+    options, report = runtime_options(arguments, compile_only=True), Reporter()
+    config = load_config(find_checkpoint(arguments.model))
+    if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
+        compile_programs(config, replace(options, decode=ROWS), report, every=True)
+    if arguments.draft is None or options.decode != ROWS:
+        compile_programs(config, options, report, every=True)
+    if arguments.draft not in (None, LOOKUP):
+        drafter = load_config(find_checkpoint(arguments.draft))
+        compile_programs(drafter, of_drafter(options), report, every=True)
+    return DONE
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Request one prompt."""
+    out = sys.stdout
+    if arguments.json:  # which has standard output to itself
+        out = sys.stderr if sys.stderr.isatty() else None
+    session, generation, text = _answer(arguments, Reporter(), out)
+    if arguments.json:
+        print(json.dumps(_record(session, generation, text)), flush=True)
+    return _exit_code(generation)
+
+
+def chat(arguments: argparse.Namespace) -> int:
+    """Talk with the model; the conversation is kept until /reset."""
+    report = Reporter()
+    sampler, options = _sampler(arguments, report), _answering_options(arguments)
+    checkpoint = _opened(arguments, report)
+    sampler.check_vocabulary(checkpoint.config.vocab_size)
+    check_text(arguments.system or "", "the system message")
+    note_missing_template(checkpoint.tokenizer, report.note)
+    checkpoint.tokenizer.template_arguments = dict(arguments.template_arg)
+    if arguments.system is not None or arguments.template_arg:  # which a template may refuse
+        checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
+    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
+    session = prepare_runtime(checkpoint, options, report)
+    session.manner = _with_drafter(manner, drafter, session, options, report)
+    is_typed = sys.stdin.isatty()
+    with own_keys(), line_editing(report.note) if is_typed else nullcontext():
+        Chat(
+            session,
+            sampler,
+            arguments.n_tokens,
+            note=report.note,
+            out=sys.stdout,
+            read=typed_line if is_typed else piped_line,
+            system=arguments.system,
+        ).run()
+    return DONE
+
+
+def profile(arguments: argparse.Namespace) -> int:
+    """Request one prompt, and show where the time went."""
+    from rich.console import Console
+
+    session, generation, _ = _answer(arguments, Reporter(), sys.stdout)
+    session.cache.profiler.print(Console())
+    return _exit_code(generation)
+
+
+def mlir(arguments: argparse.Namespace) -> int:
+    """Write every kernel and every program as MLIR text."""
+    from aerie.multi_launch_builder.building import write_mlir  # xDSL comes with it
+
+    config = load_config(find_checkpoint(arguments.model))
+    out = arguments.out or folders.home() / "mlir"
+    try:
+        written = write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), out)
+    except OSError as error:
+        raise UserError(f"cannot write to {out} ({error.strerror}); name another folder") from None
+    Reporter().note(f"{len(written)} files written to {out}")
+    return DONE
+
+
+def _answer(
+    arguments: argparse.Namespace, report: Reporter, out: TextIO | None
+) -> tuple[Session, Request, str]:
+    """Request the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
+    first."""
+    sampler, options = _sampler(arguments, report), _answering_options(arguments)
+    file = arguments.json_schema
+    schema = None if file is None else read_text(file, f"the file {file} of --json-schema")
+    checkpoint = _opened(arguments, report)
+    sampler.check_vocabulary(checkpoint.config.vocab_size)
+    if schema is not None:
+        grammars = Grammars(checkpoint.tokenizer, checkpoint.config)
+        sampler = replace(sampler, grammar=grammars.json(schema))
+    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
+    asked = ask(checkpoint, arguments, options, report.note)
+    session = prepare_runtime(checkpoint, asked.options, report)
+    manner = _with_drafter(manner, drafter, session, options, report)
+    with stop_on_interrupt() as interrupted:
+        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, manner)
+        text = stream(session.text(generation), out)
+    told = [str(generation.figures), generation.ending, session.backend]
+    if passes := _passes(generation):
+        told.insert(1, passes.told(len(generation.token_ids)))
+    report.note(" | ".join(told))
+    return session, generation, text
+
+
+def _exit_code(generation: Request) -> int:
+    return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
+
+
+def _passes(request: Request) -> Passes | None:
+    """What it took, where that is not a pass for each token."""
+    return request.passes if request.passes.drafted or request.passes.blocks else None
+
+
+def _record(session: Session, generation: Request, text: str) -> dict[str, object]:
+    """What --json prints. Times in seconds; tokens_per_s is null where there was no second token, and passes
+    where each token took one."""
+    figures, reason = generation.figures, generation.finish_reason
+    passes = _passes(generation)
+    return {
+        "text": text,
+        "token_ids": generation.token_ids,
+        "prompt_token_ids": list(generation.prompt_ids),
+        "finish_reason": reason.value if reason else None,
+        "ttft_s": figures.ttft_s,
+        "tokens_per_s": figures.tokens_per_s,
+        "passes": asdict(passes) if passes else None,
+        "backend": session.backend,
+    }
+
+
+def _opened(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
+    checkpoint = open_checkpoint(find_checkpoint(arguments.model))
+    return with_block_size(checkpoint, arguments.block_size, report.note)
+
+
+def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Sampler) -> Manner:
+    """How answers are made; with drafts by lookup in place of those of a model, which is not there yet.
+    UserError for what the model cannot be asked for."""
+    manner = Manner(
+        rule=arguments.rule,
+        steps=arguments.steps,
+        threshold=arguments.threshold,
+        entropy=arguments.entropy,
+        draft=None if arguments.draft is None else LOOKUP,
+    )
+    if arguments.draft and checkpoint.config.diffusion:
+        manner = replace(manner, draft=arguments.draft)  # the refusal names what was given
+    manner.maker(checkpoint.config, sampler)
+    return manner
+
+
+def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
+    """The checkpoint of the model that guesses, where one was named. Raises as find_checkpoint, and UserError
+    for one that cannot guess for this model."""
+    if draft is None or draft == LOOKUP:
+        return None
+    try:
+        drafter = open_checkpoint(find_checkpoint(draft))
+    except CheckpointError as error:
+        raise CheckpointError(
+            f"--draft {draft!r} (DRAFT) is not {LOOKUP!r}, so it is to be a model: {error}"
+        ) from None
+    ours, theirs = ((each.config, each.tokenizer) for each in (checkpoint, drafter))
+    check_drafter(ours, theirs, draft)
+    return drafter
+
+
+def _with_drafter(
+    manner: Manner, drafter: Checkpoint | None, session: Session, options: RuntimeOptions, report: Reporter
+) -> Manner:
+    """The manner, with guesses by this model, which is made ready beside the session's."""
+    if drafter is None:
+        return manner
+    _, drafting = beside(drafter, session.model.config, options, report)
+    return replace(manner, draft=drafting)
+
+
+def beside(
+    drafter: Checkpoint, target: ModelConfig, options: RuntimeOptions, report: Reporter
+) -> tuple[Session, Drafting]:
+    """The model that guesses, made ready, and its guesses for answers of the target."""
+    own = prepare_runtime(drafter, of_drafter(options), report)
+    return own, drafting_by(lambda: own.model, threading.Lock(), target)
+
+
+def of_drafter(options: RuntimeOptions) -> RuntimeOptions:
+    """How the model that guesses runs beside one that runs so."""
+    return RuntimeOptions(None, options.backend, options.cache_dir)
+
+
+def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
+    sampler = Sampler(
+        arguments.temperature,
+        arguments.top_k,
+        arguments.top_p,
+        arguments.seed,
+        arguments.min_p,
+        arguments.repetition_penalty,
+        arguments.presence_penalty,
+        arguments.frequency_penalty,
+        dict(arguments.logit_bias),
+    )
+    if sampler.greedy and (sampler.top_k or sampler.top_p < 1 or sampler.min_p):
+        report.note("note: --top-k, --top-p and --min-p change nothing at --temperature 0, which is greedy")
+    return sampler
+
+
+def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -> RuntimeOptions:
+    """The length, backend and cache folder that the arguments ask for. Raises BackendError.
+
+    Comes before the model is opened: that may have to be fetched, which takes long.
+    """
+    backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
+    folder = arguments.cache_dir or folders.programs()
+    return RuntimeOptions(
+        arguments.seq_len, backend, folder, variants=arguments.variants, decode=arguments.decode
+    )
+
+
+def _devices(text: str) -> tuple[int, ...]:
+    """The numbers of the devices. UserError for what names none, or one twice."""
+    names = text.split(",")
+    if not all(name.strip().isdecimal() for name in names) or len({*map(int, names)}) < len(names):
+        raise UserError(
+            f"--devices '{text}' (DEVICES) names no devices; give a number, as 0, or several, each "
+            "once, as 0,1"
+        )
+    return tuple(map(int, names))
+
+
+def _answering_options(arguments: argparse.Namespace) -> RuntimeOptions:
+    """As runtime_options, with --context-end, --devices and --fallback, which is none where it is the same
+    backend."""
+    options, devices = runtime_options(arguments), _devices(arguments.devices)
+    backend = replace(options.backend, device=devices[0])
+    options = replace(options, context_end=arguments.context_end, backend=backend, devices=devices)
+    if arguments.fallback is None:
+        return options
+    fallback = select_backend(arguments.fallback)
+    return options if fallback.name == options.backend.name else replace(options, fallback=fallback)

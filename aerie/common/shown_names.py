@@ -1,0 +1,48 @@
+"""Names and texts of a program as messages show them: printable, in one line, cut where they are long."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+
+_MOST_SHOWN = 100
+_BARE = re.compile(r"[A-Za-z0-9_$.\-]+")
+
+
+def shown(name: str) -> str:
+    """A name as messages show it: as it is where MLIR takes it bare, else in MLIR's quotes; of a long one its
+    ends, with a few digits of its hash between, which tell it from others."""
+    text = name if _BARE.fullmatch(name) else f'"{"".join(map(_printed, name))}"'
+    if len(text) <= _MOST_SHOWN:
+        return text
+    half = _MOST_SHOWN // 2 - 12
+    return f"{text[:half]}...{digest(name)[:16]}...{text[-half:]}"
+
+
+def _printed(char: str) -> str:
+    """A character inside of MLIR's quotes."""
+    if char in '"\\':
+        return f"\\{char}"
+    if " " <= char <= "~":
+        return char
+    return "".join(f"\\{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
+
+
+def one_line(text: str, most: int = 400) -> str:
+    """A text of a program as messages show it: printable, in one line, cut where it is long."""
+    printed = "".join(char if char.isprintable() else _printed(char) for char in text[: most + 1])
+    return printed if len(printed) <= most else f"{printed[:most]}..."
+
+
+def symbol(name: str) -> str:
+    """`@name` in messages."""
+    return f"@{shown(name)}"
+
+
+def value(name: str | None) -> str:
+    """`%name` in messages; nothing for a value without a name."""
+    return f"%{shown(name)}" if name else ""
+
+
+def digest(name: str) -> str:
+    return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

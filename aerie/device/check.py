@@ -1,0 +1,56 @@
+"""A program against a device's limits: every rule, over the program and over each of its scopes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from os import PathLike
+from pathlib import Path
+
+from xdsl.dialects.builtin import ModuleOp
+
+from aerie.air_dialect import AirParseError, parse
+from aerie.device.errors import ParseError
+from aerie.device.npu2 import NPU2, Device
+from aerie.device.report import Report
+from aerie.device.rules import OF_PROGRAMS, OF_SCOPES
+from aerie.device.scopes import Options, Program
+
+
+def check(
+    module_or_text: ModuleOp | str,
+    device: Device = NPU2,
+    *,
+    omit_ping_pong: str = "",
+    stack_bytes: int | None = None,
+    kernel_dirs: Sequence[str | PathLike[str]] = (),
+    bf16_emulation: bool = False,
+    omit_auto_broadcast: bool = False,
+    loop_tiling: Sequence[int] | None = None,
+    filename: str = "<string>",
+) -> Report:
+    """Count what a program takes of `device`, and find what cannot be built.
+
+    omit_ping_pong: what aircc does not double-buffer (`--omit-ping-pong-transform`): `L1`, `L2`, `all`, or
+    nothing. stack_bytes: stack of a core (aircc `--stack-size`), None for the
+    device's default. kernel_dirs: folders with the sources of external kernels, looked at before kernels_cc.
+    bf16_emulation, omit_auto_broadcast: whether aircc gets `--bf16-emulation`, `--omit-auto-broadcast`.
+    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None where it is not known
+    how the program will be compiled. filename names a text in messages. Raises ParseError for text that does
+    not parse.
+    """
+    module = _parsed(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
+    folders = tuple(map(Path, kernel_dirs))
+    tiling = None if loop_tiling is None else tuple(loop_tiling)
+    options = Options(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast, tiling)
+    program = Program(module, device, options)
+    findings = [found for rule in OF_PROGRAMS for found in rule(program)]
+    for scope in program.scopes:
+        findings += [found for rule in OF_SCOPES for found in rule(scope)]
+    return Report(device, tuple(findings))
+
+
+def _parsed(text: str, filename: str) -> ModuleOp:
+    try:
+        return parse(text, filename, in_time=True)
+    except AirParseError as error:
+        raise ParseError(str(error)) from error

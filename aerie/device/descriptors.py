@@ -1,0 +1,161 @@
+"""Buffer descriptors (BDs) of transfers of L1 and L2: how many each becomes, and what one of them can walk.
+
+After mlir-air at e972f294. A transfer is one descriptor for each copy of its buffer. A core's loops run on
+the core, but those around a transfer of L2 have to become dimensions of its descriptor
+(`air-opt-memtile-dma-bds`), or else a descriptor for each trip. `air-shrink-memref-sizes-by-access` makes
+several transfers of one buffer one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterator
+from functools import lru_cache
+
+from xdsl.dialects import memref, scf
+from xdsl.ir import Operation, SSAValue
+
+from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
+from aerie.air_dialect.readings import number
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.device.copies import trips
+from aerie.device.npu2 import DmaLimits
+from aerie.device.scopes import Scope
+from aerie.device.streams import offset_at
+from aerie.device.transfers import Side, allocated_bytes
+
+Dims = list[tuple[int, int]]
+"""(size, stride) in elements of each dimension, outermost first."""
+
+
+def descriptors(scope: Scope, side: Side) -> int:
+    """Descriptors of one transfer of L1 or L2 by one tile."""
+    if shrunk(scope).get(origin(side.memref), side.op) is not side.op:
+        return 0
+    steps = _steps(side, scope.device.memtile) if side.space == 1 else 1
+    return scope.buffers_of(side.memref) * steps
+
+
+def contiguous(dims: Dims) -> Dims:
+    """The same walk with dimensions that follow on each other merged, and none of size 1."""
+    merged: Dims = []
+    for size, stride in dims:
+        if size == 1:
+            continue
+        if merged and merged[-1][1] == size * stride:
+            size *= merged.pop()[0]
+        merged.append((size, stride))
+    return merged
+
+
+# ---- loops around a transfer of L2 ----
+
+
+def _steps(side: Side, limits: DmaLimits) -> int:
+    """How many descriptors one transfer becomes: loops that its offsets depend on are dimensions while there
+    are any left, and are unrolled else."""
+    dims = side.known_dims
+    if dims is None:
+        return 1
+    walk, unrolled = contiguous(dims), 1
+    for loop in _loops(side):
+        count, stride = trips(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
+        if not count or count == 1 or not stride:
+            continue
+        longer = contiguous([(count, stride), *walk])
+        fits = len(longer) <= limits.dims and all(size <= limits.max_wrap for size, _ in longer[:-1])
+        if unrolled == 1 and fits:
+            walk = longer
+        else:
+            unrolled *= count
+    return unrolled
+
+
+def _loops(side: Side) -> Iterator[scf.ForOp]:
+    """The loops around a transfer in its segment, innermost first."""
+    for op in enclosing(side.op):
+        if isinstance(op, scf.ForOp):
+            yield op
+        if isinstance(op, HierarchyOp) and not isinstance(op, HerdOp):
+            return
+
+
+def stride_of(side: Side, variable: SSAValue, step: int) -> int | None:
+    """How many elements further a transfer begins where a loop's variable or a coordinate is one step on."""
+    strides = side.strides[-len(side.offsets) :] if side.offsets else ()
+    total = 0
+    for offset, stride in zip(side.offsets, strides, strict=False):
+        first, then = offset_at(offset, {}), offset_at(offset, {variable: step})
+        if first is None or then is None or stride is None:
+            return None
+        total += (then - first) * stride
+    return total
+
+
+# ---- buffers that are made smaller ----
+
+
+@lru_cache(maxsize=64)
+def shrunk(scope: Scope) -> dict[SSAValue, Operation]:
+    """Buffers that are cut to the size of one transfer, with the first of several transfers of a buffer,
+    which become one: nothing but transfers uses them, all of one size, each of a part."""
+    found: dict[SSAValue, Operation] = {}
+    for buffer, used in _by_buffer(scope.sides).items():
+        if len(used) > 2 and len({side.sizes for side in used}) == 1 and _are_parts(used):
+            found[buffer] = used[0].op
+    return found
+
+
+@lru_cache(maxsize=64)
+def moved_bytes(scope: Scope) -> dict[SSAValue, int]:
+    """Buffers that only transfers use, none of which moves as much as the buffer holds, with the bytes of the
+    largest: air-shrink-memref-sizes-by-access makes them that small before anything is placed."""
+    others = {origin(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
+    most: dict[SSAValue, int | None] = {}
+    for side in scope.sides:
+        buffer, dims = origin(side.memref), side.known_dims
+        size = None if dims is None else -(-math.prod(s for s, step in dims if step) * side.bits // 8)
+        before = most.get(buffer, 0)
+        most[buffer] = None if size is None or before is None else max(size, before)
+    return {
+        buffer: size
+        for buffer, size in most.items()
+        if size and buffer not in others and isinstance(buffer.owner, memref.AllocOp)
+        if size < (allocated_bytes(buffer) or 0)
+    }
+
+
+def _passes_on(op: Operation) -> bool:
+    """Whether it moves a buffer, frees it or hands it on, and does not look into it."""
+    moves = isinstance(op, DmaMemcpyNdOp | ChannelTransferOp | HierarchyOp)
+    return moves or op.name in ("memref.dealloc", "air.execute_terminator")
+
+
+def bytes_of(scope: Scope, buffer: SSAValue) -> int:
+    """Bytes of one copy of a buffer, as small as aircc makes it; 0 where they are not known."""
+    return moved_bytes(scope).get(buffer, allocated_bytes(buffer) or 0)
+
+
+def _by_buffer(sides: list[Side]) -> dict[SSAValue, list[Side]]:
+    """The transfers of buffers that nothing else uses."""
+    found: dict[SSAValue, list[Side]] = defaultdict(list)
+    for side in sides:
+        buffer = origin(side.memref)
+        if isinstance(buffer.owner, memref.AllocOp) and buffer is side.memref:
+            found[buffer].append(side)
+    return {
+        buffer: used
+        for buffer, used in found.items()
+        if {use.operation for use in buffer.uses if use.operation.name != "memref.dealloc"}
+        == {s.op for s in used}
+    }
+
+
+def _are_parts(used: list[Side]) -> bool:
+    """Whether every transfer is of a part, at an offset that is a constant."""
+    volumes = [math.prod(size for size, _ in side.known_dims or ()) for side in used]
+    whole = math.prod(used[0].type.get_shape())
+    offsets = [number(offset) for side in used for offset in side.offsets]
+    return None not in offsets and all(side.offsets for side in used) and max(volumes) < whole

@@ -1,0 +1,178 @@
+"""What the static check found: use against limit, and what cannot be built."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from xdsl.dialects.builtin import FileLineColLoc
+from xdsl.ir import Operation
+
+from aerie.common.text_tables import text_table
+from aerie.device.errors import ResourceError
+from aerie.device.npu2 import Device
+
+HEADER = ("where", "resource", "used", "limit", "", "source of the limit")
+
+
+def line_of(op: Operation) -> int | None:
+    """The line of an operation in its text, None for one made in Python."""
+    return op.location.line.data if isinstance(op.location, FileLineColLoc) else None
+
+
+@dataclass(frozen=True)
+class Usage:
+    """One line of the report: `used` of `limit`, in the units the resource names.
+
+    limit: None where no limit is known. source: where the limit is written. instead: the way out.
+    """
+
+    place: str
+    resource: str
+    used: int
+    limit: int | None
+    source: str
+    instead: str
+    at: Operation = field(repr=False, compare=False)
+
+    @property
+    def fits(self) -> bool:
+        """Whether the limit holds."""
+        return self.limit is None or self.used <= self.limit
+
+    @property
+    def cells(self) -> tuple[str, ...]:
+        """The line as text, a cell per column of HEADER."""
+        limit = "none known" if self.limit is None else str(self.limit)
+        return (
+            self.place,
+            self.resource,
+            str(self.used),
+            limit,
+            "ok" if self.fits else "TOO MUCH",
+            self.source,
+        )
+
+    def as_fault(self, device: Device) -> Fault:
+        """What to say where the limit does not hold."""
+        message = f"{self.resource} takes {self.used}, {device.name} has {self.limit}; {self.instead}"
+        return Fault("limit", self.place, message, self.source, self.at)
+
+    def as_json(self) -> dict[str, object]:
+        """The line as plain values."""
+        return {
+            "place": self.place,
+            "resource": self.resource,
+            "used": self.used,
+            "limit": self.limit,
+            "ok": self.fits,
+            "source": self.source,
+            "op": self.at.name,
+            "line": line_of(self.at),
+        }
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that cannot be built: what was given, the limit, and what to do instead.
+
+    kind: the rule, in one word. place: function/launch/segment/herd. certain: False for a warning, which
+    holds only under conditions that the text does not show.
+    """
+
+    kind: str
+    place: str
+    message: str
+    source: str
+    at: Operation = field(repr=False, compare=False)
+    certain: bool = True
+
+    @property
+    def op(self) -> str:
+        """The name of the operation."""
+        return self.at.name
+
+    @property
+    def line(self) -> int | None:
+        """Its line in the text, None for an operation made in Python."""
+        return line_of(self.at)
+
+    def __str__(self) -> str:
+        line = "" if self.line is None else f"line {self.line}: "
+        return f"{line}{self.op}: {self.place}: {self.message} ({self.source})"
+
+    def as_json(self) -> dict[str, object]:
+        """The fault as plain values."""
+        return {
+            "kind": self.kind,
+            "place": self.place,
+            "op": self.op,
+            "line": self.line,
+            "message": self.message,
+            "source": self.source,
+        }
+
+
+Finding = Usage | Fault
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a module uses of a device, and everything in it that cannot be built."""
+
+    device: Device
+    findings: tuple[Finding, ...]
+
+    @property
+    def usages(self) -> tuple[Usage, ...]:
+        """Use against limit, a line per resource of each function, launch, segment and herd."""
+        return tuple(found for found in self.findings if isinstance(found, Usage))
+
+    @property
+    def faults(self) -> tuple[Fault, ...]:
+        """What cannot be built, in the order of the text; limits that do not hold among it."""
+        return self._of(certain=True)
+
+    @property
+    def warnings(self) -> tuple[Fault, ...]:
+        """What can be built only under conditions that the text does not show, such as a flag of aircc."""
+        return self._of(certain=False)
+
+    def _of(self, certain: bool) -> tuple[Fault, ...]:
+        chosen = {str(fault): fault for fault in self._all_faults() if fault.certain is certain}
+        return tuple(sorted(chosen.values(), key=lambda fault: fault.line or 0))
+
+    def _all_faults(self) -> Iterator[Fault]:
+        for found in self.findings:
+            if isinstance(found, Fault):
+                yield found
+            elif not found.fits:
+                yield found.as_fault(self.device)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the module can be built, as far as can be told."""
+        return not self.faults
+
+    def require(self) -> None:
+        """Raises ResourceError naming everything that cannot be built, a line each."""
+        if not self.ok:
+            raise ResourceError("\n".join(map(str, self.faults)))
+
+    def rows(self) -> list[tuple[str, ...]]:
+        """The usages as text, a cell per column of HEADER."""
+        return [usage.cells for usage in self.usages]
+
+    def table(self) -> str:
+        """The usages as plain text, a line per resource."""
+        return text_table([HEADER, *self.rows()], "<<>><<")
+
+    def as_json(self) -> dict[str, object]:
+        """The report as plain values: device, ok, usages, faults, warnings."""
+        return {
+            "device": self.device.name,
+            "ok": self.ok,
+            "usages": [usage.as_json() for usage in self.usages],
+            "faults": [fault.as_json() for fault in self.faults],
+            "warnings": [warning.as_json() for warning in self.warnings],
+        }

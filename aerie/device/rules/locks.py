@@ -1,0 +1,119 @@
+"""Locks: how often a buffer is sent per fill, and where a core takes the lock of what it puts.
+
+Nothing in the tools refuses a lock value that is too large: a memtile's lock with `init = 74`, acquired by
+74, comes out of air-to-aie (e972f294), and mlir-aie (7e00b579) has no check of it. The register has 6 bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import takewhile
+
+from xdsl.dialects import affine, scf
+from xdsl.ir import Operation, SSAValue
+
+from aerie.air_dialect.effects import accesses
+from aerie.air_dialect.ops import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp, ExecuteOp, HerdOp
+from aerie.air_dialect.refeeds import REFEED_COUNT, Refeed, refeeds
+from aerie.air_dialect.types import attribute_text
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.device.npu2 import REFEED_PASS, TARGET_MODEL, TO_AIE, Device
+from aerie.device.report import Fault, Finding, line_of
+from aerie.device.scopes import NO_DMA, Program, place_of
+from aerie.device.transfers import space_of
+
+
+def refeed_counts(program: Program) -> Iterator[Finding]:
+    """Buffers that are sent more often per fill than a lock counts, or whose loop aircc takes away."""
+    for found in refeeds(program.module):
+        if found.count > program.device.max_lock_value:
+            message = beyond_the_lock(found, program.device)
+            yield Fault("refeed", place_of(found.carrier), message, TARGET_MODEL, _at(found))
+        if found.in_loop and found.put is not None and found.carrier is found.put:
+            yield from _lost(found, found.put)
+
+
+def beyond_the_lock(found: Refeed, device: Device) -> str:
+    """What to say of a buffer that is sent more often per fill than a lock counts."""
+    limit, wrapped = device.max_lock_value, found.count % (device.max_lock_value + 1)
+    what = f"{REFEED_COUNT} = {found.count}"
+    if found.in_loop:
+        what = f"a loop that puts the same {found.count} times, which becomes {what}"
+    return (
+        f"{what}; a lock counts to {limit}, so {found.count} wraps to {wrapped} and the array waits for "
+        f"ever; send the buffer at most {limit} times per fill"
+    )
+
+
+def _at(found: Refeed) -> Operation:
+    return found.carrier if found.put is None else found.put
+
+
+def _lost(found: Refeed, put: ChannelPutOp) -> Iterator[Fault]:
+    """Loops over puts of L3, or of L2 that is allocated elsewhere: no lock would count their puts."""
+    space = space_of(put.memref.type)
+    if space == 0:
+        message = (
+            f"a loop that puts the same part of L3 {found.count} times; aircc's first pass makes one put of "
+            "it, and the shim sends that once, so who gets the others waits for ever; write one put whose "
+            f"outermost dimension has size {found.count} and stride 0"
+        )
+        yield Fault("refeed", place_of(put), message, REFEED_PASS, put, certain=False)
+    elif space == 1:
+        message = (
+            f"a loop that puts the same part of {attribute_text(put.memref.type)} {found.count} times, whose "
+            "memref.alloc cannot be seen; air-annotate-refeed refuses it, so put the buffer itself"
+        )
+        yield Fault("refeed", place_of(put), message, REFEED_PASS, put)
+
+
+# ---- where a core takes the lock of what it puts ----
+
+
+def late_acquires(program: Program) -> Iterator[Finding]:
+    """Puts of L1 in a block of their own, behind the block in which a loop fills the buffer.
+
+    The core takes the lock where the put's block begins, so from the second round on it fills what a DMA may
+    still be reading: upstream lost a row of each later fill so (mlir-air, qwen3_4b_q4nx).
+    """
+    for put in program.module.walk():
+        if isinstance(put, ChannelPutOp) and space_of(put.memref.type) == 2:
+            write = next(_written_before(put), None)
+            if write is not None and program.channel_type(put.chan_name) not in NO_DMA:
+                yield Fault("late-acquire", place_of(put), _late(write), TO_AIE, put, certain=False)
+
+
+def _late(write: Operation) -> str:
+    line = line_of(write)
+    where = write.name if line is None else f"line {line} ({write.name})"
+    return (
+        f"the core takes the buffer's lock where the block of this put begins, after {where} has written the "
+        "buffer: from the second round on it may overwrite what the put before still sends; put it in the "
+        "same block as what fills it"
+    )
+
+
+def _written_before(put: ChannelPutOp) -> Iterator[Operation]:
+    """What writes a put's buffer in a block around the put's, before it, in a loop of the same core."""
+    buffer, child = origin(put.memref), put.parent_op()
+    while child is not None and not isinstance(child, HerdOp):
+        block, around = child.parent, [child, *enclosing(child)]
+        loops = any(isinstance(op, scf.ForOp | affine.ForOp) for op in _inside_herd(around[1:]))
+        if loops and block is not None and not isinstance(child, ExecuteOp):
+            for op in block.ops:
+                if op is child:
+                    break
+                yield from (inner for inner in op.walk() if _fills(inner, buffer))
+        child = child.parent_op()
+
+
+def _fills(op: Operation, buffer: SSAValue) -> bool:
+    """Whether the core itself writes a buffer; a DMA that does has the buffer's locks."""
+    if isinstance(op, ChannelTransferOp | DmaMemcpyNdOp):
+        return False
+    return any(writes and origin(value) is buffer for value, writes in accesses(op))
+
+
+def _inside_herd(operations: list[Operation]) -> Iterator[Operation]:
+    return takewhile(lambda op: not isinstance(op, HerdOp), operations)

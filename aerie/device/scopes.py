@@ -1,0 +1,280 @@
+"""The parts of a program that are configured on the array one after the other.
+
+A segment is compiled to one configuration of the array (mlir-air AIRToAIEPass.cpp makes an `aie.device` of
+each), so what is in it is there at the same time. Herds of a launch without a segment share one, and a herd
+without a launch gets both from aircc (`air-insert-launch-around-herd`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+from xdsl.dialects.builtin import IntegerAttr, ModuleOp
+from xdsl.dialects.func import FuncOp
+from xdsl.ir import Operation, SSAValue
+
+from aerie.air_dialect.ops import (
+    ChannelOp,
+    ChannelTransferOp,
+    DmaMemcpyNdOp,
+    HerdOp,
+    LaunchOp,
+    SegmentOp,
+)
+from aerie.air_dialect.values import origin
+from aerie.air_dialect.verifiers import enclosing
+from aerie.device.copies import Copies
+from aerie.device.npu2 import Device
+from aerie.device.transfers import Side, extents, sides
+
+PACKET = "npu_dma_packet"
+NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
+"""Channel types that take no DMA channel."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How the program is going to be compiled, as far as that changes what it takes of the device.
+
+    omit_ping_pong: what aircc does not double-buffer (the value of `--omit-ping-pong-transform`): `L1`, `L2`,
+    `all`, or nothing.
+    stack_bytes: stack of a core (aircc `--stack-size`), None for the device's default.
+    kernel_dirs: folders with the sources of external kernels.
+    bf16_emulation: whether aircc is told to emulate f32 vectors (`--bf16-emulation`).
+    omit_auto_broadcast: whether DMAs that all cores share stay one each (`--omit-auto-broadcast`).
+    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None where not known.
+    """
+
+    omit_ping_pong: str = ""
+    stack_bytes: int | None = None
+    kernel_dirs: tuple[Path, ...] = ()
+    bf16_emulation: bool = False
+    omit_auto_broadcast: bool = False
+    loop_tiling: tuple[int, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Program:
+    """A module, the device it is meant for, and how it is compiled."""
+
+    module: ModuleOp
+    device: Device
+    options: Options
+
+    @property
+    def stack_bytes(self) -> int:
+        """The stack of a core."""
+        return self.options.stack_bytes or self.device.stack_bytes
+
+    @cached_property
+    def channels(self) -> dict[str, ChannelOp]:
+        """Every channel by name."""
+        return {op.sym_name: op for op in self.module.walk() if isinstance(op, ChannelOp)}
+
+    @cached_property
+    def channel_ends(self) -> dict[str, list[ChannelTransferOp]]:
+        """The puts and gets of every channel, in the order of the text."""
+        found: dict[str, list[ChannelTransferOp]] = {}
+        for op in self.module.walk():
+            if isinstance(op, ChannelTransferOp):
+                found.setdefault(op.chan_name, []).append(op)
+        return found
+
+    def channel_type(self, name: str) -> str:
+        """How a channel moves data."""
+        channel = self.channels.get(name)
+        return "npu_dma_stream" if channel is None else channel.channel_type
+
+    @cached_property
+    def functions(self) -> list[FuncOp]:
+        """Functions with a body."""
+        return [op for op in self.module.walk() if isinstance(op, FuncOp) and not op.is_declaration]
+
+    @cached_property
+    def scopes(self) -> list[Scope]:
+        """The scopes, in the order of the text."""
+        return [Scope(self, place, root) for place, root in _roots(self.module)]
+
+    @cached_property
+    def transfers(self) -> list[Side]:
+        """Both sides of every transfer that a DMA does."""
+        return [side for op in self.module.walk() for side in self.dma_sides(op)]
+
+    def dma_sides(self, op: Operation) -> tuple[Side, ...]:
+        """The sides of one transfer; none for cascades and memory-mapped writes."""
+        if isinstance(op, ChannelTransferOp) and self.channel_type(op.chan_name) in NO_DMA:
+            return ()
+        return sides(op)
+
+
+@dataclass(frozen=True, eq=False)
+class Scope:
+    """One configuration of the array: a segment, the herds of a launch without one, or a bare herd."""
+
+    program: Program
+    place: str
+    root: Operation
+
+    @property
+    def device(self) -> Device:
+        """The device that the program is meant for."""
+        return self.program.device
+
+    @cached_property
+    def ops(self) -> list[Operation]:
+        """The operations inside."""
+        return list(self.root.walk())
+
+    @cached_property
+    def sides(self) -> list[Side]:
+        """The transfers inside, and those of the launch around it that feed it or empty it."""
+        inside = {op for op in self.ops if isinstance(op, ChannelTransferOp)}
+        names = {op.chan_name for op in inside}
+        around = [
+            op
+            for op in self._around()
+            if isinstance(op, DmaMemcpyNdOp) or (isinstance(op, ChannelTransferOp) and op.chan_name in names)
+        ]
+        return [side for op in (*self.ops, *around) for side in self.program.dma_sides(op)]
+
+    @cached_property
+    def _copies(self) -> Copies:
+        return Copies(self.root, self.program.options.omit_ping_pong)
+
+    def buffers_of(self, memref: SSAValue) -> int:
+        """How many buffers a memref becomes: 2 or 3 where aircc double-buffers it."""
+        return self._copies.of(origin(memref))
+
+    @cached_property
+    def l1_sides(self) -> dict[HerdOp, list[Side]]:
+        """The transfers of L1 in each herd."""
+        found: dict[HerdOp, list[Side]] = {}
+        for side in self.sides:
+            herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
+            if herd is not None and side.space == 2:
+                found.setdefault(herd, []).append(side)
+        return found
+
+    def _around(self) -> Iterator[Operation]:
+        """Operations of the launch, or else the function, that are in no other configuration."""
+        outer = next((op for op in enclosing(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
+        if isinstance(self.root, LaunchOp) or outer is None:
+            return
+        others = {scope.root for scope in self.program.scopes}
+        pending = [outer]
+        while pending:
+            op = pending.pop()
+            for inner in (inner for region in op.regions for block in region.blocks for inner in block.ops):
+                if inner not in others and not isinstance(inner, LaunchOp):
+                    yield inner
+                    pending.append(inner)
+
+    @cached_property
+    def herds(self) -> dict[str, list[HerdOp]]:
+        """Herds by name; those of one name are phases of one herd."""
+        found: dict[str, list[HerdOp]] = {}
+        for op in self.ops:
+            if isinstance(op, HerdOp):
+                found.setdefault(op.sym_name or f"herd_{len(found)}", []).append(op)
+        return found
+
+    @cached_property
+    def segment(self) -> SegmentOp | None:
+        """The segment, None where aircc will make one."""
+        return self.root if isinstance(self.root, SegmentOp) else None
+
+    @property
+    def cores(self) -> int:
+        """The cores of one copy."""
+        return sum(math.prod(extents(herds[0])) for herds in self.herds.values())
+
+    @cached_property
+    def is_placed(self) -> bool:
+        """Whether aircc has placed it: every herd has a token and a column, and no DMA is left."""
+        herds = [herd for each in self.herds.values() for herd in each]
+        return (
+            bool(herds)
+            and not any(isinstance(op, DmaMemcpyNdOp) for op in self.ops)
+            and all(
+                herd.async_token is not None and integer_attribute(herd, "x_loc") is not None
+                for herd in herds
+            )
+        )
+
+    @property
+    def copies(self) -> int:
+        """How many copies of the scope run side by side: the segment's unroll factor."""
+        return max(1, math.prod(extents(self.segment))) if self.segment else 1
+
+    @property
+    def columns(self) -> int:
+        """Columns that one copy may use: its share of the device, less where the segment says so."""
+        share = max(1, self.device.columns // self.copies)
+        asked = self._attribute("x_size")
+        return share if asked is None else min(share, -(-asked // self.copies))
+
+    @property
+    def rows(self) -> int:
+        """Rows of cores that one copy may use."""
+        asked = self._attribute("y_size")
+        first = self._attribute("y_loc") or self.device.first_core_row
+        left = self.device.rows - (first - self.device.first_core_row)
+        return left if asked is None else min(left, asked)
+
+    @property
+    def memtiles(self) -> int:
+        """Memtiles of all copies: one per column of the segment, and per column that its herds need."""
+        share = max(1, self.device.columns // self.copies)
+        footprint = sum(extents(herds[0])[0] if herds[0].sizes else 1 for herds in self.herds.values())
+        return min(share, max(self.columns, footprint)) * self.copies
+
+    def _attribute(self, name: str) -> int | None:
+        return None if self.segment is None else integer_attribute(self.segment, name)
+
+    def place_of(self, name: str) -> str:
+        """The name of a herd of this scope in the report."""
+        return self.place if isinstance(self.root, HerdOp) else f"{self.place}/{name}"
+
+
+def integer_attribute(op: Operation, name: str) -> int | None:
+    """An integer among the attributes and properties of an operation."""
+    found = op.attributes.get(name, op.properties.get(name))
+    return found.value.data if isinstance(found, IntegerAttr) else None
+
+
+def place_of(op: Operation) -> str:
+    """function/launch/segment of an operation: names where given, else numbers in the order of the text."""
+    around = [op, *enclosing(op)]
+    named = [found for found in around if isinstance(found, FuncOp | LaunchOp | SegmentOp | HerdOp)]
+    return "/".join(_name(found) for found in reversed(named)) or "module"
+
+
+def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
+    if isinstance(op, FuncOp):
+        return op.sym_name.data
+    if op.sym_name:
+        return op.sym_name
+    outer = next((p for p in enclosing(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
+    alike = [] if outer is None else [other for other in outer.walk() if type(other) is type(op)]
+    number = alike.index(op) if op in alike else 0
+    return str(number) if isinstance(op, LaunchOp) else f"{op.name.removeprefix('air.')}_{number}"
+
+
+def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
+    for op in module.walk():
+        around = list(enclosing(op))
+        if any(isinstance(parent, SegmentOp) for parent in around):
+            continue
+        in_launch = any(isinstance(parent, LaunchOp) for parent in around)
+        loose = isinstance(op, LaunchOp) and _has_loose_herd(op)
+        if isinstance(op, SegmentOp) or loose or (isinstance(op, HerdOp) and not in_launch):
+            yield place_of(op), op
+
+
+def _has_loose_herd(launch: LaunchOp) -> bool:
+    herds = [op for op in launch.walk() if isinstance(op, HerdOp)]
+    return any(not any(isinstance(parent, SegmentOp) for parent in enclosing(herd)) for herd in herds)
