@@ -54,7 +54,7 @@ FAMILIES: Mapping[str, Family] = {
     ),
     SIX: Family(
         SIX,
-        "the six programs: a prompt whole, of one compiled length; tokens by GEMVs, with attention on the host",
+        "the six programs: prompts whole, of one compiled length; tokens by GEMVs, attention on the host",
         {
             "sink": "they show a token all before it",
             "kept": NO_PAST,

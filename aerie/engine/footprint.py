@@ -38,9 +38,9 @@ TOKEN_BYTES = 1 << 10
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; pages and
-    window of the longest prompt with an answer; the RoPE table on the host; what Python works with; and, where
-    a size was asked for, the pool of many requests, with what is put aside, and all windows on it."""
+    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; pages
+    and window of the longest prompt with an answer; the RoPE table on the host; what Python works with; and,
+    where a size was asked for, the whole pool, with what is put aside, and all windows on it."""
 
     weights: int
     activations: int

@@ -1,5 +1,5 @@
-"""The forward pass by hand, on a KV cache of one's own: tokens of a prompt in steps, then one by one, and from a
-hidden row to logits. Requests go by the very same passes (scheduler.py)."""
+"""The forward pass by hand, on a KV cache of one's own: a prompt in steps, then tokens one by one, and from
+a hidden row to logits. Requests go by the very same passes (scheduler.py)."""
 
 from __future__ import annotations
 

@@ -150,8 +150,8 @@ class BlockCalls:
 
 
 class RowsPass:
-    """A step's tokens on their way through all layers, of one sequence or of several: noted once and repeated,
-    or taken at once.
+    """A step's tokens on their way through all layers, of one sequence or of several: noted once and
+    repeated, or taken at once.
 
     A row of the result depends on its own token and on what it sees, not on the step: not on how many rows it
     has, nor on the context. The host writes keys and values into the window and the pool; all else stays on
@@ -179,9 +179,9 @@ class RowsPass:
     def __call__(self, x: BF16Array, rows: RowsOfStep, tail: Step | None = None) -> BF16Array:
         """The last layer's output for the wanted rows, (wanted, hidden_size).
 
-        x: embeddings, (rows, hidden_size), of as many rows as there are tokens or more. tail: of the programs
-        that compute of the last layer what is wanted alone; None where those of the step do. With none wanted,
-        the last layer gives keys and values alone (DECODER_PREFILL).
+        x: embeddings, (tokens, hidden_size). tail: of the programs that compute of the last layer what is
+        wanted alone; None where those of the step do. With none wanted, the last layer gives keys and values
+        alone (DECODER_PREFILL).
         """
         if self._to_window:
             self._to_window.move_apart(rows.to_window)

@@ -40,7 +40,7 @@ class Steps(Protocol):
         """One pass for all that can be in it."""
 
     def held(self, request: Request) -> int:
-        """How many tokens of a request have keys and values in the pool, or had them until they were dropped."""
+        """How many tokens of a request have keys and values in the pool, or had until they were dropped."""
 
     def room(self, request: Request) -> int:
         """How many more positions its sequence may have before something is dropped, or it ends."""
@@ -67,8 +67,8 @@ class Request:
     """A prompt and how to answer it, and what has come of it. Made by Scheduler.submit.
 
     `priority`: the higher goes first. `turn`: the lower does. `is_read`: its prompt is read, and nothing is
-    said. `decode`: the family its tokens are decoded in. `cached_tokens`: of the prompt, those that were found
-    in the pool. `finish_reason` says why it ended, None while it has not; or `error` does.
+    said. `decode`: the family its tokens are decoded in. `cached_tokens`: of the prompt, those that the pool
+    had. `finish_reason` says why it ended, None while it has not; or `error` does.
 
     Of a conversation (`is_kept`) the sequence is kept when it is over, for a prompt that begins so or an
     answer that goes on; `resumes` is the answer that it goes on with, whose tokens end its prompt. It is run
@@ -276,7 +276,7 @@ class Request:
         self._own(self.strategy.close, None)
 
     def _own(self, work: Callable[[], Made], instead: Made) -> Made:
-        """What work of its own makes. Where that fails, it ends with this error, and nobody else (faults.py)."""
+        """What work of its own makes. Where that fails, it ends with this error, and nobody else."""
         try:
             return work()
         except UserError as error:

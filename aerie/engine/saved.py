@@ -189,7 +189,7 @@ class SequenceFile:
             ) from None
 
     def fill(self, sequence: PagedSequence, count: int) -> None:
-        """Write its first `count` positions into the pages of a sequence, which may hold the first of them."""
+        """Write its first `count` positions into a sequence's pages, which may hold the first of them."""
         first = sequence.length
         places = sequence.places(first, count - first)
         for name, array in _bits(sequence.pool).items():

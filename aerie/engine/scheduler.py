@@ -14,8 +14,8 @@ answers READ_ROWS, and what rows their program leaves. So who comes for an answe
 neither stands still for the other.
 
 Nothing runs by itself: whoever asks for a token takes a step for all. A conversation's answer is a request
-like any other, which rests while nobody asks for its next token, and gives way to others then; alone in a step,
-its prompt is cut as the planner has it. Its sequence is kept afterwards, for the prompt that begins so.
+like any other, which rests while nobody asks for its next token, and gives way to others then; alone in a
+step, its prompt is cut as the planner has it. Its sequence is kept afterwards, for the prompt that begins so.
 """
 
 from __future__ import annotations
@@ -247,11 +247,10 @@ class Scheduler:
         passes. What is laid of a composition has none.
 
         after: for each prompt the sequence that it goes on, which holds it then, and from which position;
-        else it begins anew, and nothing is held. Nothing is drawn. decode: the family whose LM head gives them,
-        "" for the model's. Raises PromptError for one that cannot be
-        run, before anything is changed, and PoolFullError where the pool has no room beside the requests
-        that are under way: sequences hold what is before their prompts then; UserError where the programs
-        cannot serve that.
+        else it begins anew, and nothing is held. Nothing is drawn. decode: the family whose LM head gives
+        them, "" for the model's. Raises PromptError for one that cannot be run, before anything is changed,
+        and PoolFullError where the pool has no room beside the requests that are under way: sequences hold
+        what is before their prompts then; UserError where the programs cannot serve that.
         """
         check("forward", self.model.blocks)
         self._leave_out()
@@ -366,7 +365,7 @@ class Scheduler:
         self.kept = Kept(sequence, answer)
 
     def forget(self) -> None:
-        """Let go of the last conversation's sequence, and of all that prompts would be found to begin with."""
+        """Let go of the last conversation's sequence, and of all beginnings that would be found."""
         self._let_go()
         self.pool.manager.forget_all()
 
@@ -550,8 +549,8 @@ class Scheduler:
         return due.cut(self.model.positions - sequence.length) if self.model.end.drops else due
 
     def _findable(self, request: Request) -> Sequence[Token]:
-        """Its tokens that may be looked for, and one after them; in guide these are its prompt, and none where
-        the six programs read that whole."""
+        """Its tokens that may be looked for, and one after them; in guide these are its prompt, and none
+        where the six programs read that whole."""
         if aside := self._aside.get(request):
             return aside.findable
         tokens = [] if self.model.seq_len else request.findable()

@@ -300,9 +300,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             model.infer_batch([5], [1], [0], [])
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
-        with pytest.raises(
-            UserError, match="block diffusion cannot be had with decode='guide'"
-        ):
+        with pytest.raises(UserError, match="block diffusion cannot be had with decode='guide'"):
             model._open().scheduler.submit([5], 1, Sampler(), decode="guide")
 
 

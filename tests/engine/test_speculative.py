@@ -210,7 +210,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
             model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
         guide = ChunkedLLM(model, decode="guide")
         asked = guide.register("What is the capital of France?")
-        with pytest.raises(UserError, match="drafts cannot be had with decode='guide' .DECODE.: its attention is the host's"):
+        with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
             guide.generate_from_chunks([asked], draft="lookup")
         with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
             guide.generate_from_chunks([asked], num_beams=4)
@@ -368,7 +368,7 @@ def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
     """In the family guide, whose tokens go one by one."""
     session = session_of(open_checkpoint(DEMO_FOLDER), decode="guide")
     costly = partial(Speculative, drafter=Knowing(3, [5] * NEW, 0), length=Adaptive(per_draft=0.02))
-    with pytest.raises(UserError, match="drafts cannot be had with decode='guide' .DECODE.: its attention is"):
+    with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
         scheduler_of(session).submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
 
 

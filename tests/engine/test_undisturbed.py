@@ -22,7 +22,7 @@ from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_nam
 from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
-from aerie.engine.planner import Step
+from aerie.engine.planner import Step as BlockStep
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import STEP_TOKENS
@@ -302,7 +302,7 @@ def test_what_compile_has_ready_is_all_that_steps_need(
             width = Executor.width(executor, tokens)
             if width <= context:
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
-                    step = Step(width, context, 0, 0, width, 0, 0)
+                    step = BlockStep(width, context, 0, 0, width, 0, 0)
                     tail = Executor._tail(executor, step, wanted)
                     seen |= {*Executor._needed(executor, step, tail), blocks.head(max(1, wanted))}
     assert seen <= ready
