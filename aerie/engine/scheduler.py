@@ -2,11 +2,8 @@
 
 Every step has a token of each answer that is under way, and as many tokens of prompts as its rows take, in
 the order of their turns. A turn is the step in which a request came, PATIENCE steps sooner for each level of
-priority: so the urgent pass others by, and nobody for ever. A request comes in when the pool has pages for
-its prompt, and is refused where nobody is under way who could give any. Where pages run out, the request
-under way whose turn is last gives its pages back and waits again: they are put aside where that is cheaper
-(`_is_put_aside`), else what they had is read anew later, as far as nobody took them. Either way no bit
-changes and no token is drawn twice, so an answer has the tokens that it would have alone.
+priority: so the urgent pass others by, and nobody for ever. Pages are given as `admission` has
+it.
 
 What is read and not answered (`read`: embeddings, how likely the tokens of a prompt are) is in the same
 steps. It takes turns a level later, MOST_READ at once, and has READ_TOKENS of a step by itself; beside
@@ -23,10 +20,13 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from aerie.common.errors import UserError
+from aerie.engine.admission import MOST_ANSWERS as MOST_ANSWERS
+from aerie.engine.admission import MOST_READ as MOST_READ
+from aerie.engine.admission import Admission
+from aerie.engine.admission import Counts as Counts
 from aerie.engine.blocks import GUIDE
 from aerie.engine.composing import Composition, beginning_of
 from aerie.engine.decoding import check
@@ -35,14 +35,11 @@ from aerie.engine.executor import Executor, Piece
 from aerie.engine.forward import prefill_steps
 from aerie.engine.generate import Recover, check_asked, give_up, never
 from aerie.engine.model import LoadedModel, decoding_in
-from aerie.engine.numerics import bf16
 from aerie.engine.pages import (
     PAGE,
-    Aside,
     PagedSequence,
     PagePool,
     PoolFullError,
-    page_bytes,
 )
 from aerie.engine.planner import Step
 from aerie.engine.progress import undisturbed
@@ -58,8 +55,6 @@ from aerie.runtime import RunError
 Rows: TypeAlias = "list[Row]"
 Prompt: TypeAlias = "Sequence[Token] | Composition"
 
-MOST_ANSWERS = 32
-"""Under way at once: rows of the largest program that reads each weight once for few rows."""
 PATIENCE = 1000
 """Steps by which a request of one level of priority more may have come later and goes first all the same."""
 BEHIND = -1
@@ -67,26 +62,10 @@ BEHIND = -1
 STEP_TOKENS = 512
 """Of a step, at most: a longer prompt is read in several, between which answers go on."""
 
-MOST_READ = 2
-"""Under way at once of what is read and not answered: each sees its own, so more in a step save nothing."""
 READ_TOKENS = 128
 """Of a step with nothing else in it: who comes meanwhile waits for its end."""
 READ_ROWS = 8
 """Of a step with answers in it, at least: those take at most the next larger program for it."""
-
-
-@dataclass(frozen=True)
-class Counts:
-    """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, those of
-    them whose pages were put aside, tokens of prompts that were found in the pool, and such that were laid
-    from chunks."""
-
-    steps: int = 0
-    rows: int = 0
-    preemptions: int = 0
-    swaps: int = 0
-    cached_tokens: int = 0
-    laid_tokens: int = 0
 
 
 class _Chosen(NamedTuple):
@@ -97,18 +76,10 @@ class _Chosen(NamedTuple):
     piece: Piece
 
 
-class Kept(NamedTuple):
-    """The sequence of the last conversation, the answer in it, and whose it is."""
-
-    sequence: PagedSequence
-    answer: AnswerState | None
-    request: Request | None = None
-
-
-class Scheduler:
+class Scheduler(Admission):
     """Requests that share a model, a pool of pages and a window on it. One thread at a time.
 
-    `kept` is the sequence of the last conversation. clock: seconds, of the requests' figures.
+    clock: seconds, of the requests' figures.
     """
 
     def __init__(
@@ -119,14 +90,10 @@ class Scheduler:
         recover: Recover = give_up,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        self.counts, self.clock = Counts(), clock
-        self._arrivals = itertools.count()
-        self.pool, self._window, self._recover = pool, window, recover
+        super().__init__(model, pool)
+        self.clock, self._arrivals = clock, itertools.count()
+        self._window, self._recover = window, recover
         self.go_on_with(model)
-        self._waiting: list[Request] = []
-        self._running: dict[Request, PagedSequence] = {}
-        self._aside: dict[Request, Aside] = {}
-        self.kept: Kept | None = None
 
     @staticmethod
     def of(model: LoadedModel) -> Scheduler:
@@ -136,7 +103,6 @@ class Scheduler:
     def go_on_with(self, model: LoadedModel) -> None:
         """Make what is left by this model: another device's, or the first one. The pool stays."""
         self.model, self._executor = model, Executor(model, self.pool, self._window(model))
-        self._keeps = bool(model.blocks.variants) and model.config.diffusion is None
 
     def turn_of(self, priority: int) -> tuple[int, int]:
         """Of a request that comes now; no two have the same."""
@@ -192,30 +158,11 @@ class Scheduler:
         self._waiting.append(request)
         return request
 
-    def held(self, request: Request) -> int:
-        """See requests.Steps."""
-        return self._running[request].seen if request in self._running else 0
-
-    def room(self, request: Request) -> int:
-        """See requests.Steps."""
-        held = self._running[request].length if request in self._running else 0
-        return self.model.positions - held
-
     def programs_of(self, request: Request) -> int:
         """See requests.Steps."""
         kept = self.kept
         held = kept.sequence.in_common(request.prompt) if kept and not request.resumes else 0
         return prefill_steps(self.model, len(request.prompt) - held, held)
-
-    def retire(self, request: Request) -> None:
-        """See requests.Steps."""
-        request.is_retired = True
-        self._leave_out()
-
-    def resume(self, request: Request) -> None:
-        """See requests.Steps."""
-        request.is_retired = False
-        self._waiting.append(request)
 
     def make_room(self, prompt: int, more: int) -> None:
         """Have the programs that a sequence by itself needs, of so many tokens and so many more, so that none
@@ -331,131 +278,6 @@ class Scheduler:
             self.go_on_with(self._recover(error, where))
         return self._executor.execute(pieces, ran)
 
-    def _leave_out(self) -> None:
-        """Let go of what is over or was left; what was computed and not picked from, where a step was broken
-        off, is left to be computed again."""
-        self.pool.take_back()
-        for request, sequence in self._running.items():
-            if not request.is_over and sequence.seen > (most := request.most_held()):
-                sequence.go_back(max(0, most - sequence.dropped))
-        for request in [one for one in (*self._waiting, *self._running) if one.is_over]:
-            request.close()
-            held = self._running.pop(request, None)
-            if held and request.is_kept and self._keeps:
-                self._keep(request, held)
-            elif held:
-                held.release()
-            if aside := self._aside.pop(request, None):
-                aside.release()
-        if self._waiting:
-            self._waiting = [one for one in self._waiting if not one.is_over]
-
-    def _keep(self, request: Request, sequence: PagedSequence) -> None:
-        """Its sequence, which holds all but the last token of the answer, or less of the prompt."""
-        self._let_go()
-        last = len(request.tokens) - 1
-        if sequence.seen > last:
-            sequence.go_back(last - sequence.dropped)
-        is_whole = sequence.seen == last and (request.token_ids or request.resumes)
-        self.kept = Kept(sequence, request.state if is_whole else None, request)
-
-    def keep(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
-        """Have a sequence in the place of the last conversation's."""
-        self._let_go()
-        self.kept = Kept(sequence, answer)
-
-    def forget(self) -> None:
-        """Let go of the last conversation's sequence, and of all beginnings that would be found."""
-        self._let_go()
-        self.pool.manager.forget_all()
-
-    def _let_go(self) -> None:
-        """Of the last conversation's sequence. Its full pages are found until others need them."""
-        if self.kept:
-            self.kept.sequence.release()
-        self.kept = None
-
-    def _admit(self) -> None:
-        """Take in those whose pages are free, in the order of their turns: nobody is passed by."""
-        if not self._waiting:
-            return
-        self._waiting.sort(key=lambda one: one.turn)
-        while request := next((one for one in self._waiting if self._has_place(one)), None):
-            try:
-                sequence = self._begun(request)
-            except UserError as error:
-                request.fail(error)
-                self._leave_out()
-                continue
-            count = min(len(request.tokens) - sequence.seen, self.model.positions - sequence.length)
-            if (missing := sequence.missing(count)) > self.pool.manager.free:
-                self._have_resting_give_way(missing)
-            if (missing := sequence.missing(count)) > self.pool.manager.free:
-                sequence.release()
-                if any(one.is_asked for one in self._running):
-                    return
-                request.error = PoolFullError(missing, self.pool.manager.free, self.pool.manager.pages)
-                self._leave_out()
-                continue
-            found = sequence.length
-            if not request.token_ids:
-                request.cached_tokens = found
-            self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + found)
-            self._waiting.remove(request)
-            self._running[request] = sequence
-            sequence.reserve(count)
-            if aside := self._aside.pop(request, None):
-                aside.put_back(sequence)
-
-    def _begun(self, request: Request) -> PagedSequence:
-        """A sequence with what is known of a request's tokens. UserError where the answer that it goes on
-        with is no longer kept."""
-        kept, is_first = self.kept, not request.token_ids and request not in self._aside
-        if kept and kept.request is request:
-            self.kept = None
-            return kept.sequence
-        if request.resumes and is_first:
-            if not kept or kept.answer is not request.resumes:
-                raise UserError(
-                    "the answer cannot go on: another one was begun since, and its keys and values are no "
-                    "longer kept; give the prompt again"
-                )
-            self.kept = None
-            return kept.sequence
-        sequence = PagedSequence(self.pool, request.begins.key)
-        sequence.begin(self._findable(request))
-        if request.is_kept and is_first and kept:
-            held = kept.sequence
-            self.kept, common = None, held.in_common(request.prompt)
-            other, sequence = (sequence, held) if common > sequence.length else (held, sequence)
-            if sequence is held:
-                sequence.go_back(common)
-                sequence.dropped = 0
-            other.release()
-        return sequence
-
-    def _have_resting_give_way(self, needed: int) -> None:
-        """Free pages of conversations that nobody asks for now, the last one's first."""
-        self._let_go()
-        resting = sorted((one for one in self._running if not one.is_asked), key=lambda one: one.turn)
-        while resting and needed > self.pool.manager.free:
-            self._preempt(resting.pop())
-
-    def _has_place(self, request: Request) -> bool:
-        """Whether it is asked for, and there are fewer of its kind under way than can be at once."""
-        if not request.is_asked:
-            return False
-        of_its_kind = sum(one.is_asked and one.is_read == request.is_read for one in self._running)
-        return of_its_kind < (MOST_READ if request.is_read else MOST_ANSWERS)
-
-    def _lay(self) -> None:
-        """Give sequences what is laid next of their chunks."""
-        for request, sequence in self._running.items():
-            if not (laid := request.lay(sequence)):
-                continue
-            request.cached_tokens += 0 if request.token_ids else laid
-            self.counts = replace(self.counts, laid_tokens=self.counts.laid_tokens + laid)
-
     def _choose(self) -> list[_Chosen]:
         """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
         in the window; what is read and not answered has rows of its own."""
@@ -484,17 +306,6 @@ class Scheduler:
         sequence, by_token = self._running[request], self._is_decoding(request)
         given = sequence, due.tokens, due.wanted, by_token, due.held, due.hidden, request.decode, step
         return Piece(*given, repeats=step is None or due.is_answer)
-
-    def _makes_room(self, request: Request) -> bool:
-        """Whether a sequence that fills the context could drop what its end says."""
-        sequence, model = self._running[request], self.model
-        if sequence.length < model.positions:
-            return True
-        gone = model.end.gone(sequence.length)
-        if not self._frees(lambda: sequence.missing_to_drop(gone), request, ()):
-            return False
-        model.make_room(sequence)
-        return True
 
     def _by_itself(self, request: Request, due: Due) -> _Chosen | None:
         """A conversation's next tokens, where nothing else is in the step, as the planner cuts them; None
@@ -548,71 +359,12 @@ class Scheduler:
             return due._replace(whole=len(due.tokens))
         return due.cut(self.model.positions - sequence.length) if self.model.end.drops else due
 
-    def _findable(self, request: Request) -> Sequence[Token]:
-        """Its tokens that may be looked for, and one after them; in guide these are its prompt, and none
-        where the six programs read that whole."""
-        if aside := self._aside.get(request):
-            return aside.findable
-        tokens = [] if self.model.seq_len else request.findable()
-        return tokens[: request.to_read + 1] if request.decode == GUIDE else tokens
-
-    def _is_decoding(self, request: Request) -> bool:
-        """Whether its next token is decoded by GEMVs: in the family guide, what the model made."""
-        if request.decode != GUIDE:
-            return False
-        return self._running[request].seen >= request.to_read
-
     def _rows_for(self, tokens: int) -> int:
         """How many rows the next step has, of so many that could run: as the planner cuts a prompt."""
         if self.model.seq_len:
             return tokens
         most = min(tokens, STEP_TOKENS, self._executor.most_rows)
         return self.model.blocks.plan(most, 0)[0].n_process if most > MOST_ANSWERS else most
-
-    def _has_pages(self, request: Request, count: int, stay: Sequence[Request]) -> bool:
-        """Whether there are pages to write so many tokens; where not, others give way, but for those that
-        stay and those whose turn is before this one's."""
-        sequence = self._running[request]
-        if not self._frees(lambda: sequence.missing(count), request, stay):
-            return False
-        sequence.reserve(count)
-        return True
-
-    def _frees(self, missing: Callable[[], int], request: Request, stay: Sequence[Request]) -> bool:
-        """As _has_pages, for so many pages."""
-        if missing() > self.pool.manager.free:
-            self._have_resting_give_way(missing())
-        while (needed := missing()) > self.pool.manager.free:
-            others = [one for one in self._running if one is not request and one not in stay]
-            victim = max(others, key=lambda one: one.turn, default=None)
-            if victim is None or victim.turn < request.turn:
-                if len(self._running) == 1:
-                    request.error = PoolFullError(needed, self.pool.manager.free, self.pool.manager.pages)
-                return False
-            self._preempt(victim)
-        return True
-
-    def _preempt(self, request: Request) -> None:
-        sequence = self._running.pop(request)
-        swaps = self._is_put_aside(sequence)
-        if swaps:
-            self._aside[request] = sequence.put_aside()
-        sequence.release()
-        self._waiting.append(request)
-        done = self.counts
-        self.counts = replace(done, preemptions=done.preemptions + 1, swaps=done.swaps + swaps)
-
-    def _is_put_aside(self, sequence: PagedSequence) -> bool:
-        """Whether there is room for its pages aside, and to copy them there and back moves fewer bytes than
-        to read the layers' weights for the tokens that would be read anew, in passes of 32 rows: those of
-        pages that nobody else holds, as the others' are found again."""
-        if len(sequence.pages) > self.pool.spare.free:
-            return False
-        config = self.model.stored
-        own = sequence.length - PAGE * sum(map(self.pool.manager.is_shared, sequence.pages))
-        weights = bf16.itemsize * config.num_hidden_layers * config.layer_weights
-        copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice
-        return copied < weights * -(-own // MOST_ANSWERS)
 
 
 def answer_alone(
