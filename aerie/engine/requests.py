@@ -20,6 +20,7 @@ from aerie.engine.pages import PagedSequence
 from aerie.engine.passes import Ran
 from aerie.engine.progress import Bar, no_bar
 from aerie.engine.sampler import Sampler
+from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
 from aerie.runtime import RunStopped, Stop
 
@@ -157,15 +158,16 @@ class Request:
         under way for it, and it may rest as long as one likes. Raises what `error` is."""
         if self.is_retired:
             self._scheduler.resume(self)
-        count = self._scheduler.programs_of(self) if self.is_kept else len(self.prompt)
+        is_planned = self.is_kept and type(self.strategy) is Autoregressive
+        count = self._scheduler.programs_of(self) if is_planned else len(self.prompt)
         try:
             with self.bar(count) as told:
                 numbers = itertools.count(1)
-                self.ran = lambda program: told(program, next(numbers))
+                self.ran = (lambda program: told(program, next(numbers))) if is_planned else None
                 while not (self.token_ids or self.is_over):
                     self.advance()
                     if not (self.token_ids or self.is_over):
-                        if not self.is_kept:
+                        if not is_planned:
                             self._own(lambda: told("", self.read), None)
                         yield None
                 self.ran = None

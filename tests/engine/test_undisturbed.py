@@ -149,12 +149,12 @@ def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypa
     scheduler, steps = session.scheduler, 0
     run = scheduler._run
 
-    def stopping(pieces: Any) -> Any:
+    def stopping(pieces: Any, requests: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 4:
             signal.raise_signal(signal.SIGINT)
-        return run(pieces)
+        return run(pieces, requests)
 
     monkeypatch.setattr(scheduler, "_run", stopping)
     with stop_on_interrupt() as interrupted:
