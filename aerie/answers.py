@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import reprlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -132,6 +133,7 @@ class Stream(Iterator[str]):
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
         self._pieces = model.session().pieces(request, ids, calls.shown if calls else ())
         self._calls = calls.reader() if calls else None
+        weakref.finalize(self, request.stop).atexit = False
         text = self._stop.cut(self._pieces)
         self._text = self._calls.cut(text) if self._calls else text
         self.text = ""

@@ -112,6 +112,10 @@ class Admission:
         is_whole = sequence.seen == last and (request.token_ids or request.resumes)
         self.kept = Kept(sequence, request.state if is_whole else None, request)
 
+    def settle(self) -> None:
+        """Take leave of what is over, without a step."""
+        self._leave_out()
+
     def keep(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
         """Have a sequence in the place of the last conversation's."""
         self._let_go()

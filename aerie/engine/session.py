@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aerie.common.errors import UserError
+from aerie.engine.admission import Kept
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunk_files import ChunkFolder
@@ -154,7 +155,7 @@ class Session:
         """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
         there is none."""
         self.check_says_tokens("an answer goes on after its last token")
-        kept = self.requests.kept
+        kept = self._last()
         if not kept or not kept.answer:
             raise UserError(
                 "there is no answer to go on with: none was made yet, one is under way, or the programs are "
@@ -188,6 +189,11 @@ class Session:
         pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
         pool = model.new_pool(pages, self._first_key(), pages // SPARE)
         return Scheduler(model, pool, recover=self._recovered)
+
+    def _last(self) -> Kept | None:
+        """What is kept of the last answer, which may have been stopped just now."""
+        self.requests.settle()
+        return self.requests.kept
 
     def _pool_note(self) -> str:
         if self._is_pool_noted or not self.model.blocks.variants:
@@ -253,7 +259,7 @@ class Session:
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
         save_sequence."""
-        kept = self.requests.kept
+        kept = self._last()
         if not kept:
             raise UserError(
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
