@@ -61,6 +61,11 @@ class Blocks:
         """Those of the variants, in positions."""
         return sorted({one.context for one in self.variants})
 
+    @property
+    def window_contexts(self) -> Sequence[int]:
+        """Those of windows that several sequences share; none where there are no variants."""
+        return window_contexts(self.contexts) if self.variants else []
+
     def positions(self, context: int) -> int:
         """The most positions of a sequence, for a model of `context` ones."""
         return min(context, self.largest_context or context)

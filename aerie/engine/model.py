@@ -166,7 +166,7 @@ def assemble(
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
         rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
-        home=OnDevice(config, [runner], blocks.contexts),
+        home=OnDevice(config, [runner], blocks.window_contexts),
         places=Places((), 0) if places is None else places,
         supply=supply,
         end=end,
@@ -230,7 +230,7 @@ def shared_out(
         shared = replace(whole, devices=Devices(parts, names, groups), group=groups[0])
     else:
         shared = replace(whole, devices=Devices(parts, names, groups, begin))
-    return replace(shared, home=OnDevice(shared.stored, shared.runners, whole.blocks.contexts))
+    return replace(shared, home=OnDevice(shared.stored, shared.runners, whole.blocks.window_contexts))
 
 
 class LayerWeights(Protocol):

@@ -42,7 +42,7 @@ from aerie.engine.pages import (
     PoolFullError,
 )
 from aerie.engine.planner import Step
-from aerie.engine.progress import undisturbed
+from aerie.engine.progress import Bar, no_bar, undisturbed
 from aerie.engine.requests import AnswerState, Reading, Request, check_blocks, check_reading
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.adapting import shared_out
@@ -373,8 +373,9 @@ def answer_alone(
     max_tokens: int,
     sampler: Sampler,
     interrupted: Callable[[], bool] = never,
+    bar: Bar = no_bar,
 ) -> Request:
     """An answer by itself, in a pool of its own. Raises as Scheduler.submit."""
     request = Scheduler.of(model).submit(prompt, max_tokens, sampler, is_kept=True)
-    request.interrupted = interrupted
+    request.interrupted, request.bar = interrupted, bar
     return request

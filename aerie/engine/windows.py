@@ -19,7 +19,6 @@ from aerie.engine.errors import NoVariantError
 from aerie.engine.kv import Layers, OnDevice, Room
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PAGE, PagedSequence
-from aerie.engine.variants import window_contexts
 
 ALIGN = 256
 """Positions after which K/V tiles fall to the same rows of cores again: four rows of 64, or of 32 and then
@@ -133,8 +132,7 @@ class Window:
 
 def window_of(model: LoadedModel) -> Window:
     """A window for sequences of a model: of any context up to the variants' largest, or 8192."""
-    contexts = window_contexts(model.blocks.contexts) if model.blocks.variants else []
-    return Window(OnDevice(model.stored, model.runners, contexts, "window"), contexts)
+    return Window(model.home, model.blocks.window_contexts)
 
 
 def _nothing() -> None:
