@@ -22,9 +22,9 @@ from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
+from aerie.engine.strategies.decode_config import DecodeConfig, DecodeSettings
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
-from aerie.engine.strategies.manner import Manner, Manners
 from aerie.engine.tool_calls import Tools, read_tools
 
 LOG = logging.getLogger("aerie")
@@ -36,7 +36,7 @@ class IsAsked(Protocol):
     asked: Asked
 
 
-class Options(Sampling, Manners, total=False):
+class Options(Sampling, DecodeSettings, total=False):
     """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
 
     draft: str | IsAsked | None
@@ -334,7 +334,7 @@ class Asking(NamedTuple):
     tools, where the model is told of some. template_arguments: further values for the chat template."""
 
     sampler: Sampler
-    manner: Manner
+    decode_config: DecodeConfig
     stops: list[str | int]
     raw: bool
     calls: Calls | None
@@ -403,8 +403,8 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
         raise UserError(f"there is no option {unknown!r}; there are {', '.join(known)}")
     for name in NOT_BUILT.keys() & options.keys():
         check_built(name, options[name])
-    manner = {name: options[name] for name in Manners.__annotations__ if name in options}
-    manner["draft"] = _drafting(options.get("draft"), session)
+    decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}
+    decode_config["draft"] = _drafting(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
     calls = _calls(options, session)
     try:
@@ -414,4 +414,4 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
     stops, raw = stops_of(options.get("stop", ())), options.get("raw", False)
-    return Asking(sampler, Manner(**manner), stops, raw, calls, _template_arguments(options))
+    return Asking(sampler, DecodeConfig(**decode_config), stops, raw, calls, _template_arguments(options))

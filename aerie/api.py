@@ -129,8 +129,8 @@ class Model:
         asked = asking(options, session)
         tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
         with self._turn:
-            generation = session.generate(tokens, max_tokens, asked.sampler, manner=asked.manner)
-        return Stream(self.asked, generation, asked.stops, on_event, asked.calls)
+            request = session.generate(tokens, max_tokens, asked.sampler, decode_config=asked.decode_config)
+        return Stream(self.asked, request, asked.stops, on_event, asked.calls)
 
     def generate(
         self,
@@ -176,7 +176,7 @@ class Model:
             asked = asking(item, self._open())
             tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
             sampler = asked.sampler
-            maker = asked.manner.maker(scheduler.model.config, sampler)
+            maker = asked.decode_config.maker(scheduler.model.config, sampler)
             request = scheduler.submit(tokens, most, sampler, priority, maker)
             return Stream(self.asked, request, asked.stops, calls=asked.calls)
         except TypeError as error:

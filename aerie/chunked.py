@@ -73,7 +73,7 @@ class ChunkedLLM:
         composition = self._composition(ids, mode)
         with asked.turn:
             scheduler = asked.session().scheduler
-            maker = how.manner.maker(scheduler.model.config, how.sampler)
+            maker = how.decode_config.maker(scheduler.model.config, how.sampler)
             request = scheduler.submit(
                 composition, max_tokens, how.sampler, strategy=maker, decode=self._decode
             )

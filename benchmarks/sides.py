@@ -31,7 +31,7 @@ from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
@@ -192,7 +192,7 @@ class Ours:
         """That of requests which no token ends, so that all do as much as they are asked for."""
         model = decoding_in(self.session.model, ROWS)
         model = replace(model, config=replace(model.config, eos_token_ids=()))
-        pages = pages_for(model.stored, None, MOST_ANSWERS, available_bytes())
+        pages = pages_for(model.stored, None, MAX_RUNNING_REQUESTS, available_bytes())
         return Scheduler(model, model.new_pool(pages))
 
     def together(self, context: int, tokens: int) -> dict[str, float]:

@@ -29,9 +29,9 @@ from aerie.engine.progress import Reporter, stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.decode_config import LOOKUP, DecodeConfig
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
-from aerie.engine.strategies.manner import LOOKUP, Manner
 from aerie.engine.strategies.strategy import Passes
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.runtime import select_backend
@@ -76,9 +76,10 @@ def chat(arguments: argparse.Namespace) -> int:
     checkpoint.tokenizer.template_arguments = dict(arguments.template_arg)
     if arguments.system is not None or arguments.template_arg:  # which a template may refuse
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
-    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
+    decode_config = _decode_config(arguments, checkpoint, sampler)
+    drafter = find_drafter(arguments.draft, checkpoint)
     session = prepare_runtime(checkpoint, options, report)
-    session.manner = _with_drafter(manner, drafter, session, options, report)
+    session.decode_config = _with_drafter(decode_config, drafter, session, options, report)
     is_typed = sys.stdin.isatty()
     with own_keys(), line_editing(report.note) if is_typed else nullcontext():
         Chat(
@@ -129,12 +130,13 @@ def _answer(
     if schema is not None:
         grammars = Grammars(checkpoint.tokenizer, checkpoint.config)
         sampler = replace(sampler, grammar=grammars.json(schema))
-    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
+    decode_config = _decode_config(arguments, checkpoint, sampler)
+    drafter = find_drafter(arguments.draft, checkpoint)
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)
-    manner = _with_drafter(manner, drafter, session, options, report)
+    decode_config = _with_drafter(decode_config, drafter, session, options, report)
     with stop_on_interrupt() as interrupted:
-        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, manner)
+        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, decode_config)
         text = stream(session.text(generation), out)
     told = [str(generation.figures), generation.ending, session.backend]
     if passes := _passes(generation):
@@ -174,10 +176,10 @@ def _opened(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 
-def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Sampler) -> Manner:
+def _decode_config(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Sampler) -> DecodeConfig:
     """How answers are made; with drafts by lookup in place of those of a model, which is not there yet.
     UserError for what the model cannot be asked for."""
-    manner = Manner(
+    decode_config = DecodeConfig(
         rule=arguments.rule,
         steps=arguments.steps,
         threshold=arguments.threshold,
@@ -185,9 +187,9 @@ def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Samp
         draft=None if arguments.draft is None else LOOKUP,
     )
     if arguments.draft and checkpoint.config.diffusion:
-        manner = replace(manner, draft=arguments.draft)  # the refusal names what was given
-    manner.maker(checkpoint.config, sampler)
-    return manner
+        decode_config = replace(decode_config, draft=arguments.draft)  # the refusal names what was given
+    decode_config.maker(checkpoint.config, sampler)
+    return decode_config
 
 
 def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -207,13 +209,17 @@ def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None
 
 
 def _with_drafter(
-    manner: Manner, drafter: Checkpoint | None, session: Session, options: RuntimeOptions, report: Reporter
-) -> Manner:
-    """The manner, with guesses by this model, which is made ready beside the session's."""
+    decode_config: DecodeConfig,
+    drafter: Checkpoint | None,
+    session: Session,
+    options: RuntimeOptions,
+    report: Reporter,
+) -> DecodeConfig:
+    """The decode_config, with guesses by this model, which is made ready beside the session's."""
     if drafter is None:
-        return manner
+        return decode_config
     _, drafting = beside(drafter, session.model.config, options, report)
-    return replace(manner, draft=drafting)
+    return replace(decode_config, draft=drafting)
 
 
 def beside(

@@ -3,7 +3,7 @@
 A request comes in when the pool has pages for its prompt, in the order of turns, and is refused where nobody
 is under way who could give any. Where pages run out, conversations that rest give theirs back first, then the
 request under way whose turn is last, and waits again: they are put aside where that is cheaper
-(`_is_put_aside`), else what they had is read anew later, as far as nobody took them. Either way no bit
+(`_is_swapped_out`), else what they had is read anew later, as far as nobody took them. Either way no bit
 changes and no token is drawn twice, so an answer has the tokens that it would have alone.
 """
 
@@ -18,10 +18,10 @@ from aerie.engine.blocks import GUIDE
 from aerie.engine.embeddings import Token
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import bf16
-from aerie.engine.pages import PAGE, Aside, PagedSequence, PagePool, PoolFullError, page_bytes
+from aerie.engine.pages import PAGE, PagedSequence, PagePool, PoolFullError, SwappedSequence, page_bytes
 from aerie.engine.requests import AnswerState, Request
 
-MOST_ANSWERS = 32
+MAX_RUNNING_REQUESTS = 32
 """Under way at once: rows of the largest program that reads each weight once for few rows."""
 MOST_READ = 2
 """Under way at once of what is read and not answered: each sees its own, so more in a step save nothing."""
@@ -41,7 +41,7 @@ class Counts:
     laid_tokens: int = 0
 
 
-class Kept(NamedTuple):
+class LastSequence(NamedTuple):
     """The sequence of the last conversation, the answer in it, and whose it is."""
 
     sequence: PagedSequence
@@ -57,8 +57,8 @@ class Admission:
         self.model, self.pool, self.counts = model, pool, Counts()
         self._waiting: list[Request] = []
         self._running: dict[Request, PagedSequence] = {}
-        self._aside: dict[Request, Aside] = {}
-        self.kept: Kept | None = None
+        self._aside: dict[Request, SwappedSequence] = {}
+        self.kept: LastSequence | None = None
 
     @property
     def _keeps(self) -> bool:
@@ -110,7 +110,7 @@ class Admission:
         if sequence.seen > last:
             sequence.go_back(last - sequence.dropped)
         is_whole = sequence.seen == last and (request.token_ids or request.resumes)
-        self.kept = Kept(sequence, request.state if is_whole else None, request)
+        self.kept = LastSequence(sequence, request.state if is_whole else None, request)
 
     def settle(self) -> None:
         """Take leave of what is over, without a step."""
@@ -119,7 +119,7 @@ class Admission:
     def keep(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
         """Have a sequence in the place of the last conversation's."""
         self._let_go()
-        self.kept = Kept(sequence, answer)
+        self.kept = LastSequence(sequence, answer)
 
     def forget(self) -> None:
         """Let go of the last conversation's sequence, and of all beginnings that would be found."""
@@ -162,7 +162,7 @@ class Admission:
             self._running[request] = sequence
             sequence.reserve(count)
             if aside := self._aside.pop(request, None):
-                aside.put_back(sequence)
+                aside.swap_in(sequence)
 
     def _begun(self, request: Request) -> PagedSequence:
         """A sequence with what is known of a request's tokens. UserError where the answer that it goes on
@@ -203,7 +203,7 @@ class Admission:
         if not request.is_asked:
             return False
         of_its_kind = sum(one.is_asked and one.is_read == request.is_read for one in self._running)
-        return of_its_kind < (MOST_READ if request.is_read else MOST_ANSWERS)
+        return of_its_kind < (MOST_READ if request.is_read else MAX_RUNNING_REQUESTS)
 
     def _lay(self) -> None:
         """Give sequences what is laid next of their chunks."""
@@ -263,15 +263,15 @@ class Admission:
 
     def _preempt(self, request: Request) -> None:
         sequence = self._running.pop(request)
-        swaps = self._is_put_aside(sequence)
+        swaps = self._is_swapped_out(sequence)
         if swaps:
-            self._aside[request] = sequence.put_aside()
+            self._aside[request] = sequence.swap_out()
         sequence.release()
         self._waiting.append(request)
         done = self.counts
         self.counts = replace(done, preemptions=done.preemptions + 1, swaps=done.swaps + swaps)
 
-    def _is_put_aside(self, sequence: PagedSequence) -> bool:
+    def _is_swapped_out(self, sequence: PagedSequence) -> bool:
         """Whether there is room for its pages aside, and to copy them there and back moves fewer bytes than
         to read the layers' weights for the tokens that would be read anew, in passes of 32 rows: those of
         pages that nobody else holds, as the others' are found again."""
@@ -281,4 +281,4 @@ class Admission:
         own = sequence.length - PAGE * sum(map(self.pool.manager.is_shared, sequence.pages))
         weights = bf16.itemsize * config.num_hidden_layers * config.layer_weights
         copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice
-        return copied < weights * -(-own // MOST_ANSWERS)
+        return copied < weights * -(-own // MAX_RUNNING_REQUESTS)

@@ -158,8 +158,8 @@ class ChunkRegistry:
         sequence.reserve(end - begin)
         to, own = sequence.places(begin, end - begin), slice(begin - first, end - first)
         with self._resident(chunk.name, chunk.known) as layers:
-            for (keys, values), (unturned, held) in zip(self._pool.layers, layers, strict=True):
-                keys[:, to] = turned(unturned[:, own], self._rope[begin:end])
+            for (keys, values), (keys_before_rope, held) in zip(self._pool.layers, layers, strict=True):
+                keys[:, to] = turned(keys_before_rope[:, own], self._rope[begin:end])
                 values[:, to] = held[:, own]
         chunk.known.uses += 1
         sequence.advance(chunk.tokens[own])
@@ -196,8 +196,8 @@ class ChunkRegistry:
         cache = self._read(known.tokens)
         known.reads += 1
         count = len(known.tokens)
-        pairs = zip(cache.unturned, cache.layers, strict=True)
-        layers = [(unturned[:, :count], values[:, :count]) for unturned, (_, values) in pairs]
+        pairs = zip(cache.keys_before_rope, cache.layers, strict=True)
+        layers = [(keys_before_rope[:, :count], values[:, :count]) for keys_before_rope, (_, values) in pairs]
         if self._files:
             self._files.write(name, known.tokens, layers)
         return layers

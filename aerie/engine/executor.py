@@ -24,7 +24,7 @@ from aerie.engine.kv import MaskRule, causal
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.pages import PAGE, PagedSequence, PagePool
-from aerie.engine.passes import AtOnce, Ran, RowsOfStep, RowsPass, TokenPass
+from aerie.engine.passes import BatchLayout, ImmediateCalls, Ran, RowsPass, TokenPass
 from aerie.engine.planner import Step
 from aerie.engine.windows import Window
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS
@@ -33,7 +33,7 @@ Row: TypeAlias = "BF16Array | F32Array"
 """Logits after one position, (vocab_size,); or the last layer's output there, (hidden_size,) bf16."""
 
 
-class Piece(NamedTuple):
+class ScheduledTokens(NamedTuple):
     """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted.
 
     by_token: it is one token, which GEMVs decode. held: the sequence holds the first so many of them
@@ -93,7 +93,7 @@ class Executor:
         """Rows of the smallest program that takes so many, which are `most_rows` at most."""
         return next(n for n in self._rows if n >= tokens)
 
-    def fits(self, pieces: Sequence[Piece]) -> bool:
+    def fits(self, pieces: Sequence[ScheduledTokens]) -> bool:
         """Whether there is a window that these fit in together."""
         if self._model.seq_len:
             return True
@@ -120,10 +120,10 @@ class Executor:
             yield from self._needed(step, self._tail(step, wanted))
             yield self._model.blocks.head(wanted, ROWS)
 
-    def execute(self, pieces: Sequence[Piece], ran: Ran | None = None) -> list[Row]:
-        """Run these tokens, of different sequences, which hold them then, or as many as `Piece.held` says;
-        logits of the wanted ones, each (vocab_size,), or the rows of `Piece.hidden`, piece after piece. `ran`
-        is told of programs that are not recorded.
+    def execute(self, pieces: Sequence[ScheduledTokens], ran: Ran | None = None) -> list[Row]:
+        """Run these tokens, of different sequences, which hold them then, or as many as `held` says; logits
+        of the wanted ones, each (vocab_size,), or where it is `hidden` the last layer's output, piece after
+        piece. `ran` is told of programs that are not recorded.
 
         Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
         each sequence holds as it was, or as after the step.
@@ -139,7 +139,7 @@ class Executor:
             piece.sequence.advance(piece.tokens, in_blocks=False)
         return found
 
-    def decode(self, piece: Piece) -> BF16Array:
+    def decode(self, piece: ScheduledTokens) -> BF16Array:
         """The last layer's output, (hidden_size,), for a token by GEMVs, whose keys and values are written
         then; the sequence does not count it yet."""
         sequence, position = piece.sequence, piece.sequence.length
@@ -151,7 +151,7 @@ class Executor:
         place = sequence.pages[position // PAGE] * PAGE + position % PAGE
         return token_pass(ids_among(piece.tokens)[0], position, place, seen)
 
-    def _run(self, pieces: Sequence[Piece], ran: Ran | None) -> list[Row]:
+    def _run(self, pieces: Sequence[ScheduledTokens], ran: Ran | None) -> list[Row]:
         """As execute, for what goes in rows; by the six programs, a prompt after the other."""
         if self._model.seq_len and len(pieces) > 1:
             return [row for piece in pieces for row in self._run([piece], ran)]
@@ -161,7 +161,7 @@ class Executor:
             self.keep(piece.sequence, piece.tokens[: piece.held])
         return rows
 
-    def _wanted(self, pieces: Sequence[Piece], hidden: BF16Array) -> list[Row]:
+    def _wanted(self, pieces: Sequence[ScheduledTokens], hidden: BF16Array) -> list[Row]:
         """What is wanted of the wanted rows: logits, by each one's family, or they themselves."""
         families = [ROWS_AS_THEY_ARE if each.hidden else each.decode for each in pieces]
         of_row = np.repeat(families, [piece.wanted for piece in pieces])
@@ -178,7 +178,7 @@ class Executor:
             sequence.advance(tokens)
             self._window.wrote(sequence)
 
-    def hidden(self, pieces: Sequence[Piece], ran: Ran | None = None) -> BF16Array:
+    def hidden(self, pieces: Sequence[ScheduledTokens], ran: Ran | None = None) -> BF16Array:
         """The last layer's output for the wanted rows, whose keys and values are written then; the sequences
         do not count them yet."""
         model, step = self._model, self._step_of(pieces)
@@ -199,7 +199,7 @@ class Executor:
         is_full = len(x) == step.variant
         return model.each(lambda part: self._pass(part, step, is_recorded, is_full, ran)(x, rows, tail))
 
-    def _step_of(self, pieces: Sequence[Piece]) -> Step:
+    def _step_of(self, pieces: Sequence[ScheduledTokens]) -> Step:
         """By which variant these go."""
         if len(pieces) == 1 and pieces[0].step:
             return pieces[0].step
@@ -211,7 +211,7 @@ class Executor:
             width, self._window.context_for([one.sequence.length + len(one.tokens) for one in pieces])
         )
 
-    def _tail_of(self, pieces: Sequence[Piece], step: Step) -> Step | None:
+    def _tail_of(self, pieces: Sequence[ScheduledTokens], step: Step) -> Step | None:
         wanted = sum(piece.wanted for piece in pieces)
         if pieces[0].step or self._model.seq_len:
             return self._model.blocks.tail(step, range(wanted)) if wanted else None
@@ -240,7 +240,7 @@ class Executor:
         recording = part.record() if is_recorded else None
         # With fewer tokens, rows of zeros may be left out, and cost less.
         costs = part.blocks.costs if is_full and part.blocks.devices == 1 else None
-        calls = recording or AtOnce(part, ran if part.part == 0 else None, costs)
+        calls = recording or ImmediateCalls(part, ran if part.part == 0 else None, costs)
         made = RowsPass(part, step, self._window, self._pool, calls)
         if recording:
             self._recorded[key] = made
@@ -252,8 +252,13 @@ ROWS_AS_THEY_ARE = "hidden"
 
 
 def _rows_of(
-    pieces: Sequence[Piece], bases: Sequence[int], width: int, context: int, block: int, mask: MaskRule
-) -> RowsOfStep:
+    pieces: Sequence[ScheduledTokens],
+    bases: Sequence[int],
+    width: int,
+    context: int,
+    block: int,
+    mask: MaskRule,
+) -> BatchLayout:
     """Where the rows of these stand, whose sequences begin at these bases of the window.
 
     block: how many positions from a multiple of it on see each other, beside all before them; or what a
@@ -277,7 +282,7 @@ def _rows_of(
         to_pool.append(piece.sequence.places(first, end - first))
         wanted.append(np.arange(rows.stop - piece.wanted, rows.stop))
         row = rows.stop
-    return RowsOfStep(positions, seen, *map(np.concatenate, (to_window, to_pool, wanted)))
+    return BatchLayout(positions, seen, *map(np.concatenate, (to_window, to_pool, wanted)))
 
 
 def _step(rows: int, context: int) -> Step:

@@ -12,7 +12,7 @@ from aerie.engine.blocks import ROWS
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.executor import Executor, Piece
+from aerie.engine.executor import Executor, ScheduledTokens
 from aerie.engine.head import head_rows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
@@ -103,7 +103,7 @@ def read(
         count = each.n_process - (cache.length - each.n_past)  # where AR == CL computes all anew
         own, left = left[:count], left[count:]
         wanted = int(each is steps[-1]) if last_only else count
-        yield executor.hidden([piece := Piece(cache, own, wanted, step=each, repeats=False)], ran)
+        yield executor.hidden([piece := ScheduledTokens(cache, own, wanted, step=each, repeats=False)], ran)
         executor.keep(cache, piece.tokens)
 
 
@@ -135,11 +135,11 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
         model.make_room(cache)
         step = model.plan(1, cache.length)[0]
         executor = _executor(model, cache)
-        row: BF16Array = executor.hidden([Piece(cache, [token_id], step=step)])[-1]
+        row: BF16Array = executor.hidden([ScheduledTokens(cache, [token_id], step=step)])[-1]
         executor.keep(cache, [token_id])
         return row
     model.make_room(cache)
-    row = _executor(model, cache).decode(Piece(cache, [token_id], by_token=True))
+    row = _executor(model, cache).decode(ScheduledTokens(cache, [token_id], by_token=True))
     cache.advance([token_id], in_blocks=False)
     return row
 

@@ -39,19 +39,19 @@ def causal(position: int) -> slice:
 
 
 @dataclass(frozen=True)
-class Room:
+class KVBuffers:
     """Keys and values of each layer, (kv_heads, capacity, head_dim) each, and what its home calls it."""
 
     layers: Layers
     slot: str = ""
 
 
-class OnDevice:
+class DeviceKVStorage:
     """Buffer objects, two for each layer, of `contexts` positions; their names begin with `name` and are no
     other's, as homes of one runner would else share them.
 
     config: of what is stored (LoadedModel.stored). Its layers are those of the runners in turn: each runner
-    has its part of every layer of the model, one after the other. Room that was given back is used again.
+    has its part of every layer of the model, one after the other. What was given back is used again.
     """
 
     def __init__(
@@ -60,9 +60,9 @@ class OnDevice:
         self._config, self._runners = config, runners
         self._contexts = sorted(contexts)
         self._name = name
-        self._free: dict[int, list[Room]] = defaultdict(list)
+        self._free: dict[int, list[KVBuffers]] = defaultdict(list)
 
-    def take(self, positions: int) -> Room:
+    def take(self, positions: int) -> KVBuffers:
         """Room for so many positions, or more. NoVariantError where there is none so large."""
         context = next((one for one in self._contexts if one >= positions), None)
         if context is None:
@@ -70,11 +70,11 @@ class OnDevice:
         free = self._free[context]
         return free.pop() if free else self._new(context)
 
-    def give_back(self, room: Room) -> None:
+    def give_back(self, room: KVBuffers) -> None:
         """It is not used any more. May come from any thread, at any moment."""
         self._free[room.layers[0][0].shape[1]].append(room)
 
-    def _new(self, context: int) -> Room:
+    def _new(self, context: int) -> KVBuffers:
         config, slot = self._config, f"{self._name}{next(_NUMBERS)}"
         shape = (config.num_key_value_heads, context, config.head_dim)
 
@@ -85,7 +85,7 @@ class OnDevice:
 
         layers = range(config.num_hidden_layers)
         keys, values = CACHE
-        return Room([(array(layer, keys), array(layer, values)) for layer in layers], slot)
+        return KVBuffers([(array(layer, keys), array(layer, values)) for layer in layers], slot)
 
 
 def write_rows(

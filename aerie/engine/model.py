@@ -14,7 +14,7 @@ from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
 from aerie.engine.devices import Devices
-from aerie.engine.kv import MaskRule, OnDevice, causal
+from aerie.engine.kv import DeviceKVStorage, MaskRule, causal
 from aerie.engine.numerics import BF16Array, rope_table
 from aerie.engine.pages import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import Step
@@ -64,7 +64,7 @@ class LoadedModel:
     embed_table: Rows
     final_norm: BF16Array
     rope: BF16Array
-    home: OnDevice
+    home: DeviceKVStorage
     places: Places = field(default_factory=lambda: Places((), 0))
     supply: Supply = nothing_missing
     end: ContextEnd = field(default_factory=Stop)
@@ -166,7 +166,7 @@ def assemble(
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
         rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
-        home=OnDevice(config, [runner], blocks.window_contexts),
+        home=DeviceKVStorage(config, [runner], blocks.window_contexts),
         places=Places((), 0) if places is None else places,
         supply=supply,
         end=end,
@@ -230,7 +230,7 @@ def shared_out(
         shared = replace(whole, devices=Devices(parts, names, groups), group=groups[0])
     else:
         shared = replace(whole, devices=Devices(parts, names, groups, begin))
-    return replace(shared, home=OnDevice(shared.stored, shared.runners, whole.blocks.window_contexts))
+    return replace(shared, home=DeviceKVStorage(shared.stored, shared.runners, whole.blocks.window_contexts))
 
 
 class LayerWeights(Protocol):

@@ -163,8 +163,8 @@ class PagePool:
     page p has the positions from p * PAGE on.
 
     first_key: what the bits of keys and values depend on, beside the tokens. spare: so many places more,
-    behind the pages, for what is put aside (Sequence.put_aside); they are no part of the pool's pages.
-    with_unturned: `unturned` has each layer's keys before RoPE, in the same places; else it is empty.
+    behind the pages, for what is put aside (Sequence.swap_out); they are no part of the pool's pages.
+    with_unturned: `keys_before_rope` has each layer's keys before RoPE, in the same places; else it is empty.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class PagePool:
         shape = (config.num_hidden_layers, config.num_key_value_heads, places, config.head_dim)
         self._arrays = [_zeros(shape) for _ in range(3 if with_unturned else 2)]
         self.layers: Layers = list(zip(*self._arrays[:2], strict=True))
-        self.unturned: Sequence[BF16Array] = list(self._arrays[2]) if with_unturned else []
+        self.keys_before_rope: Sequence[BF16Array] = list(self._arrays[2]) if with_unturned else []
         self._left: list[PagedSequence] = []
 
     @property
@@ -401,10 +401,12 @@ class PagedSequence:
         stay = len(tokens) - gone.stop
         source, to = self.places(gone.stop, stay), self.places(gone.start, stay)
         self._cut(gone.start)
-        for (keys, values), unturned in zip(self.pool.layers, self.pool.unturned, strict=True):
-            for each in (unturned, values):
+        for (keys, values), keys_before_rope in zip(
+            self.pool.layers, self.pool.keys_before_rope, strict=True
+        ):
+            for each in (keys_before_rope, values):
                 each[:, to] = each[:, source]
-            keys[:, to] = turned(unturned[:, to], rope[gone.start : gone.start + stay])
+            keys[:, to] = turned(keys_before_rope[:, to], rope[gone.start : gone.start + stay])
         self.token_ids += tokens[gone.stop :]
         self.dropped += len(gone)
         self._release_beyond(self.length)
@@ -417,13 +419,13 @@ class PagedSequence:
         other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
         return other
 
-    def put_aside(self) -> Aside:
+    def swap_out(self) -> SwappedSequence:
         """A copy of what is held, behind the pool's pages. PoolFullError where there is no room."""
         pages = self.pages[: -(-self.length // PAGE)]
         places = self.pool.spare.take(len(pages))
         for page, place in zip(pages, places, strict=True):
             self.pool.copy(page, self.pool.manager.pages + place)
-        return Aside(self.pool, self.token_ids[:], places, self.in_blocks, self.dropped)
+        return SwappedSequence(self.pool, self.token_ids[:], places, self.in_blocks, self.dropped)
 
     def release(self) -> None:
         """Hold nothing any more. What is full can be found until its pages are taken."""
@@ -435,7 +437,7 @@ def _is_same_id(tokens: tuple[Token, Token]) -> bool:
     return all(isinstance(one, Integral) for one in tokens) and bool(tokens[0] == tokens[1])
 
 
-class Aside(NamedTuple):
+class SwappedSequence(NamedTuple):
     """What a sequence held: its tokens, and the places behind the pool's pages that have a copy; `in_blocks`
     and `dropped` as it had them."""
 
@@ -450,7 +452,7 @@ class Aside(NamedTuple):
         """Those of its tokens that others may have published, and one more."""
         return [*self.token_ids[: self.in_blocks], 0]
 
-    def put_back(self, sequence: PagedSequence) -> None:
+    def swap_in(self, sequence: PagedSequence) -> None:
         """Have a sequence hold it, which has the pages for it and may hold the first of it already."""
         for number in range(sequence.length // PAGE, len(self.places)):
             self.pool.copy(self.pool.manager.pages + self.places[number], sequence.pages[number])
@@ -493,9 +495,9 @@ class KVCache(PagedSequence):
         return self.pool.layers
 
     @property
-    def unturned(self) -> Sequence[BF16Array]:
+    def keys_before_rope(self) -> Sequence[BF16Array]:
         """Keys before RoPE of each layer, where it has them."""
-        return self.pool.unturned
+        return self.pool.keys_before_rope
 
     @property
     def capacity(self) -> int:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.attention import CacheAttention, NewRows
+from aerie.engine.attention import CacheAttention, NewKVRows
 from aerie.engine.communication import add_up
 from aerie.engine.costs import StepCosts
 from aerie.engine.kv import Layers
@@ -33,7 +33,7 @@ ROPE_ROWS, MASK = "rope_rows", "mask"
 
 
 class Calls(Protocol):
-    """What takes the steps of a pass: a Recording notes them, AtOnce takes them."""
+    """What takes the steps of a pass: a Recording notes them, ImmediateCalls takes them."""
 
     def run(
         self,
@@ -54,8 +54,8 @@ Keep: TypeAlias = "Callable[..., list[HostWork]]"
 kv_heads * head_dim): to store those of the step's tokens."""
 
 
-class Laid(Protocol):
-    """Where keys and values lie that programs of blocks attend to, as in kv.Room."""
+class KVLayout(Protocol):
+    """Where keys and values lie that programs of blocks attend to, as in kv.KVBuffers."""
 
     @property
     def layers(self) -> Layers: ...
@@ -64,12 +64,12 @@ class Laid(Protocol):
     def slot(self) -> str: ...
 
 
-class BlockCalls:
+class LayerCalls:
     """The programs that take blocks of a variant's rows through the layers, called or noted by `calls`; and
     what they are given beside activations, in arrays that stay: the same in every layer of a step."""
 
     def __init__(
-        self, model: LoadedModel, step: Step, laid: Laid, calls: Calls, with_unturned: bool = False
+        self, model: LoadedModel, step: Step, laid: KVLayout, calls: Calls, with_unturned: bool = False
     ) -> None:
         self._model, self._layers, self._slot, self._calls = model, laid.layers, laid.slot, calls
         self._with_unturned = with_unturned
@@ -98,9 +98,9 @@ class BlockCalls:
         """Queries, keys and values of a layer: the latter two are in the cache then."""
         program = self._programs[self._names[0]]
         key, given = buffer_set(program, layer), self._given(program)
-        unturned, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
+        keys_before_rope, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
         made = self._calls.run(program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **given)
-        new = [made["k_roped"], made["v"], *([made.pop(unturned)] if unturned else [])]
+        new = [made["k_roped"], made["v"], *([made.pop(keys_before_rope)] if keys_before_rope else [])]
         for work in keep(self._model.at(layer), *new):
             self._calls.host("KV cache write", work)
         return made
@@ -159,12 +159,14 @@ class RowsPass:
     `calls` takes them at once.
     """
 
-    def __init__(self, model: LoadedModel, step: Step, window: Laid, pool: PagePool, calls: Calls) -> None:
+    def __init__(
+        self, model: LoadedModel, step: Step, window: KVLayout, pool: PagePool, calls: Calls
+    ) -> None:
         self._model, self._window, self._calls = model, window, calls
         self._recording = calls if isinstance(calls, Recording) else None
-        self._to_window = NewRows(window.layers) if window.layers else None
-        self._to_pool = NewRows(pool.layers, pool.unturned)
-        self._rows = BlockCalls(model, step, window, calls, bool(pool.unturned))
+        self._to_window = NewKVRows(window.layers) if window.layers else None
+        self._to_pool = NewKVRows(pool.layers, pool.keys_before_rope)
+        self._rows = LayerCalls(model, step, window, calls, bool(pool.keys_before_rope))
         self._last = model.config.num_hidden_layers - 1
         self._width = step.variant
         if self._recording:
@@ -176,7 +178,7 @@ class RowsPass:
         """Whether the buffers that its calls were noted for are there still."""
         return self._recording is not None and self._recording.is_current
 
-    def __call__(self, x: BF16Array, rows: RowsOfStep, tail: Step | None = None) -> BF16Array:
+    def __call__(self, x: BF16Array, rows: BatchLayout, tail: Step | None = None) -> BF16Array:
         """The last layer's output for the wanted rows, (wanted, hidden_size).
 
         x: embeddings, (tokens, hidden_size). tail: of the programs that compute of the last layer what is
@@ -202,21 +204,21 @@ class RowsPass:
         to_window = self._to_window.works(layer, *new[:2]) if self._to_window else []
         return [*to_window, *self._to_pool.works(layer, *new)]
 
-    def _at_once(self, x: BF16Array, rows: RowsOfStep, tail: Step | None) -> BF16Array:
+    def _at_once(self, x: BF16Array, rows: BatchLayout, tail: Step | None) -> BF16Array:
         x = self._layers(self._rows.padded(x), self._last)
         projected = self._rows.project(self._last, x, self._keep, on_device=())
         if not len(rows.wanted):
             return x[:0].copy()
         if tail is None:
             return self._rows.attend(self._last, x, projected)[rows.wanted]
-        few = BlockCalls(self._model, tail, self._window, self._calls)
+        few = LayerCalls(self._model, tail, self._window, self._calls)
         some = rows.some(tail.variant)
         few.stand(some.positions, some.seen)
         x, queries = (few.padded(each[rows.wanted]) for each in (x, projected["q_roped"]))
         return few.attend(self._last, x, {"q_roped": queries})[: len(rows.wanted)].copy()
 
 
-class RowsOfStep(NamedTuple):
+class BatchLayout(NamedTuple):
     """Where the rows of a step stand.
 
     positions: in their sequences, (rows,), 0 for padding. seen: what each sees of the window, (rows, context)
@@ -230,12 +232,12 @@ class RowsOfStep(NamedTuple):
     to_pool: NDArray[np.int64]
     wanted: NDArray[np.int64]
 
-    def some(self, width: int) -> RowsOfStep:
+    def some(self, width: int) -> BatchLayout:
         """Of the wanted rows alone, filled up to so many."""
         positions, seen = np.zeros(width, np.int64), np.zeros((width, self.seen.shape[1]), bool)
         count = len(self.wanted)
         positions[:count], seen[:count] = self.positions[self.wanted], self.seen[self.wanted]
-        return RowsOfStep(positions, seen, self.to_window[:0], self.to_pool[:0], np.arange(count))
+        return BatchLayout(positions, seen, self.to_window[:0], self.to_pool[:0], np.arange(count))
 
 
 class TokenPass:
@@ -247,11 +249,11 @@ class TokenPass:
 
     def __init__(self, model: LoadedModel, pool: PagePool, visible: Any) -> None:
         config = model.config
-        self._model, self._with_unturned = model, bool(pool.unturned)
+        self._model, self._with_unturned = model, bool(pool.keys_before_rope)
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_row = np.empty_like(model.rope[0])
         width = config.num_attention_heads * config.head_dim
-        self._attention = CacheAttention(pool.layers, width, visible, pool.unturned)
+        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
@@ -269,7 +271,7 @@ class TokenPass:
             self._rope_row[...] = self._model.rope[position]
         self._attention.move_to(place, visible)
         if self._recording is None:
-            row = self._layers(AtOnce(self._model))
+            row = self._layers(ImmediateCalls(self._model))
         else:
             self._recording()
             row = self._recorded
@@ -286,9 +288,9 @@ class TokenPass:
         """One transformer block over one row; x and the result are (hidden_size,)."""
         qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
-        unturned, outputs = with_unturned_keys(qkv) if self._with_unturned else ("", None)
+        keys_before_rope, outputs = with_unturned_keys(qkv) if self._with_unturned else ("", None)
         rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
-        new = (rows[name] for name in ("k_roped", "v", unturned) if name)
+        new = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
         keep, attend = self._attention.works(layer, rows["q_roped"], *new)
         for work in keep:
             steps.host("KV cache write", work)
@@ -297,7 +299,7 @@ class TokenPass:
         return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
 
 
-class AtOnce:
+class ImmediateCalls:
     """Takes at once the steps that a Recording would note. `ran` is told the kind of every program, `costs`
     how long it took."""
 

@@ -11,7 +11,7 @@ from aerie.engine.composing import Beginning
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError
-from aerie.engine.executor import Piece
+from aerie.engine.executor import ScheduledTokens
 from aerie.engine.faults import ENDS_ALL, caused_by
 from aerie.engine.forward import check_prompt
 from aerie.engine.generate import Figures, FinishReason, ending_of, never, reason_to_finish
@@ -21,11 +21,11 @@ from aerie.engine.passes import Ran
 from aerie.engine.progress import Bar, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.autoregressive import Autoregressive
-from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
+from aerie.engine.strategies.strategy import Passes, PassInput, Row, StrategyFactory
 from aerie.runtime import RunStopped, Stop
 
 Made = TypeVar("Made")
-NOTHING_DUE = Due((), 0, 0)
+NO_INPUT = PassInput((), 0, 0)
 
 
 class Steps(Protocol):
@@ -84,7 +84,7 @@ class Request:
         max_tokens: int,
         sampler: Sampler,
         priority: int,
-        strategy: Maker,
+        strategy: StrategyFactory,
         decode: str,
         is_read: bool = False,
         is_kept: bool = False,
@@ -138,7 +138,7 @@ class Request:
 
     @property
     def room(self) -> int:
-        """See Making."""
+        """See RequestState."""
         return self._scheduler.room(self)
 
     @property
@@ -240,7 +240,7 @@ class Request:
         reason = FinishReason.ERROR if self.error else self.finish_reason
         return ending_of(reason, self.max_tokens, self.positions)
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
         """What its strategy makes of these logits, unless it was stopped, and how many of the tokens that
         were tried stay; or an error, which is this request's alone."""
         if self.is_over:
@@ -249,13 +249,13 @@ class Request:
         self._at_first = self._at_first or len(self.token_ids)
         return stay
 
-    def due(self, length: int, guesses: int = 0) -> Due:
+    def due(self, length: int, guesses: int = 0) -> PassInput:
         """What its strategy has to be run after so many positions; nothing where that fails."""
-        return self._own(lambda: self._due(length, guesses), NOTHING_DUE)
+        return self._own(lambda: self._due(length, guesses), NO_INPUT)
 
-    def _due(self, length: int, guesses: int) -> Due:
+    def _due(self, length: int, guesses: int) -> PassInput:
         if self.is_over:
-            return NOTHING_DUE
+            return NO_INPUT
         due, size = self.strategy.due(length, guesses), self._scheduler.model.config.vocab_size
         if wrong := [each for each in ids_among(due.tried) if not 0 <= each < size]:
             raise ValueError(f"token {wrong[0]} was guessed, and the vocabulary has 0 to {size - 1}")
@@ -294,13 +294,13 @@ class Request:
         self.error = self.error or error
 
     def draw(self, logits: Row) -> int:
-        """See Making."""
+        """See RequestState."""
         said = [*self._before, *self.token_ids] if self._before else self.token_ids
         with self._scheduler.model.host_timer("sampling"):
             return self._sampler(logits, self._asked_ids, said)
 
     def say(self, token: int) -> bool:
-        """See Making."""
+        """See RequestState."""
         self._last = self._scheduler.clock()
         if not self.token_ids:
             self._first = self._last
@@ -311,7 +311,7 @@ class Request:
         return self.finish_reason is None
 
     def end(self, reason: FinishReason) -> None:
-        """See Making."""
+        """See RequestState."""
         if not self.is_over:
             self.finish_reason = reason
 
@@ -343,12 +343,12 @@ class Reading:
         length = self.sequence.length
         return self._begins.tokens[length - self._first : self._begins.runs_to(length)]
 
-    def piece(self, tokens: Sequence[Token]) -> Piece:
+    def piece(self, tokens: Sequence[Token]) -> ScheduledTokens:
         """Of the next step, these tokens."""
         wanted = self._wanted - self._left + len(tokens)
-        return Piece(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
+        return ScheduledTokens(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
 
-    def took(self, piece: Piece, logits: Iterator[Row]) -> None:
+    def took(self, piece: ScheduledTokens, logits: Iterator[Row]) -> None:
         """A step has run it, and gave these."""
         self.rows += itertools.islice(logits, piece.wanted)
         self._left -= len(piece.tokens)

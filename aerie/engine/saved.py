@@ -250,7 +250,7 @@ def _bits(pool: PagePool) -> Arrays:
     """All that a pool has, (kv_heads, positions, head_dim) each, by the names that they have in files: as
     numbers of numpy's own, which are copied without the GIL."""
     kinds = {"keys": [keys for keys, _ in pool.layers], "values": [values for _, values in pool.layers]}
-    found = {**kinds, "unturned": pool.unturned}
+    found = {**kinds, "unturned": pool.keys_before_rope}
     return {
         f"{kind}.{layer}": array.view(np.uint16)
         for kind, arrays in found.items()

@@ -1,9 +1,8 @@
 """Many requests over one model: which tokens of which go into the next pass through the weights.
 
 Every step has a token of each answer that is under way, and as many tokens of prompts as its rows take, in
-the order of their turns. A turn is the step in which a request came, PATIENCE steps sooner for each level of
-priority: so the urgent pass others by, and nobody for ever. Pages are given as `admission` has
-it.
+the order of their turns. A turn is the step in which a request came, PRIORITY_LEVEL_STEPS steps sooner for
+each level of priority: so the urgent pass others by, and nobody for ever. Pages are given by `admission`.
 
 What is read and not answered (`read`: embeddings, how likely the tokens of a prompt are) is in the same
 steps. It takes turns a level later, MOST_READ at once, and has READ_TOKENS of a step by itself; beside
@@ -23,7 +22,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from aerie.engine.admission import MOST_ANSWERS as MOST_ANSWERS
+from aerie.engine.admission import MAX_RUNNING_REQUESTS as MAX_RUNNING_REQUESTS
 from aerie.engine.admission import MOST_READ as MOST_READ
 from aerie.engine.admission import Admission
 from aerie.engine.admission import Counts as Counts
@@ -31,7 +30,7 @@ from aerie.engine.blocks import GUIDE
 from aerie.engine.composing import Composition, beginning_of
 from aerie.engine.decoding import check
 from aerie.engine.embeddings import Token
-from aerie.engine.executor import Executor, Piece
+from aerie.engine.executor import Executor, ScheduledTokens
 from aerie.engine.forward import prefill_steps
 from aerie.engine.generate import Recover, check_asked, give_up, never
 from aerie.engine.model import LoadedModel, decoding_in
@@ -46,20 +45,20 @@ from aerie.engine.progress import Bar, no_bar, undisturbed
 from aerie.engine.requests import AnswerState, Reading, Request, check_blocks, check_reading
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.adapting import shared_out
-from aerie.engine.strategies.manner import default_maker
+from aerie.engine.strategies.decode_config import default_strategy_factory
 from aerie.engine.strategies.reading import Take, read_by
-from aerie.engine.strategies.strategy import NO_GUESSES, Due, Maker, Row
+from aerie.engine.strategies.strategy import NO_DRAFTS, PassInput, Row, StrategyFactory
 from aerie.engine.windows import Window, window_of
 from aerie.runtime import RunError
 
 Rows: TypeAlias = "list[Row]"
 Prompt: TypeAlias = "Sequence[Token] | Composition"
 
-PATIENCE = 1000
+PRIORITY_LEVEL_STEPS = 1000
 """Steps by which a request of one level of priority more may have come later and goes first all the same."""
 BEHIND = -1
 """The priority of what is read and not answered."""
-STEP_TOKENS = 512
+MAX_STEP_TOKENS = 512
 """Of a step, at most: a longer prompt is read in several, between which answers go on."""
 
 READ_TOKENS = 128
@@ -72,8 +71,8 @@ class _Chosen(NamedTuple):
     """What is run of a request in a step."""
 
     request: Request
-    due: Due
-    piece: Piece
+    due: PassInput
+    piece: ScheduledTokens
 
 
 class Scheduler(Admission):
@@ -106,7 +105,7 @@ class Scheduler(Admission):
 
     def turn_of(self, priority: int) -> tuple[int, int]:
         """Of a request that comes now; no two have the same."""
-        return self.counts.steps - PATIENCE * priority, next(self._arrivals)
+        return self.counts.steps - PRIORITY_LEVEL_STEPS * priority, next(self._arrivals)
 
     def submit(
         self,
@@ -114,7 +113,7 @@ class Scheduler(Admission):
         max_tokens: int,
         sampler: Sampler,
         priority: int = 0,
-        strategy: Maker | None = None,
+        strategy: StrategyFactory | None = None,
         decode: str = "",
         is_kept: bool = False,
         resumes: AnswerState | None = None,
@@ -127,7 +126,7 @@ class Scheduler(Admission):
         family = self._family(decode)
         if strategy:
             check("drafts" if self.model.config.diffusion is None else "blocks", self.model.blocks, family)
-        maker = strategy or default_maker(self.model.config, sampler)
+        maker = strategy or default_strategy_factory(self.model.config, sampler)
         given = begins, max_tokens, sampler, priority, maker, family
         return self._added(Request(self, *given, is_kept=is_kept, resumes=resumes))
 
@@ -220,10 +219,10 @@ class Scheduler(Admission):
             raise
         return [reading.rows for reading in readings]
 
-    def _next_of(self, readings: Sequence[Reading]) -> list[tuple[Reading, Piece]]:
+    def _next_of(self, readings: Sequence[Reading]) -> list[tuple[Reading, ScheduledTokens]]:
         """A step of prompts alone, in order, as far as there are rows, pages and room in the window."""
         left = [one.due() for one in readings]
-        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[Reading, Piece]]()
+        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[Reading, ScheduledTokens]]()
         free = self.pool.manager.free
         for reading, tokens in zip(readings, left, strict=True):
             piece = reading.piece(tokens[: self._whole(len(tokens), budget, bool(chosen))])
@@ -266,7 +265,7 @@ class Scheduler(Admission):
         if any(request.is_over for request, _, _ in chosen):
             self._leave_out()
 
-    def _run(self, pieces: Sequence[Piece], requests: Sequence[Request] = ()) -> Sequence[Row]:
+    def _run(self, pieces: Sequence[ScheduledTokens], requests: Sequence[Request] = ()) -> Sequence[Row]:
         by_itself = requests[0] if len(requests) == 1 and requests[0].is_kept else None
         ran = by_itself.ran if by_itself else None
         try:
@@ -302,12 +301,12 @@ class Scheduler(Admission):
                 rows[request.is_read] -= len(due.tokens)
         return chosen
 
-    def _piece(self, request: Request, due: Due, step: Step | None = None) -> Piece:
+    def _piece(self, request: Request, due: PassInput, step: Step | None = None) -> ScheduledTokens:
         sequence, by_token = self._running[request], self._is_decoding(request)
         given = sequence, due.tokens, due.wanted, by_token, due.held, due.hidden, request.decode, step
-        return Piece(*given, repeats=step is None or due.is_answer)
+        return ScheduledTokens(*given, repeats=step is None or due.is_answer)
 
-    def _by_itself(self, request: Request, due: Due) -> _Chosen | None:
+    def _by_itself(self, request: Request, due: PassInput) -> _Chosen | None:
         """A conversation's next tokens, where nothing else is in the step, as the planner cuts them; None
         where drafts or a block are tried, or where there are no pages for them."""
         if due.tried or due.wanted > 1 or not due.tokens:
@@ -320,11 +319,11 @@ class Scheduler(Admission):
             return None
         return _Chosen(request, due, self._piece(request, due, step))
 
-    def _is_first(self, request: Request, due: Due) -> bool:
+    def _is_first(self, request: Request, due: PassInput) -> bool:
         """Whether it goes before prompts: an answer, and what was passed by for long."""
         return due.is_answer or (request.is_read and request.turn[0] <= self.counts.steps)
 
-    def _shares(self, dues: Mapping[Request, Due]) -> dict[bool, int]:
+    def _shares(self, dues: Mapping[Request, PassInput]) -> dict[bool, int]:
         """How many rows of the next step are for answers and their prompts (False), and how many for what is
         read and not answered (True)."""
         read = sum(len(due.tokens) for one, due in dues.items() if one.is_read)
@@ -337,7 +336,7 @@ class Scheduler(Admission):
         asked = min(asked, most - least)
         return {False: asked, True: min(read, self._executor.width(asked + least) - asked) if least else 0}
 
-    def _dues(self, asked: Sequence[Request]) -> dict[Request, Due]:
+    def _dues(self, asked: Sequence[Request]) -> dict[Request, PassInput]:
         """What of each can be run, with as many guesses as pay."""
         dues = {one: self._due(one) for one in asked}
         if not any(due.guesses.most for due in dues.values()):
@@ -346,13 +345,13 @@ class Scheduler(Admission):
         more = [(one, count) for one, count in zip(dues, shared_out(answers, each), strict=True) if count]
         return dues | {one: one.due(self._running[one].seen, count) for one, count in more}
 
-    def _due(self, request: Request) -> Due:
+    def _due(self, request: Request) -> PassInput:
         """What of it can be run, without guesses: one token, where it is decoded in the family guide, and all
         of a prompt, where the six programs read it."""
         sequence = self._running[request]
         due = request.due(sequence.seen)
         if self._is_decoding(request):
-            return due.cut(1)._replace(guesses=NO_GUESSES)
+            return due.cut(1)._replace(guesses=NO_DRAFTS)
         if request.decode == GUIDE:
             due = due.cut(request.to_read - sequence.seen)
         if self.model.seq_len:
@@ -363,8 +362,8 @@ class Scheduler(Admission):
         """How many rows the next step has, of so many that could run: as the planner cuts a prompt."""
         if self.model.seq_len:
             return tokens
-        most = min(tokens, STEP_TOKENS, self._executor.most_rows)
-        return self.model.blocks.plan(most, 0)[0].n_process if most > MOST_ANSWERS else most
+        most = min(tokens, MAX_STEP_TOKENS, self._executor.most_rows)
+        return self.model.blocks.plan(most, 0)[0].n_process if most > MAX_RUNNING_REQUESTS else most
 
 
 def answer_alone(

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from aerie.common.errors import UserError
-from aerie.engine.admission import Kept
+from aerie.engine.admission import LastSequence
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunk_files import ChunkFolder
@@ -55,9 +55,9 @@ from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.saved import PagesFile, held, restore_sequence, save_sequence
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.sharding import WeightsOfRank
-from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
 from aerie.runtime.memory import available_bytes, size
@@ -73,8 +73,8 @@ class Session:
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
     read. `mark` gives a word for the weights. `kv_pool` is how many positions the pool of `requests` has,
-    None for as many as memory suggests. `manner` is how answers are made where nobody says. `others` are the
-    caches of further devices that share the model.
+    None for as many as memory suggests. `decode_config` is how answers are made where nobody says. `others`
+    are the caches of further devices that share the model.
     """
 
     model: LoadedModel
@@ -86,7 +86,7 @@ class Session:
     bar: Bar = no_bar
     mark: Callable[[], str] = str
     kv_pool: int | None = None
-    manner: Manner = PLAIN
+    decode_config: DecodeConfig = PLAIN
     others: Sequence[KernelCache] = ()
     _is_pool_noted: bool = field(default=False, init=False)
 
@@ -124,13 +124,13 @@ class Session:
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
-        manner: Manner | None = None,
+        decode_config: DecodeConfig | None = None,
     ) -> Request:
-        """Tokens that continue `prompt_ids`: a request of `scheduler`, which rests while nobody asks for its
-        next token; see make_room, and Manner.maker. Drafts are tried, and blocks filled in, in the family
-        `rows`; else it is decoded in the model's."""
-        manner, scheduler, model = manner or self.manner, self.requests, self.model
-        maker = manner.maker(model.config, sampler)
+        """Tokens that continue `prompt_ids`: a request, which rests while nobody asks for its next token; see
+        make_room, and DecodeConfig.maker. Drafts are tried, and blocks filled in, in the family `rows`; else
+        it is decoded in the model's."""
+        decode_config, scheduler, model = decode_config or self.decode_config, self.requests, self.model
+        maker = decode_config.maker(model.config, sampler)
         request = scheduler.submit(
             prompt_ids,
             max_new_tokens,
@@ -143,7 +143,7 @@ class Session:
         try:
             if maker:
                 scheduler.make_room(len(prompt_ids), max_new_tokens)
-                manner.make_room(len(prompt_ids), max_new_tokens)
+                decode_config.make_room(len(prompt_ids), max_new_tokens)
             else:
                 self.make_room(prompt_ids)
         except BaseException:
@@ -186,11 +186,11 @@ class Session:
     def requests(self) -> Scheduler:
         """All requests to the model, in a pool of pages that is made when the first one comes."""
         model = self._for_requests()
-        pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
+        pages = pages_for(model.stored, self.kv_pool, MAX_RUNNING_REQUESTS, available_bytes())
         pool = model.new_pool(pages, self._first_key(), pages // SPARE)
         return Scheduler(model, pool, recover=self._recovered)
 
-    def _last(self) -> Kept | None:
+    def _last(self) -> LastSequence | None:
         """What is kept of the last answer, which may have been stopped just now."""
         self.requests.settle()
         return self.requests.kept

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from aerie.engine.errors import NoVariantError
-from aerie.engine.kv import Layers, OnDevice, Room
+from aerie.engine.kv import DeviceKVStorage, KVBuffers, Layers
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PAGE, PagedSequence
 
@@ -28,9 +28,9 @@ twice (kernel_builder/attention.py, STAGES and kv_rows)."""
 class Window:
     """A cache that several sequences share, in a home of the device. `room` is it, once one was placed."""
 
-    def __init__(self, home: OnDevice, contexts: Sequence[int]) -> None:
+    def __init__(self, home: DeviceKVStorage, contexts: Sequence[int]) -> None:
         self._home, self._contexts = home, sorted(contexts)
-        self.room = Room(())
+        self.room = KVBuffers(())
         self._places: WeakKeyDictionary[PagedSequence, range] = WeakKeyDictionary()
         self._give_back: Callable[[], object] = _nothing
 
@@ -81,7 +81,7 @@ class Window:
     def leave(self) -> None:
         """Give the cache back; what was placed is gathered anew."""
         self._give_back()
-        self._give_back, self.room = _nothing, Room(())
+        self._give_back, self.room = _nothing, KVBuffers(())
         self._places.clear()
 
     def _open(self, context: int) -> None:

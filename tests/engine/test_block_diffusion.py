@@ -34,7 +34,7 @@ from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
 from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
-from aerie.engine.strategies.manner import Manner
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
@@ -381,8 +381,8 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
 def test_manners_of_a_model_of_blocks() -> None:
     config = config_of("Fast_dLLM_Qwen")
     with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 8"):
-        Manner(steps=9).maker(config, Sampler())  # of a part
-    assert Manner(steps=8, rule="sequential").maker(config, Sampler()) is not None
+        DecodeConfig(steps=9).maker(config, Sampler())  # of a part
+    assert DecodeConfig(steps=8, rule="sequential").maker(config, Sampler()) is not None
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, 
     ((name, given),) = setting.items()
     message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
     with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
-        Manner(rule=rule, **setting).maker(config_of("sdar"), Sampler())
+        DecodeConfig(rule=rule, **setting).maker(config_of("sdar"), Sampler())
 
 
 def test_the_rate_is_of_what_came_after_the_first_block() -> None:

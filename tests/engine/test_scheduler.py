@@ -30,11 +30,11 @@ from aerie.engine.pages import PAGE, PagedSequence, PageManager, PagePool, PoolF
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import PATIENCE, READ_ROWS, Counts, Scheduler, answer_alone
+from aerie.engine.scheduler import PRIORITY_LEVEL_STEPS, READ_ROWS, Counts, Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.autoregressive import Autoregressive
-from aerie.engine.strategies.strategy import Due
+from aerie.engine.strategies.strategy import PassInput
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.runtime import RunError, RunStopped, select_backend
@@ -319,7 +319,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.BlockCalls.stand", "executor.head_rows", "requests.Request.took")
+BREAKS = ("passes.LayerCalls.stand", "executor.head_rows", "requests.Request.took")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 
@@ -435,8 +435,8 @@ def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Requ
         """Another way than others."""
 
     class Guessing(Autoregressive):
-        def due(self, length: int, guesses: int = 0) -> Due:
-            return Due((*super().due(length).tokens, 99999), 1, 1)
+        def due(self, length: int, guesses: int = 0) -> PassInput:
+            return PassInput((*super().due(length).tokens, 99999), 1, 1)
 
     if work in ("findable", "most_held"):
         setattr(Failing, work, property(own))
@@ -459,7 +459,7 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     work: str, error: type[BaseException], demo: Family, monkeypatch: Any
 ) -> None:
     """Whatever the work, and whatever the class of what it raises."""
-    monkeypatch.setattr("aerie.engine.scheduler.STEP_TOKENS", 16)
+    monkeypatch.setattr("aerie.engine.scheduler.MAX_STEP_TOKENS", 16)
     scheduler, numbers = demo.scheduler(20), (1, 5)
     good = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in numbers]
     bad = failing(scheduler, work, error)
@@ -570,7 +570,7 @@ def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) 
     for _ in range(3):
         scheduler.step()
     assert (len(answer.token_ids), scheduler.held(read)) == (3, 0)
-    scheduler.counts = replace(scheduler.counts, steps=PATIENCE + 1)
+    scheduler.counts = replace(scheduler.counts, steps=PRIORITY_LEVEL_STEPS + 1)
     answer.stop()
     scheduler.submit([5], 40, Sampler(logit_bias=going_on))
     scheduler.step()

@@ -22,7 +22,7 @@ from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler, answer_alone
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler, answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
@@ -126,7 +126,7 @@ def live(scheduler: Scheduler, clock: Clock, day: list[Coming], kinds: list[Kind
         scheduler.step()
         clock.now_s += 10 + 0.5 * (scheduler.counts.rows - rows)
         scheduler.pool.manager.check()
-        assert len(scheduler._running) <= MOST_ANSWERS
+        assert len(scheduler._running) <= MAX_RUNNING_REQUESTS
         check_turns(scheduler, seen)
     return made
 
@@ -172,7 +172,7 @@ def test_a_day_of_two_thousand_requests(model: LoadedModel, kinds: list[Kind]) -
 
 def steps_until_over(model: LoadedModel, patience: int, monkeypatch: Any) -> int:
     """How many of 120 steps a request takes in a pool of one page, where a more urgent one always waits."""
-    monkeypatch.setattr("aerie.engine.scheduler.PATIENCE", patience)
+    monkeypatch.setattr("aerie.engine.scheduler.PRIORITY_LEVEL_STEPS", patience)
     scheduler = Scheduler(model, PagePool(model.config, 1, b""), window_of)
     urgent = [scheduler.submit([5], 2, Sampler(), priority=1)]
     patient = scheduler.submit([6], 2, Sampler())

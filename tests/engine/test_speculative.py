@@ -28,11 +28,11 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session
 from aerie.engine.strategies.adapting import Adaptive, shared_out
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafting import Drafter, Lookup
 from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
-from aerie.engine.strategies.manner import Manner
 from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import NO_GUESSES, Due, Guesses, Making
+from aerie.engine.strategies.strategy import NO_DRAFTS, DraftEstimate, PassInput, RequestState
 from aerie.engine.weights import EMBED
 from aerie.engine.windows import window_of
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
@@ -351,7 +351,7 @@ def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> 
     tokens, plain = made_alone(session, prompt, "greedy")
     scheduler, drafters = scheduler_of(session, 24), list[Knowing]()
 
-    def costly(making: Making) -> Speculative:
+    def costly(making: RequestState) -> Speculative:
         drafters.append(Knowing(len(prompt), tokens, 9))
         return Speculative(making, drafters[-1], Adaptive(per_draft=0.02))
 
@@ -373,15 +373,15 @@ def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
 
 
 def test_guesses_are_shared_out_by_what_they_bring() -> None:
-    sure, unsure, costly = Guesses(15, 0.97), Guesses(15, 0.2), Guesses(15, 0.97, 0.5)
+    sure, unsure, costly = DraftEstimate(15, 0.97), DraftEstimate(15, 0.2), DraftEstimate(15, 0.97, 0.5)
     assert shared_out(1, [unsure]) == [15], "one by itself knows best"
-    assert shared_out(6, [unsure, *[NO_GUESSES] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
-    assert shared_out(6, [sure, unsure, *[NO_GUESSES] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
+    assert shared_out(6, [unsure, *[NO_DRAFTS] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
+    assert shared_out(6, [sure, unsure, *[NO_DRAFTS] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
     assert shared_out(8, [unsure] * 8) == [0] * 8
     assert shared_out(8, [sure] * 8) == [1] * 8, "to the next larger program"
     assert shared_out(6, [costly] * 6) == [0] * 6
-    assert shared_out(6, [costly, *[NO_GUESSES] * 5]) == [0] * 6
-    assert shared_out(6, [costly._replace(at_once=True), *[NO_GUESSES] * 5]) == [10, 0, 0, 0, 0, 0]
+    assert shared_out(6, [costly, *[NO_DRAFTS] * 5]) == [0] * 6
+    assert shared_out(6, [costly._replace(at_once=True), *[NO_DRAFTS] * 5]) == [10, 0, 0, 0, 0, 0]
     assert shared_out(32, [sure] * 32) == [0] * 32, "no rows are left"
 
 
@@ -407,12 +407,12 @@ def test_guesses_follow_what_was_right() -> None:
 
 def test_a_manner_that_is_none_is_told() -> None:
     config = open_checkpoint(DEMO_FOLDER).config
-    assert Manner().maker(config, Listening()) is None
-    assert Manner(strategy="autoregressive").maker(config, Listening()) is None
+    assert DecodeConfig().maker(config, Listening()) is None
+    assert DecodeConfig(strategy="autoregressive").maker(config, Listening()) is None
 
 
 class Drawn:
-    """An answer under way, of which the rows are given: see Making."""
+    """An answer under way, of which the rows are given: see RequestState."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.prompt_ids, self.positions, self.left = (0,), 99, 99
@@ -450,7 +450,7 @@ DRAFTS = (2, 4)
 def told_by(strategy: type[Speculative]) -> list[list[int]]:
     """What each of many answers says in one pass with the same two drafts."""
     sampler, said = Sampler(temperature=1.0, seed=11), list[list[int]]()
-    due = Due((0, *DRAFTS), 3, 1, is_answer=True)
+    due = PassInput((0, *DRAFTS), 3, 1, is_answer=True)
     for _ in range(ROUNDS):
         making = Drawn(sampler)
         strategy(making, Lookup(), Adaptive()).took(due, list(LOGITS.astype(np.float32)))

@@ -25,11 +25,11 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.planner import Step as BlockStep
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import STEP_TOKENS
+from aerie.engine.scheduler import MAX_STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.drafting_model import _needed, drafting_by
-from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.variants import default_variants, window_contexts
 from aerie.runtime import select_backend
 from aerie.verify.companion import longer, random_checkpoint
@@ -53,8 +53,8 @@ def session(request: pytest.FixtureRequest) -> Session:
     return session_of(open_checkpoint(SHIPPED[request.param]))
 
 
-def manner_of(session: Session) -> Manner:
-    return Manner(draft="lookup") if session.model.config.diffusion is None else PLAIN
+def manner_of(session: Session) -> DecodeConfig:
+    return DecodeConfig(draft="lookup") if session.model.config.diffusion is None else PLAIN
 
 
 def asked(session: Session) -> list[int]:
@@ -66,9 +66,9 @@ SETTINGS: dict[str, Any] = {"temperature": 3.0, "seed": 6}
 
 def test_ctrl_c_amid_the_draws_of_a_pass_loses_none(session: Session) -> None:
     """What a KeyboardInterrupt ends goes on with the draws that it would have had."""
-    prompt, manner = asked(session), manner_of(session)
-    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
-    request = session.generate(prompt, 40, Struck(**SETTINGS), manner=manner)
+    prompt, decode_config = asked(session), manner_of(session)
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
+    request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
     struck = 0
     while request.finish_reason is None:
         try:
@@ -86,10 +86,10 @@ def test_draws_that_can_be_broken_off_would_be_seen(
     def disturbed() -> Iterator[None]:
         yield
 
-    prompt, manner = asked(session), manner_of(session)
-    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    prompt, decode_config = asked(session), manner_of(session)
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
     monkeypatch.setattr("aerie.engine.scheduler.undisturbed", disturbed)
-    request = session.generate(prompt, 40, Struck(**SETTINGS), manner=manner)
+    request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
     for _ in range(80):
         try:
             list(request)
@@ -144,8 +144,8 @@ def test_what_waited_comes_at_the_end_and_once() -> None:
 
 def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypatch: Any) -> None:
     """By what the handler of Ctrl-C calls; what has come stays."""
-    prompt, manner = asked(session), manner_of(session)
-    request = session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner)
+    prompt, decode_config = asked(session), manner_of(session)
+    request = session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config)
     scheduler, steps = session.scheduler, 0
     run = scheduler._run
 
@@ -163,7 +163,7 @@ def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypa
     assert request.finish_reason is FinishReason.INTERRUPTED
     assert steps == 4
     monkeypatch.undo()
-    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
     assert made == whole[: len(made)] != whole
 
 
@@ -177,10 +177,10 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
         yield lambda what, done: events.append(done)
         events.append("gone")
 
-    monkeypatch.setattr("aerie.engine.scheduler.STEP_TOKENS", 32)
+    monkeypatch.setattr("aerie.engine.scheduler.MAX_STEP_TOKENS", 32)
     monkeypatch.setattr(session, "bar", bar)
     prompt = [int(token) for token in range(20, 120)]
-    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), manner=manner_of(session))
+    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), decode_config=manner_of(session))
     assert isinstance(first, int)
     assert events[0] == len(prompt)
     assert events[-1] == "gone"
@@ -192,7 +192,7 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
 def test_the_bar_of_a_report_is_shown(session: Session, monkeypatch: Any) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(session, "bar", partial(Reporter(shown, terminal=True).bar, "reading the prompt"))
-    list(session.generate([*range(20, 120)], 2, Sampler(), manner=manner_of(session)))
+    list(session.generate([*range(20, 120)], 2, Sampler(), decode_config=manner_of(session)))
     assert "reading the prompt" in shown.getvalue()
     assert "/100" in shown.getvalue()
 
@@ -206,7 +206,8 @@ def test_nothing_is_compiled_in_the_middle_of_an_answer(at_once: bool) -> None:
     drafting = drafting_by(lambda: drafter.model, threading.Lock(), model.model.config)
     prompt = [*range(20, 120)]
     going_on = dict.fromkeys(model.model.config.eos_token_ids, -100.0)
-    request = model.generate(prompt, 40, Sampler(logit_bias=going_on), manner=Manner(draft=drafting))
+    drafts = DecodeConfig(draft=drafting)
+    request = model.generate(prompt, 40, Sampler(logit_bias=going_on), decode_config=drafts)
     assert "programs: " in told.getvalue()
     before, have = told.getvalue(), dict(drafter.model.programs)
     assert len(list(request)) == 40
@@ -253,7 +254,7 @@ def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None
 
     drafting = Drafting(Lookup, make_room=make_room)
     with pytest.raises(KeyboardInterrupt):
-        session.generate([5, 6, 7], 4, Sampler(), manner=Manner(draft=drafting))
+        session.generate([5, 6, 7], 4, Sampler(), decode_config=DecodeConfig(draft=drafting))
     session.scheduler.step()
     assert session.scheduler.counts.steps == 0
     assert session.scheduler.pool.manager.free == session.scheduler.pool.manager.pages
@@ -270,9 +271,9 @@ def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int,
     with random_checkpoint(longer(replace(config, num_hidden_layers=1)), Reporter()) as checkpoint:
         session = fresh(checkpoint, Reporter(told))
         going_on = {**dict.fromkeys(session.model.config.eos_token_ids, -100.0), 9: 100.0}
-        manner = PLAIN if block > 1 else Manner(draft="lookup")
+        decode_config = PLAIN if block > 1 else DecodeConfig(draft="lookup")
         ids = [*range(20, 20 + prompt)]
-        request = session.generate(ids, 70, Sampler(logit_bias=going_on), manner=manner)
+        request = session.generate(ids, 70, Sampler(logit_bias=going_on), decode_config=decode_config)
         before = told.getvalue()
         assert len(list(request)) == 70
         assert told.getvalue() == before
@@ -298,7 +299,7 @@ def test_what_compile_has_ready_is_all_that_steps_need(
     )
     seen: set[str] = set()
     for context in window_contexts(blocks.contexts):
-        for tokens in range(1, min(context, STEP_TOKENS, executor.most_rows) + 1):
+        for tokens in range(1, min(context, MAX_STEP_TOKENS, executor.most_rows) + 1):
             width = Executor.width(executor, tokens)
             if width <= context:
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
@@ -328,7 +329,7 @@ def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
     scheduler, before = session.scheduler, told.getvalue().count("programs: ")
     drafting = drafting_by(lambda: drafter.model, threading.Lock(), session.model.config)
     going_on = Sampler(logit_bias=dict.fromkeys(session.model.config.eos_token_ids, -100.0))
-    drafted = Manner(draft=drafting).maker(session.model.config, going_on)
+    drafted = DecodeConfig(draft=drafting).maker(session.model.config, going_on)
     requests = [
         scheduler.submit([*range(20, 20 + 60 * n)], 12, going_on, strategy=drafted) for n in (1, 2, 5)
     ]

@@ -69,7 +69,7 @@ def bits(rows):
 
 def held(cache):
     """The bits of all that a cache holds, keys before RoPE too."""
-    arrays = [*(array for layer in cache.layers for array in layer), *cache.unturned]
+    arrays = [*(array for layer in cache.layers for array in layer), *cache.keys_before_rope]
     return b"".join(bits(array[:, : cache.length]) for array in arrays)
 
 
@@ -220,13 +220,13 @@ def test_the_six_programs_decode_past_the_end(open_session):
 def test_keys_are_turned_as_the_kernel_turns_them(open_session):
     model = open_session("Qwen3").model
     _, cache = read(model, [63], TOKENS[:63])
-    for (keys, _), unturned in zip(cache.layers, cache.unturned, strict=True):
-        assert bits(turned(unturned[:, :63], model.rope[:63])) == bits(keys[:, :63])
+    for (keys, _), keys_before_rope in zip(cache.layers, cache.keys_before_rope, strict=True):
+        assert bits(turned(keys_before_rope[:, :63], model.rope[:63])) == bits(keys[:, :63])
 
 
 def test_without_a_policy_nothing_is_kept_beside_the_cache(open_session):
     session = open_session(end="stop")
-    assert session.model.new_cache(1).unturned == []
+    assert session.model.new_cache(1).keys_before_rope == []
     with pytest.raises(PromptTooLongError, match="65 tokens long and the model has 64 positions"):
         session.generate(TOKENS[:65], 1, Sampler())
     generation = session.generate(TOKENS[:60], 60, Sampler(logit_bias={1: -100, 2: -100}))

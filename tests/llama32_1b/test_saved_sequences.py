@@ -101,7 +101,7 @@ def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
 def kept_bits(sequence: PagedSequence) -> tuple[Any, ...]:
     """All that it holds: counts, tokens, keys, values, keys before RoPE."""
     places, pool = sequence.places(0, sequence.length), sequence.pool
-    arrays = [*(array for layer in pool.layers for array in layer), *pool.unturned]
+    arrays = [*(array for layer in pool.layers for array in layer), *pool.keys_before_rope]
     return sequence.dropped, sequence.token_ids[:], [array[:, places].tobytes() for array in arrays]
 
 

@@ -15,7 +15,7 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.model import preload
 from aerie.engine.pages import PoolFullError
-from aerie.engine.passes import AtOnce, RowsPass, TokenPass
+from aerie.engine.passes import ImmediateCalls, RowsPass, TokenPass
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
@@ -194,7 +194,7 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
 
     def execute(batch):
         frame, depth = sys._getframe(), 1
-        while frame.f_code is not AtOnce.run.__code__:
+        while frame.f_code is not ImmediateCalls.run.__code__:
             frame, depth = frame.f_back, depth + 1
         depths.append(depth)
         real(batch)

@@ -20,7 +20,7 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies import choosing
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.choosing import Rule
-from aerie.engine.strategies.strategy import Due
+from aerie.engine.strategies.strategy import PassInput
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
@@ -72,20 +72,20 @@ def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int
     return stand
 
 
-def written_while_filling(self: BlockDiffusion, due: Due, rows: Sequence[Any]) -> int:
+def written_while_filling(self: BlockDiffusion, due: PassInput, rows: Sequence[Any]) -> int:
     """The keys and values of a block are those of the pass that filled its last mask in."""
     before = self.passes.blocks
     TOOK(self, due, rows)
     return len(due.tried) if self.passes.blocks > before else 0
 
 
-def not_committed(self: BlockDiffusion, length: int) -> Due:
+def not_committed(self: BlockDiffusion, length: int) -> PassInput:
     due = DUE(self, length)
     is_first = not self.passes.blocks
     return due if is_first else due._replace(tokens=due.tried, held=0)
 
 
-def with_a_mask_left(self: BlockDiffusion, length: int) -> Due:
+def with_a_mask_left(self: BlockDiffusion, length: int) -> PassInput:
     due = DUE(self, length)
     tokens = [*due.tokens]
     if due.held and self.passes.blocks:
