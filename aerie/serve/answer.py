@@ -127,8 +127,9 @@ class Ask:
     read, and nothing is told of what would follow. marks: how many of the likeliest tokens are told of each;
     None: none, nor its own. time_limit_s: from its coming. slot: in which it is answered; None: in any.
     decode_config: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in
-    place of what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is told how
-    much of the prompt is read. reads: what is made of the prompt, which is read then, and not answered."""
+    place of what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is
+    told how much of the prompt is read. reads: what is made of the prompt, which is read then, and not
+    answered."""
 
     prompt: Sequence[int]
     max_tokens: int
