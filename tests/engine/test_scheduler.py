@@ -735,3 +735,34 @@ def test_families_of_decode_share_steps_and_the_pool() -> None:
         scheduler.step()
     assert {decode: [one.token_ids for one in each] for decode, each in made.items()} == alone
     assert alone["rows"] != alone["guide"] or scheduler.counts.steps < 40
+
+
+def test_a_conversation_that_nobody_asks_for_rests_and_gives_way() -> None:
+    """Others go on meanwhile, and take its pages where they need them; it has the tokens that it has alone."""
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+    going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
+    prompt, other = drawn_prompts(1500)[5:7]
+    alone = list(answer_alone(session.model, prompt, 30, Sampler(logit_bias=going_on)))
+    scheduler = Scheduler(session.model, session.model.new_pool(5))
+    resting = scheduler.submit(prompt, 30, Sampler(logit_bias=going_on), is_kept=True)
+    while len(resting.token_ids) < 3:
+        resting.advance()
+    beside = scheduler.submit(other, 12, Sampler(logit_bias=going_on))
+    while not beside.is_over:
+        scheduler.step()
+    assert (len(resting.token_ids), scheduler.counts.preemptions) == (3, 1)
+    assert list(resting) == alone
+    kept = scheduler.kept
+    assert kept
+    assert kept.sequence.token_ids == [*prompt, *alone[:-1]]
+
+
+def test_an_answer_whose_stream_is_gone_ends_and_may_go_on() -> None:
+    with load("demo") as model:
+        whole = model.generate(QUESTIONS[0]).token_ids
+        stream = model.stream(QUESTIONS[0])
+        next(stream)
+        said = stream.token_ids
+        del stream
+        assert said + model.go_on().result().token_ids == whole
+        assert not model._open().requests._running
