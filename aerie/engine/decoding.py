@@ -1,6 +1,6 @@
-"""What each family of decode can do: one table, from which errors are made, and docs/python.md.
+"""What each decode path can do: one table, from which errors are made, and docs/how-to/generate.md.
 
-A family is how the tokens of an answer are made, by which programs. A model is loaded in one; drafts and
+A decode path is how the tokens of an answer are made, by which programs. A model is loaded in one; drafts and
 blocks are of `rows` wherever they are asked for, as batches are where there are variants.
 """
 
@@ -13,7 +13,7 @@ from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
 
 SIX = "seq_len"
-"""The family `guide` by the six programs of one prompt length."""
+"""The path `guide` by the six programs of one prompt length."""
 YES = ""
 NO_PAST = "they read a prompt from its first token on, and know of no past"
 ON_HOST = "its attention is the host's, a token at a time"
@@ -33,8 +33,8 @@ FEATURES: Mapping[str, str] = {
 
 
 @dataclass(frozen=True)
-class Family:
-    """A family of decode. cannot: why not, by feature; what is not in it can be had."""
+class DecodePath:
+    """A decode path. cannot: why not, by feature; what is not in it can be had."""
 
     name: str
     what: str
@@ -45,14 +45,14 @@ class Family:
         return self.cannot.get(feature, YES)
 
 
-FAMILIES: Mapping[str, Family] = {
-    ROWS: Family(ROWS, "blocks of rows on the device, for prompts and for tokens", {}),
-    GUIDE: Family(
+DECODE_PATHS: Mapping[str, DecodePath] = {
+    ROWS: DecodePath(ROWS, "blocks of rows on the device, for prompts and for tokens", {}),
+    GUIDE: DecodePath(
         GUIDE,
         "prompts in blocks of rows; tokens by GEMVs, with attention on the host",
         {"drafts": ON_HOST, "blocks": ON_HOST, "devices": ON_HOST},
     ),
-    SIX: Family(
+    SIX: DecodePath(
         SIX,
         "the six programs: prompts whole, of one compiled length; tokens by GEMVs, attention on the host",
         {
@@ -69,21 +69,21 @@ FAMILIES: Mapping[str, Family] = {
 }
 
 
-def family_of(blocks: Blocks, decode: str = "") -> Family:
+def decode_path_of(blocks: Blocks, decode: str = "") -> DecodePath:
     """That of programs which are cut so, or another one by its name."""
-    return FAMILIES[SIX if blocks.seq_len else decode or blocks.decode]
+    return DECODE_PATHS[SIX if blocks.seq_len else decode or blocks.decode]
 
 
 def check(feature: str, blocks: Blocks, decode: str = "") -> None:
-    """UserError where a family cannot do this: that of the programs, or another one of the same model."""
-    family = family_of(blocks, decode)
-    if not (why := family.why_not(feature)):
+    """UserError where a path cannot do this: that of the programs, or another one of the same model."""
+    path = decode_path_of(blocks, decode)
+    if not (why := path.why_not(feature)):
         return
     able = [
-        f"decode={name!r}" for name, each in FAMILIES.items() if name != SIX and not each.why_not(feature)
+        f"decode={name!r}" for name, each in DECODE_PATHS.items() if name != SIX and not each.why_not(feature)
     ]
-    is_six = family.name == SIX
-    given = f"seq_len={blocks.seq_len} (SEQ_LEN)" if is_six else f"decode={family.name!r} (DECODE)"
+    is_six = path.name == SIX
+    given = f"seq_len={blocks.seq_len} (SEQ_LEN)" if is_six else f"decode={path.name!r} (DECODE)"
     raise UserError(
         f"{FEATURES[feature]} cannot be had with {given}: {why}; load the model without that, or with "
         f"{' or '.join(able)}"
@@ -92,9 +92,9 @@ def check(feature: str, blocks: Blocks, decode: str = "") -> None:
 
 def table() -> list[str]:
     """The table in Markdown, a line each."""
-    names = [*FAMILIES]
+    names = [*DECODE_PATHS]
     lines = ["| | " + " | ".join(f"`{name}`" for name in names) + " |", "| --- " * (len(names) + 1) + "|"]
     for feature, what in FEATURES.items():
-        cells = ["yes" if not FAMILIES[name].why_not(feature) else "no" for name in names]
+        cells = ["yes" if not DECODE_PATHS[name].why_not(feature) else "no" for name in names]
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return lines

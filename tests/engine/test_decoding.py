@@ -1,4 +1,4 @@
-"""The table of what each family of decode can do, in errors and in docs."""
+"""The table of what each decode path can do, in errors and in docs."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.blocks import GUIDE, ROWS, Blocks
-from aerie.engine.decoding import FAMILIES, FEATURES, SIX, check, family_of, table
+from aerie.engine.decoding import DECODE_PATHS, FEATURES, SIX, check, decode_path_of, table
 from aerie.multi_launch_builder import Variant
 
 DOCS = Path(__file__).parents[2] / "docs"
@@ -19,13 +19,13 @@ BLOCKS = {
 }
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", DECODE_PATHS)
 def test_what_a_family_cannot_do_is_told_with_the_reason(name: str) -> None:
-    family = family_of(BLOCKS[name])
-    assert family.name == name
-    assert family.cannot.keys() <= FEATURES.keys()
+    path = decode_path_of(BLOCKS[name])
+    assert path.name == name
+    assert path.cannot.keys() <= FEATURES.keys()
     for feature in FEATURES:
-        if why := family.why_not(feature):
+        if why := path.why_not(feature):
             with pytest.raises(UserError, match=f"cannot be had with .*: {why}; load the model"):
                 check(feature, BLOCKS[name])
         else:

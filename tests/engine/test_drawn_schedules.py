@@ -174,7 +174,7 @@ def blocks(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session_of(checkpoint)
 
 
-HOW_MANY = pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+HOW_MANY = pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 
 
 @HOW_MANY

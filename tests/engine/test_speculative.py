@@ -480,7 +480,7 @@ class DrawnTwice(Speculative):
         return len(drafts)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_distribution_is_the_models() -> None:
     """Of the first token; of the second, where the first draft stayed; and of the third."""
     said = told_by(Speculative)

@@ -125,7 +125,7 @@ def test_a_model_that_fills_blocks_in(starting: Any) -> None:
             assert words in error["message"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
     """One command has all ready; a warmed server loads it, and no step of it takes one program more: with
     answers by guesses in every window, by few and many rows, and with what is read."""

@@ -68,7 +68,7 @@ def test_the_demo_passes_with_every_prompt(demo_session, demo_reference):
     check(demo_session, demo_reference, full=True)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("config", LLAMAS.values(), ids=LLAMAS.keys())
 def test_other_shapes_pass_with_every_prompt(config, write_llama, open_session):
     folder = write_llama(**config)
