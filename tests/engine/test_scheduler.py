@@ -688,11 +688,11 @@ def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() ->
         session = model._open()
         going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
         prompt, alone = [5, 77, 300] * 165, Listening(logit_bias=going_on)
-        tokens = list(answer_alone(session.model, prompt, 60, alone))
+        tokens = list(answer_alone(session.model, prompt, 120, alone))
         for spare in (0, 20):
             scheduler = Scheduler(session.model, session.model.new_pool(9, b"", spare))
             heard = Listening(logit_bias=going_on)
-            request = scheduler.submit(prompt, 60, heard)
+            request = scheduler.submit(prompt, 120, heard)
             while len(request.token_ids) < 30:
                 scheduler.step()
             assert scheduler._running[request].dropped > 0
@@ -738,7 +738,7 @@ def test_families_of_decode_share_steps_and_the_pool() -> None:
 
 
 def test_a_conversation_that_nobody_asks_for_rests_and_gives_way() -> None:
-    """Others go on meanwhile, and take its pages where they need them; it has the tokens that it has alone."""
+    """Others go on meanwhile, and take its pages where they need them; it has its tokens all the same."""
     session = session_of(open_checkpoint(DEMO_FOLDER))
     going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
     prompt, other = drawn_prompts(1500)[5:7]
