@@ -37,6 +37,19 @@ def script(path: Path, *lines: str) -> Path:
     return path
 
 
+AS_BEFORE = """
+for word in "$@"; do
+  case "$before" in -o) made="$word"; before=; continue;; esac
+  case "$word" in *.cc|*.o) files="$files $word";; -I*) ;; -o) before=-o;; *) flags="$flags $word";; esac
+done
+kept="$KEPT_OBJECTS/$( { cat $files; echo "$flags"; } | md5sum | cut -c1-32)"
+[ -n "$made" ] && [ -n "$files" ] || exec REAL "$@"
+[ -e "$kept" ] || { REAL "$@" && cp "$made" "$kept.$$" && mv "$kept.$$" "$kept"; } || exit
+cp "$kept" "$made"
+"""
+"""Compiles by the real compiler, which is asked once for the same: most tests here build the same program."""
+
+
 class Tool:
     """A compiler on a PATH of its own: the real one, which says another version and writes down its calls."""
 
@@ -45,8 +58,9 @@ class Tool:
 
     def put(self, version: str) -> None:
         said = f'case "$*" in *--version) echo "{version}"; exit;; esac'
-        folder = os.environ["PATH_BEFORE"]
-        script(self.folder / "g++", f'echo "$*" >> {self.log}', said, f'PATH="{folder}"', f'exec {REAL} "$@"')
+        path = f'PATH="{os.environ["PATH_BEFORE"]}"'
+        real = AS_BEFORE.replace("REAL", REAL).splitlines()
+        script(self.folder / "g++", f'echo "$*" >> {self.log}', said, path, *real)
 
     def remove(self) -> None:
         (self.folder / "g++").unlink()
@@ -75,8 +89,14 @@ def forget() -> None:
     compiler._links_cpp.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def kept_objects(tmp_path_factory):
+    return tmp_path_factory.mktemp("objects")
+
+
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
+def tool(tmp_path, monkeypatch, kept_objects):
+    monkeypatch.setenv("KEPT_OBJECTS", str(kept_objects))
     monkeypatch.setenv("PATH_BEFORE", os.environ["PATH"])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     made = Tool(tmp_path / "bin")
