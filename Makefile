@@ -65,6 +65,7 @@ override PY     := $(VENV)/bin/python
 override SPREAD := -n auto --dist worksteal --cpu-seconds 20  # a process per CPU; neighbours stay together until one runs out of tests
 override RUN    := variables $(VENV)/.stamp-run
 override TEST   := variables $(VENV)/.stamp-test
+override DOCS   := variables $(VENV)/.stamp-docs
 
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
@@ -79,7 +80,7 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint clean distclean
+.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -117,7 +118,7 @@ help: ## list targets and variables
 
 setup: $(RUN) ## make .venv with all that running needs (no torch)
 
-setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/install.md)
+setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/how-to/install-npu.md)
 	$(DO)$(PY) -m aerie setup-npu $(call option,--wheels,WHEELS) $(SAID)
 
 doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next
@@ -184,13 +185,20 @@ lint: $(TEST) ## ruff, clang-format, mypy --strict, the order of the rooms, no c
 	@$(PY) tools/check_types.py
 	@$(PY) tools/check_imports.py
 
+docs: $(DOCS) ## build the documentation as a site, in build/site
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(SAID)
+	$(DO)echo "build/site/index.html"
+
+docs-serve: $(DOCS) ## show the documentation at PORT of this machine, and follow what you write
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(SAID)
+
 clean: ## remove compiled programs, reports and the caches of tools (keeps .venv)
 	$(DO)rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
 	$(DO)[ -z "$$AERIE_CACHE" ] || [ ! -x $(PY) ] || $(PY) -m aerie cache clear --all $(SAID)
 	$(DO)find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.git/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
-	$(DO)rm -rf $(VENV)
+	$(DO)rm -rf $(VENV) .rooms
 
 # A variable that nobody reads is a slip of the pen: who writes prompt=hi means PROMPT.
 variables:

@@ -5,7 +5,7 @@
     with load("demo") as model:
         print(model.generate("What is the capital of France?"))
 
-docs/python.md shows all of it.
+docs/how-to/python.md shows all of it.
 """
 
 from __future__ import annotations
@@ -354,8 +354,9 @@ class Model:
         """Write what the pool of generate_batch has of a prompt's beginning to a file; how many tokens: whole
         pages of 64, as far as others did not need the room.
 
-        After `restore_pages`, in any process, or in a server's slot (docs/serve.md), prompts that begin so
-        find them, with the same bits. Raises UserError where there is none, or the file cannot be written.
+        After `restore_pages`, in any process, or in a server's slot (docs/how-to/serve.md), prompts that
+        begin so find them, with the same bits. Raises UserError where there is none, or the file cannot be
+        written.
         """
         tokens = self._tokens(prompt, raw)
         with self._turn:

@@ -31,7 +31,7 @@ class ChunkedLLM:
     folder: where chunks are kept, so that a later process finds them; None: they last as long as this object.
     decode: the family that answers are decoded in: "rows", on the pool that batches have, or "guide", by
     GEMVs and attention on the host, on one of its own. Raises UserError for another, and as batches do.
-    docs/chunks.md says what each mode is, and what it is not.
+    docs/how-to/chunks.md says what each mode is, and what it is not.
     """
 
     def __init__(self, model: Model, folder: str | Path | None = None, decode: str = ROWS) -> None:
@@ -64,9 +64,10 @@ class ChunkedLLM:
     ) -> Stream:
         """The answer to these chunks, one after the other, piece by piece; the last is the one that asks.
 
-        mode: "prefix", "block" or "block+link-K"; see docs/chunks.md. options: as those of Model.stream. In
-        `usage`, cached_tokens are those of the prompt that were not run for this answer. Raises UserError for
-        ids that are not registered, a mode that is none or not for this model, and as Model.stream.
+        mode: "prefix", "block" or "block+link-K"; see docs/how-to/chunks.md. options: as those of
+        Model.stream. In `usage`, cached_tokens are those of the prompt that were not run for this answer.
+        Raises UserError for ids that are not registered, a mode that is none or not for this model, and as
+        Model.stream.
         """
         asked = self._model.asked
         how = asking(options, asked.session())  # of which `raw` says nothing: chunks always are

@@ -7,8 +7,8 @@ A chunk is a text that was read by itself (chunks.py). Three modes say what the 
     block+link-K    as block, but the first K tokens of each chunk are run anew, and see all before them
 
 In the first mode no bit is other than without chunks. In the others keys and values are those of another
-mask: equal to a run of the model with that mask, and not to reading one text. `../docs/chunks.md` says what
-is lost. The first chunk has nothing before it, so it is the same in all of them.
+mask: equal to a run of the model with that mask, and not to reading one text. `docs/how-to/chunks.md` says
+what is lost. The first chunk has nothing before it, so it is the same in all of them.
 """
 
 from __future__ import annotations

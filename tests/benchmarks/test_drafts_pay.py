@@ -15,10 +15,10 @@ from aerie.engine.strategies.strategy import Guesses
 from benchmarks.drafts import BETWEEN, TEXTS
 
 AVX512_BF16, AVX512 = {8: 1.0, 16: 1.33, 32: 2.2}, {8: 1.0, 16: 1.57, 32: 3.1}
-"""What a pass of up to so many rows takes, over one of 8 (docs/performance.md, few rows)."""
+"""What a pass of up to so many rows takes, over one of 8 (docs/dev/performance-notes.md, few rows)."""
 EACH_ROW = {1: 0.63, 2: 0.65, 4: 0.78, 8: 1.0, 16: 1.55, 32: 2.9}
-"""The same as it was found in one run on AVX512-BF16 (docs/performance.md, several tokens a pass): there a
-guess takes time among the first rows too."""
+"""The same as it was found in one run on AVX512-BF16 (docs/dev/performance-notes.md, several tokens a
+pass): there a guess takes time among the first rows too."""
 
 
 class Said:

@@ -146,7 +146,7 @@ def test_every_python_that_the_project_supports() -> None:
         r"^NEWEST = \(3, (\d+)\)", (PROJECT / "tools/make_venv.py").read_text(), re.MULTILINE
     )
     assert (int(least), int(newest)) == (11, 14)
-    for page in ("README.md", "docs/install.md"):
+    for page in ("README.md", "docs/how-to/install.md"):
         assert f"3.{least} to 3.{newest}" in (PROJECT / page).read_text()
     versions = dict(jobs())["tests/tests"]["strategy"]["matrix"]["python"]
     assert versions == [f"3.{minor}" for minor in range(int(least), int(newest) + 1)]

@@ -365,6 +365,8 @@ def test_an_evicted_chunk_is_forgotten_and_answers_under_way_go_on(session: Sess
     assert [token for token in request.steps() if token is not None] == wanted
     with pytest.raises(UserError, match="never registered, or evicted"):
         registry.chunk(chunk_id(TEXTS[0]))
+    registry.register(TEXTS[0])
+    assert [info.reads for info in registry.chunks()] == [1], "what the pool had of it is found no more"
 
 
 def test_torn_files_are_told_and_made_anew(one: tuple[Session, Reference], tmp_path: Path) -> None:

@@ -128,6 +128,17 @@ def test_a_page_that_is_written_anew_is_not_found_by_what_it_had() -> None:
     assert held(one)[63] != held(other)[63]
 
 
+def test_pages_with_or_after_a_token_that_was_not_made_by_blocks_are_not_found() -> None:
+    pool = pool_of(8)
+    tokens = list(range(3 * PAGE))
+    one = Paged(pool)
+    one.reserve(len(tokens))
+    one.advance(tokens[:PAGE])
+    one.advance(tokens[PAGE : PAGE + 1], by_blocks=False)
+    one.advance(tokens[PAGE + 1 :])
+    assert Paged(pool).begin([*tokens, 1]) == PAGE
+
+
 def test_what_was_left_is_free_after_the_next_look() -> None:
     pool = pool_of(4)
     one = Paged(pool)

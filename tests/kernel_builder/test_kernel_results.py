@@ -38,6 +38,24 @@ def test_random_shape(name: str, seed: int) -> None:
     assert complaints(name, parameters, seed) == [], parameters
 
 
+ATTENTION = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        (
+            "flash_attention",
+            {"lq": 32, "lk": 96, "lkp": 32, "num_stages": 2, "num_q_tiles": 1, "causal": False},
+        ),
+        ("cached_attention", {"n": 8, "m": 64, "heads": 1}),
+    ],
+    ids=["three tiles of keys for two stages", "a tile for each head of a group"],
+)
+def test_attention_that_is_shared_out_unevenly(name: str, parameters: dict[str, Any]) -> None:
+    assert complaints(name, {**ATTENTION, **parameters}) == []
+
+
 def result(name: str, parameters: dict[str, Any], arrays: dict[str, Any]) -> Any:
     """The one result of a kernel."""
     (out,) = run(registry()[name].build(**parameters), arrays).values()

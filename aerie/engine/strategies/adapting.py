@@ -15,7 +15,7 @@ from aerie.engine.strategies.strategy import Guesses
 COSTS = {8: 1.0, 16: 1.57, 32: 3.1}
 """What a pass of up to so many rows takes, beside one of a single row, which is a program of 8 rows as well:
 every weight is read once. Those of AVX-512; of AVX512-BF16 they are 1.33 and 2.2, where more guesses would
-pay than are made (docs/performance.md, few rows)."""
+pay than are made (docs/dev/performance-notes.md, few rows)."""
 MEMORY = 0.9
 """What an older pass counts of a newer one."""
 FIRST_REST, LAST_REST = 8, 64
