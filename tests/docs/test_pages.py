@@ -40,11 +40,11 @@ def play(page: Path, folder: Path, slow: bool) -> None:
             sandbox.run(block, printed if block.language == "python" else None)
 
 
-SHORT = [page for page in PAGES if any(is_run(each) and not each.is_slow for each in blocks(page))]
+FAST = [page for page in PAGES if any(is_run(each) and not each.is_slow for each in blocks(page))]
 SLOW = [page for page in PAGES if any(is_run(each) and each.is_slow for each in blocks(page))]
 
 
-@pytest.mark.parametrize("page", SHORT, ids=name_of)
+@pytest.mark.parametrize("page", FAST, ids=name_of)
 def test_a_page(page: Path, tmp_path: Path) -> None:
     play(page, tmp_path, slow=False)
 
