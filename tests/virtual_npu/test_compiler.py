@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import remembering
 
 from aerie import virtual_npu
 from aerie.common import compiler, compiler_records
@@ -27,7 +28,6 @@ func.func @f(%x: memref<1xf32>) {
 }
 """
 HOST_CODE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
-REAL = shutil.which("c++") or "c++"
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -37,21 +37,8 @@ def script(path: Path, *lines: str) -> Path:
     return path
 
 
-AS_BEFORE = """
-for word in "$@"; do
-  case "$before" in -o) made="$word"; before=; continue;; esac
-  case "$word" in *.cc|*.o) files="$files $word";; -I*) ;; -o) before=-o;; *) flags="$flags $word";; esac
-done
-kept="$KEPT_OBJECTS/$( { cat $files; echo "$flags"; } | md5sum | cut -c1-32)"
-[ -n "$made" ] && [ -n "$files" ] || exec REAL "$@"
-[ -e "$kept" ] || { REAL "$@" && cp "$made" "$kept.$$" && mv "$kept.$$" "$kept"; } || exit
-cp "$kept" "$made"
-"""
-"""Compiles by the real compiler, which is asked once for the same: most tests here build the same program."""
-
-
 class Tool:
-    """A compiler on a PATH of its own: the real one, which says another version and writes down its calls."""
+    """A compiler on a PATH of its own: one that remembers, says another version and writes down its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "calls"
@@ -59,7 +46,7 @@ class Tool:
     def put(self, version: str) -> None:
         said = f'case "$*" in *--version) echo "{version}"; exit;; esac'
         path = f'PATH="{os.environ["PATH_BEFORE"]}"'
-        real = AS_BEFORE.replace("REAL", REAL).splitlines()
+        real = remembering.lines(Path(os.environ["KEPT_OBJECTS"]))
         script(self.folder / "g++", f'echo "$*" >> {self.log}', said, path, *real)
 
     def remove(self) -> None:
@@ -222,7 +209,7 @@ def test_a_compiler_in_several_words(tool, tmp_path, monkeypatch, variable):
 
 
 def test_a_path_with_a_blank_in_it_is_one_word(tmp_path, monkeypatch):
-    path = script(tmp_path / "my tools" / "g++", f'exec {REAL} "$@"')
+    path = script(tmp_path / "my tools" / "g++", f'exec {remembering.REAL} "$@"')
     monkeypatch.setenv("VNPU_CXX", str(path))
     assert find_compiler().command == (str(path),)
     monkeypatch.setenv("VNPU_CXX", f"'{path}' -m64")
