@@ -1,6 +1,6 @@
 """A C++ compiler that is asked once for the same object of the runtime, whatever cache of ours is empty.
 
-Tests of the cache begin with an empty one each, and most of what they compile is the runtime, always the same.
+Tests of the cache begin with an empty one each. Most of what they compile is the runtime, always the same.
 """
 
 from __future__ import annotations

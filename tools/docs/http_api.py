@@ -6,7 +6,7 @@ import inspect
 import json
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from md_text import code, page, section, table
@@ -132,11 +132,35 @@ def bodies(endpoint: Any) -> list[type[BaseModel]]:
     return [each for each in hints.values() if inspect.isclass(each) and issubclass(each, BaseModel)]
 
 
+CHANGES_NOTHING = frozenset(
+    (
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_prompt",
+        "client_metadata",
+        "request_id",
+    )
+)
+"""Fields that are taken so that clients that send them are served."""
+NAMES = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    dict: "object",
+    list: "list",
+    type(None): "null",
+}
+"""What a client's author calls a type of Python's."""
+
+
 def type_of(annotation: Any) -> str:
     """A type as a client's author reads it."""
     origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if annotation is type(None):
-        return "null"
     if origin is typing.Literal:
         return " or ".join(json.dumps(each) for each in arguments)
     if origin is typing.Annotated:
@@ -144,21 +168,13 @@ def type_of(annotation: Any) -> str:
     if origin in (typing.Union, types.UnionType):
         names = [type_of(each) for each in arguments if each is not type(None)]
         return " or ".join(dict.fromkeys(names))
-    if origin in (list, tuple) or (inspect.isclass(origin) and issubclass(origin, typing.Sequence)):  # type: ignore[arg-type]
-        return f"list of {type_of(arguments[0])}" if arguments else "list"
-    if origin is dict or (inspect.isclass(origin) and issubclass(origin, typing.Mapping)):  # type: ignore[arg-type]
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
         return "object"
+    if inspect.isclass(origin) and issubclass(origin, Sequence):
+        return f"list of {type_of(arguments[0])}"
     if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
         return "object"
-    names = {
-        str: "text",
-        int: "whole number",
-        float: "number",
-        bool: "true or false",
-        dict: "object",
-        list: "list",
-    }
-    return names.get(annotation, "any")
+    return NAMES.get(annotation, "any")
 
 
 def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
@@ -166,7 +182,11 @@ def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     unbuilt = getattr(model, "unbuilt", {})
     for name, info in model.model_fields.items():
         if name not in unbuilt:
-            yield code(_name(name, info)), type_of(info.annotation), _default(info), MEANS.get(name, "")
+            yield code(_name(name, info)), type_of(info.annotation), _default(info), _meaning(name)
+
+
+def _meaning(name: str) -> str:
+    return "taken, and changes no answer" if name in CHANGES_NOTHING else MEANS.get(name, "")
 
 
 def _name(name: str, info: FieldInfo) -> str:

@@ -75,25 +75,20 @@ class Picture:
 
 def layers() -> Picture:
     """Which room stands on which."""
-    floors = (
-        (
-            BLUE,
-            ("board", "doctor, comparison, report"),
-            ("serve", "HTTP, pages"),
-            ("verify", "gate, diagnosis"),
-        ),
-        (BLUE, ("cli", "commands"), ("llama32_1b", "demo and synthetic models")),
-        (TEAL, ("engine", "families, KV pages, scheduler, sampling")),
-        (TEAL, ("runtime", "KernelCache, toolchains, buffer objects")),
-        (AMBER, ("multi_launch_builder", "stitcher, programs"), ("kernel_builder", "DSL, kernels")),
-        (AMBER, ("virtual_npu", "runs AIR on the CPU"), ("kernels_cc", "C++ for the cores")),
-        (ROSE, ("device", "what NPU2 is, static check"), ("air_dialect", "AIR in xDSL")),
-        (ROSE, ("common", "errors, store, folders, knobs, compiler, processes")),
+    floors: tuple[tuple[str, tuple[str, ...]], ...] = (
+        (BLUE, ("board: doctor, comparison", "serve: HTTP, pages", "verify: gate, diagnosis")),
+        (BLUE, ("cli: commands", "llama32_1b: demo and synthetic models")),
+        (TEAL, ("engine: model families, KV pages, scheduler, sampling",)),
+        (TEAL, ("runtime: KernelCache, toolchains, buffer objects",)),
+        (AMBER, ("multi_launch_builder: stitcher, programs", "kernel_builder: DSL, kernels")),
+        (AMBER, ("virtual_npu: runs AIR on the CPU", "kernels_cc: C++ for the cores")),
+        (ROSE, ("device: what NPU2 is, static check", "air_dialect: AIR in xDSL")),
+        (ROSE, ("common: errors, store, folders, knobs, compiler, processes",)),
     )
     made = Picture(720, 40 + 58 * len(floors), "The rooms of Aerie: each imports only rooms below it")
-    for floor, (fill, *rooms) in enumerate(floors):
+    for floor, (fill, rooms) in enumerate(floors):
         width = (680 - 10 * (len(rooms) - 1)) / len(rooms)
-        for place, (name, what) in enumerate(rooms):
+        for place, (name, what) in enumerate(each.split(": ") for each in rooms):
             x, y = 20 + place * (width + 10), 20 + 58 * floor
             made.box(x, y, width, 48, fill)
             made.text(x + width / 2, y + 20, name, 14, "middle", bold=True)

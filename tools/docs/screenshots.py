@@ -60,12 +60,14 @@ def chat(page: Any, address: str) -> None:
 
 
 def npu(page: Any, address: str) -> None:
+    """The tiles, coloured by the bytes that the last request moved; each program runs once for that."""
     page.goto(f"{address}/npu")
-    page.wait_for_load_state("networkidle")
-    button = page.get_by_role("button", name=re.compile("count|moved|bytes", re.IGNORECASE))
-    if button.count():
-        button.first.click()
-        page.wait_for_timeout(60_000)
+    page.locator("#count").click()
+    for _ in range(900):
+        if not page.locator("#runs tr", has_text="_").filter(has_not_text="iB").count():
+            break
+        page.wait_for_timeout(1000)
+    page.locator("#h-array").evaluate("title => title.scrollIntoView()")
     page.screenshot(path=FOLDER / "npu.png")
 
 
