@@ -1,5 +1,5 @@
-"""The untouched model passes: the demo, random Llamas of other shapes, and one layer of full size; all as users
-build it."""
+"""The untouched model passes: the demo, random Llamas of other shapes, and one layer of full size; as users build
+them."""
 
 import pytest
 
