@@ -1,5 +1,4 @@
-"""The untouched model passes: the demo, random Llamas of other shapes, and one layer of full size; as users build
-them."""
+"""The untouched model passes: the demo, random Llamas, and one layer of full size, as users build them."""
 
 import pytest
 
