@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.pages import KVCache
 from aerie.engine.planner import Step as BlockStep
 from aerie.engine.programs import HEADS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
@@ -94,14 +94,14 @@ class CallRecorder:
         buffers they are made on, and again so for the next step."""
         return self.calls.get(kind, [])[layer :: self.layers]
 
-    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
-        return self.inner.unfilled(program, bo_key=bo_key)
+    def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Any) -> None:
         self.inner.preload(program, bo_key=bo_key, **static)
 
-    def array(self, name: str, argument: Argument) -> Any:
-        return self.inner.array(name, argument)
+    def shared_array(self, name: str, argument: Argument) -> Any:
+        return self.inner.shared_array(name, argument)
 
     def record(self) -> None:
         """Every call is made by itself, and looked at."""

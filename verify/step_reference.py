@@ -19,7 +19,7 @@ from aerie.verify.passes import Positions
 
 BLOCK = 8
 """Numbers along K that share an exponent in block floating point (`--numerics bfp16`). Each keeps an 8-bit
-mantissa, rounded to nearest even. docs/virtual_npu.md says which products use it.
+mantissa, rounded to nearest even. docs/explanation/numerics.md says which products use it.
 """
 
 

@@ -86,7 +86,7 @@ OFFLINE_ADVICE = (
 
 VERSION_ADVICE = (
     "They ask for other versions of packages than Aerie does: install them in an environment of their own, "
-    "and name it as docs/install.md says under 'Not from wheels'"
+    "and name it as docs/how-to/install.md says under 'Not from wheels'"
 )
 
 

@@ -24,7 +24,7 @@ QWEN2 = ModelShape(192, 3, 1, 64, 64, 300, 1e-6, qkv_bias=True)
 QWEN3 = ModelShape(128, 4, 2, 96, 64, 300, 1e-6, qk_norm=True)
 BOTH = ModelShape(64, 2, 2, 32, 64, 300, 1e-6, qkv_bias=True, qk_norm=True)
 SHAPES = {"qwen2": QWEN2, "qwen3": QWEN3, "both": BOTH}
-RUN = ["both", *(pytest.param(family, marks=pytest.mark.long) for family in ("qwen2", "qwen3"))]
+RUN = ["both", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen2", "qwen3"))]
 """What runs on the virtual NPU."""
 PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "rms_gemms_rope_ar8")
 OF_FAMILIES = {f"{of}_{what}" for of in "qkv" for what in ("product", "norm", "normed")} | {"bq", "bk", "bv"}
@@ -57,7 +57,7 @@ def test_what_a_family_adds_is_launches_with_weights_of_their_own(family, name):
     assert [(a.name, a.shape) for a in plan.arguments if a.role in (Role.INPUT, Role.LUT, Role.OUTPUT)] == [
         (a.name, a.shape) for a in plain.arguments if a.role in (Role.INPUT, Role.LUT, Role.OUTPUT)
     ]
-    added = [step.label for step in plan.launches if step.label not in {other.label for other in plain.launches}]
+    added = [step.label for step in plan.launches if step.label not in {o.label for o in plain.launches}]
     assert added == [
         *(["q_bias", "k_bias", "v_bias"] if shape.qkv_bias else []),
         *(["q_norm", "k_norm"] if shape.qk_norm else []),

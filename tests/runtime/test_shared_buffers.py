@@ -1,11 +1,12 @@
 """Buffers that several sets share: what one program made is where the next one reads it."""
 
 import gc
+import re
 
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32, i32
 from aerie.runtime import ArrayError, Profiler
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -106,18 +107,21 @@ def test_a_shared_buffer_goes_with_its_last_set(sharing_cache):
         sharing_cache.run("scale", bo_key="second", x=X)
 
 
-def test_shapes_that_differ_are_refused(open_cache, variant, program):
-    wide = ArgumentTable([Argument("x", (8, 8), f32, Role.INPUT), *list(program.arguments)[1:]])
+@pytest.mark.parametrize(("shape", "dtype"), [((8, 8), f32), ((4, 8), i32)])
+def test_shapes_and_dtypes_that_differ_are_refused(open_cache, variant, program, shape, dtype):
+    x = Argument("x", shape, dtype, Role.INPUT)
+    wide = ArgumentTable([x, *list(program.arguments)[1:]])
     with open_cache(sharing=SHARING) as cache:
         cache.compile_and_cache(program)
         cache.compile_and_cache(variant(name="wide", arguments=wide))
         cache.preload("scale", "first", w=W)
         with pytest.raises(
             ArrayError,
-            match=r"program 'wide' on buffers 'second': x \(8x8 f32\) cannot share buffer 'middle' with "
-            r"y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the table",
+            match=rf"program 'wide' on buffers 'second': {re.escape(str(x))} cannot share buffer 'middle' "
+            r"with y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the "
+            "table",
         ):
-            cache.run("wide", bo_key="second", x=X)
+            cache.run("wide", bo_key="second", x=np.zeros(shape, dtype.numpy))
 
 
 def test_a_weight_shares_with_weights_alone(open_cache, program):
@@ -141,9 +145,9 @@ def test_a_shared_weight_is_filled_once(knob, strict, sharing_cache):
         view[...] = W
 
     for bo_key in ("first", "second"):
-        missing = sharing_cache.unfilled("scale", bo_key=bo_key)
+        missing = sharing_cache.unfilled_weights("scale", bo_key=bo_key)
         sharing_cache.preload("scale", bo_key, **dict.fromkeys(missing, fill))
-        assert sharing_cache.unfilled("scale", bo_key=bo_key) == []
+        assert sharing_cache.unfilled_weights("scale", bo_key=bo_key) == []
     assert filled == [(4, 8)] * {"": 1, "buffers": 2}[knob]
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
 
@@ -155,6 +159,6 @@ def test_a_weight_that_could_not_be_filled_is_not_taken_for_one(sharing_cache):
 
     with pytest.raises(OSError, match="the file is gone"):
         sharing_cache.preload("scale", "first", w=fail)
-    assert sharing_cache.unfilled("scale", bo_key="second") == ["w"]
+    assert sharing_cache.unfilled_weights("scale", bo_key="second") == ["w"]
     with pytest.raises(ArrayError, match="w never written"):
         sharing_cache.run("scale", bo_key="first", x=X)

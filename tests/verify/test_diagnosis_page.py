@@ -35,8 +35,8 @@ class Broken:
     def record(self):
         return None  # every call comes through `run`
 
-    def unfilled(self, program, /, *, bo_key):
-        return self.inner.unfilled(program, bo_key=bo_key)
+    def unfilled_weights(self, program, /, *, bo_key):
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
 
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)

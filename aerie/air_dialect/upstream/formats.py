@@ -160,8 +160,8 @@ class SameType(CustomDirective):
 
 @irdl_custom_directive
 class ComparisonResult(SameType):
-    """`custom<ComparisonResult>(type(operands), type(results))`: one type of all operands; the results have an i1
-    per lane.
+    """`custom<ComparisonResult>(type(operands), type(results))`: one type of all operands; the results have
+    an i1 per lane.
     """
 
     operands: TypeDirective

@@ -43,13 +43,14 @@ NUMERICS = {"exact": UNFUSED, "bfp16": replace(UNFUSED, numerics="bfp16")}
 """How bf16 matrices are multiplied: exactly in f32, or in block floating point as AIE2P emulates it."""
 
 FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, options in NUMERICS.items()}
-"""The same with the rounding mode in which cores start, for kernels that do not set it (docs/virtual_npu.md).
+"""The same with the rounding mode in which cores start, for kernels that do not set it
+(docs/explanation/numerics.md).
 """
 
 
 PRODUCTS = ("vector.contract", "BFP16")
-"""A kernel whose text has neither has no matrix product that can use blocks (docs/virtual_npu.md), so its
-results are the same in both numerics.
+"""A kernel whose text has neither has no matrix product that can use blocks (docs/explanation/numerics.md),
+so its results are the same in both numerics.
 """
 
 

@@ -2,8 +2,8 @@
 
 The page begins with what works. Layers that only an NPU needs, and that were never set up, are shown as not
 set up. SCHEMA of the record changes whenever an entry is renamed, dropped or changes its meaning; new entries
-may be added without. docs/install.md describes them. No text in it names the user, the machine or the home
-folder.
+may be added without. docs/how-to/install.md describes them. No text in it names the user, the machine or the
+home folder.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ LAYER_WIDTH = max(len(check.layer) for check in CHECKS)
 MIN_COLUMNS = 20
 """Minimum columns of a text, however narrow the console is."""
 BEFORE_ADVICE = " " * (2 + STATUS_WIDTH + 2)
-HOW_TO_START = "docs/install.md, Ryzen AI on Linux; for the compilers alone, make setup-npu"
+HOW_TO_START = "docs/how-to/install.md, Ryzen AI on Linux; for the compilers alone, make setup-npu"
 """Where to start if no layer of the NPU is set up."""
 
 

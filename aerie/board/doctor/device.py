@@ -23,8 +23,10 @@ ROW = re.compile(r"^\W*\[[0-9a-f:.]+\][ |:]*([^|\n]+?)(?:  .*| *\|.*)?$", re.MUL
 """A device's bus address in brackets, and its name up to two blanks or a bar."""
 UNLIMITED = "unlimited"
 
-ENABLE = "enable the NPU (IPU) in the BIOS and install the driver (docs/install.md); then reboot"
-PERMISSION = "sudo usermod -aG render $USER, a udev rule for the node (docs/install.md), and a new login"
+ENABLE = "enable the NPU (IPU) in the BIOS and install the driver (docs/how-to/install.md); then reboot"
+PERMISSION = (
+    "sudo usermod -aG render $USER, a udev rule for the node (docs/how-to/install.md), and a new login"
+)
 
 
 def nodes(machine: ExaminedMachine) -> list[Path]:
@@ -127,7 +129,7 @@ def memlock(_: ExaminedMachine, limits: Callable[[int], tuple[int, int]] = resou
 
 INSTALLED = "/opt/xilinx/xrt"
 SOURCE = f"source {INSTALLED}/setup.sh"
-INSTALL = "install XRT and its amdxdna plugin (docs/install.md)"
+INSTALL = "install XRT and its amdxdna plugin (docs/how-to/install.md)"
 
 IMPORT = "import pyxrt; print(pyxrt.__file__)"
 
@@ -206,6 +208,6 @@ def bindings(machine: ExaminedMachine) -> CheckResult:
             CheckStatus.UNKNOWN, f"{actual}; its last line: {answer.last_line}", required, INSTALL
         )
     if missing:
-        fix = f"install XRT {versions.XRT.version} or newer with its pyxrt (docs/install.md)"
+        fix = f"install XRT {versions.XRT.version} or newer with its pyxrt (docs/how-to/install.md)"
         return CheckResult(CheckStatus.FAILED, "; ".join(map(str, missing)), required, fix)
     return CheckResult(CheckStatus.OK, "all there", required)

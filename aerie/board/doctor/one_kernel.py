@@ -90,7 +90,7 @@ def _only_compiled_runs() -> bool:
 
 def on_npu(machine: ExaminedMachine) -> CheckResult:
     """The same on the NPU, through aircc, Peano and XRT."""
-    return _check_result(_launch(machine, "npu", NPU_S), "make test-npu has more; docs/hardware.md, Running")
+    return _check_result(_launch(machine, "npu", NPU_S), "make test-npu has more; docs/explanation/board.md")
 
 
 def _launch(machine: ExaminedMachine, backend: str, limit_s: float) -> ToolOutput:

@@ -1,6 +1,6 @@
 """The NPU: which one this machine has, what pyxrt must offer, and how the open device behaves.
 
-This was never run on hardware. The source of each rule is beside it, and in docs/hardware.md.
+This was never run on hardware. The source of each rule is beside it, and in docs/explanation/board.md.
 """
 
 from __future__ import annotations
