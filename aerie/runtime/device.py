@@ -127,7 +127,7 @@ class VirtualAccess:
         return RunError(f"{action}: {error}")
 
     def explain(self, failure: FailedRun) -> RunError:
-        return self.failed(f"{failure.label} failed", failure.error)
+        return self.device_error(f"{failure.label} failed", failure.error)
 
 
 def _start_and_wait(run: Any) -> None:
