@@ -68,15 +68,15 @@ def times_plain(
     strategies = [Speculative(one, Lookup(), Adaptive()) for one in making]
     every, time = list(zip(making, strategies, strict=True)), 0.0
     while all(one.left for one in making):
-        dues = [strategy.due(len(one.tokens) - 1) for one, strategy in every]
+        dues = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
         counts = shares(len(names), [due.guesses for due in dues])
         tried = [
-            strategy.due(len(one.tokens) - 1, count) if count else due
+            strategy.next_input(len(one.tokens) - 1, count) if count else due
             for (one, strategy), due, count in zip(every, dues, counts, strict=True)
         ]
         time += cost(sum(len(due.tokens) for due in tried), costs)
         for (_, strategy), due in zip(every, tried, strict=True):
-            strategy.took(due, [0] * due.wanted)  # type: ignore[list-item]
+            strategy.update(due, [0] * due.wanted)  # type: ignore[list-item]
     said = sum(len(one.token_ids) - 1 for one in making)
     return said / time / (len(names) / cost(len(names), costs))
 
