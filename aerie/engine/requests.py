@@ -72,9 +72,10 @@ class Request:
     had. `finish_reason` says why it ended, None while it has not; or `error` does.
 
     Of a conversation (`is_conversation`) the sequence is kept when it is over, for a prompt that begins so or
-    an answer that goes on; `resumes` is the answer that it goes on with, whose tokens end its prompt. It is run
-    while somebody asks for its next token, and else rests: `is_asked`. `interrupted` is asked between two
-    steps; True ends it. `bar` moves while its prompt is read, and `ran` is told of the programs that read it.
+    an answer that goes on; `resumes` is the answer that it goes on with, whose tokens end its prompt. It
+    runs while somebody asks for its next token, and else rests: `is_asked`. `interrupted` is asked between
+    two steps; True ends it. `bar` moves while its prompt is read, and `ran` is told of the programs that read
+    it.
     """
 
     def __init__(
