@@ -11,7 +11,7 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.drafting import Lookup
 from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import Guesses
+from aerie.engine.strategies.strategy import DraftEstimate
 from benchmarks.drafts import BETWEEN, TEXTS
 
 AVX512_BF16, AVX512 = {8: 1.0, 16: 1.33, 32: 2.2}, {8: 1.0, 16: 1.57, 32: 3.1}
@@ -31,6 +31,10 @@ class Said:
     @property
     def left(self) -> int:
         return len(self.text) - len(self.token_ids)
+
+    @property
+    def room(self) -> int:
+        return self.positions - len(self.tokens)
 
     @property
     def tokens(self) -> list[int]:
@@ -119,7 +123,7 @@ def test_no_text_takes_longer(names: list[str], answers: Sequence[int]) -> None:
 
 
 def test_guesses_in_all_rows_would_be_seen() -> None:
-    def all_rows(answers: int, each: Sequence[Guesses]) -> list[int]:
+    def all_rows(answers: int, each: Sequence[DraftEstimate]) -> list[int]:
         return [min(one.most, 32 // answers - 1) for one in each]
 
     assert times_plain(["prose"] * 16, AVX512_BF16, all_rows) < 0.97
