@@ -71,16 +71,13 @@ class ChunkedLLM:
         """
         asked = self._model.asked
         how = asking(options, asked.session())  # of which `raw` says nothing: chunks always are
-        if how.manner.draft is not None and self._decode != ROWS:
-            raise UserError(
-                f"drafts are tried in passes of the decode family {ROWS!r}, and these chunks are for answers "
-                f"decoded in {self._decode!r}; leave draft out, or make ChunkedLLM with decode={ROWS!r}"
-            )
         composition = self._composition(ids, mode)
         with asked.turn:
-            scheduler = asked.session().scheduler_in(self._decode)
-            maker = how.manner.maker(scheduler.model.config, how.sampler)
-            request = scheduler.submit(composition, max_tokens, how.sampler, strategy=maker)
+            scheduler = asked.session().scheduler
+            maker = how.decode_config.maker(scheduler.model.config, how.sampler)
+            request = scheduler.submit(
+                composition, max_tokens, how.sampler, strategy=maker, decode=self._decode
+            )
         return Stream(asked, request, how.stops, on_event)
 
     def generate_from_chunks(
@@ -101,7 +98,7 @@ class ChunkedLLM:
         stream_from_chunks."""
         prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
         with self._model.asked.turn:
-            rows = self._model.asked.session().scheduler_in(self._decode).forward(prompts)
+            rows = self._model.asked.session().scheduler.forward(prompts, decode=self._decode)
         causal, other = (log_softmax(row) for (row,) in rows)
         return float(np.sum(np.exp(causal) * (causal - other)))
 

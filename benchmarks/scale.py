@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aerie.engine.pages import PAGE
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.affinity import SLACK, Affinity
 
 RANDOM, LEAST, AFFINITY = POLICIES = ("random", "least loaded", "affinity")
@@ -113,7 +113,7 @@ class Box:
         began_s, steps, each_s = self._block
         if not steps:
             self._begin(now_s)
-        elif len(self._running) < MOST_ANSWERS:
+        elif len(self._running) < MAX_RUNNING_REQUESTS:
             made = min(steps, max(1, math.ceil((now_s - began_s) / each_s)))
             self._block, self.ends_s = (began_s, made, each_s), began_s + made * each_s
 
@@ -140,7 +140,7 @@ class Box:
         return over
 
     def _begin(self, now_s: float) -> None:
-        while self._waiting and len(self._running) < MOST_ANSWERS:
+        while self._waiting and len(self._running) < MAX_RUNNING_REQUESTS:
             self._running.append(turn := self._waiting.popleft())
             turn.cached = min(self._found(turn.keys) * PAGE, turn.prompt - 1)
             turn.to_read, turn.left = turn.prompt - turn.cached, turn.answer

@@ -55,8 +55,21 @@ def own_cache() -> Iterator[Path]:
         yield TEST_CACHE
 
 
+SMALL = {"board", "kernel_builder", "multi_launch_builder", "runtime", "virtual_npu"}
+"""Rooms whose tests run small programs once: to optimise them takes longer than to run them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No optimisation of what the tests of small programs build."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in SMALL:
+            patch.setenv("VNPU_OPT", "0")
+        yield
+
+
 @pytest.fixture(scope="module")
-def as_users_build() -> Iterator[None]:
+def as_users_build(optimisation: None) -> Iterator[None]:
     """The optimisation level that users have, for all that a file of tests builds."""
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("VNPU_OPT")

@@ -442,7 +442,7 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     assert side.decode(64, 2, "rows").keys() == {"seconds"}
     assert not set(side.programs()) & {"rms_gemv_rope", "lm_head_gemv"}
     assert side.decode(64, 2).keys() >= {"seconds", "programs_seconds", "attention_seconds"}
-    assert side.session.kept.cache.length == 64
+    assert side._cache.length == 64
     side.reset()
     assert set(side.few_rows(32, 1)) == {"1", "8", "16"}
     found = side.programs()

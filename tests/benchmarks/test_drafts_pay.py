@@ -22,7 +22,7 @@ pass): there a guess takes time among the first rows too."""
 
 
 class Said:
-    """An answer that says a text: see Making. Logits are places in the answer."""
+    """An answer that says a text: see RequestState. Logits are places in the answer."""
 
     def __init__(self, prompt: list[int], text: list[int]) -> None:
         self.prompt_ids, self.text, self.token_ids = tuple(prompt), text, text[:1]

@@ -1,4 +1,4 @@
-"""The table of slow tests: which it marks, and that a line that names none is told. What tests take. Shards."""
+"""The table of slow tests: which it marks; a line that names none is an error. CPU seconds. Shards."""
 
 from __future__ import annotations
 

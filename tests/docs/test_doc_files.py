@@ -15,7 +15,8 @@ FILE = re.compile(r"`([\w./*]+(?:\.\w+|/))`")
 SOURCE = re.compile(r"`((?:\w+/)+\w+\.(?:py|h|hpp|cc))`")
 UPSTREAM = ("aie_kernels/",)
 DEV = DOCS / "dev"
-EVERY = [page for page in (*PAGES, PROJECT / "kernels_cc" / "README.md") if DEV not in page.parents]
+OTHERS = [PROJECT / name for name in ("kernels_cc/README.md", "examples/README.md", "CHANGELOG.md")]
+EVERY = [page for page in (*PAGES, *OTHERS) if DEV not in page.parents]
 """The notes in docs/dev tell what was, and may name files that are gone."""
 PAGE_NAMED = re.compile(r"\bdocs/(?:tutorials|how-to|reference|explanation|dev)/[\w-]+\.md\b")
 

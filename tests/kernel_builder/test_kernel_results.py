@@ -16,7 +16,13 @@ from aerie.kernel_builder.testing import compare, library, random_arrays, run
 from aerie.virtual_npu import toolchain
 
 BF16 = ml_dtypes.bfloat16
-CASES = [(name, case) for name, spec in registry().items() for case in range(len(spec.cases))]
+QUICK = 2
+"""Cases of a kernel that `make test` runs: each is a program to compile."""
+CASES = [
+    pytest.param(name, case, marks=pytest.mark.slow if case >= QUICK else ())
+    for name, spec in registry().items()
+    for case in range(len(spec.cases))
+]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 
 

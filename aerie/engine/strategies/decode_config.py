@@ -24,7 +24,7 @@ from aerie.engine.strategies.choosing import (
 )
 from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import Maker, Making, Strategy
+from aerie.engine.strategies.strategy import RequestState, Strategy, StrategyFactory
 
 SETTINGS = {"steps": (SEQUENTIAL, STATIC, DYNAMIC), "threshold": (DYNAMIC,), "entropy": (ENTROPY,)}
 """The rules that go by each setting."""
@@ -33,8 +33,8 @@ AUTOREGRESSIVE, BLOCK_DIFFUSION = "autoregressive", "block_diffusion"
 LOOKUP = "lookup"
 
 
-class Manners(TypedDict, total=False):
-    """The settings of a Manner, by name, where they are passed on."""
+class DecodeSettings(TypedDict, total=False):
+    """The settings of a DecodeConfig, by name, where they are passed on."""
 
     strategy: str | None
     rule: str | None
@@ -44,7 +44,7 @@ class Manners(TypedDict, total=False):
 
 
 @dataclass(frozen=True)
-class Manner:
+class DecodeConfig:
     """How an answer is made. What is None is the model's own way.
 
     strategy: "autoregressive" or "block_diffusion". rule, steps, threshold, entropy: of block diffusion, see
@@ -58,7 +58,7 @@ class Manner:
     entropy: float | None = None
     draft: str | Drafting | None = None
 
-    def maker(self, config: ModelConfig, sampler: Sampler) -> Maker | None:
+    def maker(self, config: ModelConfig, sampler: Sampler) -> StrategyFactory | None:
         """What makes answers of this model so, drawn by this sampler; None for plain decoding. UserError for
         what does not go together, or is out of range."""
         self._check(config)
@@ -115,20 +115,20 @@ class Manner:
         entropy = own.entropy if self.entropy is None else self.entropy
         return replace(rule, threshold=threshold, entropy=entropy).of(block)
 
-    def _drafting(self) -> Maker:
+    def _drafting(self) -> StrategyFactory:
         drafting = Drafting(Lookup) if isinstance(self.draft, str) else self.draft
         assert drafting is not None
         return partial(_speculative, drafting=drafting)
 
 
-PLAIN = Manner()
+PLAIN = DecodeConfig()
 
 
-def _speculative(making: Making, drafting: Drafting) -> Strategy:
+def _speculative(making: RequestState, drafting: Drafting) -> Strategy:
     return Speculative(making, drafting.make(), Adaptive(per_draft=drafting.cost, at_once=drafting.at_once))
 
 
-def default_maker(config: ModelConfig, sampler: Sampler) -> Maker:
+def default_strategy_factory(config: ModelConfig, sampler: Sampler) -> StrategyFactory:
     """How a model's answers are made where nobody says."""
     return PLAIN.maker(config, sampler) or Autoregressive
 
