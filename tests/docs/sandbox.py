@@ -163,7 +163,7 @@ class Sandbox:
         printed = io.StringIO()
         with self._inside(), contextlib.redirect_stdout(printed):
             names: dict[str, object] = {"__name__": "__main__"}
-            exec(compile(self._placed(block.text), block.place, "exec"), names)
+            exec(compile(self._placed(block.text), block.place, "exec", dont_inherit=True), names)
         for client in names.values():
             if type(client).__name__ == "OpenAI":  # its connections stay open until it is closed
                 client.close()  # type: ignore[attr-defined]
