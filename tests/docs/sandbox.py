@@ -174,7 +174,7 @@ class Sandbox:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             patch.setenv("VNPU_DEVICES", "2")
-            patch.setenv("COLUMNS", "100")
+            patch.setenv("COLUMNS", "80")
             yield
 
     def environment(self) -> dict[str, str]:
@@ -187,7 +187,7 @@ class Sandbox:
             "PYTHONPATH": str(self.folder if self.own_project else PROJECT),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_ADDOPTS": "-p no:cacheprovider",
-            "COLUMNS": "100",
+            "COLUMNS": "80",
             **{name: os.environ[name] for name in ("VNPU_CACHE", "VNPU_OPT") if name in os.environ},
         }
 
