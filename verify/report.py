@@ -23,6 +23,7 @@ from aerie.verify.filled import Filled
 from aerie.verify.gate import PENALTY, PENALTY_KL, POSITIONS, Record, Trial
 from aerie.verify.ladder import Ladder
 from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
+from aerie.version import VERSION
 
 
 def make_folder(folder: Path) -> None:
@@ -48,7 +49,7 @@ def write_report(path: Path, text: str) -> None:
         ) from None
 
 
-PACKAGES = ("aerie", "numpy", "torch", "transformers")
+PACKAGES = ("numpy", "torch", "transformers")
 SHOWN_FAILURES = 10
 
 EXPLANATION = """\
@@ -224,8 +225,8 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "numerics": record.numerics,
         "rounding": record.rounding,
         "bounds": asdict(record.bounds),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
-        | {"python": platform.python_version()},
+        "versions": {"aerie": VERSION, "python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
         "prompts": [_trial(trial) for trial in record.trials],
         "ladders": [_ladder(ladder) for ladder in record.ladders],
         "bit_identity": [asdict(found) for found in record.identities],
