@@ -39,7 +39,7 @@ def file_digest(path: Path | str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def key_of(ingredients: Mapping[str, str]) -> str:
+def hash_key(ingredients: Mapping[str, str]) -> str:
     """16 hexadecimal digits of a sha256 over all ingredients, their names and values; order does not
     matter."""
     return text_digest(json.dumps(ingredients, sort_keys=True))[:16]
@@ -61,7 +61,7 @@ def tree_digest(root: Path, skip: Sequence[str] = ()) -> str:
 
 
 @functools.cache
-def own_digest(folder: str) -> str:
+def package_digest(folder: str) -> str:
     """`tree_digest` of one of our own folders, such as `device`; that of virtual_npu itself is
     without NOT_BUILT_IN. Taken once in a process, which loads its code once too."""
     return tree_digest(rooms.folder(folder), skip=NOT_BUILT_IN if folder == "virtual_npu" else ())
@@ -90,11 +90,11 @@ def with_includes(sources: Iterable[Path], folders: Iterable[Path] = ()) -> set[
         path = waiting.pop()
         if path not in reached:
             reached.add(path)
-            waiting += _found(_facts(path)[1], (path.parent, *places))
+            waiting += _included_paths(_facts(path)[1], (path.parent, *places))
     return reached
 
 
-def _found(names: Iterable[str], places: Sequence[Path]) -> list[Path]:
+def _included_paths(names: Iterable[str], places: Sequence[Path]) -> list[Path]:
     """What is included under these names, wherever it is in `places`: in all, lest the compiler choose
     another."""
     paths = (f"{place}/{name}" for name in names for place in places)
@@ -127,7 +127,7 @@ def _remembered_facts(path: str, state: tuple[int, ...]) -> tuple[str, tuple[str
 def includes_digest(text: str, folders: Sequence[Path]) -> str:
     """sha256 of the names and contents of the files that C++ in `text` includes from `folders`, however
     deep."""
-    files = with_includes(_found(INCLUDE.findall(text), folders), folders)
+    files = with_includes(_included_paths(INCLUDE.findall(text), folders), folders)
     return text_digest("\n".join(sorted(f"{_name_below(path, folders)} {_facts(path)[0]}" for path in files)))
 
 

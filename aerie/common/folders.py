@@ -28,11 +28,11 @@ ADVICE = f"name one that can be written with {VARIABLE}=/path/to/folder"
 """What to do where the folder cannot be used."""
 
 
-def home() -> Path:
+def cache_folder() -> Path:
     """The folder, absolute; it may not be there yet. Raises KnobError where there is none to be found."""
     if named := HOME.get():
         return _expanded(named)
-    return checkout_folder() or _of_the_user()
+    return checkout_folder() or _user_folder()
 
 
 def checkout_folder() -> Path | None:
@@ -40,7 +40,7 @@ def checkout_folder() -> Path | None:
     return rooms.CHECKOUT / "build" if rooms.CHECKOUT else None
 
 
-def _of_the_user() -> Path:
+def _user_folder() -> Path:
     named = Path(os.environ.get("XDG_CACHE_HOME") or "")
     # A relative one does not count (XDG Base Directory Specification).
     return (named if named.is_absolute() else _expanded("~/.cache")) / "aerie"
@@ -55,20 +55,20 @@ def _expanded(text: str) -> Path:
         ) from None
 
 
-def programs() -> Path:
+def programs_folder() -> Path:
     """Where a KernelCache keeps compiled programs."""
-    return home() / PROGRAMS
+    return cache_folder() / PROGRAMS
 
 
-def built_programs() -> Path | None:
+def vnpu_folder() -> Path | None:
     """Where the virtual NPU keeps what it built, or None where it does not. Raises KnobError."""
     text = CACHE.get()
     if text == "off":
         return None
-    return _expanded(text) if text else home() / "virtual_npu"
+    return _expanded(text) if text else cache_folder() / "virtual_npu"
 
 
-def make(folder: Path) -> None:
+def make_folder(folder: Path) -> None:
     """Make a folder, and those above it, that others cannot write to whatever the umask. Raises OSError."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o755, exist_ok=True)
@@ -78,7 +78,7 @@ def make(folder: Path) -> None:
 def is_usable(folder: Path) -> bool:
     """Whether files can be written there; the folder is made where it is missing."""
     try:
-        make(folder)
+        make_folder(folder)
     except OSError:
         return False
     return os.access(folder, os.W_OK)
@@ -94,12 +94,12 @@ def check_private(folder: Path) -> None:
     named, real = folder.absolute(), folder.resolve()
     links = (link for link in (named, *named.parents) if link.is_symlink())
     above = (each for each in real.parents if not rooms.SEARCH_PATH.is_relative_to(each))
-    found = [fault for link in links for fault in _strange_owner(link)]
-    found += [*_strange_owner(real), *_strange_writers(real)]
-    found += [
-        fault for each in above for fault in (*_strange_owner(each), *_strange_writers(each, above=True))
+    faults = [fault for link in links for fault in _untrusted_owner(link)]
+    faults += [*_untrusted_owner(real), *_untrusted_writers(real)]
+    faults += [
+        fault for each in above for fault in (*_untrusted_owner(each), *_untrusted_writers(each, above=True))
     ]
-    for what, fix in found:
+    for what, fix in faults:
         raise KnobError(
             f"{folder} is not used: {what}, so that others could put programs there, which would run as you: "
             f"{fix}, or name a folder of your own with {VARIABLE}=/path/to/folder"
@@ -108,10 +108,10 @@ def check_private(folder: Path) -> None:
 
 def is_private(path: Path) -> bool:
     """Whether a file in a private folder is one that nobody else could write; so is one that is missing."""
-    return not any((*_strange_owner(path), *_strange_writers(path)))
+    return not any((*_untrusted_owner(path), *_untrusted_writers(path)))
 
 
-def _strange_owner(path: Path) -> Iterator[tuple[str, str]]:
+def _untrusted_owner(path: Path) -> Iterator[tuple[str, str]]:
     """Who owns a path and is not trusted, with what to do."""
     with contextlib.suppress(OSError):
         owner = path.lstat().st_uid
@@ -125,7 +125,7 @@ def _trusted() -> set[int]:
     return {os.geteuid(), 0, Path("/").stat().st_uid, Path(__file__).stat().st_uid}
 
 
-def _strange_writers(path: Path, above: bool = False) -> Iterator[tuple[str, str]]:
+def _untrusted_writers(path: Path, above: bool = False) -> Iterator[tuple[str, str]]:
     """Who can write to a path beside its owner, with what to do; above: to a folder that holds the folder."""
     with contextlib.suppress(OSError):
         about = path.lstat()

@@ -26,13 +26,13 @@ class Output(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            raise _told_apart(error) from None
+            raise _as_output_error(error) from None
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            raise _told_apart(error) from None
+            raise _as_output_error(error) from None
 
 
 def begin() -> None:
@@ -44,10 +44,10 @@ def begin() -> None:
             _open_at(number, flags)
     sys.stdin = sys.stdin or io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "replace")
     sys.stderr = sys.stderr or io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "replace")
-    sys.stdout = _told_apart_from_files(sys.stdout)
+    sys.stdout = _as_output(sys.stdout)
 
 
-def _told_apart_from_files(plain: TextIO | None) -> TextIO:
+def _as_output(plain: TextIO | None) -> TextIO:
     """Standard output as an Output. None is what Python has where it was closed."""
     if plain is None:
         return Output(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "replace")
@@ -66,7 +66,7 @@ def finish() -> None:
         discard()
 
 
-def tell(error: OutputError) -> int:
+def report_output_error(error: OutputError) -> int:
     """Say that the output is lost, and give the exit status. What is still to be written goes nowhere."""
     discard()
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
@@ -83,7 +83,7 @@ def discard() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told_apart(error: OSError) -> OSError:
+def _as_output_error(error: OSError) -> OSError:
     if isinstance(error, BrokenPipeError | OutputError):
         return error
     return OutputError(error.errno, error.strerror)

@@ -27,8 +27,8 @@ from typing import BinaryIO, cast
 
 from aerie.common import folders
 
-LARGEST_BYTES = 1 << 30
-OLDEST_DAYS = 30
+MAX_BYTES = 1 << 30
+MAX_UNUSED_DAYS = 30
 
 _HOUR = 60 * 60
 _DAY = 24 * _HOUR
@@ -40,7 +40,7 @@ _KEYED = re.compile(r"(^|-)[0-9a-f]{16}\.[a-z]+$")
 there may be somebody's own files beside."""
 
 
-def _say_nothing() -> None:
+def _wait_silently() -> None:
     """What is made in a moment is waited for without a word."""
 
 
@@ -62,36 +62,36 @@ class Store:
         if not folders.is_private(path):
             return None
         mark_used(path)
-        return unsealed(path)
+        return read_checked(path)
 
     def find(self, name: str) -> Path | None:
         """The file of an entry, for readers that do not mind the 32 bytes after its content: linkers and
         loaders of ELF files. None where it is missing or damaged. Counts as a use."""
         return None if self.read(name) is None else self.folder / name
 
-    def made(
-        self, name: str, make: Callable[[Path], Path], waiting: Callable[[], None] = _say_nothing
+    def get_or_make(
+        self, name: str, make: Callable[[Path], Path], waiting: Callable[[], None] = _wait_silently
     ) -> Path:
         """The file of an entry: the one that is there, or what `make` makes now in the empty folder given.
 
         `waiting` is called where another process or thread is making it. Raises what `make` raises, OSError,
-        which is an InterruptedError where `stop_waiting` ended the waiting.
+        which is an InterruptedError where `interrupt_lock_waits` ended the waiting.
         """
-        found = self.find(name)
-        if found is None:
-            with self.making(name, waiting) as work:
-                found = self.find(name) or self.place(sealed(make(work)), name)
+        entry = self.find(name)
+        if entry is None:
+            with self.locked_work_folder(name, waiting) as work:
+                entry = self.find(name) or self.move_in(append_checksum(make(work)), name)
             self.prune_when_due()
-        return found
+        return entry
 
     @contextlib.contextmanager
-    def making(self, name: str, waiting: Callable[[], None] = _say_nothing) -> Iterator[Path]:
+    def locked_work_folder(self, name: str, waiting: Callable[[], None] = _wait_silently) -> Iterator[Path]:
         """Hold the lock of an entry, and give an empty folder that is gone afterwards. Raises OSError."""
         flat = name.replace("/", "-")
         work = self._unfinished / flat
-        folders.make(self._locks)
+        folders.make_folder(self._locks)
         with _locked(self._locks / flat, waiting):
-            folders.make(self._unfinished)
+            folders.make_folder(self._unfinished)
             self._remove_unfinished()
             shutil.rmtree(work, ignore_errors=True)  # left behind by a process that was killed
             work.mkdir(mode=0o700, exist_ok=True)  # a compiler that outlived that one may yet write there
@@ -100,13 +100,13 @@ class Store:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
-    def place(self, made: Path, name: str) -> Path:
+    def move_in(self, path: Path, name: str) -> Path:
         """Move a complete file of this file system into its place, in one step; gives the place."""
-        path = self.folder / name
-        folders.make(path.parent)
-        os.chmod(made, made.stat().st_mode & ~0o022)
-        os.replace(made, path)
-        return path
+        target = self.folder / name
+        folders.make_folder(target.parent)
+        os.chmod(path, path.stat().st_mode & ~0o022)
+        os.replace(path, target)
+        return target
 
     def _remove_unfinished(self) -> None:
         """What nobody makes any more, since its lock is free. Ours are folders with the name of an entry."""
@@ -126,25 +126,25 @@ class Store:
             self.prune()
         return due
 
-    def prune(self, largest_bytes: int = LARGEST_BYTES, oldest_days: float = OLDEST_DAYS) -> None:
+    def prune(self, max_bytes: int = MAX_BYTES, max_unused_days: float = MAX_UNUSED_DAYS) -> None:
         """Remove entries that were not used for so long, and then the least recently used until the rest is
         so small. What was used within a day stays: another process may be about to open it."""
-        now, kept = time.time(), 0
+        now, kept_bytes = time.time(), 0
         for group in sorted(self.groups(), key=lambda group: -group.used):
-            kept += group.nbytes
+            kept_bytes += group.nbytes
             idle = now - group.used
-            if idle > oldest_days * _DAY or (kept > largest_bytes and idle > _DAY):
-                kept -= group.nbytes
+            if idle > max_unused_days * _DAY or (kept_bytes > max_bytes and idle > _DAY):
+                kept_bytes -= group.nbytes
                 group.remove()
 
-    def groups(self) -> list[Group]:
+    def groups(self) -> list[EntryGroup]:
         """Files that lie together and have their name in common but for the suffix; none without a folder."""
-        found: dict[Path, Group] = {}
+        groups: dict[Path, EntryGroup] = {}
         for folder in (self.folder, *(self.folder / name for name in self._inner)):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if path.suffix in _SUFFIXES and _KEYED.search(path.name) and path.is_file():
-                    found.setdefault(path.with_suffix(""), Group([])).paths.append(path)
-        return list(found.values())
+                    groups.setdefault(path.with_suffix(""), EntryGroup([])).paths.append(path)
+        return list(groups.values())
 
     def remove_empty(self) -> None:
         """Remove what a store without entries has of its own, but for its folder, which may be somebody's."""
@@ -158,7 +158,7 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Group:
+class EntryGroup:
     """Files that are used together: an entry, and what belongs to it, such as a program's text and log."""
 
     paths: list[Path]
@@ -200,10 +200,10 @@ def mark_used(path: Path) -> None:
             os.utime(path)
 
 
-def kept_programs() -> Store | None:
+def programs_store() -> Store | None:
     """The store of what the virtual NPU builds; None where nothing is kept, or nothing can be. Raises
     KnobError for a folder that others can write to."""
-    folder = folders.built_programs()
+    folder = folders.vnpu_folder()
     if folder is None:
         return None
     folders.check_private(folder)
@@ -212,13 +212,13 @@ def kept_programs() -> Store | None:
 
 # one lock
 
-_asked_to_stop = 0
+_interrupts = 0
 
 
-def stop_waiting() -> None:
+def interrupt_lock_waits() -> None:
     """Whoever waits for a lock now, in any thread, gets an InterruptedError, an OSError."""
-    global _asked_to_stop
-    _asked_to_stop += 1
+    global _interrupts
+    _interrupts += 1
 
 
 @contextlib.contextmanager
@@ -227,9 +227,9 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
     lock = _try_lock(path)
     if lock is None:
         waiting()
-    asked = _asked_to_stop
+    interrupts = _interrupts
     while lock is None:
-        if _asked_to_stop != asked:
+        if _interrupts != interrupts:
             raise InterruptedError(errno.EINTR, "stopped while another process makes it", str(path))
         time.sleep(_POLL_SECONDS)
         lock = _try_lock(path)
@@ -268,7 +268,7 @@ def _unlock(path: Path, lock: int) -> None:
 # whole files
 
 
-def sealed(path: Path) -> Path:
+def append_checksum(path: Path) -> Path:
     """Append the sha256 of the file to it, so that damage is noticed; gives the path."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:
@@ -276,22 +276,22 @@ def sealed(path: Path) -> Path:
     return path
 
 
-def unsealed(path: Path) -> bytes | None:
+def read_checked(path: Path) -> bytes | None:
     """What a sealed file holds, without its hash; None where it is missing or damaged."""
     try:
-        whole = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    body, digest = whole[:-_DIGEST_BYTES], whole[-_DIGEST_BYTES:]
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     return body if body and hashlib.sha256(body).digest() == digest else None
 
 
-def contents(path: Path) -> bytes:
+def read_content(path: Path) -> bytes:
     """What a file holds, without its seal where it has one. Raises OSError."""
-    return unsealed(path) or path.read_bytes()
+    return read_checked(path) or path.read_bytes()
 
 
-def write_whole(path: Path, fill: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
+def write_atomic(path: Path, fill: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
     """Write a file in one step: `fill` writes it under another name beside it. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:

@@ -12,14 +12,14 @@ from aerie.common.lazy import TYPE_CHECKING, on_first_use
 
 if TYPE_CHECKING:
     from aerie.device.check import check
-    from aerie.device.npu2 import DEVICES, NPU1, NPU2, Device
-    from aerie.device.report import Fault, Report, Usage
+    from aerie.device.npu2 import DEVICES, NPU1, NPU2, DeviceModel
+    from aerie.device.report import CheckReport, Fault, ResourceUsage
 else:
     _HOMES = {
         "aerie.device.check": ["check"],
-        "aerie.device.npu2": ["DEVICES", "NPU1", "NPU2", "Device"],
-        "aerie.device.report": ["Fault", "Report", "Usage"],
+        "aerie.device.npu2": ["DEVICES", "NPU1", "NPU2", "DeviceModel"],
+        "aerie.device.report": ["Fault", "CheckReport", "ResourceUsage"],
     }
     __getattr__ = on_first_use(__name__, {name: home for home, names in _HOMES.items() for name in names})
 
-__all__ = ["DEVICES", "NPU1", "NPU2", "Device", "Fault", "Report", "Usage", "check"]
+__all__ = ["DEVICES", "NPU1", "NPU2", "CheckReport", "DeviceModel", "Fault", "ResourceUsage", "check"]

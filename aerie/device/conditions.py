@@ -12,7 +12,7 @@ from aerie.air_dialect.readings import NUMBERS, Known, numbers
 from aerie.air_dialect.verifiers import enclosing
 
 
-def runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
+def may_run_on(op: Operation, herd: HerdOp, known: Known) -> bool:
     """False only where a condition on tile ids shuts `op` out on this core."""
     child: Operation = op
     for parent in enclosing(op):
@@ -26,7 +26,7 @@ def runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
     return True
 
 
-def never_runs(op: Operation) -> bool:
+def is_dead(op: Operation) -> bool:
     """Whether a loop of no trips or a condition that is constant shuts an operation out on every core."""
     child: Operation = op
     for parent in enclosing(op):

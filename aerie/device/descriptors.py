@@ -20,22 +20,22 @@ from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, Hier
 from aerie.air_dialect.readings import number
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
-from aerie.device.copies import trips
+from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import DmaLimits
-from aerie.device.scopes import Scope
+from aerie.device.scopes import ArrayConfiguration
 from aerie.device.streams import offset_at
-from aerie.device.transfers import Side, allocated_bytes
+from aerie.device.transfers import TransferSide, allocated_bytes
 
 Dims = list[tuple[int, int]]
 """(size, stride) in elements of each dimension, outermost first."""
 
 
-def descriptors(scope: Scope, side: Side) -> int:
+def descriptors(scope: ArrayConfiguration, side: TransferSide) -> int:
     """Descriptors of one transfer of L1 or L2 by one tile."""
-    if shrunk(scope).get(origin(side.memref), side.op) is not side.op:
+    if shrunk_buffers(scope).get(origin(side.memref), side.op) is not side.op:
         return 0
     steps = _steps(side, scope.device.memtile) if side.space == 1 else 1
-    return scope.buffers_of(side.memref) * steps
+    return scope.buffer_count(side.memref) * steps
 
 
 def contiguous(dims: Dims) -> Dims:
@@ -53,7 +53,7 @@ def contiguous(dims: Dims) -> Dims:
 # ---- loops around a transfer of L2 ----
 
 
-def _steps(side: Side, limits: DmaLimits) -> int:
+def _steps(side: TransferSide, limits: DmaLimits) -> int:
     """How many descriptors one transfer becomes: loops that its offsets depend on are dimensions while there
     are any left, and are unrolled else."""
     dims = side.known_dims
@@ -61,7 +61,7 @@ def _steps(side: Side, limits: DmaLimits) -> int:
         return 1
     walk, unrolled = contiguous(dims), 1
     for loop in _loops(side):
-        count, stride = trips(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
+        count, stride = trip_count(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
         if not count or count == 1 or not stride:
             continue
         longer = contiguous([(count, stride), *walk])
@@ -73,7 +73,7 @@ def _steps(side: Side, limits: DmaLimits) -> int:
     return unrolled
 
 
-def _loops(side: Side) -> Iterator[scf.ForOp]:
+def _loops(side: TransferSide) -> Iterator[scf.ForOp]:
     """The loops around a transfer in its segment, innermost first."""
     for op in enclosing(side.op):
         if isinstance(op, scf.ForOp):
@@ -82,7 +82,7 @@ def _loops(side: Side) -> Iterator[scf.ForOp]:
             return
 
 
-def stride_of(side: Side, variable: SSAValue, step: int) -> int | None:
+def stride_of(side: TransferSide, variable: SSAValue, step: int) -> int | None:
     """How many elements further a transfer begins where a loop's variable or a coordinate is one step on."""
     strides = side.strides[-len(side.offsets) :] if side.offsets else ()
     total = 0
@@ -98,7 +98,7 @@ def stride_of(side: Side, variable: SSAValue, step: int) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def shrunk(scope: Scope) -> dict[SSAValue, Operation]:
+def shrunk_buffers(scope: ArrayConfiguration) -> dict[SSAValue, Operation]:
     """Buffers that are cut to the size of one transfer, with the first of several transfers of a buffer,
     which become one: nothing but transfers uses them, all of one size, each of a part."""
     found: dict[SSAValue, Operation] = {}
@@ -109,7 +109,7 @@ def shrunk(scope: Scope) -> dict[SSAValue, Operation]:
 
 
 @lru_cache(maxsize=64)
-def moved_bytes(scope: Scope) -> dict[SSAValue, int]:
+def underfilled_buffers(scope: ArrayConfiguration) -> dict[SSAValue, int]:
     """Buffers that only transfers use, none of which moves as much as the buffer holds, with the bytes of the
     largest: air-shrink-memref-sizes-by-access makes them that small before anything is placed."""
     others = {origin(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
@@ -133,14 +133,14 @@ def _passes_on(op: Operation) -> bool:
     return moves or op.name in ("memref.dealloc", "air.execute_terminator")
 
 
-def bytes_of(scope: Scope, buffer: SSAValue) -> int:
+def buffer_bytes(scope: ArrayConfiguration, buffer: SSAValue) -> int:
     """Bytes of one copy of a buffer, as small as aircc makes it; 0 where they are not known."""
-    return moved_bytes(scope).get(buffer, allocated_bytes(buffer) or 0)
+    return underfilled_buffers(scope).get(buffer, allocated_bytes(buffer) or 0)
 
 
-def _by_buffer(sides: list[Side]) -> dict[SSAValue, list[Side]]:
+def _by_buffer(sides: list[TransferSide]) -> dict[SSAValue, list[TransferSide]]:
     """The transfers of buffers that nothing else uses."""
-    found: dict[SSAValue, list[Side]] = defaultdict(list)
+    found: dict[SSAValue, list[TransferSide]] = defaultdict(list)
     for side in sides:
         buffer = origin(side.memref)
         if isinstance(buffer.owner, memref.AllocOp) and buffer is side.memref:
@@ -153,7 +153,7 @@ def _by_buffer(sides: list[Side]) -> dict[SSAValue, list[Side]]:
     }
 
 
-def _are_parts(used: list[Side]) -> bool:
+def _are_parts(used: list[TransferSide]) -> bool:
     """Whether every transfer is of a part, at an offset that is a constant."""
     volumes = [math.prod(size for size, _ in side.known_dims or ()) for side in used]
     whole = math.prod(used[0].type.get_shape())

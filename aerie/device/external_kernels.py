@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from aerie import rooms
-from aerie.common.shown_names import shown, symbol
+from aerie.common.shown_names import display_name, symbol_name
 from aerie.device.errors import KernelSourceError
 
 OWN_KERNELS = rooms.folder("kernels_cc")
@@ -50,32 +50,33 @@ _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|[0-9]+)[uUlL]*")
 _OWN = ("_", "vnpu_", "aie_host_", "VNPU_")
 """How names begin that are the compiler's or the virtual NPU's own."""
-_MOST = 250
+_MAX_NAME_LENGTH = 250
 _SUFFIXES = (".cc", ".cpp", ".cxx", ".c")
 
 
 def _check_symbol(kernel: ExternalKernel) -> None:
     name = kernel.symbol
-    if not _IDENTIFIER.fullmatch(name) or len(name) > _MOST or name.startswith(_OWN):
-        raise _refused(
+    if not _IDENTIFIER.fullmatch(name) or len(name) > _MAX_NAME_LENGTH or name.startswith(_OWN):
+        raise _source_error(
             kernel,
-            f"a function in C++ has a name of letters, digits and _, of {_MOST} characters at most, which "
-            f"does not begin with {', '.join(_OWN)}: rename it",
+            f"a function in C++ has a name of letters, digits and _, of {_MAX_NAME_LENGTH} characters at "
+            f"most, which does not begin with {', '.join(_OWN)}: rename it",
         )
 
 
 def _check_file(kernel: ExternalKernel, attribute: str, name: str) -> None:
     """A file is named below the kernel folders, whatever is elsewhere on the machine."""
-    if not name.isprintable() or len(name) > _MOST or not _leads_below(name):
-        raise _refused(
+    if not name.isprintable() or len(name) > _MAX_NAME_LENGTH or not _leads_below(name):
+        raise _source_error(
             kernel,
-            f"{attribute} = {shown(name)} does not name a file below a kernel folder: give a relative path "
-            "without .., and the folder with --kernel-dir",
+            f"{attribute} = {display_name(name)} does not name a file below a kernel folder: give a relative "
+            "path without .., and the folder with --kernel-dir",
         )
     if attribute == "link_source" and not name.endswith(_SUFFIXES):
-        raise _refused(
+        raise _source_error(
             kernel,
-            f"{attribute} = {shown(name)} is no C++ file: name one that ends in {', '.join(_SUFFIXES)}",
+            f"{attribute} = {display_name(name)} is no C++ file: name one that ends in "
+            f"{', '.join(_SUFFIXES)}",
         )
 
 
@@ -86,16 +87,16 @@ def _check_define(kernel: ExternalKernel, define: str) -> None:
     is_name = _IDENTIFIER.fullmatch(name) is not None and not name.startswith(_OWN)
     is_word = _IDENTIFIER.fullmatch(text) is not None and not text.startswith(_OWN)
     if not is_name or (gives and not is_word and not _INTEGER.fullmatch(text)):
-        raise _refused(
+        raise _source_error(
             kernel,
-            f"link_defines has {shown(define)}: give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names that do "
-            f"not begin with {', '.join(_OWN)}",
+            f"link_defines has {display_name(define)}: give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names "
+            f"that do not begin with {', '.join(_OWN)}",
         )
     if is_word and text != kernel.symbol and _is_of_the_system(text):
-        raise _refused(
+        raise _source_error(
             kernel,
-            f"link_defines has {shown(define)}, and {text} is a function of the system, which the kernel "
-            "would then call: give a name of the kernel's own",
+            f"link_defines has {display_name(define)}, and {text} is a function of the system, which the "
+            "kernel would then call: give a name of the kernel's own",
         )
 
 
@@ -104,8 +105,8 @@ def _is_of_the_system(name: str) -> bool:
     return hasattr(ctypes.CDLL(None), name) and not hasattr(math, name.removesuffix("f"))
 
 
-def _refused(kernel: ExternalKernel, why: str) -> KernelSourceError:
-    return KernelSourceError(f"line {kernel.line}: {symbol(kernel.symbol)}: {why}")
+def _source_error(kernel: ExternalKernel, why: str) -> KernelSourceError:
+    return KernelSourceError(f"line {kernel.line}: {symbol_name(kernel.symbol)}: {why}")
 
 
 # ---- where the sources are ----
@@ -119,7 +120,7 @@ class KernelObject:
     flags: tuple[str, ...]
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """File name and defines, for messages."""
         return " ".join([self.source.name, *self.flags])
 
@@ -139,8 +140,8 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
         if known[1] != item:
             raise KernelSourceError(
                 f"@{known[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
-                f"different sources or defines ({known[1].described} and {item.described}): give one of them "
-                "another link_with"
+                f"different sources or defines ({known[1].description} and {item.description}): give one of "
+                "them another link_with"
             )
     return [item for _, item in found.values()]
 

@@ -27,9 +27,9 @@ from aerie.air_dialect.ops import (
 )
 from aerie.air_dialect.values import origin
 from aerie.air_dialect.verifiers import enclosing
-from aerie.device.copies import Copies
-from aerie.device.npu2 import Device
-from aerie.device.transfers import Side, extents, sides
+from aerie.device.buffer_copies import BufferCopies
+from aerie.device.npu2 import DeviceModel
+from aerie.device.transfers import TransferSide, extents, transfer_sides
 
 PACKET = "npu_dma_packet"
 NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
@@ -37,7 +37,7 @@ NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 
 
 @dataclass(frozen=True)
-class Options:
+class CheckOptions:
     """How the program is going to be compiled, as far as that changes what it takes of the device.
 
     omit_ping_pong: what aircc does not double-buffer (the value of `--omit-ping-pong-transform`): `L1`, `L2`,
@@ -58,12 +58,12 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Program:
+class CheckedProgram:
     """A module, the device it is meant for, and how it is compiled."""
 
     module: ModuleOp
-    device: Device
-    options: Options
+    device: DeviceModel
+    options: CheckOptions
 
     @property
     def stack_bytes(self) -> int:
@@ -95,32 +95,32 @@ class Program:
         return [op for op in self.module.walk() if isinstance(op, FuncOp) and not op.is_declaration]
 
     @cached_property
-    def scopes(self) -> list[Scope]:
+    def scopes(self) -> list[ArrayConfiguration]:
         """The scopes, in the order of the text."""
-        return [Scope(self, place, root) for place, root in _roots(self.module)]
+        return [ArrayConfiguration(self, place, root) for place, root in _roots(self.module)]
 
     @cached_property
-    def transfers(self) -> list[Side]:
+    def transfers(self) -> list[TransferSide]:
         """Both sides of every transfer that a DMA does."""
         return [side for op in self.module.walk() for side in self.dma_sides(op)]
 
-    def dma_sides(self, op: Operation) -> tuple[Side, ...]:
+    def dma_sides(self, op: Operation) -> tuple[TransferSide, ...]:
         """The sides of one transfer; none for cascades and memory-mapped writes."""
         if isinstance(op, ChannelTransferOp) and self.channel_type(op.chan_name) in NO_DMA:
             return ()
-        return sides(op)
+        return transfer_sides(op)
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class ArrayConfiguration:
     """One configuration of the array: a segment, the herds of a launch without one, or a bare herd."""
 
-    program: Program
+    program: CheckedProgram
     place: str
     root: Operation
 
     @property
-    def device(self) -> Device:
+    def device(self) -> DeviceModel:
         """The device that the program is meant for."""
         return self.program.device
 
@@ -130,7 +130,7 @@ class Scope:
         return list(self.root.walk())
 
     @cached_property
-    def sides(self) -> list[Side]:
+    def sides(self) -> list[TransferSide]:
         """The transfers inside, and those of the launch around it that feed it or empty it."""
         inside = {op for op in self.ops if isinstance(op, ChannelTransferOp)}
         names = {op.chan_name for op in inside}
@@ -142,17 +142,17 @@ class Scope:
         return [side for op in (*self.ops, *around) for side in self.program.dma_sides(op)]
 
     @cached_property
-    def _copies(self) -> Copies:
-        return Copies(self.root, self.program.options.omit_ping_pong)
+    def _copies(self) -> BufferCopies:
+        return BufferCopies(self.root, self.program.options.omit_ping_pong)
 
-    def buffers_of(self, memref: SSAValue) -> int:
+    def buffer_count(self, memref: SSAValue) -> int:
         """How many buffers a memref becomes: 2 or 3 where aircc double-buffers it."""
-        return self._copies.of(origin(memref))
+        return self._copies.copies_of(origin(memref))
 
     @cached_property
-    def l1_sides(self) -> dict[HerdOp, list[Side]]:
+    def l1_sides(self) -> dict[HerdOp, list[TransferSide]]:
         """The transfers of L1 in each herd."""
-        found: dict[HerdOp, list[Side]] = {}
+        found: dict[HerdOp, list[TransferSide]] = {}
         for side in self.sides:
             herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
             if herd is not None and side.space == 2:
@@ -235,7 +235,7 @@ class Scope:
     def _attribute(self, name: str) -> int | None:
         return None if self.segment is None else integer_attribute(self.segment, name)
 
-    def place_of(self, name: str) -> str:
+    def report_name(self, name: str) -> str:
         """The name of a herd of this scope in the report."""
         return self.place if isinstance(self.root, HerdOp) else f"{self.place}/{name}"
 
@@ -246,7 +246,7 @@ def integer_attribute(op: Operation, name: str) -> int | None:
     return found.value.data if isinstance(found, IntegerAttr) else None
 
 
-def place_of(op: Operation) -> str:
+def op_location(op: Operation) -> str:
     """function/launch/segment of an operation: names where given, else numbers in the order of the text."""
     around = [op, *enclosing(op)]
     named = [found for found in around if isinstance(found, FuncOp | LaunchOp | SegmentOp | HerdOp)]
@@ -272,7 +272,7 @@ def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
         in_launch = any(isinstance(parent, LaunchOp) for parent in around)
         loose = isinstance(op, LaunchOp) and _has_loose_herd(op)
         if isinstance(op, SegmentOp) or loose or (isinstance(op, HerdOp) and not in_launch):
-            yield place_of(op), op
+            yield op_location(op), op
 
 
 def _has_loose_herd(launch: LaunchOp) -> bool:

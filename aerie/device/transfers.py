@@ -26,7 +26,7 @@ LEVELS = (0, 1, 2)
 
 
 @dataclass(frozen=True)
-class Side:
+class TransferSide:
     """One side of a transfer. Extents in elements, outermost first; None where not a constant.
 
     `reads` tells whether data leaves this memref; `bits` are those of an element; `offsets` are the values
@@ -99,10 +99,10 @@ def space_of(type_: Attribute) -> int | None:
     return space if space in LEVELS else None
 
 
-def sides(op: Operation) -> tuple[Side, ...]:
+def transfer_sides(op: Operation) -> tuple[TransferSide, ...]:
     """The memrefs that a transfer walks; empty for other operations, without those that cannot be read."""
     if isinstance(op, DmaMemcpyNdOp):
-        found: tuple[Side | None, ...] = (
+        found: tuple[TransferSide | None, ...] = (
             _side(op, op.src, True, (op.src_offsets, op.src_sizes, op.src_strides), op.dst),
             _side(op, op.dst, False, (op.dst_offsets, op.dst_sizes, op.dst_strides), op.src),
         )
@@ -120,7 +120,7 @@ def _side(
     reads: bool,
     lists: tuple[Sequence[SSAValue], Sequence[SSAValue], Sequence[SSAValue]],
     other: SSAValue | None,
-) -> Side | None:
+) -> TransferSide | None:
     type_, space, bits = memref_.type, space_of(memref_.type), element_bits(memref_.type)
     if not isinstance(type_, MemRefType) or space is None or bits is None:
         return None
@@ -129,7 +129,7 @@ def _side(
     steps: tuple[int | None, ...] = tuple(number(value) for value in strides)
     if not extents:
         extents, steps = _whole(type_)
-    return Side(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
+    return TransferSide(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
 
 
 def _whole(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
@@ -150,7 +150,7 @@ def extents(op: HierarchyOp) -> tuple[int, ...]:
 def extent_of(leaf: SSAValue) -> int:
     """How many values an index takes side by side: over tile ids, unrolled segments and parallel loops; 1 for
     any other."""
-    values = side_by_side(leaf)
+    values = parallel_range(leaf)
     return 1 if values is None else max(1, length(values))
 
 
@@ -159,7 +159,7 @@ def length(values: range) -> int:
     return max(0, -(-(values.stop - values.start) // values.step))
 
 
-def side_by_side(value: SSAValue) -> range | None:
+def parallel_range(value: SSAValue) -> range | None:
     """The values that an index takes side by side; None where they are not known, or follow one another."""
     known = number(value)
     if known is not None:

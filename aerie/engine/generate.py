@@ -19,7 +19,7 @@ from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.progress import Bar, no_bar, undisturbed
 from aerie.engine.sampler import Sampler
-from aerie.runtime import RunError, RunStopped, Stop
+from aerie.runtime import RunError, RunStopped, StopFlag
 
 Row = TypeVar("Row", bound=NDArray[Any])
 
@@ -154,7 +154,7 @@ class Generation:
         self._kept, self._said = kept or Kept(), said
         self._before = tuple(said.token_ids) if said else ()
         self._asked_ids = self.prompt_ids[: len(self.prompt_ids) - len(self._before)]
-        self._stop = Stop()
+        self._stop = StopFlag()
         self.cached_tokens = 0
         self.passes = None  # a token each
         self._started = self._first = self._last = 0.0
@@ -254,7 +254,7 @@ class Generation:
 
     def _step(self, step: Callable[..., Row], *arguments: Any) -> Row:
         """One step of the forward pass; run again, from its start, once a failed device was replaced."""
-        with self._stop.watched():
+        with self._stop.watching():
             try:
                 return step(self._model, *arguments)
             except RunError as error:

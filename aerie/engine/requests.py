@@ -20,7 +20,7 @@ from aerie.engine.progress import Bar, no_bar
 from aerie.engine.ragged import Piece
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
-from aerie.runtime import RunStopped, Stop
+from aerie.runtime import RunStopped, StopFlag
 
 Made = TypeVar("Made")
 NOTHING_DUE = Due((), 0, 0)
@@ -70,7 +70,7 @@ class Request:
         self.error: UserError | None = None
         self.interrupted: Callable[[], bool] = never
         self.bar: Bar = no_bar
-        self._stopping = Stop()
+        self._stopping = StopFlag()
         self.priority, self.cached_tokens = priority, 0
         self._scheduler, self.max_tokens, self._sampler = scheduler, max_tokens, sampler
         self.turn = scheduler.turn_of(priority)
@@ -130,7 +130,7 @@ class Request:
     def _step(self) -> None:
         """A step for all, unless this one is stopped in the middle of it."""
         try:
-            with self._stopping.watched():
+            with self._stopping.watching():
                 self._scheduler.step()
         except RunStopped:
             self.stop()

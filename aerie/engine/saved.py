@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from aerie.common.errors import UserError
-from aerie.common.store import write_whole
+from aerie.common.store import write_atomic
 from aerie.engine.chunks import chunk_id
 from aerie.engine.embeddings import ids_among
 from aerie.engine.grammar import Grammars
@@ -250,7 +250,7 @@ class ChunkFolder:
         content = json.dumps({TOKENS: [*token_ids], "made_by": dict(self._made_by)}).encode()
         path = self._own / (name + IDS)
         try:
-            write_whole(path, lambda file: file.write(content), mode=0o600)
+            write_atomic(path, lambda file: file.write(content), mode=0o600)
         except OSError as error:
             raise UserError(f"cannot write {path} ({error.strerror}); name another folder") from None
 
@@ -306,7 +306,7 @@ def _write(path: Path, arrays: Lazy, about: MadeBy) -> None:
             file.write(np.ascontiguousarray(arrays[name]).data)
 
     try:
-        write_whole(path, fill, mode=0o600)
+        write_atomic(path, fill, mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); name another file") from None
 

@@ -7,7 +7,7 @@ from typing import Any
 from aerie.common.errors import ProgramError
 
 
-class UsageError(ProgramError):
+class VnpuUsageError(ProgramError):
     """A command line that makes no sense."""
 
     kind = "usage"
@@ -29,7 +29,7 @@ class UnsupportedTypeError(UnsupportedOpError):
     """A type that the virtual NPU has no C++ for; the message does not name an operation yet."""
 
 
-class ArgumentError(ProgramError):
+class VnpuArgumentError(ProgramError):
     """The arguments given to an entry do not fit it."""
 
     kind = "arguments"
@@ -39,7 +39,7 @@ class VirtualNpuRuntimeError(ProgramError):
     """The program failed while it ran: an access outside its buffer, a division by zero, ..."""
 
     kind = "error"
-    """What failed, in one word: one of `FAULTS`."""
+    """What failed, in one word: one of `ERROR_KINDS`."""
     record: dict[str, Any] | None = None
     """What the run was asked to record, until it failed."""
 
@@ -74,19 +74,19 @@ class CrashError(VirtualNpuRuntimeError):
     kind = "crash"
 
 
-FAULTS = (
+ERROR_KINDS = (
     "error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak",
     "misaligned", "lock", "offset",
 )  # fmt: skip
 """What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
-STOPPED = len(FAULTS) + 1
+STOPPED = len(ERROR_KINDS) + 1
 """The `Failure::Kind` of a run that the handler of a signal, or a Stop, ended."""
 
 
 def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:
     """The error for a run that ended with a `Failure::Kind`."""
-    name = FAULTS[kind - 1]
+    name = ERROR_KINDS[kind - 1]
     error = VirtualNpuDeadlock(message) if name == "deadlock" else VirtualNpuRuntimeError(message)
     error.kind = name
     error.record = record

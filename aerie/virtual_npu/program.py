@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aerie.common.errors import ProgramError
-from aerie.common.shown_names import shown, symbol
+from aerie.common.shown_names import display_name, symbol_name
 from aerie.virtual_npu import arrays, cache, child_process
 from aerie.virtual_npu.arrays import Array, first_difference
+from aerie.virtual_npu.console import read_text
 from aerie.virtual_npu.errors import GarbageError, OptionError, ScheduleError, VirtualNpuRuntimeError
-from aerie.virtual_npu.library import Entry, Library
+from aerie.virtual_npu.library import EntryPoint, Library
 from aerie.virtual_npu.options import BuildOptions, RunOptions
-from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
-    from aerie.device import Report
+    from aerie.device import CheckReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Result:
 class Program:
     """An AIR program. It is built at the first run, or comes from the cache of built programs."""
 
-    source: cache.Source
+    source: cache.ProgramSource
     keep: Path | None = None
     """A folder that receives the generated C++."""
     use_cache: bool = True
@@ -70,7 +70,7 @@ class Program:
         options: how to build it; left out, with checks, and with the numerics that the environment asks for.
         """
         options = options or dataclasses.replace(BuildOptions.from_knobs(), checks=True)
-        source = cache.Source(text, filename, tuple(Path(folder) for folder in kernel_dirs), options)
+        source = cache.ProgramSource(text, filename, tuple(Path(folder) for folder in kernel_dirs), options)
         return cls(source, keep, use_cache)
 
     @classmethod
@@ -84,18 +84,18 @@ class Program:
     def library(self) -> Library:
         """The built program. Raises subclasses of ProgramError that say why there is none."""
         if self.source.options.sanitize:
-            child_process.check_loaded()
+            child_process.check_asan_loaded()
         return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
 
-    def entry(self, name: str | None = None) -> Entry:
+    def entry(self, name: str | None = None) -> EntryPoint:
         """A public function and its arguments; the name may be left out where there is one.
 
         Raises ProgramError that lists them.
         """
         entries = self.library.entries
-        names = ", ".join(map(shown, entries))
+        names = ", ".join(map(display_name, entries))
         if name is not None and name not in entries:
-            raise ProgramError(f"no public function {symbol(name)}: the program has {names}")
+            raise ProgramError(f"no public function {symbol_name(name)}: the program has {names}")
         if name is None and len(entries) > 1:
             raise ProgramError(f"the program has several public functions ({names}): choose one with --entry")
         return entries[name] if name is not None else next(iter(entries.values()))
@@ -129,11 +129,11 @@ class Program:
         self._can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
         found = self.entry(entry)
         taken = [np.asarray(array) for array in given]
-        start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
+        start = arrays.check_arrays({f"arg{i}": array for i, array in enumerate(taken)}, found)
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        ran = arrays.run(self.library, found, outputs, first)
+        ran = arrays.run_entry(self.library, found, outputs, first)
         for number in range(seed, seed + perturb):
             self._compare(found, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
@@ -141,7 +141,7 @@ class Program:
         shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
         return Result(shown, ran.notes, ran.record, 1 + perturb)
 
-    def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> Report:
+    def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> CheckReport:
         """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
 
         omit_ping_pong: the memory whose buffers aircc does not double: L1, L2, all, or none where it is
@@ -172,7 +172,7 @@ class Program:
 
     def _compare(
         self,
-        entry: Entry,
+        entry: EntryPoint,
         start: Sequence[Array],
         expected: Sequence[Array],
         options: RunOptions,
@@ -183,7 +183,7 @@ class Program:
         seed = options.seed or options.garbage
         again = f"repeat it with --{other.option} 1 --seed {seed}"
         try:
-            arrays.run(self.library, entry, values, options)
+            arrays.run_entry(self.library, entry, values, options)
         except VirtualNpuRuntimeError as error:
             error.args = (f"{error}\n{other.under.format(seed)}; {again}",)
             raise

@@ -10,7 +10,7 @@ from collections import defaultdict
 
 from doc_transcripts import DOCS, kernels_told_of, table
 
-from aerie.device.lowering import Form, Row
+from aerie.device.lowering import LoweringRule, OpForm
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
 from aerie.kernel_builder.kernels import registry
 
@@ -20,9 +20,9 @@ API = ("function", "forms", "aie_api", "on AIE2P", "seen in mlir-air's programmi
 Line = tuple[str, ...]
 
 
-def used_forms() -> dict[Form, set[str]]:
+def used_forms() -> dict[OpForm, set[str]]:
     """Every form of AIR in the kernels that the page tells of, and the kernels that have it."""
-    found: dict[Form, set[str]] = defaultdict(set)
+    found: dict[OpForm, set[str]] = defaultdict(set)
     for name in kernels_told_of(PAGE, 1, *AIR):
         spec = registry()[name]
         for case in spec.cases:
@@ -34,7 +34,7 @@ def used_forms() -> dict[Form, set[str]]:
 
 def air() -> list[Line]:
     """A line for each row that one of our kernels needs, and one for the forms that have none."""
-    forms: dict[Row | None, list[Form]] = defaultdict(list)
+    forms: dict[LoweringRule | None, list[OpForm]] = defaultdict(list)
     kernels = used_forms()
     for form in sorted(kernels, key=str):
         forms[find_air(form, "aie2p")].append(form)

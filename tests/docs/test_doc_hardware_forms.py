@@ -10,9 +10,9 @@ from collections.abc import Iterable, Iterator
 
 from doc_transcripts import DOCS, kernels_told_of, table
 
-from aerie.device.lowering import TABLE, Form, Row, find, forms_of
-from aerie.device.lowering.evidence import ran
-from aerie.device.rules.lowering import on_cores
+from aerie.device.lowering import TABLE, LoweringRule, OpForm, find_rule, forms_of
+from aerie.device.lowering.evidence import is_run_upstream
+from aerie.device.rules.lowering import core_operations
 from aerie.kernel_builder.kernels import registry
 
 PAGE = "hardware.md"
@@ -21,13 +21,13 @@ NOT_LOWERED = ("form", "verdict", "why", "instead", "evidence")
 Line = tuple[str, ...]
 
 
-def used_forms() -> dict[Form, set[str]]:
+def used_forms() -> dict[OpForm, set[str]]:
     """Every form on the cores of the kernels that the page tells of, and the kernels that have it."""
-    found: dict[Form, set[str]] = defaultdict(set)
+    found: dict[OpForm, set[str]] = defaultdict(set)
     for name in kernels_told_of(PAGE, 1, *USED):
         spec = registry()[name]
         for case in spec.cases:
-            for op in on_cores(spec.build(**case).module):
+            for op in core_operations(spec.build(**case).module):
                 for form in forms_of(op):
                     found[form].add(name)
     return found
@@ -35,10 +35,10 @@ def used_forms() -> dict[Form, set[str]]:
 
 def used() -> list[Line]:
     """A line for each row that one of our kernels needs, with the forms that it needs it for."""
-    forms: dict[Row, list[Form]] = defaultdict(list)
+    forms: dict[LoweringRule, list[OpForm]] = defaultdict(list)
     kernels = used_forms()
     for form in sorted(kernels, key=str):
-        row = find(form, "aie2p")
+        row = find_rule(form, "aie2p")
         assert row is not None, form
         forms[row].append(form)
     return [
@@ -58,7 +58,7 @@ def not_lowered() -> Iterator[Line]:
     """A line for each row about forms that do not lower on AIE2P as they stand."""
     for row in TABLE:
         if not row.verdict.lowers and "aie2p" in row.architectures:
-            yield row.forms, row.verdict.value, row.note, row.instead, "; ".join(row.evidence)
+            yield row.forms, row.verdict.value, row.note, row.alternative, "; ".join(row.evidence)
 
 
 def plain(lines: Iterable[Line]) -> list[Line]:
@@ -74,9 +74,11 @@ def test_what_does_not_lower() -> None:
 
 
 def test_counts() -> None:
-    rows = {form: find(form, "aie2p") for form in used_forms()}
+    rows = {form: find_rule(form, "aie2p") for form in used_forms()}
     counts = Counter(row.verdict.value for row in rows.values() if row)
-    unrun = sorted(f"`{form}`" for form, row in rows.items() if row and not any(map(ran, row.evidence)))
+    unrun = sorted(
+        f"`{form}`" for form, row in rows.items() if row and not any(map(is_run_upstream, row.evidence))
+    )
     page = " ".join((DOCS / PAGE).read_text().split())
     assert f"{len(rows)} forms: {', '.join(f'{n} {how}' for how, n in counts.most_common())}." in page
     assert f"no program of upstream shows on an NPU2: {', '.join(unrun) or 'nothing'}." in page

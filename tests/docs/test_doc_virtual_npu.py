@@ -11,7 +11,7 @@ from doc_transcripts import DOCS, blocks, check_command, session, table
 
 from aerie.common import store
 from aerie.virtual_npu.__main__ import _parser
-from aerie.virtual_npu.errors import FAULTS
+from aerie.virtual_npu.errors import ERROR_KINDS
 
 PAGE = "virtual_npu.md"
 
@@ -34,7 +34,7 @@ def test_the_tour(tmp_path: Path) -> None:
 
 def test_every_kind_of_failure_is_explained() -> None:
     shown = [kind for kind, _, _ in table(PAGE, "kind", "what it means", "what it cannot see")]
-    assert set(shown) == {*FAULTS, "schedule", "garbage", "sanitizer", "crash"}
+    assert set(shown) == {*ERROR_KINDS, "schedule", "garbage", "sanitizer", "crash"}
 
 
 def _options() -> dict[str, set[str]]:
@@ -59,5 +59,5 @@ def test_every_option_is_listed() -> None:
 
 def test_the_limits_of_the_cache() -> None:
     text = (DOCS / PAGE).read_text()
-    assert f"at most {store.LARGEST_BYTES >> 30} GiB" in text
-    assert re.search(rf"not used for {store.OLDEST_DAYS}\s+days", text)
+    assert f"at most {store.MAX_BYTES >> 30} GiB" in text
+    assert re.search(rf"not used for {store.MAX_UNUSED_DAYS}\s+days", text)

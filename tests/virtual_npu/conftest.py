@@ -33,7 +33,7 @@ def program() -> Callable[..., virtual_npu.Library]:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_OPT", "1")
             chosen = options or virtual_npu.BuildOptions.from_knobs()
-            return cache.load(cache.Source(with_constants(text), "<string>", kernel_dirs, chosen))
+            return cache.load(cache.ProgramSource(with_constants(text), "<string>", kernel_dirs, chosen))
 
     return build
 

@@ -55,7 +55,7 @@ def built() -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
         text = together(air_dialect.parse(kernel.text), *forms_of(name))
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_OPT", "0")  # it takes long to compile and runs for milliseconds
-            source = cache.Source(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
+            source = cache.ProgramSource(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
             return kernel, cache.load(source)
 
     return build

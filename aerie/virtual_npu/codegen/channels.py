@@ -14,13 +14,13 @@ from xdsl.ir import Operation, SSAValue
 from aerie.air_dialect.indices import Operator, Reading
 from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
 from aerie.air_dialect.readings import INTERVALS, Interval, only_number
-from aerie.common.shown_names import symbol
+from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen.body import CppFile
+from aerie.virtual_npu.codegen.cpp_text import TEXTS
 from aerie.virtual_npu.codegen.effects import channels_used
-from aerie.virtual_npu.codegen.execution import function_around
-from aerie.virtual_npu.codegen.refusals import line_of, unsupported
-from aerie.virtual_npu.codegen.text import TEXTS
-from aerie.virtual_npu.quoting import literal, mangled
+from aerie.virtual_npu.codegen.execution import enclosing_function
+from aerie.virtual_npu.codegen.op_errors import line_of, unsupported
+from aerie.virtual_npu.cpp_quoting import mangled, string_literal
 
 # ---- the struct ----
 
@@ -28,9 +28,8 @@ from aerie.virtual_npu.quoting import literal, mangled
 def channel_field(file: CppFile, op: ChannelTransferOp) -> str:
     """The C++ name of a channel inside its struct."""
     if op.chan_name not in file.channels:
-        raise unsupported(
-            op, f"channel {symbol(op.chan_name)} is not declared: add air.channel {symbol(op.chan_name)} [..]"
-        )
+        name = symbol_name(op.chan_name)
+        raise unsupported(op, f"channel {name} is not declared: add air.channel {name} [..]")
     return f"ch_{mangled(op.chan_name)}"
 
 
@@ -58,7 +57,8 @@ def channel_struct(file: CppFile, root: Operation) -> str:
 
 def _channel(file: CppFile, name: str) -> str:
     extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
-    return f"ch_{mangled(name)}{{island, {literal(symbol(name))}, {{{extents[0]}}}, {{{extents[1]}}}}}"
+    shown = string_literal(symbol_name(name))
+    return f"ch_{mangled(name)}{{island, {shown}, {{{extents[0]}}}, {{{extents[1]}}}}}"
 
 
 def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
@@ -70,7 +70,7 @@ def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
 
 def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
     """Whether every point of a launch has channels of its own: where nothing else uses them."""
-    function = function_around(op)
+    function = enclosing_function(op)
     if not isinstance(op, LaunchOp) or function is None:
         return False
     if function not in file.channel_users:
@@ -136,7 +136,7 @@ def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
 def _port(op: Operation, transfer: ChannelTransferOp) -> str:
     indices = ", ".join(_index(op, value) for value in transfer.indices[:_MOST_DIMENSIONS])
     is_put = str(transfer.name == "air.channel.put").lower()
-    name = literal(symbol(transfer.chan_name))
+    name = string_literal(symbol_name(transfer.chan_name))
     return f"{{{name}, {line_of(transfer)}, {is_put}, {{{indices}}}}}"
 
 

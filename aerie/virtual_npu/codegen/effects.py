@@ -18,7 +18,7 @@ from aerie.air_dialect.readings import INTERVALS, Interval, add, interval, multi
 from aerie.air_dialect.values import is_inside
 from aerie.virtual_npu.codegen import types
 
-Effect = tuple[SSAValue, bool, Interval | None]
+MemoryAccess = tuple[SSAValue, bool, Interval | None]
 """A memref, whether it is written, and the first and last element that is accessed (None: any)."""
 
 
@@ -28,7 +28,7 @@ def channels_used(op: Operation) -> list[str]:
     return list(names)
 
 
-def operand_effects(op: Operation) -> list[Effect]:
+def operand_effects(op: Operation) -> list[MemoryAccess]:
     """The effects of `op`, and of everything in it, on memrefs that are defined outside of it."""
     found: dict[tuple[SSAValue, bool], Interval | None] = {}
     outside: dict[SSAValue, SSAValue] = {}

@@ -8,12 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aerie.common.cli_parser import OneLineParser
-from aerie.virtual_npu.errors import OptionError, UsageError
+from aerie.virtual_npu.errors import OptionError, VnpuUsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.arrays import Array
-    from aerie.virtual_npu.library import Entry
+    from aerie.virtual_npu.library import EntryPoint
     from aerie.virtual_npu.program import Program
 
 DEVICE_NAMES = ("npu2", "npu1")
@@ -21,11 +21,11 @@ DEVICE_NAMES = ("npu2", "npu1")
 Commands = "argparse._SubParsersAction[Parser]"
 
 
-class Parser(OneLineParser):
+class VnpuParser(OneLineParser):
     """Refuses a command line with an error, which is then shown as all others are."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise VnpuUsageError(f"{message} (see {self.prog} --help)")
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -89,8 +89,8 @@ def build_options(options: argparse.Namespace) -> BuildOptions:
 
 def program(options: argparse.Namespace, path: Path) -> Program:
     """The program in a file, built as the command line says. Raises ProgramError."""
+    from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.program import Program
-    from aerie.virtual_npu.texts import read_text
 
     return Program.from_text(
         read_text(path),
@@ -112,18 +112,18 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def arguments(options: argparse.Namespace, entry: Entry) -> list[Array]:
+def arguments(options: argparse.Namespace, entry: EntryPoint) -> list[Array]:
     """The arguments that the command line asks for. Raises ArgumentError, OptionError."""
     from aerie.virtual_npu import arrays
 
     if options.args:
-        return arrays.read(options.args, entry)
+        return arrays.read_npz(options.args, entry)
     if options.random is not None:
         if options.random < 0:
             raise OptionError(f"--random {options.random} is negative: give a seed of 0 or more")
         return arrays.random_arrays(entry, options.random)
     if options.zeros or not entry.arguments:
-        return arrays.zeros(entry)
+        return arrays.zero_arrays(entry)
     raise OptionError(
         f"{entry.name} takes {len(entry.arguments)} arguments: give them with --args NPZ, or try it with "
         "--random SEED or --zeros"

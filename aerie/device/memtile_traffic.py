@@ -1,0 +1,83 @@
+"""What came into each memtile and left it, of the bytes that transfers moved in a run.
+
+A run counts bytes where the program writes a transfer, which names L2 buffers and no memtile. Which memtile
+has which part of a buffer is for the static check to say (array.py). The streams of one transfer are alike,
+so each has an equal share of its bytes; a broadcast leaves a memtile once, however many cores it comes to.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from typing import NamedTuple
+
+from xdsl.ir import Operation
+
+from aerie.air_dialect import parse
+from aerie.device.memtile_allocation import ArrayAllocation, allocate_array
+from aerie.device.npu2 import NPU2, DeviceModel
+from aerie.device.report import line_of
+from aerie.device.scopes import ArrayConfiguration, CheckedProgram, CheckOptions
+from aerie.device.streams import StreamEnd
+
+
+class MemtileTraffic(NamedTuple):
+    """held: bytes of L2 buffers in it."""
+
+    held: int
+    bytes_in: int
+    bytes_out: int
+
+
+def memtiles(
+    text: str, seen: Mapping[int, int], device: DeviceModel = NPU2
+) -> dict[str, list[MemtileTraffic] | None]:
+    """The memtiles of each launch of a program, by its name, from its first column on; None where it has
+    several segments, or one that is unrolled: of these the check counts memtiles in sum only.
+
+    seen: bytes that the transfers on each line of the text moved.
+    """
+    found: dict[str, list[MemtileTraffic] | None] = {}
+    for scope in CheckedProgram(parse(text, in_time=True), device, CheckOptions()).scopes:
+        _, launch, *_ = (*scope.place.split("/"), "")
+        is_known = launch not in found and scope.copies == 1
+        found[launch] = _memtiles(scope, seen) if is_known else None
+    return found
+
+
+def _memtiles(scope: ArrayConfiguration, seen: Mapping[int, int]) -> list[MemtileTraffic]:
+    array = allocate_array(scope)
+    uses, cores = _uses(array), _cores(array)
+    found = [Counter[bool]() for _ in array.memtiles]
+    for op, ends in uses.items():
+        moved = seen.get(line_of(op) or 0, 0)
+        for tile, end in ends:
+            found[tile][end.side.reads] += moved // (cores[op] if end.herd else _alike(ends, end))
+    held = map(array.bytes_of, array.memtiles)
+    return [MemtileTraffic(size, one[False], one[True]) for size, one in zip(held, found, strict=True)]
+
+
+def _uses(array: ArrayAllocation) -> Mapping[Operation, list[tuple[int, StreamEnd]]]:
+    """Of each transfer its ends in L2, each once for every stream, by the number of the memtile."""
+    found: dict[Operation, list[tuple[int, StreamEnd]]] = {}
+    for number, end in _ends(array):
+        found.setdefault(end.side.op, []).append((number, end))
+    return found
+
+
+def _ends(array: ArrayAllocation) -> Iterator[tuple[int, StreamEnd]]:
+    for number, tile in enumerate(array.memtiles):
+        for part in tile.parts:
+            for _, ends in (*part.puts, *part.gets):
+                yield from ((number, end) for end in ends)
+
+
+def _cores(array: ArrayAllocation) -> Counter[Operation]:
+    """How many cores do each transfer of a herd."""
+    ends = (end for stream in array.streams.values() for end in stream.ends)
+    return Counter(end.side.op for end in ends if end.core is not None)
+
+
+def _alike(ends: list[tuple[int, StreamEnd]], end: StreamEnd) -> int:
+    """How many of a transfer's ends are on its side."""
+    return sum(other.side.reads == end.side.reads for _, other in ends)
