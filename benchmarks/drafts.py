@@ -27,10 +27,10 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.progress import Reporter
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.manner import LOOKUP, PLAIN, Manner
+from aerie.engine.strategies.decode_config import LOOKUP, PLAIN, DecodeConfig
 from aerie.runtime import select_backend
 
 TEXTS = Path(__file__).parent / "texts"
@@ -84,8 +84,8 @@ class Row(NamedTuple):
 def measure(session: Session, text: Text, most: int) -> Row:
     """All three in turn, of an answer's first tokens, so many at most."""
     answer = text.answer[:most]
-    ways = ((PLAIN, GUIDE), (PLAIN, ROWS), (Manner(draft=LOOKUP), ROWS))
-    made = [_answered(session, text.prompt, answer, manner, decode) for manner, decode in ways]
+    ways = ((PLAIN, GUIDE), (PLAIN, ROWS), (DecodeConfig(draft=LOOKUP), ROWS))
+    made = [_answered(session, text.prompt, answer, decode_config, decode) for decode_config, decode in ways]
     plain, rows, lookup = (1 / (each.figures.tokens_per_s or 1) for each in made)
     passes = made[-1].passes
     assert passes is not None
@@ -103,16 +103,16 @@ def fitting(config: ModelConfig, most: int) -> list[str]:
 
 
 def _answered(
-    session: Session, prompt: Sequence[int], answer: Sequence[int], manner: Manner, decode: str
-) -> Answer:
+    session: Session, prompt: Sequence[int], answer: Sequence[int], decode_config: DecodeConfig, decode: str
+) -> Request:
     """A whole answer that is this one."""
     sampler = Replayed(text=answer)
     if decode == GUIDE:
         made = session.generate(prompt, len(answer), sampler)
-        session.kept.take(prompt)  # so that the next one reads its prompt too
+        session.requests.forget()  # so that the next one reads its prompt too
         list(made)
         return made
-    maker = manner.maker(session.model.config, sampler)
+    maker = decode_config.maker(session.model.config, sampler)
     request = session.scheduler.submit(prompt, len(answer), sampler, strategy=maker)
     session.scheduler.make_room(len(prompt), len(answer))
     list(request)

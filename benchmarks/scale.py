@@ -3,12 +3,12 @@
 What is simulated: when requests come, which box each is sent to, what its pool of pages still has of the
 prompt, and how long its steps take. What is not: the network, Ray, the front's time, tokens, and memory that
 answers under way keep others from using. A box's costs are those of the virtual NPU on two cores of a CPU
-(docs/performance.md, AVX512-BF16, the size of Llama-3.2-1B), as no NPU was measured. The routing
+(docs/dev/performance-notes.md, AVX512-BF16, the size of Llama-3.2-1B), as no NPU was measured. The routing
 policy `affinity` is the server's own class.
 
 Requests are turns of conversations: each has the system prompt of one of several applications, all that was
 said before, and something new. Conversations begin as a Poisson process; the next turn comes a while after
-the answer. Everything follows from the seed. The page is docs/scale.md.
+the answer. Everything follows from the seed. The page is docs/dev/routing-simulation.md.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aerie.engine.pages import PAGE
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.affinity import SLACK, Affinity
 
 RANDOM, LEAST, AFFINITY = POLICIES = ("random", "least loaded", "affinity")
@@ -34,9 +34,9 @@ SOME = 16
 
 
 class Costs(NamedTuple):
-    """Of a step, in seconds. From docs/performance.md: prompts of 64 and 2048 tokens take 0.21 and 5.5 s; 1
-    and 16 requests together make 13.1 and 166.4 tokens/s. pages: of a pool of a quarter of 23.5 GiB, at
-    32 KiB a position. chunk: tokens of prompts in a step, at most (docs/serve.md)."""
+    """Of a step, in seconds. From docs/dev/performance-notes.md: prompts of 64 and 2048 tokens take 0.21
+    and 5.5 s; 1 and 16 requests together make 13.1 and 166.4 tokens/s. pages: of a pool of a quarter of 23.5
+    GiB, at 32 KiB a position. chunk: tokens of prompts in a step, at most (docs/how-to/serve.md)."""
 
     prompt_token_s: float = (5.5 - 0.21) / (2048 - 64)
     row_s: float = (16 / 166.4 - 1 / 13.1) / 15
@@ -113,7 +113,7 @@ class Box:
         began_s, steps, each_s = self._block
         if not steps:
             self._begin(now_s)
-        elif len(self._running) < MOST_ANSWERS:
+        elif len(self._running) < MAX_RUNNING_REQUESTS:
             made = min(steps, max(1, math.ceil((now_s - began_s) / each_s)))
             self._block, self.ends_s = (began_s, made, each_s), began_s + made * each_s
 
@@ -140,7 +140,7 @@ class Box:
         return over
 
     def _begin(self, now_s: float) -> None:
-        while self._waiting and len(self._running) < MOST_ANSWERS:
+        while self._waiting and len(self._running) < MAX_RUNNING_REQUESTS:
             self._running.append(turn := self._waiting.popleft())
             turn.cached = min(self._found(turn.keys) * PAGE, turn.prompt - 1)
             turn.to_read, turn.left = turn.prompt - turn.cached, turn.answer

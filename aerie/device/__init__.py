@@ -1,11 +1,11 @@
-"""What a program takes of a device, read from its text alone: nothing is compiled and nothing is run.
+"""The static check: what a program takes of a device, read from its text, without compiling or running it.
 
 mlir-air's passes accept programs that cannot be built: herds five rows tall, odd bf16 strides, too much L1
 (checked with a build of air-opt from March 2026: it placed 2x5 herds and passed an odd-count transfer of
-stride 2). So the limits are checked here, by rules of our own after the sources named in `npu2.py`. They
-are read from source, never checked on hardware, and they count on the safe side: a buffer that a loop fills
-or empties is counted twice, for the compiler double-buffers it. What cannot be counted from the text is not
-counted: program memory, stack beyond the default, locks, routing.
+stride 2). So this package checks the limits, by rules of our own after the sources named in `npu2.py`. The
+limits are read from source, never checked on hardware. They are on the safe side: a buffer that a loop fills
+or empties counts twice, because the compiler double-buffers it. Program memory, stack beyond the default,
+locks and routing are not counted: the text does not show them.
 """
 
 from aerie.common.lazy import TYPE_CHECKING, on_first_use

@@ -30,7 +30,7 @@ SPACES = {"L1": 2, "L2": 1}
 
 
 def trip_count(loop: scf.ForOp) -> int | None:
-    """How often a loop runs; None where its bounds are no constants."""
+    """The number of iterations of a loop; None if it is not constant."""
     low, high, step = (number(value) for value in (loop.lb, loop.ub, loop.step))
     if low is None or high is None or not step:
         distance = _distance(loop)
@@ -39,7 +39,7 @@ def trip_count(loop: scf.ForOp) -> int | None:
 
 
 def _distance(loop: scf.ForOp) -> int | None:
-    """Upper bound less lower bound where both move with the same ids, as a core's share of rows does."""
+    """Upper minus lower bound if both move with the same ids, as for a core's share of rows; else None."""
     ids = [id_ for op in enclosing(loop) if isinstance(op, HierarchyOp) for id_ in op.ids]
     ends = [[number(value, dict.fromkeys(ids, at)) for value in (loop.lb, loop.ub)] for at in (0, 1)]
     distances = {None if low is None or high is None else high - low for low, high in ends}
@@ -47,7 +47,7 @@ def _distance(loop: scf.ForOp) -> int | None:
 
 
 class BufferCopies:
-    """The buffers of one configuration of the array that become several."""
+    """The buffers of one array configuration that aircc multiplies."""
 
     def __init__(self, root: Operation, omitted: str) -> None:
         """root: the segment, launch or herd. omitted: the value of `--omit-ping-pong-transform`, or empty."""

@@ -1,4 +1,4 @@
-"""A program against a device's limits: every rule, over the program and over each of its scopes."""
+"""The entry of the static check: runs every rule on the program and on each array configuration."""
 
 from __future__ import annotations
 

@@ -13,7 +13,7 @@ from aerie.air_dialect.verifiers import enclosing
 
 
 def may_run_on(op: Operation, herd: HerdOp, known: Known) -> bool:
-    """False only where a condition on tile ids shuts `op` out on this core."""
+    """Whether `op` may run on a core of the herd; False only if a condition on tile ids excludes it."""
     child: Operation = op
     for parent in enclosing(op):
         if parent is herd:
@@ -27,7 +27,7 @@ def may_run_on(op: Operation, herd: HerdOp, known: Known) -> bool:
 
 
 def is_dead(op: Operation) -> bool:
-    """Whether a loop of no trips or a condition that is constant shuts an operation out on every core."""
+    """Whether a loop without trips or a constant condition excludes an operation on every core."""
     child: Operation = op
     for parent in enclosing(op):
         if isinstance(parent, scf.ForOp | affine.ForOp | scf.ParallelOp | affine.ParallelOp):

@@ -1,8 +1,7 @@
-"""External kernels: functions that C++ source outside the program defines, where that source is, and what it
-promises about its parameters.
+"""External kernels: their names, their C++ sources, and which parameters they do not write.
 
-What a program says of them is data: it names functions, files in the kernel folders and macros, and can give
-neither C++ nor files from elsewhere.
+A program's text is data: it names functions, files in the kernel folders and macros. It cannot contain C++
+or name files elsewhere.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class ExternalKernel:
     """How many it is called with."""
 
     def __post_init__(self) -> None:
-        """Raises KernelSourceError where a name, a file or a macro is none that a program may name."""
+        """Raises KernelSourceError for a name, file or macro that a program may not use."""
         _check_symbol(self)
         _check_file(self, "link_with", self.object_name)
         _check_file(self, "link_source", self.source_name)
@@ -49,7 +48,7 @@ class ExternalKernel:
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|[0-9]+)[uUlL]*")
 _OWN = ("_", "vnpu_", "aie_host_", "VNPU_")
-"""How names begin that are the compiler's or the virtual NPU's own."""
+"""Prefixes of names that belong to the compiler or to the virtual NPU."""
 _MAX_NAME_LENGTH = 250
 _SUFFIXES = (".cc", ".cpp", ".cxx", ".c")
 
@@ -65,7 +64,7 @@ def _check_symbol(kernel: ExternalKernel) -> None:
 
 
 def _check_file(kernel: ExternalKernel, attribute: str, name: str) -> None:
-    """A file is named below the kernel folders, whatever is elsewhere on the machine."""
+    """Raises KernelSourceError for a path that leaves the kernel folders, or is no C++ file."""
     if not name.isprintable() or len(name) > _MAX_NAME_LENGTH or not _leads_below(name):
         raise _source_error(
             kernel,
@@ -81,8 +80,7 @@ def _check_file(kernel: ExternalKernel, attribute: str, name: str) -> None:
 
 
 def _check_define(kernel: ExternalKernel, define: str) -> None:
-    """A macro stands for an integer or an identifier: for no C++ of the program's own, and for no function of
-    the system."""
+    """Raises KernelSourceError unless a macro is an integer or an identifier that is no system function."""
     name, gives, text = define.partition("=")
     is_name = _IDENTIFIER.fullmatch(name) is not None and not name.startswith(_OWN)
     is_word = _IDENTIFIER.fullmatch(text) is not None and not text.startswith(_OWN)
@@ -101,7 +99,7 @@ def _check_define(kernel: ExternalKernel, define: str) -> None:
 
 
 def _is_of_the_system(name: str) -> bool:
-    """Whether the C library has a function of this name, and not one that only computes."""
+    """Whether the C library has a function of this name that does more than compute."""
     return hasattr(ctypes.CDLL(None), name) and not hasattr(math, name.removesuffix("f"))
 
 
@@ -114,7 +112,7 @@ def _source_error(kernel: ExternalKernel, why: str) -> KernelSourceError:
 
 @dataclass(frozen=True)
 class KernelObject:
-    """An object file to link: its source, and the flags that its defines make."""
+    """An object file to link: its source, and the -D flags of its macros."""
 
     source: Path
     flags: tuple[str, ...]
@@ -126,9 +124,9 @@ class KernelObject:
 
 
 def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path]) -> list[KernelObject]:
-    """One object per link_with name; its source is looked up in `kernel_dirs`, then in kernels_cc.
+    """One object per link_with name. The source is looked up in `kernel_dirs`, then in kernels_cc.
 
-    Raises KernelSourceError for a source that is nowhere, and for two that claim one object.
+    Raises KernelSourceError if a source is missing, or two sources have one object.
     """
     found: dict[str, tuple[ExternalKernel, KernelObject]] = {}
     folders = [*map(Path, kernel_dirs), OWN_KERNELS]
@@ -153,8 +151,7 @@ def _leads_below(name: str) -> bool:
 
 
 def find_source(name: str, folders: Sequence[Path]) -> Path | None:
-    """The first file of that name below the folders; None where there is none, and for a name that leads out
-    of them."""
+    """The first file of that name below the folders; None if there is none or the path leaves them."""
     if not _leads_below(name):
         return None
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
@@ -172,8 +169,8 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
 
 
 def _check_parameters(kernel: ExternalKernel, source: Path) -> None:
-    """Raises KernelSourceError where the source defines the function with another number of parameters than
-    it is called with: it would take what is not there, and the linker does not know."""
+    """Raises KernelSourceError if the function's definition and its call differ in their number of
+    parameters: the function would read garbage, and the linker does not check."""
     definitions = _definitions(kernel, source)
     if len(definitions) != 1 or "#" in definitions[0]:
         return  # a macro makes it, or there is a choice
@@ -193,10 +190,10 @@ _POINTER_TO_CONST = re.compile(r"\s*const\s+(?:\w+::)*\w+\s*\*\s*(?:__restrict(?
 
 
 def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> frozenset[int]:
-    """The positions of the parameters through which a kernel does not write: `const T *` in its definition.
+    """The positions of the parameters that a kernel does not write: `const T *` in its definition.
 
-    None of them where the source is not found, defines the function other than once, or casts pointers, as
-    it might then write all the same.
+    Empty if the source is missing, does not define the function exactly once, or casts pointers: it might
+    then write through them.
     """
     try:
         (found,) = kernel_objects([kernel], kernel_dirs)
@@ -214,7 +211,7 @@ def _without_comments(source: Path) -> str:
 
 
 def _definitions(kernel: ExternalKernel, source: Path) -> list[str]:
-    """The texts of the parameters of each definition of a kernel in its source, by the name it has there."""
+    """The parameter text of each definition of a kernel in its source."""
     pairs = (define.partition("=") for define in kernel.defines)
     name = {new: old for old, _, new in pairs}.get(kernel.symbol, kernel.symbol)
     return re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", _without_comments(source))

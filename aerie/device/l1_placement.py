@@ -1,9 +1,9 @@
-"""Where the buffers of a core lie in its L1, as mlir-aie's aie-assign-buffer-addresses puts them.
+"""The addresses of a core's buffers in L1, as mlir-aie's aie-assign-buffer-addresses assigns them.
 
-Read in AIEAssignBuffers.cpp (mlir-aie 7e00b579): the largest buffer first, into the banks in turn, behind
-the stack in the first of them; where one fits into no bank, all again, one behind the other. Each begins at a
-multiple of the width of the core's loads and stores, which the target model says is 256 bits on AIE2P as on
-AIE2: vectors of 512 bits want more.
+Read in AIEAssignBuffers.cpp (mlir-aie 7e00b579): the largest buffer first, into the banks round robin, after
+the stack in the first bank. If a buffer fits no bank, all are placed again, one after the other. Each starts
+at a multiple of the width of the core's loads and stores, which is 256 bits on AIE2P and AIE2 by the target
+model. Vectors of 512 bits need a larger alignment.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ Buffers = dict[SSAValue, int]
 
 
 def buffers_of_cores(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> list[Buffers]:
-    """The buffers of each kind of core of some herds: a core has none of a branch that its ids shut out.
+    """The buffers of each kind of core. A core lacks the buffers of branches that its ids exclude.
 
-    The phases of a herd share its memory, not in turns: each allocation is a buffer of its own.
+    herds: the phases of one herd. They share L1 at the same time: each allocation is a separate buffer.
     """
     made = [
         (op, herd)
@@ -63,7 +63,7 @@ def _between(op: Operation, herd: HerdOp) -> Iterator[Operation]:
 
 
 def _captured_buffers(herds: Sequence[HerdOp]) -> Buffers:
-    """Buffers of the segment that the herds are given, by the part that a core has."""
+    """The segment's buffers that the herds capture, each with the bytes of one core's part."""
     found: Buffers = {}
     for herd in herds:
         for operand in herd.kernel_operands:
@@ -73,7 +73,7 @@ def _captured_buffers(herds: Sequence[HerdOp]) -> Buffers:
 
 
 def bytes_of_core(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> int:
-    """L1 bytes of the core that has most: its stack, and every buffer as often as the compiler makes it."""
+    """L1 bytes of the fullest core: its stack, and all copies of its buffers."""
     each = (
         sum(size * scope.buffer_count(buffer) for buffer, size in buffers.items())
         for buffers in buffers_of_cores(scope, herds)
@@ -82,8 +82,8 @@ def bytes_of_core(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> int:
 
 
 def _share_of_core(value: SSAValue, herd: HerdOp) -> int:
-    """One core's part of an L1 buffer made in the segment, in bytes: leading dimensions like the herd's are
-    divided."""
+    """Bytes of one core's part of an L1 buffer of the segment. Leading dimensions equal to the herd's are
+    divided among the cores."""
     if not isinstance(value.type, MemRefType):
         return 0
     grid, whole = extents(herd), allocated_bytes(value) or 0
@@ -91,7 +91,7 @@ def _share_of_core(value: SSAValue, herd: HerdOp) -> int:
 
 
 def assign_addresses(sizes: Sequence[int], device: DeviceModel, stack_bytes: int) -> list[int]:
-    """The byte at which each buffer begins, by their sizes in bytes; they may reach beyond L1."""
+    """The start address of each buffer, from sizes in bytes. Addresses may exceed L1."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
     found = _in_banks(sizes, order, device, stack_bytes)
     if found is None:
@@ -105,7 +105,7 @@ def assign_addresses(sizes: Sequence[int], device: DeviceModel, stack_bytes: int
 def _in_banks(
     sizes: Sequence[int], order: Sequence[int], device: DeviceModel, stack_bytes: int
 ) -> dict[int, int] | None:
-    """Each buffer in the next bank that has room for it; None where one finds no room."""
+    """Addresses with each buffer in the next bank that has space; None if a buffer fits no bank."""
     count, bank_bytes = device.l1_banks, device.l1_bytes // device.l1_banks
     ends = [bank * bank_bytes for bank in range(count)]
     ends[0] += stack_bytes
@@ -127,7 +127,7 @@ def _aligned(address: int, device: DeviceModel) -> int:
 
 
 def placed_buffers(scope: ArrayConfiguration, buffers: Buffers) -> list[tuple[SSAValue, int, int]]:
-    """Each copy of the buffers of one core, with the byte at which it begins and its size."""
+    """(buffer, address, bytes) of each copy of one core's buffers."""
     each = [buffer for buffer in buffers for _ in range(scope.buffer_count(buffer))]
     sizes = [buffers[buffer] for buffer in each]
     places = assign_addresses(sizes, scope.device, scope.program.stack_bytes)
@@ -135,9 +135,9 @@ def placed_buffers(scope: ArrayConfiguration, buffers: Buffers) -> list[tuple[SS
 
 
 def misaligned_buffers(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> dict[SSAValue, int]:
-    """The buffers of a core that begin at no multiple of the widest vector, each with its address.
+    """The buffers of a core that do not start at a multiple of the widest vector, each with its address.
 
-    A buffer that the compiler doubles is there twice, and counts where one of the two does.
+    A double-buffered one counts if one of its copies is misaligned.
     """
     width, found = scope.device.vector_bytes, {}
     for buffers in buffers_of_cores(scope, herds):
@@ -147,7 +147,7 @@ def misaligned_buffers(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> di
 
 
 def largest_gap(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> int:
-    """The largest run of bytes that buffers and stack leave of a core's L1, of the core that has least."""
+    """The largest contiguous free part of L1, in bytes, on the core with the least."""
     return min((_gap(scope, buffers) for buffers in buffers_of_cores(scope, herds)), default=0)
 
 

@@ -1,4 +1,4 @@
-"""How many points of a launch stay in loops of the host's sequence of instructions."""
+"""The points of a launch that stay in loops of the host's instruction sequence."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from aerie.device.transfers import extents
 
 
 def host_loop_trips(launch: LaunchOp, tiling: Sequence[int] | None) -> int:
-    """Points of a launch that stay in loops of the host's sequence.
+    """The number of points of a launch that stay in loops of the host's sequence.
 
     `air-opt-shim-dma-bds` unrolls the outer loops of a launch that is tiled: a dimension that has a tile size
     keeps the largest factor of its trips that is no larger; those without one stay whole.
@@ -21,5 +21,5 @@ def host_loop_trips(launch: LaunchOp, tiling: Sequence[int] | None) -> int:
 
 
 def loop_trips(size: int, tile: int | None) -> int:
-    """Trips of a dimension of a launch that stay in a loop: no more than its tile size, where it has one."""
+    """The trips of one dimension of a launch that stay in a loop: at most `tile`, if it is not None."""
     return size if tile is None else max(factor for factor in range(1, tile + 1) if size % factor == 0)

@@ -1,4 +1,4 @@
-"""What stands in each memtile: mlir-air's allocation, followed.
+"""The L2 buffers and streams of each memtile, by mlir-air's allocation.
 
 After mlir-air at e972f294. `air-split-l2-memref` (AIRMiscPasses.cpp) cuts an L2 buffer that many streams
 enter or leave, in a function that has a segment of more than four cores. air-to-aie (`L2MemrefToMemTileMap`)
@@ -35,7 +35,7 @@ Uses = list[tuple[DeviceStream, list[StreamEnd]]]
 
 @dataclass(eq=False)
 class BufferPart:
-    """One of the `share` equal parts of an L2 buffer, a buffer of its own, and the streams that use it."""
+    """One of the `share` equal parts of an L2 buffer, with its streams. aircc makes each part a buffer."""
 
     buffer: SSAValue
     share: int
@@ -45,11 +45,11 @@ class BufferPart:
 
     @property
     def shape(self) -> tuple[Attribute, int]:
-        """What parts have in common that are placed in turns."""
+        """(type of the buffer, share): parts of one shape are placed round robin."""
         return self.buffer.type, self.share
 
     def columns(self) -> set[int]:
-        """The columns of cores that it serves, without streams that serve several."""
+        """The columns of cores that the part serves, without streams that serve several columns."""
         found = [
             {x for end in ends for x, _ in stream.cores(end)} for stream, ends in (*self.puts, *self.gets)
         ]
@@ -58,7 +58,7 @@ class BufferPart:
 
 @dataclass(eq=False)
 class AllocatedMemtile:
-    """A memtile and its parts; `column` where it was chosen for one."""
+    """A memtile and its parts. column: the column that it was chosen for, else None."""
 
     parts: list[BufferPart] = field(default_factory=list)
     column: int | None = None
@@ -73,7 +73,7 @@ class Unsplittable:
 
 
 class ArrayAllocation:
-    """One configuration of the array as aircc would make it."""
+    """The memtiles and streams of one configuration of the array, as aircc allocates them."""
 
     def __init__(self, scope: ArrayConfiguration) -> None:
         self.scope = scope
@@ -83,7 +83,7 @@ class ArrayAllocation:
 
     @cached_property
     def parts(self) -> list[BufferPart]:
-        """L2 buffers as they come out of air-split-l2-memref."""
+        """The L2 buffers after air-split-l2-memref."""
         used: dict[SSAValue, list[tuple[DeviceStream, StreamEnd]]] = defaultdict(list)
         for stream in self.streams.values():
             for end in stream.ends:
@@ -98,7 +98,7 @@ class ArrayAllocation:
         return [part for buffer in made for part in self._cut(buffer, used.get(buffer, []), budget)]
 
     def _launch_streams(self, reads: bool) -> int:
-        """Streams of the launch that come from L3 (reads), or go there."""
+        """The number of streams that read from L3 (reads), or write to it."""
         ends = [(stream.puts if reads else stream.gets) for stream in self.streams.values()]
         return sum(any(end.side.space == 0 for end in each) for each in ends)
 
@@ -119,7 +119,7 @@ class ArrayAllocation:
             yield BufferPart(buffer, len(places), place, *pair)
 
     def _places(self, buffer: SSAValue, many: Uses, single: Uses, budget: dict[bool, int]) -> list[set[Key]]:
-        """The streams of each part; fewer than two where the buffer stays whole."""
+        """The streams of each part; fewer than two sets if the buffer is not cut."""
         made = buffer.owner
         if not self._is_cut or isinstance(made, Block) or made.attributes.get("air.no_split"):
             return []
@@ -142,7 +142,7 @@ class ArrayAllocation:
 
     @cached_property
     def _is_cut(self) -> bool:
-        """Whether air-split-l2-memref is still to come, and looks at the configurations of this function."""
+        """Whether air-split-l2-memref has not run yet and will look at this function."""
         function = next((op for op in enclosing(self.scope.root) if isinstance(op, FuncOp)), None)
         beside = [
             scope
@@ -153,7 +153,7 @@ class ArrayAllocation:
         return not self.scope.is_placed and any(scope.cores > most for scope in beside)
 
     def _affordable(self, single: Uses, factor: int, budget: dict[bool, int]) -> bool:
-        """Whether the shim has channels for the streams of L3 that come of a cut; takes them if so."""
+        """Whether the shim has channels for the L3 streams of a cut. If so, they leave the budget."""
         device = self.scope.device
         for stream, ends in single:
             far = stream.puts if not ends[0].side.reads else stream.gets
@@ -175,7 +175,7 @@ class ArrayAllocation:
 
     @cached_property
     def memtiles(self) -> list[AllocatedMemtile]:
-        """The memtiles with what is in them."""
+        """The memtiles with their parts."""
         tiles = [AllocatedMemtile() for _ in range(max(1, self.scope.memtiles // self.scope.copies))]
         buckets = _buckets(self.parts)
         columns = [single_column(set().union(*(part.columns() for part in bucket))) for bucket in buckets]
@@ -222,17 +222,17 @@ class ArrayAllocation:
 
 @lru_cache(maxsize=64)
 def allocate_array(scope: ArrayConfiguration) -> ArrayAllocation:
-    """What aircc makes of a configuration, worked out once."""
+    """The allocation of a configuration, cached."""
     return ArrayAllocation(scope)
 
 
 def touches_l3(stream: DeviceStream) -> bool:
-    """Whether a stream begins or ends in L3."""
+    """Whether a stream starts or ends in L3."""
     return any(end.side.space == 0 for end in stream.ends)
 
 
 def _member(stream: DeviceStream, number: int) -> DeviceStream:
-    """The part of a stream that is for one part of a buffer."""
+    """The part of a stream that belongs to one part of a buffer."""
     return DeviceStream((*stream.key, "part", number), stream.puts, stream.gets)
 
 
@@ -244,8 +244,11 @@ def _by_stream(used: Iterator[tuple[DeviceStream, StreamEnd]]) -> Uses:
 
 
 def _offsets_of_rows(offsets: dict[Key, tuple[int | None, ...]]) -> dict[Key, tuple[int | None, ...]]:
-    """Of transfers written once for cores of several columns and rows, the offsets of the first row for all
-    of a column: aircc unrolls their loop along its first dimension alone before it looks for a cut."""
+    """The offsets, with those of the first row for all cores of a column.
+
+    aircc unrolls the loop of a transfer that serves several columns and rows along its first dimension only,
+    before it looks for a cut.
+    """
     ops = {key[0] for key in offsets}
     if len(ops) != 1 or not isinstance(next(iter(ops)), DmaMemcpyNdOp):
         return offsets
@@ -256,19 +259,19 @@ def _offsets_of_rows(offsets: dict[Key, tuple[int | None, ...]]) -> dict[Key, tu
 
 
 def _first_difference(offsets: list[tuple[int | None, ...]]) -> int | None:
-    """The outermost dimension in which offsets differ; None where there is none, or ranks differ."""
+    """The outermost dimension in which offsets differ; None if there is none or ranks differ."""
     if len({len(each) for each in offsets}) != 1:
         return None
     return next((d for d, each in enumerate(zip(*offsets, strict=True)) if len(set(each)) > 1), None)
 
 
 def single_column(columns: set[int]) -> int | None:
-    """The column where there is one; None for none or several."""
+    """The only column; None for none or several."""
     return next(iter(columns)) if len(columns) == 1 else None
 
 
 def _buckets(parts: list[BufferPart]) -> list[list[BufferPart]]:
-    """Parts that share a stream stand together."""
+    """The parts in groups that share a stream."""
     buckets: list[list[BufferPart]] = []
     for part in parts:
         keys = {stream.key for stream, _ in (*part.puts, *part.gets)}
@@ -283,7 +286,7 @@ def _buckets(parts: list[BufferPart]) -> list[list[BufferPart]]:
 
 
 def _in_turns(tiles: list[AllocatedMemtile], buckets: list[list[BufferPart]]) -> None:
-    """Those of one shape around the memtiles; shapes of their own in a common turn."""
+    """Place parts round robin: one turn per shape, and a common turn for all unique shapes."""
     alike = Counter(bucket[0].shape for bucket in buckets)
     turns: Counter[object] = Counter()
     for bucket in buckets:
@@ -295,7 +298,7 @@ def _in_turns(tiles: list[AllocatedMemtile], buckets: list[list[BufferPart]]) ->
 def _by_column(
     tiles: list[AllocatedMemtile], buckets: list[list[BufferPart]], columns: list[int | None]
 ) -> None:
-    """Each to the memtile of its column; the others to what is left, then in turns."""
+    """Place each part in the memtile of its column; the others in free memtiles, then round robin."""
     free = list(tiles)
     for bucket, column in zip(buckets, columns, strict=True):
         if column is not None:

@@ -1,8 +1,9 @@
-"""What came into each memtile and left it, of the bytes that transfers moved in a run.
+"""Bytes that transfers moved into and out of each memtile in a run.
 
 A run counts bytes where the program writes a transfer, which names L2 buffers and no memtile. Which memtile
-has which part of a buffer is for the static check to say (array.py). The streams of one transfer are alike,
-so each has an equal share of its bytes; a broadcast leaves a memtile once, however many cores it comes to.
+holds which part of a buffer comes from the static check (memtile_allocation.py). The streams of one transfer
+are equal, so each has an equal share of its bytes; a broadcast leaves a memtile once, whatever the number of
+its receivers.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from aerie.device.streams import StreamEnd
 
 
 class MemtileTraffic(NamedTuple):
-    """held: bytes of L2 buffers in it."""
+    """The traffic of one memtile in a run. held: bytes of the L2 buffers that it holds."""
 
     held: int
     bytes_in: int
@@ -58,7 +59,7 @@ def _memtiles(scope: ArrayConfiguration, seen: Mapping[int, int]) -> list[Memtil
 
 
 def _uses(array: ArrayAllocation) -> Mapping[Operation, list[tuple[int, StreamEnd]]]:
-    """Of each transfer its ends in L2, each once for every stream, by the number of the memtile."""
+    """The L2 ends of each transfer, once per stream, each with the number of its memtile."""
     found: dict[Operation, list[tuple[int, StreamEnd]]] = {}
     for number, end in _ends(array):
         found.setdefault(end.side.op, []).append((number, end))
@@ -79,5 +80,5 @@ def _cores(array: ArrayAllocation) -> Counter[Operation]:
 
 
 def _alike(ends: list[tuple[int, StreamEnd]], end: StreamEnd) -> int:
-    """How many of a transfer's ends are on its side."""
+    """The number of ends of a transfer that read (or write) as this end does."""
     return sum(other.side.reads == end.side.reads for _, other in ends)

@@ -1,4 +1,4 @@
-"""What the static check found: use against limit, and what cannot be built."""
+"""The result of the static check: use against limit, and what cannot be built."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ def line_of(op: Operation) -> int | None:
 
 @dataclass(frozen=True)
 class ResourceUsage:
-    """One line of the report: `used` of `limit`, in the units the resource names.
+    """One line of the report: `used` of `limit`, in the units that the resource names.
 
-    limit: None where no limit is known. source: where the limit is written. instead: the way out.
+    limit: None if no limit is known. source: the upstream file of the limit. alternative: what to do instead.
     """
 
     place: str
@@ -42,7 +42,7 @@ class ResourceUsage:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The line as text, a cell per column of HEADER."""
+        """The line as text, one cell per column of HEADER."""
         limit = "none known" if self.limit is None else str(self.limit)
         return (
             self.place,
@@ -54,12 +54,12 @@ class ResourceUsage:
         )
 
     def to_fault(self, device: DeviceModel) -> Fault:
-        """What to say where the limit does not hold."""
+        """The fault of a limit that does not hold."""
         message = f"{self.resource} takes {self.used}, {device.name} has {self.limit}; {self.alternative}"
         return Fault("limit", self.place, message, self.source, self.operation)
 
     def to_json(self) -> dict[str, object]:
-        """The line as plain values."""
+        """The line as JSON values."""
         return {
             "place": self.place,
             "resource": self.resource,
@@ -94,7 +94,7 @@ class Fault:
 
     @property
     def line(self) -> int | None:
-        """Its line in the text, None for an operation made in Python."""
+        """The line of the operation in the text; None for one made in Python."""
         return line_of(self.operation)
 
     def __str__(self) -> str:
@@ -102,7 +102,7 @@ class Fault:
         return f"{line}{self.op}: {self.place}: {self.message} ({self.source})"
 
     def to_json(self) -> dict[str, object]:
-        """The fault as plain values."""
+        """The fault as JSON values."""
         return {
             "kind": self.kind,
             "place": self.place,
@@ -118,24 +118,24 @@ Finding = ResourceUsage | Fault
 
 @dataclass(frozen=True)
 class CheckReport:
-    """What a module uses of a device, and everything in it that cannot be built."""
+    """The use of a device by a module, and everything in the module that cannot be built."""
 
     device: DeviceModel
     findings: tuple[Finding, ...]
 
     @property
     def usages(self) -> tuple[ResourceUsage, ...]:
-        """Use against limit, a line per resource of each function, launch, segment and herd."""
+        """Use against limit, one line per resource of each function, launch, segment and herd."""
         return tuple(finding for finding in self.findings if isinstance(finding, ResourceUsage))
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What cannot be built, in the order of the text; limits that do not hold among it."""
+        """Everything that cannot be built, exceeded limits included, in the order of the text."""
         return self._of(certain=True)
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
-        """What can be built only under conditions that the text does not show, such as a flag of aircc."""
+        """Faults that depend on conditions that the text does not show, such as a flag of aircc."""
         return self._of(certain=False)
 
     def _of(self, certain: bool) -> tuple[Fault, ...]:
@@ -151,11 +151,11 @@ class CheckReport:
 
     @property
     def ok(self) -> bool:
-        """Whether the module can be built, as far as can be told."""
+        """Whether the check found no fault."""
         return not self.faults
 
     def raise_faults(self) -> None:
-        """Raises ResourceError naming everything that cannot be built, a line each."""
+        """Raises ResourceError with one line per fault."""
         if not self.ok:
             raise ResourceError("\n".join(map(str, self.faults)))
 
@@ -168,7 +168,7 @@ class CheckReport:
         return text_table([HEADER, *self.rows()], "<<>><<")
 
     def to_json(self) -> dict[str, object]:
-        """The report as plain values: device, ok, usages, faults, warnings."""
+        """The report as JSON values: device, ok, usages, faults, warnings."""
         return {
             "device": self.device.name,
             "ok": self.ok,

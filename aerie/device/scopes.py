@@ -38,15 +38,15 @@ NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 
 @dataclass(frozen=True)
 class CheckOptions:
-    """How the program is going to be compiled, as far as that changes what it takes of the device.
+    """The compile options that change what a program takes of the device.
 
     omit_ping_pong: what aircc does not double-buffer (the value of `--omit-ping-pong-transform`): `L1`, `L2`,
     `all`, or nothing.
     stack_bytes: stack of a core (aircc `--stack-size`), None for the device's default.
     kernel_dirs: folders with the sources of external kernels.
-    bf16_emulation: whether aircc is told to emulate f32 vectors (`--bf16-emulation`).
-    omit_auto_broadcast: whether DMAs that all cores share stay one each (`--omit-auto-broadcast`).
-    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None where not known.
+    bf16_emulation: whether aircc emulates f32 vectors (`--bf16-emulation`).
+    omit_auto_broadcast: whether each core keeps its own DMA of shared data (`--omit-auto-broadcast`).
+    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None if unknown.
     """
 
     omit_ping_pong: str = ""
@@ -59,7 +59,7 @@ class CheckOptions:
 
 @dataclass(frozen=True)
 class CheckedProgram:
-    """A module, the device it is meant for, and how it is compiled."""
+    """A module with its target device and compile options."""
 
     module: ModuleOp
     device: DeviceModel
@@ -85,7 +85,7 @@ class CheckedProgram:
         return found
 
     def channel_type(self, name: str) -> str:
-        """How a channel moves data."""
+        """The type of a channel, such as npu_dma_stream."""
         channel = self.channels.get(name)
         return "npu_dma_stream" if channel is None else channel.channel_type
 
@@ -96,7 +96,7 @@ class CheckedProgram:
 
     @cached_property
     def scopes(self) -> list[ArrayConfiguration]:
-        """The scopes, in the order of the text."""
+        """The array configurations, in the order of the text."""
         return [ArrayConfiguration(self, place, root) for place, root in _roots(self.module)]
 
     @cached_property
@@ -121,7 +121,7 @@ class ArrayConfiguration:
 
     @property
     def device(self) -> DeviceModel:
-        """The device that the program is meant for."""
+        """The target device."""
         return self.program.device
 
     @cached_property
@@ -146,7 +146,7 @@ class ArrayConfiguration:
         return BufferCopies(self.root, self.program.options.omit_ping_pong)
 
     def buffer_count(self, memref: SSAValue) -> int:
-        """How many buffers a memref becomes: 2 or 3 where aircc double-buffers it."""
+        """The number of copies of a buffer: 2 or 3 if aircc double-buffers it, else 1."""
         return self._copies.copies_of(origin(memref))
 
     @cached_property
@@ -189,7 +189,7 @@ class ArrayConfiguration:
 
     @property
     def cores(self) -> int:
-        """The cores of one copy."""
+        """The number of cores of one copy."""
         return sum(math.prod(extents(herds[0])) for herds in self.herds.values())
 
     @cached_property
@@ -207,19 +207,19 @@ class ArrayConfiguration:
 
     @property
     def copies(self) -> int:
-        """How many copies of the scope run side by side: the segment's unroll factor."""
+        """The number of copies that run side by side: the segment's unroll factor."""
         return max(1, math.prod(extents(self.segment))) if self.segment else 1
 
     @property
     def columns(self) -> int:
-        """Columns that one copy may use: its share of the device, less where the segment says so."""
+        """The number of columns that one copy may use: its share of the device, or less by `x_size`."""
         share = max(1, self.device.columns // self.copies)
         asked = self._attribute("x_size")
         return share if asked is None else min(share, -(-asked // self.copies))
 
     @property
     def rows(self) -> int:
-        """Rows of cores that one copy may use."""
+        """The number of rows of cores that one copy may use."""
         asked = self._attribute("y_size")
         first = self._attribute("y_loc") or self.device.first_core_row
         left = self.device.rows - (first - self.device.first_core_row)
@@ -227,7 +227,7 @@ class ArrayConfiguration:
 
     @property
     def memtiles(self) -> int:
-        """Memtiles of all copies: one per column of the segment, and per column that its herds need."""
+        """The number of memtiles of all copies: one per column that the segment has or its herds need."""
         share = max(1, self.device.columns // self.copies)
         footprint = sum(extents(herds[0])[0] if herds[0].sizes else 1 for herds in self.herds.values())
         return min(share, max(self.columns, footprint)) * self.copies
@@ -236,7 +236,7 @@ class ArrayConfiguration:
         return None if self.segment is None else integer_attribute(self.segment, name)
 
     def report_name(self, name: str) -> str:
-        """The name of a herd of this scope in the report."""
+        """The name of a herd in the report."""
         return self.place if isinstance(self.root, HerdOp) else f"{self.place}/{name}"
 
 
@@ -247,7 +247,7 @@ def integer_attribute(op: Operation, name: str) -> int | None:
 
 
 def op_location(op: Operation) -> str:
-    """function/launch/segment of an operation: names where given, else numbers in the order of the text."""
+    """function/launch/segment/herd of an operation, by name, or by number in the order of the text."""
     around = [op, *enclosing(op)]
     named = [found for found in around if isinstance(found, FuncOp | LaunchOp | SegmentOp | HerdOp)]
     return "/".join(_name(found) for found in reversed(named)) or "module"

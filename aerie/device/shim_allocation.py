@@ -1,4 +1,4 @@
-"""Which shim tiles a configuration needs, and which of its streams become packets, as mlir-air decides it.
+"""The shim tiles that a configuration needs, and the streams that become packets, by mlir-air's rules.
 
 After mlir-air at e972f294. A stream of L3 takes a channel of the shim tile of its column, or of one more
 where that is full (AIRToAIESchedulingUtils.cpp); `aie-place-tiles` (mlir-aie) wants a column for each tile.
@@ -31,8 +31,11 @@ class ShimAllocation:
 
     @cached_property
     def tiles(self) -> dict[object, tuple[int, int]]:
-        """Channels (from L3, to L3) that each group of shim tiles must have: those of one column, or of a
-        memtile that serves several. Broadcasts, which may go anywhere, are under None."""
+        """The number of channels (from L3, to L3) of each group of shim tiles.
+
+        A group belongs to one column, or to a memtile that serves several. Broadcasts, which may use any
+        column, are under None.
+        """
         found: dict[object, list[set[Key]]] = defaultdict(lambda: [set(), set()])
         homes = {id(part): tile for tile in self._array.memtiles for part in tile.parts}
         for part in self._array.parts:
@@ -50,7 +53,7 @@ class ShimAllocation:
 
     @property
     def needed(self) -> int:
-        """Shim tiles that the streams of L3 take."""
+        """The number of shim tiles that the L3 streams need."""
         each = self._scope.device.shim.mm2s_channels
         rigid = [counts for key, counts in self.tiles.items() if key is not None]
         tiles = [max(-(-into // each), -(-out // each)) for into, out in rigid]
@@ -66,15 +69,17 @@ class ShimAllocation:
 
     @cached_property
     def made_packets(self) -> frozenset[int]:
-        """The directions between L3 and cores, 0 to the cores and 2 from them, whose streams become packets:
-        too many for the shim channels of a column (air-dma-to-channel)."""
+        """The directions between L3 and cores (0: to the cores, 2: from them) whose streams become packets.
+
+        Their streams are too many for the shim channels of a column (air-dma-to-channel).
+        """
         return frozenset(
             space for space in (0, 2) if self._pressure(space) > self._scope.device.shim.mm2s_channels
         )
 
     @cached_property
     def packet_channels(self) -> frozenset[str]:
-        """The declared channels among those: air-dma-to-channel asks nobody what type they have."""
+        """Declared channels that become packets: air-dma-to-channel ignores their type."""
         found = (
             stream.key[0]
             for stream in self._array.streams.values()
@@ -83,7 +88,7 @@ class ShimAllocation:
         return frozenset(name for name in found if isinstance(name, str))
 
     def is_packet_shared(self, side: TransferSide) -> bool:
-        """Whether a transfer is one of packets, which share a channel with all others of their tile."""
+        """Whether a transfer is a packet stream, which shares a channel with the others of its tile."""
         if side.channel is not None:
             is_declared = self._scope.program.channel_type(side.channel) == PACKET
             return is_declared or side.channel in self.packet_channels
@@ -98,7 +103,7 @@ class ShimAllocation:
         return None if column is None else ("column", column)
 
     def _column(self, stream: DeviceStream, core: tuple[int, int]) -> object:
-        """The column of a core; of herds that are placed beside others, one of their own."""
+        """The column of a core; a placeholder for herds that aircc places beside others."""
         herd = next(end.herd for end in stream.ends if end.herd is not None)
         pin = integer_attribute(herd, "x_loc")
         if pin is None and len(self._scope.herds) > 1:
@@ -123,8 +128,8 @@ class ShimAllocation:
         return space in self.made_packets and _is_direct(stream, space)
 
     def _pressure(self, space: int) -> int:
-        """Streams that may want one column of the shim, as air-dma-to-channel reckons: channels by name, and
-        broadcasts over several columns in equal shares."""
+        """The number of streams that may need one column of the shim, as air-dma-to-channel counts them:
+        channels by name, and broadcasts over several columns in equal shares."""
         declared: dict[Key, DeviceStream] = {}
         for stream in self._array.streams.values():
             if stream.puts and stream.gets and _is_direct(stream, space):
@@ -136,12 +141,12 @@ class ShimAllocation:
 
 @lru_cache(maxsize=64)
 def allocate_shim(scope: ArrayConfiguration) -> ShimAllocation:
-    """The shim tiles of a configuration, worked out once."""
+    """The shim tiles of a configuration, cached."""
     return ShimAllocation(allocate_array(scope))
 
 
 def _group(tile: AllocatedMemtile) -> object:
-    """What decides which shim tiles feed a memtile: its column, or else the memtile itself."""
+    """The group of shim tiles that feeds a memtile: its column, or else the memtile itself."""
     if tile.column is not None:
         return "column", tile.column
     uses = [use for part in tile.parts for use in (*part.puts, *part.gets)]

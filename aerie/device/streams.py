@@ -1,6 +1,6 @@
-"""Which streams a program becomes: what flows from where to where once aircc has placed it.
+"""The streams of a placed program: which transfers send to which.
 
-One stream is one member of a channel, or what a DMA in a herd is for one core, row or column of cores. After
+One stream is one member of a channel, or a DMA of a herd for one core, row or column of cores. After
 mlir-air's `air-broadcast-detection` and `air-dma-to-channel` (e972f294): a DMA whose offsets depend on no
 tile id along a side of the herd is one broadcast along that side. Only what is known is modelled: indices
 that are constants, tile ids, or indices of an `scf.parallel`.
@@ -28,14 +28,14 @@ Key = tuple[object, ...]
 Position = tuple[object, ...]
 """The indices of a member of a bundle: numbers, or the values that they are computed from."""
 MAX_MEMBERS = 1024
-"""Most streams of one transfer that are told apart."""
+"""Maximum number of streams of one transfer that are counted separately."""
 
 
 @dataclass(frozen=True)
 class StreamEnd:
     """One end of a stream: a transfer in L3, of an L2 buffer, or on some core.
 
-    offsets: those of the side, with loops at their beginning; None where they are not known.
+    offsets: the offsets of the side in the first iteration of its loops; None for an unknown one.
     """
 
     side: TransferSide
@@ -46,7 +46,7 @@ class StreamEnd:
 
 @dataclass
 class DeviceStream:
-    """The ends that put into a stream, and those that get from it. `broadcast`: it was written as one."""
+    """The ends that put into a stream, and the ends that get from it."""
 
     key: Key
     puts: list[StreamEnd] = field(default_factory=list)
@@ -58,7 +58,7 @@ class DeviceStream:
         return [*self.puts, *self.gets]
 
     def cores(self, end: StreamEnd) -> set[Core]:
-        """The cores at the other side of an end."""
+        """The cores at the other end of the stream."""
         others = self.gets if end.side.reads else self.puts
         return {other.core for other in others if other.core is not None}
 
@@ -121,7 +121,7 @@ def depends_on_tile_ids(op: Operation, herd: HerdOp) -> tuple[bool, bool]:
 
 
 def cores(herd: HerdOp) -> Iterator[tuple[Core, Known]]:
-    """The cores of a herd with their ids; of one larger than any device, the first."""
+    """The cores of a herd with their ids; at most 16 columns and rows."""
     columns, rows = (min(extent, 16) for extent in (*extents(herd), 1, 1)[:2])
     for core in itertools.product(range(columns), range(rows)):
         yield core, dict(zip(herd.ids, core, strict=False))
@@ -140,7 +140,7 @@ def _of_channel(
 
 
 def _member(position: Position, channel: ChannelOp, reads: bool) -> Position:
-    """The member that a position means: of a broadcast, the one that is heard there."""
+    """The member that a position refers to; for a get of a broadcast, the member that it receives."""
     if math.prod(channel.size) == 1:
         return ()
     if reads or not is_broadcast(channel):
@@ -150,7 +150,7 @@ def _member(position: Position, channel: ChannelOp, reads: bool) -> Position:
 
 
 def is_broadcast(channel: ChannelOp) -> bool:
-    """Whether each member of a channel is heard by several."""
+    """Whether each member of a channel has several receivers."""
     return "broadcast_shape" in channel.properties or "broadcast_shape" in channel.attributes
 
 

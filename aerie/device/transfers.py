@@ -1,4 +1,4 @@
-"""Transfers as AIR writes them: which memref, how each side is walked, what runs side by side."""
+"""The transfers of a program: the memref, sizes and strides of each side, and what runs in parallel."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LEVELS = (0, 1, 2)
 
 @dataclass(frozen=True)
 class TransferSide:
-    """One side of a transfer. Extents in elements, outermost first; None where not a constant.
+    """One side of a transfer. Sizes and strides in elements, outermost first; None if not constant.
 
-    `reads` tells whether data leaves this memref; `bits` are those of an element; `offsets` are the values
-    that offsets are computed from. `other` is the memref at the far end, None for a channel.
+    reads: data leaves this memref. bits: of one element. offsets: the values of the offsets.
+    other: the memref at the far end; None for a channel.
     """
 
     op: Operation
@@ -78,7 +78,7 @@ def memref_bytes(type_: Attribute) -> int | None:
 
 
 def allocated_bytes(buffer: SSAValue) -> int | None:
-    """Bytes of a buffer; sizes that are constants count where the type does not say them."""
+    """Bytes of a buffer. Constant operands give the sizes that the type leaves open; None if unknown."""
     op, type_ = buffer.owner, buffer.type
     if not isinstance(op, memref.AllocOp) or not isinstance(type_, MemRefType) or not op.dynamic_sizes:
         return memref_bytes(type_)
@@ -148,8 +148,8 @@ def extents(op: HierarchyOp) -> tuple[int, ...]:
 
 
 def extent_of(leaf: SSAValue) -> int:
-    """How many values an index takes side by side: over tile ids, unrolled segments and parallel loops; 1 for
-    any other."""
+    """The number of values of an index in parallel, over tile ids, unrolled segments and parallel loops; 1
+    for any other index."""
     values = parallel_range(leaf)
     return 1 if values is None else max(1, length(values))
 
@@ -160,7 +160,7 @@ def length(values: range) -> int:
 
 
 def parallel_range(value: SSAValue) -> range | None:
-    """The values that an index takes side by side; None where they are not known, or follow one another."""
+    """The values of an index that run in parallel; None if they are unknown or sequential."""
     known = number(value)
     if known is not None:
         return range(known, known + 1)

@@ -21,7 +21,7 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
-from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, blamed
@@ -126,9 +126,10 @@ class Ask:
     """What an answer is asked with. prompt: token ids. max_tokens: at most so many more; 0: the prompt is
     read, and nothing is told of what would follow. marks: how many of the likeliest tokens are told of each;
     None: none, nor its own. time_limit_s: from its coming. slot: in which it is answered; None: in any.
-    manner: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in place of
-    what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is told how
-    much of the prompt is read. reads: what is made of the prompt, which is read then, and not answered."""
+    decode_config: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in
+    place of what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is
+    told how much of the prompt is read. reads: what is made of the prompt, which is read then, and not
+    answered."""
 
     prompt: Sequence[int]
     max_tokens: int
@@ -139,7 +140,7 @@ class Ask:
     time_limit_s: float = float("inf")
     index: int = 0
     slot: int | None = None
-    manner: Manner = PLAIN
+    decode_config: DecodeConfig = PLAIN
     as_drawn: bool = False
     calls: Calls | None = None
     shows_progress: bool = False

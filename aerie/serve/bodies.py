@@ -167,7 +167,7 @@ def validated(kind: TypeAdapter[Any], body: bytes) -> Any:
             raise ApiError(
                 400,
                 f"{count} values of the body are wrong, and {MOST_ERRORS} are looked at; send fields and "
-                "values of this address, which docs/serve.md lists",
+                "values of this address, which docs/how-to/serve.md lists",
                 code="invalid_value",
             ) from None
         told = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]

@@ -24,8 +24,8 @@ from pydantic import (
 )
 
 from aerie.engine.sampler import MOST_BIAS, Sampling
-from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.engine.strategies.manner import Manners
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
+from aerie.engine.strategies.decode_config import DecodeSettings
 
 STRONGEST = MOST_BIAS
 """A bias that leaves a token out, below 0: false in logit_bias, and ignore_eos."""
@@ -309,14 +309,14 @@ class Settings(Harmless):
     stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] | None = None
     ignore_eos: bool = False
     max_tokens: Most = None
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_RUNNING_REQUESTS)] | None = None
     draft: Literal["lookup", "none"] | None = None
     rule: str | None = None
     steps: int | None = None
     threshold: float | None = None
     entropy: float | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
-    id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=MAX_RUNNING_REQUESTS)] | None = None
     timings_per_token: bool = False
     min_tokens: Any = None
     skip_special_tokens: Any = None
@@ -359,7 +359,7 @@ class Settings(Harmless):
         return None if self.id_slot in (None, -1) else self.id_slot
 
     @property
-    def manners(self) -> Manners:
+    def manners(self) -> DecodeSettings:
         """How an answer of block diffusion is made."""
         return {"rule": self.rule, "steps": self.steps, "threshold": self.threshold, "entropy": self.entropy}
 
@@ -437,9 +437,10 @@ class CompletionRequest(Settings, Formed):
             raise ValueError(
                 f"best_of is {self.best_of} and n {self.choices}; answers are not ranked: leave it out"
             )
-        if len(self.prompts) * self.choices > MOST_ANSWERS:
+        if len(self.prompts) * self.choices > MAX_RUNNING_REQUESTS:
             raise ValueError(
-                f"{len(self.prompts)} prompts with n {self.choices} are more than {MOST_ANSWERS} answers; "
+                f"{len(self.prompts)} prompts with n {self.choices} are more than {MAX_RUNNING_REQUESTS} "
+                "answers; "
                 "send several requests"
             )
         return self

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.runtime.memory import available_bytes, size
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Metrics
@@ -137,7 +137,7 @@ class Models:
             return
         if error := service.recent_failure():
             raise error
-        if service.holds > (most := MOST_ANSWERS + self.limits.queue):
+        if service.holds > (most := MAX_RUNNING_REQUESTS + self.limits.queue):
             raise ApiError(
                 429,
                 f"{most} requests wait for the model {service.name!r} to be loaded, and that is the limit; "

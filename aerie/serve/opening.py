@@ -17,9 +17,9 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.footprint import foreseen
 from aerie.engine.pages import PAGE, pages_for
 from aerie.engine.progress import Reporter
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.session import prepare_runtime
-from aerie.engine.strategies.manner import LOOKUP
+from aerie.engine.strategies.decode_config import LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
 from aerie.runtime import select_backend
 from aerie.serve.worker import Opened
@@ -84,7 +84,7 @@ class Opening(NamedTuple):
         if self.limit is None or options.kv_pool is not None:
             return options
         left = max(0, self.limit - foreseen(config, options).beside)
-        pages = pages_for(config, None, MOST_ANSWERS, left)
+        pages = pages_for(config, None, MAX_RUNNING_REQUESTS, left)
         return replace(options, kv_pool=pages * PAGE)
 
     def _of_drafter(self, config: ModelConfig, folder: Path) -> int:
@@ -92,7 +92,7 @@ class Opening(NamedTuple):
         if self.draft is None or self.draft == LOOKUP or not guesses(config, folder, self.draft):
             return 0
         found = foreseen(load_config(find_checkpoint(self.draft)), of_drafter(self.options))
-        return found.beside + (MOST_ANSWERS - 1) * found.kv_cache
+        return found.beside + (MAX_RUNNING_REQUESTS - 1) * found.kv_cache
 
 
 def open_model(
@@ -123,7 +123,7 @@ def _opened(
     drafter = drafter_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)
-    opened = Opened(session, session.scheduler_in(ROWS), tokenizer)
+    opened = Opened(session, session.scheduler, tokenizer)
     if drafter is not None:
         guessing, drafting = beside(drafter, checkpoint.config, options, report)
         return replace(opened, draft=drafting, drafter=guessing)

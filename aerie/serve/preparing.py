@@ -10,8 +10,8 @@ from aerie.engine.call_grammar import call_grammar
 from aerie.engine.call_reader import Calls, calls_of
 from aerie.engine.grammar import Grammar, Grammars
 from aerie.engine.sampler import Sampler
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafting import Drafting, predicted
-from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
 from aerie.serve.answer import Ask
@@ -159,7 +159,7 @@ def _ask(
         time_limit_s,
         index,
         settings.slot if index == 0 else None,
-        Manner(**settings.manners, draft=draft),
+        DecodeConfig(**settings.manners, draft=draft),
         settings.as_drawn,
         calls,
         settings.shows_progress,

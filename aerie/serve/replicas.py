@@ -26,7 +26,7 @@ from starlette.types import Message, Scope
 
 from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.affinity import Affinity
 from aerie.serve.app import make_app
 from aerie.serve.front import LINE, Ask
@@ -131,12 +131,16 @@ class Replica:
 
 def deployment(recipe: Recipe, least: int, most: int) -> Any:
     """`least` to `most` replicas, by how many answers are under way, as an application of Ray Serve."""
-    scale = {"min_replicas": least, "max_replicas": most, "target_ongoing_requests": MOST_ANSWERS // 2}
+    scale = {
+        "min_replicas": least,
+        "max_replicas": most,
+        "target_ongoing_requests": MAX_RUNNING_REQUESTS // 2,
+    }
     return (
         serve.deployment(Replica)
         .options(
             **({"autoscaling_config": scale} if most > least else {"num_replicas": least}),
-            max_ongoing_requests=MOST_ANSWERS + recipe.limits.queue,
+            max_ongoing_requests=MAX_RUNNING_REQUESTS + recipe.limits.queue,
             max_queued_requests=max(1, recipe.limits.queue),
             ray_actor_options={"num_cpus": 0, "resources": {NPU: 1}},
             health_check_period_s=5,

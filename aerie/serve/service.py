@@ -18,7 +18,7 @@ from aerie.common.errors import AerieError, UserError
 from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
 from aerie.serve.answer import Ask
@@ -358,9 +358,9 @@ class Service:
 
     def asking(self, asks: Sequence[Ask], line: Line) -> Asking:
         """Put to the worker. ApiError 429 where too many wait."""
-        most, there = MOST_ANSWERS + self.limits.queue, sum(one.waiting for one in self._askings)
+        most, there = MAX_RUNNING_REQUESTS + self.limits.queue, sum(one.waiting for one in self._askings)
         if there + at_once(asks) > most:
-            after = min(60, max(1, math.ceil(self.metrics.mean_s * there / MOST_ANSWERS)))
+            after = min(60, max(1, math.ceil(self.metrics.mean_s * there / MAX_RUNNING_REQUESTS)))
             raise ApiError(
                 429,
                 f"{there} answers are under way or wait, {at_once(asks)} more were asked for, and {most} is "

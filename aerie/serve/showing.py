@@ -15,7 +15,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from aerie.engine.model import LoadedModel
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve import npu, npu_request
 from aerie.serve.fields import Fields, Text
 from aerie.serve.loading import Seen, There
@@ -119,7 +119,7 @@ def _add_state(app: FastAPI) -> None:
         return {
             "model_alias": service.name,
             "backend": opened.session.backend,
-            "total_slots": MOST_ANSWERS,
+            "total_slots": MAX_RUNNING_REQUESTS,
             "default_generation_settings": {"n_ctx": opened.session.model.positions, "params": DEFAULTS},
             "model_path": service.name,
             "modalities": {"vision": False, "audio": False},

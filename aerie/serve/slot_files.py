@@ -1,7 +1,7 @@
 """POST /slots/ID?action=save, restore and erase, in the words of llama.cpp's tools/server/README.md.
 
 Reading and writing go on in a thread of their own, one file at a time, beside the model's steps: its thread
-takes hold of pages and lets them go (aerie/engine/saved_pages.py). Files are by their names in one folder.
+takes hold of pages and lets them go (aerie/engine/saved.py). Files are by their names in one folder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.pages import Paged, PoolFullError, page_bytes
-from aerie.engine.saved import MadeBy
-from aerie.engine.saved_pages import PagesFile, held, write_pages
+from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
+from aerie.engine.saved import MadeBy, PagesFile, held, save_sequence
 from aerie.serve.errors import ApiError, of_engine
 from aerie.serve.fields import Fields, Text
 from aerie.serve.slots import Slots
@@ -99,13 +98,13 @@ class SlotFiles:
             "timings": {"save_ms": _ms(begun)},
         }
 
-    def _write(self, sequence: Paged, path: Path, made_by: MadeBy, nbytes: int) -> tuple[int, str]:
+    def _write(self, sequence: PagedSequence, path: Path, made_by: MadeBy, nbytes: int) -> tuple[int, str]:
         """The bytes of the file, and the name under which the one before is kept, where that had more: the
         pool may have lost what a slot had when it was saved last."""
         self._check_room(path, nbytes, path.name)
         fresh = path.with_name(f".{path.name[:120]}.new")
         try:
-            write_pages(sequence, fresh, made_by)
+            save_sequence(sequence, None, fresh, made_by)
         except UserError as error:
             told = _without_folder(error, fresh).message.replace(fresh.name, path.name)
             raise ApiError(507, told, code="not_written") from error
@@ -164,7 +163,7 @@ class SlotFiles:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _held(slots: Slots, number: int, opened: Opened) -> tuple[Paged, MadeBy, int]:
+def _held(slots: Slots, number: int, opened: Opened) -> tuple[PagedSequence, MadeBy, int]:
     """The pages of a slot, what made them, and the bytes that they take in a file, about."""
     tokens = slots.all[number].tokens
     if not tokens:
@@ -185,7 +184,7 @@ def _aside(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _published(slots: Slots, number: int, file: PagesFile, sequence: Paged, _: Opened) -> None:
+def _published(slots: Slots, number: int, file: PagesFile, sequence: PagedSequence, _: Opened) -> None:
     file.publish(sequence)
     slots.restore(number, file.token_ids)
 

@@ -15,7 +15,7 @@ from typing import Any
 from aerie.engine.embeddings import Token
 from aerie.engine.pages import PAGE, PagePool
 from aerie.engine.requests import Request
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 
 
 @dataclass
@@ -46,7 +46,7 @@ class Slots:
     """As many as answers are under way at once. `give`, `restore` and `erase` in the model's thread."""
 
     def __init__(self) -> None:
-        self.all = [Slot() for _ in range(MOST_ANSWERS)]
+        self.all = [Slot() for _ in range(MAX_RUNNING_REQUESTS)]
         self._uses = itertools.count(1)
 
     def give(self, request: Request, wanted: int | None) -> None:

@@ -23,7 +23,7 @@ from aerie.common.errors import UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.generate import check_asked
 from aerie.engine.pages import PAGE, PoolFullError
-from aerie.engine.scheduler import MOST_ANSWERS, MOST_READ, Scheduler
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, MOST_READ, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
@@ -52,7 +52,7 @@ class Opened:
     def check(self, ask: Ask) -> None:
         """PromptError and UserError for what cannot be run at all. From any thread."""
         check_asked(self.session.model, ask.prompt, max(1, ask.max_tokens), ask.sampler)
-        ask.manner.maker(self.session.model.config, ask.sampler)
+        ask.decode_config.maker(self.session.model.config, ask.sampler)
         pages, needed = self.scheduler.pool.manager.pages, -(-(len(ask.prompt) + 1) // PAGE)
         if needed > pages:
             raise PoolFullError(needed, pages, pages)
@@ -220,7 +220,7 @@ class Worker:
         read; what it refuses is told."""
         refused, left = list[tuple[Job, Piece]](), deque[Job]()
         read = sum(job.ask.reads is not None for job in self._running)
-        room = {False: MOST_ANSWERS - len(self._running) + read, True: MOST_READ - read}
+        room = {False: MAX_RUNNING_REQUESTS - len(self._running) + read, True: MOST_READ - read}
         for job in self._waiting:
             is_read = job.ask.reads is not None
             if room[is_read] < 1:
@@ -276,7 +276,7 @@ def _begun(opened: Opened, ask: Ask) -> Answer:
     if ask.marks is not None:
         sampler = Recorder(**sampler.settings, top=ask.marks, as_drawn=ask.as_drawn)
     session = opened.session
-    maker = ask.manner.maker(session.model.config, sampler)
+    maker = ask.decode_config.maker(session.model.config, sampler)
     most = max(1, ask.max_tokens)  # a prompt that is only read ends with a token that nobody is told
     request = opened.scheduler.submit(ask.prompt, most, sampler, strategy=maker)
     return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)

@@ -1,7 +1,7 @@
 """Stopping what a thread runs, at the word of any other thread or of a signal's handler.
 
-    stop = Stop()
-    with stop.watched():        # in the thread that runs programs
+    stop = StopFlag()
+    with stop.watching():       # in the thread that runs programs
         run(...)                # raises RunStopped once anyone has called stop.set()
 
 A run on the virtual NPU looks at the flag between its launches and within those that take long; on an NPU

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
 from aerie.serve.answer import Piece
-from aerie.serve.events import event
+from aerie.serve.events import LONGEST_NOTE, NOTE, event, noted
 from aerie.serve.forms import ChatForm, CompletionForm
+from aerie.serve.metrics import Line, Metrics
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 ODD = 'a "quote", \\ and \x00\x1f\x7f\u2028\n\t\b\f\r é 日本 😀 </script>'
@@ -36,3 +37,29 @@ def test_clients_read_them() -> None:
     assert b'"role":"assistant"' in role
     chunk = ChatCompletionChunk.model_validate_json(told.removeprefix(b"data: "))
     assert (chunk.choices[0].delta.content, chunk.choices[0].delta.role) == (ODD, None)
+
+
+@given(notes=st.lists(TEXTS, min_size=1))
+def test_a_note_is_a_header_whatever_a_schema_says(notes: list[str]) -> None:
+    (told,) = noted(notes).values()
+    assert told.isascii()
+    assert told.isprintable()
+    assert len(told) <= LONGEST_NOTE + len(" ...")
+
+
+def test_a_note_names_all_that_is_not_held() -> None:
+    assert noted([]) == {}
+    assert noted(["a: b", "c\r\nd: é"]) == {NOTE: "not held to: a: b; c  d: \\xe9"}
+
+
+def test_tokens_of_the_last_request_and_of_all() -> None:
+    metrics = Metrics()
+    line = Line("POST", "/v1/chat/completions", "here", prompt=70, cached=64, made=5, model="m")
+    for _ in range(2):
+        metrics.count(line, line.path)
+    last = {"input_tokens": 6, "output_tokens": 5, "prompt_tokens": 70, "cache_tokens": 64}
+    assert {name: metrics.last[name] for name in last} == last
+    assert metrics.totals == {
+        "request_count_total": 2,
+        **{f"{name}_total": 2 * n for name, n in last.items()},
+    }

@@ -1,4 +1,4 @@
-"""The operations on the cores, against those that their compiler is known to lower (static/lowering).
+"""The operations on the cores, against those that their compiler is known to lower (device/lowering).
 
 A refusal that somebody has met is a fault. One that follows from the source of mlir-aie alone is a warning,
 as the state of it that aircc is built with may be another.
@@ -78,7 +78,7 @@ def _unknown(place: str, form: OpForm, op: Operation) -> Fault:
 
 def _advice(rule: LoweringRule | None) -> str:
     if rule is None:
-        return "write it in operations that the table knows (docs/hardware.md), or in C++"
+        return "write it in operations that the table knows (docs/explanation/lowering.md), or in C++"
     return f"use what is known: {rule.forms}"
 
 

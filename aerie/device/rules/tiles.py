@@ -1,4 +1,6 @@
-"""Each memtile and shim tile by itself, as aircc would fill them (array.py, shim.py), and what has no flow.
+"""Each memtile and shim tile by itself, as aircc fills them, and transfers without a flow.
+
+See memtile_allocation.py and shim_allocation.py.
 
 A sum over all tiles may fit where one tile is full. Unrolled segments are counted in sum only.
 """

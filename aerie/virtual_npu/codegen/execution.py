@@ -88,7 +88,7 @@ def enclosing_function(op: Operation) -> func.FuncOp | None:
 
 
 RECURSIVE = "vnpu.recursive"
-"""The attribute of a function that calls itself, directly or by way of others (passes/inlined.py)."""
+"""The attribute of a function that calls itself, directly or by way of others (passes/inline.py)."""
 
 
 # ---- launches ----

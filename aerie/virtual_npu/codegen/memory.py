@@ -244,7 +244,7 @@ def raw_view(body: Body, view: MemRef) -> MemRef:
 # ---- uses ----
 
 LOCK_SHARED = "vnpu.handed_over"
-"""The attribute of the allocation of an L1 buffer that locks of herds hand over (passes/handover.py)."""
+"""The attribute of the allocation of an L1 buffer that herds share by locks (passes/shared_l1_locks.py)."""
 
 
 def uses_of(body: Body, op: Operation) -> list[str]:

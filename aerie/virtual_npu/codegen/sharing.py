@@ -41,7 +41,8 @@ from aerie.virtual_npu.codegen.effects import index_ranges
 from aerie.virtual_npu.codegen.op_errors import attribute
 
 PERSISTENT = "vnpu.lasting"
-"""The attribute of the allocation of an L1 buffer of each core that outlives launches (passes/lasting.py)."""
+"""The attribute of the allocation of a core's L1 buffer that outlives launches
+(passes/hoist_l1_buffers.py)."""
 COUNTER = "vnpu.counter"
 """The attribute of one whose first contents, zeros, are meant."""
 

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from aerie.virtual_npu.program import Program
 
 DEVICE_NAMES = ("npu2", "npu1")
-"""The devices of static/device.py, the default first; here without what importing that costs."""
+"""The devices of device/npu2.py, the default first; here without what importing that costs."""
 Commands = "argparse._SubParsersAction[Parser]"
 
 

@@ -3,7 +3,7 @@
 What is recognised, whatever the extents, the order of the loops and the arrangement in blocks:
 
     for ...                                loops with known bounds, one in the other; the points of a herd too
-      air.dma_memcpy_nd                    into buffers that are only read (windows.py)
+      air.dma_memcpy_nd                    into buffers that are only read (dma_views.py)
       func.call                            that rearranges such a buffer (see there)
       c = read C[...]                      f32, or carried around the inner loops
         c += contract(read A[...], read B[...])      bf16; transposed as its maps say
@@ -29,7 +29,8 @@ do anything else, the loops run as they stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -78,12 +79,13 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
     Loops in a sequencer stay as they are: each of their reads and writes waits for the operations under way.
     """
     found: list[tuple[Operation, Product]] = []
+    copies = functools.cache(buffer_copies)  # every loop around a product asks again
 
     def visit(op: Operation, mode: BodyMode) -> bool:
         is_candidate = isinstance(op, scf.ForOp) and mode is not BodyMode.SEQUENCER
         if is_candidate or (isinstance(op, HerdOp) and op.has_body and not is_coroutine(op, options)):
             product = product_of_loops(op, with_herds=isinstance(op, HerdOp) or mode is BodyMode.STRAIGHT)
-            if product is not None and not _has_copies(product):
+            if product is not None and not _has_copies(product, copies):
                 found.append((op, product))
                 return product.a.rearranged is not None or product.b.rearranged is not None
         return True
@@ -93,9 +95,12 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
         _put_around(op, product)
 
 
-def _has_copies(product: Product) -> bool:
-    """Whether tiles have an operand of their own that the herd does not allocate."""
-    return any(buffer_copies(side.memref) > 1 for side in (product.a, product.b, product.c))
+def _has_copies(product: Product, copies: Callable[[SSAValue], int]) -> bool:
+    """Whether tiles have an operand of their own that the herd does not allocate.
+
+    copies: `buffer_copies`, cached.
+    """
+    return any(copies(side.memref) > 1 for side in (product.a, product.b, product.c))
 
 
 def buffer_copies(value: SSAValue) -> int:
