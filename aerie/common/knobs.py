@@ -30,12 +30,12 @@ class Knob:
     expected: str = ""
     is_valid: Callable[[str], bool] = _anything
     replaces: tuple[tuple[str, str], ...] = ()
-    """Variables that this one has replaced, each with the value that does now what they did."""
+    """(old variable, value) pairs: this value of the variable has the effect of the old one."""
 
     def get(self) -> str:
         """The value in the environment, else the default.
 
-        Raises KnobError for one that makes no sense, and where a variable is set that this one has replaced.
+        Raises KnobError for a wrong value, and if a replaced variable is set.
         """
         for old, value in self.replaces:
             if os.environ.get(old):
@@ -186,44 +186,44 @@ TABLE = (THREADS, STRICT, DEVICES, CXX, MARCH, OPT, KEEP, HOME, CACHE, NUMERICS,
 
 
 def check() -> None:
-    """Raises KnobError, naming the first knob whose value makes no sense, before work is done in vain."""
+    """Raises KnobError for the first knob with a wrong value, before any work is done."""
     for knob in TABLE:
         knob.get()
 
 
 @functools.cache
 def _cpus() -> int:
-    """How many CPUs this process may use, at its first call."""
+    """The number of CPUs that this process may use, at the first call."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def thread_count() -> int:
-    """How many threads a run uses. Raises KnobError when VNPU_THREADS is no number of threads."""
+    """The number of threads of a run. Raises KnobError for a wrong VNPU_THREADS."""
     text = THREADS.get()
     return int(text) if text else _cpus()
 
 
 def max_race_events() -> int:
-    """How many accesses the race check remembers. Raises KnobError where VNPU_RACE_EVENTS is no number."""
+    """The number of accesses that the race check records. Raises KnobError for a wrong VNPU_RACE_EVENTS."""
     return int(RACE_EVENTS.get())
 
 
 def device_count() -> int:
-    """How many devices there are. Raises KnobError where VNPU_DEVICES is no such number."""
+    """The number of virtual devices. Raises KnobError for a wrong VNPU_DEVICES."""
     return int(DEVICES.get())
 
 
 def is_strict() -> bool:
-    """Whether host and device memory are separate. Raises KnobError when VNPU_STRICT is neither 0 nor 1."""
+    """Whether host and device memory are separate. Raises KnobError for a wrong VNPU_STRICT."""
     return STRICT.get() == "1"
 
 
 def is_plain(part: str) -> bool:
-    """Whether this one of PLAIN_PARTS is to be done the plain way. Raises KnobError."""
+    """Whether AERIE_PLAIN selects the plain implementation of one of PLAIN_PARTS. Raises KnobError."""
     return not _parts(PLAIN.get()).isdisjoint({part, "all"})
 
 
 def cpp_copy_folder() -> Path | None:
-    """Where generated C++ is copied to, or None where it is not. Raises KnobError for a file."""
+    """The folder for copies of generated C++, or None. Raises KnobError if VNPU_KEEP names a file."""
     text = KEEP.get()
     return Path(text) if text else None

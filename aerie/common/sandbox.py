@@ -1,12 +1,12 @@
-"""Work on what nobody vouches for, in a child process with limits of time, memory, stack and output.
+"""Calls on untrusted text in a child process, with limits of time, memory, stack and output.
 
-A checkpoint's chat template, a grammar of a request: such text may loop, ask for a terabyte, or end the
-process it is worked on in, and no thread can be stopped from outside. So a `BoundedProcess` calls functions
-of a module in a child, which ends at its limit and is replaced when it is next needed. Both ends say JSON to
-each other and nothing else, so a child can give its parent no more than data.
+A checkpoint's chat template or a request's grammar may loop, allocate a terabyte, or end its process, and no
+thread can be stopped from outside. So a `BoundedProcess` calls functions of a module in a child process. The
+child ends at its limit and is replaced at the next call. Both ends exchange only JSON, so a child can give
+its parent nothing but data.
 
-The child is this file, run as a module: a new interpreter, which shares neither locks nor threads with its
-parent, as a forked one would.
+The child is this file, run as a module: a new interpreter. Unlike a forked one it shares neither locks nor
+threads with its parent.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from aerie import rooms
 from aerie.common.errors import UserError
 
 LENGTH = struct.Struct("<Q")
-"""Before each message, how many bytes it has."""
+"""The length of a message in bytes, before each message."""
 
 MAX_REASON_LENGTH, MAX_TRACE_LENGTH = 200, 4000
-"""Characters of what a function's exception says that are told, and of where it was raised."""
+"""Maximum characters of an exception's message, and of its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one call. cpu_s: of the child's processor time; wait_s: of time altogether, on a machine with other
-    work; memory_bytes: beside what the child has before its first call; stack_bytes: of the thread that the
-    call is in; output_bytes: of the result as JSON. begin_s: of time altogether for a beginning, of which
-    nothing else is limited."""
+    """Limits of one call in the child process.
+
+    cpu_s: CPU seconds. wait_s: wall-clock seconds. memory_bytes: memory beside that before the first call.
+    stack_bytes: stack of the thread of the call. output_bytes: size of the result as JSON.
+    begin_s: wall-clock seconds of the initialization, which has no other limit.
+    """
 
     cpu_s: float = 2.0
     wait_s: float = 30.0
@@ -57,20 +59,20 @@ class Limits:
 
 
 class BoundedError(UserError):
-    """A call that gave no result. Its text is one line that says why, without an end."""
+    """A call without a result. The message is one line with the reason, without a full stop."""
 
 
 class BeginningError(BoundedError):
-    """The child's beginning failed: the call did not come to its turn."""
+    """The child's initialization failed, so the call did not run."""
 
 
 class OverLimitError(BoundedError):
-    """A call ran into a limit, or ended its process."""
+    """A call reached a limit, or ended its process."""
 
 
 class InterruptedCallError(OverLimitError):
-    """A call ended for a reason that need not be its own: it took more than wait_s, where the machine may
-    have had other work, or its process was killed."""
+    """A call was stopped, perhaps not by its own fault: it took more than wait_s on a machine that may be
+    busy, or its process was killed."""
 
 
 class RaisedError(BoundedError):
@@ -103,13 +105,16 @@ class BoundedProcess:
         self._idle: list[_Child] = []
 
     def warm(self) -> None:
-        """Start a child now, beside what else there is to do, so that the first call need not wait for it."""
+        """Start a child now, in the background, so that the first call does not wait for it."""
         if not self._idle:
             self._idle.append(_Child(self._module, self._limits, self._initialization))
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What the function gives. Raises RaisedError for what it raises, OverLimitError, and
-        BeginningError."""
+        """Call a function of the module; returns its result.
+
+        Raises RaisedError if the function raises, OverLimitError if it reaches a limit, BeginningError if the
+        child's initialization fails.
+        """
         try:
             message = _packed([function, arguments])
         except RecursionError:
@@ -121,7 +126,7 @@ class BoundedProcess:
 
     @contextlib.contextmanager
     def _child(self) -> Iterator[_Child]:
-        """One that has nothing to do; afterwards it is kept if it can go on."""
+        """An idle child. It is reused after the call unless the call ended it."""
         child = None
         with contextlib.suppress(IndexError):
             while child is None or child.is_over:
@@ -201,7 +206,7 @@ class _Child:
         self._socket.sendall(message)
 
     def _receive(self, count: int, deadline: float) -> bytes:
-        """So many bytes. ConnectionError where the child ends before."""
+        """Receive `count` bytes. Raises ConnectionError if the child ends first."""
         parts = bytearray()
         while len(parts) < count:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -233,14 +238,13 @@ def _packed(message: Any) -> bytes:
 
 
 def one_line(reason: str) -> str:
-    """What an exception says, in one line of a limited length."""
+    """The message of an exception in one line, cut at MAX_REASON_LENGTH characters."""
     line = " ".join(reason.split())
     return line if len(line) <= MAX_REASON_LENGTH else f"{line[:MAX_REASON_LENGTH]} ..."
 
 
 def run_child(connection: socket.socket, module: str, limits: Limits, has_initialization: bool) -> None:
-    """The child's life: its beginning, then calls, one after the other, until its parent closes the
-    connection."""
+    """Run the child: its initialization, then calls in order, until its parent closes the connection."""
     functions = importlib.import_module(module)
     messages = _messages(connection.makefile("rb"))
     if has_initialization:
@@ -258,7 +262,7 @@ def _messages(file: BufferedReader) -> Iterator[bytes]:
 
 
 def _initialized(module: Any, message: bytes, connection: socket.socket) -> Any:
-    """What the beginning gives."""
+    """The object that the initialization returns, which has the functions to call."""
     try:
         value = _call_function(module, message)
     except Exception as error:
@@ -307,7 +311,7 @@ def _raised(error: Exception) -> bytes:
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """No more than so many bytes of address space beside those that this process has, and no files."""
+    """Limit this process to `more_bytes` more bytes of address space, and to no files."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
     limit = pages * resource.getpagesize() + more_bytes
     resource.setrlimit(resource.RLIMIT_AS, (limit, limit))

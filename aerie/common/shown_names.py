@@ -10,8 +10,10 @@ _BARE = re.compile(r"[A-Za-z0-9_$.\-]+")
 
 
 def display_name(name: str) -> str:
-    """A name as messages show it: as it is where MLIR takes it bare, else in MLIR's quotes; of a long one its
-    ends, with a few digits of its hash between, which tell it from others."""
+    """A name for a message: bare if MLIR allows that, else in MLIR's quotes.
+
+    A long name is cut in the middle, where 16 digits of its hash distinguish it.
+    """
     text = name if _BARE.fullmatch(name) else f'"{"".join(map(_printed, name))}"'
     if len(text) <= _MAX_SHOWN_LENGTH:
         return text

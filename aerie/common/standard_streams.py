@@ -1,4 +1,4 @@
-"""The standard streams of a command's process: what its caller closed, and an output that takes no more."""
+"""The standard streams of a command: closed ones are opened, and failures of the output are told apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ written to it, notes that go nowhere. Else a file opened later would get its num
 
 
 class OutputError(OSError):
-    """Standard output takes no more; an OSError of a file is not one."""
+    """Standard output cannot be written. An OSError of another file is no OutputError."""
 
 
 class Output(io.TextIOWrapper):
@@ -36,7 +36,7 @@ class Output(io.TextIOWrapper):
 
 
 def begin() -> None:
-    """Open what is closed, and tell failures of standard output apart. Before anything else is opened."""
+    """Open the closed streams, and make failures of standard output OutputErrors. Call it before any open."""
     for number, flags in CLOSED:
         try:
             os.fstat(number)
@@ -58,7 +58,7 @@ def _as_output(plain: TextIO | None) -> TextIO:
 
 
 def finish() -> None:
-    """Write out what is still kept. Raises OutputError; a reader that went away (`head`) is no error."""
+    """Flush standard output. Raises OutputError; a closed pipe (`head`) is no error."""
     try:
         if sys.stdout:
             sys.stdout.flush()
@@ -67,7 +67,7 @@ def finish() -> None:
 
 
 def report_output_error(error: OutputError) -> int:
-    """Say that the output is lost, and give the exit status. What is still to be written goes nowhere."""
+    """Print that the output is lost and discard the rest. Returns the exit status."""
     discard()
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
     print(

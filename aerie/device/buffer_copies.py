@@ -178,17 +178,17 @@ def _level(value: SSAValue) -> HierarchyOp | None:
 
 def _blocks(op: Operation, level: HierarchyOp) -> list[Block]:
     """The blocks around an operation, innermost first, as far as they belong to the level itself."""
-    found: list[Block] = []
+    blocks: list[Block] = []
     block = op.parent
     while block is not None:
-        found.append(block)
+        blocks.append(block)
         parent = block.parent_op()
         if parent is None or parent is level:
             break
         if isinstance(parent, HierarchyOp):
-            found.clear()
+            blocks.clear()
         block = parent.parent
-    return found
+    return blocks
 
 
 def _holds_allocations(block: Block) -> bool:

@@ -43,9 +43,9 @@ def check(
     tiling = None if loop_tiling is None else tuple(loop_tiling)
     options = CheckOptions(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast, tiling)
     program = CheckedProgram(module, device, options)
-    findings = [found for rule in PROGRAM_RULES for found in rule(program)]
+    findings = [finding for rule in PROGRAM_RULES for finding in rule(program)]
     for scope in program.scopes:
-        findings += [found for rule in CONFIGURATION_RULES for found in rule(scope)]
+        findings += [finding for rule in CONFIGURATION_RULES for finding in rule(scope)]
     return CheckReport(device, tuple(findings))
 
 

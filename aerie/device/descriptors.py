@@ -103,11 +103,11 @@ def shrunk_buffers(scope: ArrayConfiguration) -> dict[SSAValue, Operation]:
 
     Only transfers use such a buffer, all of one size, each of a part. They become one transfer.
     """
-    found: dict[SSAValue, Operation] = {}
+    result: dict[SSAValue, Operation] = {}
     for buffer, used in _by_buffer(scope.sides).items():
         if len(used) > 2 and len({side.sizes for side in used}) == 1 and _are_parts(used):
-            found[buffer] = used[0].op
-    return found
+            result[buffer] = used[0].op
+    return result
 
 
 @lru_cache(maxsize=64)
@@ -144,14 +144,14 @@ def buffer_bytes(scope: ArrayConfiguration, buffer: SSAValue) -> int:
 
 def _by_buffer(sides: list[TransferSide]) -> dict[SSAValue, list[TransferSide]]:
     """The transfers of each buffer that nothing else uses."""
-    found: dict[SSAValue, list[TransferSide]] = defaultdict(list)
+    by_buffer: dict[SSAValue, list[TransferSide]] = defaultdict(list)
     for side in sides:
         buffer = origin(side.memref)
         if isinstance(buffer.owner, memref.AllocOp) and buffer is side.memref:
-            found[buffer].append(side)
+            by_buffer[buffer].append(side)
     return {
         buffer: used
-        for buffer, used in found.items()
+        for buffer, used in by_buffer.items()
         if {use.operation for use in buffer.uses if use.operation.name != "memref.dealloc"}
         == {s.op for s in used}
     }

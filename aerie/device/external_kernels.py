@@ -128,20 +128,20 @@ def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path
 
     Raises KernelSourceError if a source is missing, or two sources have one object.
     """
-    found: dict[str, tuple[ExternalKernel, KernelObject]] = {}
+    by_object: dict[str, tuple[ExternalKernel, KernelObject]] = {}
     folders = [*map(Path, kernel_dirs), OWN_KERNELS]
     for kernel in kernels:
         flags = tuple(f"-D{define}" for define in kernel.defines)
         item = KernelObject(_find_source(kernel, folders), flags)
         _check_parameters(kernel, item.source)
-        known = found.setdefault(kernel.object_name, (kernel, item))
-        if known[1] != item:
+        earlier = by_object.setdefault(kernel.object_name, (kernel, item))
+        if earlier[1] != item:
             raise KernelSourceError(
-                f"@{known[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
-                f"different sources or defines ({known[1].description} and {item.description}): give one of "
-                "them another link_with"
+                f"@{earlier[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
+                f"different sources or defines ({earlier[1].description} and {item.description}): give one "
+                "of them another link_with"
             )
-    return [item for _, item in found.values()]
+    return [item for _, item in by_object.values()]
 
 
 def _leads_below(name: str) -> bool:
@@ -158,9 +158,9 @@ def find_source(name: str, folders: Sequence[Path]) -> Path | None:
 
 
 def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
-    found = find_source(kernel.source_name, folders)
-    if found is not None:
-        return found
+    source = find_source(kernel.source_name, folders)
+    if source is not None:
+        return source
     looked = ", ".join(str(folder) for folder in folders)
     raise KernelSourceError(
         f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is "
@@ -196,11 +196,11 @@ def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> 
     then write through them.
     """
     try:
-        (found,) = kernel_objects([kernel], kernel_dirs)
+        (kernel_object,) = kernel_objects([kernel], kernel_dirs)
     except KernelSourceError:
         return frozenset()
-    definitions = _definitions(kernel, found.source)
-    if len(definitions) != 1 or _CAST.search(_without_comments(found.source)):
+    definitions = _definitions(kernel, kernel_object.source)
+    if len(definitions) != 1 or _CAST.search(_without_comments(kernel_object.source)):
         return frozenset()
     parameters = definitions[0].split(",")
     return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))

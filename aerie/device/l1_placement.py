@@ -46,14 +46,14 @@ def buffers_of_cores(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> list
         tuple(may_run_on(op, herd, dict(zip(herd.ids, core, strict=False))) for op, herd in made)
         for core in ([at for at, _ in cores(herds[0])] if branching else [(0, 0)])
     }
-    given = _captured_buffers(herds)
+    captured = _captured_buffers(herds)
     return [
         {
             op.memref: buffer_bytes(scope, op.memref)
             for (op, _), is_there in zip(made, kind, strict=True)
             if is_there
         }
-        | given
+        | captured
         for kind in kinds
     ]
 
@@ -64,12 +64,12 @@ def _between(op: Operation, herd: HerdOp) -> Iterator[Operation]:
 
 def _captured_buffers(herds: Sequence[HerdOp]) -> Buffers:
     """The segment's buffers that the herds capture, each with the bytes of one core's part."""
-    found: Buffers = {}
+    buffers: Buffers = {}
     for herd in herds:
         for operand in herd.kernel_operands:
             if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2:
-                found.setdefault(origin(operand), _share_of_core(origin(operand), herd))
-    return found
+                buffers.setdefault(origin(operand), _share_of_core(origin(operand), herd))
+    return buffers
 
 
 def bytes_of_core(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> int:
@@ -93,13 +93,13 @@ def _share_of_core(value: SSAValue, herd: HerdOp) -> int:
 def assign_addresses(sizes: Sequence[int], device: DeviceModel, stack_bytes: int) -> list[int]:
     """The start address of each buffer, from sizes in bytes. Addresses may exceed L1."""
     order = sorted(range(len(sizes)), key=lambda i: -sizes[i])
-    found = _in_banks(sizes, order, device, stack_bytes)
-    if found is None:
-        found, end = {}, stack_bytes
+    addresses = _in_banks(sizes, order, device, stack_bytes)
+    if addresses is None:
+        addresses, end = {}, stack_bytes
         for i in order:
-            found[i] = _aligned(end, device)
-            end = found[i] + sizes[i]
-    return [found[i] for i in range(len(sizes))]
+            addresses[i] = _aligned(end, device)
+            end = addresses[i] + sizes[i]
+    return [addresses[i] for i in range(len(sizes))]
 
 
 def _in_banks(
@@ -109,7 +109,7 @@ def _in_banks(
     count, bank_bytes = device.l1_banks, device.l1_bytes // device.l1_banks
     ends = [bank * bank_bytes for bank in range(count)]
     ends[0] += stack_bytes
-    found: dict[int, int] = {}
+    addresses: dict[int, int] = {}
     turn = 0
     for i in order:
         banks = [(turn + further) % count for further in range(count)]
@@ -117,9 +117,9 @@ def _in_banks(
         bank = next(room, None)
         if bank is None:
             return None
-        found[i] = _aligned(ends[bank], device)
-        ends[bank], turn = found[i] + sizes[i], (bank + 1) % count
-    return found
+        addresses[i] = _aligned(ends[bank], device)
+        ends[bank], turn = addresses[i] + sizes[i], (bank + 1) % count
+    return addresses
 
 
 def _aligned(address: int, device: DeviceModel) -> int:
@@ -139,11 +139,11 @@ def misaligned_buffers(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> di
 
     A double-buffered one counts if one of its copies is misaligned.
     """
-    width, found = scope.device.vector_bytes, {}
+    width, misaligned = scope.device.vector_bytes, {}
     for buffers in buffers_of_cores(scope, herds):
         if any(size % width for size in (*buffers.values(), scope.program.stack_bytes)):
-            found.update({buffer: at for buffer, at, _ in placed_buffers(scope, buffers) if at % width})
-    return found
+            misaligned.update({buffer: at for buffer, at, _ in placed_buffers(scope, buffers) if at % width})
+    return misaligned
 
 
 def largest_gap(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> int:

@@ -50,10 +50,10 @@ class BufferPart:
 
     def columns(self) -> set[int]:
         """The columns of cores that the part serves, without streams that serve several columns."""
-        found = [
+        column_sets = [
             {x for end in ends for x, _ in stream.cores(end)} for stream, ends in (*self.puts, *self.gets)
         ]
-        return {column for columns in found if len(columns) == 1 for column in columns}
+        return {column for columns in column_sets if len(columns) == 1 for column in columns}
 
 
 @dataclass(eq=False)
@@ -90,12 +90,12 @@ class ArrayAllocation:
                 if end.side.space == 1:
                     used[origin(end.side.memref)].append((stream, end))
         budget = {reads: self._launch_streams(reads) for reads in (True, False)}
-        made = [
+        buffers = [
             op.memref
             for op in self.scope.ops
             if isinstance(op, memref.AllocOp) and space_of(op.memref.type) == 1
         ]
-        return [part for buffer in made for part in self._cut(buffer, used.get(buffer, []), budget)]
+        return [part for buffer in buffers for part in self._cut(buffer, used.get(buffer, []), budget)]
 
     def _launch_streams(self, reads: bool) -> int:
         """The number of streams that read from L3 (reads), or write to it."""
@@ -144,13 +144,13 @@ class ArrayAllocation:
     def _is_cut(self) -> bool:
         """Whether air-split-l2-memref has not run yet and will look at this function."""
         function = next((op for op in enclosing(self.scope.root) if isinstance(op, FuncOp)), None)
-        beside = [
+        siblings = [
             scope
             for scope in self.scope.program.scopes
             if next((op for op in enclosing(scope.root) if isinstance(op, FuncOp)), None) is function
         ]
-        most = self.scope.device.cores_per_memtile
-        return not self.scope.is_placed and any(scope.cores > most for scope in beside)
+        max_cores = self.scope.device.cores_per_memtile
+        return not self.scope.is_placed and any(scope.cores > max_cores for scope in siblings)
 
     def _affordable(self, single: Uses, factor: int, budget: dict[bool, int]) -> bool:
         """Whether the shim has channels for the L3 streams of a cut. If so, they leave the budget."""
@@ -179,8 +179,8 @@ class ArrayAllocation:
         tiles = [AllocatedMemtile() for _ in range(max(1, self.scope.memtiles // self.scope.copies))]
         buckets = _buckets(self.parts)
         columns = [single_column(set().union(*(part.columns() for part in bucket))) for bucket in buckets]
-        wanted = Counter(column for column in columns if column is not None)
-        if any(count > 1 for count in wanted.values()):
+        columns_used = Counter(column for column in columns if column is not None)
+        if any(count > 1 for count in columns_used.values()):
             _in_turns(tiles, buckets)
         else:
             _by_column(tiles, buckets, columns)
@@ -190,8 +190,8 @@ class ArrayAllocation:
         self, tile: AllocatedMemtile
     ) -> Mapping[tuple[bool, int], list[tuple[DeviceStream, BufferPart, list[StreamEnd]]]]:
         """The streams on each channel of a memtile, by (whether it sends, number)."""
-        found: dict[tuple[bool, int], list[tuple[DeviceStream, BufferPart, list[StreamEnd]]]] = defaultdict(
-            list
+        channels: dict[tuple[bool, int], list[tuple[DeviceStream, BufferPart, list[StreamEnd]]]] = (
+            defaultdict(list)
         )
         limits = self.scope.device.memtile
         for sends, most in ((True, limits.mm2s_channels), (False, limits.s2mm_channels)):
@@ -204,8 +204,8 @@ class ArrayAllocation:
             for stream, part, ends in sorted(uses, key=lambda use: not touches_l3(use[0])):
                 lane = (PACKET,) if sends and self._is_packet(stream) else stream.key
                 number = numbers.setdefault(lane, len(numbers))
-                found[sends, number if number < most else 0].append((stream, part, ends))
-        return found
+                channels[sends, number if number < most else 0].append((stream, part, ends))
+        return channels
 
     def _is_packet(self, stream: DeviceStream) -> bool:
         name = stream.key[0]
@@ -237,10 +237,10 @@ def _member(stream: DeviceStream, number: int) -> DeviceStream:
 
 
 def _by_stream(used: Iterator[tuple[DeviceStream, StreamEnd]]) -> Uses:
-    found: dict[Key, tuple[DeviceStream, list[StreamEnd]]] = {}
+    by_stream: dict[Key, tuple[DeviceStream, list[StreamEnd]]] = {}
     for stream, end in used:
-        found.setdefault(stream.key, (stream, []))[1].append(end)
-    return list(found.values())
+        by_stream.setdefault(stream.key, (stream, []))[1].append(end)
+    return list(by_stream.values())
 
 
 def _offsets_of_rows(offsets: dict[Key, tuple[int | None, ...]]) -> dict[Key, tuple[int | None, ...]]:
@@ -275,13 +275,13 @@ def _buckets(parts: list[BufferPart]) -> list[list[BufferPart]]:
     buckets: list[list[BufferPart]] = []
     for part in parts:
         keys = {stream.key for stream, _ in (*part.puts, *part.gets)}
-        home = next(
+        bucket = next(
             (b for b in buckets if any(keys & {s.key for s, _ in (*p.puts, *p.gets)} for p in b)), None
         )
-        if home is None:
+        if bucket is None:
             buckets.append([part])
         else:
-            home.append(part)
+            bucket.append(part)
     return buckets
 
 

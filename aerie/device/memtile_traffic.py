@@ -38,35 +38,37 @@ def memtiles(
 
     seen: bytes that the transfers on each line of the text moved.
     """
-    found: dict[str, list[MemtileTraffic] | None] = {}
+    by_launch: dict[str, list[MemtileTraffic] | None] = {}
     for scope in CheckedProgram(parse(text, in_time=True), device, CheckOptions()).scopes:
         _, launch, *_ = (*scope.place.split("/"), "")
-        is_known = launch not in found and scope.copies == 1
-        found[launch] = _memtiles(scope, seen) if is_known else None
-    return found
+        is_known = launch not in by_launch and scope.copies == 1
+        by_launch[launch] = _memtiles(scope, seen) if is_known else None
+    return by_launch
 
 
 def _memtiles(scope: ArrayConfiguration, seen: Mapping[int, int]) -> list[MemtileTraffic]:
     array = allocate_array(scope)
     uses, cores = _uses(array), _cores(array)
-    found = [Counter[bool]() for _ in array.memtiles]
+    moved_bytes = [Counter[bool]() for _ in array.memtiles]
     for op, ends in uses.items():
         moved = seen.get(line_of(op) or 0, 0)
         for tile, end in ends:
-            found[tile][end.side.reads] += moved // (cores[op] if end.herd else _alike(ends, end))
+            moved_bytes[tile][end.side.reads] += moved // (
+                cores[op] if end.herd else _same_side_count(ends, end)
+            )
     held = map(array.bytes_of, array.memtiles)
-    return [MemtileTraffic(size, one[False], one[True]) for size, one in zip(held, found, strict=True)]
+    return [MemtileTraffic(size, one[False], one[True]) for size, one in zip(held, moved_bytes, strict=True)]
 
 
 def _uses(array: ArrayAllocation) -> Mapping[Operation, list[tuple[int, StreamEnd]]]:
     """The L2 ends of each transfer, once per stream, each with the number of its memtile."""
-    found: dict[Operation, list[tuple[int, StreamEnd]]] = {}
-    for number, end in _ends(array):
-        found.setdefault(end.side.op, []).append((number, end))
-    return found
+    uses: dict[Operation, list[tuple[int, StreamEnd]]] = {}
+    for number, end in _l2_ends(array):
+        uses.setdefault(end.side.op, []).append((number, end))
+    return uses
 
 
-def _ends(array: ArrayAllocation) -> Iterator[tuple[int, StreamEnd]]:
+def _l2_ends(array: ArrayAllocation) -> Iterator[tuple[int, StreamEnd]]:
     for number, tile in enumerate(array.memtiles):
         for part in tile.parts:
             for _, ends in (*part.puts, *part.gets):
@@ -79,6 +81,6 @@ def _cores(array: ArrayAllocation) -> Counter[Operation]:
     return Counter(end.side.op for end in ends if end.core is not None)
 
 
-def _alike(ends: list[tuple[int, StreamEnd]], end: StreamEnd) -> int:
+def _same_side_count(ends: list[tuple[int, StreamEnd]], end: StreamEnd) -> int:
     """The number of ends of a transfer that read (or write) as this end does."""
     return sum(other.side.reads == end.side.reads for _, other in ends)

@@ -131,14 +131,14 @@ class CheckReport:
     @property
     def faults(self) -> tuple[Fault, ...]:
         """Everything that cannot be built, exceeded limits included, in the order of the text."""
-        return self._of(certain=True)
+        return self._select(certain=True)
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
         """Faults that depend on conditions that the text does not show, such as a flag of aircc."""
-        return self._of(certain=False)
+        return self._select(certain=False)
 
-    def _of(self, certain: bool) -> tuple[Fault, ...]:
+    def _select(self, certain: bool) -> tuple[Fault, ...]:
         chosen = {str(fault): fault for fault in self._all_faults() if fault.certain is certain}
         return tuple(sorted(chosen.values(), key=lambda fault: fault.line or 0))
 

@@ -78,11 +78,11 @@ class CheckedProgram:
     @cached_property
     def channel_ends(self) -> dict[str, list[ChannelTransferOp]]:
         """The puts and gets of every channel, in the order of the text."""
-        found: dict[str, list[ChannelTransferOp]] = {}
+        ends: dict[str, list[ChannelTransferOp]] = {}
         for op in self.module.walk():
             if isinstance(op, ChannelTransferOp):
-                found.setdefault(op.chan_name, []).append(op)
-        return found
+                ends.setdefault(op.chan_name, []).append(op)
+        return ends
 
     def channel_type(self, name: str) -> str:
         """The type of a channel, such as npu_dma_stream."""
@@ -152,12 +152,12 @@ class ArrayConfiguration:
     @cached_property
     def l1_sides(self) -> dict[HerdOp, list[TransferSide]]:
         """The transfers of L1 in each herd."""
-        found: dict[HerdOp, list[TransferSide]] = {}
+        by_herd: dict[HerdOp, list[TransferSide]] = {}
         for side in self.sides:
             herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
             if herd is not None and side.space == 2:
-                found.setdefault(herd, []).append(side)
-        return found
+                by_herd.setdefault(herd, []).append(side)
+        return by_herd
 
     def _around(self) -> Iterator[Operation]:
         """Operations of the launch, or else the function, that are in no other configuration."""
@@ -176,11 +176,11 @@ class ArrayConfiguration:
     @cached_property
     def herds(self) -> dict[str, list[HerdOp]]:
         """Herds by name; those of one name are phases of one herd."""
-        found: dict[str, list[HerdOp]] = {}
+        by_name: dict[str, list[HerdOp]] = {}
         for op in self.ops:
             if isinstance(op, HerdOp):
-                found.setdefault(op.sym_name or f"herd_{len(found)}", []).append(op)
-        return found
+                by_name.setdefault(op.sym_name or f"herd_{len(by_name)}", []).append(op)
+        return by_name
 
     @cached_property
     def segment(self) -> SegmentOp | None:
@@ -214,16 +214,16 @@ class ArrayConfiguration:
     def columns(self) -> int:
         """The number of columns that one copy may use: its share of the device, or less by `x_size`."""
         share = max(1, self.device.columns // self.copies)
-        asked = self._attribute("x_size")
-        return share if asked is None else min(share, -(-asked // self.copies))
+        requested = self._attribute("x_size")
+        return share if requested is None else min(share, -(-requested // self.copies))
 
     @property
     def rows(self) -> int:
         """The number of rows of cores that one copy may use."""
-        asked = self._attribute("y_size")
+        requested = self._attribute("y_size")
         first = self._attribute("y_loc") or self.device.first_core_row
-        left = self.device.rows - (first - self.device.first_core_row)
-        return left if asked is None else min(left, asked)
+        available = self.device.rows - (first - self.device.first_core_row)
+        return available if requested is None else min(available, requested)
 
     @property
     def memtiles(self) -> int:
@@ -242,8 +242,8 @@ class ArrayConfiguration:
 
 def integer_attribute(op: Operation, name: str) -> int | None:
     """An integer among the attributes and properties of an operation."""
-    found = op.attributes.get(name, op.properties.get(name))
-    return found.value.data if isinstance(found, IntegerAttr) else None
+    value = op.attributes.get(name, op.properties.get(name))
+    return value.value.data if isinstance(value, IntegerAttr) else None
 
 
 def op_location(op: Operation) -> str:

@@ -36,20 +36,20 @@ class ShimAllocation:
         A group belongs to one column, or to a memtile that serves several. Broadcasts, which may use any
         column, are under None.
         """
-        found: dict[object, list[set[Key]]] = defaultdict(lambda: [set(), set()])
-        homes = {id(part): tile for tile in self._array.memtiles for part in tile.parts}
+        groups: dict[object, list[set[Key]]] = defaultdict(lambda: [set(), set()])
+        tile_of = {id(part): tile for tile in self._array.memtiles for part in tile.parts}
         for part in self._array.parts:
             for sends, uses in ((False, part.gets), (True, part.puts)):
                 for stream, _ in uses:
                     if touches_l3(stream):
-                        found[self._pin(stream) or _group(homes[id(part)])][sends].add(stream.key)
+                        groups[self._pin(stream) or _group(tile_of[id(part)])][sends].add(stream.key)
         for stream in self._array.streams.values():
             core = next((end.core for end in stream.ends if end.core is not None), None)
             if core is not None and touches_l3(stream):
                 key = None if self._is_flexible(stream) else ("column", self._column(stream, core))
                 sends = bool(stream.gets and stream.gets[0].side.space == 0)
-                found[self._pin(stream) or key][sends].add(self._lane(stream))
-        return {key: (len(into), len(out)) for key, (into, out) in found.items()}
+                groups[self._pin(stream) or key][sends].add(self._lane(stream))
+        return {key: (len(into), len(out)) for key, (into, out) in groups.items()}
 
     @property
     def needed(self) -> int:

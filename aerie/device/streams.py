@@ -72,12 +72,12 @@ def device_streams(
     channels: by name. A channel of one member has one stream, with indices or without; a get of one that is
     broadcast names a member by what is left of its indices.
     """
-    found: dict[Key, DeviceStream] = {}
+    streams: dict[Key, DeviceStream] = {}
     for side in sides:
         for key, end in _members(side, broadcast, channels):
-            stream = found.setdefault(key, DeviceStream(key))
+            stream = streams.setdefault(key, DeviceStream(key))
             (stream.puts if side.reads else stream.gets).append(end)
-    return found
+    return streams
 
 
 def _members(
@@ -95,10 +95,10 @@ def _of_dma(side: TransferSide, herd: HerdOp | None, broadcast: bool) -> Iterato
         yield (side.op,), StreamEnd(side, offsets=_at(side, {}))
         return
     varies = depends_on_tile_ids(side.op, herd) if broadcast else (True, True)
-    for core, known in cores(herd):
-        if may_run_on(side.op, herd, known):
+    for core, bindings in cores(herd):
+        if may_run_on(side.op, herd, bindings):
             shared = tuple(at if depends else 0 for at, depends in zip(core, varies, strict=True))
-            end = StreamEnd(side, core if side.space == 2 else None, herd, _at(side, known))
+            end = StreamEnd(side, core if side.space == 2 else None, herd, _at(side, bindings))
             if side.space == 2 or shared == core:
                 yield (side.op, *shared), end
 
@@ -131,10 +131,10 @@ def _of_channel(
     side: TransferSide, op: ChannelTransferOp, herd: HerdOp | None, channel: ChannelOp | None
 ) -> Iterator[tuple[Key, StreamEnd]]:
     places: list[tuple[Core | None, Known]] = [(None, {})] if herd is None else list(cores(herd))
-    for core, known in places:
-        if herd is not None and not may_run_on(op, herd, known):
+    for core, bindings in places:
+        if herd is not None and not may_run_on(op, herd, bindings):
             continue
-        for position, at in positions(op, known):
+        for position, at in positions(op, bindings):
             member = position if channel is None else _member(position, channel, side.reads)
             yield (op.chan_name, *member), StreamEnd(side, core, herd, _at(side, at))
 
@@ -154,27 +154,29 @@ def is_broadcast(channel: ChannelOp) -> bool:
     return "broadcast_shape" in channel.properties or "broadcast_shape" in channel.attributes
 
 
-def positions(op: ChannelTransferOp, known: Known) -> list[tuple[Position, Known]]:
+def positions(op: ChannelTransferOp, bindings: Known) -> list[tuple[Position, Known]]:
     """The members that a transfer names on one core, each with the indices of parallel loops that name it."""
-    free = [leaf for index in op.indices for leaf in leaves(index) if number(leaf, known) is None]
+    free = [leaf for index in op.indices for leaf in leaves(index) if number(leaf, bindings) is None]
     spaces = {leaf: parallel_range(leaf) for leaf in dict.fromkeys(free)}
     ranges = {
-        leaf: found for leaf, found in spaces.items() if found is not None and length(found) <= MAX_MEMBERS
+        leaf: values_range
+        for leaf, values_range in spaces.items()
+        if values_range is not None and length(values_range) <= MAX_MEMBERS
     }
     result: list[tuple[Position, Known]] = []
     for values in itertools.islice(itertools.product(*ranges.values()), MAX_MEMBERS):
-        at = {**known, **dict(zip(ranges, values, strict=True))}
+        at = {**bindings, **dict(zip(ranges, values, strict=True))}
         numbers = [number(index, at) for index in op.indices]
         named = [origin(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
         result.append((tuple(named), at))
     return result
 
 
-def _at(side: TransferSide, known: Known) -> tuple[int | None, ...]:
+def _at(side: TransferSide, bindings: Known) -> tuple[int | None, ...]:
     """The offsets at some tile ids, with every other variable at 0."""
-    return tuple(offset_at(value, known) for value in side.offsets)
+    return tuple(offset_at(value, bindings) for value in side.offsets)
 
 
-def offset_at(value: SSAValue, known: Known) -> int | None:
+def offset_at(value: SSAValue, bindings: Known) -> int | None:
     """An index at some tile ids, with every other variable at 0."""
-    return number(value, {**dict.fromkeys(leaves(value), 0), **known})
+    return number(value, {**dict.fromkeys(leaves(value), 0), **bindings})

@@ -82,8 +82,8 @@ def allocated_bytes(buffer: SSAValue) -> int | None:
     op, type_ = buffer.owner, buffer.type
     if not isinstance(op, memref.AllocOp) or not isinstance(type_, MemRefType) or not op.dynamic_sizes:
         return memref_bytes(type_)
-    given = iter([number(size) for size in op.dynamic_sizes])
-    shape = [next(given, None) if extent < 0 else extent for extent in type_.get_shape()]
+    dynamic = iter([number(size) for size in op.dynamic_sizes])
+    shape = [next(dynamic, None) if extent < 0 else extent for extent in type_.get_shape()]
     known = [extent for extent in shape if extent is not None]
     if len(known) < len(shape) or min(known, default=1) < 0:
         return None
@@ -102,16 +102,16 @@ def space_of(type_: Attribute) -> int | None:
 def transfer_sides(op: Operation) -> tuple[TransferSide, ...]:
     """The memrefs that a transfer walks; empty for other operations, without those that cannot be read."""
     if isinstance(op, DmaMemcpyNdOp):
-        found: tuple[TransferSide | None, ...] = (
+        both: tuple[TransferSide | None, ...] = (
             _side(op, op.src, True, (op.src_offsets, op.src_sizes, op.src_strides), op.dst),
             _side(op, op.dst, False, (op.dst_offsets, op.dst_sizes, op.dst_strides), op.src),
         )
     elif isinstance(op, ChannelTransferOp):
         lists = (op.offsets, op.sizes, op.strides)
-        found = (_side(op, op.memref, isinstance(op, ChannelPutOp), lists, None),)
+        both = (_side(op, op.memref, isinstance(op, ChannelPutOp), lists, None),)
     else:
         return ()
-    return tuple(side for side in found if side is not None)
+    return tuple(side for side in both if side is not None)
 
 
 def _side(
@@ -128,11 +128,11 @@ def _side(
     extents: tuple[int | None, ...] = tuple(number(value) for value in sizes)
     steps: tuple[int | None, ...] = tuple(number(value) for value in strides)
     if not extents:
-        extents, steps = _whole(type_)
+        extents, steps = _dense_walk(type_)
     return TransferSide(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
 
 
-def _whole(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+def _dense_walk(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
     """Sizes and strides of a memref walked in order."""
     extents = tuple(extent if extent >= 0 else None for extent in type_.get_shape())
     strides = type_.get_strides()

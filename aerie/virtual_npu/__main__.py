@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit status."""
+    """Run one command. Returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = _parser().parse_args(words, argparse.Namespace(words=words))
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _defect(error: Exception) -> ProgramError:
-    """What to say of an error that nobody expected."""
+    """The error message of an unexpected exception."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ProgramError(

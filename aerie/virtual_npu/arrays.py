@@ -1,4 +1,4 @@
-"""Arguments of an entry as numpy arrays, in .npz files, and compared: bf16 is held as uint16 bit patterns."""
+"""Arguments of an entry as numpy arrays: read and written as .npz, and compared. bf16 is uint16 bits."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def _argument_list(names: Sequence[str]) -> str:
 
 
 def _problem(names: Sequence[str], what: str) -> list[str]:
-    """As one item, or none: which arguments are what."""
+    """`arg1, arg2 are missing` as a list of one item; [] without names."""
     return [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"] if names else []
 
 
@@ -105,7 +105,7 @@ def _checked_array(name: str, array: Array, entry: EntryPoint, index: int) -> Ar
 
 
 def _is_bfloat16(array: Array) -> bool:
-    """Whether it holds ml_dtypes' bfloat16, which numpy.load gives back as two raw bytes."""
+    """Whether an array is ml_dtypes' bfloat16, which numpy.load returns as two raw bytes."""
     return array.dtype.name == "bfloat16" or array.dtype == np.dtype("V2")
 
 
@@ -125,12 +125,12 @@ def zero_arrays(entry: EntryPoint) -> list[Array]:
 def _check_memory(entry: EntryPoint) -> None:
     """Raises ArgumentError where an entry takes more than half of this machine's memory: a run has its
     arguments twice."""
-    taken = sum(math.prod(a.shape) * np.dtype(NUMPY_NAMES[a.dtype]).itemsize for a in entry.arguments)
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    if taken > most:
+    total = sum(math.prod(a.shape) * np.dtype(NUMPY_NAMES[a.dtype]).itemsize for a in entry.arguments)
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if total > limit:
         raise VnpuArgumentError(
-            f"the arguments of {display_name(entry.name)} take {taken} bytes; {most} are the most here, half "
-            "of this machine's memory: run it on smaller ones"
+            f"the arguments of {display_name(entry.name)} take {total} bytes; {limit} are the most here, "
+            "half of this machine's memory: run it on smaller ones"
         )
 
 
@@ -151,8 +151,7 @@ def _random_array(random: np.random.Generator, argument: ArgumentType) -> Array:
 
 
 def array_from_numbers(numbers: Array, argument: ArgumentType) -> Array:
-    """Numbers as an array of the argument's dtype: rounded to nearest, ties to even; bf16 as its bits in
-    uint16."""
+    """Numbers as an array of the argument's dtype, rounded to nearest, ties to even; bf16 as uint16 bits."""
     if argument.dtype != "bf16":
         return np.asarray(numbers).astype(NUMPY_NAMES[argument.dtype])
     import ml_dtypes
@@ -161,14 +160,14 @@ def array_from_numbers(numbers: Array, argument: ArgumentType) -> Array:
 
 
 def array_numbers(array: Array, argument: ArgumentType) -> Array:
-    """The numbers in an array of an argument: bf16 bits widened to float32, all else as it is."""
+    """The numbers of an argument's array: bf16 bits widened to float32, other dtypes unchanged."""
     if argument.dtype != "bf16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
 def write_npz(path: Path, arrays: Sequence[Array]) -> None:
-    """Write arrays as `arg0`, `arg1`, ... to a .npz file that appears complete or not at all."""
+    """Write arrays as `arg0`, `arg1`, ... to a .npz file, atomically. Raises VnpuArgumentError on failure."""
     named: dict[str, Any] = {f"arg{i}": array for i, array in enumerate(arrays)}
     write_output_file(path, lambda file: np.savez(file, **named))
 
@@ -190,7 +189,7 @@ def write_output_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
 
 @dataclass(frozen=True)
 class ArrayDifference:
-    """Where an argument first differs, in row-major order, and by how much it does."""
+    """The first difference of an argument, in row-major order."""
 
     argument: int
     index: tuple[int, ...]
@@ -209,7 +208,7 @@ class ArrayDifference:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The fields, for JSON; numbers that JSON lacks (NaN, infinities) are texts."""
+        """The fields as JSON values; NaN and infinities, which JSON lacks, are texts."""
         plain = {"expected": _plain(self.expected), "found": _plain(self.found)}
         place = {"argument": f"arg{self.argument}", "index": list(self.index)}
         return {**place, **plain, "count": self.count, "size": self.size}
@@ -222,27 +221,27 @@ def _plain(value: float | int) -> float | int | str:
 def first_difference(
     arguments: Sequence[ArgumentType],
     expected: Sequence[Array],
-    found: Sequence[Array],
+    actual: Sequence[Array],
     tolerance: float = 0,
 ) -> ArrayDifference | None:
-    """The first argument that differs: bit for bit, or by more than tolerance * (1 + |expected|)."""
-    for number, (argument, left, right) in enumerate(zip(arguments, expected, found, strict=True)):
-        differs = _differs(array_numbers(left, argument), array_numbers(right, argument), tolerance)
+    """The first argument that differs: in any bit, or by more than tolerance * (1 + |expected|)."""
+    for number, (argument, before, after) in enumerate(zip(arguments, expected, actual, strict=True)):
+        differs = _differs(array_numbers(before, argument), array_numbers(after, argument), tolerance)
         count = int(np.count_nonzero(differs))
         if count:
             index = tuple(int(i) for i in np.argwhere(differs)[0])
-            was, now = (array_numbers(side, argument)[index].item() for side in (left, right))
+            was, now = (array_numbers(side, argument)[index].item() for side in (before, after))
             return ArrayDifference(number, index, was, now, count, differs.size)
     return None
 
 
-def _differs(left: Array, right: Array, tolerance: float) -> Array:
-    if not tolerance or left.dtype.kind != "f":
-        return np.asarray(_bits(left) != _bits(right))
+def _differs(expected: Array, actual: Array, tolerance: float) -> Array:
+    if not tolerance or expected.dtype.kind != "f":
+        return np.asarray(_bits(expected) != _bits(actual))
     with np.errstate(invalid="ignore"):
-        far = np.abs(right - left) > tolerance * (1 + np.abs(left))
-    unlike = np.isfinite(left) != np.isfinite(right)
-    special = ~np.isfinite(left) & (_bits(left) != _bits(right))
+        far = np.abs(actual - expected) > tolerance * (1 + np.abs(expected))
+    unlike = np.isfinite(expected) != np.isfinite(actual)
+    special = ~np.isfinite(expected) & (_bits(expected) != _bits(actual))
     return np.asarray(far | unlike | special)
 
 

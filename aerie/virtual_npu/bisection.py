@@ -1,4 +1,4 @@
-"""Which pass of a compiler broke a program: runs the IR that it dumped after each pass."""
+"""Finds the compiler pass that broke a program, by running the IR that was dumped after each pass."""
 
 from __future__ import annotations
 
@@ -34,12 +34,12 @@ class Dump:
 
 @dataclass(frozen=True)
 class DumpOutcome:
-    """What became of one dump.
+    """The result of running one dump.
 
     verdict: `same`, `different`, `skipped` (it cannot be run), or the kind of the failure.
-    message: what differs or failed, in words; why it was skipped.
-    notes: what a pass did that harms nothing by itself: it lost tokens that the order of a tile or locks
-    stand in for, or takes more than the device has until a later pass mends that.
+    message: the difference, the failure, or the reason for skipping.
+    notes: harmless findings: a lost async token whose order a tile or locks ensure anyway, or an exceeded
+    limit that a later pass corrects.
     """
 
     dump: Dump
@@ -77,11 +77,12 @@ def bisect(
 ) -> Iterator[DumpOutcome]:
     """Run dumps in order, each on the same arguments; ends after the first that is not as the first file.
 
-    A token that is missing where the order of a tile or locks of the device stand in for it makes no pass
-    guilty, nor does a limit that the program is beyond only until a later pass: both are notes. A dump with
-    an operation that is not executed is skipped; one past AIR (with operations of aie or airrt) too, and all
-    after it. Raises what running the first file raises, since without its outputs there is nothing to
-    compare with, and what has nothing to do with the dumps: no compiler, no source of a kernel.
+    A missing async token is a note if the order of a tile or locks of the device replace it. An exceeded limit
+    is a note if a later pass corrects it. A dump with an unsupported operation is skipped. A dump past AIR
+    (with operations of aie or airrt) is skipped too, and all after it.
+
+    Raises the errors of the first file's run, whose outputs are the reference, and errors that no dump
+    causes: a missing compiler or kernel source.
     """
     first, *others = dumps
     reference = _Reference(load(first.path), arguments, entry, tolerance)
@@ -101,7 +102,7 @@ def bisect(
 
 
 class _Reference:
-    """What the first file does."""
+    """The first file's outputs, to compare the other dumps with."""
 
     def __init__(self, program: Program, arguments: Arguments, entry: str | None, tolerance: float) -> None:
         self.entry = program.entry(entry)
@@ -113,7 +114,7 @@ class _Reference:
         self.tolerance = tolerance
 
     def outcome(self, dump: Dump, program: Program, later: Iterator[Program]) -> DumpOutcome:
-        """What became of a dump; `later` are those after it."""
+        """Run a dump and compare it. later: the programs of the dumps after it."""
         try:
             return self._compared(dump, program, later)
         except UnsupportedOpError as error:
@@ -138,8 +139,10 @@ class _Reference:
         return DumpOutcome(dump, "same", notes=(*notes, *new.values()))
 
     def _notes_of_limits(self, program: Program, later: Iterator[Program]) -> tuple[str, ...]:
-        """The limits that a program is beyond, where a later dump is within all of them, once each. Raises
-        ResourceError where none is."""
+        """A note for each limit that a program exceeds, once each, if a later dump is within all limits.
+
+        Raises ResourceError if none is.
+        """
         excess = _limits_exceeded(program) if self.fits else ()
         if excess and not any(_is_within(other) for other in later):
             raise ResourceError("\n".join(map(str, excess)))
@@ -150,7 +153,7 @@ class _Reference:
 
 
 def _limits_exceeded(program: Program) -> Sequence[Fault]:
-    """What the device has not for a program, whose buffers stand in its text as often as they are made."""
+    """The faults of a program on the device. Its text already contains the copies of double buffers."""
     return program.check(omit_ping_pong="all").faults
 
 
@@ -166,6 +169,6 @@ _MISSING = re.compile(r": missing token, a data race but for the (order of the t
 
 
 def _missing_tokens(result: Result) -> dict[str, str]:
-    """What stands in for tokens that are missing, with the first note of each: there it does no harm."""
+    """The replacements of missing async tokens (tile order or locks), with the first note of each."""
     notes = [(match[1], note) for note in result.notes if (match := _MISSING.search(note))]
     return dict(reversed(notes))

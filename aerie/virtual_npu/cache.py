@@ -1,10 +1,10 @@
-"""Built programs, found again by the hash of everything that makes them.
+"""The cache of built programs, by the hash of everything that makes them.
 
     PLAN.json     under the hash of a program's text and of all that turns it into C++ and compiles that: the
                   external kernels it calls, the hash of what makes these, and the name of the shared object
     PROGRAM.so    the shared object, under the hash of the C++ that made it (objects.py)
 
-So a program that is found needs neither parser nor compiler. Both lie in the content store (store.py).
+So a cached program needs neither parser nor compiler. Both files are entries of the content store (store.py).
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ if TYPE_CHECKING:
 
 
 def key_ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
-    """Everything of Aerie and of this machine that a built program depends on, by name, as hashes or short
-    texts. compiler: what the compiler says of itself.
+    """Everything of Aerie and of this machine that a built program depends on, as hashes or short texts.
+
+    compiler: its version line.
     """
     flags = " ".join(compiler_flags(()))
     chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
@@ -73,8 +74,7 @@ class ProgramSource:
     options: BuildOptions
 
     def cpp(self, keep: Path | None) -> Cpp:
-        """All C++ of the program; `keep` is a folder for a copy of what is generated. Raises
-        ProgramError."""
+        """The C++ of the program. keep: a folder for a copy of the generated C++. Raises ProgramError."""
         from aerie.virtual_npu.toolchain import generate_cpp  # xDSL comes with it
 
         return generate_cpp(
@@ -82,12 +82,12 @@ class ProgramSource:
         )
 
     def plan_key(self, compiler: str) -> str:
-        """The hash of everything that the program depends on but its external kernels."""
+        """The hash of everything that the program depends on, except its external kernels."""
         own = {**key_ingredients(self.options, compiler), "options": repr(self.options)}
         return hash_key({**own, "text": text_digest(self.text)})
 
     def kernels_key(self, kernels: Sequence[ExternalKernel]) -> str:
-        """The hash of all that the external kernels depend on. Raises KernelSourceError."""
+        """The hash of everything that the external kernels depend on. Raises KernelSourceError."""
         objects = kernel_objects(kernels, self.kernel_dirs)
         return hash_key({str(number): _kernel_digest(kernel) for number, kernel in enumerate(objects)})
 
@@ -100,7 +100,7 @@ def _kernel_digest(kernel: KernelObject) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is known of a program without building it: the contents of PLAN.json."""
+    """The contents of PLAN.json: a program's external kernels, their key, and its shared object's name."""
 
     kernels: list[ExternalKernel]
     made_from: str
@@ -116,9 +116,9 @@ class _Plan:
 
 
 def load(source: ProgramSource, *, use_cache: bool = True, keep: Path | None = None) -> Library:
-    """The program, from the cache or newly built; `keep` is a folder for its C++, which is then made anew.
+    """The program, from the cache or newly built. keep: a folder for its C++; if given, it is built anew.
 
-    Raises what building raises. A cache folder that cannot be written is done without.
+    Raises ProgramError if the build fails. A cache folder that cannot be written is not used.
     """
     store, keep = programs_store() if use_cache else None, keep or cpp_copy_folder()
     try:

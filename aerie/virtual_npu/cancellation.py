@@ -1,4 +1,4 @@
-"""Stopping what a thread runs, at the word of any other thread or of a signal's handler.
+"""Cancellation of a thread's runs by another thread or by a signal handler.
 
     stop = StopFlag()
     with stop.watching():       # in the thread that runs programs
@@ -20,8 +20,8 @@ from aerie.virtual_npu.thread_team import watch
 
 
 class RunStopped(BaseException):
-    """What runs was stopped, as someone had asked. Like KeyboardInterrupt it is no Exception: no failure of a
-    device, after which another would be tried."""
+    """A run was cancelled. Like KeyboardInterrupt it is no Exception: it is no failure of a device, after
+    which another device would be tried."""
 
 
 class StopFlag:
@@ -35,12 +35,12 @@ class StopFlag:
         return bool(self._flag.value)
 
     def set(self) -> None:
-        """Stop it. May be called at any time, from a signal's handler too."""
+        """Set the flag. Any thread and any signal handler may call this at any time."""
         self._flag.value = 1
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Within this, runs of this thread look at the flag, and at no other. RunStopped where it is set."""
+        """Let runs of this thread check this flag, and no other. Raises RunStopped if it is set."""
         outer = watched_flag()
         _watch(self)
         try:
@@ -55,8 +55,8 @@ _HERE = threading.local()
 
 def watched_flag() -> StopFlag | None:
     """The Stop that this thread watches, for others that work for it."""
-    found: StopFlag | None = getattr(_HERE, "stop", None)
-    return found
+    flag: StopFlag | None = getattr(_HERE, "stop", None)
+    return flag
 
 
 def _watch(stop: StopFlag | None) -> None:

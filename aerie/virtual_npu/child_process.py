@@ -1,8 +1,8 @@
-"""Programs that may end their process: run in a child process, so that there is a message.
+"""Child processes for programs that may crash, so that the user gets a message.
 
-An external kernel can write anywhere, so the command line goes on in a child, and its parent looks how that
-ends. AddressSanitizer has to be in a process before all else, so `--sanitize` runs the command line once more
-with it preloaded, and what the sanitizers report there becomes our error.
+An external kernel can write anywhere, so the command line continues in a child, and its parent reports how
+the child ends. AddressSanitizer must be loaded first, so `--sanitize` runs the command line again with the
+sanitizer preloaded, and its report becomes our error.
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ _SUSPECTS = (
     "it calls no external kernel, so this is a defect of the virtual NPU; please report it with the program",
 )
 _suspect = mmap.mmap(-1, 1)
-"""Which of them a crash is told with: one byte that parent and child share."""
+"""The index of the suspect for a crash: one byte that parent and child share."""
 
 
 def announce_run(kernels: Sequence[str], checks: bool) -> None:
-    """Say what runs from here on: the external kernels that a program calls, and whether it is checked."""
+    """Record what runs now, for the message of a crash: the external kernels, and whether checks are on."""
     _suspect[0] = 1 if kernels else 3 if checks else 2
 
 
 def fork_and_watch() -> None:
-    """Fork, and return in the child. The parent passes signals on, and exits with the child's exit status."""
+    """Fork and return in the child. The parent forwards signals and exits with the child's exit status."""
     if not hasattr(os, "fork"):
         return
     child = os.fork()
@@ -90,7 +90,7 @@ def is_asan_loaded() -> bool:
 
 
 def check_asan_loaded() -> None:
-    """Raises OptionError where a program built with sanitizers would end this process."""
+    """Raises OptionError if a program built with sanitizers would end this process."""
     if not is_asan_loaded():
         raise OptionError(
             "sanitize=True makes a program that only runs in a process with AddressSanitizer preloaded: use "
@@ -99,7 +99,7 @@ def check_asan_loaded() -> None:
 
 
 def asan_runtime() -> str:
-    """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError when there is none."""
+    """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError if there is none."""
     command = find_compiler(BuildOptions(sanitize=True).compiler_flags).command
     for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
         done = subprocess.run(
@@ -115,9 +115,9 @@ def asan_runtime() -> str:
 
 
 def rerun_sanitized(words: Sequence[str]) -> int:
-    """Run `aerie vnpu` with these words under the sanitizers; gives its exit status.
+    """Run `aerie vnpu` with these words under the sanitizers. Returns its exit status.
 
-    Raises SanitizerError with what they report.
+    Raises SanitizerError with their report.
     """
     with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
         done = subprocess.run(
@@ -152,7 +152,7 @@ def _environment(log: Path) -> dict[str, str]:
 
 
 def summarize_report(report: str) -> str:
-    """What a sanitizer's report says, in one line: where in which source, and what."""
+    """A sanitizer's report in one line: source, line, function and fault."""
     undefined = UNDEFINED.search(report)
     if undefined:
         path, line, what = undefined.groups()
@@ -166,8 +166,7 @@ def summarize_report(report: str) -> str:
 
 
 def shorten_report(report: str) -> list[str]:
-    """The lines of a report, without stack frames of Python and of the runtime, and without dumps of
-    memory."""
+    """The lines of a report, without stack frames of Python and the runtime, and without memory dumps."""
     lines: list[str] = []
     outside = False
     for line in report.partition("Shadow bytes")[0].splitlines():

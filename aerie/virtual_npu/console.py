@@ -14,7 +14,7 @@ from aerie.common.text_tables import text_table
 
 
 def read_text(path: Path) -> str:
-    """The text of a file. Raises ProgramError when it cannot be read."""
+    """The text of a file. Raises ProgramError if it cannot be read."""
     try:
         return path.read_text()
     except (OSError, UnicodeDecodeError) as error:
@@ -26,12 +26,12 @@ _PARSED = re.compile(r"^[^\n]*?:(\d+):\d+")
 
 
 def print_json(value: Mapping[str, Any]) -> None:
-    """One line of JSON on standard output."""
+    """Print one line of JSON on standard output."""
     print(json.dumps(value, allow_nan=False))
 
 
 def print_error(error: ProgramError, as_json: bool) -> None:
-    """An error, on standard error or, as JSON, on standard output."""
+    """Print an error on standard error or, as JSON, on standard output."""
     if as_json:
         print_json({"ok": False, "error": error_fields(error)})
     else:
@@ -55,9 +55,9 @@ def print_table(
     stream: TextIO,
     alarming: Container[int] = (),
 ) -> None:
-    """A table: as wide and colourful as a terminal takes it, plain text where there is none.
+    """Print a table: in the terminal's width and with colours, or as plain text without a terminal.
 
-    alarming: the numbers of the rows that stand out.
+    alarming: the numbers of the rows to highlight.
     """
     if stream.isatty():
         _print_rich(title, header, rows, alignment, stream, alarming)

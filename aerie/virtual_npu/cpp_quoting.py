@@ -1,4 +1,4 @@
-"""Text of a program as text of C++: the one way in which a name, a message or a line of MLIR gets into C++.
+"""Quotes text of a program for C++: names, messages and lines of MLIR enter C++ only through this module.
 
     mangled        any name as part of an identifier, injective
     local_name     any name of an SSA value as an identifier of its own

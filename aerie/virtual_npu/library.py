@@ -1,4 +1,4 @@
-"""A built program: its entries, and calling them."""
+"""A built program: its entries, and calls of them."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ FORMAT = 11
 
 
 STATS, TRACE = 1, 2
-"""What a run may be asked to collect (`RunOptions::record` in include/vnpu/entry.h)."""
+"""What a run can record (`RunOptions::record` in include/vnpu/entry.h)."""
 
 
 class _Interpreter(ctypes.Structure):
@@ -43,7 +43,7 @@ _INTERPRETER = _Interpreter(
         for name in ("PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Fetch", "PyGILState_Release")
     )
 )
-"""Python itself: a run has it handle signals, whose handlers may end the run."""
+"""Functions of the Python interpreter, with which a run lets Python handle signals, which may end the run."""
 
 
 class _RunOptions(ctypes.Structure):
@@ -75,8 +75,10 @@ class _RunReport(ctypes.Structure):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run tells beside its outputs. notes: findings that did not end it. record: the stats and trace
-    that it was asked for, else None."""
+    """The result of a run beside its outputs.
+
+    notes: findings that did not end the run. record: the requested stats and trace, else None.
+    """
 
     notes: tuple[str, ...] = ()
     record: dict[str, Any] | None = None

@@ -1,8 +1,8 @@
 """Objects and shared objects in the content store, under the hash of the C++ that made them.
 
-An object depends on its source, on all that this includes, on the compiler with its flags, and on the CPU; a
-shared object on its objects. Not on Python: a change of the code generator that gives the same C++ compiles
-nothing.
+An object depends on its source, the files that it includes, the compiler with its flags, and the CPU; a
+shared object depends on its objects. Neither depends on Python: a change of the code generator that gives the
+same C++ compiles nothing.
 """
 
 from __future__ import annotations
@@ -74,10 +74,9 @@ class TranslationUnit:
 def shared_object(
     compilers: Sequence[Compiler], units: Sequence[TranslationUnit], store: Store | None, work: Path
 ) -> Path:
-    """The units in one shared object: from the store, or made in the folder `work` where there is no store.
+    """The units in one shared object: from the store, or made in the folder `work` without a store.
 
-    compilers: the one that there is, or those that made what is kept (`known_compilers`), in order. Raises
-    ToolchainError with the compiler's own lines, and OSError.
+    compilers: `known_compilers()`. Raises ToolchainError with the compiler's own lines, and OSError.
     """
     compiler = compilers[0]
     if store is None:
@@ -94,12 +93,12 @@ def shared_object(
 
 
 def _name(keys: Sequence[str]) -> str:
-    """What a shared object is called in the store, by the keys of its objects."""
+    """The name of a shared object in the store, from the keys of its objects."""
     return f"{hash_key({'objects': ' '.join(keys)})}.so"
 
 
 def _compile_as(key: str, unit: TranslationUnit, compiler: Compiler, work: Path) -> Path:
-    """The object, if nobody edited its source meanwhile: it would be kept under the key of another text."""
+    """The object of a unit. Raises ToolchainError if its source changed meanwhile: the key would be wrong."""
     output = unit.compile(compiler, work)
     if unit.key(compiler) != key:
         raise ToolchainError(
@@ -113,7 +112,7 @@ def _compile_apart(unit: TranslationUnit, compiler: Compiler, work: Path) -> Pat
 
 
 def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) -> Path:
-    """What the jobs give, two of them at a time, in one shared object."""
+    """Run the jobs, two at a time, and link their objects."""
     output = work / "linked.so"
     with ThreadPoolExecutor(max_workers=2) as pool:
         objects = [pool.submit(job) for job in jobs]
@@ -130,7 +129,7 @@ def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) 
 def host_units(
     source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False
 ) -> list[TranslationUnit]:
-    """What host code is made of; the arguments are those of `load_host_code`."""
+    """The units of host code, by the arguments of `load_host_code`."""
     if not with_team:
         return [TranslationUnit(source, folders=folders)]
     return [TranslationUnit(source, folders=(*folders, INCLUDE)), TranslationUnit(TEAM)]

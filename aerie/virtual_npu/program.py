@@ -82,7 +82,7 @@ class Program:
 
     @functools.cached_property
     def library(self) -> Library:
-        """The built program. Raises subclasses of ProgramError that say why there is none."""
+        """The built program. Raises a subclass of ProgramError if the build fails."""
         if self.source.options.sanitize:
             child_process.check_asan_loaded()
         return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
@@ -102,7 +102,7 @@ class Program:
 
     def run(
         self,
-        *given: Any,
+        *arguments: Any,
         entry: str | None = None,
         perturb: int = 0,
         seed: int = 1,
@@ -126,20 +126,20 @@ class Program:
         what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
         what memory held before does.
         """
-        self._can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
-        found = self.entry(entry)
-        taken = [np.asarray(array) for array in given]
-        start = arrays.check_arrays({f"arg{i}": array for i, array in enumerate(taken)}, found)
+        self._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
+        entry_point = self.entry(entry)
+        inputs = [np.asarray(array) for array in arguments]
+        start = arrays.check_arrays({f"arg{i}": array for i, array in enumerate(inputs)}, entry_point)
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        ran = arrays.run_entry(self.library, found, outputs, first)
+        result = arrays.run_entry(self.library, entry_point, outputs, first)
         for number in range(seed, seed + perturb):
-            self._compare(found, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
+            self._compare(entry_point, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
-            self._compare(found, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
-        shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
-        return Result(shown, ran.notes, ran.record, 1 + perturb)
+            self._compare(entry_point, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
+        shaped_outputs = tuple(out.view(array.dtype) for out, array in zip(outputs, inputs, strict=True))
+        return Result(shaped_outputs, result.notes, result.record, 1 + perturb)
 
     def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> CheckReport:
         """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
@@ -161,12 +161,12 @@ class Program:
             filename=source.filename,
         )
 
-    def _can(self, **asked: bool) -> None:
-        wanted = [name for name, on in asked.items() if on]
-        if wanted and not self.source.options.checks:
-            verb = "needs" if len(wanted) == 1 else "need"
+    def _check_can(self, **requested: bool) -> None:
+        names = [name for name, on in requested.items() if on]
+        if names and not self.source.options.checks:
+            verb = "needs" if len(names) == 1 else "need"
             raise OptionError(
-                f"{' and '.join(wanted)} {verb} a program built with checks: give options="
+                f"{' and '.join(names)} {verb} a program built with checks: give options="
                 "BuildOptions(checks=True), or none"
             )
 
@@ -178,7 +178,7 @@ class Program:
         options: RunOptions,
         other: _Other,
     ) -> None:
-        """Run another time. Raises the error of what is different where it gives something else."""
+        """Run again under the variation. Raises its error if the outputs differ."""
         values = [array.copy() for array in start]
         seed = options.seed or options.garbage
         again = f"repeat it with --{other.option} 1 --seed {seed}"
@@ -195,7 +195,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Other:
-    """What another run does otherwise: the option that asks for it, and what to say where that matters."""
+    """A variation of a run: its option, and the error if the results depend on it."""
 
     option: str
     error: type[VirtualNpuRuntimeError]

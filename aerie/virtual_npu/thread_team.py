@@ -13,7 +13,7 @@ _HERE = threading.local()
 
 
 def use_team(library: ctypes.CDLL) -> int:
-    """Have a shared object that links TEAM work with the process's team; gives that team's address.
+    """Make a shared object that links TEAM use the process's team. Returns the team's address.
 
     ctypes never unloads what it has loaded, so the team stays.
     """
@@ -29,9 +29,9 @@ def use_team(library: ctypes.CDLL) -> int:
 
 
 def watch(flag: int | None) -> None:
-    """Have native code that this thread calls end once the int32 at this address is not 0.
+    """Let native code of this thread end when the int32 at this address is not 0; None: never.
 
-    None: it goes on to its end. The caller keeps the int32 alive until it calls this again.
+    The caller keeps the int32 alive until the next call.
     """
     _HERE.flag = flag
     for library in _FIRST:

@@ -85,9 +85,9 @@ def generate_cpp(
     filename: str = STRING,
     keep: Path | None = None,
 ) -> Cpp:
-    """The C++ of AIR text, not compiled yet, in a file that is called after `filename`, else `name`.
+    """The C++ of AIR text, not compiled yet. Its file is named after `filename`, else `name`.
 
-    `keep` is a folder that receives a copy. Raises as `build` does, and OSError.
+    keep: a folder for a copy. Raises ProgramError and OSError.
     """
     compilers = known_compilers(options.compiler_flags)
     generated = emit(text, filename, options, kernel_dirs)
@@ -106,8 +106,10 @@ def generate_cpp(
 
 
 def _marker(end: str) -> TranslationUnit:
-    """What the linker, which goes by the order of the objects, puts before or behind the variables of
-    kernels: where they begin and end, for include/vnpu/garbage.cc."""
+    """A unit that marks the start or end of the kernels' variables, for include/vnpu/garbage.cc.
+
+    The linker places variables in the order of the objects.
+    """
     name = f"vnpu_statics_{end}"
     return TranslationUnit(
         Path(f"statics_{end}.cc"), f'extern "C" {{ alignas(64) char {name}[64]; }}\n', folders=()

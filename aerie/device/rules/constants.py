@@ -55,13 +55,13 @@ def check_constants(scope: ArrayConfiguration) -> Iterator[Finding]:
 def _sources(program: CheckedProgram, herds: Sequence[HerdOp]) -> dict[Path, str]:
     """The C++ sources of the functions that some herds call, each with its macros."""
     functions = {op.sym_name.data: op for op in program.module.walk() if isinstance(op, FuncOp)}
-    found: dict[Path, str] = {}
+    sources: dict[Path, str] = {}
     for call in (op for herd in herds for op in herd.walk() if isinstance(op, CallOp)):
         function = functions.get(call.callee.root_reference.data)
         path = source_of(program, call, function)
         if path is not None:
-            found.setdefault(path, attribute_text_of(function, "link_defines") or "")
-    return found
+            sources.setdefault(path, attribute_text_of(function, "link_defines") or "")
+    return sources
 
 
 def constant_bytes(source: Path, defines: str = "") -> int:

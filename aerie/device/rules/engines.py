@@ -95,25 +95,25 @@ def core_streams(
 def check_made_packets(scope: ArrayConfiguration) -> Iterator[Finding]:
     """DMAs between L3 and cores that aircc makes packet streams of, for want of shim channels."""
     for space in sorted(allocate_shim(scope).made_packets):
-        way = "from L3 to" if space == 0 else "to L3 from"
+        direction = "from L3 to" if space == 0 else "to L3 from"
         message = (
-            f"more streams {way} cores than the {scope.device.shim.mm2s_channels} channels of a shim tile; "
-            "air-dma-to-channel makes packets of all, which take turns on one channel, so stage through "
+            f"more streams {direction} cores than the {scope.device.shim.mm2s_channels} channels of a shim "
+            "tile; air-dma-to-channel makes packets of all, which take turns on one channel, so stage through "
             "L2 where speed matters"
         )
         yield Fault("packets", scope.place, message, DMA_TO_CHANNEL, scope.root, certain=False)
 
 
-def _far_end(side: TransferSide, known: Known) -> StreamKey:
+def _far_end(side: TransferSide, bindings: Known) -> StreamKey:
     """A channel of a bundle, or the memref at the other end of a DMA."""
     if side.channel is None:
         return (origin(side.other),) if side.other is not None else ()
     assert isinstance(side.op, ChannelTransferOp)
-    return (side.channel, *(_index(value, known) for value in side.op.indices))
+    return (side.channel, *(_index(value, bindings) for value in side.op.indices))
 
 
-def _index(value: SSAValue, known: Known) -> object:
-    position = number(value, known)
+def _index(value: SSAValue, bindings: Known) -> object:
+    position = number(value, bindings)
     return origin(value) if position is None else position
 
 

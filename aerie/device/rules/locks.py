@@ -26,44 +26,44 @@ from aerie.device.transfers import space_of
 
 def check_refeed_counts(program: CheckedProgram) -> Iterator[Finding]:
     """Buffers that are sent more often per fill than a lock counts, or whose loop aircc takes away."""
-    for found in refeeds(program.module):
-        if found.count > program.device.max_lock_value:
-            message = lock_overflow_message(found, program.device)
-            yield Fault("refeed", op_location(found.carrier), message, TARGET_MODEL, _at(found))
-        if found.in_loop and found.put is not None and found.carrier is found.put:
-            yield from _lost(found, found.put)
+    for refeed in refeeds(program.module):
+        if refeed.count > program.device.max_lock_value:
+            message = lock_overflow_message(refeed, program.device)
+            yield Fault("refeed", op_location(refeed.carrier), message, TARGET_MODEL, _at(refeed))
+        if refeed.in_loop and refeed.put is not None and refeed.carrier is refeed.put:
+            yield from _lost(refeed, refeed.put)
 
 
-def lock_overflow_message(found: Refeed, device: DeviceModel) -> str:
+def lock_overflow_message(refeed: Refeed, device: DeviceModel) -> str:
     """What to say of a buffer that is sent more often per fill than a lock counts."""
-    limit, wrapped = device.max_lock_value, found.count % (device.max_lock_value + 1)
-    what = f"{REFEED_COUNT} = {found.count}"
-    if found.in_loop:
-        what = f"a loop that puts the same {found.count} times, which becomes {what}"
+    limit, wrapped = device.max_lock_value, refeed.count % (device.max_lock_value + 1)
+    what = f"{REFEED_COUNT} = {refeed.count}"
+    if refeed.in_loop:
+        what = f"a loop that puts the same {refeed.count} times, which becomes {what}"
     return (
-        f"{what}; a lock counts to {limit}, so {found.count} wraps to {wrapped} and the array waits for "
+        f"{what}; a lock counts to {limit}, so {refeed.count} wraps to {wrapped} and the array waits for "
         f"ever; send the buffer at most {limit} times per fill"
     )
 
 
-def _at(found: Refeed) -> Operation:
-    return found.carrier if found.put is None else found.put
+def _at(refeed: Refeed) -> Operation:
+    return refeed.carrier if refeed.put is None else refeed.put
 
 
-def _lost(found: Refeed, put: ChannelPutOp) -> Iterator[Fault]:
+def _lost(refeed: Refeed, put: ChannelPutOp) -> Iterator[Fault]:
     """Loops over puts of L3, or of L2 that is allocated elsewhere: no lock would count their puts."""
     space = space_of(put.memref.type)
     if space == 0:
         message = (
-            f"a loop that puts the same part of L3 {found.count} times; aircc's first pass makes one put of "
+            f"a loop that puts the same part of L3 {refeed.count} times; aircc's first pass makes one put of "
             "it, and the shim sends that once, so who gets the others waits for ever; write one put whose "
-            f"outermost dimension has size {found.count} and stride 0"
+            f"outermost dimension has size {refeed.count} and stride 0"
         )
         yield Fault("refeed", op_location(put), message, REFEED_PASS, put, certain=False)
     elif space == 1:
         message = (
-            f"a loop that puts the same part of {attribute_text(put.memref.type)} {found.count} times, whose "
-            "memref.alloc cannot be seen; air-annotate-refeed refuses it, so put the buffer itself"
+            f"a loop that puts the same part of {attribute_text(put.memref.type)} {refeed.count} times, "
+            "whose memref.alloc cannot be seen; air-annotate-refeed refuses it, so put the buffer itself"
         )
         yield Fault("refeed", op_location(put), message, REFEED_PASS, put)
 

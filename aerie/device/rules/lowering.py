@@ -44,11 +44,11 @@ def core_operations(module: ModuleOp) -> Iterator[Operation]:
 
 def check_op_forms(program: CheckedProgram) -> Iterator[Finding]:
     """Forms that are known not to lower, and those of which nothing is known, each once in a place."""
-    found: dict[tuple[str, OpForm], list[Operation]] = defaultdict(list)
+    by_place: dict[tuple[str, OpForm], list[Operation]] = defaultdict(list)
     for op in core_operations(program.module):
         for form in forms_of(op):
-            found[op_location(op), form].append(op)
-    for (place, form), ops in found.items():
+            by_place[op_location(op), form].append(op)
+    for (place, form), ops in by_place.items():
         fault = _form_fault(program, place, form, ops[0])
         if fault is not None:
             yield fault

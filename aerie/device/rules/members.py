@@ -31,31 +31,31 @@ MAX_NAMED = 3
 
 def check_members(scope: ArrayConfiguration) -> Iterator[Finding]:
     """Bundles, and channels of one member, whose ends do not meet."""
-    for name, found in _by_channel(scope).items():
+    for name, streams in _by_channel(scope).items():
         channel = scope.program.channels.get(name)
         if (
             channel is None
-            or not any(s.puts for s in found.values())
-            or not any(s.gets for s in found.values())
+            or not any(s.puts for s in streams.values())
+            or not any(s.gets for s in streams.values())
         ):
             continue  # its other end is in another configuration, or nowhere, which `channels.types` tells
-        yield from _unpaired(name, found)
-        yield from _several_cores(scope, channel, found)
-        yield from _numbers_at_the_host(channel, found)
+        yield from _unpaired(name, streams)
+        yield from _several_cores(scope, channel, streams)
+        yield from _numbers_at_the_host(channel, streams)
 
 
 def _by_channel(scope: ArrayConfiguration) -> dict[str, dict[Position, DeviceStream]]:
     """The members of each channel all of whose indices are known."""
-    found: dict[str, dict[Position, DeviceStream]] = {}
+    by_channel: dict[str, dict[Position, DeviceStream]] = {}
     unknown = set()
     for key, stream in allocate_array(scope).streams.items():
         name, *at = key
         if isinstance(name, str):
             if not _is_beyond(at, scope.program.channels.get(name)):
-                found.setdefault(name, {})[tuple(at)] = stream
+                by_channel.setdefault(name, {})[tuple(at)] = stream
             if not all(isinstance(index, int) for index in at):
                 unknown.add(name)
-    return {name: streams for name, streams in found.items() if name not in unknown}
+    return {name: streams for name, streams in by_channel.items() if name not in unknown}
 
 
 def _is_beyond(at: Sequence[object], channel: ChannelOp | None) -> bool:
@@ -71,10 +71,10 @@ def _named(name: str, at: Sequence[Position]) -> str:
 # ---- members with one end ----
 
 
-def _unpaired(name: str, found: ChannelMembers) -> Iterator[Fault]:
+def _unpaired(name: str, members: ChannelMembers) -> Iterator[Fault]:
     sides = (
-        ("put and never got", {at: stream.puts for at, stream in found.items() if not stream.gets}),
-        ("got and never put", {at: stream.gets for at, stream in found.items() if not stream.puts}),
+        ("put and never got", {at: stream.puts for at, stream in members.items() if not stream.gets}),
+        ("got and never put", {at: stream.gets for at, stream in members.items() if not stream.puts}),
     )
     for what, lonely in sides:
         if lonely:
@@ -90,10 +90,10 @@ def _unpaired(name: str, found: ChannelMembers) -> Iterator[Fault]:
 # ---- several cores at one end ----
 
 
-def _several_cores(scope: ArrayConfiguration, channel: ChannelOp, found: ChannelMembers) -> Iterator[Fault]:
+def _several_cores(scope: ArrayConfiguration, channel: ChannelOp, members: ChannelMembers) -> Iterator[Fault]:
     if scope.program.channel_type(channel.sym_name) == PACKET:
         return
-    for at, stream in found.items():
+    for at, stream in members.items():
         name = _named(channel.sym_name, [at])
         if (count := _count(stream.puts)) > 1:
             op, advice = stream.puts[0].side.op, "use npu_dma_packet"
@@ -124,14 +124,14 @@ def _core(end: StreamEnd) -> object:
 # ---- how the host finds a member ----
 
 
-def _numbers_at_the_host(channel: ChannelOp, found: ChannelMembers) -> Iterator[Fault]:
+def _numbers_at_the_host(channel: ChannelOp, members: ChannelMembers) -> Iterator[Fault]:
     """A transfer of L3 whose member's number is none of those that have flows."""
     extents = channel.size
-    flows = [at for at, stream in found.items() if stream.puts and stream.gets]
+    flows = [at for at, stream in members.items() if stream.puts and stream.gets]
     if math.prod(extents) <= len(flows):
         return
     for at in flows:
-        host = next((end.side.op for end in found[at].ends if end.side.space == 0), None)
+        host = next((end.side.op for end in members[at].ends if end.side.space == 0), None)
         number = _number(at, extents)
         if host is not None and number >= len(flows):
             message = (

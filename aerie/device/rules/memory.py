@@ -59,11 +59,11 @@ def check_memories(program: CheckedProgram) -> Iterator[Finding]:
         if isinstance(op, memref.AllocOp):
             yield from _allocated(op)
         elif isinstance(op, HerdOp):
-            yield from _given(op)
+            yield from _captured(op)
         elif isinstance(op, DmaMemcpyNdOp):
-            yield from (fault for value in (op.src, op.dst) for fault in _moved(op, value))
+            yield from (fault for value in (op.src, op.dst) for fault in _transferred(op, value))
         elif isinstance(op, ChannelTransferOp):
-            yield from _moved(op, op.memref)
+            yield from _transferred(op, op.memref)
 
 
 def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
@@ -77,7 +77,7 @@ def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
         yield Fault("memory", op_location(op), message, TO_AIE, op)
 
 
-def _given(herd: HerdOp) -> Iterator[Fault]:
+def _captured(herd: HerdOp) -> Iterator[Fault]:
     for operand in herd.kernel_operands:
         outside = origin(operand)
         around = outside.owner.parent_op() if isinstance(outside, BlockArgument) else None
@@ -89,7 +89,7 @@ def _given(herd: HerdOp) -> Iterator[Fault]:
             yield Fault("memory", op_location(herd), message, TO_AIE, herd)
 
 
-def _moved(op: Operation, value: SSAValue) -> Iterator[Fault]:
+def _transferred(op: Operation, value: SSAValue) -> Iterator[Fault]:
     if isinstance(value.type, UnrankedMemRefType) and space_of(value.type) != 0:
         message = f"{attribute_text(value.type)} is a memref of unknown rank; give it a shape"
         yield Fault("memory", op_location(op), message, DIALECT, op)

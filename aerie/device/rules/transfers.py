@@ -263,11 +263,11 @@ def _cut(side: TransferSide, dims: Dims, limits: DmaLimits, granule: int) -> Ite
         yield _wraps(size, side.bits if place == last else granule, limits, granule)
 
 
-def _dimensions(given: int, needed: int, limits: DmaLimits) -> Iterator[TransferFault]:
+def _dimensions(count: int, needed: int, limits: DmaLimits) -> Iterator[TransferFault]:
     """A core or a memtile walks a fixed program: one descriptor for each transfer."""
     if needed <= limits.dims:
         return
-    cut = f" after cutting sizes above {limits.max_wrap}" if needed > given else ""
+    cut = f" after cutting sizes above {limits.max_wrap}" if needed > count else ""
     words = "too many" if needed > 2 * limits.dims else str(needed)
     yield TransferFault(
         "dimensions",
@@ -277,28 +277,28 @@ def _dimensions(given: int, needed: int, limits: DmaLimits) -> Iterator[Transfer
     )
 
 
-def _task_dimensions(given: int, needed: int, dims: Dims, limits: DmaLimits) -> Iterator[TransferFault]:
+def _task_dimensions(count: int, needed: int, dims: Dims, limits: DmaLimits) -> Iterator[TransferFault]:
     """The shim's transfers are tasks of the host: what one cannot walk becomes a loop of several."""
     room = limits.dims + 1
-    if given > room:
+    if count > room:
         yield TransferFault(
             "dimensions",
-            f"{given} dimensions; a task walks {limits.dims} and one iteration or repeat, and mlir-air drops "
+            f"{count} dimensions; a task walks {limits.dims} and one iteration or repeat, and mlir-air drops "
             "the others; move less at a time or lay the buffer out differently",
             LOWERING,
         )
     elif needed > room:
         yield TransferFault(
             "dimensions",
-            f"sizes above {limits.max_wrap} in {given} dimensions, which no single task walks; it becomes a "
+            f"sizes above {limits.max_wrap} in {count} dimensions, which no single task walks; it becomes a "
             "loop of several, so move less at a time",
             TASK_QUEUE,
             certain=False,
         )
-    elif given == room and dims[0][0] > limits.iterations and dims[0][1]:
+    elif count == room and dims[0][0] > limits.iterations and dims[0][1]:
         yield TransferFault(
             "iteration",
-            f"an outermost size of {dims[0][0]} in {given} dimensions; a task iterates {limits.iterations} "
+            f"an outermost size of {dims[0][0]} in {count} dimensions; a task iterates {limits.iterations} "
             "times at most, so it becomes a loop of several; move less at a time",
             TASK_QUEUE,
             certain=False,

@@ -32,13 +32,13 @@ def accessed_bounds(body: Body, nest: Operation, value: SSAValue) -> Bounds | No
     Both may be known at run time only. All that the loops access lies between them, so where all of that is
     written, the loops read nothing that is not. With an index out of bounds they may exceed the memref.
     """
-    found: list[Bounds] = []
+    bounds: list[Bounds] = []
     for user in (inner for inner in nest.walk() if any(operand is value for operand in inner.operands)):
-        one = _of_access(body, nest, user, value)
-        if one is None:
+        access = _of_access(body, nest, user, value)
+        if access is None:
             return None
-        found.append(one)
-    lows, highs = ([*dict.fromkeys(side)] for side in zip(*found, strict=True))
+        bounds.append(access)
+    lows, highs = ([*dict.fromkeys(side)] for side in zip(*bounds, strict=True))
     return min_or_max(Operator.MIN, lows), min_or_max(Operator.MAX, highs)
 
 
@@ -96,17 +96,17 @@ def _of_loop_variable(_: SSAValue, low: Bounds | None, high: Bounds | None, _ste
     return None if low is None or high is None else (low[0], add(high[1], "-1"))
 
 
-def _add(left: Bounds, right: Bounds) -> Bounds:
-    return add(left[0], right[0]), add(left[1], right[1])
+def _add(lhs: Bounds, rhs: Bounds) -> Bounds:
+    return add(lhs[0], rhs[0]), add(lhs[1], rhs[1])
 
 
-def _subtract(left: Bounds, right: Bounds) -> Bounds:
-    return f"{left[0]} - {parenthesize(right[1])}", f"{left[1]} - {parenthesize(right[0])}"
+def _subtract(lhs: Bounds, rhs: Bounds) -> Bounds:
+    return f"{lhs[0]} - {parenthesize(rhs[1])}", f"{lhs[1]} - {parenthesize(rhs[0])}"
 
 
-def _multiply(left: Bounds, right: Bounds) -> Bounds | None:
+def _multiply(lhs: Bounds, rhs: Bounds) -> Bounds | None:
     """By a number only: a factor that is known at run time may be negative."""
-    by, other = (left, right) if left[0] == left[1] and left[0].isdigit() else (right, left)
+    by, other = (lhs, rhs) if lhs[0] == lhs[1] and lhs[0].isdigit() else (rhs, lhs)
     if by[0] != by[1] or not by[0].isdigit():
         return None
     return mul(parenthesize(other[0]), by[0]), mul(parenthesize(other[1]), by[0])

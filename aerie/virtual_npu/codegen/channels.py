@@ -80,14 +80,14 @@ def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
 
 def _users(function: Operation) -> dict[str, set[Operation | None]]:
     """By channel, the launches of a function that use it, and None where something outside of them does."""
-    found: dict[str, set[Operation | None]] = {}
+    users: dict[str, set[Operation | None]] = {}
     for op in function.walk():
         if isinstance(op, ChannelTransferOp):
             around = op.parent_op()
             while around is not None and not isinstance(around, LaunchOp):
                 around = around.parent_op()
-            found.setdefault(op.chan_name, set()).add(around)
-    return found
+            users.setdefault(op.chan_name, set()).add(around)
+    return users
 
 
 # ---- the table of puts and gets ----
@@ -110,11 +110,11 @@ def ports(file: CppFile, op: Operation, within: bool = False) -> str:
     return file.port_tables[key]
 
 
-def _port_table(file: CppFile, found: Sequence[str]) -> str:
+def _port_table(file: CppFile, entries: Sequence[str]) -> str:
     name = file.fresh("ports")
     file.declarations.append(
-        f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(found)},\n}};\n"
-        f"static const vnpu::Ports {name} = {{{name}_list, {len(found)}}};"
+        f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(entries)},\n}};\n"
+        f"static const vnpu::Ports {name} = {{{name}_list, {len(entries)}}};"
     )
     return f"&{name}"
 
@@ -155,13 +155,13 @@ def _text(op: Operation, value: SSAValue) -> str | None:
     coordinates = op.ids if isinstance(op, HierarchyOp) else []
     ranges: dict[SSAValue, Interval | None] = {}
 
-    def given(part: SSAValue) -> str | None:
+    def part_text(part: SSAValue) -> str | None:
         if part in coordinates:
             return "x" if part is coordinates[0] else "y"
         known = only_number(INTERVALS.read(part, ranges))
         return None if known is None else str(known)
 
-    return replace(OF_COORDINATES, given=given).read(value)
+    return replace(OF_COORDINATES, given=part_text).read(value)
 
 
 def _infix(sign: str) -> Callable[[str, str], str]:

@@ -104,9 +104,9 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
     return parameters
 
 
-def _extent(body: Body, parameters: list[str], known: int, hint: str) -> str:
-    if known != types.DYNAMIC:
-        return str(known)
+def _extent(body: Body, parameters: list[str], extent: int, hint: str) -> str:
+    if extent != types.DYNAMIC:
+        return str(extent)
     name = body.fresh(hint)
     parameters.append(f"vnpu::i64 {name}")
     return name
@@ -261,13 +261,15 @@ def _call(body: Body, op: Operation) -> None:
 
 def _argument(body: Body, op: Operation, value: SSAValue) -> str:
     """An argument of a call: a bare pointer for a memref."""
-    found = body.value(value)
-    if isinstance(found, Scalar):
-        return found.text
-    shape = found.type.get_shape()
-    if types.DYNAMIC in (*shape, *types.memref_strides(found.type)):
-        raise unsupported(op, f"cannot pass {found.type} as a bare pointer: cast it to a static memref type")
-    return f"vnpu::raw({found.pointer})" if _is_checked_kernel(body, op) else found.pointer
+    argument = body.value(value)
+    if isinstance(argument, Scalar):
+        return argument.text
+    shape = argument.type.get_shape()
+    if types.DYNAMIC in (*shape, *types.memref_strides(argument.type)):
+        raise unsupported(
+            op, f"cannot pass {argument.type} as a bare pointer: cast it to a static memref type"
+        )
+    return f"vnpu::raw({argument.pointer})" if _is_checked_kernel(body, op) else argument.pointer
 
 
 def _is_checked_kernel(body: Body, op: Operation) -> bool:

@@ -52,18 +52,18 @@ def _structured(body: Body, op: Operation) -> None:
 
 def _extents(body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap]) -> list[str]:
     """The extent of every loop, read off the operands."""
-    found: dict[int, str] = {}
+    extents: dict[int, str] = {}
     for value, map_ in zip(op.operands, maps, strict=True):
         if not isinstance(value.type, MemRefType):
             continue
         for expr, size in zip(map_.results, body.memref(value).sizes, strict=True):
             if isinstance(expr, AffineDimExpr):
-                found.setdefault(expr.position, size)
+                extents.setdefault(expr.position, size)
     count = maps[0].num_dims
-    missing = [f"d{dim}" for dim in range(count) if dim not in found]
+    missing = [f"d{dim}" for dim in range(count) if dim not in extents]
     if missing:
         raise unsupported(op, f"no operand tells the extent of {', '.join(missing)}")
-    return [found[dim] for dim in range(count)]
+    return [extents[dim] for dim in range(count)]
 
 
 def _views(

@@ -122,12 +122,12 @@ _ONCE = frozenset(["scf.if", "affine.if", "scf.index_switch", "scf.execute_regio
 
 def _loops_around(op: Operation) -> list[Operation]:
     """The operations around that may run their bodies more than once."""
-    found, parent = [], op.parent_op()
+    loops, parent = [], op.parent_op()
     while parent is not None:
         if parent.name not in _ONCE and not isinstance(parent, WrappedOp):
-            found.append(parent)
+            loops.append(parent)
         parent = parent.parent_op()
-    return found
+    return loops
 
 
 @emitter("memref.load")
@@ -157,11 +157,11 @@ def _dim(body: Body, op: Operation) -> None:
         return
     name = body.fresh("sizes")
     body.emit_line(f"const vnpu::i64 {name}[] = {{{', '.join(sizes)}}};")
-    wanted = body.emit_variable(body.text(op.operands[1]), "dim")
-    outside = f"{wanted} < 0 || {wanted} >= {len(sizes)}"
-    message = f'"dimension %lld of a memref of rank {len(sizes)}", (long long)({wanted})'
+    index = body.emit_variable(body.text(op.operands[1]), "dim")
+    outside = f"{index} < 0 || {index} >= {len(sizes)}"
+    message = f'"dimension %lld of a memref of rank {len(sizes)}", (long long)({index})'
     body.emit_line(f"if ({outside}) vnpu::fail({body.site(op)}, {message});")
-    body.define(op.results[0], f"{name}[{wanted}]")
+    body.define(op.results[0], f"{name}[{index}]")
 
 
 # ---- views ----
@@ -181,10 +181,10 @@ def _subview(body: Body, op: Operation) -> None:
     extents = _mixed(body, op.static_sizes.get_values(), op.sizes)
     steps = _mixed(body, op.static_strides.get_values(), op.strides)
     strides = [mul(parenthesize(step), stride) for step, stride in zip(steps, source.strides, strict=True)]
-    kept = _kept_dims(op, extents)
+    kept_dims = _kept_dims(op, extents)
     _check_bounds(body, op, (offsets, extents, steps))
     pointer = element_pointer(source, offsets)
-    body.define_memref(op.result, pointer, [extents[d] for d in kept], [strides[d] for d in kept])
+    body.define_memref(op.result, pointer, [extents[d] for d in kept_dims], [strides[d] for d in kept_dims])
 
 
 def _check_bounds(body: Body, op: memref.SubviewOp, lists: tuple[Sequence[str], ...]) -> None:
@@ -207,19 +207,19 @@ def _kept_dims(op: memref.SubviewOp, sizes: Sequence[str]) -> list[int]:
     """The dimensions that a rank-reducing subview keeps: dropped ones have size 1."""
     assert isinstance(op.result.type, MemRefType)
     shape = op.result.type.get_shape()
-    kept: list[int] = []
+    dims: list[int] = []
     to_drop = len(sizes) - len(shape)
     for dim, size in enumerate(sizes):
-        matches = len(kept) < len(shape) and (
-            shape[len(kept)] == types.DYNAMIC or size == str(shape[len(kept)])
+        matches = len(dims) < len(shape) and (
+            shape[len(dims)] == types.DYNAMIC or size == str(shape[len(dims)])
         )
-        if to_drop and size == "1" and not (matches and _rest_fits(sizes[dim + 1 :], shape[len(kept) + 1 :])):
+        if to_drop and size == "1" and not (matches and _rest_fits(sizes[dim + 1 :], shape[len(dims) + 1 :])):
             to_drop -= 1
         else:
-            kept.append(dim)
-    if len(kept) != len(shape):
+            dims.append(dim)
+    if len(dims) != len(shape):
         raise unsupported(op, f"sizes [{', '.join(sizes)}] do not make {attribute_text(op.result.type)}")
-    return kept
+    return dims
 
 
 def _rest_fits(sizes: Sequence[str], shape: Sequence[int]) -> bool:
@@ -354,10 +354,10 @@ def _extent(body: Body, op: Operation, dim: int) -> str:
 
 @emitter("memref.view")
 def _view(body: Body, op: Operation) -> None:
-    source, shift, *given = op.operands
+    source, shift, *sizes_operands = op.operands
     type_ = op.results[0].type
     assert isinstance(type_, MemRefType)
-    dynamic = iter(body.texts(given))
+    dynamic = iter(body.texts(sizes_operands))
     extents = [str(n) if n != types.DYNAMIC else next(dynamic) for n in type_.get_shape()]
     strides = ["1"] * len(extents)
     for dim in range(len(extents) - 2, -1, -1):

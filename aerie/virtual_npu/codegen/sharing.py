@@ -88,7 +88,7 @@ def is_in(value: SSAValue, space: MemorySpace) -> bool:
 
 def herds_using(buffer: SSAValue) -> list[HerdUse]:
     """The herds that capture a buffer; none where other operations use it too."""
-    found: list[HerdUse] = []
+    herds: list[HerdUse] = []
     pending = [buffer]
     while pending:
         value = pending.pop()
@@ -96,7 +96,7 @@ def herds_using(buffer: SSAValue) -> list[HerdUse]:
             user = use.operation
             if isinstance(user, HerdOp):
                 pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
-                found += [HerdUse(user, argument) for argument, operand in pairs if operand is value]
+                herds += [HerdUse(user, argument) for argument, operand in pairs if operand is value]
             elif isinstance(user, LaunchOp | SegmentOp):
                 pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
                 pending += [argument for argument, operand in pairs if operand is value]
@@ -106,7 +106,7 @@ def herds_using(buffer: SSAValue) -> list[HerdUse]:
                 pending.append(around.values[use.index])
             elif user.name != "memref.dealloc":
                 return []
-    return found
+    return herds
 
 
 def cores_of(herd: HerdOp) -> list[HerdCore]:
@@ -120,22 +120,22 @@ def cores_of(herd: HerdOp) -> list[HerdCore]:
 
 def accesses_of(use: HerdUse) -> list[CoreAccesses]:
     """What the cores of a herd do to a buffer; those that do nothing are left out."""
-    found = [CoreAccesses(core) for core in cores_of(use.herd)]
+    by_core = [CoreAccesses(core) for core in cores_of(use.herd)]
     names = _names(use)
     for op in use.herd.body.block.walk():
         touched = [(position, effect) for position, effect in effects(op) if op.operands[position] in names]
         if not touched:
             continue
-        on = [each for each in found if is_reached(op, each.core)]
+        on = [each for each in by_core if is_reached(op, each.core)]
         is_call = isinstance(op, func.CallOp)
-        if is_call and len(on) == len(found):
+        if is_call and len(on) == len(by_core):
             continue  # all cores do the same with copies of their own
         for each in on:
             if any(_has_effect(WRITE, op, position, effect, is_call) for position, effect in touched):
                 each.writes.append(op)
             if any(_has_effect(READ, op, position, effect, is_call) for position, effect in touched):
                 each.reads.append(op)
-    return [each for each in found if each.reads or each.writes]
+    return [each for each in by_core if each.reads or each.writes]
 
 
 def _has_effect(kind: Effect, op: Operation, position: int, effect: Effect, is_call: bool) -> bool:
@@ -253,14 +253,14 @@ def _box(use: HerdUse, core: HerdCore) -> Box:
     ranges = replace(INTERVALS, given=lambda value: (ids[value],) * 2 if value in ids else None)
     assert isinstance(use.buffer.type, MemRefType)
     shape = use.buffer.type.get_shape()
-    found = []
+    boxes = []
     for op in (each.operation for each in use.buffer.uses):
         touched = list(_touched(op, use.buffer, ranges))
         whole = [(0, extent - 1) for extent in shape]
         if len(touched) != len(shape):
             return whole
-        found.append([all_ if part is None else part for part, all_ in zip(touched, whole, strict=True)])
-    return _around(found)
+        boxes.append([all_ if part is None else part for part, all_ in zip(touched, whole, strict=True)])
+    return _around(boxes)
 
 
 def _touched(op: Operation, buffer: SSAValue, ranges: Reading[Interval]) -> Iterator[Interval | None]:

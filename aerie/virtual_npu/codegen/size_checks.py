@@ -30,9 +30,9 @@ def known_integer(text: str) -> int | None:
 
 def known_integers(texts: Sequence[str]) -> list[int] | None:
     """The numbers that all of the texts are; None where one is known only at run time."""
-    found = [known_integer(text) for text in texts]
-    known = [number for number in found if number is not None]
-    return known if len(known) == len(found) else None
+    numbers = [known_integer(text) for text in texts]
+    known = [number for number in numbers if number is not None]
+    return known if len(known) == len(numbers) else None
 
 
 def _braces(texts: Sequence[str]) -> str:

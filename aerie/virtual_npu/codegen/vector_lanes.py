@@ -37,11 +37,11 @@ def before_shape_cast(value: SSAValue) -> SSAValue:
 
 def attribute_integers(op: Operation, name: str) -> list[int]:
     """The integers of an attribute, an array of integers or a dense array; [] for any other."""
-    found = attribute(op, name)
-    if isinstance(found, DenseArrayBase):
-        return [int(number) for number in found.get_values()]
-    if isinstance(found, ArrayAttr):
-        return [number.value.data for number in found if isinstance(number, IntegerAttr)]
+    attr = attribute(op, name)
+    if isinstance(attr, DenseArrayBase):
+        return [int(number) for number in attr.get_values()]
+    if isinstance(attr, ArrayAttr):
+        return [number.value.data for number in attr if isinstance(number, IntegerAttr)]
     return []
 
 

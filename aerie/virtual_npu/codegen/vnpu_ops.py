@@ -100,16 +100,16 @@ def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
     return names
 
 
-def _rearranged(body: Body, op: ProductOp, found: DictionaryAttr) -> list[str]:
+def _rearranged(body: Body, op: ProductOp, operand: DictionaryAttr) -> list[str]:
     """C++ text of the function, how its buffer is filled, and where and how it is read after the call."""
-    symbol, start = found.data["function"], found.data["start"]
+    symbol, start = operand.data["function"], operand.data["start"]
     assert isinstance(symbol, SymbolRefAttr)
     assert isinstance(start, IntegerAttr)
     name = symbol.root_reference.data
     calls = (inner for inner in op.walk() if isinstance(inner, func.CallOp))
     call = next(inner for inner in calls if inner.callee.root_reference.data == name)
     axes = [
-        _axes([[*axis, 0] for axis in axes_of_attr(found.data[part])])
+        _axes([[*axis, 0] for axis in axes_of_attr(operand.data[part])])
         for part in ("buffer", "outer", "depth")
     ]
     buffer, *read = axes
@@ -277,9 +277,9 @@ def _part(body: Body, op: Operation, pointer: str, value: SSAValue) -> str:
 
 
 def _memrefs_from_outside(op: Operation) -> list[SSAValue]:
-    found: dict[SSAValue, None] = {}
+    memrefs: dict[SSAValue, None] = {}
     for inner in op.walk():
         for value in inner.operands:
             if isinstance(value.type, MemRefType) and not is_inside(op, value):
-                found[value] = None
-    return list(found)
+                memrefs[value] = None
+    return list(memrefs)

@@ -44,15 +44,15 @@ def _bisect(options: argparse.Namespace) -> int:
 
     if not 0 <= options.tolerance < float("inf"):
         raise OptionError(f"--tolerance {options.tolerance} makes no sense: give a number of 0 or more")
-    listed = list_dumps(options.folder)
+    dumps = list_dumps(options.folder)
     running = bisect(
-        listed,
+        dumps,
         functools.partial(common.program, options),
         functools.partial(common.arguments, options),
         options.entry,
         options.tolerance,
     )
-    outcomes = _followed(listed, running)
+    outcomes = _followed(dumps, running)
     guilty = next((outcome for outcome in outcomes if outcome.is_first_failure), None)
     if options.json:
         print_json(_fields(outcomes, guilty))
@@ -61,7 +61,7 @@ def _bisect(options: argparse.Namespace) -> int:
     return FOUND if guilty else 0
 
 
-def _followed(listed: Sequence[Dump], running: Iterable[DumpOutcome]) -> list[DumpOutcome]:
+def _followed(dumps: Sequence[Dump], running: Iterable[DumpOutcome]) -> list[DumpOutcome]:
     """All outcomes; on a terminal with a bar of how far it is."""
     if not sys.stderr.isatty():
         return list(running)
@@ -69,7 +69,7 @@ def _followed(listed: Sequence[Dump], running: Iterable[DumpOutcome]) -> list[Du
     from rich.progress import track
 
     return list(
-        track(running, "running the dumps", total=len(listed), console=Console(stderr=True), transient=True)
+        track(running, "running the dumps", total=len(dumps), console=Console(stderr=True), transient=True)
     )
 
 
@@ -89,12 +89,12 @@ def _line(outcome: DumpOutcome) -> str:
 
 
 def _fields(outcomes: Sequence[DumpOutcome], guilty: DumpOutcome | None) -> dict[str, Any]:
-    found = [_outcome_fields(outcome) for outcome in outcomes]
-    return {"ok": True, "guilty": _outcome_fields(guilty) if guilty else None, "files": found}
+    fields = [_outcome_fields(outcome) for outcome in outcomes]
+    return {"ok": True, "guilty": _outcome_fields(guilty) if guilty else None, "files": fields}
 
 
 def _outcome_fields(outcome: DumpOutcome) -> dict[str, Any]:
     difference = outcome.difference.to_json() if outcome.difference else None
     named = {"file": outcome.dump.path.name, "pass": outcome.dump.pass_name}
-    found = {"verdict": outcome.verdict, "message": outcome.message, "difference": difference}
-    return {**named, **found, "notes": list(outcome.notes)}
+    fields = {"verdict": outcome.verdict, "message": outcome.message, "difference": difference}
+    return {**named, **fields, "notes": list(outcome.notes)}

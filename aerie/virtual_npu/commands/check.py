@@ -68,9 +68,9 @@ def _bytes(text: str) -> int:
     return int(text)
 
 
-def _tiling(given: list[int] | None) -> list[int] | None:
+def _tiling(sizes: list[int] | None) -> list[int] | None:
     """None where it is not known what aircc will be told."""
-    return None if given is None else [size for size in given if size > 0]
+    return None if sizes is None else [size for size in sizes if size > 0]
 
 
 def _check(options: argparse.Namespace) -> int:

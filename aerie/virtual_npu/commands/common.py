@@ -64,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--entry", metavar="NAME", help="the public function; may be left out when there is one"
     )
-    given = parser.add_mutually_exclusive_group()
-    given.add_argument("--args", type=Path, metavar="NPZ", help="npz file with arg0, arg1, ...")
-    given.add_argument("--random", type=int, metavar="SEED", help="draw the arguments at random")
-    given.add_argument("--zeros", action="store_true", help="all arguments are zero")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--args", type=Path, metavar="NPZ", help="npz file with arg0, arg1, ...")
+    group.add_argument("--random", type=int, metavar="SEED", help="draw the arguments at random")
+    group.add_argument("--zeros", action="store_true", help="all arguments are zero")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -77,12 +77,12 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def build_options(options: argparse.Namespace) -> BuildOptions:
     """What the command line says; what it leaves out, as the environment has it."""
-    known = BuildOptions.from_knobs()
+    defaults = BuildOptions.from_knobs()
     return dataclasses.replace(
-        known,
+        defaults,
         checks=options.checks,
-        numerics=options.numerics or known.numerics,
-        rounding=options.rounding or known.rounding,
+        numerics=options.numerics or defaults.numerics,
+        rounding=options.rounding or defaults.rounding,
         sanitize=getattr(options, "sanitize", False),
     )
 

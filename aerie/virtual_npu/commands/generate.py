@@ -63,5 +63,9 @@ def _labels(programs: list[RandomProgram]) -> Iterator[dict[str, object]]:
 
     for program in programs:
         report = check(program.text, stack_bytes=STACK_BYTES, filename=f"{program.name}.mlir")
-        said = "accepted" if report.ok else "refused"
-        yield {**program.to_json(), "check": said, "kinds": sorted({fault.kind for fault in report.faults})}
+        verdict = "accepted" if report.ok else "refused"
+        yield {
+            **program.to_json(),
+            "check": verdict,
+            "kinds": sorted({fault.kind for fault in report.faults}),
+        }

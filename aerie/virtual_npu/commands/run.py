@@ -83,12 +83,12 @@ def _run(options: argparse.Namespace) -> int:
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
-    given = common.arguments(options, entry)
+    arguments = common.arguments(options, entry)
     child_process.announce_run(program.library.kernels, options.checks)
     try:
         with _interruptible():
             result = program.run(
-                *given,
+                *arguments,
                 entry=entry.name,
                 perturb=options.perturb or 0,
                 seed=options.seed or 1,
@@ -141,15 +141,15 @@ def _interruptible() -> Iterator[None]:
 
 def _check_combination(options: argparse.Namespace) -> None:
     """Raises OptionError for what does not go together, with what to do."""
-    wanted = {
+    needs_checks = {
         "--perturb": options.perturb is not None,
         "--garbage": options.garbage is not None,
         "--trace": options.trace is not None,
         "--stats": options.stats,
         "--races note": options.races != RACES[0],
     }
-    for name, given in wanted.items():
-        if given and not options.checks:
+    for name, is_set in needs_checks.items():
+        if is_set and not options.checks:
             raise OptionError(f"{name} needs a program built with checks: leave out --no-checks")
     if options.perturb is not None and options.perturb < 1:
         raise OptionError(

@@ -119,9 +119,9 @@ def _type(shape: ProgramShape, extent: int, space: int = 0) -> str:
 
 
 def _numbers(shape: ProgramShape) -> str:
-    wanted = {0, 1, 8, 16, 64, shape.columns, shape.rows, shape.tile, shape.trips, shape.low, shape.point}
-    wanted |= {shape.tile * shape.cores, *(shape.over or ()), LANES[shape.element]}
-    return "".join(f"%c{number} = arith.constant {number} : index\n" for number in sorted(wanted))
+    numbers = {0, 1, 8, 16, 64, shape.columns, shape.rows, shape.tile, shape.trips, shape.low, shape.point}
+    numbers |= {shape.tile * shape.cores, *(shape.over or ()), LANES[shape.element]}
+    return "".join(f"%c{number} = arith.constant {number} : index\n" for number in sorted(numbers))
 
 
 def _declared(shape: ProgramShape) -> str:

@@ -76,9 +76,9 @@ class SourceViews:
             return None
         if not self._is_only_read(buffer, fills[0], calls):
             return None
-        found = self._on_source(fills[0])
+        source = self._on_source(fills[0])
         self.covered_ops += [fills[0], *calls]
-        return self._rearranged(found, fills[0], calls) if calls and found is not None else found
+        return self._rearranged(source, fills[0], calls) if calls and source is not None else source
 
     def _is_only_read(self, buffer: SSAValue, fill: Operation, calls: Sequence[Operation]) -> bool:
         """Whether a buffer is allocated, and but for the DMA and the calls only read, in the nest."""
@@ -225,9 +225,9 @@ def side_offset(strides: Sequence[int], offsets: Sequence[SSAValue]) -> Linear:
 
 
 def _constants(values: Sequence[SSAValue]) -> list[int] | None:
-    found = [interval(value) for value in values]
-    known = [one[0] for one in found if one is not None and one[0] == one[1]]
-    return known if len(known) == len(found) else None
+    intervals = [interval(value) for value in values]
+    known = [one[0] for one in intervals if one is not None and one[0] == one[1]]
+    return known if len(known) == len(intervals) else None
 
 
 def refine_strides(
@@ -254,12 +254,12 @@ def _take(walk: list[tuple[int, int]], extent: int) -> int | None:
         step = step or stride
         if stride != step * taken:
             return None
-        wanted = extent // taken
-        if size > wanted:
-            if size % wanted or extent % taken:
+        missing = extent // taken
+        if size > missing:
+            if size % missing or extent % taken:
                 return None
-            walk.append((size // wanted, stride * wanted))
-            size = wanted
+            walk.append((size // missing, stride * missing))
+            size = missing
         taken *= size
     return step if taken == extent else None
 

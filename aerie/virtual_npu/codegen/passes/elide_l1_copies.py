@@ -48,17 +48,17 @@ from aerie.virtual_npu.options import BuildOptions
 
 def elide_l1_copies(module: ModuleOp, options: BuildOptions, kernel_dirs: Sequence[Path]) -> None:
     """Rewrite such buffers in place; `kernel_dirs` are where the sources of kernels in C++ are looked up."""
-    kernels, found = _Kernels(module, kernel_dirs), []
+    kernels, allocations = _Kernels(module, kernel_dirs), []
 
     def visit(op: Operation, mode: BodyMode) -> bool:
         if op.name == "memref.alloc" and _is_l1_of_a_tile(op.results[0]):
             borrows = _borrows_source if mode is BodyMode.STRAIGHT else _borrows_blocks
             if borrows(kernels, op.results[0]):
-                found.append(op)
+                allocations.append(op)
         return True
 
     visit_operations(module, options, visit)
-    for op in found:
+    for op in allocations:
         _rewrite(op)
 
 

@@ -132,7 +132,7 @@ def _called(call: func.CallOp) -> str:
 def _on_cycles(functions: Mapping[str, func.FuncOp]) -> set[str]:
     """The functions that call themselves, by way of others too."""
     called = {name: {_called(call) for call in _calls(functions, name)} for name in functions}
-    found = set()
+    recursive = set()
     for name in functions:
         seen, pending = set[str](), [*called[name]]
         while pending:
@@ -141,8 +141,8 @@ def _on_cycles(functions: Mapping[str, func.FuncOp]) -> set[str]:
                 seen.add(other)
                 pending += called[other]
         if name in seen:
-            found.add(name)
-    return found
+            recursive.add(name)
+    return recursive
 
 
 def _inline_into(name: str, functions: dict[str, func.FuncOp], recursive: set[str], done: set[str]) -> None:
@@ -223,12 +223,12 @@ def _results_to_arguments(function: func.FuncOp) -> None:
     if len(returned) == 1 and not isinstance(returned[0].type, MemRefType):
         return
     added = [_fill(function, end, value) for value in returned if not _is_argument(function, value)]
-    kept = [value for value in end.arguments if isinstance(value.type, AsyncTokenType)]
-    new_end = func.ReturnOp(*kept)
+    tokens = [value for value in end.arguments if isinstance(value.type, AsyncTokenType)]
+    new_end = func.ReturnOp(*tokens)
     new_end.location = end.location
     Rewriter.replace_op(end, new_end, [])
     inputs = [*function.function_type.inputs, *added]
-    function.properties["function_type"] = FunctionType.from_lists(inputs, [value.type for value in kept])
+    function.properties["function_type"] = FunctionType.from_lists(inputs, [value.type for value in tokens])
     function.properties.pop("res_attrs", None)
 
 

@@ -52,18 +52,18 @@ from aerie.virtual_npu.options import BuildOptions
 
 def find_rounded_products(module: ModuleOp, options: BuildOptions) -> None:
     """Put a `vnpu.product` that rounds around such launches."""
-    found: list[tuple[LaunchOp, _RoundedProduct]] = []
+    products: list[tuple[LaunchOp, _RoundedProduct]] = []
 
     def visit(op: Operation, mode: BodyMode) -> bool:
         if not isinstance(op, LaunchOp) or mode is not BodyMode.STRAIGHT or is_coroutine(op, options):
             return True
         rounded = product_of_launch(op)
         if rounded is not None:
-            found.append((op, rounded))
+            products.append((op, rounded))
         return False
 
     visit_operations(module, options, visit)
-    for launch, rounded in found:
+    for launch, rounded in products:
         rounded.put_around(launch)
 
 
@@ -110,10 +110,12 @@ class _RoundedProduct:
         return is_short and is_distinct([*m, *n]) and _lies_within(self.memrefs[2], self.starts[2], [*m, *n])
 
 
-def _with_points(found: DictionaryAttr, points: Sequence[Axis], index: str) -> DictionaryAttr:
+def _with_points(rearranged: DictionaryAttr, points: Sequence[Axis], index: str) -> DictionaryAttr:
     """What is said of a rearranged operand, for all points: in each of them its buffer is read alike."""
     still = [[axis.extent, 0] for axis in points if axis.index == index]
-    return DictionaryAttr({**found.data, "outer": axes_attr([*still, *axes_of_attr(found.data["outer"])])})
+    return DictionaryAttr(
+        {**rearranged.data, "outer": axes_attr([*still, *axes_of_attr(rearranged.data["outer"])])}
+    )
 
 
 # ---- recognising ----
@@ -173,19 +175,19 @@ def _starts(launch: LaunchOp, product: ProductOp, leave: DmaMemcpyNdOp) -> list[
     if walk is None:
         return None
     forms.append(side_offset(walk[1], leave.dst_offsets))
-    lifted = [_lifted(form, launch) for form in forms]
-    known = [form for form in lifted if form is not None]
+    lifted = [_lifted(start_form, launch) for start_form in forms]
+    known = [start_form for start_form in lifted if start_form is not None]
     return known if len(known) == len(forms) else None
 
 
-def _lifted(form: Linear, launch: LaunchOp) -> Linear | None:
+def _lifted(linear_form: Linear, launch: LaunchOp) -> Linear | None:
     """A form over values in the segment, over the coordinates of the launch; None where it has others."""
-    total = Linear(form.constant)
-    for value, factor in form.terms.items():
-        meant = value if value in launch.ids else passed(value)
-        if meant is None:
+    total = Linear(linear_form.constant)
+    for value, factor in linear_form.terms.items():
+        outer = value if value in launch.ids else passed(value)
+        if outer is None:
             return None
-        known = Linear(0, {meant: 1}) if meant in launch.ids else _lifted(linear(meant), launch)
+        known = Linear(0, {outer: 1}) if outer in launch.ids else _lifted(linear(outer), launch)
         if known is None:
             return None
         total = total.plus(known.times(factor))

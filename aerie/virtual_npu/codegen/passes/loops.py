@@ -69,12 +69,12 @@ class LoopNest:
                 value = next((operand for argument, operand in pairs if argument is value), value)
         return value
 
-    def resolve(self, form: Linear) -> Linear | None:
+    def resolve(self, linear_form: Linear) -> Linear | None:
         """A linear form with each argument of a herd replaced by the form of the value outside."""
-        total = Linear(form.constant)
-        for value, factor in form.terms.items():
-            meant = self.outer_value(value)
-            known = Linear(0, {value: 1}) if meant is value else linear(meant)
+        total = Linear(linear_form.constant)
+        for value, factor in linear_form.terms.items():
+            outer = self.outer_value(value)
+            known = Linear(0, {value: 1}) if outer is value else linear(outer)
             if known is None:
                 return None
             total = total.plus(known.times(factor))

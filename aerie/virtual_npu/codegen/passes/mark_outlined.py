@@ -29,8 +29,8 @@ def mark_nests(module: ModuleOp, options: BuildOptions) -> None:
     """Put `vnpu.nest` around such loops, but not around the original loops of a product."""
 
     def visit(op: Operation, mode: BodyMode) -> bool:
-        is_wanted = mode is BodyMode.PROCESS or (options.checks and mode is BodyMode.STRAIGHT)
-        if not is_wanted or isinstance(op.parent_op(), ProductOp) or not _is_nest(op):
+        is_candidate = mode is BodyMode.PROCESS or (options.checks and mode is BodyMode.STRAIGHT)
+        if not is_candidate or isinstance(op.parent_op(), ProductOp) or not _is_nest(op):
             return True
         wrap(op, NestOp)
         return False

@@ -78,7 +78,7 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
     Also inside of a product that may fall back on its loops, because a function rearranges what it reads.
     Loops in a sequencer stay as they are: each of their reads and writes waits for the operations under way.
     """
-    found: list[tuple[Operation, Product]] = []
+    products: list[tuple[Operation, Product]] = []
     copies = functools.cache(buffer_copies)  # every loop around a product asks again
 
     def visit(op: Operation, mode: BodyMode) -> bool:
@@ -86,12 +86,12 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
         if is_candidate or (isinstance(op, HerdOp) and op.has_body and not is_coroutine(op, options)):
             product = product_of_loops(op, with_herds=isinstance(op, HerdOp) or mode is BodyMode.STRAIGHT)
             if product is not None and not _has_copies(product, copies):
-                found.append((op, product))
+                products.append((op, product))
                 return product.a.rearranged is not None or product.b.rearranged is not None
         return True
 
     visit_operations(module, options, visit)
-    for op, product in found:
+    for op, product in products:
         _put_around(op, product)
 
 
@@ -135,15 +135,15 @@ def _put_around(op: Operation, product: Product) -> None:
 
 
 def _rearranged_attr(
-    found: RearrangedOperand, outer: list[list[int]], depth: list[list[int]]
+    operand: RearrangedOperand, outer: list[list[int]], depth: list[list[int]]
 ) -> DictionaryAttr:
     """What ProductOp says of an operand that a function rearranges."""
-    pairs = zip(found.call.shape, found.filled, strict=True)
+    pairs = zip(operand.call.shape, operand.filled, strict=True)
     return DictionaryAttr(
         {
-            "function": found.call.op.callee,
+            "function": operand.call.op.callee,
             "buffer": axes_attr([[extent, step] for extent, step in pairs]),
-            "start": IntegerAttr(found.start.constant, i64),
+            "start": IntegerAttr(operand.start.constant, i64),
             "outer": axes_attr(outer),
             "depth": axes_attr(depth),
         }
@@ -160,11 +160,11 @@ def product_of_loops(root: Operation, with_herds: bool = True) -> Product | None
     loops = nest.loops() if nest.ops else None
     if loops is None or root.results or (nest.coordinates() and not with_herds):
         return None
-    matter = [op for op in nest.inside if not _is_harmless(op)]
-    contracts = [op for op in matter if op.name == "vector.contract"]
-    writes = [op for op in matter if op.name in WRITES]
-    calls = [op for op in matter if op in nest.calls]
-    is_all = len(matter) == len(contracts) + len(writes) + len(calls)
+    effective = [op for op in nest.inside if not _is_harmless(op)]
+    contracts = [op for op in effective if op.name == "vector.contract"]
+    writes = [op for op in effective if op.name in WRITES]
+    calls = [op for op in effective if op in nest.calls]
+    is_all = len(effective) == len(contracts) + len(writes) + len(calls)
     if not contracts or len(contracts) != len(writes) or not is_all:
         return None
     return _Candidate(nest, contracts, writes).product(loops)
@@ -333,8 +333,8 @@ def _lane_axes(contract: Operation, sides: Block) -> Iterator[Axis]:
 
 
 def _read_of(value: SSAValue) -> Operation | None:
-    made = value.owner
-    return made if isinstance(made, Operation) and made.name in READS else None
+    owner = value.owner
+    return owner if isinstance(owner, Operation) and owner.name in READS else None
 
 
 def _cast(steps: Sequence[int], before: Sequence[int], after: Sequence[int]) -> tuple[int, ...] | None:

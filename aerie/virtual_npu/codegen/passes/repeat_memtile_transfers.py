@@ -58,9 +58,11 @@ def _groups(segment: SegmentOp) -> list[list[Operation]]:
         for inner in op.walk():
             if isinstance(inner, ChannelTransferOp) and is_in(inner.memref, MemorySpace.L2):
                 groups.setdefault(origin(inner.memref), {})[op] = None
-    found = [list(group) for group in groups.values()]
-    shared = [op for i, group in enumerate(found) for op in group if any(op in g for g in found[:i])]
-    return [group for group in found if not any(op in shared for op in group)]
+    group_lists = [list(group) for group in groups.values()]
+    shared = [
+        op for i, group in enumerate(group_lists) for op in group if any(op in g for g in group_lists[:i])
+    ]
+    return [group for group in group_lists if not any(op in shared for op in group)]
 
 
 # ---- how often ----
@@ -162,8 +164,8 @@ def _repeat(group: Sequence[Operation], times: int) -> None:
     inner = Block(arg_types=[IndexType(), *[AsyncTokenType()] * bool(leaving)])
     begin = [WaitAllOp.build(operands=[[]], result_types=[AsyncTokenType()])] if leaving else []
     loop = scf.ForOp(zero, many, one, [op.results[0] for op in begin], Region(inner))
-    made: list[Operation] = [zero, many, one, *begin, loop]
-    for op in made:
+    new_ops: list[Operation] = [zero, many, one, *begin, loop]
+    for op in new_ops:
         block.insert_op_before(op, first)
     for token in leaving:
         for use in [use for use in token.uses if _outside(use.operation, group)]:
@@ -176,7 +178,7 @@ def _repeat(group: Sequence[Operation], times: int) -> None:
         end.append(WaitAllOp.build(operands=[[*leaving, inner.args[1]]], result_types=[AsyncTokenType()]))
     end.append(scf.YieldOp(*[op.results[0] for op in end]))
     inner.add_ops(end)
-    for op in (*made, *end):
+    for op in (*new_ops, *end):
         op.location = location
 
 

@@ -56,27 +56,27 @@ def add_shared_l1_locks(module: ModuleOp) -> None:
     for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
         uses = herds_using(alloc.memref) if is_in(alloc.memref, MemorySpace.L1) else []
         if uses and are_shared(uses):
-            found = [each for use in uses for each in accesses_of(use)]
-            if len(herd_names(uses)) > 1 and _run_once_each(uses, found):
-                _BufferLocks(alloc, found).insert()
+            accesses = [each for use in uses for each in accesses_of(use)]
+            if len(herd_names(uses)) > 1 and _run_once_each(uses, accesses):
+                _BufferLocks(alloc, accesses).insert()
                 alloc.attributes[LOCK_SHARED] = UnitAttr()
                 _run_side_by_side([use.herd for use in uses])
             elif len(uses) == 1:
-                _check_cores(alloc, found)
-                _BufferLocks(alloc, found).insert()
+                _check_cores(alloc, accesses)
+                _BufferLocks(alloc, accesses).insert()
 
 
-def _run_once_each(uses: Sequence[HerdUse], found: Sequence[CoreAccesses]) -> bool:
+def _run_once_each(uses: Sequence[HerdUse], accesses: Sequence[CoreAccesses]) -> bool:
     """Whether herds that run once each write or read a buffer, and none does both."""
     blocks = {use.herd.parent for use in uses}
     is_once = len(blocks) == 1 and not any(isinstance(op, scf.ForOp) for op in enclosing(uses[0].herd))
-    writes = [bool(each.writes) for each in found]
-    return is_once and len(set(writes)) == 2 and not any(each.reads and each.writes for each in found)
+    writes = [bool(each.writes) for each in accesses]
+    return is_once and len(set(writes)) == 2 and not any(each.reads and each.writes for each in accesses)
 
 
-def _check_cores(alloc: memref.AllocOp, found: Sequence[CoreAccesses]) -> None:
+def _check_cores(alloc: memref.AllocOp, accesses: Sequence[CoreAccesses]) -> None:
     """Refuse cores that are no neighbours, or of which several write and some of these read."""
-    writers = [each for each in found if each.writes]
+    writers = [each for each in accesses if each.writes]
     name = f"%{alloc.memref.name_hint or 'buffer'}"
     if len(writers) > 1 and any(each.reads for each in writers):
         raise unsupported(
@@ -84,7 +84,7 @@ def _check_cores(alloc: memref.AllocOp, found: Sequence[CoreAccesses]) -> None:
             f"{name} is handed from core to core, and {_named([each.core for each in writers])} write it, "
             "some of which read it too: such a core waits for both locks, for ever; give each step a buffer",
         )
-    cores = [each.core for each in found]
+    cores = [each.core for each in accesses]
     if not any(all(_reaches(core, owner) for core in cores) for owner in cores):
         raise unsupported(
             alloc,
@@ -126,12 +126,12 @@ class _LockElement(NamedTuple):
 class _BufferLocks:
     """The locks of one buffer."""
 
-    def __init__(self, alloc: memref.AllocOp, found: Sequence[CoreAccesses]) -> None:
+    def __init__(self, alloc: memref.AllocOp, accesses: Sequence[CoreAccesses]) -> None:
         self.alloc = alloc
-        self.writers = [each for each in found if each.writes]
-        self.readers = [each for each in found if not each.writes]
+        self.writers = [each for each in accesses if each.writes]
+        self.readers = [each for each in accesses if not each.writes]
         self.numbers = {each.core: n for n, each in enumerate([*self.writers, *self.readers])}
-        loops = [_has_loop(each) for each in found]
+        loops = [_has_loop(each) for each in accesses]
         self.in_body = any(loops) and not all(loops)
         self.blanks: dict[HerdOp, _LockElement] = {}
         name = f"%{alloc.memref.name_hint or 'buffer'} (line {line_of(alloc)})"
@@ -267,8 +267,8 @@ def _constant(builder: Builder, number: int) -> SSAValue:
 def _is_core(builder: Builder, core: HerdCore) -> SSAValue:
     """Insert a comparison of the coordinates of who executes with those of a core."""
     parts: list[SSAValue] = []
-    for index, wanted in zip(core.herd.ids, core.at, strict=True):
-        parts.append(builder.insert(arith.CmpiOp(index, _constant(builder, wanted), "eq")).result)
+    for index, coordinate in zip(core.herd.ids, core.at, strict=True):
+        parts.append(builder.insert(arith.CmpiOp(index, _constant(builder, coordinate), "eq")).result)
     while len(parts) > 1:
         parts = [builder.insert(arith.AndIOp(parts[0], parts[1])).result, *parts[2:]]
     return parts[0]
@@ -279,8 +279,8 @@ def _is_core(builder: Builder, core: HerdCore) -> SSAValue:
 
 def _in_order(each: CoreAccesses) -> list[Operation]:
     """The accesses of a core in the order of the text."""
-    wanted = {id(op) for op in (*each.reads, *each.writes)}
-    return [op for op in each.core.herd.body.block.walk() if id(op) in wanted]
+    accesses = {id(op) for op in (*each.reads, *each.writes)}
+    return [op for op in each.core.herd.body.block.walk() if id(op) in accesses]
 
 
 def _outside_execute(op: Operation) -> Operation:
