@@ -36,7 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View
 from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, bf16, f32
@@ -286,7 +286,7 @@ def check_heads(kernel: str, n_heads: int, n_kv_heads: int, head_dim: int) -> No
     require_multiple(kernel, "head_dim", head_dim, BLOCK, "a panel has 8 columns")
 
 
-def check_stages(kernel: str, num_stages: int, device: Device) -> None:
+def check_stages(kernel: str, num_stages: int, device: DeviceModel) -> None:
     """IllegalShapeError for more stages than the array has rows."""
     if not 1 <= num_stages <= device.rows:
         raise IllegalShapeError(
@@ -295,7 +295,7 @@ def check_stages(kernel: str, num_stages: int, device: Device) -> None:
         )
 
 
-def columns_for(tiles: int, stages: int, device: Device) -> int:
+def columns_for(tiles: int, stages: int, device: DeviceModel) -> int:
     """Columns of cores that share so many query tiles: the most that divide them, but one rather than fewer
     columns than stages.
 
@@ -306,7 +306,7 @@ def columns_for(tiles: int, stages: int, device: Device) -> int:
     return columns if columns >= stages else 1
 
 
-def check_streams(kernel: str, num_q_tiles: int, stages: int, device: Device) -> None:
+def check_streams(kernel: str, num_q_tiles: int, stages: int, device: DeviceModel) -> None:
     """A query tile is one stream from L3, a stage two: K and V."""
     taken, most = num_q_tiles + 2 * stages, device.launch_mm2s
     if taken > most:

@@ -12,11 +12,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.dsl import Index, bf16, f32
 from aerie.kernel_builder.spec import largest_divisor, require_multiple
-from aerie.virtual_npu.codegen.vector_sums import STEPS_OF_A_GO
+from aerie.virtual_npu.codegen.vector_sums import GROUP_STEPS
 
 BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""
@@ -129,24 +129,26 @@ def blocks(extent: int, most_cores: int, widest: int) -> int:
     return extent // (herd * largest_divisor(extent // herd, widest, BLOCK))
 
 
-def serves_rows(m: int, device: Device = NPU2) -> bool:
+def serves_rows(m: int, device: DeviceModel = NPU2) -> bool:
     """Whether the default tiles cut m, a multiple of 8, into no more blocks than a launch has trips."""
     return blocks(m, device.columns, MAX_TILE_M) <= device.repeat_limit
 
 
-def serves_columns(n: int, device: Device = NPU2) -> bool:
+def serves_columns(n: int, device: DeviceModel = NPU2) -> bool:
     """Whether the default tiles cut n, a multiple of 8, into no more blocks than a launch has trips."""
     return blocks(n, device.rows, MAX_TILE_N) <= device.repeat_limit
 
 
-def nearest(extent: int, step: int, serves: Callable[[int, Device], bool], device: Device = NPU2) -> int:
+def nearest(
+    extent: int, step: int, serves: Callable[[int, DeviceModel], bool], device: DeviceModel = NPU2
+) -> int:
     """The multiple of `step` nearest to `extent`, itself one, that the default tiles serve."""
     around = (extent + sign * step * far for far in itertools.count() for sign in (-1, 1))
     return next(candidate for candidate in around if candidate > 0 and serves(candidate, device))
 
 
 def choose_tiles(
-    m: int, k: int, n: int, out: DType = bf16, device: Device = NPU2, **given: int | None
+    m: int, k: int, n: int, out: DType = bf16, device: DeviceModel = NPU2, **given: int | None
 ) -> Tiles:
     """The largest tiles that divide the shape, with what is given kept; the K tiles depend on k alone.
 
@@ -173,7 +175,7 @@ def choose_tiles(
     return tiles
 
 
-def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int | None) -> Tiles:
+def choose_row_tiles(m: int, k: int, n: int, device: DeviceModel = NPU2, **given: int | None) -> Tiles:
     """The tiles of a product of few rows: all of them in every core, n spread over the whole array.
 
     Raises IllegalShapeError, with what is legal, for a shape or tile that cannot be served.
@@ -186,7 +188,7 @@ def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int
             "or gemm, whose cores share the rows"
         )
     herd_x, herd_y = _whole_array(m, n, given, device)
-    whole = STEPS_OF_A_GO if k % STEPS_OF_A_GO == 0 else BLOCK
+    whole = GROUP_STEPS if k % GROUP_STEPS == 0 else BLOCK
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(k, MAX_ROWS_TILE_K_L1, whole)
     tiles = Tiles(
         tile_m=m,
@@ -201,7 +203,7 @@ def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int
     return tiles
 
 
-def _whole_array(m: int, n: int, given: Mapping[str, int | None], device: Device) -> tuple[int, int]:
+def _whole_array(m: int, n: int, given: Mapping[str, int | None], device: DeviceModel) -> tuple[int, int]:
     """Columns and rows of cores that share n, as given or the best: first as many sums as a core can hold,
     then as many cores, then more columns than rows, as each column has its own way to memory."""
     width = given.get("tile_n") or BLOCK
@@ -223,7 +225,7 @@ def _whole_array(m: int, n: int, given: Mapping[str, int | None], device: Device
     return asked
 
 
-def _check_row_tiles(tiles: Tiles, k: int, n: int, device: Device) -> None:
+def _check_row_tiles(tiles: Tiles, k: int, n: int, device: DeviceModel) -> None:
     require_multiple("gemm_rows", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")
     require_multiple("gemm_rows", "k", k, tiles.tile_k_l2, "whole L2 tiles")
     require_multiple("gemm_rows", "n", n, tiles.l2_n, "the tiles of all cores")
@@ -263,7 +265,7 @@ def _tile(side: str, extent: int, herd: int, limit: int) -> int:
     return largest_divisor(extent // herd, limit, BLOCK)
 
 
-def _check_division(tiles: Tiles, m: int, k: int, n: int, device: Device) -> None:
+def _check_division(tiles: Tiles, m: int, k: int, n: int, device: DeviceModel) -> None:
     """Refuse tiles that do not divide the shape, or make more cores or blocks than there may be."""
     for side, herd, most in (("m", tiles.herd_x, device.columns), ("n", tiles.herd_y, device.rows)):
         if not 1 <= herd <= most:
@@ -287,7 +289,7 @@ def _check_division(tiles: Tiles, m: int, k: int, n: int, device: Device) -> Non
     require_multiple("gemm", "k", k, tiles.tile_k_l2, "whole L2 tiles")
 
 
-def _check_memory(kernel: str, tiles: Tiles, device: Device) -> None:
+def _check_memory(kernel: str, tiles: Tiles, device: DeviceModel) -> None:
     """Refuse tiles whose buffers do not fit a core or the memtiles."""
     if tiles.l1_bytes > device.l1_budget:
         rows = tiles.tile_m if tiles.shared else max_tile_m(tiles.out)

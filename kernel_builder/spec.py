@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie.air_dialect import print_module
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
 
 Array = NDArray[Any]
@@ -217,7 +217,7 @@ def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> N
     raise IllegalShapeError(f"{kernel}: {name}={value} is no positive multiple of {of} ({why}); use {legal}")
 
 
-def cores(kernel: str, unit: str, work: int, asked: int | None, device: Device = NPU2) -> int:
+def cores(kernel: str, unit: str, work: int, asked: int | None, device: DeviceModel = NPU2) -> int:
     """How many cores in a row share `work` units evenly: `asked`, or the most where it is None.
 
     `kernel` and `unit` (such as "rows") are for the message.

@@ -116,7 +116,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
         "backend": session.backend,
         "numerics": numerics_of(session),
     }
-    page, record = (arguments.out or folders.home()) / "diagnosis.html", as_json(found, about)
+    page, record = (arguments.out or folders.cache_folder()) / "diagnosis.html", as_json(found, about)
     write_report(page, render(found, about))
     write_report(page.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False))
     print_diagnosis(found)
@@ -128,7 +128,7 @@ def gate(arguments: argparse.Namespace) -> int:
     """Say PASS or FAIL: the model's answers and logits against those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # what may be missing is looked for before anything is compiled in vain
-    out = arguments.out or folders.home() / "verify"
+    out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     options = replace(options, prompt_tokens=longest_asked(checkpoint.config, options))

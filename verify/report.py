@@ -41,7 +41,7 @@ def write_report(path: Path, text: str) -> None:
     """Write `text` to `path` in one step, its folder made if need be. Raises UserError where it cannot be."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        store.write_whole(path, lambda file: file.write(text.encode()))
+        store.write_atomic(path, lambda file: file.write(text.encode()))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); name another folder with --out, or for "

@@ -76,7 +76,7 @@ def run_stages(stages: dict[str, Stage]) -> dict[str, Result]:
 
 def comparison(first: bool) -> Result:
     """Kernel by kernel and program by program."""
-    outcomes = compare_and_print(choose([], first), BOARD, folders.programs(), board_folder())
+    outcomes = compare_and_print(choose([], first), BOARD, folders.programs_folder(), board_folder())
     right = all(outcome.status.is_right for outcome in outcomes)
     return Result(right, verdict_line(outcomes), lost=any(outcome.lost for outcome in outcomes))
 

@@ -22,7 +22,7 @@ from aerie.engine.progress import Bar, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.strategy import Passes, PassInput, Row, StrategyFactory
-from aerie.runtime import RunStopped, Stop
+from aerie.runtime import RunStopped, StopFlag
 
 Made = TypeVar("Made")
 NO_INPUT = PassInput((), 0, 0)
@@ -110,7 +110,7 @@ class Request:
         self.interrupted: Callable[[], bool] = never
         self.bar: Bar = no_bar
         self.ran: Ran | None = None
-        self._stopping = Stop()
+        self._stopping = StopFlag()
         self.priority, self.cached_tokens = priority, 0
         self._scheduler, self.max_tokens, self._sampler = scheduler, max_tokens, sampler
         self.turn = scheduler.turn_of(priority)
@@ -213,7 +213,7 @@ class Request:
             self._started = self._first = self._last = self._scheduler.clock()
         self._is_begun = self.is_asked = True
         try:
-            with self._stopping.watched():
+            with self._stopping.watching():
                 self._scheduler.step()
         except RunStopped:
             self.end(FinishReason.INTERRUPTED)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.common import folders
-from aerie.common.fingerprint import file_digest, key_of
+from aerie.common.fingerprint import file_digest, hash_key
 from aerie.common.store import Store, mark_used
 from aerie.runtime.errors import AerieRuntimeError, CompileError, DiskFullError
 
@@ -60,7 +60,7 @@ class Recipe:
     @property
     def key(self) -> str:
         """The hash of all of it, 16 hexadecimal digits."""
-        return key_of({"name": self.name, "backend": self.backend, **self.ingredients})
+        return hash_key({"name": self.name, "backend": self.backend, **self.ingredients})
 
     @property
     def stem(self) -> str:
@@ -132,11 +132,11 @@ class Manifest:
         self._rewrite(lambda entries: {s: e for s, e in entries.items() if (folder / e.file).exists()})
 
     def _rewrite(self, change: Callable[[dict[str, Entry]], dict[str, Entry]]) -> None:
-        with self._store.making(self.NAME) as work:
+        with self._store.locked_work_folder(self.NAME) as work:
             entries = change(self.read())
             document = {"format": FORMAT, "artifacts": {key: asdict(entries[key]) for key in sorted(entries)}}
             (work / self.NAME).write_text(json.dumps(document, indent=1) + "\n")
-            self._store.place(work / self.NAME, self.NAME)
+            self._store.move_in(work / self.NAME, self.NAME)
 
 
 def _entries(document: Any) -> dict[str, Entry]:
@@ -180,7 +180,7 @@ class ArtifactStore:
         for folder in (directory, *(directory / name for name in INNER)):
             folders.check_private(folder)
         try:
-            folders.make(directory)
+            folders.make_folder(directory)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -223,7 +223,7 @@ class ArtifactStore:
         try:
             if found := self.find(recipe, report=_silent):
                 return found
-            with self.store.making(recipe.file, waiting) as work:
+            with self.store.locked_work_folder(recipe.file, waiting) as work:
                 made = self.find(recipe) or self._build_in(work, recipe, compile_in)
             if not made.reused:
                 self._prune()
@@ -239,7 +239,7 @@ class ArtifactStore:
 
     def _build_in(self, work: Path, recipe: Recipe, compile_in: Compile) -> Artifact:
         beside = self.directory / recipe.file
-        folders.make(beside.parent)
+        folders.make_folder(beside.parent)
         started = time.perf_counter()
         try:
             made = compile_in(work)
@@ -267,7 +267,7 @@ class ArtifactStore:
         path = self.directory / recipe.file
         _keep_log(work, path)
         _keep_text(recipe, work, path)
-        self.store.place(made, recipe.file)
+        self.store.move_in(made, recipe.file)
         self._manifest.add(recipe.stem, entry)
         return Artifact(recipe.name, recipe.key, path, seconds, reused=False)
 

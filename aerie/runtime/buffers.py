@@ -17,7 +17,7 @@ from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, STATIC_ROLES, Argu
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.device import DEVICE_ERRORS, BoundRun, Contexts, Failure, LoadedProgram, clear_frames
 from aerie.runtime.errors import ArrayError, RunError
-from aerie.virtual_npu.stopping import refuse_stopped
+from aerie.virtual_npu.cancellation import check_not_stopped
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -310,7 +310,7 @@ class BufferSet:
 
         RunStopped, before it begins or in its middle, where this thread watches a Stop that is set.
         """
-        refuse_stopped()
+        check_not_stopped()
         if self._in_place or self._views_known != BufferSet.views_given:
             self._sync_in_place()
         contexts = self._contexts

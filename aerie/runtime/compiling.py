@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from aerie.common.store import stop_waiting
+from aerie.common.store import interrupt_lock_waits
 from aerie.runtime import knobs
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.memory import GIB, available_bytes
@@ -153,7 +153,7 @@ class SideBySide:
         """Stops again and again, for a compilation that begins its next tool, or its next wait, meanwhile."""
         while not all(future.done() for future in futures):
             self._load.stop()
-            stop_waiting()
+            interrupt_lock_waits()
             wait(futures, timeout=0.1)
 
     def _one(self, program: Program) -> Artifact:

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
 from aerie.kernel_builder.attention import (
     BLOCK,
@@ -118,7 +118,7 @@ def build(
     positions: int | None = None,
     num_stages: int = STAGES,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """q, out (n, n_heads * head_dim) and k, v (n_kv_heads, m, head_dim) bf16, mask (n, m / 32) i32.
 
@@ -155,7 +155,7 @@ def build(
 class _CachedAttention(Attention):
     """One kernel being written: where its arguments lie, and the way of the mask."""
 
-    def __init__(self, shape: Shape, device: Device) -> None:
+    def __init__(self, shape: Shape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel(KERNEL.name, device), shape.tiles.head_dim
         self.q = k.argument("q", (s.n, s.n_heads * dim), bf16, Role.INPUT)
@@ -239,7 +239,7 @@ def _stages(m: int, lkp: int, most: int) -> int:
 
 
 def _query_tile(
-    n: int, group: int, head_dim: int, stages: int, given: tuple[int | None, int | None], device: Device
+    n: int, group: int, head_dim: int, stages: int, given: tuple[int | None, int | None], device: DeviceModel
 ) -> tuple[int, int]:
     """Heads and positions of a query tile, as given or chosen: the most heads, then FEW_TILES columns of
     cores or as many as there are, then the most rows, that L1 takes. group: query heads of a KV head."""
@@ -280,7 +280,7 @@ def _l1_bytes(heads: int, positions: int, head_dim: int, stages: int) -> int:
     return l1_bytes(Shape(positions, stages * lkp, heads, 1, heads, tiles).held)
 
 
-def widest_head(device: Device = NPU2) -> int:
+def widest_head(device: DeviceModel = NPU2) -> int:
     """The largest head_dim that is served: 8 rows of one head fit beside it."""
     fits = itertools.takewhile(
         lambda head_dim: _l1_bytes(1, BLOCK, head_dim, STAGES) <= device.l1_budget,

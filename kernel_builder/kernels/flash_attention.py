@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
     BLOCK,
@@ -92,7 +92,7 @@ def build(
     num_stages: int = STAGES,
     causal: bool = True,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """q and out are (lq, n_heads * head_dim) bf16, k and v (lk, n_kv_heads * head_dim) bf16.
 
@@ -120,7 +120,7 @@ def build(
 class _FlashAttention(Attention):
     """One kernel being written: where its arguments lie."""
 
-    def __init__(self, shape: Shape, device: Device) -> None:
+    def __init__(self, shape: Shape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel("flash_attention", device), shape.tiles.head_dim
         self.q = k.argument("q", (s.lq, s.n_heads * dim), bf16, Role.INPUT)
@@ -207,7 +207,7 @@ def _l1_bytes(q_rows: int, lkp: int, head_dim: int) -> int:
     return l1_bytes(Tiles(q_rows, lkp, head_dim, STAGES, 1, STAGES).held)
 
 
-def widest_head(device: Device = NPU2) -> int:
+def widest_head(device: DeviceModel = NPU2) -> int:
     """The largest head_dim that is served at every length: the smallest query tile fits beside it."""
     fits = itertools.takewhile(
         lambda head_dim: _l1_bytes(BLOCK, kv_rows(head_dim), head_dim) <= device.l1_budget,
@@ -217,7 +217,7 @@ def widest_head(device: Device = NPU2) -> int:
 
 
 def _query_tiles(
-    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: Device
+    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: DeviceModel
 ) -> tuple[int, int]:
     """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that L1 takes."""
     require_multiple("flash_attention", "lq", lq, BLOCK, "a matrix block has 8 rows")

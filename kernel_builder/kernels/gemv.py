@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
@@ -59,7 +59,7 @@ def build(
     herd_m: int | None = None,
     k_piece: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """weight is (m, k) bf16 in Hugging Face's layout (out, in), x is (k,) bf16, out is (m,) bf16.
 
@@ -144,7 +144,7 @@ class _Pieces:
             self.finish(row, l1["l1_sums"], l1["l1_out"])
 
 
-def _cores(m: int, herd_m: int | None, device: Device) -> int:
+def _cores(m: int, herd_m: int | None, device: DeviceModel) -> int:
     most = largest_divisor(m // 2, device.columns)
     if herd_m is None:
         return most
@@ -232,7 +232,7 @@ def _longest_row(tile_m: int, budget: int) -> int:
     return (shortest + free // bf16.itemsize) // LANES * LANES
 
 
-def longest_row(device: Device = NPU2) -> int:
+def longest_row(device: DeviceModel = NPU2) -> int:
     """The largest k that is served whatever m is."""
     return _longest_row(MAX_TILE_M, device.l1_budget)
 

@@ -32,10 +32,10 @@ from aerie.air_dialect.readings import (
     multiple,
     number,
 )
+from aerie.virtual_npu.codegen.access_ranges import BOUNDS
 from aerie.virtual_npu.codegen.body import supported_operations
 from aerie.virtual_npu.codegen.channels import OF_COORDINATES
-from aerie.virtual_npu.codegen.text import TEXTS
-from aerie.virtual_npu.codegen.touched import BOUNDS
+from aerie.virtual_npu.codegen.cpp_text import TEXTS
 
 
 def values(text: str) -> dict[str, SSAValue]:

@@ -99,7 +99,7 @@ def test_a_record_that_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_whole=full))
+    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_atomic=full))
     monkeypatch.setattr(command, "in_processes", lambda *_: lambda item, __: Outcome(item, Status.SAME))
     arguments = ["--backend", "virtual", "--cache-dir", str(programs), "--out", str(tmp_path)]
     assert main(["compare", "narrow[1]", *arguments]) == 2

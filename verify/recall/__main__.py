@@ -68,7 +68,7 @@ def answers(session: Session, asked: Sequence[Question], mode: Mode) -> NDArray[
 def opened(folder: Path, report: Reporter) -> Session:
     """A session of the model in a folder, by the programs that the probe needs."""
     options = RuntimeOptions(
-        None, select_backend("auto"), folders.programs(), variants="8,16,32x512", decode="rows"
+        None, select_backend("auto"), folders.programs_folder(), variants="8,16,32x512", decode="rows"
     )
     return prepare_runtime(open_checkpoint(folder), options, report)
 

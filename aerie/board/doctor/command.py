@@ -179,7 +179,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     The exit code is 0 where a model can be run, on the NPU or on the virtual one, and 1 where it cannot: a
     script asks for more by name, in the record.
     """
-    machine = Machine(model=arguments.model, cache_dir=folders.home())
+    machine = Machine(model=arguments.model, cache_dir=folders.cache_folder())
     with Console(stderr=True).status("looking at every layer ..."):
         results = examine_all(CHECKS, machine)
     if arguments.json:

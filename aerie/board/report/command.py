@@ -45,7 +45,9 @@ def write_archive(path: Path, parts: Iterable[Part], scrubber: Scrubber, headlin
     clean = [_scrubbed(part, scrubber) for part in parts]
     entries = [Entry(part.name, part.what, len(part.content.encode()), part.missing) for part in clean]
     path.parent.mkdir(parents=True, exist_ok=True)
-    store.write_whole(path, lambda file: _fill(cast(IO[bytes], file), clean, index(entries, headline, clean)))
+    store.write_atomic(
+        path, lambda file: _fill(cast(IO[bytes], file), clean, index(entries, headline, clean))
+    )
     return entries
 
 
@@ -136,7 +138,7 @@ def write_report(path: Path, with_prompts: bool = False) -> None:
     """Write it, and say what went in and what to do with it. Raises UserError where it cannot be written."""
     say = Reporter()
     say.note("gathering: versions, doctor, comparison, logs")
-    source = Source(folders.home(), with_prompts)
+    source = Source(folders.cache_folder(), with_prompts)
     headline = f"Aerie's report of {time.strftime('%Y-%m-%d')}"
     try:
         entries = write_archive(path, all_parts(source), Scrubber.of_this_machine(), headline)

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 
 TIDY = ("canonicalize", "cse")
 """What aircc runs after most passes."""
@@ -126,7 +126,7 @@ class Options:
         return [flag for flag in self.flags if flag.partition("=")[0] not in UNDERSTOOD]
 
 
-def placement(options: Options, device: Device) -> Passes:
+def placement(options: Options, device: DeviceModel) -> Passes:
     """aircc's passes up to the text it keeps as placed.NAME: dependencies, channels, ping-pong, herds."""
     launch = ("air-isolate-async-dma-loop-nests{scope=launch}", *TIDY)
     channels = 2 * device.columns
@@ -173,7 +173,7 @@ def _ping_pong(options: Options) -> Passes:
     return (f"air-label-scf-for-to-ping-pong{of}", f"air-ping-pong-transform{of}", *TIDY)
 
 
-def to_aie(options: Options, device: Device) -> Passes:
+def to_aie(options: Options, device: DeviceModel) -> Passes:
     """From the placed text to cores, locks and flows on physical tiles."""
     asked = {
         "emit-while-loop": str(not options.values("--omit-while-true-loop")).lower(),
@@ -191,7 +191,7 @@ def to_aie(options: Options, device: Device) -> Passes:
     )
 
 
-def to_npu(options: Options, device: Device) -> Passes:
+def to_npu(options: Options, device: DeviceModel) -> Passes:
     """The host's side: the transfers of launches to operations of the NPU's command processor, for an ELF."""
     tiles = ",".join(options.values("--air-runtime-loop-tiling-sizes"))
     shim = f"device={device.name}" + (f" shim-dma-tile-sizes={tiles}" if tiles else "")
@@ -203,7 +203,7 @@ def to_npu(options: Options, device: Device) -> Passes:
     )
 
 
-def resources(options: Options, device: Device) -> Passes:
+def resources(options: Options, device: DeviceModel) -> Passes:
     """aiecc's `input_with_addresses`: locks, descriptors and addresses of buffers, vectors to AIEVec."""
     emulated = " bf16-emulation=true" if options.values("--bf16-emulation") else ""
     return (
@@ -236,7 +236,7 @@ def resources(options: Options, device: Device) -> Passes:
 ROUTING: Passes = (Nest("aie.device", ("aie-create-pathfinder-flows",)),)
 
 
-def cores(of_device: str, device: Device) -> Passes:
+def cores(of_device: str, device: DeviceModel) -> Passes:
     """All cores of one `aie.device` to the LLVM dialect, as aiecc does it with `--unified`."""
     return (
         Nest(
