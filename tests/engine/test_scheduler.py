@@ -38,7 +38,12 @@ from aerie.engine.strategies.strategy import PassInput
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.runtime import RunError, RunStopped, select_backend
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 
 NEW = 5
 SEEDS = {0: None, 1: 7, 2: 8}
@@ -100,7 +105,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     if request.param == "demo":
         yield request.getfixturevalue("demo")
         return
-    config = of_another_family(longer(companion_config(open_checkpoint(DEMO_FOLDER).config)))
+    config = in_another_family(with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config)))
     with random_checkpoint(config, Reporter()) as checkpoint:
         yield Family(session_of(checkpoint))
 

@@ -35,7 +35,12 @@ from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import NO_DRAFTS, DraftEstimate, PassInput, RequestState
 from aerie.engine.weights import EMBED
 from aerie.engine.windows import window_of
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 from tests.engine.test_scheduler import Listening, session_of
 
 NEW = 40
@@ -69,7 +74,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     if request.param == "demo":
         yield session_of(open_checkpoint(DEMO_FOLDER))
         return
-    config = of_another_family(longer(companion_config(open_checkpoint(DEMO_FOLDER).config)))
+    config = in_another_family(with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config)))
     with random_checkpoint(config, Reporter()) as checkpoint:
         yield session_of(checkpoint)
 

@@ -23,7 +23,7 @@ from aerie.engine.numerics import bf16, rope_table, widen
 from aerie.engine.pages import KVCache
 from aerie.engine.requests import Request
 from aerie.engine.session import Session
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.runtime import HostWork
 
 
@@ -67,8 +67,8 @@ class Passing:
     def record(self):
         return None  # every call comes through `run`
 
-    def unfilled(self, program, /, *, bo_key):
-        return self.inner.unfilled(program, bo_key=bo_key)
+    def unfilled_weights(self, program, /, *, bo_key):
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
 
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
@@ -86,8 +86,8 @@ class Renaming(Passing):
         super().__init__(inner)
         self.rename = rename
 
-    def unfilled(self, program, /, *, bo_key):
-        return super().unfilled(program, bo_key=self.rename(bo_key))
+    def unfilled_weights(self, program, /, *, bo_key):
+        return super().unfilled_weights(program, bo_key=self.rename(bo_key))
 
     def preload(self, program, /, *, bo_key, **static):
         super().preload(program, bo_key=self.rename(bo_key), **static)
@@ -129,7 +129,7 @@ class Returning(Passing):
 
     def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         table = program.arguments
-        written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
+        written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
         results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
         changed = self.change(program.kind, layer_of(bo_key), {**arrays, **results})
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs

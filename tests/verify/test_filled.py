@@ -25,10 +25,10 @@ from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
 from aerie.verify import filled
-from aerie.verify.companion import companion_config, longer, random_checkpoint
 from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, try_free, walk
 from aerie.verify.gate import verify_blocks
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.gate_prompts import choose_prompts
+from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
 from aerie.verify.reference import Reference
 from aerie.verify.report import as_json, print_record
 
@@ -159,13 +159,15 @@ def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], cap
     prompts = choose_prompts(session, full=False)
     record = verify_blocks(session, reference, prompts, "the model", full=False)
     assert (record.verdict, record.failures) == ("PASS", [])
-    assert all(found.passes and found.distance for found in record.filled)
-    assert sum(found.sure for found in record.filled) > 5
+    assert all(found.passes and found.distance for found in record.diffusion_results)
+    assert sum(found.sure for found in record.diffusion_results) > 5
     print_record(record)
     told = capsys.readouterr().out
     assert "blocks filled in (virtual, exact products) against transformers bf16" in told
     assert told.endswith("[verify] PASS\n")
-    assert [one["how"] for one in as_json(record, "it")["blocks"]] == [found.how for found in record.filled]
+    assert [one["how"] for one in as_json(record, "it")["blocks"]] == [
+        found.how for found in record.diffusion_results
+    ]
 
 
 def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
@@ -176,7 +178,7 @@ def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
 @pytest.fixture(scope="module", params=["a2d-qwen2", "Fast_dLLM_Qwen"])
 def other(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Reference]]:
     """Random weights, with blocks of 8 and a bias; and with shifted logits and parts of 4."""
-    config = longer(companion_config(open_checkpoint(CHECKPOINT).config))
+    config = with_longer_context(random_model_config(open_checkpoint(CHECKPOINT).config))
     made = of_family(config, FAMILIES[request.param])
     assert made.diffusion
     blocks = replace(made.diffusion, block_size=8, sub_block=made.diffusion.sub_block and 4)
