@@ -45,7 +45,7 @@ def median_times(text: str) -> list[float]:
             for library, spent in zip(libraries, times, strict=True):
                 values = [array.copy() for array in given]
                 started = time.perf_counter()
-                arrays.run(library, entry, values)
+                arrays.run_entry(library, entry, values)
                 spent.append(time.perf_counter() - started)
     return [statistics.median(spent) for spent in times]
 

@@ -36,7 +36,7 @@ from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import KernelDifference, KernelModule, KernelSpec, Parameters
 from aerie.kernel_builder.testing import compare
 from aerie.virtual_npu import ProgramError, VirtualNpuRuntimeError
-from aerie.virtual_npu.texts import print_table
+from aerie.virtual_npu.console import print_table
 
 WRONG_RESULT, REFUSED = 1, 2
 

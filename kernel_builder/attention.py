@@ -36,7 +36,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View
 from aerie.kernel_builder.dsl import L1, L2, ChannelRef, Index, Kernel, bf16, f32
@@ -298,7 +298,7 @@ def check_heads(kernel: str, n_heads: int, n_kv_heads: int, head_dim: int) -> No
     require_multiple(kernel, "head_dim", head_dim, MMUL_BLOCK, "a panel has 8 columns")
 
 
-def check_stages(kernel: str, num_stages: int, device: Device) -> None:
+def check_stages(kernel: str, num_stages: int, device: DeviceModel) -> None:
     """Raise IllegalShapeError for more stages than the array has rows."""
     if not 1 <= num_stages <= device.rows:
         raise IllegalShapeError(
@@ -307,7 +307,7 @@ def check_stages(kernel: str, num_stages: int, device: Device) -> None:
         )
 
 
-def choose_columns(tiles: int, stages: int, device: Device) -> int:
+def choose_columns(tiles: int, stages: int, device: DeviceModel) -> int:
     """Columns of cores for this many query tiles: the largest number that divides them, but 1 rather than
     fewer columns than stages.
 
@@ -318,7 +318,7 @@ def choose_columns(tiles: int, stages: int, device: Device) -> int:
     return columns if columns >= stages else 1
 
 
-def check_streams(kernel: str, num_q_tiles: int, stages: int, device: Device) -> None:
+def check_streams(kernel: str, num_q_tiles: int, stages: int, device: DeviceModel) -> None:
     """Check the streams from L3: a query tile needs one, a stage two (K and V)."""
     taken, max_streams = num_q_tiles + 2 * stages, device.launch_mm2s
     if taken > max_streams:

@@ -29,7 +29,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DslError, DType
 from aerie.kernel_builder.index import Index, IndexLike
 
@@ -301,7 +301,7 @@ def _regroup(dims: list[ViewDim], shape: list[int], view: View) -> list[ViewDim]
     return result
 
 
-def check_transfer(destination: View, source: View, device: Device = NPU2) -> None:
+def check_transfer(destination: View, source: View, device: DeviceModel = NPU2) -> None:
     """Raise DslError if no DMA of the device can move `source` into `destination`."""
     if destination.dtype != source.dtype:
         raise DslError(
@@ -321,7 +321,7 @@ def check_transfer(destination: View, source: View, device: Device = NPU2) -> No
     check_pattern(source, device)
 
 
-def check_pattern(view: View, device: Device = NPU2) -> None:
+def check_pattern(view: View, device: DeviceModel = NPU2) -> None:
     """Raise DslError if no buffer descriptor of the device can walk `view`."""
     width, granule = view.dtype.itemsize, device.granule_bytes
     dims = [dim for dim in view.dims if dim.size != 1]

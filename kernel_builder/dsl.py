@@ -56,7 +56,7 @@ from xdsl.rewriter import Rewriter
 from xdsl.utils.exceptions import VerifyException
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, DmaMemcpyNdOp
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, DslError, DType, Role, bf16, f32, i32
 from aerie.kernel_builder.buffers import (
     L1,
@@ -123,7 +123,7 @@ class ChannelRef:
 class Kernel(Regions):
     """A kernel being written for a device: one function `name` of its arguments, built region by region."""
 
-    def __init__(self, name: str, device: Device = NPU2) -> None:
+    def __init__(self, name: str, device: DeviceModel = NPU2) -> None:
         self.name = name
         self.device = device
         self._block = Block()

@@ -13,11 +13,11 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DType, IllegalShapeError
 from aerie.kernel_builder.dsl import Index, bf16, f32
 from aerie.kernel_builder.spec import largest_divisor, require_multiple
-from aerie.virtual_npu.codegen.vector_sums import STEPS_OF_A_GO
+from aerie.virtual_npu.codegen.vector_sums import GROUP_STEPS
 
 MMUL_BLOCK = 8
 """The matrix unit multiplies 8x8 by 8x8 (AIE2P bf16)."""
@@ -135,18 +135,18 @@ def launch_blocks(extent: int, most_cores: int, widest: int) -> int:
     return extent // (herd * largest_divisor(extent // herd, widest, MMUL_BLOCK))
 
 
-def supports_rows(m: int, device: Device = NPU2) -> bool:
+def supports_rows(m: int, device: DeviceModel = NPU2) -> bool:
     """Whether the default tiles divide m, a multiple of 8, into no more blocks than a launch has trips."""
     return launch_blocks(m, device.columns, MAX_TILE_M) <= device.repeat_limit
 
 
-def supports_columns(n: int, device: Device = NPU2) -> bool:
+def supports_columns(n: int, device: DeviceModel = NPU2) -> bool:
     """Whether the default tiles divide n, a multiple of 8, into no more blocks than a launch has trips."""
     return launch_blocks(n, device.rows, MAX_TILE_N) <= device.repeat_limit
 
 
 def nearest_supported(
-    extent: int, step: int, serves: Callable[[int, Device], bool], device: Device = NPU2
+    extent: int, step: int, serves: Callable[[int, DeviceModel], bool], device: DeviceModel = NPU2
 ) -> int:
     """The multiple of `step` nearest to `extent` that the default tiles support. extent is a
     multiple itself.
@@ -156,7 +156,7 @@ def nearest_supported(
 
 
 def choose_tiles(
-    m: int, k: int, n: int, out: DType = bf16, device: Device = NPU2, **given: int | None
+    m: int, k: int, n: int, out: DType = bf16, device: DeviceModel = NPU2, **given: int | None
 ) -> GemmTiles:
     """The largest tiles that divide the shape, with the overrides; the K tiles depend on k alone.
 
@@ -185,7 +185,7 @@ def choose_tiles(
     return tiles
 
 
-def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int | None) -> GemmTiles:
+def choose_row_tiles(m: int, k: int, n: int, device: DeviceModel = NPU2, **given: int | None) -> GemmTiles:
     """The tiles of a product of few rows: every core has all rows, and n is spread over the whole array.
 
     Raises IllegalShapeError, with the legal values, if a shape or tile is not supported.
@@ -198,7 +198,7 @@ def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int
             "or gemm, whose cores share the rows"
         )
     herd_x, herd_y = _whole_array(m, n, given, device)
-    multiple = STEPS_OF_A_GO if k % STEPS_OF_A_GO == 0 else MMUL_BLOCK
+    multiple = GROUP_STEPS if k % GROUP_STEPS == 0 else MMUL_BLOCK
     tile_k_l1 = given.get("tile_k_l1") or largest_divisor(k, MAX_ROWS_TILE_K_L1, multiple)
     tiles = GemmTiles(
         tile_m=m,
@@ -213,7 +213,7 @@ def choose_row_tiles(m: int, k: int, n: int, device: Device = NPU2, **given: int
     return tiles
 
 
-def _whole_array(m: int, n: int, overrides: Mapping[str, int | None], device: Device) -> tuple[int, int]:
+def _whole_array(m: int, n: int, overrides: Mapping[str, int | None], device: DeviceModel) -> tuple[int, int]:
     """Columns and rows of cores that share n, as given or the best: first as many sums as a core can hold,
     then as many cores, then more columns than rows, because each column has its own path to memory.
     """
@@ -242,7 +242,7 @@ def _whole_array(m: int, n: int, overrides: Mapping[str, int | None], device: De
     return chosen
 
 
-def _check_row_tiles(tiles: GemmTiles, k: int, n: int, device: Device) -> None:
+def _check_row_tiles(tiles: GemmTiles, k: int, n: int, device: DeviceModel) -> None:
     require_multiple("gemm_rows", "tile_k_l2", tiles.tile_k_l2, tiles.tile_k_l1, "whole L1 tiles")
     require_multiple("gemm_rows", "k", k, tiles.tile_k_l2, "whole L2 tiles")
     require_multiple("gemm_rows", "n", n, tiles.l2_n, "the tiles of all cores")
@@ -282,7 +282,7 @@ def _tile(side: str, extent: int, herd: int, limit: int) -> int:
     return largest_divisor(extent // herd, limit, MMUL_BLOCK)
 
 
-def _check_division(tiles: GemmTiles, m: int, k: int, n: int, device: Device) -> None:
+def _check_division(tiles: GemmTiles, m: int, k: int, n: int, device: DeviceModel) -> None:
     """Refuse tiles that do not divide the shape, or make too many cores or blocks."""
     for side, herd, limit in (("m", tiles.herd_x, device.columns), ("n", tiles.herd_y, device.rows)):
         if not 1 <= herd <= limit:
@@ -306,7 +306,7 @@ def _check_division(tiles: GemmTiles, m: int, k: int, n: int, device: Device) ->
     require_multiple("gemm", "k", k, tiles.tile_k_l2, "whole L2 tiles")
 
 
-def _check_memory(kernel: str, tiles: GemmTiles, device: Device) -> None:
+def _check_memory(kernel: str, tiles: GemmTiles, device: DeviceModel) -> None:
     """Refuse tiles whose buffers do not fit a core or the memtiles."""
     if tiles.l1_bytes > device.l1_budget:
         rows = tiles.tile_m if tiles.rows_are_shared else max_tile_m(tiles.out)

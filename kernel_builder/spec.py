@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie.air_dialect import print_module
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
 
 Array = NDArray[Any]
@@ -227,7 +227,7 @@ def require_multiple(kernel: str, name: str, value: int, step: int, reason: str)
     )
 
 
-def cores(kernel: str, unit: str, work: int, requested: int | None, device: Device = NPU2) -> int:
+def cores(kernel: str, unit: str, work: int, requested: int | None, device: DeviceModel = NPU2) -> int:
     """How many cores in a row share `work` units evenly: `requested`, or the maximum if it is None.
 
     kernel, unit: for the message; unit is a plural such as "rows".

@@ -42,7 +42,7 @@ def main(text: str) -> None:
     mask, block = diffusion.mask_token_id, sizes.block
     prompt = checkpoint.tokenizer.encode(text)
     ids = np.array(prompt + [mask] * (block - len(prompt) % block))
-    with KernelCache(folders.programs(), select_backend("virtual")) as cache:
+    with KernelCache(folders.programs_folder(), select_backend("virtual")) as cache:
         cache.compile_and_cache(program)
         weights: dict[str, Any] = statics(checkpoint.weights, program)
         cache.preload(program, **weights)

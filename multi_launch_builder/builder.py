@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DTYPES, Argument, ArgumentTable, IllegalShapeError, Role
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import KernelModule
@@ -22,7 +22,7 @@ from aerie.multi_launch_builder.stitcher import Stitcher
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 
 
-def stack_option(device: Device) -> CompileOption:
+def stack_option(device: DeviceModel) -> CompileOption:
     """How much of a core's memory is its stack: what the kernels leave free."""
     return CompileOption(
         f"--stack-size={device.program_stack_bytes}",
@@ -33,7 +33,7 @@ def stack_option(device: Device) -> CompileOption:
     )
 
 
-def build_kernel(step: LaunchPlan, program: str, device: Device = NPU2) -> KernelModule:
+def build_kernel(step: LaunchPlan, program: str, device: DeviceModel = NPU2) -> KernelModule:
     """The kernel of one launch. Raises UnsupportedShapeError if the kernel does not accept the parameters."""
     try:
         return all_kernels()[step.kernel].build(**step.parameters, device=device)
@@ -41,7 +41,7 @@ def build_kernel(step: LaunchPlan, program: str, device: Device = NPU2) -> Kerne
         raise UnsupportedShapeError(f"program {program}, launch {step.label}: {error}") from error
 
 
-def build_program(plan: ProgramPlan, device: Device = NPU2) -> Program:
+def build_program(plan: ProgramPlan, device: DeviceModel = NPU2) -> Program:
     """Build every kernel of the plan and stitch them.
 
     Raises StitchError for wrong wiring, UnsupportedShapeError if a kernel does not accept a shape.
@@ -54,7 +54,7 @@ def build_program(plan: ProgramPlan, device: Device = NPU2) -> Program:
 
 
 def build_programs(
-    shape: ModelShape, seq_len: int, only: Collection[str] | None = None, device: Device = NPU2
+    shape: ModelShape, seq_len: int, only: Collection[str] | None = None, device: DeviceModel = NPU2
 ) -> dict[str, Program]:
     """The programs of a model for prompts of `seq_len` tokens, by name. only: names of a subset.
 
@@ -68,7 +68,7 @@ def build_programs(
 
 
 def build_variant_programs(
-    shape: ModelShape, variants: Iterable[Variant], device: Device = NPU2
+    shape: ModelShape, variants: Iterable[Variant], device: DeviceModel = NPU2
 ) -> dict[str, Program]:
     """The programs of a model that these variants need, by name.
 
@@ -114,7 +114,7 @@ class KernelUse:
         """Build the kernel alone. Raises UnsupportedShapeError if it does not accept the parameters."""
         return build_kernel(self.step, self.plan.name if self.plan else self.step.label)
 
-    def program(self, name: str, device: Device = NPU2) -> Program:
+    def program(self, name: str, device: DeviceModel = NPU2) -> Program:
         """The kernel as a program of one launch, with the options of the program that uses it."""
         kernel = self.build()
         options = (stack_option(device), *(self.plan.options if self.plan else ()))

@@ -14,15 +14,15 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from aerie.common.fingerprint import key_of, own_digest, package_version
-from aerie.common.store import kept_programs
+from aerie.common.fingerprint import hash_key, package_digest, package_version
+from aerie.common.store import programs_store
 from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape
 from aerie.multi_launch_builder.variants import Variant, plan_by_name, plan_variant_programs
 
 SOURCES = ("air_dialect", "common", "device", "virtual_npu", "kernel_builder", "multi_launch_builder")
-"""Our own folders that determine a program's text, as `own_digest` hashes them."""
+"""Our own folders that determine a program's text, as `package_digest` hashes them."""
 
 
 def load_programs(shape: ModelShape, seq_len: int) -> dict[str, Program]:
@@ -113,16 +113,16 @@ def _with_arguments(plan: ProgramPlan, content: dict[str, Any]) -> Program:
 
 def _stored(kind: str, make: Callable[[], Any], **of: Any) -> Any:
     """The result of `make`, as JSON values: from the store, or computed and stored."""
-    store = kept_programs()
+    store = programs_store()
     if store is None:
         return make()
-    name = f"{kind}-{key_of({**_sources(), 'of': json.dumps(of, sort_keys=True)})}.json"
+    name = f"{kind}-{hash_key({**_sources(), 'of': json.dumps(of, sort_keys=True)})}.json"
     content = store.read(name)
     if content is not None:
         return json.loads(content)
     result = make()
     with contextlib.suppress(OSError):  # a full disk: it is made again the next time
-        store.made(name, lambda work: _written(work / name, result))
+        store.get_or_make(name, lambda work: _written(work / name, result))
     return result
 
 
@@ -134,4 +134,4 @@ def _written(path: Path, content: Any) -> Path:
 @functools.cache
 def _sources() -> dict[str, str]:
     """Everything that determines a program's text, by name, as hashes or short texts."""
-    return {**{folder: own_digest(folder) for folder in SOURCES}, "xdsl": package_version("xdsl")}
+    return {**{folder: package_digest(folder) for folder in SOURCES}, "xdsl": package_version("xdsl")}

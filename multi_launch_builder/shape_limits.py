@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.kernels import bias_add, flash_attention, gemv, rms_norm, rope
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, UnsupportedShapeError
@@ -36,7 +36,7 @@ class SizeRule:
             )
 
 
-def rules(device: Device = NPU2) -> tuple[SizeRule, ...]:
+def rules(device: DeviceModel = NPU2) -> tuple[SizeRule, ...]:
     """The limits of single sizes on a device."""
     row = (gemv.LANES, f"a GEMV reads its row {gemv.LANES} elements at a time")
     head = (rope.HALF_LANES, f"RoPE turns {rope.HALF_LANES // 2} pairs of a head at a time")
@@ -55,7 +55,7 @@ def rules(device: Device = NPU2) -> tuple[SizeRule, ...]:
     )
 
 
-def _widest_product(device: Device) -> int:
+def _widest_product(device: DeviceModel) -> int:
     """The widest row that a GEMV reads and a GEMM writes in one launch."""
     widest = _floor(gemv.max_row_length(device), gemv.LANES)
     return next(n for n in range(widest, 0, -gemv.LANES) if gemm_tiles.supports_columns(n, device))
@@ -65,7 +65,7 @@ def _floor(size: int, step: int) -> int:
     return size // step * step
 
 
-def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
+def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
     """Raise UnsupportedShapeError, naming the nearest legal value, if no kernel is built for the shape."""
     for name in ("emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
         if getattr(shape, name) < 1:
@@ -94,7 +94,7 @@ def check_shape(shape: ModelShape, device: Device = NPU2) -> None:
         )
 
 
-def _check_bias(shape: ModelShape, device: Device) -> None:
+def _check_bias(shape: ModelShape, device: DeviceModel) -> None:
     for name, width in (("n_heads", shape.q_dim), ("n_kv_heads", shape.kv_dim)):
         share, max_columns = bias_add.core_columns(width, device), bias_add.max_core_columns(device)
         if share > max_columns:
@@ -105,7 +105,7 @@ def _check_bias(shape: ModelShape, device: Device) -> None:
             )
 
 
-def check_seq_len(seq_len: int, device: Device = NPU2) -> None:
+def check_seq_len(seq_len: int, device: DeviceModel = NPU2) -> None:
     """Raise UnsupportedShapeError, naming the nearest legal length, if no program is built for the length."""
     reason = f"flash_attn takes K and V in tiles of {SEQ_LEN_STEP} positions"
     _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, reason)
@@ -113,7 +113,7 @@ def check_seq_len(seq_len: int, device: Device = NPU2) -> None:
 
 
 def _check_launch(
-    name: str, value: int, step: int, serves: Callable[[int, Device], bool], device: Device
+    name: str, value: int, step: int, serves: Callable[[int, DeviceModel], bool], device: DeviceModel
 ) -> None:
     if not serves(value, device):
         raise UnsupportedShapeError(

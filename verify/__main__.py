@@ -116,7 +116,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
         "backend": session.backend,
         "numerics": session_numerics(session),
     }
-    page, record = (arguments.out or folders.home()) / "diagnosis.html", as_json(result, about)
+    page, record = (arguments.out or folders.cache_folder()) / "diagnosis.html", as_json(result, about)
     write_report(page, render(result, about))
     write_report(page.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False))
     print_diagnosis(result)
@@ -128,7 +128,7 @@ def gate(arguments: argparse.Namespace) -> int:
     """Print PASS or FAIL: compare the model's answers and logits with those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # what may be missing is looked for before anything is compiled in vain
-    out = arguments.out or folders.home() / "verify"
+    out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     options = replace(options, prompt_tokens=longest_prompt(checkpoint.config, options))

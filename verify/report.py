@@ -23,6 +23,7 @@ from aerie.verify.diagnosis_report import percent, row_json
 from aerie.verify.filled import Filled
 from aerie.verify.gate import MIN_PENALTY_KL, PENALTY, POSITIONS, GateRecord, Trial
 from aerie.verify.layer_check import LayerReport
+from aerie.version import VERSION
 
 
 def make_folder(folder: Path) -> None:
@@ -40,7 +41,7 @@ def write_report(path: Path, text: str) -> None:
     """Write `text` to `path` in one step, and create its folder. Raises UserError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        store.write_whole(path, lambda file: file.write(text.encode()))
+        store.write_atomic(path, lambda file: file.write(text.encode()))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); name another folder with --out, or for "
@@ -48,7 +49,7 @@ def write_report(path: Path, text: str) -> None:
         ) from None
 
 
-PACKAGES = ("aerie", "numpy", "torch", "transformers")
+PACKAGES = ("numpy", "torch", "transformers")
 SHOWN_FAILURES = 10
 
 EXPLANATION = """\
@@ -236,8 +237,8 @@ def as_json(record: GateRecord, model: str) -> dict[str, Any]:
         "numerics": record.numerics,
         "rounding": record.rounding,
         "bounds": asdict(record.bounds),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
-        | {"python": platform.python_version()},
+        "versions": {"aerie": VERSION, "python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
         "prompts": [_trial(trial) for trial in record.trials],
         "ladders": [_ladder(ladder) for ladder in record.layer_reports],
         "bit_identity": [asdict(found) for found in record.identities],

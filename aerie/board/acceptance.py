@@ -77,7 +77,7 @@ def run_stages(stages: dict[str, Stage]) -> dict[str, StageResult]:
 
 def comparison(first: bool) -> StageResult:
     """Compare kernel by kernel and program by program with the virtual NPU."""
-    outcomes = compare_and_print(choose([], first), BOARD, folders.programs(), board_folder())
+    outcomes = compare_and_print(choose([], first), BOARD, folders.programs_folder(), board_folder())
     right = all(outcome.status.is_right for outcome in outcomes)
     return StageResult(right, verdict_line(outcomes), lost=any(outcome.lost for outcome in outcomes))
 

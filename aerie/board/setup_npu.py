@@ -47,7 +47,7 @@ def add_setup_npu(parser: argparse.ArgumentParser) -> None:
 def setup_npu(arguments: argparse.Namespace) -> int:
     """Install the wheels of mlir-air, mlir-aie and Peano. Installed ones are not downloaded again."""
     report = Reporter()
-    install(report.note, arguments.wheels, folders.home() / "setup-npu.log")
+    install(report.note, arguments.wheels, folders.cache_folder() / "setup-npu.log")
     return OK
 
 

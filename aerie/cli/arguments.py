@@ -80,7 +80,7 @@ def real_number(text: str) -> float:
 
 def default_cache_dir() -> Path:
     """Where programs are kept unless --cache-dir names another folder. Raises KnobError."""
-    return folders.programs()
+    return folders.programs_folder()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -438,4 +438,4 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         standard_streams.discard()
         return BROKEN_PIPE
     except standard_streams.OutputError as error:
-        return standard_streams.tell(error)
+        return standard_streams.report_output_error(error)

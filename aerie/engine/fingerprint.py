@@ -119,7 +119,7 @@ def _keep(store: Store, key: str, made: str) -> None:
         path.write_text(json.dumps({"key": key, "weights": made}))
         return path
 
-    store.made(_entry(key), make)
+    store.get_or_make(_entry(key), make)
 
 
 def weights_mark(files: Iterable[Path]) -> str:

@@ -137,7 +137,7 @@ class Session:
             sampler,
             strategy=maker,
             decode=ROWS if maker else model.blocks.decode,
-            is_kept=True,
+            is_conversation=True,
         )
         request.interrupted, request.bar = interrupted, self.bar
         try:
@@ -167,7 +167,7 @@ class Session:
             max_new_tokens,
             said.sampler,
             decode=self.model.blocks.decode,
-            is_kept=True,
+            is_conversation=True,
             resumes=said,
         )
         request.interrupted, request.bar = interrupted, self.bar

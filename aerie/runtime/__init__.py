@@ -15,8 +15,8 @@ from aerie.runtime.errors import (
 )
 from aerie.runtime.parallel_compile import CompileStage, Progress
 from aerie.runtime.profiler import Profiler
+from aerie.virtual_npu.cancellation import RunStopped, StopFlag, stop_this_thread, watched_flag
 from aerie.virtual_npu.pyxrt.batch import HostCode
-from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running, watched_stop
 
 __all__ = [
     "NOTHING_SHARED",
@@ -38,8 +38,8 @@ __all__ = [
     "RunStopped",
     "Sharing",
     "Static",
-    "Stop",
+    "StopFlag",
     "select_backend",
-    "stop_running",
-    "watched_stop",
+    "stop_this_thread",
+    "watched_flag",
 ]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.common import folders
-from aerie.common.fingerprint import file_digest, key_of
+from aerie.common.fingerprint import file_digest, hash_key
 from aerie.common.store import Store, mark_used
 from aerie.runtime.errors import AerieRuntimeError, CompileError, DiskFullError
 
@@ -65,7 +65,7 @@ class ArtifactInputs:
     @property
     def key(self) -> str:
         """The hash of all ingredients: 16 hexadecimal digits."""
-        return key_of({"name": self.name, "backend": self.backend, **self.ingredients})
+        return hash_key({"name": self.name, "backend": self.backend, **self.ingredients})
 
     @property
     def stem(self) -> str:
@@ -138,11 +138,11 @@ class Manifest:
         self._rewrite(lambda entries: {s: e for s, e in entries.items() if (folder / e.file).exists()})
 
     def _rewrite(self, change: Callable[[dict[str, ManifestEntry]], dict[str, ManifestEntry]]) -> None:
-        with self._store.making(self.NAME) as work:
+        with self._store.locked_work_folder(self.NAME) as work:
             entries = change(self.read())
             document = {"format": FORMAT, "artifacts": {key: asdict(entries[key]) for key in sorted(entries)}}
             (work / self.NAME).write_text(json.dumps(document, indent=1) + "\n")
-            self._store.place(work / self.NAME, self.NAME)
+            self._store.move_in(work / self.NAME, self.NAME)
 
 
 def _entries(document: Any) -> dict[str, ManifestEntry]:
@@ -186,7 +186,7 @@ class ArtifactStore:
         for folder in (directory, *(directory / name for name in RESERVED_FOLDERS)):
             folders.check_private(folder)
         try:
-            folders.make(directory)
+            folders.make_folder(directory)
         except OSError as error:
             raise self._unusable(error) from error
 
@@ -229,7 +229,7 @@ class ArtifactStore:
         try:
             if artifact := self.find(recipe, report=_no_note):
                 return artifact
-            with self.store.making(recipe.file, waiting) as work:
+            with self.store.locked_work_folder(recipe.file, waiting) as work:
                 built = self.find(recipe) or self._build_in(work, recipe, compile)
             if not built.reused:
                 self._prune()
@@ -245,7 +245,7 @@ class ArtifactStore:
 
     def _build_in(self, work: Path, recipe: ArtifactInputs, compile_in: Compile) -> Artifact:
         target = self.directory / recipe.file
-        folders.make(target.parent)
+        folders.make_folder(target.parent)
         started = time.perf_counter()
         try:
             path = compile_in(work)
@@ -273,7 +273,7 @@ class ArtifactStore:
         path = self.directory / recipe.file
         _save_log(work, path)
         _save_text(recipe, work, path)
-        self.store.place(compiled, recipe.file)
+        self.store.move_in(compiled, recipe.file)
         self._manifest.add(recipe.stem, entry)
         return Artifact(recipe.name, recipe.key, path, seconds, reused=False)
 

@@ -18,7 +18,7 @@ from aerie.kernel_builder.arguments import STATIC_ROLES, WRITTEN_ROLES, Argument
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.device import DEVICE_ERRORS, BoundRun, FailedRun, LoadedProgram, OpenDevice, clear_frames
 from aerie.runtime.errors import ArrayError, RunError
-from aerie.virtual_npu.stopping import refuse_stopped
+from aerie.virtual_npu.cancellation import check_not_stopped
 
 Array: TypeAlias = npt.NDArray[Any]
 
@@ -320,7 +320,7 @@ class BufferSet:
 
         Raises RunStopped, before or during the run, if this thread watches a Stop that is set.
         """
-        refuse_stopped()
+        check_not_stopped()
         if self._in_place or self._views_known != BufferSet.views_given:
             self._sync_in_place()
         contexts = self._contexts

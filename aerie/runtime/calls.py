@@ -28,7 +28,7 @@ from aerie.runtime.buffers import Array, BufferSet
 from aerie.runtime.device import DeviceAccess, clear_frames
 from aerie.runtime.errors import AerieRuntimeError, RunError
 from aerie.runtime.profiler import Profiler
-from aerie.virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
+from aerie.virtual_npu.pyxrt.batch import HostCode, HostCopy, RunBatch, StepError, can_be_one
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import Program
@@ -168,7 +168,7 @@ class _NativeSteps:
     """
 
     def __init__(self) -> None:
-        self._parts: list[Any | Copy | HostCode] = []
+        self._parts: list[Any | HostCopy | HostCode] = []
         self._owners: list[tuple[int, str]] = []
         self._sets: dict[int, BufferSet] = {}  # by the number of the part that runs their program
         self._calls: Counter[str] = Counter()
@@ -185,7 +185,7 @@ class _NativeSteps:
         """Combine the added steps into one call. Returns False if that is not possible."""
         if not can_be_one(self._parts):
             return False
-        self._batch = Batch(self._parts)
+        self._batch = RunBatch(self._parts)
         self._numbers = {owner: number for number, owner in enumerate(dict.fromkeys(self._owners))}
         self._owner_of = np.array([self._numbers[owner] for owner in self._owners])
         return True
@@ -212,13 +212,13 @@ class _NativeSteps:
         copied = {slot: given for slot, given in step.arrays.items() if buffers.needs_copy(slot, given)}
         for slot, array in copied.items():
             target = buffers.view(slot)
-            self._append(Copy(target.ctypes.data, array.ctypes.data, target.nbytes), WRITE, step.name)
+            self._append(HostCopy(target.ctypes.data, array.ctypes.data, target.nbytes), WRITE, step.name)
         self._moved[step.name] += buffers.bytes_moved(copied, step.outputs, step.on_device)
         self._sets[len(self._parts)] = buffers
         self._append(buffers.bound_run(), RUN, step.name)
         return all(array.flags.c_contiguous for array in copied.values())
 
-    def _append(self, part: Any | Copy | HostCode, kind: int, name: str) -> None:
+    def _append(self, part: Any | HostCopy | HostCode, kind: int, name: str) -> None:
         self._parts.append(part)
         self._owners.append((kind, name))
 

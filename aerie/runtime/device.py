@@ -16,11 +16,11 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
-from aerie.common.knobs import is_plain, strict
+from aerie.common.knobs import is_plain, is_strict
 from aerie.kernel_builder.arguments import Argument, ArgumentTable
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.errors import RunError
-from aerie.virtual_npu.pyxrt.batch import Batch, can_be_one
+from aerie.virtual_npu.pyxrt.batch import RunBatch, can_be_one
 
 Note = Callable[[str], None]
 
@@ -103,7 +103,7 @@ class VirtualAccess:
 
     @property
     def copies_per_buffer(self) -> int:
-        return 2 if strict() else 1
+        return 2 if is_strict() else 1
 
     def acquire(self, report: Note) -> None:
         pass
@@ -113,7 +113,7 @@ class VirtualAccess:
 
     def execution(self, run: Any) -> Callable[[], None]:
         if self.batches and not is_plain("calls") and can_be_one([run]):
-            return Batch([run]).execute
+            return RunBatch([run]).execute
         return partial(_start_and_wait, run)
 
     def wait_interrupted(self, run: Any) -> None:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Protocol
 
-from aerie.common.store import stop_waiting
+from aerie.common.store import interrupt_lock_waits
 from aerie.runtime import knobs
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.memory import GIB, available_bytes
@@ -156,7 +156,7 @@ class ParallelCompiler:
         """Stop repeatedly: a compilation may start its next tool, or wait again, after the first stop."""
         while not all(future.done() for future in futures):
             self._load.stop()
-            stop_waiting()
+            interrupt_lock_waits()
             wait(futures, timeout=0.1)
 
     def _compile_or_report(self, program: Program) -> Artifact:

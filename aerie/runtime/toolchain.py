@@ -13,7 +13,7 @@ from aerie.common.fingerprint import files_digest, text_digest, with_includes
 from aerie.common.store import Store
 from aerie.runtime.artifacts import BUILD_LOG, PROGRAM_TEXT, UNKNOWN
 from aerie.runtime.errors import CompileError
-from aerie.virtual_npu.cache import ingredients
+from aerie.virtual_npu.cache import key_ingredients
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import ExternalObject, Program
@@ -94,7 +94,7 @@ class VirtualToolchain:
     def ingredients(self, program: Program) -> Mapping[str, str]:
         try:
             host_compiler = compiler.present_compiler(self.options.compiler_flags)
-            own = ingredients(self.options, host_compiler.version if host_compiler else UNKNOWN)
+            own = key_ingredients(self.options, host_compiler.version if host_compiler else UNKNOWN)
         except virtual_npu.ProgramError as error:
             raise CompileError(program.name, str(error)) from error
         return {**program_ingredients(program), **own}
@@ -115,4 +115,4 @@ class VirtualToolchain:
 
     def stop(self) -> None:
         """Kill the compilers that run for any thread."""
-        compiler.stop()
+        compiler.stop_compilers()

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
 from aerie.kernel_builder.kernels import eltwise_add
@@ -32,17 +32,19 @@ RUN_LENGTH = 2048
 """Preferred elements of one DMA: two double-buffered runs take 16 KiB of L1."""
 
 
-def max_core_columns(device: Device = NPU2) -> int:
+def max_core_columns(device: DeviceModel = NPU2) -> int:
     """The most columns of a core: the bias, and a row in and out, double-buffered."""
     return int(device.l1_budget) // (5 * bf16.itemsize) // LANES * LANES
 
 
-def core_columns(cols: int, device: Device = NPU2) -> int:
+def core_columns(cols: int, device: DeviceModel = NPU2) -> int:
     """The columns of a core, if cols is a multiple of 16 and as many cores as possible share it."""
     return cols // cores("bias_add", "blocks of 16 elements", cols // LANES, None, device)
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(
+    rows: int | None, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+) -> KernelModule:
     """x and out are (rows, cols) bf16, or (cols,) where rows is None; bias is (cols,) bf16.
 
     cols is a multiple of 16. herd_x, the number of cores, divides cols / 16 and is by default the largest

@@ -28,7 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
     MMUL_BLOCK,
@@ -102,7 +102,7 @@ def build(
     head_dim: int,
     rows: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """All bf16. q, out (rows, n_heads * head_dim), k, v (rows, n_kv_heads * head_dim): those of sequence b
     from row b * block on; rows is at least batch * block, and that by default. kv_cache
@@ -130,7 +130,7 @@ class _BlockAttention(AttentionKernel):
     keys.
     """
 
-    def __init__(self, shape: BlockAttentionShape, device: Device) -> None:
+    def __init__(self, shape: BlockAttentionShape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel(KERNEL.name, device), shape.tiles.head_dim
         query, key = (s.rows, s.n_heads * dim), (s.rows, s.n_kv_heads * dim)
@@ -255,7 +255,7 @@ def _functions(k: Kernel, s: BlockAttentionShape) -> dict[str, ExternalFunction]
 
 
 def check_layer(
-    name: str, layer: int, layers: int, batch: int, block: int, rows: int, device: Device
+    name: str, layer: int, layers: int, batch: int, block: int, rows: int, device: DeviceModel
 ) -> None:
     """Raise IllegalShapeError for a layer, sequences or rows that no kernel of the static form supports."""
     require_multiple(name, "layers", layers, 1, "there must be a layer")
@@ -276,7 +276,7 @@ def check_layer(
         )
 
 
-def _stages(max_len: int, lkp: int, device: Device) -> int:
+def _stages(max_len: int, lkp: int, device: DeviceModel) -> int:
     """Rows of cores that share the keys of the cache; each has the same number of tiles."""
     require_multiple(KERNEL.name, "max_len", max_len, lkp, "the rows of a K/V tile")
     if max_len // lkp <= STAGES:
@@ -292,7 +292,7 @@ def _stages(max_len: int, lkp: int, device: Device) -> int:
     return STAGES
 
 
-def _query_tile(block: int, group: int, head_dim: int, stages: int, device: Device) -> tuple[int, int]:
+def _query_tile(block: int, group: int, head_dim: int, stages: int, device: DeviceModel) -> tuple[int, int]:
     """Heads and positions of a query tile: the most heads that fit L1, then the most tiles, a column of cores
     each, for which there are streams besides those of K and V. group: query heads of a KV head.
     """

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import CoreBuffers, View, l1_bytes
 from aerie.kernel_builder.dsl import L1, L2, ChannelRef, Index, Kernel, Role, bf16, i32
@@ -90,7 +90,7 @@ def build(
     head_dim: int,
     rows: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """All bf16. k, v (rows, n_kv_heads * head_dim), those of sequence b from row b * block on; kv_cache and
     updated_cache (layers, 2, batch, n_kv_heads, max_len, head_dim), insert_matrix (layers, batch, 1, max_len,
@@ -130,7 +130,7 @@ def _runs(s: CacheUpdateShape) -> list[CacheUpdateShape]:
     return [replace(s, run=run) for run in range(min(share, RUN_LENGTH) // 2 * 2, 0, -2) if share % run == 0]
 
 
-def _module(s: CacheUpdateShape, device: Device) -> KernelModule:
+def _module(s: CacheUpdateShape, device: DeviceModel) -> KernelModule:
     k = Kernel(KERNEL.name, device)
     fresh = [k.argument(name, (s.rows, s.n_kv_heads * s.head_dim), bf16, Role.INPUT) for name in "kv"]
     cache_shape = (s.layers, 2, s.batch, s.n_kv_heads, s.max_len, s.head_dim)

@@ -30,7 +30,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError, pack_bits
 from aerie.kernel_builder.attention import (
     MMUL_BLOCK,
@@ -120,7 +120,7 @@ def build(
     positions: int | None = None,
     num_stages: int = STAGES,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """q, out (n, n_heads * head_dim) and k, v (n_kv_heads, m, head_dim) bf16, mask (n, m / 32) i32.
 
@@ -158,7 +158,7 @@ def build(
 class _CachedAttention(AttentionKernel):
     """One kernel under construction: the layout of its arguments, and the path of the mask."""
 
-    def __init__(self, shape: CachedAttentionShape, device: Device) -> None:
+    def __init__(self, shape: CachedAttentionShape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel(KERNEL.name, device), shape.tiles.head_dim
         self.q = k.argument("q", (s.n, s.n_heads * dim), bf16, Role.INPUT)
@@ -242,7 +242,12 @@ def _stages(m: int, lkp: int, max_stages: int) -> int:
 
 
 def _query_tile(
-    n: int, group: int, head_dim: int, stages: int, requested: tuple[int | None, int | None], device: Device
+    n: int,
+    group: int,
+    head_dim: int,
+    stages: int,
+    requested: tuple[int | None, int | None],
+    device: DeviceModel,
 ) -> tuple[int, int]:
     """Heads and positions of a query tile, as given or chosen: the most heads, then FEW_TILES columns of
     cores or as many as there are, then the most rows, that fit L1. group: query heads of a KV head.
@@ -289,7 +294,7 @@ def _l1_bytes(heads: int, positions: int, head_dim: int, stages: int) -> int:
     return l1_bytes(CachedAttentionShape(positions, stages * lkp, heads, 1, heads, tiles).held)
 
 
-def max_head_dim(device: Device = NPU2) -> int:
+def max_head_dim(device: DeviceModel = NPU2) -> int:
     """The largest supported head_dim: 8 rows of one head must fit."""
     fits = itertools.takewhile(
         lambda head_dim: _l1_bytes(1, MMUL_BLOCK, head_dim, STAGES) <= device.l1_budget,

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
 from aerie.kernel_builder.spec import (
     Array,
@@ -32,7 +32,9 @@ RUN_LENGTH = 2048
 """Most elements of one DMA: three double-buffered runs take 24 KiB of L1."""
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(
+    rows: int | None, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+) -> KernelModule:
     """a, b and out are (rows, cols) bf16, or (cols,) where rows is None.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by

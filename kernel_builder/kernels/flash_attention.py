@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
     MMUL_BLOCK,
@@ -92,7 +92,7 @@ def build(
     num_stages: int = STAGES,
     causal: bool = True,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """q and out are (lq, n_heads * head_dim) bf16, k and v (lk, n_kv_heads * head_dim) bf16.
 
@@ -120,7 +120,7 @@ def build(
 class _FlashAttention(AttentionKernel):
     """One kernel under construction: the layout of its arguments."""
 
-    def __init__(self, shape: FlashAttentionShape, device: Device) -> None:
+    def __init__(self, shape: FlashAttentionShape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel("flash_attention", device), shape.tiles.head_dim
         self.q = k.argument("q", (s.lq, s.n_heads * dim), bf16, Role.INPUT)
@@ -209,7 +209,7 @@ def _l1_bytes(q_rows: int, lkp: int, head_dim: int) -> int:
     return l1_bytes(AttentionTiles(q_rows, lkp, head_dim, STAGES, 1, STAGES).held)
 
 
-def max_head_dim(device: Device = NPU2) -> int:
+def max_head_dim(device: DeviceModel = NPU2) -> int:
     """The largest head_dim that is supported at every length: the smallest query tile must fit."""
     fits = itertools.takewhile(
         lambda head_dim: _l1_bytes(MMUL_BLOCK, kv_rows(head_dim), head_dim) <= device.l1_budget,
@@ -219,7 +219,7 @@ def max_head_dim(device: Device = NPU2) -> int:
 
 
 def _query_tiles(
-    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: Device
+    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: DeviceModel
 ) -> tuple[int, int]:
     """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that fit L1."""
     require_multiple("flash_attention", "lq", lq, MMUL_BLOCK, "a matrix block has 8 rows")

@@ -46,7 +46,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DType
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
@@ -81,7 +81,7 @@ def build(
     b_transposed: bool = False,
     *,
     out: DType = bf16,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """a (m, k), b (k, n), or (n, k) where b_transposed, bf16, c (m, n); m, k and n are multiples of 8.
 

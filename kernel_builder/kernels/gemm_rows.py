@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import Kernel
 from aerie.kernel_builder.gemm_tiles import MAX_ROWS, MMUL_BLOCK, choose_row_tiles
 from aerie.kernel_builder.kernels import gemm
@@ -37,7 +37,7 @@ def build(
     herd_x: int | None = None,
     herd_y: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """a (m, k), b (n, k), c (m, n), all bf16; multiples of 8, m at most 32.
 

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
@@ -59,7 +59,7 @@ def build(
     herd_m: int | None = None,
     k_piece: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """weight is (m, k) bf16 in Hugging Face's layout (out, in), x is (k,) bf16, out is (m,) bf16.
 
@@ -145,7 +145,7 @@ class _Pieces:
             self.finish(row, l1["l1_sums"], l1["l1_out"])
 
 
-def _cores(m: int, herd_m: int | None, device: Device) -> int:
+def _cores(m: int, herd_m: int | None, device: DeviceModel) -> int:
     max_cores = largest_divisor(m // 2, device.columns)
     if herd_m is None:
         return max_cores
@@ -233,7 +233,7 @@ def _max_row_length(tile_m: int, budget: int) -> int:
     return (shortest + free // bf16.itemsize) // LANES * LANES
 
 
-def max_row_length(device: Device = NPU2) -> int:
+def max_row_length(device: DeviceModel = NPU2) -> int:
     """The largest k that is supported for every m."""
     return _max_row_length(MAX_TILE_M, device.l1_budget)
 

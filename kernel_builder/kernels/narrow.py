@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32
 from aerie.kernel_builder.spec import (
     Array,
@@ -30,7 +30,7 @@ RUN_LENGTH = 2048
 """Most elements of one DMA: a double-buffered run takes 24 KiB of L1, in and out."""
 
 
-def build(rows: int, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(rows: int, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2) -> KernelModule:
     """x is (rows, cols) f32, out (rows, cols) bf16; cols is a multiple of 16.
 
     herd_x, the number of cores, divides the rows and is by default the largest such number a row has.

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
@@ -60,12 +60,12 @@ PARTS = 3
 """bf16 numbers that make an f32: 8 of its 24 bits each, however the core rounds."""
 
 
-def l1_elements(device: Device) -> int:
+def l1_elements(device: DeviceModel) -> int:
     """bf16 numbers that fit L1 besides the sums and -1."""
     return (device.l1_budget - LANES * (f32.itemsize + 2 * bf16.itemsize)) // bf16.itemsize
 
 
-def max_row_length(device: Device = NPU2) -> int:
+def max_row_length(device: DeviceModel = NPU2) -> int:
     """The most columns: x twice and the weight must fit."""
     return l1_elements(device) // 3 // LANES * LANES
 
@@ -77,7 +77,7 @@ def build(
     herd_x: int | None = None,
     heads: int = 1,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """x and out are (rows, heads * cols) bf16, or (heads * cols,) where rows is None; weight is (cols,) bf16.
 

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
@@ -42,7 +42,7 @@ HALF_LANES = 32
 
 
 def build(
-    rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None, *, device: Device = NPU2
+    rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
 ) -> KernelModule:
     """x and out are (rows, n_heads * head_dim) bf16, lut is (rows, head_dim) bf16; rows=None drops that axis.
 
@@ -85,7 +85,7 @@ def _external(k: Kernel, heads: int, head_dim: int) -> ExternalFunction:
     return k.external(name, f"{name}.o", types, "rope_halfsplit.cc", {"rope": name}, OPTIMIZE)
 
 
-def _cores(rows: int | None, herd_x: int | None, device: Device) -> int:
+def _cores(rows: int | None, herd_x: int | None, device: DeviceModel) -> int:
     if rows is not None:
         return cores("rope", "rows", rows, herd_x, device)
     if herd_x not in (None, 1):

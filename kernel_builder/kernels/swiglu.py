@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
     Allowance,
@@ -38,7 +38,9 @@ RUN_LENGTH = 4096
 """Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(
+    rows: int | None, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+) -> KernelModule:
     """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by

@@ -38,10 +38,10 @@ from aerie.air_dialect.index_expressions import (
     defining_expr,
     iteration_range,
 )
+from aerie.virtual_npu.codegen.access_ranges import BOUNDS
 from aerie.virtual_npu.codegen.body import supported_operations
 from aerie.virtual_npu.codegen.channels import OF_COORDINATES
-from aerie.virtual_npu.codegen.text import TEXTS
-from aerie.virtual_npu.codegen.touched import BOUNDS
+from aerie.virtual_npu.codegen.cpp_text import TEXTS
 
 
 def values(text: str) -> dict[str, SSAValue]:

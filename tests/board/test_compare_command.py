@@ -99,7 +99,7 @@ def test_a_record_that_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_whole=full))
+    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_atomic=full))
     monkeypatch.setattr(
         command, "subprocess_comparer", lambda *_: lambda item, __: ItemOutcome(item, ItemStatus.SAME)
     )

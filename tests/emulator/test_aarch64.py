@@ -21,7 +21,7 @@ from aerie import virtual_npu
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.compiler import find_compiler
-from aerie.common.store import kept_programs
+from aerie.common.store import programs_store
 from aerie.engine import native
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
@@ -71,7 +71,7 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> NativeAttention:
     """decode_attention.cc in the emulator."""
     work = tmp_path_factory.mktemp("attention")
-    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), kept_programs(), work)
+    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), programs_store(), work)
     handle = emulator.load(made)
 
     def function(name: str) -> Any:

@@ -198,7 +198,7 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, told = alone(session, prompt)
-    for place in ("executor.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
+    for place in ("executor.head_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)

@@ -16,7 +16,7 @@ import pytest
 from xdsl.dialects.builtin import BFloat16Type, ModuleOp
 from xdsl.ir import Operation
 
-from aerie.device.rules.lowering import on_cores
+from aerie.device.rules.lowering import core_operations
 from aerie.kernel_builder.dsl import remove_rounding_calls
 from aerie.kernel_builder.kernels import all_kernels, gemm
 from aerie.kernel_builder.spec import Array, KernelModule
@@ -54,7 +54,7 @@ def rounds(op: Operation) -> bool:
 def must_be_told(module: ModuleOp) -> bool:
     """Whether cores round in the compiler's own code and multiply no matrices, for which it sets the mode."""
     names = {op.name for op in module.walk()}
-    return any(map(rounds, on_cores(module))) and "vector.contract" not in names
+    return any(map(rounds, core_operations(module))) and "vector.contract" not in names
 
 
 ARITHMETIC = ("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "vector.fma")

@@ -12,8 +12,8 @@ from xdsl.dialects import scf
 from xdsl.dialects.memref import AllocOp
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, MemorySpace
-from aerie.device import Report, check
-from aerie.device.npu2 import NPU1, NPU2, Device
+from aerie.device import CheckReport, check
+from aerie.device.npu2 import NPU1, NPU2, DeviceModel
 from aerie.device.transfers import memref_bytes, space_of
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
@@ -182,10 +182,10 @@ def test_illegal_shapes_are_refused(name: str, parameters: dict[str, Any], messa
         all_kernels()[name].build(**{**defaults, **parameters})
 
 
-def fits(name: str, parameters: Any, device: Device = NPU2) -> Report:
+def fits(name: str, parameters: Any, device: DeviceModel = NPU2) -> CheckReport:
     """The report on a kernel, which must fit the device; and ask for no more of NPU2's compiler."""
     report = check(all_kernels()[name].build(**parameters, device=device).module, device, loop_tiling=(1, 1))
-    report.require()
+    report.raise_faults()
     if device is not NPU1 and report.warnings:
         words = "; ".join(map(str, report.warnings))
         pytest.fail(f"kernel {name} {parameters}: the static check warns: {words}", pytrace=False)
@@ -203,7 +203,7 @@ OF_ELF_ALONE = {"block_attention", "cache_update"}
 """Kernels of a program that is an ELF: their six arguments are one more than the xclbin of an NPU1 takes."""
 
 
-def faults_on_npu1(name: str, device: Device) -> list[str]:
+def faults_on_npu1(name: str, device: DeviceModel) -> list[str]:
     """What of a kernel's first case, built for `device`, an NPU1 does not have."""
     spec = all_kernels()[name]
     report = check(spec.build(**spec.cases[0], device=device).module, NPU1, loop_tiling=(1, 1))
@@ -295,7 +295,7 @@ def test_shapes_of_models_fit(name: str) -> None:
         fits(name, parameters)
 
 
-def used(report: Report, resource: str) -> int:
+def used(report: CheckReport, resource: str) -> int:
     (found,) = [usage.used for usage in report.usages if usage.resource == resource]
     return found
 
@@ -374,7 +374,7 @@ def test_gemm_takes_multiples_of_8(seed: int) -> None:
         if (m, n) != (legal_m, legal_n):
             with pytest.raises(IllegalShapeError, match=f"use ({legal_m}|{legal_n})$"):
                 gemm.build(m, k, n)
-        check(gemm.build(legal_m, k, legal_n).module).require()
+        check(gemm.build(legal_m, k, legal_n).module).raise_faults()
 
 
 def test_gemm_k_tiles_depend_on_k_alone() -> None:

@@ -51,7 +51,7 @@ def test_the_whole_array_shares_the_columns(
 ) -> None:
     tiles = choose_row_tiles(*shape)
     assert ((tiles.herd_x, tiles.herd_y), tiles.tile_n) == (cores, tile_n)
-    check(gemm_rows.build(*shape).module).require()
+    check(gemm_rows.build(*shape).module).raise_faults()
 
 
 @pytest.mark.parametrize(

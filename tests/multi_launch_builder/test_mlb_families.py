@@ -78,7 +78,7 @@ def made(family, name):
 
 
 def run(program, given):
-    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    library = cache.load(cache.ProgramSource(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {a.name: np.array(given[a.name], order="C") for a in program.arguments}
     library.run(program.name, [found[a.name].ctypes.data for a in program.arguments])
     return found

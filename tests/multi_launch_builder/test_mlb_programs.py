@@ -14,10 +14,10 @@ import pytest
 from aerie.air_dialect import parse
 from aerie.air_dialect.ops import LaunchOp
 from aerie.device import check
-from aerie.device.lowering import find, forms_of
+from aerie.device.lowering import find_rule, forms_of
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
 from aerie.device.npu2 import NPU2
-from aerie.device.rules.lowering import on_cores
+from aerie.device.rules.lowering import core_operations
 from aerie.kernel_builder.arguments import ArgumentTable, Role
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, round_up_seq_len
@@ -74,7 +74,7 @@ def test_a_program_has_its_launches_fits_the_device_and_lowers(built, name, mode
     assert len(launches) == LAUNCHES[name]
     assert f"func.func @{name}(" in program.text
     assert all(re.fullmatch(r"[a-z_]+[0-9]?", label) for label in launches), "no bare numbers"
-    check(module, NPU2).require()
+    check(module, NPU2).raise_faults()
     assert without_evidence(module) == []
 
 
@@ -187,7 +187,7 @@ def fill(plan, rng):
 
 def run(program, given):
     """The arrays of every argument after one run on the virtual NPU; it is built where it was not before."""
-    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    library = cache.load(cache.ProgramSource(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {a.name: np.ascontiguousarray(given[a.name]).copy() for a in program.arguments}
     library.run(program.name, [found[a.name].ctypes.data for a in program.arguments])
     return found
@@ -292,14 +292,14 @@ def test_every_shape_that_passes_the_check_builds_and_fits(seed):
     programs = build_programs(shape, seq_len)
     assert list(programs) == list(PLANS)
     for program in programs.values():
-        check(parse(program.text), NPU2).require()
+        check(parse(program.text), NPU2).raise_faults()
 
 
 def test_programs_are_built_for_the_device_that_they_are_given(built):
     """Half the columns of NPU2, as mlir-aie's npu2_4col has; what is built for all of them does not fit."""
     half = dataclasses.replace(NPU2, columns=4, program_stack_bytes=4096)
     for name, program in build_programs(DEMO, 64, device=half).items():
-        check(parse(program.text), half).require()
+        check(parse(program.text), half).raise_faults()
         assert "--stack-size=4096" in program.flags
         assert not check(built("demo", name)[1], half).ok
 
@@ -313,7 +313,7 @@ def without_evidence(module):
     Find what upstream makes of such a form and write that down with the file that says so, or write the
     kernel otherwise.
     """
-    on_core = {form: find(form, "aie2p") for op in on_cores(module) for form in forms_of(op)}
+    on_core = {form: find_rule(form, "aie2p") for op in core_operations(module) for form in forms_of(op)}
     of_air = {form: find_air(form, "aie2p") for op in module.walk() for form in air_forms_of(op)}
     assert on_core, "nothing runs on the cores"
     assert of_air, "nothing moves"

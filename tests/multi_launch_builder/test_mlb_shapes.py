@@ -176,7 +176,7 @@ PUBLISHED = {
 )
 def test_programs_of_published_models_fit_the_device(name):
     for program in build_programs(PUBLISHED[name], 2048).values():
-        check(parse(program.text)).require()
+        check(parse(program.text)).raise_faults()
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(0, 64), (1, 64), (64, 64), (65, 128), (2000, 2048)])

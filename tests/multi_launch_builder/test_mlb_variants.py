@@ -16,7 +16,7 @@ from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import HierarchyOp
 from aerie.air_dialect.values import root_value
 from aerie.device import check
-from aerie.device.transfers import extents, sides
+from aerie.device.transfers import extents, transfer_sides
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument, ArgumentTable, Role, bf16, pack_bits
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder import (
@@ -228,7 +228,7 @@ def built(shape, name):
 
 def run(program, given):
     """The arrays of what a program makes of these, on the virtual NPU; what it overwrites begins as NaN."""
-    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    library = cache.load(cache.ProgramSource(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {
         a.name: np.full(a.shape, np.nan, a.dtype.numpy)
         if a.role in WRITTEN_ROLES
@@ -352,7 +352,7 @@ def test_variants_of_a_published_model_fit_the_device(variant):
     for plan in plan_variant_programs(LLAMA_3_2_1B, [variant]).values():
         program = build_program(plan)
         assert (program.kind, program.rows, program.context) == (plan.kind, plan.rows, plan.context)
-        check(parse(program.text)).require()
+        check(parse(program.text)).raise_faults()
 
 
 # ---- what a table is for ----
@@ -421,7 +421,7 @@ def reads(program):
     """How many elements a call reads of each argument, by what its text moves from memory."""
     found = Counter()
     for op in parse(program.text).walk():
-        for side in sides(op):
+        for side in transfer_sides(op):
             argument = root_value(side.memref)
             if side.reads and side.space == 0 and isinstance(argument.owner.parent_op(), func.FuncOp):
                 found[program.arguments[argument.index].name] += math.prod(side.sizes) * repeats(op)

@@ -103,7 +103,7 @@ def test_an_interruption_ends_waiting_for_another_process(open_cache, variant, m
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
     a = variant(name="a")
     recipe = ArtifactInputs("a", "virtual", a.text, cache.backend.toolchain.ingredients(a))
-    with cache._store.store.making(recipe.file), pytest.raises(KeyboardInterrupt):
+    with cache._store.store.locked_work_folder(recipe.file), pytest.raises(KeyboardInterrupt):
         cache.compile_all([a])
 
 
@@ -120,7 +120,7 @@ def test_an_interruption_stops_what_compiles(open_cache, variant, toolchain, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(toolchain, "compile", until_stopped)
-    monkeypatch.setattr(toolchain, "stop", stopped.set, raising=False)
+    monkeypatch.setattr(toolchain, "stop_compilers", stopped.set, raising=False)
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
     with pytest.raises(KeyboardInterrupt):
         open_cache().compile_all([variant(name="a")])

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, ArgumentTableError, Role, f32
-from aerie.runtime import AerieRuntimeError, ArrayError, RunError, RunStopped, Stop
+from aerie.runtime import AerieRuntimeError, ArrayError, RunError, RunStopped, StopFlag
 from aerie.runtime.buffers import BufferSet
 from aerie.runtime.device import OpenDevice
 
@@ -227,14 +227,14 @@ def test_ctrl_c_leaves_a_cache_that_runs_on(cache, arrays, fake_library):
 
 def test_a_stop_that_is_set_lets_no_run_begin(cache, arrays):
     """On whatever device: it is asked before each."""
-    stop, made = Stop(), []
+    stop, made = StopFlag(), []
 
     def run_twice():
         made.append(cache.run("scale", **arrays)["y"])
         stop.set()
         made.append(cache.run("scale", x=2 * arrays["x"])["y"])
 
-    with pytest.raises(RunStopped), stop.watched():
+    with pytest.raises(RunStopped), stop.watching():
         run_twice()
     assert len(made) == 1
     np.testing.assert_array_equal(cache.run("scale", x=arrays["x"])["y"], made[0])

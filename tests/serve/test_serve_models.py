@@ -452,7 +452,7 @@ def test_all_are_loaded_at_the_start(starting_models: Callable[[Models], Serving
 
 
 def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None:
-    options = RuntimeOptions(None, select_backend("virtual"), folders.programs(), decode=ROWS)
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder(), decode=ROWS)
     opening = Opening("demo", options, Reporter(quiet=True), "demo-drafter", 300 * MIB)
     serving = starting_models(Models([*offers("demo-drafter"), Offer("demo", opening.open, opening.needs)]))
     loaded(serving, "demo-drafter")

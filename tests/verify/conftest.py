@@ -44,7 +44,7 @@ def open_session():
             patch.setenv("VNPU_ROUNDING", rounding)
             if not told:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
-                patch.setattr(program_store, "kept_programs", lambda: None)  # nor find the true ones
+                patch.setattr(program_store, "programs_store", lambda: None)  # nor find the true ones
             options = RuntimeOptions(
                 seq_len, select_backend("virtual"), default_cache_dir(), variants=variants
             )

@@ -465,11 +465,11 @@ def cache_fault(executor_class):
 
     class Answering(Session):
         @property
-        def scheduler(self):
-            scheduler = super().scheduler
-            if not isinstance(scheduler._executor, executor_class):
-                faulty(scheduler._executor)
-            return scheduler
+        def requests(self):
+            requests = super().requests
+            if not isinstance(requests._executor, executor_class):
+                faulty(requests._executor)
+            return requests
 
     def inject(healthy):
         return as_kind(Answering, healthy.with_other(Model(**vars(healthy.with_runner(Passing).model))))
@@ -603,7 +603,7 @@ def mask_moved(by):
 
 
 def others_cache(arrays):
-    """Keys as a cache of another variant would have them, where nothing was written."""
+    """Keys as a window of another variant would have them, where nothing was written."""
     return {"keys": np.zeros_like(arrays["keys"])}
 
 
@@ -632,7 +632,7 @@ BLOCK_FAULTS = (
         given(["rms_gemms_rope"], lambda arrays: {"rope_rows": np.roll(arrays["rope_rows"], 1, axis=0)}),
         "layer 0, step rope_q",
     ),
-    Fault("another variant's KV", given(["cached_attn"], others_cache), "layer 0, step cache_k"),
+    Fault("another variant's KV", given(["cached_attn"], others_cache), "layer 0, step attention"),
 )
 """Those that only programs with a past can have."""
 

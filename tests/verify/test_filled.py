@@ -34,8 +34,8 @@ from aerie.verify.report import as_json, print_record
 
 STAND, DUE, TOOK, BEGIN, INIT = (
     executor._rows_of,
-    BlockDiffusion.due,
-    BlockDiffusion.took,
+    BlockDiffusion.next_input,
+    BlockDiffusion.update,
     BlockDiffusion._begin,
     BlockDiffusion.__init__,
 )
@@ -113,9 +113,9 @@ CALL, TOLD = choosing.Chooser.__call__, choosing._told
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "causal inside the block": (executor, "_rows_of", causal),
     "staircase shifted by one": (executor, "_rows_of", shifted_by_one),
-    "KV of a pass with masks": (BlockDiffusion, "took", written_while_filling),
-    "commit skipped": (BlockDiffusion, "due", not_committed),
-    "a mask is seen after the commit": (BlockDiffusion, "due", with_a_mask_left),
+    "KV of a pass with masks": (BlockDiffusion, "update", written_while_filling),
+    "commit skipped": (BlockDiffusion, "next_input", not_committed),
+    "a mask is seen after the commit": (BlockDiffusion, "next_input", with_a_mask_left),
     "a shift where there is none": (BlockDiffusion, "__init__", as_if_shifted),
     "a token of the prompt is filled in": (BlockDiffusion, "_begin", over_the_prompt),
     "confidence after the filters": (choosing, "_told", as_filtered),

@@ -222,7 +222,7 @@ def test_sessions_opened_otherwise_have_the_same_bits(
     options = replace(OPTIONS, seq_len=seq_len)
 
     def reopen(options):
-        opened.append((options.seq_len, knobs.threads()))
+        opened.append((options.seq_len, knobs.thread_count()))
         return prepare_runtime(demo_checkpoint, options, Reporter())
 
     found = [*in_the_session(session, case), *reopened(session, case, options, reopen)]

@@ -53,7 +53,7 @@ def built() -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
     def build(name: str, checks: bool = False) -> tuple[KernelModule, virtual_npu.Library]:
         kernel = all_kernels()[name].build(**SHAPES[name])
         text = together(air_dialect.parse(kernel.text), *forms_of(name))
-        source = cache.Source(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
+        source = cache.ProgramSource(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
         return kernel, cache.load(source)
 
     return build

@@ -324,7 +324,7 @@ def test_a_transfer_that_leaves_its_source_is_still_refused(program, run):
 def test_the_knob_turns_it_off_and_makes_another_program(monkeypatch):
     def built_for() -> tuple[BuildOptions, str]:
         options = BuildOptions.from_knobs()
-        return options, cache.Source(FORM.text(), "<string>", (), options).plan_key
+        return options, cache.ProgramSource(FORM.text(), "<string>", (), options).plan_key
 
     monkeypatch.delenv("AERIE_PLAIN", raising=False)
     fast, fast_key = built_for()

@@ -11,10 +11,10 @@ from typing import Any
 
 from md_text import code, page, section, sentence, table
 
-from aerie.device.lowering import TABLE, find, forms_of
+from aerie.device.lowering import TABLE, find_rule, forms_of
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
 from aerie.device.npu2 import DEVICES
-from aerie.device.rules.lowering import on_cores
+from aerie.device.rules.lowering import core_operations
 from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder.builder import build_programs
 from aerie.multi_launch_builder.programs import plan_programs
@@ -77,11 +77,11 @@ def _lowered(
 def lowering_page() -> str:
     heading = ("form", "kernels", "lowered", "note", "evidence")
     refused = [
-        (row.forms, row.verdict.value, row.note, row.instead, "; ".join(row.evidence))
+        (row.forms, row.verdict.value, row.note, row.alternative, "; ".join(row.evidence))
         for row in TABLE
         if not row.verdict.lowers and "aie2p" in row.architectures
     ]
-    cores = _uses(on_cores, forms_of)
+    cores = _uses(core_operations, forms_of)
     around = _uses(lambda module: module.walk(), air_forms_of)
     functions = [
         (code(row["function"]), row["header"], row["on_aie2p"])
@@ -95,7 +95,7 @@ def lowering_page() -> str:
         "tables. "
         "All evidence was read in files of mlir-air, mlir-aie and llvm-aie. None was measured by this "
         "project.",
-        section("On the cores", table(heading, _lowered(TABLE, cores, find))),
+        section("On the cores", table(heading, _lowered(TABLE, cores, find_rule))),
         section("Around the cores", table(heading, _lowered(AIR_TABLE, around, find_air))),
         section(
             "What does not lower on AIE2P", table(("form", "verdict", "why", "instead", "evidence"), refused)

@@ -164,7 +164,10 @@ def main() -> None:
         prog="python -m aerie.verify.recall.train", description="Train the model of the recall probe."
     )
     parser.add_argument(
-        "--out", type=Path, default=folders.home() / "recall_checkpoint", help="folder to write (%(default)s)"
+        "--out",
+        type=Path,
+        default=folders.cache_folder() / "recall_checkpoint",
+        help="folder to write (%(default)s)",
     )
     parser.add_argument(
         "--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)"

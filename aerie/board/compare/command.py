@@ -25,7 +25,7 @@ RECORD = "compare.json"
 
 def board_folder() -> Path:
     """The folder for records of the NPU, unless --out names another. Raises KnobError."""
-    return folders.home() / "board"
+    return folders.cache_folder() / "board"
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -48,7 +48,7 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 def compare(arguments: argparse.Namespace) -> int:
     """Run kernels and programs on the NPU; print what differs from the virtual NPU, and how."""
     items = choose(arguments.names, arguments.first)
-    cache_dir, out = arguments.cache_dir or folders.programs(), arguments.out or board_folder()
+    cache_dir, out = arguments.cache_dir or folders.programs_folder(), arguments.out or board_folder()
     outcomes = compare_and_print(items, arguments.backend, cache_dir, out)
     return RIGHT if all(outcome.status.is_right for outcome in outcomes) else WRONG
 

@@ -190,7 +190,7 @@ def doctor(arguments: argparse.Namespace) -> int:
     The exit code is 0 if a model can run, on the NPU or on the virtual one, and 1 if not. A script reads
     details by name from the record.
     """
-    machine = ExaminedMachine(model=arguments.model, cache_dir=folders.home())
+    machine = ExaminedMachine(model=arguments.model, cache_dir=folders.cache_folder())
     with Console(stderr=True).status("looking at every layer ..."):
         results = run_checks(CHECKS, machine)
     if arguments.json:

@@ -49,7 +49,9 @@ def write_archive(
         ArchiveEntry(part.name, part.description, len(part.content.encode()), part.missing) for part in clean
     ]
     path.parent.mkdir(parents=True, exist_ok=True)
-    store.write_whole(path, lambda file: _fill(cast(IO[bytes], file), clean, index(entries, headline, clean)))
+    store.write_atomic(
+        path, lambda file: _fill(cast(IO[bytes], file), clean, index(entries, headline, clean))
+    )
     return entries
 
 
@@ -147,7 +149,7 @@ def write_report(path: Path, with_prompts: bool = False) -> None:
     """
     say = Reporter()
     say.note("gathering: versions, doctor, comparison, logs")
-    source = ReportSource(folders.home(), with_prompts)
+    source = ReportSource(folders.cache_folder(), with_prompts)
     headline = f"Aerie's report of {time.strftime('%Y-%m-%d')}"
     try:
         entries = write_archive(path, all_parts(source), Redactor.for_this_machine(), headline)

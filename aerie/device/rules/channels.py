@@ -23,7 +23,7 @@ from aerie.air_dialect.ops import (
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.values import root_value
 from aerie.air_dialect.verifiers import loop_of_induction_variable, parent_ops
-from aerie.device.copies import trips
+from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import (
     ALLOCATION,
     CHANNEL_API,
@@ -32,25 +32,25 @@ from aerie.device.npu2 import (
     TO_AIE,
 )
 from aerie.device.report import Fault, Finding
-from aerie.device.scopes import Program, integer_attribute, place_of
+from aerie.device.scopes import CheckedProgram, integer_attribute, op_location
 from aerie.device.transfers import (
     memref_bytes,
     space_of,
 )
 
 
-def types(program: Program) -> Iterator[Finding]:
+def check_channel_types(program: CheckedProgram) -> Iterator[Finding]:
     """What channels of each type can do: packets, cascades, memory-mapped writes."""
     for channel in program.channels.values():
         if channel.channel_type == "gpu_symmetric_heap":
             message = f"@{channel.sym_name} is a channel of GPUs; an NPU has npu_dma_stream and the like"
-            yield Fault("channel-type", place_of(channel), message, ALLOCATION, channel)
+            yield Fault("channel-type", op_location(channel), message, ALLOCATION, channel)
         if channel.old_channel_type is not None:
             message = (
                 f'@{channel.sym_name} is of channel_type "{channel.old_channel_type}", which mlir-air refuses'
                 f' since May 2026; write "{channel.channel_type}"'
             )
-            yield Fault("channel-type", place_of(channel), message, DIALECT, channel)
+            yield Fault("channel-type", op_location(channel), message, DIALECT, channel)
         yield from _pinned_channels(program, channel)
         yield from _one_sided(program, channel)
     for op in program.module.walk():
@@ -66,9 +66,9 @@ def types(program: Program) -> Iterator[Finding]:
         yield from _without_index(program, op)
 
 
-def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+def _cascade(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[Fault]:
     """The cascade joins neighbouring cores and carries 512 bits at a time."""
-    place, type_ = place_of(op), op.memref.type
+    place, type_ = op_location(op), op.memref.type
     space = space_of(type_)
     if space in (0, 1):
         message = (
@@ -95,13 +95,13 @@ def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
         yield Fault("cascade", place, message, TO_AIE, op)
 
 
-def _memory_mapped(program: Program, op: ChannelPutOp) -> Iterator[Fault]:
+def _memory_mapped(program: CheckedProgram, op: ChannelPutOp) -> Iterator[Fault]:
     """The tools write the words of a constant into each core's buffer before it starts."""
     if (message := _unwritable(program, op)) is not None:
-        yield Fault("mmio", place_of(op), message, TO_AIE, op)
+        yield Fault("mmio", op_location(op), message, TO_AIE, op)
 
 
-def _unwritable(program: Program, op: ChannelPutOp) -> str | None:
+def _unwritable(program: CheckedProgram, op: ChannelPutOp) -> str | None:
     source = root_value(op.memref).owner
     if not isinstance(source, memref.GetGlobalOp):
         return (
@@ -131,7 +131,7 @@ def _unwritable(program: Program, op: ChannelPutOp) -> str | None:
     return None
 
 
-def _initial_value(program: Program, source: memref.GetGlobalOp) -> Attribute | None:
+def _initial_value(program: CheckedProgram, source: memref.GetGlobalOp) -> Attribute | None:
     found = (op for op in program.module.walk() if isinstance(op, memref.GlobalOp))
     named = (op for op in found if op.sym_name.data == source.name_.root_reference.data)
     return next((op.properties.get("initial_value") for op in named), None)
@@ -150,20 +150,20 @@ def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
             "a transfer of L3 outside of any launch; air-to-aie finds no shim DMA for it, so put it into the "
             "launch or segment"
         )
-        yield Fault("host-transfer", place_of(op), message, CHANNEL_API, op, certain=False)
+        yield Fault("host-transfer", op_location(op), message, CHANNEL_API, op, certain=False)
 
 
-def _without_index(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+def _without_index(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[Fault]:
     channel = program.channels.get(op.chan_name)
     members = 1 if channel is None else math.prod(channel.size)
     if members > 1 and not op.indices:
         message = (
             f"@{op.chan_name} has {members} members and no index says which; write one for each dimension"
         )
-        yield Fault("channel-index", place_of(op), message, TO_AIE, op)
+        yield Fault("channel-index", op_location(op), message, TO_AIE, op)
 
 
-def _one_sided(program: Program, channel: ChannelOp) -> Iterator[Fault]:
+def _one_sided(program: CheckedProgram, channel: ChannelOp) -> Iterator[Fault]:
     ends = program.channel_ends.get(channel.sym_name, [])
     directions = {isinstance(op, ChannelPutOp) for op in ends}
     if len(directions) == 1:
@@ -171,10 +171,10 @@ def _one_sided(program: Program, channel: ChannelOp) -> Iterator[Fault]:
         message = (
             f"@{channel.sym_name} has a {here} and no {other}, so the {here} waits for ever; write both ends"
         )
-        yield Fault("unpaired", place_of(ends[0]), message, ALLOCATION, ends[0])
+        yield Fault("unpaired", op_location(ends[0]), message, ALLOCATION, ends[0])
 
 
-def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
+def _pinned_channels(program: CheckedProgram, channel: ChannelOp) -> Iterator[Fault]:
     """Attributes that choose a channel or a column by number."""
     device = program.device
     limits = {"air.tile_dma_channel": device.core.mm2s_channels, "air.shim_col": device.columns}
@@ -182,21 +182,21 @@ def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
         chosen = integer_attribute(channel, name)
         if chosen is not None and not 0 <= chosen < limit:
             message = f"{name} = {chosen} is not from 0 to {limit - 1}, which is what {device.name} has"
-            yield Fault("pinned-channel", place_of(channel), message, ALLOCATION, channel)
+            yield Fault("pinned-channel", op_location(channel), message, ALLOCATION, channel)
 
 
-def _memtile_floor(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+def _memtile_floor(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[Fault]:
     name, limit = "air.memtile_dma_channel_min", program.device.memtile.mm2s_channels
     chosen = integer_attribute(op, name)
     if chosen is not None and not 0 <= chosen < limit:
         message = f"{name} = {chosen} is not from 0 to {limit - 1}, the channels of a memtile"
-        yield Fault("pinned-channel", place_of(op), message, ALLOCATION, op)
+        yield Fault("pinned-channel", op_location(op), message, ALLOCATION, op)
 
 
 # ---- which channel of a bundle ----
 
 
-def bundle_members(program: Program) -> Iterator[Finding]:
+def check_bundle_members(program: CheckedProgram) -> Iterator[Finding]:
     """Channels of a bundle that a sequential loop chooses, which aircc refuses or makes one transfer of.
 
     Run with mlir-air e972f294: its verifiers refuse the induction variable itself, since April 2026; before,
@@ -228,7 +228,7 @@ def _chosen_in_time(op: ChannelTransferOp, axis: int) -> Iterator[Fault]:
     advice = "use an scf.parallel or a coordinate of the herd, or unroll the loop"
     unless = "" if certain else " unless air-ping-pong-transform unrolls the loop"
     message = f"index {axis} of @{op.chan_name} {what}, {found}{unless}; {advice}"
-    yield Fault("bundle-index", place_of(op), message, source, op, certain)
+    yield Fault("bundle-index", op_location(op), message, source, op, certain)
 
 
 _LEVELS = (LaunchOp, SegmentOp, HerdOp)
@@ -245,4 +245,4 @@ _IN_TIME: dict[type[Operation] | None, tuple[str, str]] = {
 
 def _ping_pong_unrolls(loop: scf.ForOp) -> bool:
     """Whether a loop of two trips makes its buffers, so that air-ping-pong-transform leaves no loop of it."""
-    return trips(loop) == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())
+    return trip_count(loop) == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())

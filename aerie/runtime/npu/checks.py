@@ -27,7 +27,7 @@ from aerie.runtime.npu.tools import installed_version
 from aerie.runtime.toolchain import KERNEL_SOURCES, first_lines
 
 if TYPE_CHECKING:
-    from aerie.device import Report
+    from aerie.device import CheckReport
     from aerie.multi_launch_builder.program import Program
 
 MAGIC = b"\x7fELF"
@@ -69,7 +69,7 @@ def preflight(program: Program) -> list[str]:
     )
 
 
-def _checked(program: Program) -> Report:
+def _checked(program: Program) -> CheckReport:
     from aerie.device import NPU2, check  # xDSL comes with it
 
     stack = program.last_option("--stack-size")

@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 
 CLEANUP_PASSES = ("canonicalize", "cse")
 """What aircc runs after most passes."""
@@ -126,7 +126,7 @@ class AirccOptions:
         return [flag for flag in self.flags if flag.partition("=")[0] not in SUPPORTED_OPTIONS]
 
 
-def placement_passes(options: AirccOptions, device: Device) -> Passes:
+def placement_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """aircc's passes up to the text placed.NAME that it writes: dependencies, channels, ping-pong, herds."""
     launch = ("air-isolate-async-dma-loop-nests{scope=launch}", *CLEANUP_PASSES)
     channels = 2 * device.columns
@@ -176,7 +176,7 @@ def _ping_pong(options: AirccOptions) -> Passes:
     return (f"air-label-scf-for-to-ping-pong{of}", f"air-ping-pong-transform{of}", *CLEANUP_PASSES)
 
 
-def aie_passes(options: AirccOptions, device: Device) -> Passes:
+def aie_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """From the placed text to cores, locks and flows on physical tiles."""
     requested = {
         "emit-while-loop": str(not options.values("--omit-while-true-loop")).lower(),
@@ -194,7 +194,7 @@ def aie_passes(options: AirccOptions, device: Device) -> Passes:
     )
 
 
-def npu_passes(options: AirccOptions, device: Device) -> Passes:
+def npu_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """The host's side: the transfers of launches to operations of the NPU's command processor, for an ELF."""
     tiles = ",".join(options.values("--air-runtime-loop-tiling-sizes"))
     shim = f"device={device.name}" + (f" shim-dma-tile-sizes={tiles}" if tiles else "")
@@ -206,7 +206,7 @@ def npu_passes(options: AirccOptions, device: Device) -> Passes:
     )
 
 
-def resource_passes(options: AirccOptions, device: Device) -> Passes:
+def resource_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """aiecc's `input_with_addresses`: locks, descriptors and addresses of buffers, vectors to AIEVec."""
     emulated = " bf16-emulation=true" if options.values("--bf16-emulation") else ""
     return (
@@ -239,7 +239,7 @@ def resource_passes(options: AirccOptions, device: Device) -> Passes:
 ROUTING: Passes = (NestedPipeline("aie.device", ("aie-create-pathfinder-flows",)),)
 
 
-def core_passes(of_device: str, device: Device) -> Passes:
+def core_passes(of_device: str, device: DeviceModel) -> Passes:
     """All cores of one `aie.device` to the LLVM dialect, as aiecc does it with `--unified`."""
     return (
         NestedPipeline(

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from aerie.common.processes import Children, TimeLimitError
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.runtime import knobs
 from aerie.runtime.npu import core_ir, log_diagnosis, pipelines
 from aerie.runtime.npu.core_ir import CoreFinding
@@ -64,7 +64,7 @@ class StageRunner:
     """Runs programs with the tools of a machine. Several threads may use it."""
 
     tools: StageTools
-    device: Device = NPU2
+    device: DeviceModel = NPU2
     children: Children = field(default_factory=Children)
 
     def run(self, program: Program, work: Path, on_result: OnResult = lambda _: None) -> list[StageOutcome]:

@@ -20,14 +20,14 @@ from typing import TYPE_CHECKING
 from aerie.common.fingerprint import (
     file_digest,
     files_digest,
-    key_of,
+    hash_key,
     text_digest,
     tool_version,
     tree_digest,
     with_includes,
 )
 from aerie.common.processes import Children, TimeLimitError
-from aerie.common.store import Store, contents
+from aerie.common.store import Store, read_content
 from aerie.runtime import knobs
 from aerie.runtime.artifacts import BUILD_LOG
 from aerie.runtime.errors import CompileError
@@ -111,7 +111,7 @@ class Peano:
         sources = files_digest(with_includes([external_source(external)]), KERNEL_SOURCES)
         level = external.optimize or DEFAULT_OPTIMIZE
         own = {"source": sources, "defines": " ".join(external.defines), "optimize": level}
-        return key_of({**own, **self.ingredients()})
+        return hash_key({**own, **self.ingredients()})
 
     def build(self, external: ExternalObject, store: Store, run: RunTool) -> bytes:
         """Return the object from the store, or compile it with `run`, which raises CompileError."""
@@ -121,7 +121,7 @@ class Peano:
             return work / external.name
 
         name = f"shared/{Path(external.name).stem}-{self.key(external)}.o"
-        return contents(store.made(name, compile_in))
+        return read_content(store.get_or_make(name, compile_in))
 
 
 class NpuToolchain:

@@ -1,7 +1,7 @@
 """The axes of a matrix product: what the loops, the tiles of a herd and the lanes of its blocks walk.
 
 A loop body may make several blocks of C, so that each block of A and B that it reads is used more than once.
-They are so many more steps of m and of n (`spread`): the blocks lie constant steps apart in A, B and C, and
+These blocks are more steps of m and of n (`block_axes`): they lie constant steps apart in A, B and C, and
 every step of m meets every step of n.
 """
 
@@ -13,10 +13,10 @@ from dataclasses import dataclass, replace
 from xdsl.ir import SSAValue
 
 from aerie.air_dialect.index_analysis import LinearForm
+from aerie.virtual_npu.codegen.passes.dma_views import RearrangingCall
 from aerie.virtual_npu.codegen.passes.loops import Loop
-from aerie.virtual_npu.codegen.passes.windows import RearrangingCall
 
-MOST_AXES = 6
+MAX_AXES = 6
 """vnpu::Axes::kMost."""
 
 
@@ -24,25 +24,25 @@ MOST_AXES = 6
 class Axis:
     """One axis of a product: its extent, and its steps (strides) in A, B and C, in elements.
 
-    `a_within`, `b_within`: its steps in buffers of A and B that a function rearranges, where there are such.
+    a_in_rearranged, b_in_rearranged: its steps in the buffers of A and B that a function rearranges, else 0.
     """
 
     extent: int
     a: int
     b: int
     c: int
-    a_within: int = 0
-    b_within: int = 0
+    a_in_rearranged: int = 0
+    b_in_rearranged: int = 0
 
     @property
     def index(self) -> str:
         """m, n or k; empty for an axis with other steps than a matrix product has."""
-        moves = bool(self.a or self.a_within), bool(self.b or self.b_within), bool(self.c)
+        moves = bool(self.a or self.a_in_rearranged), bool(self.b or self.b_in_rearranged), bool(self.c)
         return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(moves, "")
 
 
 @dataclass(frozen=True)
-class Rearranged:
+class RearrangedOperand:
     """How blocks are read in a buffer that a function in C++ rearranged before they are multiplied.
 
     A core may transpose the blocks that a DMA brought, in place, before it multiplies them. The simulator
@@ -66,7 +66,7 @@ class Operand:
     memref: SSAValue
     start: LinearForm
     lanes: tuple[int, ...]
-    rearranged: Rearranged | None = None
+    rearranged: RearrangedOperand | None = None
 
 
 Block = tuple[Operand, Operand, Operand]
@@ -96,10 +96,10 @@ def axis_of(loop: Loop, sides: Block) -> Axis:
         0 if side.rearranged is None else side.rearranged.start.terms.get(loop.variable, 0) * loop.step
         for side in sides[:2]
     ]
-    return Axis(loop.trips, *steps, *within)
+    return Axis(loop.trip_count, *steps, *within)
 
 
-def at_first(side: Operand, loops: Sequence[Loop]) -> Operand:
+def at_first_iteration(side: Operand, loops: Sequence[Loop]) -> Operand:
     """An operand as the first iteration sees it."""
     rearranged = side.rearranged
     if rearranged is not None:
@@ -115,7 +115,7 @@ def _start(begin: LinearForm, loops: Sequence[Loop]) -> LinearForm:
     return LinearForm(begin.constant + first, rest)
 
 
-def spread(blocks: Sequence[Block]) -> tuple[Block, list[Axis]] | None:
+def block_axes(blocks: Sequence[Block]) -> tuple[Block, list[Axis]] | None:
     """The first of the blocks that one loop body makes, and the axes on which the others lie.
 
     These are at most one of m and one of n. None where the blocks differ by more than constant steps, or not
@@ -178,14 +178,16 @@ def is_distinct(axes: Sequence[Axis]) -> bool:
     return True
 
 
-def merged(axes: Sequence[Axis], index: str) -> list[Axis]:
+def merge_axes(axes: Sequence[Axis], index: str) -> list[Axis]:
     """The axes of one index, neighbours made one where they are one walk; those of m and n as C has them."""
     found = [axis for axis in axes if axis.index == index]
     if index != "k":
         found.sort(key=lambda axis: -axis.c)
     merged: list[Axis] = []
     for axis in found:
-        steps = [(getattr(axis, side), side) for side in ("a", "b", "c", "a_within", "b_within")]
+        steps = [
+            (getattr(axis, side), side) for side in ("a", "b", "c", "a_in_rearranged", "b_in_rearranged")
+        ]
         last = merged[-1] if merged else None
         if last is not None and all(getattr(last, side) == axis.extent * step for step, side in steps):
             merged[-1] = replace(axis, extent=last.extent * axis.extent)
