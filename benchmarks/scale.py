@@ -24,7 +24,7 @@ import numpy as np
 
 from aerie.engine.pages import PAGE
 from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.serve.affinity import SLACK, Affinity
+from aerie.serve.prefix_affinity import SLACK, Affinity
 
 RANDOM, LEAST, AFFINITY = POLICIES = ("random", "least loaded", "affinity")
 BOXES = (1, 2, 4, 8, 16, 32, 64)

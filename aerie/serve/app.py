@@ -18,24 +18,24 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.bodies import Reading, ReadingRoute
-from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.anthropic import CountRequest, MessagesForm, MessagesRequest
+from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.common_fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import Embedding, EmbeddingsRequest, told
 from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
-from aerie.serve.events import answered
-from aerie.serve.fields import CompletionRequest, DetokenizeRequest
-from aerie.serve.forms import ChatForm, CompletionForm, Echo
-from aerie.serve.guards import Guard, Guarded
-from aerie.serve.kept import Keeping, Kept, add_kept
-from aerie.serve.loading import Held, Loading, Seen
-from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
+from aerie.serve.event_stream import answered
+from aerie.serve.info_routes import add_views
+from aerie.serve.llama_cpp import NativeRequest, completed
+from aerie.serve.model_middleware import Held, Loading, Seen
 from aerie.serve.models import Models
-from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, check_ids, encoded, most_counted
-from aerie.serve.prompts import marked, read
+from aerie.serve.openai_format import ChatForm, CompletionForm, Echo
+from aerie.serve.preprocess import asked, check_ids, encoded, most_counted
+from aerie.serve.prompt_scoring import marked, read
+from aerie.serve.request_body import Reading, ReadingRoute
+from aerie.serve.request_guard import Guard, Guarded
+from aerie.serve.response_store import Keeping, Kept, add_kept
 from aerie.serve.responses import ResponsesForm, ResponsesRequest
 from aerie.serve.service import Service
-from aerie.serve.showing import add_views
 from aerie.serve.slot_files import SlotRequest
 
 NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}

@@ -26,13 +26,13 @@ from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import guarded, make_app
+from aerie.serve.arguments import KEY, add_serve
 from aerie.serve.connections import Listening, room_for
-from aerie.serve.flags import KEY, add_serve
-from aerie.serve.front import Front
+from aerie.serve.model_names import aliases_of, drafts_of, models_of
+from aerie.serve.model_spec import Opening, Runtime, prompt_tokenizer
 from aerie.serve.models import Memory, Models
-from aerie.serve.naming import aliases_of, drafts_of, models_of
-from aerie.serve.opening import Opening, Runtime, prompt_tokenizer
 from aerie.serve.origins import is_own, origins_of
+from aerie.serve.replica_proxy import Front
 from aerie.serve.service import Limits, Offer
 from aerie.serve.slot_files import Storage
 

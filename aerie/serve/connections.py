@@ -1,7 +1,7 @@
 """Connections: how many there are at once, and how long a client may take for each part of a request.
 
 The rule: whoever keeps a connection does something with it. A request's head has `head_s` and its body
-`body_s` (guards.py), and a reader takes something of what was sent at least every `send_s`; else the socket
+`body_s` (request_guard.py), and a reader takes something of what was sent at least every `send_s`; else the socket
 is closed. There are `connections` at most, fewer than the process may have descriptors. When these are used
 up, a new one takes the place of the one that has been without a whole request for longest, and where there is
 none, it waits.
@@ -27,7 +27,7 @@ from uvicorn.server import ServerState
 
 from aerie.common.errors import UserError
 from aerie.serve.errors import ApiError
-from aerie.serve.events import as_json
+from aerie.serve.event_stream import as_json
 from aerie.serve.service import Limits
 
 LOG = logging.getLogger("aerie.serve")

@@ -16,7 +16,7 @@ from pydantic import Field
 from aerie.engine.numerics import F32Array, bf16, rms_norm, widen
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
-from aerie.serve.fields import Fields, Text, Tokens, Unbuilt
+from aerie.serve.common_fields import Fields, Text, Tokens, Unbuilt
 
 MOST_INPUTS = 256
 

@@ -1,7 +1,7 @@
 """What the page /npu shows of the last request: its passes as they were, and what they moved, by count.
 
 Times are those of the run itself. Bytes are not: nothing counts them in the model's own runs. But a program
-moves the same bytes whatever its numbers are, masks too, so one run by itself (npu.py), times how often it
+moves the same bytes whatever its numbers are, masks too, so one run by itself (npu_view.py), times how often it
 ran, is what it moved. A pass is whole: what other answers had of it is in it.
 """
 
@@ -12,9 +12,9 @@ from typing import Any
 
 from aerie.device import NPU2
 from aerie.multi_launch_builder import Program
-from aerie.serve import npu
+from aerie.serve import npu_view
 from aerie.serve.errors import ApiError
-from aerie.serve.history import Ended, Seen
+from aerie.serve.pass_history import Ended, Seen
 
 PASSES, PROGRAMS, HOST = range(3)
 """Lines of the trace."""
@@ -28,12 +28,12 @@ def last(ended: Ended | None) -> Ended:
     return ended
 
 
-def told(ended: Ended, views: npu.Views, programs: Mapping[str, Program]) -> dict[str, Any]:
+def told(ended: Ended, views: npu_view.Views, programs: Mapping[str, Program]) -> dict[str, Any]:
     """A request as plain values. Times are in milliseconds, from the first pass on."""
     counts = ("number", "reason", "prompt", "cached", "made", "left_out")
     return {
         **{name: getattr(ended, name) for name in counts},
-        "device": npu.limits(NPU2),
+        "device": npu_view.limits(NPU2),
         "ms": _ms(ended.spent_s),
         "passes": passes(ended),
         "programs": [
@@ -88,8 +88,10 @@ def _ms(seconds: float) -> float:
     return round(1000 * seconds, 4)
 
 
-async def moved(ended: Ended, views: npu.Views, programs: Mapping[str, Program], name: str) -> dict[str, Any]:
-    """What tiles and channels moved in all calls of a program of a request: `launch` as one of npu.told, and
+async def moved(
+    ended: Ended, views: npu_view.Views, programs: Mapping[str, Program], name: str
+) -> dict[str, Any]:
+    """What tiles and channels moved in all calls of a program of a request: `launch` as one of npu_view.told, and
     `why` it is not counted where it is None. ApiError 404 for a program that is not the request's."""
     calls, _ = ended.programs.get(name, (0, 0.0))
     if not calls:
@@ -114,15 +116,15 @@ def _moved(
 
 def _together(launches: Sequence[Mapping[str, Any]], calls: int) -> dict[str, Any]:
     """The launches of a program as one, so many times."""
-    made = npu.launch("")
+    made = npu_view.launch("")
     for each in launches:
         for part in ("shim", "memtile"):
-            npu.add(made[part], each[part])
+            npu_view.add(made[part], each[part])
         for core in each["cores"]:
-            npu.add(npu.core(made["cores"], core["x"], core["y"]), core)
-    parts: dict[str, Any] = {part: _times(made[part], calls, npu.COUNTS) for part in ("shim", "memtile")}
+            npu_view.add(npu_view.core(made["cores"], core["x"], core["y"]), core)
+    parts: dict[str, Any] = {part: _times(made[part], calls, npu_view.COUNTS) for part in ("shim", "memtile")}
     parts["memtiles"] = _memtiles([each["memtiles"] for each in launches], calls)
-    return {**parts, "cores": [_times(core, calls, npu.COUNTS) for core in made["cores"]]}
+    return {**parts, "cores": [_times(core, calls, npu_view.COUNTS) for core in made["cores"]]}
 
 
 def _memtiles(every: Sequence[Sequence[Mapping[str, int]] | None], calls: int) -> list[dict[str, int]] | None:

@@ -1,7 +1,7 @@
 """Replicas of the engine under Ray Serve: one process per NPU, on one machine or several.
 
 A replica is the server of app.py without its socket: it is given a request as ASGI has it, and gives
-the messages of the response back. front.py has the socket, and what outlives a replica. Ray starts a
+the messages of the response back. replica_proxy.py has the socket, and what outlives a replica. Ray starts a
 replica anew where its process has ended, and more of them where many answers are under way.
 
 `pip install 'ray[serve]'`; written to the API of Ray Serve 2.60 (docs.ray.io/en/latest/serve).
@@ -27,11 +27,11 @@ from starlette.types import Message, Scope
 from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.serve.affinity import Affinity
 from aerie.serve.app import make_app
-from aerie.serve.front import LINE, Ask
+from aerie.serve.model_spec import Runtime, open_model
 from aerie.serve.models import Models
-from aerie.serve.opening import Runtime, open_model
+from aerie.serve.prefix_affinity import Affinity
+from aerie.serve.replica_proxy import LINE, Ask
 from aerie.serve.service import Limits, Offer
 
 NPU = "npu"

@@ -13,14 +13,14 @@ from pydantic import Field, field_validator, model_validator
 
 from aerie.engine.call_reader import CallPiece
 from aerie.engine.tool_calls import Tools, chosen
-from aerie.serve.answer import LENGTH, Ending, Piece
-from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, nth_told, with_effort
+from aerie.serve.chat_fields import Chat, nth_told, with_effort
+from aerie.serve.common_fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt, hold_of
 from aerie.serve.errors import ApiError
-from aerie.serve.events import event
-from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt, hold_of
-from aerie.serve.forms import new_id
-from aerie.serve.items import (
+from aerie.serve.event_stream import event
+from aerie.serve.openai_format import new_id
+from aerie.serve.output_processor import LENGTH, Ending, Piece
+from aerie.serve.request_outputs import Whole
+from aerie.serve.response_items import (
     AllowedFunctions,
     AnyItem,
     CustomTool,
@@ -75,7 +75,7 @@ class Conversed(Fields):
 
 
 class ResponsesRequest(Fields):
-    """See the module. Where it goes on from what is kept (kept.py), `after` puts that before its items."""
+    """See the module. Where it goes on from what is kept (response_store.py), `after` puts that before its items."""
 
     model: str | None = None
     input: Text | Annotated[list[AnyItem], Field(min_length=1)]

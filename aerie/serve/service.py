@@ -21,14 +21,14 @@ from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
-from aerie.serve.answer import Ask
-from aerie.serve.asking import Asking, at_once
-from aerie.serve.bodies import IS_LARGE
+from aerie.serve.common_fields import Form
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import Form
 from aerie.serve.metrics import Line, Metrics
-from aerie.serve.npu import Views
-from aerie.serve.preparing import Conversed, Conversing, encoded, formed, grammar_of
+from aerie.serve.npu_view import Views
+from aerie.serve.output_processor import Ask
+from aerie.serve.preprocess import Conversed, Conversing, encoded, formed, grammar_of
+from aerie.serve.request_body import IS_LARGE
+from aerie.serve.request_outputs import Asking, at_once
 from aerie.serve.slot_files import SlotFiles, Storage
 from aerie.serve.worker import Opened, Worker
 
@@ -53,7 +53,7 @@ class Limits:
     takes some of what was sent. api_key: None lets everybody in. origins: of pages in browsers that may ask.
     is_local: only this machine's names are taken for the server's. slots: where they are saved, None for
     nowhere. load_s: that a request waits for its model to be loaded. kept: responses and conversations that
-    are kept, of so many bytes together (kept.py)."""
+    are kept, of so many bytes together (response_store.py)."""
 
     queue: int = 64
     time_limit_s: float = 600.0

@@ -21,8 +21,8 @@ from aerie.common.errors import UserError
 from aerie.engine.pages import Paged, PoolFullError, page_bytes
 from aerie.engine.saved import MadeBy
 from aerie.engine.saved_pages import PagesFile, held, write_pages
+from aerie.serve.common_fields import Fields, Text
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import Fields, Text
 from aerie.serve.slots import Slots
 from aerie.serve.worker import Opened, Worker
 

@@ -27,9 +27,9 @@ from aerie.engine.scheduler import MOST_ANSWERS, MOST_READ, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.answer import Answer, Ask, Ending, Piece, ReadPrompt, Recorder
 from aerie.serve.errors import ApiError, blamed, internal, of_engine
-from aerie.serve.history import History
+from aerie.serve.output_processor import Answer, Ask, Ending, Piece, ReadPrompt, Recorder
+from aerie.serve.pass_history import History
 from aerie.serve.slots import Slots
 
 LOG = logging.getLogger("aerie.serve")

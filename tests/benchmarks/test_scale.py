@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.serve.affinity import SLACK
+from aerie.serve.prefix_affinity import SLACK
 from benchmarks import scale
 from benchmarks.scale import AFFINITY, LEAST, POLICIES, RANDOM, Costs, Outcome, Traffic, simulate
 

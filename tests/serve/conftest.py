@@ -22,8 +22,8 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
 from aerie.serve.cli import Server, make_server
+from aerie.serve.model_spec import open_model
 from aerie.serve.models import Models
-from aerie.serve.opening import open_model
 from aerie.serve.service import Limits, Offer, Service
 from aerie.serve.worker import Opened
 

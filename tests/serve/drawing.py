@@ -14,7 +14,7 @@ from urllib.parse import quote
 from fastapi.routing import APIRoute
 
 from aerie.serve.app import _addressed
-from aerie.serve.bodies import body_kind
+from aerie.serve.request_body import body_kind
 
 RAW = "\N{SNOWMAN}"
 """Marks a text that is put into a body without its quotes: what json.dumps does not write."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from aerie.serve.affinity import MOST_KEYS, Affinity, page_keys
+from aerie.serve.prefix_affinity import MOST_KEYS, Affinity, page_keys
 
 IDLE = {"a": 0.0, "b": 0.0, "c": 0.0}
 SYSTEM = list(range(128))

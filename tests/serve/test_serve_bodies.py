@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.serve.bodies import MOST_DEPTH, MOST_OBJECTS, MOST_VALUES, _outside, parsed
 from aerie.serve.errors import ApiError
+from aerie.serve.request_body import MOST_DEPTH, MOST_OBJECTS, MOST_VALUES, _outside, parsed
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hello"}]

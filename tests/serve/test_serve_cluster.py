@@ -17,10 +17,10 @@ with warnings.catch_warnings():
 
 from aerie.common.errors import UserError
 from aerie.serve import replicas
-from aerie.serve.affinity import page_keys
-from aerie.serve.front import LINE
 from aerie.serve.metrics import Line
-from aerie.serve.opening import Runtime
+from aerie.serve.model_spec import Runtime
+from aerie.serve.prefix_affinity import page_keys
+from aerie.serve.replica_proxy import LINE
 from aerie.serve.replicas import PrefixRouter, Recipe, deployment, running
 from aerie.serve.service import Limits
 

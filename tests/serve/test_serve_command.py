@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerie.serve.cli import _limits, _listen, build_parser
-from aerie.serve.naming import aliases_of, byte_count, drafts_of, models_of
+from aerie.serve.model_names import aliases_of, byte_count, drafts_of, models_of
 
 
 @pytest.fixture(autouse=True)

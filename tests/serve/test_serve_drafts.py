@@ -17,7 +17,7 @@ from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.manner import Manner
 from aerie.runtime import select_backend
-from aerie.serve.opening import Opening
+from aerie.serve.model_spec import Opening
 from aerie.serve.service import Limits
 from tests.serve.conftest import opened
 

@@ -9,9 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
-from aerie.serve.answer import Piece
-from aerie.serve.events import event
-from aerie.serve.forms import ChatForm, CompletionForm
+from aerie.serve.event_stream import event
+from aerie.serve.openai_format import ChatForm, CompletionForm
+from aerie.serve.output_processor import Piece
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 ODD = 'a "quote", \\ and \x00\x1f\x7f\u2028\n\t\b\f\r é 日本 😀 </script>'

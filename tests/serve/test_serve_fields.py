@@ -11,13 +11,13 @@ from openai.types.chat import ParsedChatCompletionMessage
 from openai.types.responses import ParsedResponse
 from pydantic import BaseModel, TypeAdapter
 
-from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.anthropic import CountRequest, MessagesRequest
+from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.common_fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest
-from aerie.serve.fields import CompletionRequest, DetokenizeRequest
-from aerie.serve.items import AnyItem
-from aerie.serve.kept import ConversationRequest
-from aerie.serve.messages import CountRequest, MessagesRequest
-from aerie.serve.native import NativeRequest
+from aerie.serve.llama_cpp import NativeRequest
+from aerie.serve.response_items import AnyItem
+from aerie.serve.response_store import ConversationRequest
 from aerie.serve.responses import ResponsesRequest
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"

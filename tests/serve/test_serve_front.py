@@ -13,10 +13,10 @@ from starlette.types import Message, Scope
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
-from aerie.serve.affinity import page_keys
 from aerie.serve.app import guarded
 from aerie.serve.cli import main
-from aerie.serve.front import COMPLETIONS, CONVERSATIONS, LINE, LOST, STOPPED, Ask, Front, keys_of
+from aerie.serve.prefix_affinity import page_keys
+from aerie.serve.replica_proxy import COMPLETIONS, CONVERSATIONS, LINE, LOST, STOPPED, Ask, Front, keys_of
 from aerie.serve.service import Limits
 
 JSON, SSE = b"application/json", b"text/event-stream; charset=utf-8"

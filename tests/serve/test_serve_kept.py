@@ -12,9 +12,9 @@ from openai.types.responses import Response
 
 from aerie import Model
 from aerie.serve.errors import ApiError
-from aerie.serve.items import Item
-from aerie.serve.kept import Conversation, Kept, KeptResponse, Past
 from aerie.serve.models import Models
+from aerie.serve.response_items import Item
+from aerie.serve.response_store import Conversation, Kept, KeptResponse, Past
 from aerie.serve.responses import ResponsesRequest
 from aerie.serve.service import Limits, Offer
 from tests.serve.conftest import Serving, demo

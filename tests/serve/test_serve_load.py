@@ -20,7 +20,7 @@ import pytest
 from aerie import Model
 from aerie.engine.sampler import Sampler
 from aerie.engine.stopping import StopStrings
-from aerie.serve.answer import Answer
+from aerie.serve.output_processor import Answer
 from aerie.serve.service import Limits
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -177,7 +177,7 @@ def test_what_fails_in_one_answer_ends_it_alone(
     place = {
         "sampler": "aerie.engine.sampler.Sampler._penalise",
         "mask": "aerie.engine.grammar.Follower.possible",
-        "logprobs": "aerie.serve.answer.likeliest",
+        "logprobs": "aerie.serve.output_processor.likeliest",
         "stop strings": "aerie.engine.stopping._begun",
         "cut": "aerie.engine.stopping._begun",
     }[fails]

@@ -25,8 +25,8 @@ from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
 from aerie.runtime.memory import give_back, resident_bytes
 from aerie.serve.app import make_app
+from aerie.serve.model_spec import Opening
 from aerie.serve.models import Memory, Models
-from aerie.serve.opening import Opening
 from aerie.serve.service import RETRY_S, Limits, Offer, State
 from aerie.serve.worker import Opened
 from tests.serve.conftest import Serving, opened, start_models

@@ -10,7 +10,7 @@ import pytest
 
 from aerie import Model
 from aerie.engine.sampler import Sampler
-from aerie.serve.answer import Answer, Ask
+from aerie.serve.output_processor import Answer, Ask
 
 FRANCE = "What is the capital of France?"
 PROMPT = "The capital of"

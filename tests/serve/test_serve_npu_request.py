@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aerie.runtime import Profiler
-from aerie.serve import history, npu, npu_request
-from aerie.serve.history import History
+from aerie.serve import npu_request, npu_view, pass_history
+from aerie.serve.pass_history import History
 from aerie.virtual_npu import arrays
 from aerie.virtual_npu.program import Program
 
@@ -125,11 +125,11 @@ def test_nothing_was_asked_yet(serving: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_not_counted_says_why(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked(serving)
-    monkeypatch.setattr(npu, "MOST_BYTES", 1000)
+    monkeypatch.setattr(npu_view, "MOST_BYTES", 1000)
     opened, worker = serving.service.ready(), serving.service.worker
 
     async def why(programs: Any) -> str:
-        told = await npu_request.moved(worker.history.last, npu.Views(), programs, NAME)
+        told = await npu_request.moved(worker.history.last, npu_view.Views(), programs, NAME)
         assert (told["launch"], told["channels"]) == (None, ())
         return str(told["why"])
 
@@ -150,7 +150,7 @@ class Stepping:
 
 
 def test_of_a_long_answer_the_last_passes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_PASSES", 10)
+    monkeypatch.setattr(pass_history, "MOST_PASSES", 10)
     facts = {"prompt": [1, 2], "token_ids": [], "is_over": False, "error": None, "finish_reason": None}
     request = type("", (), {**facts, "cached_tokens": 0})()
     kept: Any = History()

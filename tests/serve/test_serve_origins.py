@@ -11,7 +11,7 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 
 from aerie.common.errors import UserError
-from aerie.serve import npu
+from aerie.serve import npu_view
 from aerie.serve.app import _addressed
 from aerie.serve.cli import _limits, build_parser
 from aerie.serve.errors import ApiError
@@ -70,7 +70,7 @@ def test_what_is_asked_by_get_changes_nothing_and_costs_nothing(
         (worker, "call"),
         (models, "load"),
         (models, "unload"),
-        (npu, "view"),
+        (npu_view, "view"),
     ):
         monkeypatch.setattr(owner, name, never)
     kept = serving.server.config.app._app._app._app.state.kept

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from aerie.serve.front import LOST
+from aerie.serve.replica_proxy import LOST
 
 pytestmark = pytest.mark.long
 pytest.importorskip("ray", reason="replicas need the extra ray, which make test does not install")

@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from aerie import Model
-from aerie.serve.items import input_of
+from aerie.serve.response_items import input_of
 
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
 USER = [{"role": "user", "content": FRANCE}]

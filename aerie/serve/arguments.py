@@ -7,7 +7,7 @@ from pathlib import Path
 
 from aerie.cli.arguments import add_template, real_number, whole_number
 from aerie.common.knobs import Knob
-from aerie.serve.naming import byte_count, seconds
+from aerie.serve.model_names import byte_count, seconds
 from aerie.serve.service import Limits
 
 KEY = Knob("AERIE_API_KEY", "", "what clients of aerie serve have to send; empty: nothing, or --api-key")

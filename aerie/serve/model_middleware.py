@@ -16,11 +16,11 @@ from fastapi import Depends, Request
 from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aerie.serve.asking import unless_gone
-from aerie.serve.bodies import replayed
 from aerie.serve.errors import ApiError
-from aerie.serve.events import HEADERS, HEARTBEAT, failed_event
+from aerie.serve.event_stream import HEADERS, HEARTBEAT, failed_event
 from aerie.serve.models import Models
+from aerie.serve.request_body import replayed
+from aerie.serve.request_outputs import unless_gone
 from aerie.serve.service import Service
 
 MODELLESS = ("/models/", "/npu/", "/v1/load", "/v1/unload", "/v1/conversations", "/v1/responses/resp_")

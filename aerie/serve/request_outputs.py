@@ -12,9 +12,9 @@ from starlette.types import Receive
 
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.engine.scheduler import MOST_READ
-from aerie.serve.answer import NOTHING, READ, Ask, Ending, Mark, Piece, Spent
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Line
+from aerie.serve.output_processor import NOTHING, READ, Ask, Ending, Mark, Piece, Spent
 from aerie.serve.worker import Job, Worker
 
 Made = TypeVar("Made")

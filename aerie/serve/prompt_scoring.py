@@ -16,10 +16,10 @@ from aerie.common.errors import UserError
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
-from aerie.serve.answer import Ask, Mark, Reads, likeliest, mark_of
-from aerie.serve.asking import unless_gone
+from aerie.serve.common_fields import MOST_MARKED
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import MOST_MARKED
+from aerie.serve.output_processor import Ask, Mark, Reads, likeliest, mark_of
+from aerie.serve.request_outputs import unless_gone
 from aerie.serve.service import Service
 
 

@@ -16,10 +16,10 @@ from starlette.responses import Response
 
 from aerie.engine.model import LoadedModel
 from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.serve import npu, npu_request
-from aerie.serve.fields import Fields, Text
-from aerie.serve.loading import Seen, There
-from aerie.serve.native import DEFAULTS
+from aerie.serve import npu_request, npu_view
+from aerie.serve.common_fields import Fields, Text
+from aerie.serve.llama_cpp import DEFAULTS
+from aerie.serve.model_middleware import Seen, There
 from aerie.serve.service import Service, State
 
 NOTHING = (
@@ -58,19 +58,19 @@ def _add_npu(app: FastAPI) -> None:
 
     @app.get("/npu/programs")
     async def programs(service: Seen) -> Mapping[str, Any]:
-        return npu.listed(service.ready().session.model.programs)
+        return npu_view.listed(service.ready().session.model.programs)
 
     @app.post("/npu/programs/{name}")
     async def run(name: str, service: Seen) -> Mapping[str, Any]:
-        return npu.told(await service.views.of(service.ready().session.model.programs, name))
+        return npu_view.told(await service.views.of(service.ready().session.model.programs, name))
 
     @app.get("/npu/programs/{name}")
     async def program(name: str, service: Seen) -> Mapping[str, Any]:
-        return npu.told(service.views.made(service.ready().session.model.programs, name))
+        return npu_view.told(service.views.made(service.ready().session.model.programs, name))
 
     @app.get("/npu/trace/{name}")
     async def trace(name: str, service: Seen) -> Response:
-        return _file(npu.trace(service.views.made(service.ready().session.model.programs, name)))
+        return _file(npu_view.trace(service.views.made(service.ready().session.model.programs, name)))
 
     @app.get("/npu/request")
     async def last(service: Seen) -> Mapping[str, Any]:

@@ -20,15 +20,15 @@ from starlette.types import Message, Receive, Scope, Send
 
 from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.affinity import page_keys
-from aerie.serve.asking import unless_gone
-from aerie.serve.bodies import LARGE_BYTES, validated
-from aerie.serve.chats import Chat, ChatRequest
+from aerie.serve.anthropic import MessagesRequest
+from aerie.serve.chat_fields import Chat, ChatRequest
+from aerie.serve.common_fields import CompletionRequest
 from aerie.serve.errors import ApiError, answer_of
-from aerie.serve.events import failed_event
-from aerie.serve.fields import CompletionRequest
-from aerie.serve.messages import MessagesRequest
+from aerie.serve.event_stream import failed_event
 from aerie.serve.metrics import Metrics
+from aerie.serve.prefix_affinity import page_keys
+from aerie.serve.request_body import LARGE_BYTES, validated
+from aerie.serve.request_outputs import unless_gone
 from aerie.serve.responses import ResponsesRequest
 from aerie.serve.service import Limits
 

@@ -12,7 +12,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from aerie.engine.tool_calls import Tool, Tools, chosen
-from aerie.serve.fields import (
+from aerie.serve.common_fields import (
     MOST_TOP,
     OF_VLLM,
     Content,

@@ -15,10 +15,10 @@ from fastapi import Depends, FastAPI, Query, Request
 from openai.types.responses import Response
 from pydantic import Field, TypeAdapter
 
+from aerie.serve.common_fields import Fields
 from aerie.serve.errors import ApiError
-from aerie.serve.fields import Fields
-from aerie.serve.forms import new_id
-from aerie.serve.items import AnyItem, EachItem
+from aerie.serve.openai_format import new_id
+from aerie.serve.response_items import AnyItem, EachItem
 from aerie.serve.responses import ResponsesRequest
 
 ITEMS: TypeAdapter[list[EachItem]] = TypeAdapter(list[AnyItem])

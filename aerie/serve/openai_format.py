@@ -32,10 +32,10 @@ from openai.types.completion_usage import CompletionTokensDetails, PromptTokensD
 from pydantic import BaseModel
 
 from aerie.engine.call_reader import CallPiece, ToolCall
-from aerie.serve.answer import NOTHING, Ending, Mark, Piece, Spent
-from aerie.serve.asking import Whole
 from aerie.serve.errors import ApiError
-from aerie.serve.events import DONE, Saying, event
+from aerie.serve.event_stream import DONE, Saying, event
+from aerie.serve.output_processor import NOTHING, Ending, Mark, Piece, Spent
+from aerie.serve.request_outputs import Whole
 
 Reason = Literal["stop", "length", "tool_calls"]
 LOWEST = -9999.0

@@ -14,9 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from aerie.serve.answer import Ending, Piece
-from aerie.serve.asking import Asking, Whole, unless_gone
 from aerie.serve.errors import ApiError, internal
+from aerie.serve.output_processor import Ending, Piece
+from aerie.serve.request_outputs import Asking, Whole, unless_gone
 
 LOG = logging.getLogger("aerie.serve")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}

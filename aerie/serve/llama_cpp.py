@@ -18,12 +18,8 @@ from starlette.responses import Response
 
 from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve import preparing
-from aerie.serve.answer import LENGTH, Ending, Mark, Piece
-from aerie.serve.asking import Whole
-from aerie.serve.errors import ApiError
-from aerie.serve.events import answered, event
-from aerie.serve.fields import (
+from aerie.serve import preprocess
+from aerie.serve.common_fields import (
     MOST_STOPS,
     MOST_TOP,
     STRONGEST,
@@ -36,7 +32,11 @@ from aerie.serve.fields import (
     is_id,
     room_of,
 )
-from aerie.serve.forms import finite, progress, timings
+from aerie.serve.errors import ApiError
+from aerie.serve.event_stream import answered, event
+from aerie.serve.openai_format import finite, progress, timings
+from aerie.serve.output_processor import LENGTH, Ending, Mark, Piece
+from aerie.serve.request_outputs import Whole
 from aerie.serve.service import Service
 
 Bias: TypeAlias = "int | float | str | bool"
@@ -396,14 +396,14 @@ async def completed(service: Service, asked: NativeRequest, request: Request) ->
     """The response. Raises ApiError."""
     opened = service.ready()
     for prompt in asked.prompts:
-        preparing.check_ids(opened, (each for each in prompt if isinstance(each, int)), "prompt")
+        preprocess.check_ids(opened, (each for each in prompt if isinstance(each, int)), "prompt")
     most = opened.session.model.positions
     prompts = [await service.encoded(partial(encoded, prompt, most)) for prompt in asked.prompts]
     texts = [await service.encoded(partial(_decoded, ids)) for ids in prompts]
     given = await service.encoded(partial(biases, asked, most))
     grammar = await service.grammar(opened, asked.form)
     limit_s = service.limits.time_limit_s
-    asks = preparing.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)
+    asks = preprocess.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)
     asking = service.asking(asks, request.state.line)
     form = NativeForm(service.name, asked, texts)
     return await answered(request, asking, form, asked.stream, service.limits.send_s)

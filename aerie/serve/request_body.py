@@ -23,8 +23,8 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aerie.serve.asking import unless_gone
 from aerie.serve.errors import ApiError, of_validation, param_of
+from aerie.serve.request_outputs import unless_gone
 
 MOST_VALUES: Final = 2**17 + 2**14
 """Values and names of a body: as many token ids as the longest usual context has, and room for the rest."""

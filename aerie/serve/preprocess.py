@@ -14,10 +14,10 @@ from aerie.engine.strategies.drafting import Drafting, predicted
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
-from aerie.serve.answer import Ask
-from aerie.serve.chats import Chat
+from aerie.serve.chat_fields import Chat
+from aerie.serve.common_fields import Form, Settings
 from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import Form, Settings
+from aerie.serve.output_processor import Ask
 from aerie.serve.worker import Opened
 
 MOST_COUNTED = 2**16

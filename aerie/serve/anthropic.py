@@ -11,12 +11,8 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.engine.tool_calls import Tool, Tools, chosen
-from aerie.serve.answer import CALLS, LENGTH, Ending, Piece
-from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, nth_told, with_effort
-from aerie.serve.errors import ApiError
-from aerie.serve.events import event
-from aerie.serve.fields import (
+from aerie.serve.chat_fields import Chat, nth_told, with_effort
+from aerie.serve.common_fields import (
     MOST_STOPS,
     Fields,
     Foreign,
@@ -28,7 +24,11 @@ from aerie.serve.fields import (
     Unbuilt,
     by_type,
 )
-from aerie.serve.forms import new_id
+from aerie.serve.errors import ApiError
+from aerie.serve.event_stream import event
+from aerie.serve.openai_format import new_id
+from aerie.serve.output_processor import CALLS, LENGTH, Ending, Piece
+from aerie.serve.request_outputs import Whole
 
 
 class TextBlock(Said):

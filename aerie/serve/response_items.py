@@ -14,9 +14,9 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from aerie.engine.tool_calls import Tool
-from aerie.serve.chats import Function
-from aerie.serve.fields import Content, Fields, Foreign, Said, Text, by_type, text_of
-from aerie.serve.forms import new_id
+from aerie.serve.chat_fields import Function
+from aerie.serve.common_fields import Content, Fields, Foreign, Said, Text, by_type, text_of
+from aerie.serve.openai_format import new_id
 
 KINDS = {
     "function_call": "a call",

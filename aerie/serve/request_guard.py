@@ -12,11 +12,11 @@ from starlette.datastructures import Headers
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aerie.serve.asking import GONE
-from aerie.serve.bodies import check_values, replayed
 from aerie.serve.errors import ApiError, answer_of, internal
 from aerie.serve.metrics import Line, Metrics
 from aerie.serve.origins import check_origin
+from aerie.serve.request_body import check_values, replayed
+from aerie.serve.request_outputs import GONE
 from aerie.serve.service import Limits
 
 JSON = "application/json"
