@@ -24,7 +24,7 @@ import numpy as np
 
 from aerie.engine.pages import PAGE
 from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.serve.prefix_affinity import SLACK, Affinity
+from aerie.serve.prefix_affinity import LOAD_SLACK, PrefixAffinity
 
 RANDOM, LEAST, AFFINITY = POLICIES = ("random", "least loaded", "affinity")
 BOXES = (1, 2, 4, 8, 16, 32, 64)
@@ -230,7 +230,7 @@ class Router:
     def __init__(self, policy: str, boxes: int, slack: float, seed: int) -> None:
         self._policy, self._draw = policy, np.random.default_rng([seed, boxes, 1])
         self._names = [f"{number:02}" for number in range(boxes)]
-        self._affinity = Affinity(slack)
+        self._affinity = PrefixAffinity(slack)
 
     def __call__(self, turn: Turn, boxes: Sequence[Box]) -> int:
         if self._policy == RANDOM:
@@ -241,7 +241,7 @@ class Router:
             least = min(loads.values())
             return int(self._draw.choice([number for number, box in enumerate(boxes) if box.load == least]))
         name = self._affinity.choose(keys, loads)
-        self._affinity.note(keys, name)
+        self._affinity.record(keys, name)
         return int(name)
 
 
@@ -249,7 +249,7 @@ def simulate(
     policy: str,
     boxes: int,
     traffic: Traffic = Traffic(),  # noqa: B008
-    slack: float = SLACK,
+    slack: float = LOAD_SLACK,
     seed: int = 0,
 ) -> Outcome:
     """A run, from the first conversation to the end of the last. slack: of Affinity."""

@@ -11,28 +11,28 @@ from pydantic import Discriminator, Field, Tag, model_validator
 
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.engine.tool_calls import Tool, Tools, chosen
-from aerie.serve.chat_fields import Chat, nth_told, with_effort
+from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (
-    MOST_STOPS,
-    Fields,
-    Foreign,
-    Form,
-    Said,
-    Settings,
+    MAX_STOPS,
+    ClientMessagePart,
+    OtherServerItem,
+    RequestFields,
+    SamplingFields,
     StopText,
+    StructuredOutput,
     Text,
-    Unbuilt,
-    by_type,
+    UnsupportedFields,
+    tagged_union,
 )
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import event
 from aerie.serve.openai_format import new_id
-from aerie.serve.output_processor import CALLS, LENGTH, Ending, Piece
-from aerie.serve.request_outputs import Whole
+from aerie.serve.output_processor import CALLS, LENGTH, FinishInfo, OutputDelta
+from aerie.serve.request_outputs import CompletedOutput
 
 
-class TextBlock(Said):
-    """Of a message. cache_control: taken; what was read stays without it."""
+class TextBlock(ClientMessagePart):
+    """A text of a message. cache_control: accepted and ignored, as the prefix cache needs no hints."""
 
     type: Literal["text"]
     text: Text
@@ -40,9 +40,9 @@ class TextBlock(Said):
     citations: Any = None
 
 
-class ThoughtBlock(Said):
-    """What the assistant thought before an earlier answer: told to templates, which mostly leave it out.
-    data: of redacted_thinking, which nobody here can read."""
+class ThinkingBlock(ClientMessagePart):
+    """Reasoning of an earlier answer, passed to the template, which mostly drops it. data: of
+    redacted_thinking, which cannot be read."""
 
     type: Literal["thinking", "redacted_thinking"]
     thinking: Text = ""
@@ -51,8 +51,8 @@ class ThoughtBlock(Said):
     cache_control: Any = None
 
 
-class UseBlock(Said):
-    """A call that the assistant made."""
+class ToolUseBlock(ClientMessagePart):
+    """A tool call of an earlier answer."""
 
     type: Literal["tool_use"]
     id: str
@@ -61,14 +61,13 @@ class UseBlock(Said):
     caller: Any = None
     cache_control: Any = None
 
-    @property
-    def as_call(self) -> dict[str, Any]:
+    def to_tool_call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ResultBlock(Said):
-    """What a call gave. is_error: taken; the content says it."""
+class ToolResultBlock(ClientMessagePart):
+    """The output of a tool call. is_error: ignored, as the content says it."""
 
     type: Literal["tool_result"]
     tool_use_id: str
@@ -76,18 +75,17 @@ class ResultBlock(Said):
     is_error: bool | None = None
     cache_control: Any = None
 
-    @property
-    def as_message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": _text(self.content)}
 
 
 AnyBlock = Annotated[
     Annotated[TextBlock, Tag("a text")]
-    | Annotated[UseBlock, Tag("a call")]
-    | Annotated[ResultBlock, Tag("a result")]
-    | Annotated[ThoughtBlock, Tag("a thought")]
-    | Annotated[Foreign, Tag("a server's")],
-    by_type(
+    | Annotated[ToolUseBlock, Tag("a call")]
+    | Annotated[ToolResultBlock, Tag("a result")]
+    | Annotated[ThinkingBlock, Tag("a thought")]
+    | Annotated[OtherServerItem, Tag("a server's")],
+    tagged_union(
         {
             "tool_use": "a call",
             "tool_result": "a result",
@@ -108,26 +106,25 @@ AnyBlock = Annotated[
 ]
 
 
-class Turn(Said):
-    """What was said. A system message stands where it was sent."""
+class MessageFields(ClientMessagePart):
+    """A message. A system message stays at its position."""
 
     role: Literal["user", "assistant", "system"]
     content: Text | list[AnyBlock]
 
-    @property
-    def as_messages(self) -> list[dict[str, Any]]:
-        """Results come before what the user says."""
+    def to_messages(self) -> list[dict[str, Any]]:
+        """Messages for the chat template. Tool results come before the text of the user."""
         blocks = [] if isinstance(self.content, str) else self.content
-        results = [block.as_message for block in blocks if isinstance(block, ResultBlock)]
-        calls = [block.as_call for block in blocks if isinstance(block, UseBlock)]
+        results = [block.to_message() for block in blocks if isinstance(block, ToolResultBlock)]
+        calls = [block.to_tool_call() for block in blocks if isinstance(block, ToolUseBlock)]
         texts = [block for block in blocks if isinstance(block, TextBlock)]
-        thoughts = "".join(block.thinking for block in blocks if isinstance(block, ThoughtBlock))
-        said = _text(self.content if isinstance(self.content, str) else texts)
+        reasoning = "".join(block.thinking for block in blocks if isinstance(block, ThinkingBlock))
+        text = _text(self.content if isinstance(self.content, str) else texts)
         if results and not texts:
             return results
-        message: dict[str, Any] = {"role": self.role, "content": said}
-        if thoughts:
-            message["reasoning_content"] = thoughts
+        message: dict[str, Any] = {"role": self.role, "content": text}
+        if reasoning:
+            message["reasoning_content"] = reasoning
         return [*results, {**message, **({"tool_calls": calls} if calls else {})}]
 
 
@@ -137,9 +134,9 @@ def _text(content: Text | list[TextBlock] | None) -> str:
     return content if isinstance(content, str) else "".join(block.text for block in content)
 
 
-class MessagesTool(Fields):
-    """strict: a schema is refused of which something cannot be held; else that is told in a note. What says
-    when a tool is told of, or who may call it, changes nothing: the model is told of all."""
+class MessagesTool(RequestFields):
+    """strict: refuse a schema that cannot be enforced in full; else a response header notes what is not
+    enforced. Fields about when a tool is shown and who may call it are ignored: the model sees all tools."""
 
     name: Text
     input_schema: dict[str, Any]
@@ -158,43 +155,43 @@ class MessagesTool(Fields):
 
 
 SERVER_TOOL = re.compile(r"[a-z_]+_\d{8}|mcp_toolset")
-"""The types of tools that Anthropic's servers run, or that its models know without a schema, such as
-web_search_20250305. A model here is told of what a client gives in full."""
+"""Types of tools that Anthropic's servers run or its models know without a schema, such as
+web_search_20250305. The model is only given tools that a client describes in full."""
 
 
-def _tool_kind(given: Any) -> str:
-    kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
+def _tool_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     return "a server's" if isinstance(kind, str) and SERVER_TOOL.fullmatch(kind) else "a tool"
 
 
 AnyTool = Annotated[
-    Annotated[MessagesTool, Tag("a tool")] | Annotated[Foreign, Tag("a server's")],
+    Annotated[MessagesTool, Tag("a tool")] | Annotated[OtherServerItem, Tag("a server's")],
     Discriminator(_tool_kind),
 ]
 
 
-class Thinking(Fields):
-    """Whether to think. A budget and a display change nothing."""
+class Thinking(RequestFields):
+    """Whether the model should reason. budget_tokens and display are ignored."""
 
     type: Literal["enabled", "disabled", "adaptive"]
     budget_tokens: int | None = None
     display: str | None = None
 
 
-class OutputFormat(Fields):
+class OutputFormat(RequestFields):
     type: Literal["json_schema"]
     schema_: dict[str, Any] = Field(alias="schema")
 
 
-class OutputConfig(Fields):
-    """effort: how much to think, which is told to the chat template."""
+class OutputConfig(RequestFields):
+    """effort: passed to the chat template as reasoning_effort."""
 
     effort: str | None = None
     format: OutputFormat | None = None
     task_budget: Any = None
 
 
-class Choice(Fields):
+class ToolChoiceFields(RequestFields):
     type: Literal["auto", "any", "tool", "none"]
     name: str | None = None
     disable_parallel_tool_use: bool | None = None
@@ -206,32 +203,32 @@ class Choice(Fields):
         return self
 
 
-class CountRequest(Fields):
-    """What is counted, and what an answer is asked with. Where the last message is the assistant's, the
-    answer goes on with it. thinking and output_config.effort are told to the chat template;
-    context_management and cache_control are taken and change no prompt, of which nothing is cut."""
+class CountTokensRequest(RequestFields):
+    """A conversation. If the last message is the assistant's, the output continues it. thinking and
+    output_config.effort are passed to the chat template. context_management and cache_control are accepted
+    and ignored: no prompt is truncated."""
 
     model: str | None = None
-    messages: Annotated[list[Turn], Field(min_length=1)]
+    messages: Annotated[list[MessageFields], Field(min_length=1)]
     system: Text | list[TextBlock] | None = None
     tools: list[AnyTool] | None = None
-    tool_choice: Choice | None = None
+    tool_choice: ToolChoiceFields | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     thinking: Thinking | None = None
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
     cache_control: Any = None
     mcp_servers: Any = None
-    unbuilt: ClassVar[Unbuilt] = {
+    unsupported: ClassVar[UnsupportedFields] = {
         "mcp_servers": ([[]], "servers of tools are not asked; give their tools"),
     }
 
     @property
-    def chat(self) -> Chat:
-        """Raises ToolsError."""
-        begins = [{"role": "system", "content": _text(self.system)}] if self.system else []
-        return Chat(
-            [*begins, *(each for turn in self.messages for each in turn.as_messages)],
+    def chat(self) -> ChatInput:
+        """The conversation. Raises ToolsError."""
+        system = [{"role": "system", "content": _text(self.system)}] if self.system else []
+        return ChatInput(
+            [*system, *(message for fields in self.messages for message in fields.to_messages())],
             self._tools,
             self._template_arguments,
             continues=self.messages[-1].role == "assistant",
@@ -239,145 +236,155 @@ class CountRequest(Fields):
 
     @property
     def _template_arguments(self) -> Mapping[str, Any] | None:
-        """thinking: by the name that the templates of Qwen and others have for it, where it is on or off."""
+        """thinking becomes enable_thinking, the name in the templates of Qwen and others."""
         effort = self.output_config.effort if self.output_config else None
         thinks = {"enabled": True, "disabled": False}.get(self.thinking.type) if self.thinking else None
         switched = {} if thinks is None else {"enable_thinking": thinks}
-        return with_effort({**switched, **(self.chat_template_kwargs or {})}, effort)
+        return add_reasoning_effort({**switched, **(self.chat_template_kwargs or {})}, effort)
 
     @property
     def _tools(self) -> Tools | None:
-        each = tuple(tool.tool for tool in self.tools or () if isinstance(tool, MessagesTool))
-        choice = self.tool_choice or Choice(type="auto")
+        tools = tuple(tool.tool for tool in self.tools or () if isinstance(tool, MessagesTool))
+        choice = self.tool_choice or ToolChoiceFields(type="auto")
         names = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
-        named = None if choice.name is None else [choice.name]
-        return chosen(each, names[choice.type], named, named is None and not choice.disable_parallel_tool_use)
+        tool_names = None if choice.name is None else [choice.name]
+        return chosen(
+            tools, names[choice.type], tool_names, tool_names is None and not choice.disable_parallel_tool_use
+        )
 
     @property
-    def form(self) -> Form | None:
+    def structured_output(self) -> StructuredOutput | None:
         config = self.output_config
-        return Form("output_config", config.format.schema_) if config and config.format else None
+        return StructuredOutput("output_config", config.format.schema_) if config and config.format else None
 
-    def place(self, name: str) -> str:
-        """Where a field is here that the engine knows by this name."""
+    def field_path(self, name: str) -> str:
+        """The path in this API of a field that the engine names `name`."""
         if name.startswith("messages"):
             return "messages"
-        return nth_told(name, self.tools or (), MessagesTool).replace(".parameters", ".input_schema")
+        return tool_field_path(name, self.tools or (), MessagesTool).replace(".parameters", ".input_schema")
 
 
-class MessagesRequest(CountRequest):
+class MessagesRequest(CountTokensRequest):
     max_tokens: Annotated[int, Field(ge=1)]
     temperature: Annotated[float, Field(ge=0, le=1)] | None = None
     top_p: float | None = None
     top_k: int | None = None
-    stop_sequences: Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = None
+    stop_sequences: Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
     stream: bool = False
     metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     inference_geo: str | None = None
     speed: str | None = None
     container: Any = None
-    unbuilt: ClassVar[Unbuilt] = {**CountRequest.unbuilt, "container": ((), "nothing runs code here")}
+    unsupported: ClassVar[UnsupportedFields] = {
+        **CountTokensRequest.unsupported,
+        "container": ((), "nothing runs code here"),
+    }
 
     @property
-    def settings(self) -> Settings:
-        given = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
-        return Settings(**given, stop=self.stop_sequences)
+    def sampling_fields(self) -> SamplingFields:
+        fields = {name: getattr(self, name) for name in ("temperature", "top_p", "top_k")}
+        return SamplingFields(**fields, stop=self.stop_sequences)
 
 
-def _usage(ending: Ending) -> dict[str, int]:
-    """As Anthropic counts: what was found in the cache stands beside input_tokens, and not in it."""
+def _usage(finish: FinishInfo) -> dict[str, int]:
+    """Token counts in Anthropic's format: input_tokens does not include the cached ones."""
     return {
-        "input_tokens": ending.prompt - ending.cached,
-        "cache_read_input_tokens": ending.cached,
+        "input_tokens": finish.prompt_tokens - finish.cached_tokens,
+        "cache_read_input_tokens": finish.cached_tokens,
         "cache_creation_input_tokens": 0,
-        "output_tokens": ending.made,
+        "output_tokens": finish.completion_tokens,
     }
 
 
-def _stopped(ending: Ending) -> dict[str, str | None]:
-    by = ending.stop if isinstance(ending.stop, str) else None
+def _stop_fields(finish: FinishInfo) -> dict[str, str | None]:
+    stop = finish.stop if isinstance(finish.stop, str) else None
     reasons = {LENGTH: "max_tokens", CALLS: "tool_use"}
-    reason = reasons.get(ending.reason, "end_turn" if by is None else "stop_sequence")
-    return {"stop_reason": reason, "stop_sequence": by}
+    reason = reasons.get(finish.reason, "end_turn" if stop is None else "stop_sequence")
+    return {"stop_reason": reason, "stop_sequence": stop}
 
 
-class MessagesForm:
-    """Its blocks are a text, where there is one, or nothing else, and calls. prompt: its length in tokens,
-    which a stream tells before anything else."""
+class MessagesWriter:
+    """Writes messages: a text block, unless there are only calls, and a block for each call. prompt: its
+    length in tokens, which the first event of a stream contains."""
 
     def __init__(self, model: str, prompt: int) -> None:
-        self._of = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
-        self._prompt, self._is_begun, self._blocks = prompt, False, 0
+        self._header = {"id": new_id("msg_"), "type": "message", "role": "assistant", "model": model}
+        self._prompt_tokens, self._has_started, self._blocks = prompt, False, 0
 
-    def whole(self, made: Sequence[Whole]) -> dict[str, Any]:
-        (one,) = made
-        assert one.ending is not None
-        content = [{"type": "text", "text": one.text}] if one.text or not one.calls else []
-        content += filter(None, map(_used, one.calls))
-        return {**self._of, "content": content, **_stopped(one.ending), "usage": _usage(one.ending)}
+    def write_whole(self, outputs: Sequence[CompletedOutput]) -> dict[str, Any]:
+        (output,) = outputs
+        assert output.finish is not None
+        content = [{"type": "text", "text": output.text}] if output.text or not output.tool_calls else []
+        content += filter(None, map(_tool_use_block, output.tool_calls))
+        return {
+            **self._header,
+            "content": content,
+            **_stop_fields(output.finish),
+            "usage": _usage(output.finish),
+        }
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
-        if not self._is_begun:
-            self._is_begun = True
-            yield from self._begin()
-        if piece.text or (piece.ending and not self._blocks and not piece.calls):
-            yield from self._said(piece.text)
-        for call in piece.calls:
-            yield from self._called(call)
-        if piece.ending:
+    def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
+        if not self._has_started:
+            self._has_started = True
+            yield from self._start_events()
+        if delta.text or (delta.finish and not self._blocks and not delta.tool_calls):
+            yield from self._text_events(delta.text)
+        for call in delta.tool_calls:
+            yield from self._call_events(call)
+        if delta.finish:
             yield _event("content_block_stop", index=self._blocks - 1)
-            yield _event("message_delta", delta=_stopped(piece.ending), usage=_usage(piece.ending))
+            yield _event("message_delta", delta=_stop_fields(delta.finish), usage=_usage(delta.finish))
             yield _event("message_stop")
 
-    def _begin(self) -> Iterator[bytes]:
-        usage = _usage(Ending("", self._prompt, 0, 0))
-        begun: dict[str, Any] = {
-            **self._of,
+    def _start_events(self) -> Iterator[bytes]:
+        usage = _usage(FinishInfo("", self._prompt_tokens, 0, 0))
+        message: dict[str, Any] = {
+            **self._header,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,
             "usage": usage,
         }
-        yield _event("message_start", message=begun)
+        yield _event("message_start", message=message)
 
-    def _opened(self, block: Mapping[str, Any]) -> Iterator[bytes]:
+    def _open_block(self, block: Mapping[str, Any]) -> Iterator[bytes]:
         if self._blocks:
             yield _event("content_block_stop", index=self._blocks - 1)
         yield _event("content_block_start", index=self._blocks, content_block=block)
         self._blocks += 1
 
-    def _said(self, text: str) -> Iterator[bytes]:
+    def _text_events(self, text: str) -> Iterator[bytes]:
         if not self._blocks:
-            yield from self._opened({"type": "text", "text": ""})
+            yield from self._open_block({"type": "text", "text": ""})
         if text:
             yield self._delta({"type": "text_delta", "text": text})
 
-    def _called(self, piece: CallPiece) -> Iterator[bytes]:
-        if piece.name is not None:
-            begun: dict[str, Any] = {"id": new_id("toolu_"), "name": piece.name, "input": {}}
-            yield from self._opened({"type": "tool_use", **begun})
-        if piece.arguments:
-            yield self._delta({"type": "input_json_delta", "partial_json": piece.arguments})
+    def _call_events(self, delta: CallPiece) -> Iterator[bytes]:
+        if delta.name is not None:
+            block: dict[str, Any] = {"id": new_id("toolu_"), "name": delta.name, "input": {}}
+            yield from self._open_block({"type": "tool_use", **block})
+        if delta.arguments:
+            yield self._delta({"type": "input_json_delta", "partial_json": delta.arguments})
 
     def _delta(self, delta: Mapping[str, Any]) -> bytes:
         return _event("content_block_delta", index=self._blocks - 1, delta=delta)
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:  # noqa: ARG002
+    def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:  # noqa: ARG002
         return iter(())
 
-    def failed(self, error: ApiError) -> bytes:
-        return event(error.anthropic, "error")
+    def error_event(self, error: ApiError) -> bytes:
+        return event(error.anthropic_body, "error")
 
 
 def _event(kind: str, **more: Any) -> bytes:
     return event({"type": kind, **more}, kind)
 
 
-def _used(call: ToolCall) -> dict[str, Any] | None:
-    """A call as a block; None for one that was cut, which has no input."""
+def _tool_use_block(call: ToolCall) -> dict[str, Any] | None:
+    """A call as a block; None if its arguments are truncated."""
     try:
-        read = json.loads(call.arguments)
+        arguments = json.loads(call.arguments)
     except ValueError:
         return None
-    return {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": read}
+    return {"type": "tool_use", "id": new_id("toolu_"), "name": call.name, "input": arguments}

@@ -1,4 +1,4 @@
-"""The flags of `aerie serve`."""
+"""The command line arguments of `aerie serve`."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ from pathlib import Path
 from aerie.cli.arguments import add_template, real_number, whole_number
 from aerie.common.knobs import Knob
 from aerie.serve.model_names import byte_count, seconds
-from aerie.serve.service import Limits
+from aerie.serve.service import ServerLimits
 
 KEY = Knob("AERIE_API_KEY", "", "what clients of aerie serve have to send; empty: nothing, or --api-key")
-"""A list of processes shows a flag's value, and not this one's."""
-STANDARD = Limits()
+"""Unlike the value of a flag, a variable does not show in lists of processes."""
+STANDARD = ServerLimits()
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `aerie serve` to a parser."""
     _add_models(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     parser.add_argument(
@@ -73,7 +74,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load-wait",
         type=seconds,
-        default=STANDARD.load_s,
+        default=STANDARD.load_wait_s,
         metavar="SECONDS",
         help="that a request waits for its model to be loaded (default: %(default)s)",
     )
@@ -86,11 +87,13 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=STANDARD.queue,
         help="answers that may wait beside 32 under way; more are told to come again (default: %(default)s)",
     )
-    for name, default, what in (
+    for name, default, description in (
         ("--time-limit", STANDARD.time_limit_s, "seconds that a request has"),
         ("--drain", STANDARD.drain_s, "seconds that answers have when the server is told to stop"),
     ):
-        parser.add_argument(name, type=real_number, default=default, help=f"{what} (default: %(default)s)")
+        parser.add_argument(
+            name, type=real_number, default=default, help=f"{description} (default: %(default)s)"
+        )
     parser.add_argument(
         "--max-body",
         type=whole_number(1),
@@ -103,7 +106,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         default=STANDARD.connections,
         help="connections at once; fewer where the process may have fewer descriptors (default: %(default)s)",
     )
-    for name, default, what in (
+    for name, default, description in (
         ("--head-time", STANDARD.head_s, "the head of a request has"),
         ("--body-time", STANDARD.body_s, "its body has"),
         ("--send-time", STANDARD.send_s, "a reader has to take some of what was sent"),
@@ -113,19 +116,19 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
             type=whole_number(1),
             default=round(default),
             metavar="SECONDS",
-            help=f"that {what} (default: %(default)s)",
+            help=f"that {description} (default: %(default)s)",
         )
     parser.add_argument(
         "--keep-responses",
         type=whole_number(0),
         metavar="COUNT",
         help="responses and conversations that clients may go on from; the oldest go first, 0 keeps none "
-        f"(default: {STANDARD.kept})",
+        f"(default: {STANDARD.max_stored})",
     )
     parser.add_argument(
         "--keep-bytes",
         type=byte_count,
-        default=STANDARD.kept_bytes,
+        default=STANDARD.max_stored_bytes,
         metavar="BYTES",
         help="of all of them, at most (default: %(default)s)",
     )

@@ -1,4 +1,4 @@
-"""How answers are sent: whole, or as server-sent events that are written while they are made."""
+"""Send responses, whole or as server-sent events while they are generated."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from aerie.serve.errors import ApiError, internal
-from aerie.serve.output_processor import Ending, Piece
-from aerie.serve.request_outputs import Asking, Whole, unless_gone
+from aerie.serve.errors import ApiError, internal_error
+from aerie.serve.output_processor import FinishInfo, OutputDelta
+from aerie.serve.request_outputs import CompletedOutput, RequestOutputs, run_unless_disconnected
 
 LOG = logging.getLogger("aerie.serve")
 HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
-NOTE, LONGEST_NOTE = "X-Aerie-Note", 1000
+NOTE_HEADER, MAX_NOTE_LENGTH = "X-Aerie-Note", 1000
 HEARTBEAT = b": still at work\n\n"
-"""A comment, which clients pass over."""
+"""A comment; clients skip it."""
 DONE = b"data: [DONE]\n\n"
 
-Told = BaseModel | Mapping[str, Any]
+EventBody = BaseModel | Mapping[str, Any]
 
 
-class Form(Protocol):
-    """How an API writes a response, whole or as events."""
+class ResponseWriter(Protocol):
+    """Writes responses in the format of one API, whole or as events."""
 
-    def whole(self, made: Sequence[Whole]) -> Told: ...
+    def write_whole(self, outputs: Sequence[CompletedOutput]) -> EventBody: ...
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
-        """What is sent of a piece."""
+    def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
+        """The events of one delta."""
         ...
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
-        """What is sent when all answers are over."""
+    def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:
+        """The events after all outputs have finished."""
         ...
 
-    def failed(self, error: ApiError) -> bytes:
-        """What is sent last where one of them failed."""
+    def error_event(self, error: ApiError) -> bytes:
+        """The last event if an output failed."""
         ...
 
 
-def as_json(made: Told) -> str:
-    """With what was set of it."""
-    if isinstance(made, BaseModel):
-        return made.model_dump_json(exclude_unset=True, by_alias=True)
-    return json.dumps(made)
+def to_json_text(body: EventBody) -> str:
+    """The body as JSON; of a pydantic model only the fields that were set."""
+    if isinstance(body, BaseModel):
+        return body.model_dump_json(exclude_unset=True, by_alias=True)
+    return json.dumps(body)
 
 
-def event(made: Told, name: str | None = None) -> bytes:
-    return (f"event: {name}\n" if name else "").encode() + f"data: {as_json(made)}\n\n".encode()
+def event(body: EventBody, name: str | None = None) -> bytes:
+    return (f"event: {name}\n" if name else "").encode() + f"data: {to_json_text(body)}\n\n".encode()
 
 
-class Saying:
-    """Events that differ in one text alone. They are made of the client's types once, and written with other
-    texts after that, which takes a tenth of the time. make: the event of a text."""
+class EventTemplate:
+    """Events that differ in one text only. The client's types make the first one; the others reuse its JSON,
+    which takes a tenth of the time. make: builds the event of a text."""
 
-    def __init__(self, make: Callable[[str], Told]) -> None:
+    def __init__(self, make: Callable[[str], EventBody]) -> None:
         mark = secrets.token_hex(8)
         self._before, self._after = event(make(mark)).split(f'"{mark}"'.encode())
 
@@ -69,71 +69,75 @@ class Saying:
         return self._before + json.dumps(text, ensure_ascii=False).encode() + self._after
 
 
-def failed_event(path: str, error: ApiError, before: int) -> bytes:
-    """The event that ends a stream of this address, after so many events."""
+def error_event(path: str, error: ApiError, sequence_number: int) -> bytes:
+    """The last event of a failed stream of the API at `path`. sequence_number: for /v1/responses."""
     if path == "/v1/messages":
-        return event(error.anthropic, "error")
+        return event(error.anthropic_body, "error")
     if path == "/v1/responses":
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return event({"type": "error", "sequence_number": before, **told}, "error")
+        details = {"code": error.code, "message": error.message, "param": error.param}
+        return event({"type": "error", "sequence_number": sequence_number, **details}, "error")
     return event(error.body)
 
 
-def json_of(made: Told, headers: Mapping[str, str] | None = None) -> Response:
-    return Response(as_json(made), headers=headers, media_type="application/json")
+def json_response(body: EventBody, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(to_json_text(body), headers=headers, media_type="application/json")
 
 
-def noted(notes: Sequence[str]) -> dict[str, str]:
-    """The header that tells what of its schemas an answer is not held to; none where it is to all."""
+def notes_header(notes: Sequence[str]) -> dict[str, str]:
+    """The header that names schema keywords which are not enforced; empty if all are."""
     if not notes:
         return {}
-    told = f"not held to: {'; '.join(notes)}".encode("ascii", "backslashreplace").decode()
-    short = told if len(told) <= LONGEST_NOTE else f"{told[:LONGEST_NOTE]} ..."
-    return {NOTE: "".join(sign if sign.isprintable() else " " for sign in short)}
+    note = f"not held to: {'; '.join(notes)}".encode("ascii", "backslashreplace").decode()
+    short = note if len(note) <= MAX_NOTE_LENGTH else f"{note[:MAX_NOTE_LENGTH]} ..."
+    return {NOTE_HEADER: "".join(char if char.isprintable() else " " for char in short)}
 
 
-async def answered(request: Request, asking: Asking, form: Form, streams: bool, send_s: float) -> Response:
-    """The response, whole or as a stream, which closes what is asked for. An error that is there before the
-    first piece is raised, so that it has its status. send_s: as EventStream."""
-    headers = noted(asking.notes)
+async def make_response(
+    request: Request, outputs: RequestOutputs, writer: ResponseWriter, streams: bool, send_s: float
+) -> Response:
+    """Return the response, whole or as a stream, and close the outputs afterwards. Raises an error that
+    occurs before the first delta, so that the response has its status. send_s: as in EventStream."""
+    headers = notes_header(outputs.schema_notes)
     try:
         if not streams:
-            made = form.whole(await unless_gone(request.receive, asking.wholes()))
-            asking.close()
-            return json_of(made, headers)
-        first = await unless_gone(request.receive, asking.next())
-        if first and first.ending and first.ending.error:
-            raise first.ending.error
+            body = writer.write_whole(await run_unless_disconnected(request.receive, outputs.collect()))
+            outputs.close()
+            return json_response(body, headers)
+        first = await run_unless_disconnected(request.receive, outputs.next_delta())
+        if first and first.finish and first.finish.error:
+            raise first.finish.error
     except BaseException:
-        asking.close()
+        outputs.close()
         raise
-    return EventStream(_events(asking, form, first), send_s, asking.close, headers)
+    return EventStream(_events(outputs, writer, first), send_s, outputs.close, headers)
 
 
-async def _events(asking: Asking, form: Form, first: Piece | None) -> AsyncIterator[bytes]:
-    """What is sent of each piece, all its events at once: each part that is sent wakes the client."""
+async def _events(
+    outputs: RequestOutputs, writer: ResponseWriter, first: OutputDelta | None
+) -> AsyncIterator[bytes]:
+    """Yield the events of each delta in one piece: each piece that is sent wakes the client."""
     try:
-        if told := b"".join(form.events(first)) if first else b"":
-            yield told
-        async for piece in asking.pieces():
-            if piece is None:
+        if events := b"".join(writer.delta_events(first)) if first else b"":
+            yield events
+        async for delta in outputs.deltas():
+            if delta is None:
                 yield HEARTBEAT
                 continue
-            if piece.ending and piece.ending.error:
-                yield form.failed(piece.ending.error)
+            if delta.finish and delta.finish.error:
+                yield writer.error_event(delta.finish.error)
                 return
-            if told := b"".join(form.events(piece)):
-                yield told
-        if told := b"".join(form.last(asking.endings)):
-            yield told
+            if events := b"".join(writer.delta_events(delta)):
+                yield events
+        if events := b"".join(writer.final_events(outputs.finished)):
+            yield events
     except Exception:  # the status was sent long before: the stream ends with what tells of it
         LOG.exception("a stream failed")
-        yield form.failed(internal())
+        yield writer.error_event(internal_error())
 
 
 class EventStream(Response):
-    """Writes what `events` gives. Where the client goes away, or takes nothing for `send_s`, it ends; `close`
-    is called in any case."""
+    """A streamed response. It stops when the client disconnects or takes nothing for `send_s` seconds.
+    `close` is always called."""
 
     media_type = "text/event-stream"
 
@@ -150,7 +154,7 @@ class EventStream(Response):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002
         try:
-            await unless_gone(receive, self._written(send))
+            await run_unless_disconnected(receive, self._written(send))
         except (ApiError, TimeoutError):
             return  # nobody listens
         finally:

@@ -1,8 +1,8 @@
-"""POST /completion: llama.cpp's own API, by which many programs talk to a local model.
+"""POST /completion: llama.cpp's own API, which many programs use for local models.
 
-Facts: tools/server/README.md of llama.cpp (ggml-org/llama.cpp), "POST /completion". Fields that set nothing
-are taken, so that clients that send all of their settings are served; what is not built is refused unless its
-value asks for nothing.
+Source: tools/server/README.md of llama.cpp (ggml-org/llama.cpp), "POST /completion". Fields that change
+nothing are accepted, so that clients that send all their settings are served. A field that is not supported
+is refused unless its value disables it.
 """
 
 from __future__ import annotations
@@ -20,51 +20,53 @@ from aerie.engine.scheduler import MOST_ANSWERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve import preprocess
 from aerie.serve.common_fields import (
-    MOST_STOPS,
-    MOST_TOP,
-    STRONGEST,
-    Fields,
-    Form,
-    Settings,
+    EXCLUDING_BIAS,
+    MAX_STOPS,
+    MAX_TOP_LOGPROBS,
+    RequestFields,
+    SamplingFields,
     StopText,
+    StructuredOutput,
     Text,
-    Unbuilt,
+    UnsupportedFields,
     is_id,
-    room_of,
+    max_tokens_or_none,
 )
 from aerie.serve.errors import ApiError
-from aerie.serve.event_stream import answered, event
-from aerie.serve.openai_format import finite, progress, timings
-from aerie.serve.output_processor import LENGTH, Ending, Mark, Piece
-from aerie.serve.request_outputs import Whole
-from aerie.serve.service import Service
+from aerie.serve.event_stream import event, make_response
+from aerie.serve.openai_format import finite_logprob, progress, timings
+from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta, TokenLogprob
+from aerie.serve.request_outputs import CompletedOutput
+from aerie.serve.service import ModelService
 
 Bias: TypeAlias = "int | float | str | bool"
-Pair = Annotated[list[Bias], Field(min_length=2, max_length=2)]
-Id = Annotated[int, Field(ge=0)]
+BiasPair = Annotated[list[Bias], Field(min_length=2, max_length=2)]
+TokenId = Annotated[int, Field(ge=0)]
 
 
-class PromptString(Fields):
-    """A text in an object, beside which media could stand."""
+class PromptString(RequestFields):
+    """A text as an object, which in llama.cpp may also have media."""
 
     prompt_string: Text
     multimodal_data: list[str] | None = None
-    unbuilt: ClassVar[Unbuilt] = {"multimodal_data": ([[]], "prompts are text")}
+    unsupported: ClassVar[UnsupportedFields] = {"multimodal_data": ([[]], "prompts are text")}
 
 
-Part = Annotated[list[Text | Id], Field(min_length=1)]
-Prompt = Text | PromptString | Annotated[list[Text | Id | PromptString | Part], Field(min_length=1)]
+PromptPart = Annotated[list[Text | TokenId], Field(min_length=1)]
+Prompt = (
+    Text | PromptString | Annotated[list[Text | TokenId | PromptString | PromptPart], Field(min_length=1)]
+)
 
 
-class NativeSettings(Settings):
-    """Those of OpenAI's API, and of how many of the likeliest tokens it is told, and whether as drawn."""
+class LlamaCppSampling(SamplingFields):
+    """The sampling fields of OpenAI's API, with llama.cpp's fields for logprobs."""
 
     n_probs: int = 0
     post_sampling_probs: bool = False
     return_progress: bool = False
 
     @property
-    def top(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.n_probs or None
 
     @property
@@ -72,14 +74,14 @@ class NativeSettings(Settings):
         return self.return_progress
 
     @property
-    def as_drawn(self) -> bool:
+    def logprobs_after_sampling(self) -> bool:
         return self.post_sampling_probs
 
 
-class NativeRequest(Fields):
-    """See the module. Defaults are llama.cpp's. prompt: a text, or token ids, or both in turn, in one list;
-    or a list of such. n_predict: -1 is as many as the context has, 0 reads the prompt and makes nothing.
-    logit_bias: biases by ids or texts, or pairs of an id or a text and a bias."""
+class LlamaCppRequest(RequestFields):
+    """Body of POST /completion. Defaults are llama.cpp's. prompt: a text, token ids, or a list of both; or a
+    list of such. n_predict: -1 means up to the end of the context, 0 computes the prompt only. logit_bias:
+    biases by id or text, or pairs."""
 
     prompt: Prompt
     model: str | None = None
@@ -95,14 +97,14 @@ class NativeRequest(Fields):
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
     seed: int = -1
-    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] = Field(default_factory=list)
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] = Field(default_factory=list)
     logit_bias: dict[str, Bias] | list[Annotated[list[Bias], Field(min_length=2, max_length=2)]] = Field(
         default_factory=list
     )
     ignore_eos: bool = False
     grammar: str = ""
     json_schema: dict[str, Any] | None = None
-    n_probs: Annotated[int, Field(ge=0, le=MOST_TOP)] = 0
+    n_probs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
     post_sampling_probs: bool = False
     return_tokens: bool = False
     timings_per_token: bool = False
@@ -131,7 +133,7 @@ class NativeRequest(Fields):
     t_max_predict_ms: Any = None
     lora: Any = None
     backend_sampling: bool | None = None
-    unbuilt: ClassVar[Unbuilt] = {
+    unsupported: ClassVar[UnsupportedFields] = {
         "dynatemp_range": ([0], "temperatures that change are not built"),
         "typical_p": ([1], "typical sampling is not built"),
         "dry_multiplier": ([0], "the DRY penalty is not built"),
@@ -143,36 +145,36 @@ class NativeRequest(Fields):
     }
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.grammar and self.json_schema is not None:
             raise ValueError("grammar and json_schema are two forms; give one of them")
         pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
-        if (wrong := next((bias for _, bias in pairs if isinstance(bias, str)), None)) is not None:
-            raise ValueError(f"logit_bias has {wrong!r}; give a number, or false to leave a token out")
-        if self.repeat_last_n not in (None, -1) and self._penalises:
+        if (invalid := next((bias for _, bias in pairs if isinstance(bias, str)), None)) is not None:
+            raise ValueError(f"logit_bias has {invalid!r}; give a number, or false to leave a token out")
+        if self.repeat_last_n not in (None, -1) and self._has_penalties:
             raise ValueError(
                 f"repeat_last_n is {self.repeat_last_n}, and penalties look at the whole text here; give -1"
             )
-        if (asked := len(self.prompts) * self.n_cmpl) > MOST_ANSWERS:
+        if (count := len(self.prompts) * self.n_cmpl) > MOST_ANSWERS:
             raise ValueError(
-                f"{asked} answers are asked for, and {MOST_ANSWERS} is the limit; send several requests"
+                f"{count} answers are asked for, and {MOST_ANSWERS} is the limit; send several requests"
             )
         return self
 
     @property
-    def _penalises(self) -> bool:
+    def _has_penalties(self) -> bool:
         return self.repeat_penalty != 1 or bool(self.presence_penalty or self.frequency_penalty)
 
     @property
     def prompts(self) -> list[str | list[str | int]]:
-        """One or more, each a text, or texts and token ids in turn."""
+        """One or more prompts, each a text, or texts and token ids."""
         if not isinstance(self.prompt, list):
             return [_plain(self.prompt)]
-        flat = [_plain(each) for each in self.prompt if not isinstance(each, list)]
-        if any(isinstance(each, int) for each in flat) and len(flat) == len(self.prompt):
-            return [flat]
-        every = [each if isinstance(each, list) else _plain(each) for each in self.prompt]
-        return [[each] if isinstance(each, int) else each for each in every]
+        parts = [_plain(part) for part in self.prompt if not isinstance(part, list)]
+        if any(isinstance(part, int) for part in parts) and len(parts) == len(self.prompt):
+            return [parts]
+        prompts = [part if isinstance(part, list) else _plain(part) for part in self.prompt]
+        return [[part] if isinstance(part, int) else part for part in prompts]
 
     @property
     def is_several(self) -> bool:
@@ -180,24 +182,27 @@ class NativeRequest(Fields):
         return self.n_cmpl > 1 or len(self.prompts) > 1
 
     @property
-    def most(self) -> int | None:
-        """Tokens that are made at most; 0: the prompt is only read."""
-        return room_of(self.n_predict if self.max_tokens is None else self.max_tokens)
+    def max_new_tokens(self) -> int | None:
+        """Maximum output tokens; 0 computes the prompt only, None means no limit."""
+        return max_tokens_or_none(self.n_predict if self.max_tokens is None else self.max_tokens)
 
     @property
     def biases(self) -> list[tuple[int | str, float]]:
-        """By an id or a text; False leaves a token out."""
-        given = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
-        return [(_named(name), -STRONGEST if bias is False else float(bias)) for name, bias in given]
+        """Biases by id or text; false excludes a token."""
+        pairs = self.logit_bias.items() if isinstance(self.logit_bias, dict) else self.logit_bias
+        return [
+            (_token_or_text(name), -EXCLUDING_BIAS if bias is False else float(bias)) for name, bias in pairs
+        ]
 
     @property
-    def form(self) -> Form | None:
+    def structured_output(self) -> StructuredOutput | None:
         if self.grammar:
-            return Form("grammar", gbnf=self.grammar)
-        return None if self.json_schema is None else Form("json_schema", self.json_schema)
+            return StructuredOutput("grammar", gbnf=self.grammar)
+        return None if self.json_schema is None else StructuredOutput("json_schema", self.json_schema)
 
-    def settings(self, biases: Mapping[int, float]) -> NativeSettings:
-        return NativeSettings(
+    def sampling_fields(self, biases: Mapping[int, float]) -> LlamaCppSampling:
+        """The settings as the fields of the other APIs. biases: by token id."""
+        return LlamaCppSampling(
             temperature=self.temperature,
             top_k=self.top_k,
             top_p=self.top_p,
@@ -216,9 +221,8 @@ class NativeRequest(Fields):
             return_progress=self.stream and self.return_progress,
         )
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """The settings, as a response repeats them."""
+    def settings_json(self) -> dict[str, Any]:
+        """The settings as a response repeats them."""
         shown = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "presence_penalty")
         more = (
             "frequency_penalty",
@@ -250,90 +254,97 @@ def _plain(part: str | int | PromptString) -> str | int:
     return part.prompt_string if isinstance(part, PromptString) else part
 
 
-DEFAULTS = NativeRequest(prompt="-").told
-"""What /props tells of the settings of a request that gives none."""
+DEFAULTS = LlamaCppRequest(prompt="-").settings_json()
+"""Default settings, for /props."""
 
 
-class NativeForm:
-    """Of /completion. prompts: the texts of the prompts, as the model reads them."""
+class LlamaCppWriter:
+    """Writes /completion. prompts: their texts, as the model sees them."""
 
-    def __init__(self, model: str, asked: NativeRequest, prompts: Sequence[str]) -> None:
-        self._model, self._asked, self._prompts = model, asked, prompts
+    def __init__(self, model: str, request: LlamaCppRequest, prompts: Sequence[str]) -> None:
+        self._model, self._request, self._prompts = model, request, prompts
         self._new_lines: set[int] = set()
 
-    def whole(self, made: Sequence[Whole]) -> Any:
-        told = []
-        for index, one in enumerate(made):
-            assert one.ending is not None
-            piece = Piece(index, one.text, tuple(one.marks), one.ending, tuple(one.tokens), one.spent)
-            end = {**self._piece(piece), **self._end(piece, one.ending)}
-            if not self._asked.return_tokens:
-                end["tokens"] = []
-            told.append(self._picked(end))
-        return told if self._asked.is_several else told[0]
+    def write_whole(self, outputs: Sequence[CompletedOutput]) -> Any:
+        bodies = []
+        for index, output in enumerate(outputs):
+            assert output.finish is not None
+            delta = OutputDelta(
+                index,
+                output.text,
+                tuple(output.logprobs),
+                output.finish,
+                tuple(output.tokens),
+                output.timings,
+            )
+            body = {**self._delta_body(delta), **self._final_body(delta, output.finish)}
+            if not self._request.return_tokens:
+                body["tokens"] = []
+            bodies.append(self._select_fields(body))
+        return bodies if self._request.is_several else bodies[0]
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
-        begun = {"index": piece.index, "content": "", "tokens": [], "stop": False}
-        for read in piece.read:
-            yield event({**begun, **progress(piece.spent, read)})
-        if piece.ending is None:
-            if piece.text or piece.marks:
-                yield event({**self._piece(piece), "stop": False})
+    def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
+        start = {"index": delta.index, "content": "", "tokens": [], "stop": False}
+        for progress_at in delta.progress:
+            yield event({**start, **progress(delta.timings, progress_at)})
+        if delta.finish is None:
+            if delta.text or delta.logprobs:
+                yield event({**self._delta_body(delta), "stop": False})
             return
-        if piece.text or piece.marks:
-            yield event({**self._piece(piece), "stop": False})
-        told = self._end(Piece(piece.index, spent=piece.spent), piece.ending)
-        yield event(self._picked({"index": piece.index, "content": "", "tokens": [], **told}))
+        if delta.text or delta.logprobs:
+            yield event({**self._delta_body(delta), "stop": False})
+        body = self._final_body(OutputDelta(delta.index, timings=delta.timings), delta.finish)
+        yield event(self._select_fields({"index": delta.index, "content": "", "tokens": [], **body}))
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:  # noqa: ARG002
+    def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:  # noqa: ARG002
         return iter(())
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         return event(error.body)
 
-    def _piece(self, piece: Piece) -> dict[str, Any]:
-        """What has come, in a stream or as a whole."""
-        asked, spent = self._asked, piece.spent
-        if "\n" in piece.text:
-            self._new_lines.add(piece.index)
-        told: dict[str, Any] = {
-            "index": piece.index,
-            "content": piece.text,
-            "tokens": [*piece.tokens],
-            "tokens_predicted": spent.made,
-            "tokens_evaluated": spent.prompt,
+    def _delta_body(self, delta: OutputDelta) -> dict[str, Any]:
+        """The body of a delta, or of a complete output."""
+        request, timing = self._request, delta.timings
+        if "\n" in delta.text:
+            self._new_lines.add(delta.index)
+        body: dict[str, Any] = {
+            "index": delta.index,
+            "content": delta.text,
+            "tokens": [*delta.tokens],
+            "tokens_predicted": timing.completion_tokens,
+            "tokens_evaluated": timing.prompt_tokens,
         }
-        if asked.n_probs:
-            told["completion_probabilities"] = [
-                _mark(each, asked.post_sampling_probs) for each in piece.marks
+        if request.n_probs:
+            body["completion_probabilities"] = [
+                _logprob_body(each, request.post_sampling_probs) for each in delta.logprobs
             ]
-        return {**told, "timings": timings(spent)} if asked.timings_per_token else told
+        return {**body, "timings": timings(timing)} if request.timings_per_token else body
 
-    def _end(self, piece: Piece, ending: Ending) -> dict[str, Any]:
-        asked, spent = self._asked, piece.spent
+    def _final_body(self, delta: OutputDelta, finish: FinishInfo) -> dict[str, Any]:
+        request, timing = self._request, delta.timings
         return {
             "stop": True,
-            "id_slot": -1 if asked.id_slot is None else asked.id_slot,
+            "id_slot": -1 if request.id_slot is None else request.id_slot,
             "model": self._model,
-            "tokens_predicted": spent.made,
-            "tokens_evaluated": spent.prompt,
-            "tokens_cached": spent.cached,
-            "generation_settings": asked.told,
-            "prompt": self._prompts[piece.index // asked.n_cmpl],
-            "has_new_line": piece.index in self._new_lines,
+            "tokens_predicted": timing.completion_tokens,
+            "tokens_evaluated": timing.prompt_tokens,
+            "tokens_cached": timing.cached_tokens,
+            "generation_settings": request.settings_json(),
+            "prompt": self._prompts[delta.index // request.n_cmpl],
+            "has_new_line": delta.index in self._new_lines,
             "truncated": False,
-            "stop_type": _stop_type(ending),
-            "stopping_word": ending.stop if isinstance(ending.stop, str) else "",
-            "timings": timings(spent),
+            "stop_type": _stop_type(finish),
+            "stopping_word": finish.stop if isinstance(finish.stop, str) else "",
+            "timings": timings(timing),
         }
 
-    def _picked(self, told: dict[str, Any]) -> dict[str, Any]:
-        """The fields that were asked for, a nested one by its path; all where none were."""
-        if not (wanted := self._asked.response_fields):
-            return told
+    def _select_fields(self, body: dict[str, Any]) -> dict[str, Any]:
+        """The requested fields, nested ones by path; all fields if none were requested."""
+        if not (requested := self._request.response_fields):
+            return body
         picked = {}
-        for name in wanted:
-            value: Any = told
+        for name in requested:
+            value: Any = body
             for part in name.split("/"):
                 value = value.get(part) if isinstance(value, Mapping) else None
             if value is not None:
@@ -341,72 +352,82 @@ class NativeForm:
         return picked
 
 
-def _stop_type(ending: Ending) -> Literal["limit", "word", "eos"]:
-    if ending.reason == LENGTH:
+def _stop_type(finish: FinishInfo) -> Literal["limit", "word", "eos"]:
+    if finish.reason == LENGTH:
         return "limit"
-    return "eos" if ending.stop is None else "word"
+    return "eos" if finish.stop is None else "word"
 
 
-def _mark(mark: Mark, as_drawn: bool) -> dict[str, Any]:
-    """A token, and the likeliest in its place: by logarithms, or as drawn, by probabilities."""
+def _logprob_body(logprob: TokenLogprob, after_sampling: bool) -> dict[str, Any]:
+    """A token and the likeliest ones of its position: logprobs, or probabilities after sampling."""
 
-    def one(token: int, text: str, data: bytes, log: float | None) -> dict[str, Any]:
-        told = {"id": token, "token": text, "bytes": list(data)}
-        return {**told, "prob": math.exp(log or 0.0)} if as_drawn else {**told, "logprob": finite(log)}
+    def entry(token: int, text: str, data: bytes, log: float | None) -> dict[str, Any]:
+        body = {"id": token, "token": text, "bytes": list(data)}
+        return (
+            {**body, "prob": math.exp(log or 0.0)}
+            if after_sampling
+            else {**body, "logprob": finite_logprob(log)}
+        )
 
-    name = "top_probs" if as_drawn else "top_logprobs"
-    own = one(mark.token, mark.text, mark.data, mark.logprob)
-    return {**own, name: [one(*each) for each in mark.top]}
+    name = "top_probs" if after_sampling else "top_logprobs"
+    token_body = entry(logprob.token, logprob.text, logprob.data, logprob.logprob)
+    return {**token_body, name: [entry(*each) for each in logprob.top]}
 
 
-def encoded(prompt: str | list[str | int], most: int, tokenizer: Tokenizer) -> list[int]:
-    """Control tokens that are spelled out are such here: who asks has filled in the template. What stands
-    before every text, BOS mostly, is there once, and not before ids. most: as of Tokenizer.encode."""
-    begins = tokenizer.encode("")
+def encode_prompt(prompt: str | list[str | int], most: int, tokenizer: Tokenizer) -> list[int]:
+    """Encode a prompt. Control tokens in its text become such tokens, as the client has filled in the
+    template. A prefix of every text, mostly BOS, is added once, and not before ids. max_tokens: as in
+    Tokenizer.encode."""
+    start = tokenizer.encode("")
     if isinstance(prompt, str):
         ids = tokenizer.encode(prompt, control_tokens=True, most=most)
-        return ids[len(begins) :] if begins and ids[: 2 * len(begins)] == begins * 2 else ids
+        return ids[len(start) :] if start and ids[: 2 * len(start)] == start * 2 else ids
     ids = []
     for part in prompt:
         if isinstance(part, int):
             ids.append(part)
         else:
-            made = encoded(part, most, tokenizer)
-            ids += made[len(begins) :] if ids and made[: len(begins)] == begins else made
+            encoded_part = encode_prompt(part, most, tokenizer)
+            ids += encoded_part[len(start) :] if ids and encoded_part[: len(start)] == start else encoded_part
     return ids
 
 
-def _named(name: Bias) -> int | str:
-    """An id, or a text; a text of digits is an id, as keys of JSON are texts."""
+def _token_or_text(name: Bias) -> int | str:
+    """A token id or a text. A text of digits is an id, as JSON keys are texts."""
     if isinstance(name, str):
         return int(name) if is_id(name) else name
     return int(name)
 
 
-def biases(asked: NativeRequest, most: int, tokenizer: Tokenizer) -> dict[int, float]:
-    """By token id. A text stands for each of its tokens."""
+def parse_biases(request: LlamaCppRequest, most: int, tokenizer: Tokenizer) -> dict[int, float]:
+    """Biases by token id. A text stands for each of its tokens."""
     return {
         token: bias
-        for name, bias in asked.biases
+        for name, bias in request.biases
         for token in ([name] if isinstance(name, int) else tokenizer.encode(name, special=False, most=most))
     }
 
 
-async def completed(service: Service, asked: NativeRequest, request: Request) -> Response:
-    """The response. Raises ApiError."""
-    opened = service.ready()
-    for prompt in asked.prompts:
+async def complete(service: ModelService, body: LlamaCppRequest, request: Request) -> Response:
+    """Answer POST /completion. Raises ApiError."""
+    opened = service.require_loaded()
+    for prompt in body.prompts:
         preprocess.check_ids(opened, (each for each in prompt if isinstance(each, int)), "prompt")
-    most = opened.session.model.positions
-    prompts = [await service.encoded(partial(encoded, prompt, most)) for prompt in asked.prompts]
-    texts = [await service.encoded(partial(_decoded, ids)) for ids in prompts]
-    given = await service.encoded(partial(biases, asked, most))
-    grammar = await service.grammar(opened, asked.form)
+    max_tokens = opened.session.model.positions
+    prompts = [
+        await service.run_with_tokenizer(partial(encode_prompt, prompt, max_tokens))
+        for prompt in body.prompts
+    ]
+    texts = [await service.run_with_tokenizer(partial(_decoded, ids)) for ids in prompts]
+    biases_by_id = await service.run_with_tokenizer(partial(parse_biases, body, max_tokens))
+    grammar = await service.grammar(opened, body.structured_output)
     limit_s = service.limits.time_limit_s
-    asks = preprocess.asked(opened, asked.settings(given), prompts, asked.most, limit_s, grammar)
-    asking = service.asking(asks, request.state.line)
-    form = NativeForm(service.name, asked, texts)
-    return await answered(request, asking, form, asked.stream, service.limits.send_s)
+    requests = preprocess.output_requests(
+        opened, body.sampling_fields(biases_by_id), prompts, body.max_new_tokens, limit_s, grammar
+    )
+    outputs = service.submit(requests, request.state.request_log)
+    writer = LlamaCppWriter(service.name, body, texts)
+    return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
 
 def _decoded(ids: Sequence[int], tokenizer: Tokenizer) -> str:

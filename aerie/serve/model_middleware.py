@@ -1,8 +1,9 @@
-"""What stands between the guard and the addresses: the model that a request names is loaded before it is
-answered, and stays until it is.
+"""ASGI middleware between the guard and the routes: it loads the model that a request names, and keeps it
+loaded until the response is complete.
 
-Who asks for a stream has comments from the first heartbeat on, so what goes wrong after that is the stream's
-last event; others have the status.
+A client that asked for a stream gets comments while the model loads, from the first heartbeat on. An error
+after that is the last event of the stream; before it, and without a stream, the response has the error's
+status.
 """
 
 from __future__ import annotations
@@ -17,80 +18,86 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie.serve.errors import ApiError
-from aerie.serve.event_stream import HEADERS, HEARTBEAT, failed_event
-from aerie.serve.models import Models
-from aerie.serve.request_body import replayed
-from aerie.serve.request_outputs import unless_gone
-from aerie.serve.service import Service
+from aerie.serve.event_stream import HEADERS, HEARTBEAT, error_event
+from aerie.serve.models import ModelManager
+from aerie.serve.request_body import replay_body
+from aerie.serve.request_outputs import run_unless_disconnected
+from aerie.serve.service import ModelService
 
-MODELLESS = ("/models/", "/npu/", "/v1/load", "/v1/unload", "/v1/conversations", "/v1/responses/resp_")
-"""Addresses that begin so are about models, or about what is kept, and want no model that is loaded."""
+PATHS_WITHOUT_MODEL = (
+    "/models/",
+    "/npu/",
+    "/v1/load",
+    "/v1/unload",
+    "/v1/conversations",
+    "/v1/responses/resp_",
+)
+"""Paths with these prefixes need no loaded model: they manage models or stored responses."""
 
 
-class Loading:
-    """ASGI between what reads bodies (reading.py) and the app. router: the app's, by which it is known what
-    there is."""
+class ModelMiddleware:
+    """ASGI middleware between BodyMiddleware (request_body.py) and the app. router: the routes of the app."""
 
-    def __init__(self, app: ASGIApp, models: Models, router: Router) -> None:
+    def __init__(self, app: ASGIApp, models: ModelManager, router: Router) -> None:
         self._app, self._models, self._router = app, models, router
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or not self._wants_model(scope):
+        if scope["type"] != "http" or not self._needs_model(scope):
             await self._app(scope, receive, send)
             return
         body = (await receive())["body"]
-        read = scope["state"].get("read")
-        service = self._models.named(_name(scope, read))
+        read = scope["state"].get("fields")
+        service = self._models.find(_model_name(scope, read))
         scope["state"]["service"] = service
-        reply = Reply(scope["path"], send, streams=getattr(read, "stream", False))
-        self._models.hold(service)
+        response = StreamedResponse(scope["path"], send, streams=getattr(read, "stream", False))
+        self._models.acquire(service)
         try:
             if service.opened is None:
-                await unless_gone(receive, self._loaded(service, reply))
-            await self._app(scope, replayed(body, receive), reply.send)
+                await run_unless_disconnected(receive, self._wait_loaded(service, response))
+            await self._app(scope, replay_body(body, receive), response.send)
         except ApiError as error:
-            await reply.fail(error)
+            await response.fail(error)
         finally:
-            self._models.let_go(service)
+            self._models.release(service)
 
-    def _wants_model(self, scope: Scope) -> bool:
-        if scope["method"] != "POST" or scope["path"].startswith(MODELLESS):
+    def _needs_model(self, scope: Scope) -> bool:
+        if scope["method"] != "POST" or scope["path"].startswith(PATHS_WITHOUT_MODEL):
             return False
         return any(route.matches(scope)[0] is Match.FULL for route in self._router.routes)
 
-    async def _loaded(self, service: Service, reply: Reply) -> None:
-        """Wait until it is loaded, with heartbeats."""
-        loading = asyncio.ensure_future(self._models.loaded(service))
+    async def _wait_loaded(self, service: ModelService, response: StreamedResponse) -> None:
+        """Wait until the model is loaded, with heartbeats."""
+        loading = asyncio.ensure_future(self._models.wait_loaded(service))
         try:
             while not (await asyncio.wait({loading}, timeout=self._models.limits.heartbeat_s))[0]:
-                await reply.beat()
+                await response.send_heartbeat()
             loading.result()
         finally:
             loading.cancel()
 
 
-class Reply:
-    """What a client was sent. Into a stream that a heartbeat began, what the app makes is written."""
+class StreamedResponse:
+    """The response to one client. If a heartbeat started the stream, the app's response continues it."""
 
     def __init__(self, path: str, send: Send, streams: bool) -> None:
         self._path, self._send, self._streams = path, send, streams
-        self._is_begun = False
+        self._has_started = False
         self._status, self._refusal = 0, b""
 
-    async def beat(self) -> None:
-        """Of a stream alone."""
+    async def send_heartbeat(self) -> None:
+        """Send a comment. Does nothing unless the client asked for a stream."""
         if not self._streams:
             return
-        if not self._is_begun:
+        if not self._has_started:
             headers = {"Content-Type": "text/event-stream; charset=utf-8", **HEADERS}
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})
-            self._is_begun = True
+            self._has_started = True
         await self._write(HEARTBEAT, more=True)
 
     async def send(self, message: Message) -> None:
-        """What the app sends."""
-        if not self._is_begun:
+        """Forward a message of the app. An error response becomes the last event of a started stream."""
+        if not self._has_started:
             await self._send(message)
         elif message["type"] == "http.response.start":
             self._status = message["status"]
@@ -99,50 +106,50 @@ class Reply:
         else:
             self._refusal += message.get("body", b"")
             if not message.get("more_body"):
-                await self._write(failed_event(self._path, _told(self._status, self._refusal), 0))
+                await self._write(error_event(self._path, _parse_error(self._status, self._refusal), 0))
 
     async def fail(self, error: ApiError) -> None:
-        """End it with an error, which is raised where nothing was sent."""
-        if not self._is_begun:
+        """End the stream with an error event. Raises the error if nothing was sent yet."""
+        if not self._has_started:
             raise error
-        await self._write(failed_event(self._path, error, 0))
+        await self._write(error_event(self._path, error, 0))
 
     async def _write(self, body: bytes, more: bool = False) -> None:
         await self._send({"type": "http.response.body", "body": body, "more_body": more})
 
 
-def _told(status: int, refusal: bytes) -> ApiError:
-    """The error that the body of a response tells."""
-    told = json.loads(refusal)["error"]
-    return ApiError(status, told["message"], told.get("param"), told.get("code"))
+def _parse_error(status: int, body: bytes) -> ApiError:
+    """The ApiError in the body of an error response."""
+    error = json.loads(body)["error"]
+    return ApiError(status, error["message"], error.get("param"), error.get("code"))
 
 
-def _name(scope: Scope, read: Any) -> str | None:
-    """The model that is meant; None where none is named."""
-    named: str | None = getattr(read, "model", None)
-    if named is not None:
-        return named
-    asked = parse_qs(scope["query_string"].decode("latin-1")).get("model")
-    return asked[0] if asked else None
+def _model_name(scope: Scope, read: Any) -> str | None:
+    """The model that the body or the query names; None if neither does."""
+    name: str | None = getattr(read, "model", None)
+    if name is not None:
+        return name
+    query = parse_qs(scope["query_string"].decode("latin-1")).get("model")
+    return query[0] if query else None
 
 
-async def _held(request: Request) -> Service:  # async, or FastAPI takes a thread to call it
-    service: Service = request.state.service
+async def _loaded_service(request: Request) -> ModelService:  # async, or FastAPI takes a thread to call it
+    service: ModelService = request.state.service
     return service
 
 
-async def _there(request: Request) -> Models:
-    models: Models = request.app.state.models
+async def _all_models(request: Request) -> ModelManager:
+    models: ModelManager = request.app.state.models
     return models
 
 
-async def _seen(request: Request, model: str | None = None) -> Service:
-    return (await _there(request)).named(model)
+async def _named_service(request: Request, model: str | None = None) -> ModelService:
+    return (await _all_models(request)).find(model)
 
 
-Held = Annotated[Service, Depends(_held)]
-"""The model that is asked: loaded, until the response is complete."""
-Seen = Annotated[Service, Depends(_seen)]
-"""The model that ?model= names, else the first, as it is."""
-There = Annotated[Models, Depends(_there)]
-"""All models, as they are."""
+LoadedService = Annotated[ModelService, Depends(_loaded_service)]
+"""The model of the request. It stays loaded until the response is complete."""
+NamedService = Annotated[ModelService, Depends(_named_service)]
+"""The model that ?model= names, else the default model, loaded or not."""
+AllModels = Annotated[ModelManager, Depends(_all_models)]
+"""The manager of all models."""

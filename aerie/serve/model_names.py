@@ -1,4 +1,4 @@
-"""The words of `aerie serve` that name models: which there are, under which names, with whose guesses."""
+"""The flags of `aerie serve` that name models: --model, --models-dir, --name, --alias and --draft."""
 
 from __future__ import annotations
 
@@ -12,55 +12,56 @@ from aerie.cli.checkpoints import DEMO
 from aerie.common.errors import UserError
 
 NAME = re.compile(r"([^=/\\\s]+)=(.+)")
-"""A name and what it stands for. A path that has a = and is no folder here begins with a /, or with ./"""
+"""A name and its value. A path with a = that is no folder here must start with / or ./"""
 UNITS: Mapping[str, int] = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 BYTES = re.compile(r"(\d+(?:\.\d+)?)([KMGT]?)(?:i?B)?", re.IGNORECASE)
 
 
-def models_of(given: Sequence[str], folder: Path | None, name: str | None) -> dict[str, str]:
-    """What each name stands for: a folder, or a model as `aerie run` takes it. given: of --model, each with a
-    name or without. folder: of --models-dir. name: of --name. UserError."""
-    pairs = [_named(model) for model in given] or ([] if folder else [(None, DEMO)])
+def parse_models(values: Sequence[str], folder: Path | None, name: str | None) -> dict[str, str]:
+    """Return the model (a folder or what `aerie run` takes) by its served name. values: of --model, with or
+    without a name. folder: of --models-dir. name: of --name. Raises UserError if a name is used twice, --name
+    does not fit, or the folder has no model."""
+    pairs = [_split_name(model) for model in values] or ([] if folder else [(None, DEMO)])
     if name is not None:
         if len(pairs) != 1 or folder:
-            there = "those of --models-dir" if folder else f"{len(pairs)}"
+            count = "those of --models-dir" if folder else f"{len(pairs)}"
             raise UserError(
-                f"--name is {name!r}, which is for one model, and there are {there}; name each by --model "
+                f"--name is {name!r}, which is for one model, and there are {count}; name each by --model "
                 "NAME=MODEL"
             )
         pairs = [(name, pairs[0][1])]
-    every = [(own or _name_of(model), model) for own, model in pairs]
-    return _without_doubles([*every, *(_in_folder(folder) if folder else ())])
+    named = [(own or _default_name(model), model) for own, model in pairs]
+    return _check_unique([*named, *(_in_folder(folder) if folder else ())])
 
 
-def _named(given: str) -> tuple[str | None, str]:
-    found = NAME.fullmatch(given)
-    return (found[1], found[2]) if found and not Path(given).is_dir() else (None, given)
+def _split_name(value: str) -> tuple[str | None, str]:
+    match = NAME.fullmatch(value)
+    return (match[1], match[2]) if match and not Path(value).is_dir() else (None, value)
 
 
-def _name_of(model: str) -> str:
-    """A folder's own name: where it lies is nobody's business."""
+def _default_name(model: str) -> str:
+    """The name of a folder without its path: clients need not know where it is."""
     folder = Path(model).expanduser()
     return folder.resolve().name if folder.is_dir() else model
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[str, str]]:
-    """The models in a folder, by their names. UserError where there are none."""
+    """Yield name and path of each model in a folder. Raises UserError if there is none."""
     try:
-        found = sorted(one for one in folder.expanduser().iterdir() if (one / "config.json").is_file())
+        folders = sorted(path for path in folder.expanduser().iterdir() if (path / "config.json").is_file())
     except OSError as error:
         raise UserError(
             f"--models-dir is {folder}, and cannot be read ({error.strerror}); name a folder of models"
         ) from None
-    if not found:
+    if not folders:
         raise UserError(
             f"--models-dir is {folder}, and no folder in it has a config.json; name one that holds models, "
             "each in a folder of its own"
         )
-    yield from ((one.name, str(one)) for one in found)
+    yield from ((path.name, str(path)) for path in folders)
 
 
-def _without_doubles(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
+def _check_unique(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     named: dict[str, str] = {}
     for name, model in pairs:
         if name in named:
@@ -72,53 +73,53 @@ def _without_doubles(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:
     return named
 
 
-def drafts_of(given: Sequence[str], models: Mapping[str, str]) -> dict[str, str | None]:
-    """Whose guesses each model has: of --draft for all, or with its name for one. UserError for a name that
-    there is not, and for two of the same."""
-    found: dict[str | None, str] = {}
-    for each in given:
-        name, draft = _named(each)
+def parse_drafts(values: Sequence[str], models: Mapping[str, str]) -> dict[str, str | None]:
+    """Return the draft of each model. values: of --draft, for all models or, with a name, for one. Raises
+    UserError if a name is unknown or given twice."""
+    drafts: dict[str | None, str] = {}
+    for value in values:
+        name, draft = _split_name(value)
         if name is not None and name not in models:
             raise UserError(
                 f"--draft names the model {name!r}, and there are {', '.join(models)}; name one of them"
             )
-        if name in found:
-            whose = "all models" if name is None else name
+        if name in drafts:
+            owner = "all models" if name is None else name
             raise UserError(
-                f"--draft is given twice for {whose}, {found[name]} and {draft}; give one of them"
+                f"--draft is given twice for {owner}, {drafts[name]} and {draft}; give one of them"
             )
-        found[name] = draft
-    return {name: found.get(name, found.get(None)) for name in models}
+        drafts[name] = draft
+    return {name: drafts.get(name, drafts.get(None)) for name in models}
 
 
-def aliases_of(given: Sequence[str], models: Mapping[str, str]) -> dict[str, list[str]]:
-    """The other names of each model: of --alias, for the first, or for the one that it names. UserError for a
-    model that there is not, and for a name that another has."""
-    found: dict[str, list[str]] = {name: [] for name in models}
-    for each in given:
-        alias, _, name = each.partition("=")
+def parse_aliases(values: Sequence[str], models: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the other names of each model. values: of --alias, for the first model or the one that it names.
+    Raises UserError if the model is unknown or the alias is taken."""
+    aliases: dict[str, list[str]] = {name: [] for name in models}
+    for value in values:
+        alias, _, name = value.partition("=")
         if (name := name or next(iter(models))) not in models:
             raise UserError(
-                f"--alias {each} names the model {name!r}, and there are {', '.join(models)}; name one of "
+                f"--alias {value} names the model {name!r}, and there are {', '.join(models)}; name one of "
                 "them"
             )
-        if alias in models or any(alias in others for others in found.values()):
+        if alias in models or any(alias in others for others in aliases.values()):
             raise UserError(f"--alias is {alias!r}, which is a name here already; give another")
-        found[name].append(alias)
-    return found
+        aliases[name].append(alias)
+    return aliases
 
 
 def byte_count(text: str) -> int:
-    """An argument type: bytes, as 6000000000, 512M or 1.5G; units are of 1024."""
-    found = BYTES.fullmatch(text.strip())
-    count = int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    """Argument type: bytes, as 6000000000, 512M or 1.5G; units are powers of 1024."""
+    match = BYTES.fullmatch(text.strip())
+    count = int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
     if count < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is not a number of bytes, such as 512M or 6G")
     return count
 
 
 def seconds(text: str) -> float:
-    """An argument type: seconds, 0 or more."""
+    """Argument type: seconds, 0 or more."""
     try:
         value = float(text)
     except ValueError:

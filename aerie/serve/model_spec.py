@@ -1,4 +1,4 @@
-"""From a model's name to one that is ready to answer."""
+"""From the name of a model to an opened model."""
 
 from __future__ import annotations
 
@@ -22,14 +22,13 @@ from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.manner import LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
 from aerie.runtime import select_backend
-from aerie.serve.worker import Opened
+from aerie.serve.worker import OpenedModel
 
 
-class Runtime(NamedTuple):
-    """How a model is to run, in words that mean the same on every machine: as the flags of `aerie serve`.
-    draft: lookup, or the model that guesses; of models that say one token after the other.
-    template_arguments: given to the chat templates. warm: all programs are compiled and loaded before the
-    model is ready, and none afterwards."""
+class ModelFlags(NamedTuple):
+    """The flags of `aerie serve` for a model; they mean the same on every machine. draft: "lookup" or a draft
+    model, for autoregressive models. template_arguments: for the chat template. load_all_programs: compile
+    and load all programs before the model is ready."""
 
     backend: str
     numerics: str | None
@@ -38,10 +37,10 @@ class Runtime(NamedTuple):
     cache_dir: Path
     draft: str | None = None
     template_arguments: tuple[tuple[str, Any], ...] = ()
-    warm: bool = False
+    load_all_programs: bool = False
 
-    def options(self) -> RuntimeOptions:
-        """On this machine. Raises AerieError."""
+    def runtime_options(self) -> RuntimeOptions:
+        """The options on this machine. Raises AerieError if the backend is not available."""
         return RuntimeOptions(
             None,
             select_backend(self.backend, self.numerics),
@@ -52,47 +51,47 @@ class Runtime(NamedTuple):
         )
 
 
-class Opening(NamedTuple):
-    """A model by its name or folder, and how it is run. draft, template_arguments, warm: as of Runtime.
-    limit: of all models of the server together, bytes of memory, of which its pool may have a quarter; None:
-    it looks what there is."""
+class ModelSpec(NamedTuple):
+    """A model, by name or folder, and how it runs. draft, template_arguments, load_all_programs: as in
+    ModelFlags. memory_limit: bytes for all models of the server; the pool gets at most a quarter of what is
+    left. None means the size follows the available memory."""
 
     model: str
     options: RuntimeOptions
     report: Reporter
     draft: str | None = None
-    limit: int | None = None
+    memory_limit: int | None = None
     template_arguments: tuple[tuple[str, Any], ...] = ()
-    warm: bool = False
+    load_all_programs: bool = False
 
-    def open(self) -> Opened:
-        """Ready to answer. Raises AerieError."""
+    def open(self) -> OpenedModel:
+        """Open the model. Raises AerieError."""
         folder = find_checkpoint(self.model)
         options = self._with_pool(load_config(folder))
-        given = self.draft, self.template_arguments, self.warm
-        return open_model(self.model, options, self.report, *given)
+        extras = self.draft, self.template_arguments, self.load_all_programs
+        return open_model(self.model, options, self.report, *extras)
 
-    def needs(self) -> int:
-        """The bytes of memory that it takes beside others, with all variants in use and the model that
-        guesses for it. Raises AerieError."""
+    def memory_bytes(self) -> int:
+        """Estimated bytes of memory beyond what is allocated now, with all variants loaded and the draft
+        model. Raises AerieError."""
         folder = find_checkpoint(self.model)
         config = load_config(folder)
-        return foreseen(config, self._with_pool(config)).beside + self._of_drafter(config, folder)
+        return foreseen(config, self._with_pool(config)).beside + self._draft_model_bytes(config, folder)
 
     def _with_pool(self, config: ModelConfig) -> RuntimeOptions:
         options = self.options
-        if self.limit is None or options.kv_pool is not None:
+        if self.memory_limit is None or options.kv_pool is not None:
             return options
-        left = max(0, self.limit - foreseen(config, options).beside)
-        pages = pages_for(config, None, MOST_ANSWERS, left)
+        remaining = max(0, self.memory_limit - foreseen(config, options).beside)
+        pages = pages_for(config, None, MOST_ANSWERS, remaining)
         return replace(options, kv_pool=pages * PAGE)
 
-    def _of_drafter(self, config: ModelConfig, folder: Path) -> int:
-        """A KV cache for each answer, too."""
-        if self.draft is None or self.draft == LOOKUP or not guesses(config, folder, self.draft):
+    def _draft_model_bytes(self, config: ModelConfig, folder: Path) -> int:
+        """Memory of the draft model, with a KV cache for each running request."""
+        if self.draft is None or self.draft == LOOKUP or not uses_drafts(config, folder, self.draft):
             return 0
-        found = foreseen(load_config(find_checkpoint(self.draft)), of_drafter(self.options))
-        return found.beside + (MOST_ANSWERS - 1) * found.kv_cache
+        estimate = foreseen(load_config(find_checkpoint(self.draft)), of_drafter(self.options))
+        return estimate.beside + (MOST_ANSWERS - 1) * estimate.kv_cache
 
 
 def open_model(
@@ -101,52 +100,54 @@ def open_model(
     report: Reporter,
     draft: str | None = None,
     template_arguments: Iterable[tuple[str, Any]] = (),
-    warm: bool = False,
-) -> Opened:
-    """A model with a scheduler of the family `rows`. draft, template_arguments, warm: as of Runtime. Raises
-    AerieError."""
-    opened = _opened(model, options, report, draft, template_arguments)
-    for session in filter(None, (opened.session, opened.drafter) if warm else ()):
+    load_all_programs: bool = False,
+) -> OpenedModel:
+    """Open a model with a scheduler in the decode path `rows`. draft, template_arguments, load_all_programs:
+    as in ModelFlags. Raises AerieError."""
+    opened = _open_with_draft(model, options, report, draft, template_arguments)
+    for session in filter(None, (opened.session, opened.draft_session) if load_all_programs else ()):
         session.warm()
     return opened
 
 
-def _opened(
+def _open_with_draft(
     model: str,
     options: RuntimeOptions,
     report: Reporter,
     draft: str | None,
     template_arguments: Iterable[tuple[str, Any]],
-) -> Opened:
+) -> OpenedModel:
     folder = find_checkpoint(model)
     checkpoint, tokenizer = open_checkpoint(folder), prompt_tokenizer(folder, template_arguments)
-    drafter = drafter_of(checkpoint, folder, draft)
+    drafter = draft_model_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)
-    opened = Opened(session, session.scheduler_in(ROWS), tokenizer)
+    opened = OpenedModel(session, session.scheduler_in(ROWS), tokenizer)
     if drafter is not None:
-        guessing, drafting = beside(drafter, checkpoint.config, options, report)
-        return replace(opened, draft=drafting, drafter=guessing)
-    return replace(opened, draft=LOOKUP) if draft and guesses(checkpoint.config, folder, draft) else opened
+        draft_session, draft_source = beside(drafter, checkpoint.config, options, report)
+        return replace(opened, draft=draft_source, draft_session=draft_session)
+    return (
+        replace(opened, draft=LOOKUP) if draft and uses_drafts(checkpoint.config, folder, draft) else opened
+    )
 
 
 def prompt_tokenizer(folder: Path, template_arguments: Iterable[tuple[str, Any]]) -> Tokenizer:
-    """Of a checkpoint, for prompts. template_arguments: for its chat template, if it has one. Raises
-    CheckpointError and TemplateArgumentError."""
+    """Load a tokenizer for prompts. template_arguments: for its chat template, if it has one. Raises
+    CheckpointError or TemplateArgumentError."""
     tokenizer = load_tokenizer(folder)
     if tokenizer.has_chat_template:
         tokenizer.template_arguments = dict(template_arguments)
     return tokenizer
 
 
-def drafter_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:
-    """The model that guesses for this one; none where nobody does, or by lookup. As find_drafter."""
-    return find_drafter(draft, checkpoint) if guesses(checkpoint.config, folder, draft) else None
+def draft_model_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:
+    """Open the draft model for a checkpoint; None if there is none or drafts come from prompt lookup. Raises
+    as find_drafter."""
+    return find_drafter(draft, checkpoint) if uses_drafts(checkpoint.config, folder, draft) else None
 
 
-def guesses(config: ModelConfig, folder: Path, draft: str | None) -> bool:
-    """Whether answers of this model are guessed: it says one token after the other, and is not the one that
-    guesses."""
+def uses_drafts(config: ModelConfig, folder: Path, draft: str | None) -> bool:
+    """Whether outputs of this model are drafted: it is autoregressive, and is not the draft model itself."""
     if draft is None or config.diffusion is not None:
         return False
     try:

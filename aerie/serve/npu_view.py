@@ -1,8 +1,7 @@
-"""What the page /npu shows: a program's static check, and what its tiles and channels did in one run.
+"""The data of the page /npu: a program's static check, and what its tiles and channels moved in one run.
 
-The run is one of its own, on the virtual NPU, built with checks, on zeros: a program of the dialect moves the
-same blocks whatever the numbers are, but for what it reads from positions. The model's own runs go on
-without checks, and are not recorded.
+That run is separate, on the virtual NPU, built with checks, on zeros: a program moves the same blocks for all
+values, except what it reads from positions. The model's own runs have no checks and are not recorded.
 """
 
 from __future__ import annotations
@@ -26,39 +25,39 @@ from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 from aerie.virtual_npu.program import Program as VirtualProgram
 from aerie.virtual_npu.stopping import RunStopped, Stop
 
-MOST_BYTES = 64 * 2**20
-"""Of a program's arguments together: a larger one is checked, and not run."""
+MAX_ARGUMENT_BYTES = 64 * 2**20
+"""Limit of a program's arguments together; a larger program is checked and not run."""
 RUN_S = 20.0
-"""Seconds after which a run is ended."""
-KEPT = 8
-"""Programs whose runs are kept."""
-MOST_SPANS = 4000
-"""Spans of the timeline that the page is given; the trace has all."""
+"""Seconds after which a run is stopped."""
+MAX_CACHED_VIEWS = 8
+"""Programs whose views are cached."""
+MAX_SPANS = 4000
+"""Spans of the timeline that the page gets; the trace has all."""
 COUNTS = ("bytes_in", "bytes_out", "transfers", "kernel_calls")
 ELEMENT_BYTES = 4
-"""Of the widest element that the programs have."""
+"""Bytes of the widest element type."""
 
 
 @dataclass(frozen=True)
-class View:
-    """A program, its check, and the record of its run; without one, `why` says why."""
+class ProgramView:
+    """A program, its check, and the record of its run. Without a record, `missing_reason` says why."""
 
     program: Program
     report: Report
     record: Mapping[str, Any] | None
-    why: str = ""
+    missing_reason: str = ""
 
     @cached_property
     def launches(self) -> list[dict[str, Any]]:
-        """What each launch moved; `memtiles`: singly, None where the check does not know them so."""
+        """What each launch moved. `memtiles`: one entry per memtile, None if the check does not know them."""
         if self.record is None:
             return []
-        seen = Counter[int]()
+        channel_bytes = Counter[int]()
         for event in self.record["trace"]:
-            seen[event["args"]["line"]] += event["args"].get("bytes", 0)
-        known = memtiles(self.program.text, seen)
-        made = launches(self.record["stats"]["tiles"])
-        return [{**each, "memtiles": _memtiles(known.get(each["name"]))} for each in made]
+            channel_bytes[event["args"]["line"]] += event["args"].get("bytes", 0)
+        known = memtiles(self.program.text, channel_bytes)
+        counted = launches(self.record["stats"]["tiles"])
+        return [{**each, "memtiles": _memtiles(known.get(each["name"]))} for each in counted]
 
     @property
     def channels(self) -> list[dict[str, Any]]:
@@ -66,62 +65,66 @@ class View:
         return list(self.record["stats"].get("channels", ())) if self.record else []
 
 
-class Moved(NamedTuple):
-    """What a program moves in a run: `launches` and `channels` as of `told`; or `why` it is not known."""
+class ProgramTraffic(NamedTuple):
+    """What a program moves in a run: `launches` and `channels` as in view_to_json, or the reason why they are
+    missing."""
 
     launches: list[dict[str, Any]]
     channels: list[dict[str, Any]]
-    why: str
+    missing_reason: str
 
 
-class Views:
-    """Makes views, one at a time in a thread of its own, and keeps the latest, and of all what they moved."""
+class ProgramViews:
+    """Makes views in a thread, one at a time. It caches the last MAX_CACHED_VIEWS, and the traffic of all."""
 
     def __init__(self) -> None:
         self._thread = ThreadPoolExecutor(1, "npu")
-        self._kept: dict[str, View] = {}
-        self._moved: dict[str, Moved] = {}
+        self._views: dict[str, ProgramView] = {}
+        self._traffic: dict[str, ProgramTraffic] = {}
 
-    def knows(self, name: str) -> bool:
-        """Whether what a program moves is known already, or why it is not."""
-        return name in self._moved
+    def has_traffic(self, name: str) -> bool:
+        """Whether the traffic of a program, or the reason why it is missing, is known."""
+        return name in self._traffic
 
-    async def moved(self, programs: Mapping[str, Program], name: str) -> Moved:
-        """What a program moves. As `of`."""
-        if name not in self._moved:
-            await self.of(programs, name)
-        return self._moved[name]
+    async def traffic(self, programs: Mapping[str, Program], name: str) -> ProgramTraffic:
+        """The traffic of a program. Runs it if needed. Raises as get_or_make."""
+        if name not in self._traffic:
+            await self.get_or_make(programs, name)
+        return self._traffic[name]
 
-    async def of(self, programs: Mapping[str, Program], name: str) -> View:
-        """The view of a program, which is made now if it was not. ApiError 404 where the model has none of
-        this name."""
+    async def get_or_make(self, programs: Mapping[str, Program], name: str) -> ProgramView:
+        """The view of a program. Makes it if it is not cached. Raises ApiError 404 if the model has no such
+        program."""
         _check_name(programs, name)
-        work = partial(self._made, programs[name])
+        work = partial(self._make, programs[name])
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
-    def made(self, programs: Mapping[str, Program], name: str) -> View:
-        """The view of a program that was made before. ApiError 404 where it was not, or was given up."""
+    def get(self, programs: Mapping[str, Program], name: str) -> ProgramView:
+        """The cached view of a program. Raises ApiError 404 if there is none."""
         _check_name(programs, name)
-        if name not in self._kept:
+        if name not in self._views:
             raise ApiError(
                 404,
-                f"{name} was not run yet, or {KEPT} others were since; POST /npu/programs/{name} has it run",
+                f"{name} was not run yet, or {MAX_CACHED_VIEWS} others were since; POST "
+                f"/npu/programs/{name} has it run",
                 "name",
                 "not_made",
             )
-        return self._kept[name]
+        return self._views[name]
 
     def end(self) -> None:
-        """Take no more."""
+        """Stop the thread after the current view."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    def _made(self, program: Program) -> View:
-        if program.name not in self._kept:
-            while len(self._kept) >= KEPT:
-                self._kept.pop(next(iter(self._kept)))
-            seen = self._kept[program.name] = view(program)
-            self._moved[program.name] = Moved(seen.launches, seen.channels, seen.why)
-        return self._kept[program.name]
+    def _make(self, program: Program) -> ProgramView:
+        if program.name not in self._views:
+            while len(self._views) >= MAX_CACHED_VIEWS:
+                self._views.pop(next(iter(self._views)))
+            made_view = self._views[program.name] = make_view(program)
+            self._traffic[program.name] = ProgramTraffic(
+                made_view.launches, made_view.channels, made_view.missing_reason
+            )
+        return self._views[program.name]
 
 
 def _check_name(programs: Mapping[str, Program], name: str) -> None:
@@ -133,23 +136,24 @@ def _check_name(programs: Mapping[str, Program], name: str) -> None:
         )
 
 
-def view(program: Program) -> View:
-    """The check and the run of a program; compiles it with checks where that was not done before."""
+def make_view(program: Program) -> ProgramView:
+    """Check and run a program. Compiles it with checks if it was not before."""
     report = check(program.text, filename=program.name)
     try:
-        return View(program, report, _record(program))
+        return ProgramView(program, report, _record(program))
     except (ProgramError, RunStopped) as error:
-        ended = f"its run was ended after {RUN_S:g} s; `aerie vnpu run --stats --trace` has no limit"
-        return View(program, report, None, ended if isinstance(error, RunStopped) else str(error))
+        reason = f"its run was ended after {RUN_S:g} s; `aerie vnpu run --stats --trace` has no limit"
+        return ProgramView(program, report, None, reason if isinstance(error, RunStopped) else str(error))
 
 
 def _record(program: Program) -> Mapping[str, Any] | None:
     built = VirtualProgram.from_text(program.text, program.name)
     entry = built.entry()
     nbytes = sum(_elements(argument.shape) * ELEMENT_BYTES for argument in entry.arguments)
-    if nbytes > MOST_BYTES:
+    if nbytes > MAX_ARGUMENT_BYTES:
         raise ProgramError(
-            f"its arguments take up to {nbytes} bytes, {MOST_BYTES} is the most that is run for this page; "
+            f"its arguments take up to {nbytes} bytes, {MAX_ARGUMENT_BYTES} is the most that is run "
+            "for this page; "
             "`aerie vnpu run --stats --trace` has no limit"
         )
     stop = Stop()
@@ -169,23 +173,23 @@ def _elements(shape: Sequence[int]) -> int:
     return count
 
 
-def listed(programs: Mapping[str, Program]) -> dict[str, Any]:
-    """The programs as plain values."""
-    told = [
+def programs_to_json(programs: Mapping[str, Program]) -> dict[str, Any]:
+    """The programs as JSON."""
+    entries = [
         {
-            "name": one.name,
-            "kind": one.kind,
-            "rows": one.rows,
-            "context": one.context,
-            "launches": one.launches,
+            "name": program.name,
+            "kind": program.kind,
+            "rows": program.rows,
+            "context": program.context,
+            "launches": program.launches,
         }
-        for one in programs.values()
+        for program in programs.values()
     ]
-    return {"programs": told, "device": limits(NPU2)}
+    return {"programs": entries, "device": limits(NPU2)}
 
 
 def limits(device: Device) -> dict[str, Any]:
-    """The array as plain values: tiles, and bytes and DMA channels of each kind of tile."""
+    """The array as JSON: its size, and bytes and DMA channels of each kind of tile."""
     return {
         "name": device.name,
         "columns": device.columns,
@@ -200,22 +204,22 @@ def _dma(limits: Any) -> dict[str, int]:
     return {"mm2s": limits.mm2s_channels, "s2mm": limits.s2mm_channels, "descriptors": limits.descriptors}
 
 
-def told(seen: View) -> dict[str, Any]:
-    """A view as plain values: device, check, launches with what their tiles did, channels, timeline."""
-    record = seen.record or {}
+def view_to_json(program_view: ProgramView) -> dict[str, Any]:
+    """A view as JSON: device, check, launches with the traffic of their tiles, channels, timeline."""
+    record = program_view.record or {}
     spans = [_span(event) for event in record.get("trace", ()) if event.get("cat") == "body"]
     return {
-        "name": seen.program.name,
-        "device": limits(seen.report.device),
-        "check": seen.report.as_json(),
-        "ran": seen.record is not None,
-        "why": seen.why,
+        "name": program_view.program.name,
+        "device": limits(program_view.report.device),
+        "check": program_view.report.as_json(),
+        "ran": program_view.record is not None,
+        "why": program_view.missing_reason,
         "clock": CLOCK,
-        "launches": seen.launches,
-        "channels": seen.channels,
+        "launches": program_view.launches,
+        "channels": program_view.channels,
         "threads": record.get("threads", []),
-        "spans": spans[:MOST_SPANS],
-        "spans_left_out": max(0, len(spans) - MOST_SPANS),
+        "spans": spans[:MAX_SPANS],
+        "spans_left_out": max(0, len(spans) - MAX_SPANS),
     }
 
 
@@ -224,54 +228,56 @@ def _span(event: Mapping[str, Any]) -> list[int]:
 
 
 def launches(tiles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What was counted, by launch: `shim` what the launch's own body moved, `memtile` its segments', `cores`
-    its herds', added up where several herds have the same place (x, y)."""
-    made: list[dict[str, Any]] = []
+    """Counts by launch: `shim` for the launch's own body, `memtile` for its segments, `cores` for its herds,
+    summed where several herds use the same core (x, y)."""
+    by_launch: list[dict[str, Any]] = []
     for row in tiles:
-        kind, name, *place = row["where"].split(" ", 2)
-        if kind == "launch" or not made:
+        kind, name, *position = row["where"].split(" ", 2)
+        if kind == "launch" or not by_launch:
             label = name.lstrip("@") if kind == "launch" else "no launch"
-            made.append(launch(label))
+            by_launch.append(empty_launch(label))
         counted = {**row, "peak_bytes": row["peak_l1_bytes"]}
-        if kind == "herd" and place:
-            x, y = (int(number) for number in place[0].strip("()").split(","))
-            add(core(made[-1]["cores"], x, y), counted)
+        if kind == "herd" and position:
+            x, y = (int(number) for number in position[0].strip("()").split(","))
+            add_counts(core_at(by_launch[-1]["cores"], x, y), counted)
         else:
-            add(made[-1]["shim" if kind == "launch" else "memtile"], counted)
-    return made
+            add_counts(by_launch[-1]["shim" if kind == "launch" else "memtile"], counted)
+    return by_launch
 
 
-def launch(name: str) -> dict[str, Any]:
-    """One in which nothing moved yet."""
-    return {"name": name, "shim": _none(), "memtile": _none(), "cores": []}
+def empty_launch(name: str) -> dict[str, Any]:
+    """The counts of a launch in which nothing has moved."""
+    return {"name": name, "shim": _zero_counts(), "memtile": _zero_counts(), "cores": []}
 
 
 def _memtiles(tiles: Sequence[Memtile] | None) -> list[dict[str, int]] | None:
     return None if tiles is None else [tile._asdict() for tile in tiles]
 
 
-def _none() -> dict[str, int]:
+def _zero_counts() -> dict[str, int]:
     return dict.fromkeys((*COUNTS, "peak_bytes"), 0)
 
 
-def core(cores: list[dict[str, int]], x: int, y: int) -> dict[str, int]:
-    """That at a place, put there where it is not."""
-    for one in cores:
-        if (one["x"], one["y"]) == (x, y):
-            return one
-    cores.append({"x": x, "y": y, **_none()})
+def core_at(cores: list[dict[str, int]], x: int, y: int) -> dict[str, int]:
+    """The entry of the core at (x, y); added if it is missing."""
+    for entry in cores:
+        if (entry["x"], entry["y"]) == (x, y):
+            return entry
+    cores.append({"x": x, "y": y, **_zero_counts()})
     return cores[-1]
 
 
-def add(to: dict[str, int], counted: Mapping[str, Any]) -> None:
-    """Counts are added up, and of peaks the largest is taken."""
+def add_counts(total: dict[str, int], counted: Mapping[str, Any]) -> None:
+    """Add counts to a total. The peak is the maximum."""
     for count in COUNTS:
-        to[count] += counted[count]
-    to["peak_bytes"] = max(to["peak_bytes"], counted["peak_bytes"])
+        total[count] += counted[count]
+    total["peak_bytes"] = max(total["peak_bytes"], counted["peak_bytes"])
 
 
-def trace(seen: View) -> dict[str, Any]:
-    """The run as Perfetto reads it. ApiError 404 where there was none."""
-    if seen.record is None:
-        raise ApiError(404, f"{seen.program.name} has no trace: {seen.why}", code="no_trace")
-    return chrome_trace(seen.record)
+def perfetto_trace(program_view: ProgramView) -> dict[str, Any]:
+    """The run in the format of Perfetto. Raises ApiError 404 if there was none."""
+    if program_view.record is None:
+        raise ApiError(
+            404, f"{program_view.program.name} has no trace: {program_view.missing_reason}", code="no_trace"
+        )
+    return chrome_trace(program_view.record)

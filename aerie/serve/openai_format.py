@@ -1,4 +1,4 @@
-"""Answers in the forms of OpenAI's API, made of its client's own types, so that it reads what is sent."""
+"""Responses in OpenAI's format, made of its client's own types, so that the client parses what is sent."""
 
 from __future__ import annotations
 
@@ -33,45 +33,50 @@ from pydantic import BaseModel
 
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.serve.errors import ApiError
-from aerie.serve.event_stream import DONE, Saying, event
-from aerie.serve.output_processor import NOTHING, Ending, Mark, Piece, Spent
-from aerie.serve.request_outputs import Whole
+from aerie.serve.event_stream import DONE, EventTemplate, event
+from aerie.serve.output_processor import NO_TIMINGS, FinishInfo, OutputDelta, Timings, TokenLogprob
+from aerie.serve.request_outputs import CompletedOutput
 
-Reason = Literal["stop", "length", "tool_calls"]
-LOWEST = -9999.0
-"""In place of the logarithm of 0, which JSON has no number for; what OpenAI's API gives."""
+FinishReasonName = Literal["stop", "length", "tool_calls"]
+ZERO_LOGPROB = -9999.0
+"""Stands for the logarithm of 0, which JSON cannot write; as in OpenAI's API."""
 
 
 def new_id(kind: str) -> str:
-    """As OpenAI has them: after the kind and its sign, a random part."""
+    """A random id with this prefix."""
     return f"{kind}{secrets.token_hex(12)}"
 
 
-def usage_of(endings: Iterable[Ending], choices: int) -> CompletionUsage:
-    """The counts of all answers. Each prompt counts once, however many choices it has."""
-    every = list(endings)
-    firsts = every[::choices]
-    prompt, made = sum(each.prompt for each in firsts), sum(each.made for each in every)
-    drafted, accepted = sum(each.drafted for each in every), sum(each.accepted for each in every)
+def count_usage(finished: Iterable[FinishInfo], choices: int) -> CompletionUsage:
+    """Sum the counts of all outputs. A prompt counts once, however many choices it has."""
+    outputs = list(finished)
+    firsts = outputs[::choices]
+    prompt, completion = (
+        sum(output.prompt_tokens for output in firsts),
+        sum(output.completion_tokens for output in outputs),
+    )
+    drafted, accepted = sum(output.drafted for output in outputs), sum(output.accepted for output in outputs)
     return CompletionUsage(
         prompt_tokens=prompt,
-        completion_tokens=made,
-        total_tokens=prompt + made,
+        completion_tokens=completion,
+        total_tokens=prompt + completion,
         completion_tokens_details=CompletionTokensDetails(
             accepted_prediction_tokens=accepted, rejected_prediction_tokens=drafted - accepted
         ),
-        prompt_tokens_details=PromptTokensDetails(cached_tokens=sum(each.cached for each in firsts)),
+        prompt_tokens_details=PromptTokensDetails(
+            cached_tokens=sum(output.cached_tokens for output in firsts)
+        ),
     )
 
 
-def timings(spent: Spent) -> dict[str, Any]:
-    """As llama.cpp tells them: tokens that were read, found and made, milliseconds, and what a token took; of
-    those made, a token after the first, which the prompt's pass gives."""
-    read, more = max(0, spent.prompt - spent.cached), max(0, spent.made - 1)
+def timings(spent: Timings) -> dict[str, Any]:
+    """Timings in llama.cpp's format: computed, cached and generated tokens, and milliseconds. The time per
+    generated token excludes the first one, which prefill gives."""
+    read, more = max(0, spent.prompt_tokens - spent.cached_tokens), max(0, spent.completion_tokens - 1)
     return {
-        "cache_n": spent.cached,
-        **_rates("prompt", read, read, spent.prompt_s),
-        **_rates("predicted", spent.made, more, spent.made_s),
+        "cache_n": spent.cached_tokens,
+        **_rates("prompt", read, read, spent.prefill_s),
+        **_rates("predicted", spent.completion_tokens, more, spent.decode_s),
     }
 
 
@@ -84,276 +89,300 @@ def _rates(kind: str, tokens: int, timed: int, spent_s: float) -> dict[str, Any]
     }
 
 
-def progress(spent: Spent, read: tuple[int, float]) -> dict[str, Any]:
-    """As llama.cpp tells it: tokens of a prompt, found in the pool and read with these, and milliseconds
-    since it was begun."""
-    processed, read_s = read
-    told = {"total": spent.prompt, "cache": spent.cached, "processed": processed, "time_ms": 1e3 * read_s}
-    return {"prompt_progress": told}
+def progress(spent: Timings, position: tuple[int, float]) -> dict[str, Any]:
+    """Progress of prefill in llama.cpp's format: prompt tokens, cached ones, processed ones, and milliseconds
+    since its start."""
+    processed, read_s = position
+    counts = {
+        "total": spent.prompt_tokens,
+        "cache": spent.cached_tokens,
+        "processed": processed,
+        "time_ms": 1e3 * read_s,
+    }
+    return {"prompt_progress": counts}
 
 
-class OpenAIForm(ABC):
-    """What both forms have in common."""
+class OpenAIWriter(ABC):
+    """The common part of ChatWriter and CompletionWriter."""
 
     def __init__(self) -> None:
-        self._sayings: dict[int, Saying] = {}
+        self._templates: dict[int, EventTemplate] = {}
 
-    def _said(self, index: int, text: str) -> bytes:
-        """The event of a text and nothing else, of this choice."""
-        if index not in self._sayings:
-            self._sayings[index] = Saying(partial(self._with_text, index))
-        return self._sayings[index](text)
+    def _text_event(self, index: int, text: str) -> bytes:
+        """The event of a text alone, for the choice `index`."""
+        if index not in self._templates:
+            self._templates[index] = EventTemplate(partial(self._with_text, index))
+        return self._templates[index](text)
 
     @abstractmethod
     def _with_text(self, index: int, text: str) -> BaseModel:
-        """What `_said` tells."""
+        """The body of that event."""
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         return event(error.body)
 
 
-class ChatForm(OpenAIForm):
-    """Of /v1/chat/completions. usage: whether a stream ends with the counts. marks: whether the logarithms of
-    tokens are told. prompt_marks: those of the prompt, where they are. timed: whether each event has timings,
-    which otherwise the whole has, and the end of a stream."""
+class ChatWriter(OpenAIWriter):
+    """Writes /v1/chat/completions. with_usage: a stream ends with the counts. with_logprobs: include
+    logprobs. scored_prompts: logprobs of the prompt. timed: put timings into each event, not only into the
+    last one."""
 
     def __init__(
         self,
         model: str,
         choices: int,
-        usage: bool,
-        marks: bool,
-        prompt_marks: Sequence[Sequence[Mark]] = (),
+        with_usage: bool,
+        with_logprobs: bool,
+        scored_prompts: Sequence[Sequence[TokenLogprob]] = (),
         timed: bool = False,
     ) -> None:
         super().__init__()
-        self._timed, self._spent = timed, NOTHING
-        self._of: dict[str, Any] = {"id": new_id("chatcmpl-"), "created": int(time.time()), "model": model}
-        self._choices, self._usage, self._marks = choices, usage, marks
-        self._begun: set[int] = set()
-        self._of_prompt = {"prompt_logprobs": prompt_logprobs(prompt_marks[0])} if prompt_marks else {}
-
-    def whole(self, made: Sequence[Whole]) -> ChatCompletion:
-        choices = [self._choice(index, each) for index, each in enumerate(made)]
-        usage = usage_of((each.ending for each in made if each.ending), self._choices)
-        told = {**self._of, **self._of_prompt, "timings": timings(made[0].spent)}
-        return ChatCompletion(**told, object="chat.completion", choices=choices, usage=usage)
-
-    def _choice(self, index: int, made: Whole) -> Choice:
-        message = ChatCompletionMessage(role="assistant", content=made.text, refusal=None)
-        if made.calls:
-            message.content, message.tool_calls = made.text or None, [_call(call) for call in made.calls]
-        marks = ChoiceLogprobs(content=_marks(made.marks), refusal=None) if self._marks else None
-        return Choice(
-            index=index, message=message, finish_reason=_reason(made.ending) or "stop", logprobs=marks
+        self._timed, self._timings = timed, NO_TIMINGS
+        self._header: dict[str, Any] = {
+            "id": new_id("chatcmpl-"),
+            "created": int(time.time()),
+            "model": model,
+        }
+        self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
+        self._started: set[int] = set()
+        self._prompt_fields = (
+            {"prompt_logprobs": prompt_logprobs(scored_prompts[0])} if scored_prompts else {}
         )
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
-        for read in piece.read:
-            of = {**self._of, "object": "chat.completion.chunk", **progress(piece.spent, read)}
-            yield event(ChatCompletionChunk(**of, choices=[]))
-        if piece.read and not (piece.text or piece.marks or piece.calls or piece.ending):
+    def write_whole(self, outputs: Sequence[CompletedOutput]) -> ChatCompletion:
+        choices = [self._choice(index, output) for index, output in enumerate(outputs)]
+        usage = count_usage((output.finish for output in outputs if output.finish), self._choices)
+        header = {**self._header, **self._prompt_fields, "timings": timings(outputs[0].timings)}
+        return ChatCompletion(**header, object="chat.completion", choices=choices, usage=usage)
+
+    def _choice(self, index: int, output: CompletedOutput) -> Choice:
+        message = ChatCompletionMessage(role="assistant", content=output.text, refusal=None)
+        if output.tool_calls:
+            message.content, message.tool_calls = (
+                output.text or None,
+                [_tool_call(call) for call in output.tool_calls],
+            )
+        logprobs = (
+            ChoiceLogprobs(content=_logprob_entries(output.logprobs), refusal=None)
+            if self._with_logprobs
+            else None
+        )
+        return Choice(
+            index=index, message=message, finish_reason=_reason(output.finish) or "stop", logprobs=logprobs
+        )
+
+    def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
+        for position in delta.progress:
+            header = {**self._header, "object": "chat.completion.chunk", **progress(delta.timings, position)}
+            yield event(ChatCompletionChunk(**header, choices=[]))
+        if delta.progress and not (delta.text or delta.logprobs or delta.tool_calls or delta.finish):
             return
-        if piece.index not in self._begun:
-            self._begun.add(piece.index)
-            begun = None if piece.calls and not piece.text else ""
-            yield event(self._chunk(piece.index, ChoiceDelta(role="assistant", content=begun)))
-        if piece.text and not (self._marks or self._timed or piece.calls):
-            yield self._said(piece.index, piece.text)
-        elif piece.text or piece.marks:
-            marks = ChunkLogprobs(content=_marks(piece.marks), refusal=None) if self._marks else None
-            spent = piece.spent if self._timed else None
-            said = ChoiceDelta(content=None if piece.calls and not piece.text else piece.text)
-            yield event(self._chunk(piece.index, said, None, marks, spent))
-        for call in piece.calls:
-            yield event(self._chunk(piece.index, ChoiceDelta(tool_calls=[_part(call)])))
-        if piece.ending:
-            self._spent = piece.spent
-            yield event(self._chunk(piece.index, ChoiceDelta(), _reason(piece.ending), None, piece.spent))
+        if delta.index not in self._started:
+            self._started.add(delta.index)
+            content = None if delta.tool_calls and not delta.text else ""
+            yield event(self._chunk(delta.index, ChoiceDelta(role="assistant", content=content)))
+        if delta.text and not (self._with_logprobs or self._timed or delta.tool_calls):
+            yield self._text_event(delta.index, delta.text)
+        elif delta.text or delta.logprobs:
+            logprobs = (
+                ChunkLogprobs(content=_logprob_entries(delta.logprobs), refusal=None)
+                if self._with_logprobs
+                else None
+            )
+            timing = delta.timings if self._timed else None
+            text_delta = ChoiceDelta(content=None if delta.tool_calls and not delta.text else delta.text)
+            yield event(self._chunk(delta.index, text_delta, None, logprobs, timing))
+        for call in delta.tool_calls:
+            yield event(self._chunk(delta.index, ChoiceDelta(tool_calls=[_tool_call_delta(call)])))
+        if delta.finish:
+            self._timings = delta.timings
+            yield event(self._chunk(delta.index, ChoiceDelta(), _reason(delta.finish), None, delta.timings))
 
     def _with_text(self, index: int, text: str) -> ChatCompletionChunk:
         return self._chunk(index, ChoiceDelta(content=text))
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
-        if self._usage:
-            usage = usage_of(_in_order(endings), self._choices)
-            of = {**self._of, "object": "chat.completion.chunk", "timings": timings(self._spent)}
-            yield event(ChatCompletionChunk(**of, choices=[], usage=usage))
+    def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:
+        if self._with_usage:
+            usage = count_usage(_in_order(finished), self._choices)
+            header = {**self._header, "object": "chat.completion.chunk", "timings": timings(self._timings)}
+            yield event(ChatCompletionChunk(**header, choices=[], usage=usage))
         yield DONE
 
     def _chunk(
         self,
         index: int,
         delta: ChoiceDelta,
-        reason: Reason | None = None,
-        marks: ChunkLogprobs | None = None,
-        spent: Spent | None = None,
+        reason: FinishReasonName | None = None,
+        logprobs: ChunkLogprobs | None = None,
+        timing: Timings | None = None,
     ) -> ChatCompletionChunk:
-        choice = ChunkChoice(index=index, delta=delta, finish_reason=reason, logprobs=marks)
-        timed: dict[str, Any] = {"timings": timings(spent)} if spent else {}
-        made = ChatCompletionChunk(**self._of, **timed, object="chat.completion.chunk", choices=[choice])
-        if self._usage:
-            made.usage = None  # told as null
-        return made
+        choice = ChunkChoice(index=index, delta=delta, finish_reason=reason, logprobs=logprobs)
+        extra: dict[str, Any] = {"timings": timings(timing)} if timing else {}
+        chunk = ChatCompletionChunk(**self._header, **extra, object="chat.completion.chunk", choices=[choice])
+        if self._with_usage:
+            chunk.usage = None  # written as null
+        return chunk
 
 
-def _call(made: ToolCall) -> ChatCompletionMessageFunctionToolCall:
+def _tool_call(call: ToolCall) -> ChatCompletionMessageFunctionToolCall:
     return ChatCompletionMessageFunctionToolCall(
-        id=new_id("call_"), type="function", function=Function(name=made.name, arguments=made.arguments)
+        id=new_id("call_"), type="function", function=Function(name=call.name, arguments=call.arguments)
     )
 
 
-def _part(piece: CallPiece) -> ChoiceDeltaToolCall:
-    """The first of a call has its id and name."""
-    if piece.name is None:
-        more = ChoiceDeltaToolCallFunction(arguments=piece.arguments)
-        return ChoiceDeltaToolCall(index=piece.number, function=more)
-    function = ChoiceDeltaToolCallFunction(name=piece.name, arguments=piece.arguments)
-    return ChoiceDeltaToolCall(index=piece.number, id=new_id("call_"), type="function", function=function)
+def _tool_call_delta(delta: CallPiece) -> ChoiceDeltaToolCall:
+    """A delta of a call. The first one has its id and name."""
+    if delta.name is None:
+        function_ = ChoiceDeltaToolCallFunction(arguments=delta.arguments)
+        return ChoiceDeltaToolCall(index=delta.number, function=function_)
+    function = ChoiceDeltaToolCallFunction(name=delta.name, arguments=delta.arguments)
+    return ChoiceDeltaToolCall(index=delta.number, id=new_id("call_"), type="function", function=function)
 
 
-Echo = tuple[str, Sequence[Mark]]
-"""A prompt's text, and its tokens where their logarithms are told."""
+EchoedPrompt = tuple[str, Sequence[TokenLogprob]]
+"""A prompt's text, and the logprobs of its tokens if the outputs have them."""
 
 
-class CompletionForm(OpenAIForm):
-    """Of /v1/completions. echoes: of each prompt, where it comes before its answers. prompt_marks: of
-    each, where they are told apart."""
+class CompletionWriter(OpenAIWriter):
+    """Writes /v1/completions. echoes: of each prompt, put before its outputs. scored_prompts: logprobs of
+    each prompt, returned separately."""
 
     def __init__(
         self,
         model: str,
         choices: int,
-        usage: bool,
-        marks: bool,
-        echoes: Sequence[Echo] = (),
-        prompt_marks: Sequence[Sequence[Mark]] = (),
+        with_usage: bool,
+        with_logprobs: bool,
+        echoes: Sequence[EchoedPrompt] = (),
+        scored_prompts: Sequence[Sequence[TokenLogprob]] = (),
     ) -> None:
         super().__init__()
-        self._of: dict[str, Any] = {"id": new_id("cmpl-"), "created": int(time.time()), "model": model}
-        self._choices, self._usage, self._marks = choices, usage, marks
+        self._header: dict[str, Any] = {"id": new_id("cmpl-"), "created": int(time.time()), "model": model}
+        self._choices, self._with_usage, self._with_logprobs = choices, with_usage, with_logprobs
         self._echoes = {index: echoes[index // choices] for index in range(len(echoes) * choices)}
-        self._prompt_marks = prompt_marks
+        self._prompt_logprobs = scored_prompts
         self._lengths: dict[int, int] = {}
 
-    def whole(self, made: Sequence[Whole]) -> Completion:
+    def write_whole(self, outputs: Sequence[CompletedOutput]) -> Completion:
         choices = [
-            self._choice(Piece(index, each.text, tuple(each.marks), each.ending))
-            for index, each in enumerate(made)
+            self._choice(OutputDelta(index, output.text, tuple(output.logprobs), output.finish))
+            for index, output in enumerate(outputs)
         ]
-        usage = usage_of((each.ending for each in made if each.ending), self._choices)
-        return Completion(**self._of, object="text_completion", choices=choices, usage=usage)
+        usage = count_usage((output.finish for output in outputs if output.finish), self._choices)
+        return Completion(**self._header, object="text_completion", choices=choices, usage=usage)
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
-        begins = piece.index in self._echoes
-        if piece.text and not (self._marks or self._prompt_marks or piece.ending or begins):
-            yield self._said(piece.index, piece.text)
-        elif piece.text or piece.marks or piece.ending or begins:
-            yield event(self._told(piece))
+    def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
+        is_first = delta.index in self._echoes
+        if delta.text and not (self._with_logprobs or self._prompt_logprobs or delta.finish or is_first):
+            yield self._text_event(delta.index, delta.text)
+        elif delta.text or delta.logprobs or delta.finish or is_first:
+            yield event(self._completion(delta))
 
     def _with_text(self, index: int, text: str) -> Completion:
-        return self._told(Piece(index, text))
+        return self._completion(OutputDelta(index, text))
 
-    def _told(self, piece: Piece) -> Completion:
-        made = Completion(**self._of, object="text_completion", choices=[self._choice(piece)])
-        if self._usage:
-            made.usage = None  # told as null
-        return made
+    def _completion(self, delta: OutputDelta) -> Completion:
+        completion = Completion(**self._header, object="text_completion", choices=[self._choice(delta)])
+        if self._with_usage:
+            completion.usage = None  # written as null
+        return completion
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:
-        if self._usage:
-            usage = usage_of(_in_order(endings), self._choices)
-            yield event(Completion(**self._of, object="text_completion", choices=[], usage=usage))
+    def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:
+        if self._with_usage:
+            usage = count_usage(_in_order(finished), self._choices)
+            yield event(Completion(**self._header, object="text_completion", choices=[], usage=usage))
         yield DONE
 
-    def _choice(self, piece: Piece) -> CompletionChoice:
-        before, marked = self._echoes.pop(piece.index, ("", ()))
-        text, marks = before + piece.text, [*marked, *piece.marks]
-        begins = self._lengths.get(piece.index, 0)
-        self._lengths[piece.index] = begins + len(text)
+    def _choice(self, delta: OutputDelta) -> CompletionChoice:
+        echo, echo_logprobs = self._echoes.pop(delta.index, ("", ()))
+        text, logprobs = echo + delta.text, [*echo_logprobs, *delta.logprobs]
+        offset = self._lengths.get(delta.index, 0)
+        self._lengths[delta.index] = offset + len(text)
         return CompletionChoice.model_construct(  # unchecked: in a stream its reason is None
-            index=piece.index,
+            index=delta.index,
             text=text,
-            finish_reason=_reason(piece.ending),
-            logprobs=_table(marks, begins) if self._marks else None,
-            **self._told_of_prompt(piece.index),
+            finish_reason=_reason(delta.finish),
+            logprobs=_logprob_table(logprobs, offset) if self._with_logprobs else None,
+            **self._prompt_fields(delta.index),
         )
 
-    def _told_of_prompt(self, index: int) -> dict[str, Any]:
-        if not self._prompt_marks:
+    def _prompt_fields(self, index: int) -> dict[str, Any]:
+        if not self._prompt_logprobs:
             return {}
-        return {"prompt_logprobs": prompt_logprobs(self._prompt_marks[index // self._choices])}
+        return {"prompt_logprobs": prompt_logprobs(self._prompt_logprobs[index // self._choices])}
 
 
-def _reason(ending: Ending | None) -> Reason | None:
-    return cast(Reason, ending.reason) if ending else None
+def _reason(finish: FinishInfo | None) -> FinishReasonName | None:
+    return cast(FinishReasonName, finish.reason) if finish else None
 
 
-def _in_order(endings: Mapping[int, Ending]) -> list[Ending]:
-    return [endings[index] for index in sorted(endings)]
+def _in_order(finished: Mapping[int, FinishInfo]) -> list[FinishInfo]:
+    return [finished[index] for index in sorted(finished)]
 
 
-def finite(logprob: float | None) -> float:
-    return LOWEST if logprob is None else max(logprob, LOWEST)
+def finite_logprob(logprob: float | None) -> float:
+    return ZERO_LOGPROB if logprob is None else max(logprob, ZERO_LOGPROB)
 
 
-def prompt_logprobs(marks: Sequence[Mark]) -> list[dict[str, Any] | None]:
-    """As vLLM tells them: for each token the likeliest and itself, by id; None for the first."""
-    return [None if mark.logprob is None else _by_id(mark) for mark in marks]
+def prompt_logprobs(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any] | None]:
+    """vLLM's format: for each token its logprob and the likeliest ones, by id; None for the first."""
+    return [None if logprob.logprob is None else _by_id(logprob) for logprob in logprobs]
 
 
-def _by_id(mark: Mark) -> dict[str, Any]:
-    ranked = {each.token: rank for rank, each in enumerate(mark.top, start=1)}
-    every = [(mark.token, mark.text, mark.logprob), *((one.token, one.text, one.logprob) for one in mark.top)]
+def _by_id(logprob: TokenLogprob) -> dict[str, Any]:
+    ranked = {other.token: rank for rank, other in enumerate(logprob.top, start=1)}
+    tokens = [
+        (logprob.token, logprob.text, logprob.logprob),
+        *((other.token, other.text, other.logprob) for other in logprob.top),
+    ]
     return {
-        str(token): {"logprob": finite(log), "rank": ranked.get(token), "decoded_token": text}
-        for token, text, log in every
+        str(token): {"logprob": finite_logprob(log), "rank": ranked.get(token), "decoded_token": text}
+        for token, text, log in tokens
     }
 
 
-def _marks(marks: Iterable[Mark]) -> list[ChatCompletionTokenLogprob]:
+def _logprob_entries(logprobs: Iterable[TokenLogprob]) -> list[ChatCompletionTokenLogprob]:
     return [
         ChatCompletionTokenLogprob(
-            token=mark.text,
-            bytes=list(mark.data),
-            logprob=finite(mark.logprob),
+            token=logprob.text,
+            bytes=list(logprob.data),
+            logprob=finite_logprob(logprob.logprob),
             top_logprobs=[
-                TopLogprob(token=each.text, bytes=list(each.data), logprob=finite(each.logprob))
-                for each in mark.top
+                TopLogprob(token=each.text, bytes=list(each.data), logprob=finite_logprob(each.logprob))
+                for each in logprob.top
             ],
         )
-        for mark in marks
+        for logprob in logprobs
     ]
 
 
-def _known(mark: Mark) -> float | None:
-    """None for a prompt's first token, as OpenAI's API gives it."""
-    return None if mark.logprob is None else finite(mark.logprob)
+def _logprob_or_none(logprob: TokenLogprob) -> float | None:
+    """None for the first token of a prompt, as in OpenAI's API."""
+    return None if logprob.logprob is None else finite_logprob(logprob.logprob)
 
 
-def _by_text(mark: Mark) -> dict[str, float]:
-    """The likeliest tokens by their texts. The one that was drawn has its text in the column of tokens; of
-    others with the same text, and of those that are part of a character, the bytes are told, as OpenAI's API
-    does, or the id, as vLLM does."""
-    told: dict[str, float] = {}
-    for each in mark.top:
-        in_bytes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in each.data)
-        is_part = "\N{REPLACEMENT CHARACTER}" in each.text
-        names = [in_bytes if is_part else each.text, in_bytes] if each.data else []
-        free = (name for name in (*names, f"token_id:{each.token}") if name not in {*told, mark.text})
-        told[mark.text if each.token == mark.token else next(free)] = finite(each.logprob)
-    return told
+def _by_text(logprob: TokenLogprob) -> dict[str, float]:
+    """The likeliest tokens by their texts. If two have the same text, or one is part of a character, its key
+    is its bytes, as in OpenAI's API, or its id, as in vLLM."""
+    by_text: dict[str, float] = {}
+    for other in logprob.top:
+        in_bytes = "bytes:" + "".join(f"\\x{byte:02x}" for byte in other.data)
+        is_part = "\N{REPLACEMENT CHARACTER}" in other.text
+        names = [in_bytes if is_part else other.text, in_bytes] if other.data else []
+        free = (name for name in (*names, f"token_id:{other.token}") if name not in {*by_text, logprob.text})
+        by_text[logprob.text if other.token == logprob.token else next(free)] = finite_logprob(other.logprob)
+    return by_text
 
 
-def _table(marks: Sequence[Mark], begins: int) -> Logprobs:
-    """As columns, with where each token's text begins in the answer's."""
-    offsets, at = [], begins
-    for mark in marks:
+def _logprob_table(logprobs: Sequence[TokenLogprob], start: int) -> Logprobs:
+    """Logprobs as columns, with the offset of each token's text in the output."""
+    offsets, at = [], start
+    for logprob in logprobs:
         offsets.append(at)
-        at += len(mark.text)
+        at += len(logprob.text)
     return Logprobs.model_construct(  # unchecked: the first of a prompt has none
-        tokens=[mark.text for mark in marks],
-        token_logprobs=[_known(mark) for mark in marks],
-        top_logprobs=[_by_text(mark) for mark in marks],
+        tokens=[logprob.text for logprob in logprobs],
+        token_logprobs=[_logprob_or_none(logprob) for logprob in logprobs],
+        top_logprobs=[_by_text(logprob) for logprob in logprobs],
         text_offset=offsets,
     )

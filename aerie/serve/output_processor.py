@@ -1,4 +1,4 @@
-"""One answer while it is made: from tokens to pieces of text, up to where a stop ends it."""
+"""Turn the tokens of one running request into deltas of text, up to a stop string or token."""
 
 from __future__ import annotations
 
@@ -24,32 +24,32 @@ from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.errors import ApiError, blamed
+from aerie.serve.errors import ApiError, from_request_error
 
-STOP, LENGTH, CALLS, READ, ERROR = "stop", "length", "tool_calls", "read", "error"
-ENDINGS: Mapping[FinishReason, str] = {
+STOP, LENGTH, CALLS, POOLED, ERROR = "stop", "length", "tool_calls", "read", "error"
+REASONS: Mapping[FinishReason, str] = {
     FinishReason.STOP: STOP,
     FinishReason.LENGTH: LENGTH,
     FinishReason.CONTEXT: LENGTH,
 }
 
 
-class Reads(Protocol):
-    """What is made of a prompt that is read and not answered: of the logits of its tokens, or, where it is
-    `hidden`, of their last hidden states."""
+class Pooler(Protocol):
+    """Computes the result of a prompt that is not answered, from the logits of its tokens or, if `hidden`,
+    from their last hidden states."""
 
     hidden: bool
 
-    def take(self, rows: Sequence[Row]) -> None:
-        """Of the next tokens."""
+    def add_rows(self, rows: Sequence[Row]) -> None:
+        """Add the rows of the next tokens."""
 
-    def made(self) -> Any:
-        """When all were taken."""
+    def result(self) -> Any:
+        """The result after all rows."""
 
 
-class Likely(NamedTuple):
-    """One of the likeliest tokens in a place: what it would have added there, or, of a special token, which
-    adds nothing, its name; its bytes; and the natural logarithm of what the logits gave it."""
+class TopLogprob(NamedTuple):
+    """One of the likeliest tokens of a position: the text it would add (for a special token its name), its
+    bytes, and its logprob."""
 
     token: int
     text: str
@@ -57,103 +57,104 @@ class Likely(NamedTuple):
     logprob: float
 
 
-class Mark(NamedTuple):
-    """A token, what it adds to the text and its own bytes (`detokenizer`), the natural logarithm of what the
-    logits gave it (None: it is a prompt's first, and there were none), and the likeliest ones there."""
+class TokenLogprob(NamedTuple):
+    """A token: the text it adds, its own bytes (`detokenizer`), its logprob (None for the first token of a
+    prompt), and the likeliest tokens of its position."""
 
     token: int
     text: str
     data: bytes
     logprob: float | None
-    top: tuple[Likely, ...]
+    top: tuple[TopLogprob, ...]
 
-    def ended(self, rest: str) -> Mark:
-        """With what was held back, where it is the last."""
+    def with_rest(self, rest: str) -> TokenLogprob:
+        """The last token, with the text that was held back."""
         top = tuple(
             each._replace(text=each.text + rest) if each.token == self.token else each for each in self.top
         )
         return self._replace(text=self.text + rest, top=top)
 
 
-class Ending(NamedTuple):
-    """How an answer ended. Counts are in tokens; `stop` is the string or the id of `stop` that ended it;
-    drafted: those that were guessed, of which `accepted` were right."""
+class FinishInfo(NamedTuple):
+    """How an output finished. Counts are in tokens. stop: the stop string or token id that ended it. drafted:
+    draft tokens, of which `accepted` were right."""
 
     reason: str
-    prompt: int
-    made: int
-    cached: int
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
     stop: str | int | None = None
     error: ApiError | None = None
     drafted: int = 0
     accepted: int = 0
 
 
-class Spent(NamedTuple):
-    """Counts in tokens, of a prompt, of these found in the pool, and of an answer so far; seconds from when
-    the scheduler was given it to its first token, and from there to its last so far."""
+class Timings(NamedTuple):
+    """Token counts and times of one request. cached_tokens: from the prefix cache. prefill_s: submission to
+    first token. decode_s: first to last token so far."""
 
-    prompt: int = 0
-    cached: int = 0
-    made: int = 0
-    prompt_s: float = 0.0
-    made_s: float = 0.0
+    prompt_tokens: int = 0
+    cached_tokens: int = 0
+    completion_tokens: int = 0
+    prefill_s: float = 0.0
+    decode_s: float = 0.0
 
 
-NOTHING = Spent()
+NO_TIMINGS = Timings()
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
-    """What has come of choice `index`: text, how likely its tokens were where that was asked for, how it
-    ended, once it has, the tokens that its text is of, what it took so far, and calls of tools after the
-    text; before them, where that was asked for, how many tokens of the prompt were read when, in seconds.
-    made: of a prompt that was read, what Ask.reads made."""
+class OutputDelta:
+    """New parts of the output with this index. tokens: the ids of its text. tool_calls: deltas of calls,
+    after the text. progress: computed prompt tokens and seconds, if the request asked for it. finish: set in
+    the last delta. pooled: the result of a pooler."""
 
     index: int
     text: str = ""
-    marks: tuple[Mark, ...] = ()
-    ending: Ending | None = None
+    logprobs: tuple[TokenLogprob, ...] = ()
+    finish: FinishInfo | None = None
     tokens: tuple[int, ...] = ()
-    spent: Spent = NOTHING
-    calls: tuple[CallPiece, ...] = ()
-    read: tuple[tuple[int, float], ...] = ()
-    made: Any = None
+    timings: Timings = NO_TIMINGS
+    tool_calls: tuple[CallPiece, ...] = ()
+    progress: tuple[tuple[int, float], ...] = ()
+    pooled: Any = None
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What an answer is asked with. prompt: token ids. max_tokens: at most so many more; 0: the prompt is
-    read, and nothing is told of what would follow. marks: how many of the likeliest tokens are told of each;
-    None: none, nor its own. time_limit_s: from its coming. slot: in which it is answered; None: in any.
-    manner: how it is made. as_drawn: whether they are told as they were drawn, with all settings, in place of
-    what the logits give them. calls: those of tools that may be in it. shows_progress: whether it is told how
-    much of the prompt is read. reads: what is made of the prompt, which is read then, and not answered."""
+class OutputRequest:
+    """The parameters of one output.
+
+    prompt: token ids. max_tokens: 0 computes the prompt only. num_logprobs: how many of the likeliest tokens
+    are returned for each; None means no logprobs. time_limit_s: from submission. slot: None means any.
+    after_sampling: return logprobs after all sampling settings instead of before. tool_calls: the tools that
+    may be called. shows_progress: report the progress of prefill. make_pooler: run the prompt for this pooler
+    and generate nothing.
+    """
 
     prompt: Sequence[int]
     max_tokens: int
     sampler: Sampler
     stop_strings: tuple[str, ...] = ()
     stop_ids: frozenset[int] = frozenset()
-    marks: int | None = None
+    num_logprobs: int | None = None
     time_limit_s: float = float("inf")
     index: int = 0
     slot: int | None = None
-    manner: Manner = PLAIN
-    as_drawn: bool = False
-    calls: Calls | None = None
+    decode_config: Manner = PLAIN
+    after_sampling: bool = False
+    tool_calls: Calls | None = None
     shows_progress: bool = False
-    reads: Callable[[Session], Reads] | None = None
+    make_pooler: Callable[[Session], Pooler] | None = None
 
 
 @dataclass(frozen=True)
-class Recorder(Sampler):
-    """A Sampler that notes what logits give each token that it draws, before any of its settings, or, where
-    `as_drawn`, after all of them."""
+class LogprobSampler(Sampler):
+    """A Sampler that records the logprobs at each token, before its settings or, if `after_sampling`, after
+    them."""
 
-    top: int = 0
-    as_drawn: bool = False
-    noted: dict[int, tuple[float, list[tuple[int, float]]]] = field(
+    num_logprobs: int = 0
+    after_sampling: bool = False
+    logprobs: dict[int, tuple[float, list[tuple[int, float]]]] = field(
         default_factory=dict, init=False, repr=False, compare=False
     )
 
@@ -161,26 +162,28 @@ class Recorder(Sampler):
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
     ) -> int:
         token = super().__call__(logits, prompt_ids, token_ids)
-        if self.as_drawn:
-            self.noted[len(token_ids)] = self._drawn(token, *self.distribution(logits, prompt_ids, token_ids))
+        if self.after_sampling:
+            self.logprobs[len(token_ids)] = self._after_sampling(
+                token, *self.distribution(logits, prompt_ids, token_ids)
+            )
         else:
-            self.noted[len(token_ids)] = likeliest(logits, token, self.top)
+            self.logprobs[len(token_ids)] = top_logprobs(logits, token, self.num_logprobs)
         return token
 
-    def _drawn(
+    def _after_sampling(
         self, token: int, tokens: Ranks, probabilities: F64Array
     ) -> tuple[float, list[tuple[int, float]]]:
-        """As `likeliest`, of what could be drawn."""
+        """As top_logprobs, over the tokens that could be sampled."""
         logs = np.log(probabilities)
         (own,) = logs[tokens == token]
         return float(own), [(int(each), float(log)) for each, log in zip(tokens, logs, strict=True)][
-            : self.top
+            : self.num_logprobs
         ]
 
 
-def likeliest(logits: F32Array | BF16Array, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
-    """The logarithm of what logits, (vocab_size,), give a token, and those of the `top` likeliest; equal ones
-    by their ids."""
+def top_logprobs(logits: F32Array | BF16Array, token: int, top: int) -> tuple[float, list[tuple[int, float]]]:
+    """The logprob of a token, and ids and logprobs of the `top` likeliest; ties by id. logits:
+    (vocab_size,)."""
     logs = log_softmax(np.asarray(logits, np.float32))
     top = min(top, len(logs))
     least = np.partition(logs, -top)[-top] if top else np.inf  # sorting all would take ten times as long
@@ -189,163 +192,179 @@ def likeliest(logits: F32Array | BF16Array, token: int, top: int) -> tuple[float
     return float(logs[token]), [(int(each), float(logs[each])) for each in order]
 
 
-class Answer:
-    """Turns the tokens of a request into pieces. It ends the request where a stop is found, or time is up."""
+class OutputProcessor:
+    """Turns the tokens of a request into deltas. It ends the request at a stop string or token, or when its
+    time is up."""
 
     def __init__(
-        self, ask: Ask, request: Request, sampler: Sampler, tokenizer: Tokenizer, eos: Collection[int]
+        self,
+        ask: OutputRequest,
+        request: Request,
+        sampler: Sampler,
+        tokenizer: Tokenizer,
+        eos: Collection[int],
     ) -> None:
-        self.request, self._ask, self._sampler, self._eos = request, ask, sampler, eos
-        self._stream = tokenizer.stream(ask.prompt, ask.calls.shown if ask.calls else ())
-        self._calls = ask.calls.reader() if ask.calls else None
+        self.request, self._output_request, self._sampler, self._eos = request, ask, sampler, eos
+        self._stream = tokenizer.stream(ask.prompt, ask.tool_calls.shown if ask.tool_calls else ())
+        self._calls = ask.tool_calls.reader() if ask.tool_calls else None
         self._stops = StopStrings(ask.stop_strings)
-        self._told = 0
+        self._token_count = 0
         self._tokens: list[int] = []
-        """Those whose text was not told yet."""
+        """Ids of tokens whose text is in no delta yet."""
         self._stopped_by: str | int | None = None
-        self._began_s, self._read_to = time.perf_counter(), -1
+        self._began_s, self._progress_position = time.perf_counter(), -1
 
-    def piece(self) -> Piece | None:
-        """What has come since the last, if anything has; with its ending where it is over."""
-        text, marks = "", list[Mark]()
-        while self._ask.max_tokens and self._told < len(self.request.token_ids) and self._stopped_by is None:
-            token = self.request.token_ids[self._told]
-            self._told += 1
-            text += self._fed(token, marks)
+    def next_delta(self) -> OutputDelta | None:
+        """What is new since the last delta, or None; with `finish` when the output has finished."""
+        text, logprobs = "", list[TokenLogprob]()
+        while (
+            self._output_request.max_tokens
+            and self._token_count < len(self.request.token_ids)
+            and self._stopped_by is None
+        ):
+            token = self.request.token_ids[self._token_count]
+            self._token_count += 1
+            text += self._feed(token, logprobs)
         if self._stopped_by is None and not self.request.is_over:
-            read = self._read_meanwhile()
-            made = self._piece(text, marks, None, read) if text or marks or read else None
-            return made if made and (made.text or marks or made.calls or read) else None
+            progress = self._new_progress()
+            delta = self._delta(text, logprobs, None, progress) if text or logprobs or progress else None
+            return delta if delta and (delta.text or logprobs or delta.tool_calls or progress) else None
         self.request.stop()
         if self._stopped_by is None:
-            text += self._rest(marks)
-        return self._piece(text, marks, self._ending(), self._read_meanwhile())
+            text += self._flush(logprobs)
+        return self._delta(text, logprobs, self._finish(), self._new_progress())
 
-    def cut(self, error: ApiError | None = None) -> Piece:
-        """End it where it is: with this error, or because its time is up."""
+    def abort(self, error: ApiError | None = None) -> OutputDelta:
+        """End the output now: with an error, or because its time is up."""
         self.request.stop()
-        rest = self._rest([])
-        if error is None and not self._told:
+        rest = self._flush([])
+        if error is None and not self._token_count:
             error = ApiError(
                 503,
-                f"no token came within the {self._ask.time_limit_s:g} s that a request has",
+                f"no token came within the {self._output_request.time_limit_s:g} s that a request has",
                 code="time_limit",
             )
-        return self._piece(rest, (), self._ended(LENGTH, error))
+        return self._delta(rest, (), self._finish_info(LENGTH, error))
 
-    def _read_meanwhile(self) -> tuple[tuple[int, float], ...]:
-        """Of the prompt; before the first, what was found in the pool."""
-        if not self._ask.shows_progress or self._read_to == len(self.request.prompt):
+    def _new_progress(self) -> tuple[tuple[int, float], ...]:
+        """Progress of prefill since the last delta. The first entry is the cached prefix."""
+        if not self._output_request.shows_progress or self._progress_position == len(self.request.prompt):
             return ()
-        to = len(self.request.prompt) if self.request.token_ids else self.request.read
-        if to == 0 or to == self._read_to:
+        position = len(self.request.prompt) if self.request.token_ids else self.request.read
+        if position == 0 or position == self._progress_position:
             return ()
         at_s = time.perf_counter() - self._began_s
-        begun = () if self._read_to >= 0 else ((self.request.cached_tokens, 0.0),)
-        self._read_to = to
-        return (*begun, (to, at_s))
+        start = () if self._progress_position >= 0 else ((self.request.cached_tokens, 0.0),)
+        self._progress_position = position
+        return (*start, (position, at_s))
 
-    def _piece(
+    def _delta(
         self,
         text: str,
-        marks: Sequence[Mark],
-        ending: Ending | None = None,
-        read: tuple[tuple[int, float], ...] = (),
-    ) -> Piece:
-        made, tokens = self.request, tuple(self._tokens)
+        logprobs: Sequence[TokenLogprob],
+        finish: FinishInfo | None = None,
+        progress: tuple[tuple[int, float], ...] = (),
+    ) -> OutputDelta:
+        request, tokens = self.request, tuple(self._tokens)
         self._tokens.clear()
-        calls: tuple[CallPiece, ...] = ()
+        tool_calls: tuple[CallPiece, ...] = ()
         if self._calls:
-            text, calls = self._read(self._calls, text, is_last=ending is not None)
-            if self._calls.calls and ending and ending.reason == STOP:
-                ending = ending._replace(reason=CALLS)
-        spent = Spent(len(made.prompt), made.cached_tokens, self._told, *made.times_s)
-        return Piece(self._ask.index, text, tuple(marks), ending, tokens, spent, calls, read)
+            text, tool_calls = self._read(self._calls, text, is_last=finish is not None)
+            if self._calls.calls and finish and finish.reason == STOP:
+                finish = finish._replace(reason=CALLS)
+        timings = Timings(len(request.prompt), request.cached_tokens, self._token_count, *request.times_s)
+        return OutputDelta(
+            self._output_request.index, text, tuple(logprobs), finish, tokens, timings, tool_calls, progress
+        )
 
     def _read(self, reader: CallReader, text: str, is_last: bool) -> tuple[str, tuple[CallPiece, ...]]:
-        """What is text of it, and what is calls."""
+        """Split text into plain text and deltas of calls."""
         parts = list(reader.feed(text))
-        said = "".join(part for part in parts if isinstance(part, str)) + (reader.flush() if is_last else "")
-        return said, tuple(part for part in parts if isinstance(part, CallPiece))
+        plain = "".join(part for part in parts if isinstance(part, str)) + (reader.flush() if is_last else "")
+        return plain, tuple(part for part in parts if isinstance(part, CallPiece))
 
-    def _fed(self, token: int, marks: list[Mark]) -> str:
-        """The text that is sure with this token."""
+    def _feed(self, token: int, logprobs: list[TokenLogprob]) -> str:
+        """The text that is certain with this token."""
         if token in self._eos:
             return ""
-        if token in self._ask.stop_ids:
+        if token in self._output_request.stop_ids:
             self._stopped_by = token
-            return self._rest(marks)
+            return self._flush(logprobs)
         self._tokens.append(token)
-        if isinstance(self._sampler, Recorder):
-            marks.append(mark_of(self._stream, token, *self._sampler.noted.pop(self._told - 1)))
-            added = marks[-1].text
+        if isinstance(self._sampler, LogprobSampler):
+            logprobs.append(
+                token_logprob(self._stream, token, *self._sampler.logprobs.pop(self._token_count - 1))
+            )
+            added = logprobs[-1].text
         else:
             added = self._stream.feed(token)
         text = self._stops.feed(added)
         self._stopped_by = self._stops.found
         return text
 
-    def _rest(self, marks: list[Mark]) -> str:
-        """What was held back, where no more comes; it is the last token's."""
+    def _flush(self, logprobs: list[TokenLogprob]) -> str:
+        """The text that was held back, at the end. It belongs to the last token."""
         held = self._stream.flush()
-        if held and marks:
-            marks[-1] = marks[-1].ended(held)
+        if held and logprobs:
+            logprobs[-1] = logprobs[-1].with_rest(held)
         return self._stops.feed(held) + self._stops.flush()
 
-    def _ending(self) -> Ending:
+    def _finish(self) -> FinishInfo:
         if error := self.request.error:
-            return self._ended(ERROR, blamed(error))
-        if not self._ask.max_tokens:
-            return self._ended(LENGTH)
+            return self._finish_info(ERROR, from_request_error(error))
+        if not self._output_request.max_tokens:
+            return self._finish_info(LENGTH)
         reason = self.request.finish_reason
-        return self._ended(STOP if self._stopped_by is not None or reason is None else ENDINGS[reason])
+        return self._finish_info(STOP if self._stopped_by is not None or reason is None else REASONS[reason])
 
-    def _ended(self, reason: str, error: ApiError | None = None) -> Ending:
-        made = self.request
-        if error and made.error is None:
-            made.fail(UserError(error.message))
-        counts = len(made.prompt), self._told, made.cached_tokens
-        guesses = made.passes.drafted, made.passes.accepted
-        return Ending(ERROR if error else reason, *counts, self._stopped_by, error, *guesses)
+    def _finish_info(self, reason: str, error: ApiError | None = None) -> FinishInfo:
+        request = self.request
+        if error and request.error is None:
+            request.fail(UserError(error.message))
+        counts = len(request.prompt), self._token_count, request.cached_tokens
+        drafts = request.passes.drafted, request.passes.accepted
+        return FinishInfo(ERROR if error else reason, *counts, self._stopped_by, error, *drafts)
 
 
-class ReadPrompt:
-    """A prompt that is read, beside answers: one piece, when it is over."""
+class PoolingOutput:
+    """A prompt that runs for a pooler: one delta, when it has finished."""
 
-    def __init__(self, ask: Ask, request: Request, reads: Reads) -> None:
-        self.request, self._ask, self._reads = request, ask, reads
+    def __init__(self, ask: OutputRequest, request: Request, pooler: Pooler) -> None:
+        self.request, self._output_request, self._pooler = request, ask, pooler
 
     @staticmethod
-    def of(ask: Ask, session: Session, scheduler: Scheduler) -> ReadPrompt:
-        """Given to the scheduler. Raises as Scheduler.read."""
-        assert ask.reads is not None
-        reads = ask.reads(session)
-        return ReadPrompt(ask, scheduler.read(ask.prompt, reads.take, reads.hidden), reads)
+    def submit(ask: OutputRequest, session: Session, scheduler: Scheduler) -> PoolingOutput:
+        """Give the prompt to the scheduler. Raises as Scheduler.read."""
+        assert ask.make_pooler is not None
+        pooler = ask.make_pooler(session)
+        return PoolingOutput(ask, scheduler.read(ask.prompt, pooler.add_rows, pooler.hidden), pooler)
 
-    def piece(self) -> Piece | None:
-        """What was made, once it is."""
+    def next_delta(self) -> OutputDelta | None:
+        """The result as the only delta, or None while the prompt runs."""
         if error := self.request.error:
-            return self._ended(blamed(error))
-        return self._ended(made=self._reads.made()) if self.request.is_over else None
+            return self._delta(from_request_error(error))
+        return self._delta(pooled=self._pooler.result()) if self.request.is_over else None
 
-    def cut(self, error: ApiError | None = None) -> Piece:
-        """End it where it is: with this error, or because its time is up."""
+    def abort(self, error: ApiError | None = None) -> OutputDelta:
+        """End the prompt now: with an error, or because its time is up."""
         self.request.stop()
-        limit_s = self._ask.time_limit_s
-        late = f"the prompt was not read within the {limit_s:g} s that a request has"
-        return self._ended(error or ApiError(503, late, code="time_limit"))
+        limit_s = self._output_request.time_limit_s
+        message = f"the prompt was not read within the {limit_s:g} s that a request has"
+        return self._delta(error or ApiError(503, message, code="time_limit"))
 
-    def _ended(self, error: ApiError | None = None, made: Any = None) -> Piece:
-        ending = Ending(ERROR if error else READ, len(self._ask.prompt), 0, 0, error=error)
-        return Piece(self._ask.index, ending=ending, made=made)
+    def _delta(self, error: ApiError | None = None, pooled: Any = None) -> OutputDelta:
+        finish = FinishInfo(ERROR if error else POOLED, len(self._output_request.prompt), 0, 0, error=error)
+        return OutputDelta(self._output_request.index, finish=finish, pooled=pooled)
 
 
-def mark_of(stream: TextStream, token: int, logprob: float | None, top: Sequence[tuple[int, float]]) -> Mark:
-    """Of a token that the stream takes with it."""
+def token_logprob(
+    stream: TextStream, token: int, logprob: float | None, top: Sequence[tuple[int, float]]
+) -> TokenLogprob:
+    """The entry of a token, which is fed to the stream."""
     others = [(each, stream.bytes_if(each), log) for each, log in top]
     text, data = stream.take(token)
-    likeliest = (
-        Likely(each, text if each == token and own == data else own.decode(errors="replace"), own, log)
+    alternatives = (
+        TopLogprob(each, text if each == token and own == data else own.decode(errors="replace"), own, log)
         for each, own, log in others
     )
-    return Mark(token, text, data, logprob, tuple(likeliest))
+    return TokenLogprob(token, text, data, logprob, tuple(alternatives))

@@ -1,4 +1,5 @@
-"""From a request to what is asked of the model: tokens, forms of answers, calls, and how they are drawn."""
+"""From the fields of a request to requests for the engine: tokens, grammars, tool calls, sampling
+parameters."""
 
 from __future__ import annotations
 
@@ -14,104 +15,104 @@ from aerie.engine.strategies.drafting import Drafting, predicted
 from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
-from aerie.serve.chat_fields import Chat
-from aerie.serve.common_fields import Form, Settings
-from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.output_processor import Ask
-from aerie.serve.worker import Opened
+from aerie.serve.chat_fields import ChatInput
+from aerie.serve.common_fields import SamplingFields, StructuredOutput
+from aerie.serve.errors import ApiError, from_engine_error
+from aerie.serve.output_processor import OutputRequest
+from aerie.serve.worker import OpenedModel
 
-MOST_COUNTED = 2**16
-"""Tokens of a text that are counted for any model."""
+MIN_COUNTABLE_TOKENS = 2**16
+"""Texts of up to so many tokens are counted for every model."""
 
 
-def grammar_of(grammars: Grammars, form: Form) -> Grammar:
-    """ApiError for a form that is none."""
+def compile_structured_output(grammars: Grammars, output: StructuredOutput) -> Grammar:
+    """Compile the grammar of an output. Raises ApiError 400 if it is invalid."""
     try:
-        if form.schema is not None:
-            return grammars.json(form.schema, form.hold)
-        return grammars.regex(form.regex) if form.regex is not None else grammars.gbnf(form.gbnf or "")
+        if output.schema is not None:
+            return grammars.json(output.schema, output.enforcement)
+        return grammars.regex(output.regex) if output.regex is not None else grammars.gbnf(output.gbnf or "")
     except UserError as error:
-        raise ApiError(400, str(error), form.param, "invalid_value") from error
+        raise ApiError(400, str(error), output.param, "invalid_value") from error
 
 
-def check_ids(opened: Opened, ids: Iterable[int], param: str) -> None:
-    """ApiError for a token id that a client has given and the model does not have."""
+def check_ids(opened: OpenedModel, ids: Iterable[int], param: str) -> None:
+    """Raise ApiError 400 if a token id of a client is outside the vocabulary."""
     size = opened.session.model.config.vocab_size
-    if (wrong := next((each for each in ids if not 0 <= each < size), None)) is not None:
+    if (invalid := next((token for token in ids if not 0 <= token < size), None)) is not None:
         raise ApiError(
             400,
-            f"{param} has {wrong}, and the model's tokens are 0 to {size - 1}; give ids of its own "
+            f"{param} has {invalid}, and the model's tokens are 0 to {size - 1}; give ids of its own "
             "tokenizer, as POST /tokenize tells them, or a text",
             param,
             "invalid_value",
         )
 
 
-def most_counted(opened: Opened) -> int:
-    """Tokens of a text that is to be counted and not to be read, at most."""
-    return max(MOST_COUNTED, 16 * opened.session.model.positions)
+def max_countable_tokens(opened: OpenedModel) -> int:
+    """Maximum tokens of a text that is only counted."""
+    return max(MIN_COUNTABLE_TOKENS, 16 * opened.session.model.positions)
 
 
-class Conversing(Protocol):
-    """A request that is a conversation."""
-
-    @property
-    def chat(self) -> Chat: ...
+class ChatBody(Protocol):
+    """A request with a conversation."""
 
     @property
-    def form(self) -> Form | None: ...
+    def chat(self) -> ChatInput: ...
 
-    def place(self, name: str) -> str:
-        """Where a field is that the engine knows by this name."""
+    @property
+    def structured_output(self) -> StructuredOutput | None: ...
+
+    def field_path(self, name: str) -> str:
+        """The path in this API of a field that the engine names `name`."""
         ...
 
 
-class Conversed(NamedTuple):
-    """The tokens of a conversation, the form of its answer, and the calls that it may have."""
+class EncodedChat(NamedTuple):
+    """The token ids of a conversation, the grammar of its output, and its tools."""
 
     ids: list[int]
     grammar: Grammar | None
-    calls: Calls | None
+    tool_calls: Calls | None
 
 
-Formed = tuple[Grammar | None, Calls | None]
-"""The form of an answer, and the calls that it may have."""
+OutputConstraints = tuple[Grammar | None, Calls | None]
+"""The grammar of an output, and its tools."""
 
 
-def encoded(body: Conversing, most: int, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a conversation. most: that fit the model. Raises UserError."""
-    return tokenizer.encode_chat(*body.chat, most=most)
+def encode_chat(body: ChatBody, max_tokens: int, tokenizer: Tokenizer) -> list[int]:
+    """Return the token ids of a conversation. max_tokens: the limit of the model. Raises UserError."""
+    return tokenizer.encode_chat(*body.chat, most=max_tokens)
 
 
-def formed(grammars: Grammars, body: Conversing, tokenizer: Tokenizer) -> Formed:
-    """Of a conversation, before its tokens: tools that are too large are no prompt either. Raises UserError
-    and ApiError."""
-    chat, form = body.chat, body.form
+def compile_output_constraints(grammars: Grammars, body: ChatBody, tokenizer: Tokenizer) -> OutputConstraints:
+    """Compile the grammar for a conversation, before its prompt is encoded: tools that are too large for a
+    grammar are too large for a prompt. Raises UserError or ApiError."""
+    chat, output = body.chat, body.structured_output
     if not chat.tools:
-        return grammar_of(grammars, form) if form else None, None
-    if form and form.schema is None:
-        raise ToolsError(f"tools and {form.param} were given, and go not together; give one", form.param)
-    if form:
-        grammar_of(grammars, form)
-    calls = calls_of(chat.tools, tokenizer)
-    schema, hold = (form.schema, form.hold) if form else (None, "meaning")
-    return call_grammar(grammars, chat.tools, calls.form, schema, hold), calls
+        return compile_structured_output(grammars, output) if output else None, None
+    if output and output.schema is None:
+        raise ToolsError(f"tools and {output.param} were given, and go not together; give one", output.param)
+    if output:
+        compile_structured_output(grammars, output)
+    tool_calls = calls_of(chat.tools, tokenizer)
+    schema, enforcement = (output.schema, output.enforcement) if output else (None, "meaning")
+    return call_grammar(grammars, chat.tools, tool_calls.form, schema, enforcement), tool_calls
 
 
-def asked(
-    opened: Opened,
-    settings: Settings,
+def output_requests(
+    opened: OpenedModel,
+    settings: SamplingFields,
     prompts: Sequence[Sequence[int]],
-    most: int | None,
+    max_tokens: int | None,
     time_limit_s: float,
     grammar: Grammar | None = None,
     expected: Sequence[int] = (),
-    calls: Calls | None = None,
-) -> list[Ask]:
-    """What is asked, for each prompt and each of its choices. most: tokens, None for as many as
-    the context has. grammar: the form of all answers. expected: tokens that they are expected to be much
-    like. calls: of tools that may be in them. ApiError for what cannot be run, or is out of range."""
-    if settings.top is not None and opened.session.model.config.diffusion is not None:
+    tool_calls: Calls | None = None,
+) -> list[OutputRequest]:
+    """Return one OutputRequest for each prompt and choice. max_tokens: None means up to the end of the
+    context. grammar: of all outputs. expected: predicted token ids, for drafts. tool_calls: the tools that
+    may be called. Raises ApiError if the model does not support a setting, or a value is out of range."""
+    if settings.num_logprobs is not None and opened.session.model.config.diffusion is not None:
         raise ApiError(
             400,
             "logprobs are of models that say one token after the other, and this one fills in blocks of "
@@ -122,55 +123,57 @@ def asked(
     check_ids(opened, settings.stop_token_ids or (), "stop_token_ids")
     eos = opened.session.model.config.eos_token_ids
     try:
-        made = [
-            _ask(opened, settings, prompt, most, time_limit_s, index, sampler, draft, calls)
+        requests = [
+            _output_request(
+                opened, settings, prompt, max_tokens, time_limit_s, index, sampler, draft, tool_calls
+            )
             for number, prompt in enumerate(prompts)
-            for draft in [_draft(opened, settings, prompt, expected)]
+            for draft in [_draft_source(opened, settings, prompt, expected)]
             for choice in range(settings.choices)
             for index in [number * settings.choices + choice]
             for sampler in [Sampler(**settings.sampling(choice, eos), grammar=grammar)]
         ]
-        for ask in made:
-            opened.check(ask)
+        for request in requests:
+            opened.check(request)
     except UserError as error:
-        raise of_engine(error) from error
-    return made
+        raise from_engine_error(error) from error
+    return requests
 
 
-def _ask(
-    opened: Opened,
-    settings: Settings,
+def _output_request(
+    opened: OpenedModel,
+    settings: SamplingFields,
     prompt: Sequence[int],
-    most: int | None,
+    max_tokens: int | None,
     time_limit_s: float,
     index: int,
     sampler: Sampler,
     draft: str | Drafting | None,
-    calls: Calls | None,
-) -> Ask:
-    room = max(1, opened.session.model.positions - len(prompt))
-    return Ask(
+    tool_calls: Calls | None,
+) -> OutputRequest:
+    capacity = max(1, opened.session.model.positions - len(prompt))
+    return OutputRequest(
         prompt,
-        room if most is None else min(most, room),
+        capacity if max_tokens is None else min(max_tokens, capacity),
         sampler,
         settings.stop_strings,
         frozenset(settings.stop_token_ids or ()),
-        settings.top,
+        settings.num_logprobs,
         time_limit_s,
         index,
         settings.slot if index == 0 else None,
-        Manner(**settings.manners, draft=draft),
-        settings.as_drawn,
-        calls,
+        Manner(**settings.decode_settings, draft=draft),
+        settings.logprobs_after_sampling,
+        tool_calls,
         settings.shows_progress,
     )
 
 
-def _draft(
-    opened: Opened, settings: Settings, prompt: Sequence[int], answer: Sequence[int]
+def _draft_source(
+    opened: OpenedModel, settings: SamplingFields, prompt: Sequence[int], answer: Sequence[int]
 ) -> str | Drafting | None:
-    """Where guesses of an answer come from: as the request says, or the server's flags. UserError for a model
-    that fills in blocks and is given an answer to expect."""
+    """Where draft tokens come from: the request's prediction or setting, else the server's flag. Raises
+    UserError if a block diffusion model gets a prediction."""
     if settings.draft == "none":
         return None
     if answer and opened.session.model.config.diffusion is not None:

@@ -1,9 +1,9 @@
-"""Bodies: from bytes to the fields of a request, at this one place for all addresses.
+"""From the bytes of a body to the fields of a request, for all addresses.
 
-Reading is plain Python and C that keeps the interpreter to itself, so it is bounded before it begins: by the
-values that the text has (`check_values`), which are counted without reading it. What is large within that is
-read in a thread of its own. What could fail later wherever it is used (a number that no double holds, half a
-character, brackets a thousand deep) is refused here.
+Parsing is Python and C code that holds the interpreter, so its cost is bounded first: `check_values` counts
+the values in the text without parsing it. Large bodies within the limit are parsed in a thread. Values that
+could fail later (a number larger than a double, half a surrogate pair, brackets nested a thousand deep) are
+refused here.
 """
 
 from __future__ import annotations
@@ -23,223 +23,230 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aerie.serve.errors import ApiError, of_validation, param_of
-from aerie.serve.request_outputs import unless_gone
+from aerie.serve.errors import ApiError, field_path, from_validation_errors
+from aerie.serve.request_outputs import run_unless_disconnected
 
-MOST_VALUES: Final = 2**17 + 2**14
-"""Values and names of a body: as many token ids as the longest usual context has, and room for the rest."""
-MOST_OBJECTS: Final = 2**14
-"""Of these: each takes as long to read as hundreds of numbers."""
-MOST_DEPTH: Final = 100
-MOST_DIGITS: Final = 100
-"""Of a whole number: any such number is one that a double holds."""
-MOST_ERRORS: Final = 1000
-"""Errors of a body that are looked through for the one that is told."""
+MAX_VALUES: Final = 2**17 + 2**14
+"""Values and names of a body: as many token ids as the longest usual context has, and some more."""
+MAX_OBJECTS: Final = 2**14
+"""Objects among the values: each takes as long to parse as hundreds of numbers."""
+MAX_DEPTH: Final = 100
+MAX_DIGITS: Final = 100
+"""Digits of an integer: any such integer fits a double."""
+MAX_ERRORS: Final = 1000
+"""Errors of a body above which the first one is not searched for."""
 LARGE_BYTES, LARGE_VALUES = 64 * 2**10, 2000
-"""A body with more is read in a thread, and its texts are cut into tokens in one of their own."""
-MARKS = (b",", b":", b"[", b"{")
-"""One for each value or name, about, and more where texts have them."""
-HALF = re.compile(r"\\u[dD][89a-fA-F]")
+"""A body with more is parsed in a thread, and its texts are encoded in a thread for large bodies."""
+VALUE_DELIMITERS = (b",", b":", b"[", b"{")
+"""About one for each value or name, and more if strings contain them."""
+SURROGATE_ESCAPE = re.compile(r"\\u[dD][89a-fA-F]")
 IS_LARGE: contextvars.ContextVar[bool] = contextvars.ContextVar("is_large", default=False)
-"""Whether the request under way has a large body."""
+"""Whether the current request has a large body."""
 
 
-def _marks(text: bytes) -> int:
-    return sum(map(text.count, MARKS))
+def _count_values(text: bytes) -> int:
+    return sum(map(text.count, VALUE_DELIMITERS))
 
 
-def _outside(body: bytes) -> list[bytes]:
-    """A body without its texts, about; empty where these are more than MOST_VALUES."""
+def _without_strings(body: bytes) -> list[bytes]:
+    """The parts of a body outside its strings, about; empty if it has too many strings."""
     bare = body.replace(rb"\\", b"").replace(rb"\"", b"")
-    return bare.split(b'"')[::2] if bare.count(b'"') <= 4 * MOST_VALUES else []
+    return bare.split(b'"')[::2] if bare.count(b'"') <= 4 * MAX_VALUES else []
 
 
 async def check_values(body: bytes) -> None:
-    """ApiError 413 for a body of too many values."""
-    if _marks(body) <= MOST_VALUES and body.count(b"{") <= MOST_OBJECTS:
+    """Raise ApiError 413 if a body has too many values."""
+    if _count_values(body) <= MAX_VALUES and body.count(b"{") <= MAX_OBJECTS:
         return
-    parts = await asyncio.to_thread(_outside, body)
-    values, objects = sum(map(_marks, parts)), sum(part.count(b"{") for part in parts)
-    if not parts or values > MOST_VALUES or objects > MOST_OBJECTS:
+    parts = await asyncio.to_thread(_without_strings, body)
+    values, objects = sum(map(_count_values, parts)), sum(part.count(b"{") for part in parts)
+    if not parts or values > MAX_VALUES or objects > MAX_OBJECTS:
         more = f"has {objects} objects among {values} values" if parts else "has very many texts"
         raise ApiError(
             413,
-            f"the body {more}, and {MOST_OBJECTS} objects and {MOST_VALUES} values are the limit; send "
+            f"the body {more}, and {MAX_OBJECTS} objects and {MAX_VALUES} values are the limit; send "
             "fewer, or several requests",
             code="too_large",
         )
 
 
-class _NoNumberError(ValueError):
-    """A number that cannot be taken."""
+class _InvalidNumberError(ValueError):
+    """A number that is refused."""
 
 
-def _whole(digits: str) -> int:
-    if len(digits) > MOST_DIGITS:
-        raise _NoNumberError(
-            f"a number has {len(digits)} digits, {digits[:20]}..., and {MOST_DIGITS} is the limit"
+def _parse_int(digits: str) -> int:
+    if len(digits) > MAX_DIGITS:
+        raise _InvalidNumberError(
+            f"a number has {len(digits)} digits, {digits[:20]}..., and {MAX_DIGITS} is the limit"
         )
     return int(digits)
 
 
-def _real(digits: str) -> float:
-    if not math.isfinite(made := float(digits)):
-        raise _NoNumberError(f"the number {digits[:20]} is larger than a double can be")
-    return made
+def _parse_float(digits: str) -> float:
+    if not math.isfinite(number := float(digits)):
+        raise _InvalidNumberError(f"the number {digits[:20]} is larger than a double can be")
+    return number
 
 
-def _none_such(name: str) -> NoReturn:
-    raise _NoNumberError(f"{name} is no number of JSON")
+def _reject_constant(name: str) -> NoReturn:
+    raise _InvalidNumberError(f"{name} is no number of JSON")
 
 
-DECODER = json.JSONDecoder(parse_int=_whole, parse_float=_real, parse_constant=_none_such)
+DECODER = json.JSONDecoder(parse_int=_parse_int, parse_float=_parse_float, parse_constant=_reject_constant)
 
 
-def parsed(body: bytes) -> Any:
-    """What a body holds: all its texts can be written as UTF-8, and its numbers are finite. ApiError 400."""
+def parse_body(body: bytes) -> Any:
+    """Parse a body. All its strings can be encoded as UTF-8, and its numbers are finite. Raises ApiError
+    400."""
     try:
         text = body.decode("utf-8-sig")
-        made = DECODER.decode(text)
+        value = DECODER.decode(text)
     except UnicodeDecodeError as error:
-        raise _no_json(f"it is no UTF-8 at byte {error.start}, {body[error.start]:#04x}", "UTF-8") from None
+        raise _invalid_json(
+            f"it is no UTF-8 at byte {error.start}, {body[error.start]:#04x}", "UTF-8"
+        ) from None
     except json.JSONDecodeError as error:
-        raise _no_json(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
-    except _NoNumberError as error:
-        raise _no_json(str(error), "a number in its place that can be taken") from None
+        raise _invalid_json(f"{error.msg} at line {error.lineno}, column {error.colno}") from None
+    except _InvalidNumberError as error:
+        raise _invalid_json(str(error), "a number in its place that can be taken") from None
     except RecursionError:
         raise _too_deep() from None
-    _check(made, HALF.search(text) is not None)
-    return made
+    _check_structure(value, SURROGATE_ESCAPE.search(text) is not None)
+    return value
 
 
-def _no_json(reason: str, wanted: str = "one object") -> ApiError:
+def _invalid_json(reason: str, advice: str = "one object") -> ApiError:
     return ApiError(
-        400, f"the body is no JSON that can be read ({reason}); send {wanted}", code="invalid_json"
+        400, f"the body is no JSON that can be read ({reason}); send {advice}", code="invalid_json"
     )
 
 
 def _too_deep() -> ApiError:
     return ApiError(
         400,
-        f"the body is nested deeper than {MOST_DEPTH} objects and lists; send a flatter one",
+        f"the body is nested deeper than {MAX_DEPTH} objects and lists; send a flatter one",
         code="too_deep",
     )
 
 
-def _check(made: Any, may_halve: bool) -> None:
-    """ApiError for halves of characters, which JSON can write and nothing else takes, and for what is nested
-    too deeply. may_halve: whether there may be some."""
-    left: list[tuple[tuple[str | int, ...], Any]] = [((), [made])]
-    while left:
-        place, each = left.pop()
-        if len(place) > MOST_DEPTH + 1:
+def _check_structure(value: Any, may_have_surrogates: bool) -> None:
+    """Raise ApiError for lone surrogates, which JSON can write and nothing else accepts, and for deep
+    nesting. may_have_surrogates: whether the text has escapes of surrogates."""
+    unchecked: list[tuple[tuple[str | int, ...], Any]] = [((), [value])]
+    while unchecked:
+        path, container = unchecked.pop()
+        if len(path) > MAX_DEPTH + 1:
             raise _too_deep()
-        for name, inner in each.items() if isinstance(each, Mapping) else enumerate(each):
+        for name, inner in container.items() if isinstance(container, Mapping) else enumerate(container):
             if isinstance(inner, dict | list):
-                left.append(((*place, name), inner))
-            if may_halve and not (_can_be_written(name) and _can_be_written(inner)):
-                param = param_of([*place, name][1:])
-                told = f"{param} holds" if param else "a text of the body holds"
+                unchecked.append(((*path, name), inner))
+            if may_have_surrogates and not (_is_encodable(name) and _is_encodable(inner)):
+                param = field_path([*path, name][1:])
+                subject = f"{param} holds" if param else "a text of the body holds"
                 raise ApiError(
                     400,
-                    f"{told} half a character (a lone surrogate); send valid Unicode",
+                    f"{subject} half a character (a lone surrogate); send valid Unicode",
                     param,
                     "invalid_value",
                 )
 
 
-def _can_be_written(given: Any) -> bool:
-    if isinstance(given, str) and not given.isascii():
+def _is_encodable(value: Any) -> bool:
+    if isinstance(value, str) and not value.isascii():
         try:
-            given.encode()
+            value.encode()
         except UnicodeEncodeError:
             return False
     return True
 
 
-def validated(kind: TypeAdapter[Any], body: bytes) -> Any:
-    """The fields of a request of this kind. ApiError 400."""
-    given = parsed(body)
+def validate_fields(kind: TypeAdapter[Any], body: bytes) -> Any:
+    """Parse a body and return the fields of a request. Raises ApiError 400."""
+    value = parse_body(body)
     try:
-        return kind.validate_python(given)
+        return kind.validate_python(value)
     except ValidationError as error:
-        if (count := error.error_count()) > MOST_ERRORS:
+        if (count := error.error_count()) > MAX_ERRORS:
             raise ApiError(
                 400,
-                f"{count} values of the body are wrong, and {MOST_ERRORS} are looked at; send fields and "
+                f"{count} values of the body are wrong, and {MAX_ERRORS} are looked at; send fields and "
                 "values of this address, which docs/serve.md lists",
                 code="invalid_value",
             ) from None
-        told = [{**each, "loc": ("body", *each["loc"])} for each in error.errors(include_url=False)]
-        raise of_validation(told) from None
+        errors = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors(include_url=False)]
+        raise from_validation_errors(errors) from None
     except RecursionError:
         raise _too_deep() from None
 
 
-class ReadRequest(Request):
-    """A request whose body was read."""
+class ParsedRequest(Request):
+    """A request whose body is already parsed."""
 
     async def json(self) -> Any:
-        return self.scope["state"]["read"]
+        return self.scope["state"]["fields"]
 
 
-class ReadingRoute(APIRoute):
-    """An address that takes what was read of a body for its fields."""
+class ParsedBodyRoute(APIRoute):
+    """A route that takes its fields from the parsed body."""
 
     def get_route_handler(self) -> Any:
         handler = super().get_route_handler()
 
         async def handled(request: Request) -> Response:
-            response: Response = await handler(ReadRequest(request.scope, request.receive))
+            response: Response = await handler(ParsedRequest(request.scope, request.receive))
             return response
 
         return handled
 
 
-def body_kind(route: APIRoute) -> TypeAdapter[Any] | None:
-    """What the bodies of an address hold; None where it takes none."""
+def body_model(route: APIRoute) -> TypeAdapter[Any] | None:
+    """The type of the bodies of a route; None if it takes none."""
     kind: Any = route.body_field and route.body_field.field_info.annotation
     return None if kind is None else TypeAdapter(kind)
 
 
-class Reading:
-    """ASGI between a Guard and what answers: it reads the bodies of all addresses that take one."""
+class BodyMiddleware:
+    """ASGI middleware after the Guard: parses the bodies of all routes that take one."""
 
-    def __init__(self, app: ASGIApp, addressed: FastAPI) -> None:
+    def __init__(self, app: ASGIApp, routed: FastAPI) -> None:
         self._app = app
-        routes = [each for each in addressed.routes if isinstance(each, APIRoute)]
-        self._kinds = [(route, kind) for route in routes if (kind := body_kind(route))]
+        routes = [each for each in routed.routes if isinstance(each, APIRoute)]
+        self._models = [(route, kind) for route in routes if (kind := body_model(route))]
         self._thread = ThreadPoolExecutor(1, "reading")
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "http" and (kind := self._kind(scope)):
-            body = (await receive())["body"]  # whole: the guard has read it
+        if scope["type"] == "http" and (kind := self._model_for(scope)):
+            body = (await receive())["body"]  # complete: the guard has read it
             if body:
-                scope["state"]["read"] = await self._read(kind, body, receive)
-            receive = replayed(body, receive)
+                scope["state"]["fields"] = await self._read(kind, body, receive)
+            receive = replay_body(body, receive)
         await self._app(scope, receive, send)
 
-    def _kind(self, scope: Scope) -> TypeAdapter[Any] | None:
-        return next((kind for route, kind in self._kinds if route.matches(scope)[0] is Match.FULL), None)
+    def _model_for(self, scope: Scope) -> TypeAdapter[Any] | None:
+        return next((kind for route, kind in self._models if route.matches(scope)[0] is Match.FULL), None)
 
     async def _read(self, kind: TypeAdapter[Any], body: bytes, receive: Receive) -> Any:
-        is_large = len(body) > LARGE_BYTES or _marks(body) > LARGE_VALUES
+        is_large = len(body) > LARGE_BYTES or _count_values(body) > LARGE_VALUES
         IS_LARGE.set(is_large)
-        return await unless_gone(receive, self._beside(kind, body)) if is_large else validated(kind, body)
+        return (
+            await run_unless_disconnected(receive, self._validate_in_thread(kind, body))
+            if is_large
+            else validate_fields(kind, body)
+        )
 
-    async def _beside(self, kind: TypeAdapter[Any], body: bytes) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, validated, kind, body)
+    async def _validate_in_thread(self, kind: TypeAdapter[Any], body: bytes) -> Any:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, validate_fields, kind, body)
 
 
-def replayed(body: bytes, receive: Receive) -> Receive:
-    """A `receive` that gives this body first."""
-    is_given = False
+def replay_body(body: bytes, receive: Receive) -> Receive:
+    """A `receive` that returns this body first."""
+    was_sent = False
 
-    async def given() -> Message:
-        nonlocal is_given
-        if is_given:
+    async def receive_again() -> Message:
+        nonlocal was_sent
+        if was_sent:
             return await receive()
-        is_given = True
+        was_sent = True
         return {"type": "http.request", "body": body, "more_body": False}
 
-    return given
+    return receive_again

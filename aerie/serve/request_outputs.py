@@ -1,4 +1,5 @@
-"""The answers to one HTTP request: put to the worker, heard as they come, cancelled where nobody listens."""
+"""The outputs of one HTTP request: submitted to the model thread, received as deltas, cancelled when the
+client disconnects."""
 
 from __future__ import annotations
 
@@ -13,165 +14,182 @@ from starlette.types import Receive
 from aerie.engine.call_reader import CallPiece, ToolCall
 from aerie.engine.scheduler import MOST_READ
 from aerie.serve.errors import ApiError
-from aerie.serve.metrics import Line
-from aerie.serve.output_processor import NOTHING, READ, Ask, Ending, Mark, Piece, Spent
-from aerie.serve.worker import Job, Worker
+from aerie.serve.metrics import RequestLog
+from aerie.serve.output_processor import (
+    NO_TIMINGS,
+    POOLED,
+    FinishInfo,
+    OutputDelta,
+    OutputRequest,
+    Timings,
+    TokenLogprob,
+)
+from aerie.serve.worker import Job, ModelThread
 
-Made = TypeVar("Made")
-GONE = 499
-"""The status in the log of a request whose client went away; nginx's number for it."""
+Result = TypeVar("Result")
+CLIENT_CLOSED_REQUEST = 499
+"""The status that is logged when the client disconnects; nginx's number."""
 
 
 @dataclass
-class Whole:
-    """An answer that is complete."""
+class CompletedOutput:
+    """The collected deltas of one output."""
 
     text: str = ""
-    marks: list[Mark] = field(default_factory=list)
-    ending: Ending | None = None
+    logprobs: list[TokenLogprob] = field(default_factory=list)
+    finish: FinishInfo | None = None
     tokens: list[int] = field(default_factory=list)
-    spent: Spent = NOTHING
-    calls: list[ToolCall] = field(default_factory=list)
-    made: Any = None
+    timings: Timings = NO_TIMINGS
+    tool_calls: list[ToolCall] = field(default_factory=list)
+    pooled: Any = None
 
-    def add(self, calls: Sequence[CallPiece]) -> None:
-        """What has come of calls."""
-        for piece in calls:
-            if piece.name is not None:
-                self.calls.append(ToolCall(piece.name, piece.arguments))
+    def add_calls(self, deltas: Sequence[CallPiece]) -> None:
+        """Append deltas of tool calls."""
+        for delta in deltas:
+            if delta.name is not None:
+                self.tool_calls.append(ToolCall(delta.name, delta.arguments))
             else:
-                last = self.calls[-1]
-                self.calls[-1] = last._replace(arguments=last.arguments + piece.arguments)
+                last = self.tool_calls[-1]
+                self.tool_calls[-1] = last._replace(arguments=last.arguments + delta.arguments)
 
 
-class Asking:
-    """The answers of one request, which are asked for at once. `close` cancels whatever is not over.
+class RequestOutputs:
+    """The outputs of one request, submitted together. `close` cancels the unfinished ones.
 
-    `pieces` gives those of all answers as they come, and None where nothing came for `heartbeat_s`. `closed`
-    is called when it is closed. Prompts that are read are put a few at a time, however many they are.
+    `deltas` yields the deltas of all outputs as they come, and None after `heartbeat_s` seconds without one.
+    `close` calls `on_closed`. Prompts that are only pooled are submitted MOST_READ at a time.
     """
 
     def __init__(
         self,
-        worker: Worker,
-        asks: Sequence[Ask],
-        line: Line,
+        worker: ModelThread,
+        requests: Sequence[OutputRequest],
+        request_log: RequestLog,
         heartbeat_s: float,
-        closed: Callable[[Asking], None],
+        on_closed: Callable[[RequestOutputs], None],
     ) -> None:
-        self._worker, self._line, self._heartbeat_s, self._closed = worker, line, heartbeat_s, closed
-        self.asks = asks
-        self._queue: asyncio.Queue[Piece | None] = asyncio.Queue()
+        self._worker, self._request_log, self._heartbeat_s, self._on_closed = (
+            worker,
+            request_log,
+            heartbeat_s,
+            on_closed,
+        )
+        self.requests = requests
+        self._queue: asyncio.Queue[OutputDelta | None] = asyncio.Queue()
         self._loop = asyncio.get_running_loop()
-        self._heard_s = self._loop.time()
-        self.left = {ask.index: Job(ask, self._told) for ask in asks}
-        self.endings: dict[int, Ending] = {}
-        self._later = deque(self.left.values())
-        self._at_once = at_once(asks)
-        for _ in range(self._at_once):
-            self._put_next()
-        self._beats()
+        self._last_delta_s = self._loop.time()
+        self.unfinished = {request.index: Job(request, self._on_delta) for request in requests}
+        self.finished: dict[int, FinishInfo] = {}
+        self._pending = deque(self.unfinished.values())
+        self._max_concurrent = max_concurrent(requests)
+        for _ in range(self._max_concurrent):
+            self._submit_next()
+        self._schedule_heartbeat()
 
     @property
-    def waiting(self) -> int:
-        """How many of them are under way, or wait for their turn."""
-        return min(len(self.left), self._at_once)
+    def unfinished_count(self) -> int:
+        """Outputs that are running or queued."""
+        return min(len(self.unfinished), self._max_concurrent)
 
     @property
-    def notes(self) -> Sequence[str]:
-        """What of its schemas it is not held to; all answers have one form."""
-        grammar = self.asks[0].sampler.grammar if self.asks else None
+    def schema_notes(self) -> Sequence[str]:
+        """Schema keywords that are not enforced. All outputs of a request share one schema."""
+        grammar = self.requests[0].sampler.grammar if self.requests else None
         return grammar.notes if grammar else ()
 
-    def _put_next(self) -> None:
-        if self._later:
-            self._worker.put(self._later.popleft())
+    def _submit_next(self) -> None:
+        if self._pending:
+            self._worker.submit(self._pending.popleft())
 
     def close(self) -> None:
-        """Once nobody listens."""
-        self._beat.cancel()
-        for job in self.left.values():
+        """Cancel the unfinished outputs. Call it when the client disconnects, too."""
+        self._heartbeat.cancel()
+        for job in self.unfinished.values():
             self._worker.cancel(job)
-        self._closed(self)
+        self._on_closed(self)
 
-    async def pieces(self) -> AsyncIterator[Piece | None]:
-        """Until all are over."""
-        while self.left:
-            yield await self.next()
+    async def deltas(self) -> AsyncIterator[OutputDelta | None]:
+        """Yield deltas until all outputs have finished."""
+        while self.unfinished:
+            yield await self.next_delta()
 
-    async def next(self) -> Piece | None:
-        """The next of `pieces`, while some are left."""
-        piece = await self._queue.get()
-        if piece is not None:
-            self._note(piece)
-        return piece
+    async def next_delta(self) -> OutputDelta | None:
+        """Return the next delta, or None for a heartbeat. Call it only while outputs are unfinished."""
+        delta = await self._queue.get()
+        if delta is not None:
+            self._record(delta)
+        return delta
 
-    async def wholes(self) -> list[Whole]:
-        """All answers, in their order. Raises the error of the first that has one."""
-        made = {index: Whole() for index in self.left}
-        async for piece in self.pieces():
-            if piece is None:
+    async def collect(self) -> list[CompletedOutput]:
+        """Return all outputs, complete and in order. Raises the error of the first one that failed."""
+        outputs = {index: CompletedOutput() for index in self.unfinished}
+        async for delta in self.deltas():
+            if delta is None:
                 continue
-            whole = made[piece.index]
-            whole.text += piece.text
-            whole.marks += piece.marks
-            whole.add(piece.calls)
-            whole.tokens += piece.tokens
-            whole.ending, whole.spent, whole.made = piece.ending, piece.spent, piece.made
-            if piece.ending and piece.ending.error:
-                raise piece.ending.error
-        return [made[index] for index in sorted(made)]
+            output = outputs[delta.index]
+            output.text += delta.text
+            output.logprobs += delta.logprobs
+            output.add_calls(delta.tool_calls)
+            output.tokens += delta.tokens
+            output.finish, output.timings, output.pooled = delta.finish, delta.timings, delta.pooled
+            if delta.finish and delta.finish.error:
+                raise delta.finish.error
+        return [outputs[index] for index in sorted(outputs)]
 
-    def _told(self, piece: Piece) -> None:
-        self._heard_s = self._loop.time()
-        if piece.ending:
-            self._put_next()
-        self._queue.put_nowait(piece)
+    def _on_delta(self, delta: OutputDelta) -> None:
+        self._last_delta_s = self._loop.time()
+        if delta.finish:
+            self._submit_next()
+        self._queue.put_nowait(delta)
 
-    def _beats(self) -> None:
-        """Put a None where nothing came since the last beat, and come again."""
-        silent_s = self._loop.time() - self._heard_s
+    def _schedule_heartbeat(self) -> None:
+        """Queue a None after `heartbeat_s` seconds without a delta, and schedule the next check."""
+        silent_s = self._loop.time() - self._last_delta_s
         if silent_s >= self._heartbeat_s:
             self._queue.put_nowait(None)
             silent_s = 0.0
-            self._heard_s = self._loop.time()
-        self._beat: asyncio.TimerHandle = self._loop.call_later(self._heartbeat_s - silent_s, self._beats)
+            self._last_delta_s = self._loop.time()
+        self._heartbeat: asyncio.TimerHandle = self._loop.call_later(
+            self._heartbeat_s - silent_s, self._schedule_heartbeat
+        )
 
-    def _note(self, piece: Piece) -> None:
-        if piece.text or piece.marks or piece.calls:
-            self._line.first_token()
-        if (ending := piece.ending) is None:
+    def _record(self, delta: OutputDelta) -> None:
+        if delta.text or delta.logprobs or delta.tool_calls:
+            self._request_log.note_first_token()
+        if (finish := delta.finish) is None:
             return
-        del self.left[piece.index]
-        self.endings[piece.index] = ending
-        self._line.made += ending.made
-        self._line.cached += ending.cached
-        self._line.drafted += ending.drafted
-        self._line.accepted += ending.accepted
-        if not (ending.reason == READ and READ in self._line.endings):  # of 256 texts one word is enough
-            self._line.endings.append(ending.reason)
+        del self.unfinished[delta.index]
+        self.finished[delta.index] = finish
+        self._request_log.completion_tokens += finish.completion_tokens
+        self._request_log.cached_tokens += finish.cached_tokens
+        self._request_log.drafted += finish.drafted
+        self._request_log.accepted += finish.accepted
+        if not (
+            finish.reason == POOLED and POOLED in self._request_log.finish_reasons
+        ):  # once, not once per prompt
+            self._request_log.finish_reasons.append(finish.reason)
 
 
-def at_once(asks: Sequence[Ask]) -> int:
-    """How many of them are under way, or wait, at a time."""
-    return min(len(asks), MOST_READ) if asks[0].reads else len(asks)
+def max_concurrent(requests: Sequence[OutputRequest]) -> int:
+    """How many of the requests run or wait at a time."""
+    return min(len(requests), MOST_READ) if requests[0].make_pooler else len(requests)
 
 
-async def unless_gone(receive: Receive, work: Coroutine[Any, Any, Made]) -> Made:
-    """What the work makes, unless the client goes away before: then it is cancelled, and ApiError 499."""
-    task, gone = asyncio.create_task(work), asyncio.create_task(_gone(receive))
+async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """Return the result of `work`. If the client disconnects first, cancel it and raise ApiError 499."""
+    task, disconnected = asyncio.create_task(work), asyncio.create_task(_gone(receive))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnected}, return_when=asyncio.FIRST_COMPLETED)
         if task.done():
             return task.result()
-        raise ApiError(GONE, "the client went away")
+        raise ApiError(CLIENT_CLOSED_REQUEST, "the client went away")
     finally:
-        for each in (task, gone):
-            each.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        for pending in (task, disconnected):
+            pending.cancel()
+        await asyncio.gather(task, disconnected, return_exceptions=True)
 
 
 async def _gone(receive: Receive) -> None:
-    """Returns when the client went away. Its body was read before."""
+    """Return when the client has disconnected. Its body must have been read."""
     while (await receive())["type"] != "http.disconnect":
         pass

@@ -1,7 +1,8 @@
-"""Items, of which a conversation is made in OpenAI's newer API (messages, calls of tools, what these gave),
-and tools: as fields of requests, as they are told, and as what the chat template takes.
+"""Items and tools of /v1/responses: as request fields, as response JSON, and as messages for the chat
+template.
 
-A custom tool is one whose input is a text. To the model it is a function with this one argument.
+Items are messages, tool calls and tool outputs. A custom tool has a text as its input. For the model it is a
+function with one argument, INPUT.
 """
 
 from __future__ import annotations
@@ -15,10 +16,18 @@ from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
 from aerie.engine.tool_calls import Tool
 from aerie.serve.chat_fields import Function
-from aerie.serve.common_fields import Content, Fields, Foreign, Said, Text, by_type, text_of
+from aerie.serve.common_fields import (
+    ClientMessagePart,
+    Content,
+    OtherServerItem,
+    RequestFields,
+    Text,
+    content_text,
+    tagged_union,
+)
 from aerie.serve.openai_format import new_id
 
-KINDS = {
+ITEM_TAGS = {
     "function_call": "a call",
     "custom_tool_call": "a custom call",
     "function_call_output": "a result",
@@ -40,68 +49,65 @@ SERVER_TOOLS = (
     *("web_search", "file_search", "tool_search", "code_interpreter", "image_generation", "mcp"),
     *("computer", "local_shell", "shell", "apply_patch"),
 )
-"""How the types begin of tools that OpenAI's servers run, or that its models know by themselves. A model here
-is told of what a client gives in full; these are not among the tools of a response."""
+"""Prefixes of the types of tools that OpenAI's servers run. The model is only given tools that a client
+describes in full; these are left out of the response."""
 INPUT = "input"
-"""The argument that a custom tool has as a function."""
-INPUT_BEGINS = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
-INSIDE = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
-"""Of a JSON string, its whole characters."""
+"""The argument of a custom tool as a function."""
+INPUT_START = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+STRING_CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
+"""The complete characters of a JSON string."""
 
 
-class Named(Said):
-    """What all items have: an id and a status, where they were told before."""
+class ItemBase(ClientMessagePart):
+    """Fields of all items. id, status: set if the server sent the item before."""
 
     id: str | None = None
     status: str | None = None
-    kind: ClassVar[str] = "msg_"
+    id_prefix: ClassVar[str] = "msg_"
 
-    def named(self) -> Self:
-        """As it is kept: with an id."""
-        return self.model_copy(update={"id": self.id or new_id(self.kind), "status": "completed"})
+    def with_id(self) -> Self:
+        """The completed item with an id, as it is stored."""
+        return self.model_copy(update={"id": self.id or new_id(self.id_prefix), "status": "completed"})
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """As it is told of one that is kept."""
+    def to_json(self) -> dict[str, Any]:
+        """The item as the API returns it."""
         return self.model_dump(exclude_none=True)
 
 
-def answer_part(text: str) -> dict[str, Any]:
-    """A part of the assistant's message, as it is told."""
+def output_text_part(text: str) -> dict[str, Any]:
+    """A part of an assistant message, as JSON."""
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
 
 
-def _asked_part(text: str) -> dict[str, Any]:
+def _input_text_part(text: str) -> dict[str, Any]:
     return {"type": "input_text", "text": text}
 
 
-class Item(Named):
-    """A message; one that came out of a former response may go in again as it is. phase: which part of an
-    answer it is, which no model is told."""
+class MessageItem(ItemBase):
+    """A message. An output item of an earlier response may be sent back unchanged. phase: accepted and
+    ignored."""
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
     content: Content
     phase: str | None = None
 
-    @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
-        made = answer_part if self.role == "assistant" else _asked_part
-        return {**super().told, "content": [made(text) for text in texts]}
+        part_of = output_text_part if self.role == "assistant" else _input_text_part
+        return {**super().to_json(), "content": [part_of(text) for text in texts]}
 
-    @property
-    def as_message(self) -> dict[str, Any]:
+    def to_message(self) -> dict[str, Any]:
         return {
             "role": "system" if self.role == "developer" else self.role,
-            "content": text_of(self.content),
+            "content": content_text(self.content),
         }
 
 
-class CallItem(Named):
-    """A call that came out of a former response."""
+class CallItem(ItemBase):
+    """A function call of an earlier response."""
 
-    kind = "fc_"
+    id_prefix = "fc_"
 
     type: Literal["function_call"]
     call_id: str
@@ -109,104 +115,101 @@ class CallItem(Named):
     arguments: Text
     parsed_arguments: Any = None
 
-    @property
-    def as_call(self) -> dict[str, Any]:
+    def to_tool_call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-class CustomCallItem(Named):
+class CustomCallItem(ItemBase):
     """A call of a custom tool."""
 
-    kind = "ctc_"
+    id_prefix = "ctc_"
     type: Literal["custom_tool_call"]
     call_id: str
     name: Text
     input: Text
 
-    @property
-    def as_call(self) -> dict[str, Any]:
+    def to_tool_call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": json.dumps({INPUT: self.input}, ensure_ascii=False)}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
-class ResultItem(Named):
-    """What a call gave."""
+class ToolOutputItem(ItemBase):
+    """The output of a tool call."""
 
-    kind = "fco_"
+    id_prefix = "fco_"
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
 
-    @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         parts = (
-            self.output if isinstance(self.output, str) else [_asked_part(part.text) for part in self.output]
+            self.output
+            if isinstance(self.output, str)
+            else [_input_text_part(part.text) for part in self.output]
         )
-        return {**super().told, "output": parts}
+        return {**super().to_json(), "output": parts}
 
-    @property
-    def as_message(self) -> dict[str, Any]:
-        return {"role": "tool", "tool_call_id": self.call_id, "content": text_of(self.output)}
+    def to_message(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": content_text(self.output)}
 
 
-class ThoughtItem(Named):
-    """What was thought before an earlier answer: a model here is told nothing of it."""
+class ReasoningItem(ItemBase):
+    """Reasoning of an earlier response. It is not given to the model."""
 
-    kind = "rs_"
+    id_prefix = "rs_"
     type: Literal["reasoning"]
     summary: list[dict[str, Any]] = Field(default_factory=list)
     content: list[dict[str, Any]] | None = None
     encrypted_content: str | None = None
 
 
-class ServerItem(Named, Foreign):
-    """What another server's tool did."""
+class OtherServerToolItem(ItemBase, OtherServerItem):
+    """A call of a tool that another server ran."""
 
-    kind = "st_"
+    id_prefix = "st_"
 
 
-EachItem = Item | CallItem | CustomCallItem | ResultItem | ThoughtItem | ServerItem
-AnyItem = Annotated[
-    Annotated[Item, Tag("a message")]
+AnyItem = MessageItem | CallItem | CustomCallItem | ToolOutputItem | ReasoningItem | OtherServerToolItem
+TaggedItem = Annotated[
+    Annotated[MessageItem, Tag("a message")]
     | Annotated[CallItem, Tag("a call")]
     | Annotated[CustomCallItem, Tag("a custom call")]
-    | Annotated[ResultItem, Tag("a result")]
-    | Annotated[ThoughtItem, Tag("a thought")]
-    | Annotated[ServerItem, Tag("a server's call")],
-    by_type(KINDS, "a message"),
+    | Annotated[ToolOutputItem, Tag("a result")]
+    | Annotated[ReasoningItem, Tag("a thought")]
+    | Annotated[OtherServerToolItem, Tag("a server's call")],
+    tagged_union(ITEM_TAGS, "a message"),
 ]
 
 
-def messages_of(items: Sequence[EachItem]) -> list[dict[str, Any]]:
-    """Calls are of the assistant's message before them."""
-    made: list[dict[str, Any]] = []
+def to_messages(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
+    """Messages for the chat template. Calls are added to the assistant message before them."""
+    messages: list[dict[str, Any]] = []
     for item in items:
-        if isinstance(item, Item | ResultItem):
-            made.append(item.as_message)
+        if isinstance(item, MessageItem | ToolOutputItem):
+            messages.append(item.to_message())
             continue
         if not isinstance(item, CallItem | CustomCallItem):
             continue
-        if not made or made[-1]["role"] != "assistant":
-            made.append({"role": "assistant", "content": ""})
-        made[-1].setdefault("tool_calls", []).append(item.as_call)
-    return made
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(item.to_tool_call())
+    return messages
 
 
-class OfFunction(Fields):
+class FunctionType(RequestFields):
     type: Literal["function"]
 
 
-class FunctionTool(Function, OfFunction):
-    """With its type before its other fields, so that another type's is told of first."""
+class FunctionTool(Function, FunctionType):
+    """A function. `type` is its first field, so that a wrong type is the first error."""
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """As it is told in the response."""
-        return {"parameters": {}, "strict": False, **echoed(self)}
+    def to_json(self) -> dict[str, Any]:
+        """The tool as the response repeats it."""
+        return {"parameters": {}, "strict": False, **echo_settings(self)}
 
 
-class CustomFormat(Fields):
+class CustomFormat(RequestFields):
     type: Literal["text", "grammar"]
     syntax: Literal["lark", "regex"] | None = None
     definition: Text | None = None
@@ -221,13 +224,13 @@ class CustomFormat(Fields):
 
     @property
     def regex(self) -> str | None:
-        """That an input is held to."""
+        """The regular expression that the input must match, if any."""
         return self.definition if self.syntax == "regex" else None
 
 
-class CustomTool(Fields):
-    """A tool whose input is a text; with a format that is a regular expression, a text of this form. A
-    grammar of lark is told to nobody, and no input is held to it."""
+class CustomTool(RequestFields):
+    """A tool with a text as its input. A regular expression as its format is enforced; a Lark grammar is
+    not."""
 
     type: Literal["custom"]
     name: Text
@@ -242,56 +245,54 @@ class CustomTool(Fields):
         parameters = {"properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
         return Tool(self.name, self.description or "", parameters, is_strict=True)
 
-    @property
-    def told(self) -> dict[str, Any]:
-        """As it is told in the response."""
-        told: dict[str, Any] = echoed(self)
-        return told
+    def to_json(self) -> dict[str, Any]:
+        """The tool as the response repeats it."""
+        body: dict[str, Any] = echo_settings(self)
+        return body
 
 
-def _tool_kind(given: Any) -> str:
-    kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
+def _tool_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):
         return "a server's"
     return "a custom tool" if kind == "custom" else "a function"
 
 
-OwnTool = FunctionTool | CustomTool
+SupportedTool = FunctionTool | CustomTool
 ResponsesTool = Annotated[
     Annotated[FunctionTool, Tag("a function")]
     | Annotated[CustomTool, Tag("a custom tool")]
-    | Annotated[Foreign, Tag("a server's")],
+    | Annotated[OtherServerItem, Tag("a server's")],
     Discriminator(_tool_kind),
 ]
 
 
-class NamedFunction(Fields):
-    """One tool, which is to be called."""
+class NamedFunction(RequestFields):
+    """The tool that must be called."""
 
     type: Literal["function", "custom"]
     name: str
 
 
-class AllowedFunctions(Fields):
-    """Some of the functions: the model is told of all."""
+class AllowedFunctions(RequestFields):
+    """The tools that may be called. The model sees all tools."""
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[NamedFunction]
 
 
-def input_of(arguments: str) -> str:
-    """The text that a custom tool is given, in arguments of which the end may not be there yet: as much of it
-    as is sure."""
-    begun = INPUT_BEGINS.match(arguments)
-    if not begun:
+def custom_tool_input(arguments: str) -> str:
+    """The input of a custom tool in its arguments, which may be incomplete: as much of it as is certain."""
+    start = INPUT_START.match(arguments)
+    if not start:
         return ""
-    text = INSIDE.match(arguments, begun.end())
+    text = STRING_CHARACTERS.match(arguments, start.end())
     assert text is not None
-    given: str = json.loads(f'"{text[0]}"')
-    return given[:-1] if given and "\ud800" <= given[-1] < "\udc00" else given  # half a character
+    value: str = json.loads(f'"{text[0]}"')
+    return value[:-1] if value and "\ud800" <= value[-1] < "\udc00" else value  # half a surrogate pair
 
 
-def echoed(given: Any) -> Any:
-    """What was asked, as it is told in the response."""
-    return given.model_dump(exclude_none=True) if isinstance(given, BaseModel) else given
+def echo_settings(value: Any) -> Any:
+    """A setting of the request as the response repeats it."""
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value

@@ -1,5 +1,6 @@
-"""What is kept of /v1/responses in memory, as OpenAI's API has it: responses, and conversations that they are
-part of. There is room for so many, and for so many bytes; the oldest go first.
+"""Store responses and conversations of /v1/responses in memory, as OpenAI's API has them.
+
+Their number and their bytes are limited; the oldest are evicted first.
 """
 
 from __future__ import annotations
@@ -15,60 +16,63 @@ from fastapi import Depends, FastAPI, Query, Request
 from openai.types.responses import Response
 from pydantic import Field, TypeAdapter
 
-from aerie.serve.common_fields import Fields
+from aerie.serve.common_fields import RequestFields
 from aerie.serve.errors import ApiError
 from aerie.serve.openai_format import new_id
-from aerie.serve.response_items import AnyItem, EachItem
+from aerie.serve.response_items import AnyItem, TaggedItem
 from aerie.serve.responses import ResponsesRequest
 
-ITEMS: TypeAdapter[list[EachItem]] = TypeAdapter(list[AnyItem])
-MOST_ITEMS = 1000
-"""That a conversation is given at once."""
-PAGE, MOST_PAGE = 20, 100
-"""Items of a list, where nobody says how many, and at most; OpenAI's numbers."""
+ITEMS: TypeAdapter[list[AnyItem]] = TypeAdapter(list[TaggedItem])
+MAX_ITEMS_PER_REQUEST = 1000
+"""Items that one request may add to a conversation."""
+DEFAULT_PAGE_ITEMS, MAX_PAGE_ITEMS = 20, 100
+"""Items of a page of a list, by default and at most; OpenAI's numbers."""
 
 
-class Past(NamedTuple):
-    """All items of a conversation so far, and the bytes that they have as JSON, about."""
+class ItemHistory(NamedTuple):
+    """The items of a conversation, and about how many bytes they have as JSON."""
 
-    items: tuple[EachItem, ...] = ()
+    items: tuple[AnyItem, ...] = ()
     nbytes: int = 0
 
-    def and_then(self, items: Sequence[EachItem]) -> Past:
-        """With these after them."""
-        return Past((*self.items, *items), self.nbytes + sum(_size(item.told) for item in items))
+    def extended_by(self, items: Sequence[AnyItem]) -> ItemHistory:
+        """The history with these items appended."""
+        return ItemHistory(
+            (*self.items, *items), self.nbytes + sum(_json_bytes(item.to_json()) for item in items)
+        )
 
 
 @dataclass(frozen=True)
-class KeptResponse:
-    """told: as it was answered. asked: all before its output; past: with its output."""
+class StoredResponse:
+    """A stored response. body: the JSON that was sent. input_items: the conversation before its output.
+    history: the conversation with its output."""
 
-    told: Mapping[str, Any]
-    asked: tuple[EachItem, ...]
-    past: Past
+    body: Mapping[str, Any]
+    input_items: tuple[AnyItem, ...]
+    history: ItemHistory
 
     @property
     def nbytes(self) -> int:
-        return _size(self.told) + self.past.nbytes
+        return _json_bytes(self.body) + self.history.nbytes
 
 
 @dataclass(frozen=True)
-class Conversation:
-    """Items that responses are added to. metadata: what its maker wrote on it. is_full: a response had no
-    room in it."""
+class StoredConversation:
+    """A conversation that responses are added to. metadata: set by the client. is_full: the last response did
+    not fit."""
 
     metadata: Mapping[str, str]
-    past: Past
+    history: ItemHistory
     is_full: bool = False
     id: str = field(default_factory=lambda: new_id("conv_"))
     created_at: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def nbytes(self) -> int:
-        return _size(self.metadata) + self.past.nbytes
+        return _json_bytes(self.metadata) + self.history.nbytes
 
-    @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
+        """The conversation as the API returns it."""
         return {
             "id": self.id,
             "object": "conversation",
@@ -76,210 +80,216 @@ class Conversation:
             "metadata": self.metadata,
         }
 
-    def item(self, name: str) -> EachItem:
-        """ApiError 404 for one that is not in it."""
-        for item in self.past.items:
+    def item(self, name: str) -> AnyItem:
+        """The item with this id. Raises ApiError 404 if there is none."""
+        for item in self.history.items:
             if item.id == name:
                 return item
         raise ApiError(404, f"the conversation {self.id!r} has no item {name[:80]!r}; list its items")
 
 
-class Kept:
-    """See the module. most: responses and conversations together; most_bytes: of them as JSON, where what
-    came before a response counts with each that follows on it."""
+class ResponseStore:
+    """Responses and conversations by id. max_stored: limit of both together. max_bytes: limit of their JSON,
+    where the history of a response counts with each later response."""
 
-    def __init__(self, most: int, most_bytes: int) -> None:
-        self._most, self._most_bytes = most, most_bytes
-        self._all: OrderedDict[str, tuple[KeptResponse | Conversation, int]] = OrderedDict()
+    def __init__(self, max_stored: int, max_bytes: int) -> None:
+        self._max_stored, self._max_bytes = max_stored, max_bytes
+        self._entries: OrderedDict[str, tuple[StoredResponse | StoredConversation, int]] = OrderedDict()
         self.nbytes = 0
 
     def __len__(self) -> int:
-        return len(self._all)
+        return len(self._entries)
 
-    def put(self, name: str, what: KeptResponse | Conversation) -> bool:
-        """Keep it as the newest, in place of what has its name; whether there is room for it."""
-        nbytes = what.nbytes
-        if not self._most or nbytes > self._most_bytes:
+    def put(self, name: str, entry: StoredResponse | StoredConversation) -> bool:
+        """Store an entry as the newest, replacing the one with its name. Returns False if it does not fit."""
+        nbytes = entry.nbytes
+        if not self._max_stored or nbytes > self._max_bytes:
             return False
-        self.drop(name)
-        self._all[name] = what, nbytes
+        self.remove(name)
+        self._entries[name] = entry, nbytes
         self.nbytes += nbytes
-        while len(self._all) > self._most or self.nbytes > self._most_bytes:
-            self.nbytes -= self._all.popitem(last=False)[1][1]
+        while len(self._entries) > self._max_stored or self.nbytes > self._max_bytes:
+            self.nbytes -= self._entries.popitem(last=False)[1][1]
         return True
 
-    def drop(self, name: str) -> None:
-        """Keep it no more, if it is there."""
-        if name in self._all:
-            self.nbytes -= self._all.pop(name)[1]
+    def remove(self, name: str) -> None:
+        """Remove an entry, if it is stored."""
+        if name in self._entries:
+            self.nbytes -= self._entries.pop(name)[1]
 
-    def response(self, name: str) -> KeptResponse:
-        """ApiError 404 where there is none."""
-        found = self._all.get(name, (None, 0))[0]
-        if isinstance(found, KeptResponse):
-            return found
-        raise self._lost("response", name)
+    def response(self, name: str) -> StoredResponse:
+        """Raises ApiError 404 if there is no such response."""
+        entry = self._entries.get(name, (None, 0))[0]
+        if isinstance(entry, StoredResponse):
+            return entry
+        raise self._not_found("response", name)
 
-    def conversation(self, name: str) -> Conversation:
-        """ApiError 404 where there is none."""
-        found = self._all.get(name, (None, 0))[0]
-        if isinstance(found, Conversation):
-            return found
-        raise self._lost("conversation", name)
+    def conversation(self, name: str) -> StoredConversation:
+        """Raises ApiError 404 if there is no such conversation."""
+        entry = self._entries.get(name, (None, 0))[0]
+        if isinstance(entry, StoredConversation):
+            return entry
+        raise self._not_found("conversation", name)
 
-    def _lost(self, kind: str, name: str) -> ApiError:
-        why = (
-            f"it was never kept, was deleted, or had to give way to newer ones ({self._most} are kept)"
-            if self._most
+    def _not_found(self, kind: str, name: str) -> ApiError:
+        reason = (
+            f"it was never kept, was deleted, or had to give way to newer ones ({self._max_stored} are kept)"
+            if self._max_stored
             else f"this server keeps no {kind}s; send the whole conversation as input"
         )
-        return ApiError(404, f"there is no {kind} {name[:80]!r} here: {why}", code=f"{kind}_not_found")
+        return ApiError(404, f"there is no {kind} {name[:80]!r} here: {reason}", code=f"{kind}_not_found")
 
-    def before(self, asked: ResponsesRequest) -> Past:
-        """What a request goes on from. ApiError 400 for what is not here."""
+    def history_before(self, request: ResponsesRequest) -> ItemHistory:
+        """The history that a request continues. Raises ApiError 400 if it is not stored or is full."""
         try:
-            if asked.previous_response_id is not None:
-                return self.response(asked.previous_response_id).past
-            return self._open(asked.conversation_id).past if asked.conversation_id else Past()
+            if request.previous_response_id is not None:
+                return self.response(request.previous_response_id).history
+            return (
+                self._open_conversation(request.conversation_id).history
+                if request.conversation_id
+                else ItemHistory()
+            )
         except ApiError as error:
-            param = "conversation" if asked.previous_response_id is None else "previous_response_id"
+            param = "conversation" if request.previous_response_id is None else "previous_response_id"
             is_full = error.status_code == 400
             code = "conversation_full" if is_full else f"{param.removesuffix('_id')}_not_found"
             raise ApiError(400, error.message, param, code) from error
 
-    def _open(self, name: str) -> Conversation:
-        """A conversation that goes on. ApiError where its last response is not in it."""
-        talk = self.conversation(name)
-        if talk.is_full:
+    def _open_conversation(self, name: str) -> StoredConversation:
+        """A conversation that can continue. Raises ApiError 400 if its last response is missing."""
+        conversation = self.conversation(name)
+        if conversation.is_full:
             raise ApiError(
                 400,
                 f"the conversation {name!r} had no room for its last response; list its items, and begin a "
                 "new one with what is to stay, or start with a higher --keep-bytes",
             )
-        return talk
+        return conversation
 
-    def keep(self, asked: ResponsesRequest, before: Past, made: Response) -> None:
-        """Keep a response that is complete, unless its request says not to, and add it to its conversation,
-        which stays as it was, and does not go on, where there is no room for it."""
-        told = made.model_dump(mode="json", exclude_unset=True, by_alias=True)
-        own = [item.named() for item in asked.items]
-        output = ITEMS.validate_python(told["output"])
-        if asked.store is not False:
-            past = before.and_then(own)
-            self.put(made.id, KeptResponse(told, past.items, past.and_then(output)))
-        talk = self._all.get(asked.conversation_id or "", (None, 0))[0]
-        if isinstance(talk, Conversation):
-            longer = replace(talk, past=talk.past.and_then([*own, *output]))
-            if not self.put(talk.id, longer):
-                self.put(talk.id, replace(talk, is_full=True))
+    def store_response(self, request: ResponsesRequest, history: ItemHistory, response: Response) -> None:
+        """Store a complete response, unless its request says not to, and add it to its conversation. If the
+        conversation becomes too large, it stays unchanged and is marked full."""
+        body = response.model_dump(mode="json", exclude_unset=True, by_alias=True)
+        items = [item.with_id() for item in request.items]
+        output = ITEMS.validate_python(body["output"])
+        if request.store is not False:
+            extended = history.extended_by(items)
+            self.put(response.id, StoredResponse(body, extended.items, extended.extended_by(output)))
+        conversation = self._entries.get(request.conversation_id or "", (None, 0))[0]
+        if isinstance(conversation, StoredConversation):
+            grown = replace(conversation, history=conversation.history.extended_by([*items, *output]))
+            if not self.put(conversation.id, grown):
+                self.put(conversation.id, replace(conversation, is_full=True))
 
-    def change(self, talk: Conversation) -> Conversation:
-        """Keep a conversation, new or as it is now. ApiError where there is no room for it."""
-        if self.put(talk.id, talk):
-            return talk
-        if not self._most:
+    def store_conversation(self, conversation: StoredConversation) -> StoredConversation:
+        """Store a new or changed conversation. Raises ApiError if it does not fit."""
+        if self.put(conversation.id, conversation):
+            return conversation
+        if not self._max_stored:
             raise ApiError(501, "this server keeps no conversations", code="not_supported")
         raise ApiError(
             413,
-            f"the conversation would have {talk.nbytes} bytes, and {self._most_bytes} is the limit of all "
+            f"the conversation would have {conversation.nbytes} bytes, and {self._max_bytes} is the "
+            "limit of all "
             "that is kept; begin a new one, or start with a higher --keep-bytes",
             code="too_large",
         )
 
 
-def _size(told: Mapping[str, Any]) -> int:
-    return len(json.dumps(told))
+def _json_bytes(value: Mapping[str, Any]) -> int:
+    return len(json.dumps(value))
 
 
-class ItemsRequest(Fields):
+class ItemsRequest(RequestFields):
     """POST /v1/conversations/ID/items."""
 
-    items: Annotated[list[AnyItem], Field(max_length=MOST_ITEMS)]
+    items: Annotated[list[TaggedItem], Field(max_length=MAX_ITEMS_PER_REQUEST)]
 
 
-class ConversationRequest(Fields):
+class ConversationRequest(RequestFields):
     """POST /v1/conversations."""
 
-    items: Annotated[list[AnyItem], Field(max_length=MOST_ITEMS)] | None = None
+    items: Annotated[list[TaggedItem], Field(max_length=MAX_ITEMS_PER_REQUEST)] | None = None
     metadata: dict[str, str] | None = None
 
 
-class ConversationChange(Fields):
+class ConversationChange(RequestFields):
     """POST /v1/conversations/ID."""
 
     metadata: dict[str, str]
 
 
 class Paging:
-    """Which items of a list are wanted: so many, after one by its id, the newest first unless it says asc."""
+    """Query of a list: at most `limit` items, after the item with the id `after`, newest first unless order
+    is "asc"."""
 
     def __init__(
         self,
         after: str | None = None,
-        limit: Annotated[int, Query(ge=1, le=MOST_PAGE)] = PAGE,
+        limit: Annotated[int, Query(ge=1, le=MAX_PAGE_ITEMS)] = DEFAULT_PAGE_ITEMS,
         order: Literal["asc", "desc"] = "desc",
     ) -> None:
         self.after, self.limit, self.order = after, limit, order
 
-    def told(self, items: Sequence[EachItem]) -> dict[str, Any]:
-        """ApiError 400 where none has the id."""
-        each = list(items if self.order == "asc" else reversed(items))
+    def to_page(self, items: Sequence[AnyItem]) -> dict[str, Any]:
+        """A page of the list as JSON. Raises ApiError 400 if no item has the id."""
+        ordered = list(items if self.order == "asc" else reversed(items))
         if self.after is not None:
-            places = [place for place, item in enumerate(each) if item.id == self.after]
-            if not places:
+            positions = [position for position, item in enumerate(ordered) if item.id == self.after]
+            if not positions:
                 raise ApiError(
                     400,
                     f"after is {self.after[:80]!r}, and no item here has this id",
                     "after",
                     "invalid_value",
                 )
-            each = each[places[0] + 1 :]
-        shown = each[: self.limit]
+            ordered = ordered[positions[0] + 1 :]
+        shown = ordered[: self.limit]
         ends = (
             {"first_id": shown[0].id, "last_id": shown[-1].id} if shown else {"first_id": "", "last_id": ""}
         )
-        told = [item.told for item in shown]
-        return {"object": "list", "data": told, **ends, "has_more": len(each) > len(shown)}
+        data = [item.to_json() for item in shown]
+        return {"object": "list", "data": data, **ends, "has_more": len(ordered) > len(shown)}
 
 
-def _kept(request: Request) -> Kept:
-    kept: Kept = request.app.state.kept
-    return kept
+def _store(request: Request) -> ResponseStore:
+    store: ResponseStore = request.app.state.store
+    return store
 
 
-Keeping = Annotated[Kept, Depends(_kept)]
-Page = Annotated[Paging, Depends()]
+StoreDependency = Annotated[ResponseStore, Depends(_store)]
+PageQuery = Annotated[Paging, Depends()]
 
 
-def add_kept(app: FastAPI) -> None:
-    """What is done with what is kept."""
+def add_store_routes(app: FastAPI) -> None:
+    """Add the routes of stored responses and conversations."""
     _add_responses(app)
     _add_conversations(app)
 
 
 def _add_responses(app: FastAPI) -> None:
     @app.get("/v1/responses/{name}")
-    async def retrieve(name: str, kept: Keeping, stream: bool = False) -> Mapping[str, Any]:
-        told = kept.response(name).told
+    async def retrieve(name: str, store: StoreDependency, stream: bool = False) -> Mapping[str, Any]:
+        body = store.response(name).body
         if stream:
             raise ApiError(
                 400, "a response that is kept is told whole; leave stream out", "stream", "invalid_value"
             )
-        return told
+        return body
 
     @app.delete("/v1/responses/{name}")
-    async def delete(name: str, kept: Keeping) -> Mapping[str, Any]:
-        kept.response(name)
-        kept.drop(name)
+    async def delete(name: str, store: StoreDependency) -> Mapping[str, Any]:
+        store.response(name)
+        store.remove(name)
         return {"id": name, "object": "response", "deleted": True}
 
     @app.get("/v1/responses/{name}/input_items")
-    async def input_items(name: str, kept: Keeping, page: Page) -> Mapping[str, Any]:
-        return page.told(kept.response(name).asked)
+    async def input_items(name: str, store: StoreDependency, page: PageQuery) -> Mapping[str, Any]:
+        return page.to_page(store.response(name).input_items)
 
     @app.post("/v1/responses/{name}/cancel")
-    async def cancel(name: str, kept: Keeping) -> Mapping[str, Any]:
-        kept.response(name)
+    async def cancel(name: str, store: StoreDependency) -> Mapping[str, Any]:
+        store.response(name)
         raise ApiError(
             400, "this response is complete; those that are made in the background can be cancelled"
         )
@@ -287,41 +297,43 @@ def _add_responses(app: FastAPI) -> None:
 
 def _add_conversations(app: FastAPI) -> None:
     @app.post("/v1/conversations")
-    async def create(body: ConversationRequest, kept: Keeping) -> Mapping[str, Any]:
-        past = Past().and_then([item.named() for item in body.items or ()])
-        return kept.change(Conversation(body.metadata or {}, past)).told
+    async def create(body: ConversationRequest, store: StoreDependency) -> Mapping[str, Any]:
+        history = ItemHistory().extended_by([item.with_id() for item in body.items or ()])
+        return store.store_conversation(StoredConversation(body.metadata or {}, history)).to_json()
 
     @app.get("/v1/conversations/{name}")
-    async def retrieve(name: str, kept: Keeping) -> Mapping[str, Any]:
-        return kept.conversation(name).told
+    async def retrieve(name: str, store: StoreDependency) -> Mapping[str, Any]:
+        return store.conversation(name).to_json()
 
     @app.post("/v1/conversations/{name}")
-    async def change(name: str, body: ConversationChange, kept: Keeping) -> Mapping[str, Any]:
-        return kept.change(replace(kept.conversation(name), metadata=body.metadata)).told
+    async def change(name: str, body: ConversationChange, store: StoreDependency) -> Mapping[str, Any]:
+        return store.store_conversation(replace(store.conversation(name), metadata=body.metadata)).to_json()
 
     @app.delete("/v1/conversations/{name}")
-    async def delete(name: str, kept: Keeping) -> Mapping[str, Any]:
-        kept.conversation(name)
-        kept.drop(name)
+    async def delete(name: str, store: StoreDependency) -> Mapping[str, Any]:
+        store.conversation(name)
+        store.remove(name)
         return {"id": name, "object": "conversation.deleted", "deleted": True}
 
     @app.get("/v1/conversations/{name}/items")
-    async def items(name: str, kept: Keeping, page: Page) -> Mapping[str, Any]:
-        return page.told(kept.conversation(name).past.items)
+    async def items(name: str, store: StoreDependency, page: PageQuery) -> Mapping[str, Any]:
+        return page.to_page(store.conversation(name).history.items)
 
     @app.post("/v1/conversations/{name}/items")
-    async def add(name: str, body: ItemsRequest, kept: Keeping) -> Mapping[str, Any]:
-        talk, added = kept.conversation(name), [item.named() for item in body.items]
-        kept.change(replace(talk, past=talk.past.and_then(added)))
-        return Paging(limit=len(added), order="asc").told(added)
+    async def add(name: str, body: ItemsRequest, store: StoreDependency) -> Mapping[str, Any]:
+        conversation, added = store.conversation(name), [item.with_id() for item in body.items]
+        store.store_conversation(replace(conversation, history=conversation.history.extended_by(added)))
+        return Paging(limit=len(added), order="asc").to_page(added)
 
     @app.get("/v1/conversations/{name}/items/{item}")
-    async def item_of(name: str, item: str, kept: Keeping) -> Mapping[str, Any]:
-        return kept.conversation(name).item(item).told
+    async def item_of(name: str, item: str, store: StoreDependency) -> Mapping[str, Any]:
+        return store.conversation(name).item(item).to_json()
 
     @app.delete("/v1/conversations/{name}/items/{item}")
-    async def remove(name: str, item: str, kept: Keeping) -> Mapping[str, Any]:
-        talk = kept.conversation(name)
-        gone = talk.item(item)
-        past = Past().and_then([each for each in talk.past.items if each is not gone])
-        return kept.change(replace(talk, past=past)).told
+    async def remove(name: str, item: str, store: StoreDependency) -> Mapping[str, Any]:
+        conversation = store.conversation(name)
+        removed = conversation.item(item)
+        history = ItemHistory().extended_by(
+            [other for other in conversation.history.items if other is not removed]
+        )
+        return store.store_conversation(replace(conversation, history=history)).to_json()

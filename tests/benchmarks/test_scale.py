@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.serve.prefix_affinity import SLACK
+from aerie.serve.prefix_affinity import LOAD_SLACK
 from benchmarks import scale
 from benchmarks.scale import AFFINITY, LEAST, POLICIES, RANDOM, Costs, Outcome, Traffic, simulate
 
@@ -113,7 +113,7 @@ def test_the_costs_are_those_that_were_measured() -> None:
 def test_the_page_has_the_figures() -> None:
     for line in scale.by_boxes((1, 2, 4)):
         assert line in PAGE
-    assert SLACK in scale.SLACKS
+    assert LOAD_SLACK in scale.SLACKS
 
 
 @pytest.mark.long

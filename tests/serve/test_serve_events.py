@@ -10,29 +10,29 @@ from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
 from aerie.serve.event_stream import event
-from aerie.serve.openai_format import ChatForm, CompletionForm
-from aerie.serve.output_processor import Piece
+from aerie.serve.openai_format import ChatWriter, CompletionWriter
+from aerie.serve.output_processor import OutputDelta
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 ODD = 'a "quote", \\ and \x00\x1f\x7f\u2028\n\t\b\f\r é 日本 😀 </script>'
 
 
 @pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("form", [ChatForm, CompletionForm])
+@pytest.mark.parametrize("form", [ChatWriter, CompletionWriter])
 @given(text=TEXTS)
 def test_every_text_is_told_as_the_types_tell_it(
-    form: type[ChatForm] | type[CompletionForm], usage: bool, text: str
+    form: type[ChatWriter] | type[CompletionWriter], usage: bool, text: str
 ) -> None:
     made = form('a "model"', 2, usage, False)
     for told in (text, ODD):
-        *_, written = made.events(Piece(1, told))
+        *_, written = made.delta_events(OutputDelta(1, told))
         assert written == event(made._with_text(1, told))
 
 
 def test_clients_read_them() -> None:
-    (told,) = CompletionForm("demo", 1, False, False).events(Piece(0, ODD))
+    (told,) = CompletionWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
     assert json.loads(told.removeprefix(b"data: "))["choices"][0]["text"] == ODD
-    role, told = ChatForm("demo", 1, False, False).events(Piece(0, ODD))
+    role, told = ChatWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
     assert b'"role":"assistant"' in role
     chunk = ChatCompletionChunk.model_validate_json(told.removeprefix(b"data: "))
     assert (chunk.choices[0].delta.content, chunk.choices[0].delta.role) == (ODD, None)

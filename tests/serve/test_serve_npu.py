@@ -64,9 +64,9 @@ def test_the_page_has_no_outside_asset_and_writes_no_html() -> None:
 
 
 def test_a_program_too_large_is_checked_and_not_run(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npu_view, "MOST_BYTES", 1000)
-    seen = npu_view.view(serving.service.ready().session.model.programs[NAME])
-    told = npu_view.told(seen)
+    monkeypatch.setattr(npu_view, "MAX_ARGUMENT_BYTES", 1000)
+    seen = npu_view.make_view(serving.service.require_loaded().session.model.programs[NAME])
+    told = npu_view.view_to_json(seen)
     assert (told["ran"], told["launches"], told["check"]["ok"]) == (False, [], True)
     assert told["why"].endswith(
         "1000 is the most that is run for this page; `aerie vnpu run --stats --trace` has no limit"
