@@ -33,12 +33,13 @@ REFRESH     ?=
 JSON        ?=
 KEEP        ?=
 WHEELS      ?=
+SHARD       ?=
 ISA         ?=
 PYTHON      ?= python3
 
 override GIVEN := $(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name)))
 override KNOWN := MODEL HOST PORT PROMPT PROMPT_FILE SYSTEM N_TOKENS SEQ_LEN VARIANTS DECODE CONTEXT_END DEVICES BACKEND FALLBACK NUMERICS TEMPERATURE TOP_K \
-                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS ISA PYTHON
+                  TOP_P MIN_P SEED REPETITION_PENALTY DRAFT RULE STEPS THRESHOLD ENTROPY BLOCK_SIZE OUT REFRESH JSON KEEP WHEELS SHARD ISA PYTHON
 
 # What a benchmark measures where nobody names a model is not what the others run.
 override BENCH_MODEL := $(if $(filter file,$(origin MODEL)),,--model="$$MODEL")
@@ -54,16 +55,17 @@ unexport PYTHONDONTWRITEBYTECODE
 # A program says itself what is wrong; `*** [Makefile:74: run] Error 2` below it says nothing more. With -q make is
 # silent about a line that begins with + and ends with 1. It stays loud where the failure of a test is the news,
 # and with -n, which runs lines that begin with +.
-override LOUD := $(filter test test-long test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
+override LOUD := $(filter test test-slow test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
 override DO   := $(if $(LOUD),@,+@)
 override SAID := || exit 1
 MAKEFLAGS     += $(if $(LOUD),,-q)
 
 override VENV   := .venv
 override PY     := $(VENV)/bin/python
-override SPREAD := -n auto --dist worksteal  # a process per CPU; neighbours stay together until one runs out of tests
+override SPREAD := -n auto --dist worksteal --cpu-seconds 20  # a process per CPU; neighbours stay together until one runs out of tests
 override RUN    := variables $(VENV)/.stamp-run
 override TEST   := variables $(VENV)/.stamp-test
+override DOCS   := variables $(VENV)/.stamp-docs
 
 override option   = $(if $($(2)),$(1)="$$$(2)")
 override common   = $(call option,--model,MODEL) $(call option,--backend,BACKEND) $(call option,--seq-len,SEQ_LEN) \
@@ -78,7 +80,7 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-long test-toolchain test-npu report lit lint clean distclean
+.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
@@ -109,13 +111,14 @@ help: ## list targets and variables
 	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
+	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
 	$(DO)echo "  ISA          make bench limits both sides to it: avx2, avx512, avx512_bf16, amx, neon, neon_bf16, native, all"
 	$(DO)echo "  REFRESH      1: make lit takes new golden texts over"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
 
 setup: $(RUN) ## make .venv with all that running needs (no torch)
 
-setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/install.md)
+setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/how-to/install-npu.md)
 	$(DO)$(PY) -m aerie setup-npu $(call option,--wheels,WHEELS) $(SAID)
 
 doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next
@@ -151,17 +154,17 @@ bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against tran
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(SAID)
 
-test: $(TEST) ## lint, types, imports between rooms, and every test but the long ones and the board's
+test: $(TEST) ## lint, types, imports between rooms, and every test but the slow ones and the board's
 	@mkdir -p build
 	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
 	  trap 'kill $$lint 2>/dev/null; exit 130' INT TERM; \
-	  $(PY) -m pytest -m "not long and not board" $(SPREAD); tests=$$?; \
+	  $(PY) -m pytest -m "not slow and not board" $(SPREAD); tests=$$?; \
 	  wait $$lint; linted=$$?; cat build/lint.log; \
 	  [ $$linted -eq 0 ] || echo "error: make lint failed (above)" >&2; \
 	  exit $$((tests ? tests : linted))
 
-test-long: $(TEST) ## the long tests
-	@$(PY) -m pytest -m long $(SPREAD)
+test-slow: $(TEST) ## the slow tests: those that take more than two CPU seconds
+	@$(PY) -m pytest -m slow $(call option,--shard,SHARD) $(SPREAD)
 
 lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit
@@ -175,11 +178,19 @@ test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, t
 report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
 	$(DO)$(PY) -m aerie report $(SAID)
 
-lint: $(TEST) ## ruff, mypy --strict, the order of the rooms, no circles inside them
+lint: $(TEST) ## ruff, clang-format, mypy --strict, the order of the rooms, no circles inside them
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
+	@$(PY) tools/format_cpp.py --check
 	@$(PY) tools/check_types.py
 	@$(PY) tools/check_imports.py
+
+docs: $(DOCS) ## build the documentation as a site, in build/site
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(SAID)
+	$(DO)echo "build/site/index.html"
+
+docs-serve: $(DOCS) ## show the documentation at PORT of this machine, and follow what you write
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(SAID)
 
 clean: ## remove compiled programs, reports and the caches of tools (keeps .venv)
 	$(DO)rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
@@ -187,7 +198,7 @@ clean: ## remove compiled programs, reports and the caches of tools (keeps .venv
 	$(DO)find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.git/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
-	$(DO)rm -rf $(VENV)
+	$(DO)rm -rf $(VENV) .rooms
 
 # A variable that nobody reads is a slip of the pen: who writes prompt=hi means PROMPT.
 variables:

@@ -5,7 +5,9 @@ A wheel that lacks one of them would import well and fail late, so a build witho
 
 from __future__ import annotations
 
+import contextlib
 import runpy
+import sys
 from pathlib import Path
 
 from setuptools import find_namespace_packages, setup
@@ -31,4 +33,23 @@ def folders() -> dict[str, str]:
     return found | inside
 
 
+def show_rooms() -> None:
+    """Links in `.rooms`, by which pyright finds `aerie.ROOM` for the rooms at the top (pyproject.toml).
+
+    It knows neither the finder of aerie/rooms.py nor that of an editable install. A file system without
+    links goes without.
+    """
+    shown = PROJECT / ".rooms" / "aerie"
+    shown.mkdir(parents=True, exist_ok=True)
+    targets = {"__init__.py": PROJECT / "aerie" / "__init__.py"} | {
+        room: PROJECT / room for room in AT_THE_TOP
+    }
+    for name, target in targets.items():
+        with contextlib.suppress(OSError):
+            (shown / name).unlink(missing_ok=True)
+            (shown / name).symlink_to(target, target_is_directory=target.is_dir())
+
+
+if "editable_wheel" in sys.argv:  # what `pip install --editable` asks setuptools for
+    show_rooms()
 setup(packages=list(folders()), package_dir=folders())

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import reprlib
 import threading
+import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from numbers import Integral
@@ -17,13 +18,13 @@ from aerie.engine.call_reader import Calls, ToolCall, calls_of
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler, Sampling
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
+from aerie.engine.strategies.decode_config import DecodeConfig, DecodeSettings
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
-from aerie.engine.strategies.manner import Manner, Manners
 from aerie.engine.tool_calls import Tools, read_tools
 
 LOG = logging.getLogger("aerie")
@@ -35,7 +36,7 @@ class IsAsked(Protocol):
     asked: Asked
 
 
-class Options(Sampling, Manners, total=False):
+class Options(Sampling, DecodeSettings, total=False):
     """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
 
     draft: str | IsAsked | None
@@ -115,13 +116,13 @@ class Stream(Iterator[str]):
     def __init__(
         self,
         model: Asked,
-        generation: Answer,
+        request: Request,
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
         calls: Calls | None = None,
     ) -> None:
         self._model = model
-        self._generation = generation
+        self._request = request
         self._on_event = on_event
         self._ended: FinishReason | None = None
         self._is_begun = self._is_over = False
@@ -130,8 +131,9 @@ class Stream(Iterator[str]):
         self._goes_on.set()
         ids = frozenset(one for one in stop if isinstance(one, int))
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
-        self._pieces = model.session().pieces(generation, ids, calls.shown if calls else ())
+        self._pieces = model.session().pieces(request, ids, calls.shown if calls else ())
         self._calls = calls.reader() if calls else None
+        weakref.finalize(self, request.stop).atexit = False
         text = self._stop.cut(self._pieces)
         self._text = self._calls.cut(text) if self._calls else text
         self.text = ""
@@ -145,12 +147,12 @@ class Stream(Iterator[str]):
                 if not self.token_ids:
                     self._tell(EventKind.CONTINUE)
         except StopIteration:
-            self._generation.stop()  # where a stop string ended it, it would go on beside others
+            self._request.stop()  # where a stop string ended it, it would go on beside others
             self._finish()
             raise
         except BaseException:
             self._ended = FinishReason.INTERRUPTED
-            self._generation.stop()
+            self._request.stop()
             self._finish()
             raise
         self.text += piece
@@ -161,7 +163,9 @@ class Stream(Iterator[str]):
         """The text that the next step gives, which may be none. Waits where the answer rests."""
         self._goes_on.wait()
         with self._model.turn:
-            self._generation.go_on_with(self._model.session().model)
+            self._model.session()
+            if not self._request.has_new:
+                self._request.advance()
             return next(self._text)
 
     def pause(self) -> None:
@@ -184,7 +188,7 @@ class Stream(Iterator[str]):
         """
         if self.finish_reason is None:
             self._ended = FinishReason.INTERRUPTED
-        self._generation.stop()
+        self._request.stop()
         self.resume()
         with self._model.turn:
             self._pieces.close()
@@ -202,7 +206,7 @@ class Stream(Iterator[str]):
     @property
     def token_ids(self) -> tuple[int, ...]:
         """The tokens so far."""
-        return tuple(self._generation.token_ids)
+        return tuple(self._request.token_ids)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
@@ -213,12 +217,12 @@ class Stream(Iterator[str]):
     def finish_reason(self) -> FinishReason | None:
         """Why the answer ended; None while it has not."""
         by_text = None if self._stop.found is None else FinishReason.STOP
-        return self._ended or by_text or self._generation.finish_reason
+        return self._ended or by_text or self._request.finish_reason
 
     @property
     def usage(self) -> Usage:
         """Counts so far."""
-        made = self._generation
+        made = self._request
         return Usage(len(made.prompt), len(made.token_ids), made.cached_tokens)
 
     @property
@@ -231,7 +235,7 @@ class Stream(Iterator[str]):
         for _ in self:
             pass
         reason = self.finish_reason or FinishReason.INTERRUPTED
-        prompt = self._generation.prompt_ids
+        prompt = self._request.prompt_ids
         told = self.text, self.token_ids, prompt, reason, self.usage, self.kpis
         return Result(*told, tool_calls=self.tool_calls)
 
@@ -254,18 +258,18 @@ class Stream(Iterator[str]):
         try:
             goes_on = self._on_event(Event(kind, text, made)) is not False
         except BaseException:
-            self._generation.stop()  # where a listener fails, its answer does not go on beside others
+            self._request.stop()  # where a listener fails, its answer does not go on beside others
             raise
         if not goes_on and not self._is_over:
             self.close()
 
     def _fed(self, kpis: Kpis) -> Kpis:
-        figures = self._generation.figures
+        figures = self._request.figures
         if figures.new_tokens:
             kpis.prompted(figures.prompt_tokens, figures.ttft_s, figures.first_tokens)
         if figures.tokens_per_s:
             after = figures.new_tokens - figures.first_tokens
-            kpis.generated(after, after / figures.tokens_per_s, self._generation.passes)
+            kpis.generated(after, after / figures.tokens_per_s, self._request.passes)
         return kpis
 
 
@@ -330,7 +334,7 @@ class Asking(NamedTuple):
     tools, where the model is told of some. template_arguments: further values for the chat template."""
 
     sampler: Sampler
-    manner: Manner
+    decode_config: DecodeConfig
     stops: list[str | int]
     raw: bool
     calls: Calls | None
@@ -399,8 +403,8 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
         raise UserError(f"there is no option {unknown!r}; there are {', '.join(known)}")
     for name in NOT_BUILT.keys() & options.keys():
         check_built(name, options[name])
-    manner = {name: options[name] for name in Manners.__annotations__ if name in options}
-    manner["draft"] = _drafting(options.get("draft"), session)
+    decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}
+    decode_config["draft"] = _drafting(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
     calls = _calls(options, session)
     try:
@@ -410,4 +414,4 @@ def asking(options: Mapping[str, Any], session: Session) -> Asking:
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
     stops, raw = stops_of(options.get("stop", ())), options.get("raw", False)
-    return Asking(sampler, Manner(**manner), stops, raw, calls, _template_arguments(options))
+    return Asking(sampler, DecodeConfig(**decode_config), stops, raw, calls, _template_arguments(options))

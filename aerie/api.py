@@ -5,7 +5,7 @@
     with load("demo") as model:
         print(model.generate("What is the capital of France?"))
 
-docs/python.md shows all of it.
+docs/how-to/python.md shows all of it.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class Model:
         asked = asking(options, session)
         tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
         with self._turn:
-            generation = session.generate(tokens, max_tokens, asked.sampler, manner=asked.manner)
-        return Stream(self.asked, generation, asked.stops, on_event, asked.calls)
+            request = session.generate(tokens, max_tokens, asked.sampler, decode_config=asked.decode_config)
+        return Stream(self.asked, request, asked.stops, on_event, asked.calls)
 
     def generate(
         self,
@@ -160,9 +160,8 @@ class Model:
 
         Each prompt is one, or a dict with `prompt` and what of `max_tokens` and options it has of its own,
         `priority` too: the higher goes first. Each answer has the bits that it has alone in the decode family
-        "rows", which batches are made in, whatever the model was loaded with. What is wrong with one of them
-        is told in its `error`, and no other is touched. UserError for a model that was loaded with seq_len,
-        or drops tokens at the end of the context.
+        "rows", which batches are made in wherever the model has variants; with seq_len, it has those that it
+        has alone. What is wrong with one of them is told in its `error`, and no other is touched.
         """
         scheduler = self._open().scheduler
         given: dict[str, Any] = {"max_tokens": max_tokens, **options}
@@ -177,7 +176,7 @@ class Model:
             asked = asking(item, self._open())
             tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
             sampler = asked.sampler
-            maker = asked.manner.maker(scheduler.model.config, sampler)
+            maker = asked.decode_config.maker(scheduler.model.config, sampler)
             request = scheduler.submit(tokens, most, sampler, priority, maker)
             return Stream(self.asked, request, asked.stops, calls=asked.calls)
         except TypeError as error:
@@ -354,8 +353,9 @@ class Model:
         """Write what the pool of generate_batch has of a prompt's beginning to a file; how many tokens: whole
         pages of 64, as far as others did not need the room.
 
-        After `restore_pages`, in any process, or in a server's slot (docs/serve.md), prompts that begin so
-        find them, with the same bits. Raises UserError where there is none, or the file cannot be written.
+        After `restore_pages`, in any process, or in a server's slot (docs/how-to/serve.md), prompts that
+        begin so find them, with the same bits. Raises UserError where there is none, or the file cannot be
+        written.
         """
         tokens = self._tokens(prompt, raw)
         with self._turn:

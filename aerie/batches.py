@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import F32Array
-from aerie.engine.pages import Paged, PagePool
+from aerie.engine.pages import PagedSequence, PagePool
 from aerie.engine.sampler import Sampler
 
 Numbers: TypeAlias = "Sequence[int] | NDArray[Any]"
@@ -30,7 +30,7 @@ class KV:
     them back too.
     """
 
-    def __init__(self, sequence: Paged, turn: threading.Lock, seed: int | None = None) -> None:
+    def __init__(self, sequence: PagedSequence, turn: threading.Lock, seed: int | None = None) -> None:
         self.sequence, self._turn = sequence, turn
         self.drawn = Sampler(seed=seed).state()
         """Where the generator of its tokens is."""

@@ -31,7 +31,7 @@ class ChunkedLLM:
     folder: where chunks are kept, so that a later process finds them; None: they last as long as this object.
     decode: the family that answers are decoded in: "rows", on the pool that batches have, or "guide", by
     GEMVs and attention on the host, on one of its own. Raises UserError for another, and as batches do.
-    docs/chunks.md says what each mode is, and what it is not.
+    docs/how-to/chunks.md says what each mode is, and what it is not.
     """
 
     def __init__(self, model: Model, folder: str | Path | None = None, decode: str = ROWS) -> None:
@@ -64,22 +64,20 @@ class ChunkedLLM:
     ) -> Stream:
         """The answer to these chunks, one after the other, piece by piece; the last is the one that asks.
 
-        mode: "prefix", "block" or "block+link-K"; see docs/chunks.md. options: as those of Model.stream. In
-        `usage`, cached_tokens are those of the prompt that were not run for this answer. Raises UserError for
-        ids that are not registered, a mode that is none or not for this model, and as Model.stream.
+        mode: "prefix", "block" or "block+link-K"; see docs/how-to/chunks.md. options: as those of
+        Model.stream. In `usage`, cached_tokens are those of the prompt that were not run for this answer.
+        Raises UserError for ids that are not registered, a mode that is none or not for this model, and as
+        Model.stream.
         """
         asked = self._model.asked
         how = asking(options, asked.session())  # of which `raw` says nothing: chunks always are
-        if how.manner.draft is not None and self._decode != ROWS:
-            raise UserError(
-                f"drafts are tried in passes of the decode family {ROWS!r}, and these chunks are for answers "
-                f"decoded in {self._decode!r}; leave draft out, or make ChunkedLLM with decode={ROWS!r}"
-            )
         composition = self._composition(ids, mode)
         with asked.turn:
-            scheduler = asked.session().scheduler_in(self._decode)
-            maker = how.manner.maker(scheduler.model.config, how.sampler)
-            request = scheduler.submit(composition, max_tokens, how.sampler, strategy=maker)
+            scheduler = asked.session().scheduler
+            maker = how.decode_config.maker(scheduler.model.config, how.sampler)
+            request = scheduler.submit(
+                composition, max_tokens, how.sampler, strategy=maker, decode=self._decode
+            )
         return Stream(asked, request, how.stops, on_event)
 
     def generate_from_chunks(
@@ -100,7 +98,7 @@ class ChunkedLLM:
         stream_from_chunks."""
         prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
         with self._model.asked.turn:
-            rows = self._model.asked.session().scheduler_in(self._decode).forward(prompts)
+            rows = self._model.asked.session().scheduler.forward(prompts, decode=self._decode)
         causal, other = (log_softmax(row) for (row,) in rows)
         return float(np.sum(np.exp(causal) * (causal - other)))
 

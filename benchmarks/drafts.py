@@ -27,10 +27,10 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.progress import Reporter
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.manner import LOOKUP, PLAIN, Manner
+from aerie.engine.strategies.decode_config import LOOKUP, PLAIN, DecodeConfig
 from aerie.runtime import select_backend
 
 TEXTS = Path(__file__).parent / "texts"
@@ -84,7 +84,7 @@ class DraftFigures(NamedTuple):
 def measure(session: Session, text: RecordedText, max_tokens: int) -> DraftFigures:
     """Measure all three in turn over the first `max_tokens` tokens of an answer."""
     answer = text.answer[:max_tokens]
-    settings = ((PLAIN, GUIDE), (PLAIN, ROWS), (Manner(draft=LOOKUP), ROWS))
+    settings = ((PLAIN, GUIDE), (PLAIN, ROWS), (DecodeConfig(draft=LOOKUP), ROWS))
     answers = [
         _replay(session, text.prompt, answer, decode_config, decode) for decode_config, decode in settings
     ]
@@ -107,13 +107,13 @@ def texts_that_fit(config: ModelConfig, max_tokens: int) -> list[str]:
 
 
 def _replay(
-    session: Session, prompt: Sequence[int], answer: Sequence[int], decode_config: Manner, decode: str
-) -> Answer:
+    session: Session, prompt: Sequence[int], answer: Sequence[int], decode_config: DecodeConfig, decode: str
+) -> Request:
     """Generate the answer."""
     sampler = ReplaySampler(text=answer)
     if decode == GUIDE:
         generation = session.generate(prompt, len(answer), sampler)
-        session.kept.take(prompt)  # so that the next one computes its prompt too
+        session.requests.forget()  # so that the next one computes its prompt too
         list(generation)
         return generation
     maker = decode_config.maker(session.model.config, sampler)

@@ -8,7 +8,7 @@ from statistics import median
 from typing import Any
 
 from aerie.engine.blocks import GUIDE, ROWS
-from aerie.engine.strategies.manner import LOOKUP
+from aerie.engine.strategies.decode_config import LOOKUP
 
 OURS, THEIRS = "ours", "theirs"
 FEW_ROWS = (8, 16)

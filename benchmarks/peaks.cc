@@ -46,9 +46,7 @@ class InL1 {
     }
   }
   double operations() const { return 2.0 * Kernel::kRows * Kernel::kColumns * kSteps; }
-  void operator()() {
-    Kernel::template add<Kernel::kRows>(rows_, right_, kSteps, sums_, {columns_, Kernel::kColumns, 32});
-  }
+  void operator()() { Kernel::template add<Kernel::kRows>(rows_, right_, kSteps, sums_, {columns_, Kernel::kColumns, 32}); }
 
  private:
   using Left = typename Kernel::Left;

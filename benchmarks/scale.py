@@ -4,12 +4,12 @@ page.
 Simulated: when requests arrive, to which engine each is sent, what its page pool still has of the prompt, and
 how long its steps take. Not simulated: the network, Ray, the proxy's time, token values, and the memory that
 running requests take from the pool. The times are those of the virtual NPU on two CPU cores
-(docs/performance.md, AVX512-BF16, the size of Llama-3.2-1B), as no NPU was measured. The routing policy
-`affinity` is the server's own class.
+(docs/dev/performance-notes.md, AVX512-BF16, the size of Llama-3.2-1B), as no NPU was measured. The routing
+policy `affinity` is the server's own class.
 
 Requests are turns of conversations: each has the system prompt of one of several applications, the
 conversation so far, and something new. Conversations start as a Poisson process; the next turn comes some
-time after the output. Everything follows from the seed. The page is docs/scale.md.
+time after the output. Everything follows from the seed. The page is docs/dev/routing-simulation.md.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import numpy as np
 
 from aerie.engine.pages import PAGE
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.prefix_affinity import LOAD_SLACK, PrefixAffinity
 
 RANDOM, LEAST, AFFINITY = POLICIES = ("random", "least loaded", "affinity")
@@ -35,9 +35,10 @@ DEFAULT_BOXES = 16
 
 
 class StepTimes(NamedTuple):
-    """Times of an engine step, in seconds. From docs/performance.md: prompts of 64 and 2048 tokens take 0.21
-    and 5.5 s; 1 and 16 requests together make 13.1 and 166.4 tokens/s. pages: of a pool of a quarter of 23.5
-    GiB, at 32 KiB a position. chunk: maximum prompt tokens of a step (docs/serve.md)."""
+    """Times of an engine step, in seconds. From docs/dev/performance-notes.md: prompts of 64 and 2048 tokens
+    take 0.21 and 5.5 s; 1 and 16 requests together make 13.1 and 166.4 tokens/s. pages: of a pool of a
+    quarter of 23.5 GiB, at 32 KiB a position. chunk: maximum prompt tokens of a step (docs/how-to/serve.md).
+    """
 
     prompt_token_s: float = (5.5 - 0.21) / (2048 - 64)
     row_s: float = (16 / 166.4 - 1 / 13.1) / 15
@@ -116,7 +117,7 @@ class SimulatedEngine:
         began_s, steps, each_s = self._steps_in_progress
         if not steps:
             self._start_steps(now_s)
-        elif len(self._running) < MOST_ANSWERS:
+        elif len(self._running) < MAX_RUNNING_REQUESTS:
             remaining_steps = min(steps, max(1, math.ceil((now_s - began_s) / each_s)))
             self._steps_in_progress, self.ends_s = (
                 (began_s, remaining_steps, each_s),
@@ -146,7 +147,7 @@ class SimulatedEngine:
         return finished
 
     def _start_steps(self, now_s: float) -> None:
-        while self._waiting and len(self._running) < MOST_ANSWERS:
+        while self._waiting and len(self._running) < MAX_RUNNING_REQUESTS:
             self._running.append(request := self._waiting.popleft())
             request.cached = min(self._cached_pages(request.keys) * PAGE, request.prompt - 1)
             request.to_prefill, request.remaining = request.prompt - request.cached, request.answer

@@ -23,18 +23,16 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
 from aerie.engine.forward import decode_step, next_token_row, prefill
-from aerie.engine.kv import KVCache
-from aerie.engine.model import LoadedModel, for_many
+from aerie.engine.model import LoadedModel, decoding_in
 from aerie.engine.native import native_attention
 from aerie.engine.numerics import rms_norm
-from aerie.engine.pages import PagePool, pages_for
+from aerie.engine.pages import KVCache, pages_for
 from aerie.engine.programs import buffer_set
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.windows import window_of
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
 from aerie.runtime import select_backend
@@ -75,6 +73,7 @@ class AerieSide:
         self._options = RuntimeOptions(None, select_backend("virtual"), Path(cache_dir))
         self._session: Session | None = None
         self._rows_models: dict[int, LoadedModel] = {}
+        self._cache: KVCache | None = None
         self._changes = 0
 
     @property
@@ -106,7 +105,7 @@ class AerieSide:
             self._changes += 1
             ids[shared:] = [(token + self._changes) % vocab_size for token in ids[shared:]]
         else:
-            session.kept.take([])
+            session.requests.forget()
         started = time.perf_counter()
         generation = session.generate(ids, 1, Sampler())
         (token,) = generation
@@ -120,9 +119,7 @@ class AerieSide:
         programs_seconds: in programs. attention_seconds: decode attention and writes of the KV cache. In
         `rows`, `seconds` alone.
         """
-        model, cache, sampler = self._model(family), self.session.kept.cache, Sampler()
-        assert cache is not None, "first_token comes first"
-        cache.length = context - tokens - WARM_UP
+        model, cache, sampler = self._model(family), self._read(context - tokens - WARM_UP), Sampler()
 
         def step() -> tuple[float, ...]:
             calls = self._call_totals()
@@ -145,9 +142,7 @@ class AerieSide:
         `times` passes of each, in turn; the last row attends to `context` positions. One row is a decoded
         token in `guide`.
         """
-        self.first_token(context)
-        ids, cache = prompt(context, self.session.model.config.vocab_size), self.session.kept.cache
-        assert cache is not None
+        ids, cache = prompt(context, self.session.model.config.vocab_size), self._read(context)
 
         def timed(rows: int) -> float:
             cache.length = context - rows
@@ -158,6 +153,16 @@ class AerieSide:
         numbers = (1, *FEW_ROWS)
         medians = _medians(lambda: tuple(timed(rows) for rows in numbers), times)
         return dict(zip(map(str, numbers), medians, strict=True))
+
+    def _read(self, length: int) -> KVCache:
+        """A KV cache with the first `length` tokens of a prompt; the same cache each time."""
+        if self._cache is None:
+            self._cache = self.session.model.new_cache(length)
+        cache, ids = self._cache, prompt(length, self.session.model.config.vocab_size)
+        cache.length = cache.in_common([*ids, 0])
+        if cache.length < length:
+            prefill(self.session.model, ids[cache.length :], cache, last_only=True)
+        return cache
 
     def _pass(self, ids: Sequence[int], cache: KVCache) -> None:
         """Run tokens through all layers and the LM head, in one pass."""
@@ -185,10 +190,10 @@ class AerieSide:
     @cached_property
     def _scheduler(self) -> Scheduler:
         """A scheduler whose requests have no EOS, so that all generate the requested number of tokens."""
-        model = for_many(self.session.model, ROWS)
+        model = decoding_in(self.session.model, ROWS)
         model = replace(model, config=replace(model.config, eos_token_ids=()))
-        pages = pages_for(model.stored, None, MOST_ANSWERS, available_bytes())
-        return Scheduler(model, PagePool(model.stored, pages, b"benchmark"), window_of)
+        pages = pages_for(model.stored, None, MAX_RUNNING_REQUESTS, available_bytes())
+        return Scheduler(model, model.new_pool(pages))
 
     def time_batch(self, context: int, tokens: int) -> dict[str, float]:
         """Median seconds of an engine step of 1, 8 and 16 requests in `rows`, by their number as text. The
@@ -220,10 +225,7 @@ class AerieSide:
         """Median seconds per token in `rows`, from pages by the scheduler and from a separate KV cache, in
         turn. The last token attends to `context` positions."""
         scheduler, length = self._scheduler, context - tokens - WARM_UP - 1
-        self.first_token(context)
-        model, cache, sampler = self._model(ROWS), self.session.kept.cache, Sampler()
-        assert cache is not None
-        cache.length = length
+        model, cache, sampler = self._model(ROWS), self._read(length), Sampler()
         request = self._submit(prompt(length, model.config.vocab_size), tokens + WARM_UP + 2)
         while not request.token_ids:
             scheduler.step()

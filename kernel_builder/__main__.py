@@ -74,7 +74,9 @@ def _parser() -> argparse.ArgumentParser:
     check.set_defaults(run=_check)
     fit = commands.add_parser("preflight", help="what a kernel or an MLIR file takes of the device")
     fit.add_argument("target", metavar="KERNEL|FILE")
-    fit.add_argument("--device", default=NPU2.name, choices=sorted(DEVICES))
+    fit.add_argument(
+        "--device", default=NPU2.name, choices=sorted(DEVICES), help=f"the device (default: {NPU2.name})"
+    )
     fit.set_defaults(run=_preflight)
     errors = commands.add_parser("numerics", help="errors published for an NPU, and those on the virtual NPU")
     errors.add_argument(

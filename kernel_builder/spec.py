@@ -166,7 +166,7 @@ class KernelSpec:
     rows: the parameter, if the kernel has it, that counts rows which do not touch each other: no bit of a row
     may depend on it. allowance: what a board may do beyond the tolerance; None: nothing.
     any_order: whether it sums products of matrices, which the virtual NPU's fast paths may do in another
-    order. without_evidence: forms of it (docs/hardware.md) that no file of upstream shows.
+    order. without_evidence: forms of it (docs/explanation/lowering.md) that no file of upstream shows.
     """
 
     name: str

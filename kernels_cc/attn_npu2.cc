@@ -82,14 +82,12 @@ template <unsigned N, typename F>
 }
 #define ALWAYS_INLINE __attribute__((always_inline))
 
-inline Block64 load_block(const bfloat16* panel, unsigned row_block) {
-  return aie::load_v<block>(panel + row_block * block);
-}
+inline Block64 load_block(const bfloat16* panel, unsigned row_block) { return aie::load_v<block>(panel + row_block * block); }
 
 // The value of each of 4 rows in the 8 lanes of its row.
 inline Rows4 spread(const float* value) {
-  return aie::concat(aie::broadcast<float, 8>(value[0]), aie::broadcast<float, 8>(value[1]),
-                     aie::broadcast<float, 8>(value[2]), aie::broadcast<float, 8>(value[3]));
+  return aie::concat(aie::broadcast<float, 8>(value[0]), aie::broadcast<float, 8>(value[1]), aie::broadcast<float, 8>(value[2]),
+                     aie::broadcast<float, 8>(value[3]));
 }
 
 inline Rows4 product(const Rows4& a, const Rows4& b) { return aie::mul(a, b).to_vector<float>(); }
@@ -206,8 +204,8 @@ inline Block64 seen_block(const bfloat16* v, unsigned k, const uint32_t* seen) {
 }
 
 // acc += p v for 8 columns of acc and v: a panel of each. Once in the object as well.
-[[maybe_unused, gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v,
-                                               const uint32_t* seen, float* __restrict acc) {
+[[maybe_unused, gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v, const uint32_t* seen,
+                                               float* __restrict acc) {
   for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
     float* at = acc + row * block;
     Block c[row_blocks];
@@ -222,8 +220,8 @@ inline Block64 seen_block(const bfloat16* v, unsigned k, const uint32_t* seen) {
 
 // acc += p v. v: kv_rows x head_dim bf16 in panels.
 template <typename Of = Own>
-[[gnu::always_inline]] inline void add_values(const bfloat16* __restrict p, const bfloat16* __restrict v,
-                                              const uint32_t* seen, float* __restrict acc) {
+[[gnu::always_inline]] inline void add_values(const bfloat16* __restrict p, const bfloat16* __restrict v, const uint32_t* seen,
+                                              float* __restrict acc) {
   if constexpr (MultipliesPanels<Of>) {
     Of::Api::template multiply_panels<q_rows, kv_rows / 8, head_dim / 8, false, true>(p, v, seen, acc);
   } else {
@@ -314,8 +312,7 @@ void attn_causal_mask(float* __restrict scores, int32_t first_q, int32_t first_k
 
 // One step of the online softmax: scores become weights p (q_rows x kv_rows bf16 in panels), m and l in stats move on,
 // and acc is rescaled to the new m.
-void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float* __restrict stats,
-                  float* __restrict acc) {
+void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float* __restrict stats, float* __restrict acc) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   float* m = stats;
   float* l = stats + q_rows;
@@ -332,8 +329,7 @@ void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float*
     aie::store_v(l + i, aie::mul(aie::load_v<8>(l + i), f).to_vector<float>());
   }
   exponentials(scores, m, p, tile);
-  for (unsigned i = 0; i < q_rows; i += 8)
-    aie::store_v(l + i, aie::add(aie::load_v<8>(l + i), aie::load_v<8>(tile + i)));
+  for (unsigned i = 0; i < q_rows; i += 8) aie::store_v(l + i, aie::add(aie::load_v<8>(l + i), aie::load_v<8>(tile + i)));
   scale_rows(acc, factor);
 }
 
@@ -385,8 +381,8 @@ void attn_own_scores(const bfloat16* __restrict q, const bfloat16* __restrict k,
 // `tile` is this one; positions x kv_rows / 32 words each.
 
 // scores = q k^T with the unseen hidden.
-void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const int32_t* __restrict masks,
-                      int32_t tile, float* __restrict scores) {
+void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const int32_t* __restrict masks, int32_t tile,
+                      float* __restrict scores) {
   const int32_t* mask = masks + unsigned(tile) * positions * mask_words;
   uint32_t seen[mask_words];
   seen_by_any(mask, seen);
@@ -396,9 +392,8 @@ void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k
 }
 
 // The step of the online softmax, and acc += p v without the rows of v that nobody sees.
-void attn_seen_values(const float* __restrict scores, const int32_t* __restrict masks, int32_t tile,
-                      bfloat16* __restrict p, const bfloat16* __restrict v, float* __restrict stats,
-                      float* __restrict acc) {
+void attn_seen_values(const float* __restrict scores, const int32_t* __restrict masks, int32_t tile, bfloat16* __restrict p,
+                      const bfloat16* __restrict v, float* __restrict stats, float* __restrict acc) {
   uint32_t seen[mask_words];
   seen_by_any(masks + unsigned(tile) * positions * mask_words, seen);
   if (!is_any(seen)) return;
@@ -408,8 +403,7 @@ void attn_seen_values(const float* __restrict scores, const int32_t* __restrict 
 #endif
 
 // Merges the partial result of other K rows into (acc, stats). `other` is destroyed.
-void attn_merge(float* __restrict other, const float* __restrict other_stats, float* __restrict acc,
-                float* __restrict stats) {
+void attn_merge(float* __restrict other, const float* __restrict other_stats, float* __restrict acc, float* __restrict stats) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   float* other_factor = stats + 2 * q_rows;
   float* factor = stats + 3 * q_rows;

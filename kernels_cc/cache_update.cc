@@ -27,9 +27,8 @@ extern "C" {
 
 // cache, out: n x head_dim, the share of core number `core` of all positions; keep and insert are of all, a number and a row
 // of `block` for each; rows: block x head_dim. All bf16, row-major.
-void cache_update_bf16(const bfloat16* __restrict cache, const bfloat16* __restrict keep,
-                       const bfloat16* __restrict insert, const bfloat16* __restrict rows, bfloat16* __restrict out,
-                       int32_t core, int32_t n) {
+void cache_update_bf16(const bfloat16* __restrict cache, const bfloat16* __restrict keep, const bfloat16* __restrict insert,
+                       const bfloat16* __restrict rows, bfloat16* __restrict out, int32_t core, int32_t n) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   keep += core * n;
   insert += unsigned(core * n) * block;

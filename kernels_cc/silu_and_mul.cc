@@ -26,9 +26,7 @@ inline F32 inverse(const F32& d) {
 }
 
 // The sign bit cleared, as integers: every compiler for the core has that.
-inline Bf16 magnitude_of(const Bf16& v) {
-  return aie::bit_and(int16(0x7fff), v.cast_to<int16>()).cast_to<bfloat16>();
-}
+inline Bf16 magnitude_of(const Bf16& v) { return aie::bit_and(int16(0x7fff), v.cast_to<int16>()).cast_to<bfloat16>(); }
 
 inline F32 sigmoid(const Bf16& gate) {
   // log2(e) as the sum of two bf16, so that its product with a bf16 gate is good to 2^-17.
@@ -46,8 +44,7 @@ inline F32 sigmoid(const Bf16& gate) {
 extern "C" {
 
 // gate, up, out: n bf16 each; n is a multiple of 16.
-void silu_and_mul_bf16(const bfloat16* __restrict gate, const bfloat16* __restrict up, bfloat16* __restrict out,
-                       int32_t n) {
+void silu_and_mul_bf16(const bfloat16* __restrict gate, const bfloat16* __restrict up, bfloat16* __restrict out, int32_t n) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   for (int32_t i = 0; i < n; i += lanes) {
     const Bf16 g = aie::load_v<lanes>(gate + i);

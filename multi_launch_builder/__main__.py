@@ -18,6 +18,19 @@ from aerie.multi_launch_builder.shapes import (
 )
 from aerie.multi_launch_builder.variants import Variant
 
+SHAPE_HELP = {
+    "emb_dim": "hidden_size of config.json",
+    "n_heads": "query heads",
+    "n_kv_heads": "key and value heads",
+    "head_dim": "elements of a head",
+    "hidden_dim": "intermediate_size of config.json",
+    "vocab_size": "tokens of the vocabulary",
+    "rms_norm_eps": "epsilon of the RMSNorms",
+    "qkv_bias": "queries, keys and values have biases, as in Qwen2",
+    "qk_norm": "heads of queries and keys are normalised, as in Qwen3",
+}
+"""What each field of a ModelShape is, for the help."""
+
 
 def _parser() -> argparse.ArgumentParser:
     parser = OneLineParser(prog="aerie programs", description=__doc__)
@@ -37,9 +50,10 @@ def _parser() -> argparse.ArgumentParser:
     for field in dataclasses.fields(ModelShape):
         flag = "--" + field.name.replace("_", "-")
         if field.type == "bool":
-            mlir.add_argument(flag, action=argparse.BooleanOptionalAction)
+            mlir.add_argument(flag, action=argparse.BooleanOptionalAction, help=SHAPE_HELP[field.name])
         else:
-            mlir.add_argument(flag, type=float if field.type == "float" else int)
+            kind, default = float if field.type == "float" else int, getattr(DEMO, field.name)
+            mlir.add_argument(flag, type=kind, help=f"{SHAPE_HELP[field.name]} (default: {default})")
     return parser
 
 

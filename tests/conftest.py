@@ -16,12 +16,15 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import slow_tests
 from hypothesis import HealthCheck, settings
 
 from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
 from aerie.virtual_npu.pyxrt.batch import Batch
+
+pytest_plugins = ["cpu_seconds", "shards"]
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 """Models this small gain nothing from a second thread of torch, and lose seconds to it on a busy machine."""
@@ -39,12 +42,38 @@ TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
 
 @pytest.fixture(scope="session", autouse=True)
 def own_cache() -> Iterator[Path]:
-    """The cache of built programs, apart from the user's; tests of the cache itself have one of their own."""
+    """The cache of built programs, apart from the user's; tests of the cache itself have one of their own.
+
+    Programs are compiled at a low level: their bits are the same (test_vnpu_optimisation.py), and most of a
+    test's time is the compiler's. `as_users_build` is for what is to be built as users build it.
+    """
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
+        patch.setenv("VNPU_OPT", "1")
         patch.setenv("VNPU_CACHE", str(TEST_CACHE))
         patch.setenv("XDG_STATE_HOME", str(TEST_CACHE / "state"))  # where a chat keeps what was typed
         yield TEST_CACHE
+
+
+SMALL = {"board", "kernel_builder", "multi_launch_builder", "runtime", "virtual_npu"}
+"""Rooms whose tests run small programs once: to optimise them takes longer than to run them."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def optimisation(request: pytest.FixtureRequest) -> Iterator[None]:
+    """No optimisation of what the tests of small programs build."""
+    with pytest.MonkeyPatch.context() as patch:
+        if request.path.parent.name in SMALL:
+            patch.setenv("VNPU_OPT", "0")
+        yield
+
+
+@pytest.fixture(scope="module")
+def as_users_build(optimisation: None) -> Iterator[None]:
+    """The optimisation level that users have, for all that a file of tests builds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("VNPU_OPT")
+        yield
 
 
 @dataclass(frozen=True)
@@ -106,8 +135,10 @@ def pytest_collection_finish() -> None:
     gc.set_threshold(50_000, 20, 100)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """What needs a board is skipped without one, with all that is missing as the reason."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """What is in the table of slow tests is marked so. What needs a board is skipped without one, with all
+    that is missing as the reason."""
+    slow_tests.mark(items, is_whole_suite=config.args == config.getini("testpaths"))
     wanting = [item for item in items if item.get_closest_marker("board")]
     missing = [*missing_device(), *missing_compile_tools()] if wanting else []
     for item in wanting if missing else []:

@@ -40,7 +40,9 @@ def sources() -> Iterator[BuildSource]:
     for package, folder in {"aerie": rooms.PACKAGE, "benchmarks": TOP / "benchmarks", **folders}.items():
         for path in sorted(folder.rglob("*.py")):
             yield BuildSource(str(path.relative_to(TOP)), module_name(package, path.relative_to(folder)))
-    for path in [*sorted((TOP / "tools").glob("*.py")), TOP / "setup.py"]:
+    tools = [*sorted((TOP / "tools").glob("*.py")), *sorted((TOP / "tools" / "docs").glob("*.py"))]
+    examples = sorted((TOP / "examples").rglob("*.py"))
+    for path in [*tools, TOP / "setup.py", *examples]:
         yield BuildSource(str(path.relative_to(TOP)), path.stem)
 
 

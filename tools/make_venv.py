@@ -1,4 +1,5 @@
-"""`python tools/make_venv.py run|test`: makes .venv, or completes it, with what running or testing needs.
+"""`python tools/make_venv.py run|test|docs`: makes .venv, or completes it, with what running, testing or the
+documentation needs.
 
 The Makefile calls it with the Python that .venv is to have. Nothing is installed yet, so it uses the
 standard library alone. pyproject.toml says what is wanted, constraints.txt which version of it. uv installs
@@ -15,7 +16,6 @@ import importlib.util
 import json
 import os
 import re
-import runpy
 import shutil
 import subprocess
 import sys
@@ -27,8 +27,9 @@ from pathlib import Path
 
 NEWEST = (3, 14)
 """The newest Python that every pinned package has wheels for."""
-MEGABYTES = {"run": 57, "test": 33}
-"""What is to be fetched, in MB: for running, and for testing on top of it, but for PyTorch."""
+MEGABYTES = {"run": 57, "test": 35, "docs": 14}
+"""What is to be fetched, in MB: for running, and for testing or the documentation on top, but for PyTorch."""
+PURPOSES = {"run": "running", "test": "testing", "docs": "the documentation"}
 TORCH_CPU = "PyTorch's build for the CPU: about 200 MB"
 TORCH_CUDA = (
     "PyTorch with CUDA, which Aerie does not use: about 3 GB. uv would fetch the build for the CPU, about "
@@ -63,7 +64,7 @@ def main(words: Sequence[str]) -> int:
 
 
 def make(project: Path, kind: str) -> None:
-    """.venv of `project` as `kind`, run or test, needs it. Raises SetupError."""
+    """.venv of `project` as `kind`, one of PURPOSES, needs it. Raises SetupError."""
     check_writable(project)
     wanted, torch = requirements(project, kind)
     uv = shutil.which("uv")
@@ -78,7 +79,6 @@ def make(project: Path, kind: str) -> None:
     if torch and not list(distributions(name="torch", path=[str(packages(venv))])):
         install_torch(project, uv, torch)
     editable(project, uv)
-    show_rooms(project)
     unfinished.unlink()
 
 
@@ -99,18 +99,17 @@ def requirements(project: Path, kind: str) -> tuple[list[str], list[str]]:
     """What pyproject.toml asks for, with what builds Aerie itself; and what of it is PyTorch."""
     asked = tomllib.loads((project / "pyproject.toml").read_text())
     wanted = [*asked["build-system"]["requires"], *asked["project"]["dependencies"]]
-    if kind == "test":
-        wanted += asked["project"]["optional-dependencies"]["test"]
+    if kind != "run":
+        wanted += asked["project"]["optional-dependencies"][kind]
     torch = [requirement for requirement in wanted if requirement.startswith("torch")]
     return [requirement for requirement in wanted if requirement not in torch], torch
 
 
 def announcement(kind: str, venv: Path, installer: str) -> str:
     """What will be done, and how much will be fetched at most."""
-    there = any((venv / stamp).exists() for stamp in (".stamp-run", ".stamp-test"))
-    parts = {"run": ("run",), "test": ("test",) if there else ("run", "test")}[kind]
-    size = sum(MEGABYTES[part] for part in parts)
-    purpose = {"run": "running", "test": "testing"}[kind]
+    there = any((venv / f".stamp-{each}").exists() for each in PURPOSES)
+    size = sum(MEGABYTES[part] for part in {"run", kind} if part == kind or not there)
+    purpose = PURPOSES[kind]
     beside = ", and PyTorch, whose size is told below" if kind == "test" else ""
     return (
         f"setting up .venv for {purpose} with {installer}: about {size} MB to fetch if none is cached{beside}"
@@ -224,15 +223,6 @@ def editable(project: Path, uv: str | None) -> None:
     give_pip(project / ".venv")
     if not call(project, *PIP, "install", *how):
         raise SetupError(f"Aerie itself could not be installed in .venv; why stands above. {AGAIN}")
-
-
-def show_rooms(project: Path) -> None:
-    """A folder for pyright, which finds a module by its path alone: five rooms of aerie lie at the top."""
-    shown = project / ".venv" / "rooms" / "aerie"
-    shown.mkdir(parents=True, exist_ok=True)
-    for room in runpy.run_path(str(project / "aerie" / "rooms.py"))["AT_THE_TOP"]:
-        if not (shown / room).exists():
-            (shown / room).symlink_to(project / room, target_is_directory=True)
 
 
 def give_pip(venv: Path) -> None:

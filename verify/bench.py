@@ -19,7 +19,7 @@ from aerie.verify.steps import Step
 
 BLOCK = 8
 """Numbers along K that share an exponent in block floating point (`--numerics bfp16`): each keeps an 8-bit
-mantissa, rounded to nearest even. What is multiplied so is told in docs/virtual_npu.md."""
+mantissa, rounded to nearest even. What is multiplied so is told in docs/explanation/numerics.md."""
 
 
 def converted(values: Any) -> Any:

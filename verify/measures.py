@@ -2,7 +2,7 @@
 
 The yardstick is what the same rounding does to transformers: each bound is a multiple of that, or a share of
 the values themselves. Measured on the demo checkpoint on the virtual NPU and on random Llamas of five other
-shapes (one a layer of full size), prompts of 1 to 128 tokens. The rule: docs/verification.md.
+shapes (one a layer of full size), prompts of 1 to 128 tokens. The rule: docs/explanation/verification.md.
 """
 
 from __future__ import annotations

@@ -18,9 +18,9 @@ import numpy.typing as npt
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.pages import KVCache
 from aerie.engine.planner import Step as BlockStep
 from aerie.engine.programs import HEADS
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument

@@ -13,10 +13,10 @@ from aerie.common.errors import UserError
 from aerie.engine.drawing import F64Array
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason, never
-from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.requests import Answer
+from aerie.engine.pages import KVCache
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
@@ -142,11 +142,11 @@ class Subject:
 
     def kept(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
         """Copies of the keys and values, of each layer, that the session would use again for a prompt."""
-        cache = self.session.kept.take(prompt_ids)
-        if cache is None:
+        kept = self.session.requests.kept
+        if kept is None or not (common := kept.sequence.in_common(prompt_ids)):
             return []
-        self.session.kept.give(cache)
-        return [array[:, : cache.length].copy() for layer in cache.layers for array in layer]
+        places = kept.sequence.places(0, common)
+        return [array[:, places] for layer in kept.sequence.pool.layers for array in layer]
 
     def position_logits(self, rows: BF16Array) -> F32Array:
         """Logits after each of `rows` (of Forced): (len(rows), vocab_size)."""
@@ -159,7 +159,7 @@ class _Listening:
     def __init__(self, session: Session) -> None:
         self._session = session
         self._recorders: list[Recorder] = []
-        self._generations: list[Answer] = []
+        self._generations: list[Request] = []
         self._heard: list[list[int]] = []
 
     @property
@@ -175,7 +175,7 @@ class _Listening:
         max_new_tokens: int,
         sampler: Sampler,  # noqa: ARG002 (as greedy as the one that records)
         interrupted: Callable[[], bool] = never,
-    ) -> Answer:
+    ) -> Request:
         recorder = Recorder()
         generation = self._session.generate(prompt_ids, max_new_tokens, recorder, interrupted)
         self._recorders.append(recorder)  # what was refused is no answer
@@ -183,10 +183,10 @@ class _Listening:
         self._heard.append([])
         return generation
 
-    def text(self, generation: Answer) -> Iterator[str]:
+    def text(self, generation: Request) -> Iterator[str]:
         return self._session.text(generation, self._overhear(generation))
 
-    def _overhear(self, generation: Answer) -> Iterator[int]:
+    def _overhear(self, generation: Request) -> Iterator[int]:
         for token in generation:
             self._heard[-1].append(token)
             yield token

@@ -19,9 +19,9 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.forward import all_logits, decode_step, prefill
-from aerie.engine.kv import Kept, KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
+from aerie.engine.pages import KVCache
 from aerie.engine.planner import Step
 from aerie.engine.session import Session
 from aerie.multi_launch_builder import Variant
@@ -43,7 +43,7 @@ def in_few_rows(session: Session) -> Session:
     of some length is cut into steps with a past. Weights and programs are those of the session."""
     least = min(one.rows for one in session.model.blocks.variants)
     few = of_variants(session.model, lambda one: one.rows <= max(FEW_ROWS, least))
-    return replace(session, model=few, kept=Kept())
+    return replace(session, model=few)
 
 
 @dataclass(frozen=True)
@@ -190,7 +190,7 @@ def go(model: LoadedModel, ids: Sequence[int], way: Way) -> Made:
 def _read(
     model: LoadedModel, ids: Sequence[int], cache: KVCache, made: Made, one_by_one: bool = False
 ) -> BF16Array:
-    made.steps += model.blocks.plan(len(ids), cache.length, cache.capacity)
+    made.steps += model.blocks.plan(len(ids), cache.length)
     return decode_step(model, ids[0], cache)[None] if one_by_one else prefill(model, ids, cache)
 
 

@@ -83,7 +83,7 @@ FETCH = (
 
 ELSEWHERE = (
     "They ask for other versions of packages than Aerie does: install them in an environment of their own, "
-    "and name it as docs/install.md says under 'Not from wheels'"
+    "and name it as docs/how-to/install.md says under 'Not from wheels'"
 )
 
 

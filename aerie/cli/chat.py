@@ -14,7 +14,7 @@ from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError
 from aerie.engine.generate import FinishReason
 from aerie.engine.progress import stop_on_interrupt
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer
 
@@ -36,9 +36,9 @@ class ChatSession(Protocol):
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool],
-    ) -> Answer: ...
+    ) -> Request: ...
 
-    def text(self, generation: Answer) -> Iterator[str]: ...
+    def text(self, generation: Request) -> Iterator[str]: ...
 
 
 class Command(NamedTuple):
@@ -72,7 +72,7 @@ class Chat:
         self._conversation = Conversation(system)
         self._unanswered: tuple[str, tuple[Turn, ...]] | None = None
         """The last message, where its answer failed, and the turns before it."""
-        self._last: Answer | None = None
+        self._last: Request | None = None
         self._file: Path | None = None
         """Where this conversation is saved already."""
         self._is_left = False
@@ -135,7 +135,7 @@ class Chat:
             self._unanswered, self._last = None, generation
             self._note_ending(generation)
 
-    def _note_ending(self, generation: Answer) -> None:
+    def _note_ending(self, generation: Request) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
             self._note(f"[{generation.ending}; {ROOM}]")
         elif generation.finish_reason is not FinishReason.STOP:

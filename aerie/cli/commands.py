@@ -26,12 +26,13 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammars
 from aerie.engine.progress import Reporter, stop_on_interrupt
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.decode_config import LOOKUP, DecodeConfig
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
-from aerie.engine.strategies.manner import LOOKUP, Manner
+from aerie.engine.strategies.strategy import Passes
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.runtime import select_backend
 
@@ -54,7 +55,7 @@ def compile_(arguments: argparse.Namespace) -> int:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Answer one prompt."""
+    """Request one prompt."""
     out = sys.stdout
     if arguments.json:  # which has standard output to itself
         out = sys.stderr if sys.stderr.isatty() else None
@@ -75,9 +76,10 @@ def chat(arguments: argparse.Namespace) -> int:
     checkpoint.tokenizer.template_arguments = dict(arguments.template_arg)
     if arguments.system is not None or arguments.template_arg:  # which a template may refuse
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
-    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
+    decode_config = _decode_config(arguments, checkpoint, sampler)
+    drafter = find_drafter(arguments.draft, checkpoint)
     session = prepare_runtime(checkpoint, options, report)
-    session.manner = _with_drafter(manner, drafter, session, options, report)
+    session.decode_config = _with_drafter(decode_config, drafter, session, options, report)
     is_typed = sys.stdin.isatty()
     with own_keys(), line_editing(report.note) if is_typed else nullcontext():
         Chat(
@@ -93,7 +95,7 @@ def chat(arguments: argparse.Namespace) -> int:
 
 
 def profile(arguments: argparse.Namespace) -> int:
-    """Answer one prompt, and show where the time went."""
+    """Request one prompt, and show where the time went."""
     from rich.console import Console
 
     session, generation, _ = _answer(arguments, Reporter(), sys.stdout)
@@ -117,8 +119,8 @@ def mlir(arguments: argparse.Namespace) -> int:
 
 def _answer(
     arguments: argparse.Namespace, report: Reporter, out: TextIO | None
-) -> tuple[Session, Answer, str]:
-    """Answer the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
+) -> tuple[Session, Request, str]:
+    """Request the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
     first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     file = arguments.json_schema
@@ -128,29 +130,35 @@ def _answer(
     if schema is not None:
         grammars = Grammars(checkpoint.tokenizer, checkpoint.config)
         sampler = replace(sampler, grammar=grammars.json(schema))
-    manner, drafter = _manner(arguments, checkpoint, sampler), find_drafter(arguments.draft, checkpoint)
+    decode_config = _decode_config(arguments, checkpoint, sampler)
+    drafter = find_drafter(arguments.draft, checkpoint)
     asked = ask(checkpoint, arguments, options, report.note)
     session = prepare_runtime(checkpoint, asked.options, report)
-    manner = _with_drafter(manner, drafter, session, options, report)
+    decode_config = _with_drafter(decode_config, drafter, session, options, report)
     with stop_on_interrupt() as interrupted:
-        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, manner)
+        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, decode_config)
         text = stream(session.text(generation), out)
     told = [str(generation.figures), generation.ending, session.backend]
-    if generation.passes:
-        told.insert(1, generation.passes.told(len(generation.token_ids)))
+    if passes := _passes(generation):
+        told.insert(1, passes.told(len(generation.token_ids)))
     report.note(" | ".join(told))
     return session, generation, text
 
 
-def _exit_code(generation: Answer) -> int:
+def _exit_code(generation: Request) -> int:
     return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
 
 
-def _record(session: Session, generation: Answer, text: str) -> dict[str, object]:
+def _passes(request: Request) -> Passes | None:
+    """What it took, where that is not a pass for each token."""
+    return request.passes if request.passes.drafted or request.passes.blocks else None
+
+
+def _record(session: Session, generation: Request, text: str) -> dict[str, object]:
     """What --json prints. Times in seconds; tokens_per_s is null where there was no second token, and passes
     where each token took one."""
     figures, reason = generation.figures, generation.finish_reason
-    passes = asdict(generation.passes) if generation.passes else None
+    passes = _passes(generation)
     return {
         "text": text,
         "token_ids": generation.token_ids,
@@ -158,7 +166,7 @@ def _record(session: Session, generation: Answer, text: str) -> dict[str, object
         "finish_reason": reason.value if reason else None,
         "ttft_s": figures.ttft_s,
         "tokens_per_s": figures.tokens_per_s,
-        "passes": passes,
+        "passes": asdict(passes) if passes else None,
         "backend": session.backend,
     }
 
@@ -168,10 +176,10 @@ def _opened(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
 
-def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Sampler) -> Manner:
+def _decode_config(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Sampler) -> DecodeConfig:
     """How answers are made; with drafts by lookup in place of those of a model, which is not there yet.
     UserError for what the model cannot be asked for."""
-    manner = Manner(
+    decode_config = DecodeConfig(
         rule=arguments.rule,
         steps=arguments.steps,
         threshold=arguments.threshold,
@@ -179,9 +187,9 @@ def _manner(arguments: argparse.Namespace, checkpoint: Checkpoint, sampler: Samp
         draft=None if arguments.draft is None else LOOKUP,
     )
     if arguments.draft and checkpoint.config.diffusion:
-        manner = replace(manner, draft=arguments.draft)  # the refusal names what was given
-    manner.maker(checkpoint.config, sampler)
-    return manner
+        decode_config = replace(decode_config, draft=arguments.draft)  # the refusal names what was given
+    decode_config.maker(checkpoint.config, sampler)
+    return decode_config
 
 
 def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
@@ -201,13 +209,17 @@ def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None
 
 
 def _with_drafter(
-    manner: Manner, drafter: Checkpoint | None, session: Session, options: RuntimeOptions, report: Reporter
-) -> Manner:
-    """The manner, with guesses by this model, which is made ready beside the session's."""
+    decode_config: DecodeConfig,
+    drafter: Checkpoint | None,
+    session: Session,
+    options: RuntimeOptions,
+    report: Reporter,
+) -> DecodeConfig:
+    """The decode_config, with guesses by this model, which is made ready beside the session's."""
     if drafter is None:
-        return manner
+        return decode_config
     _, drafting = beside(drafter, session.model.config, options, report)
-    return replace(manner, draft=drafting)
+    return replace(decode_config, draft=drafting)
 
 
 def beside(

@@ -1,7 +1,7 @@
 """`aerie export`: the step of a block diffusion model as one AIR program of fixed shapes.
 
 What it writes: the program's text, its argument table as JSON, and an example in numpy that runs it. Weights
-stay in the checkpoint; the table says where each comes from (docs/static_form.md).
+stay in the checkpoint; the table says where each comes from (docs/how-to/export-static-form.md).
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@
     CHECKOUT/build           in a checkout, also one that is installed as it lies (pip install --editable)
     XDG_CACHE_HOME/aerie     where Aerie was installed; ~/.cache/aerie without that variable
 
-The current folder has no part in it. What lies in there is listed in docs/usage.md, "Where things are kept".
+The current folder has no part in it. docs/how-to/storage.md lists what lies there.
 """
 
 from __future__ import annotations

@@ -22,15 +22,15 @@ def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
     return native if native and native.serves(keys, visible) else None
 
 
-class NewRows:
+class NewKVRows:
     """Keys and values of new tokens on their way into a cache, in C++ where it can be had.
 
-    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `unturned` its keys before
-    RoPE, where the cache has them. `move_to` comes before each step.
+    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `keys_before_rope` is there
+    where the cache has them. `move_to` comes before each step.
     """
 
-    def __init__(self, layers: Layers, unturned: Sequence[BF16Array] = ()) -> None:
-        self._layers, self._unturned, self._place = layers, unturned, Place()
+    def __init__(self, layers: Layers, keys_before_rope: Sequence[BF16Array] = ()) -> None:
+        self._layers, self._unturned, self._place = layers, keys_before_rope, Place()
         self._native = native_attention() if layers[0][0].flags.c_contiguous else None
 
     def move_to(self, position: int, rows: int = 1) -> None:
@@ -51,11 +51,11 @@ class NewRows:
             raise IndexError(f"positions {first}..{last} in a cache of {capacity}")
 
     def works(
-        self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *unturned: BF16Array
+        self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *keys_before_rope: BF16Array
     ) -> list[HostWork]:
         """To keep the first of these rows, (rows, kv_heads * head_dim), which lie in arrays that stay."""
         works = [self._work(self._layers[layer], key_rows, value_rows)]
-        for rows in unturned:
+        for rows in keys_before_rope:
             stored = self._unturned[layer]
             works.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
         return works
@@ -78,12 +78,14 @@ class CacheAttention:
 
     `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
     attention of all heads. `move_to` comes before each token. The form, C++ or numpy, is chosen once, by the
-    positions that the first token attends to. `unturned`: as for NewRows.
+    positions that the first token attends to. `keys_before_rope`: as for NewKVRows.
     """
 
-    def __init__(self, layers: Layers, width: int, visible: Any, unturned: Sequence[BF16Array] = ()) -> None:
+    def __init__(
+        self, layers: Layers, width: int, visible: Any, keys_before_rope: Sequence[BF16Array] = ()
+    ) -> None:
         self.out = np.empty(width, bf16)
-        self._layers, self._rows = layers, NewRows(layers, unturned)
+        self._layers, self._rows = layers, NewKVRows(layers, keys_before_rope)
         self._visible, self._place = visible, Place()
         self._native = _serving(layers[0][0], visible)
         self._threads = knobs.threads() if self._native else 1
@@ -104,8 +106,8 @@ class CacheAttention:
         """To keep new rows, (kv_heads * head_dim,): key, value, and where the cache has it the key before
         RoPE; and to attend with the query, in arrays that stay."""
         keys, values = self._layers[layer]
-        key_row, value_row, *unturned = (row[None] for row in new)
-        keep = self._rows.works(layer, key_row, value_row, *unturned)
+        key_row, value_row, *keys_before_rope = (row[None] for row in new)
+        keep = self._rows.works(layer, key_row, value_row, *keys_before_rope)
         if self._native and query.flags.c_contiguous:
             arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
             return keep, LayerCode(self._native, self._place, self._threads, **arrays).attend()

@@ -61,20 +61,24 @@ class Blocks:
         """Those of the variants, in positions."""
         return sorted({one.context for one in self.variants})
 
+    @property
+    def window_contexts(self) -> Sequence[int]:
+        """Those of windows that several sequences share; none where there are no variants."""
+        return window_contexts(self.contexts) if self.variants else []
+
     def positions(self, context: int) -> int:
         """The most positions of a sequence, for a model of `context` ones."""
         return min(context, self.largest_context or context)
 
-    def plan(self, tokens: int, past: int, capacity: int = 0, anew: bool = True) -> Sequence[Step]:
-        """The steps for `tokens` after `past`, in a cache with room for `capacity` positions so far.
+    def plan(self, tokens: int, past: int, anew: bool = True) -> Sequence[Step]:
+        """The steps for `tokens` after `past`.
 
         anew: whether the past may be computed again (AR == CL). NoVariantError where there is no context for
         them.
         """
         if self.seq_len:
             return plan(tokens, past, [Whole(self.seq_len, self.seq_len)])
-        roomy = (one for one in self.variants if one.context >= capacity)
-        fitting = [one for one in roomy if anew or not past or one.rows < one.context]
+        fitting = [one for one in self.variants if anew or not past or one.rows < one.context]
         return plan(tokens, past, fitting, self.costs)
 
     def tail(self, step: Step, wanted: range) -> Step | None:
@@ -107,10 +111,10 @@ class Blocks:
         if last_only and (tail := self.tail(steps[-1], range(end - 1, end))):
             yield from self.names(tail)[1:]
 
-    def head(self, rows: int) -> str:
+    def head(self, rows: int, decode: str = "") -> str:
         """The LM head for so many rows, which it may take a few at a time: in `rows`, the one that reads its
-        weights least often."""
-        if self.decode == GUIDE:
+        weights least often. decode: of which family; "" for this one."""
+        if (decode or self.decode) == GUIDE:
             return ONE_ROW[-1]
         return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
 
@@ -121,7 +125,7 @@ class Blocks:
 
     @property
     def step_rows(self) -> Sequence[int]:
-        """Rows of the programs that steps of several sequences take (ragged.py)."""
+        """Rows of the programs that steps of several sequences take (executor.py)."""
         return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
 
     @property

@@ -22,9 +22,9 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.errors import PromptError
-from aerie.engine.kv import KVCache, Layers
+from aerie.engine.kv import Layers
 from aerie.engine.numerics import BF16Array, turned
-from aerie.engine.pages import PAGE, Paged, PagePool, PoolFullError
+from aerie.engine.pages import PAGE, KVCache, PagedSequence, PagePool, PoolFullError
 
 Read: TypeAlias = "Callable[[Sequence[int]], KVCache]"
 """Runs tokens that see nothing before them; gives a cache with keys before RoPE."""
@@ -152,14 +152,14 @@ class ChunkRegistry:
             for name, known in self._known.items()
         ]
 
-    def lay(self, chunk: Chunk, sequence: Paged, first: int, end: int) -> None:
+    def lay(self, chunk: Chunk, sequence: PagedSequence, first: int, end: int) -> None:
         """See composing.Part."""
         begin = sequence.length
         sequence.reserve(end - begin)
         to, own = sequence.places(begin, end - begin), slice(begin - first, end - first)
         with self._resident(chunk.name, chunk.known) as layers:
-            for (keys, values), (unturned, held) in zip(self._pool.layers, layers, strict=True):
-                keys[:, to] = turned(unturned[:, own], self._rope[begin:end])
+            for (keys, values), (keys_before_rope, held) in zip(self._pool.layers, layers, strict=True):
+                keys[:, to] = turned(keys_before_rope[:, own], self._rope[begin:end])
                 values[:, to] = held[:, own]
         chunk.known.uses += 1
         sequence.advance(chunk.tokens[own])
@@ -196,8 +196,8 @@ class ChunkRegistry:
         cache = self._read(known.tokens)
         known.reads += 1
         count = len(known.tokens)
-        pairs = zip(cache.unturned, cache.layers, strict=True)
-        layers = [(unturned[:, :count], values[:, :count]) for unturned, (_, values) in pairs]
+        pairs = zip(cache.keys_before_rope, cache.layers, strict=True)
+        layers = [(keys_before_rope[:, :count], values[:, :count]) for keys_before_rope, (_, values) in pairs]
         if self._files:
             self._files.write(name, known.tokens, layers)
         return layers
@@ -239,6 +239,6 @@ class Chunk(NamedTuple):
         """Its ids."""
         return self.known.tokens
 
-    def lay(self, sequence: Paged, first: int, end: int) -> None:
+    def lay(self, sequence: PagedSequence, first: int, end: int) -> None:
         """See composing.Part."""
         self.registry.lay(self, sequence, first, end)

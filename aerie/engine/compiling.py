@@ -18,6 +18,7 @@ from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import STOP, ContextEnd, context_end
 from aerie.engine.costs import StepCosts
+from aerie.engine.decoding import check
 from aerie.engine.errors import ConfigError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
@@ -112,13 +113,11 @@ class RuntimeOptions:
 
     def _shared_blocks(self, config: ModelConfig) -> Blocks:
         """Of several devices."""
-        if self.seq_len is not None or self.decode != ROWS or self.fallback:
-            given = "fallback (FALLBACK)" if self.fallback else f"decode={self.decode!r}"
-            given = "seq_len (SEQ_LEN)" if self.seq_len is not None else given
+        check("devices", Blocks(self.seq_len or 0, decode=self.decode))
+        if self.fallback:
             raise UserError(
-                f"{self.ranks} devices share the passes of the decode family {ROWS}, by programs of variants "
-                f"and without a fallback, and {given} was given: load the model with decode={ROWS!r}, "
-                "without seq_len and fallback, or on one device"
+                f"{self.ranks} devices share a model without a fallback (FALLBACK), as what one has of it is "
+                "of no use without the others; leave it out, or load the model on one device"
             )
         blocks = blocks_of_variants(self.part(config), self.variants, self.decode)
         return replace(blocks, devices=self.ranks)

@@ -7,8 +7,8 @@ A chunk is a text that was read by itself (chunks.py). Three modes say what the 
     block+link-K    as block, but the first K tokens of each chunk are run anew, and see all before them
 
 In the first mode no bit is other than without chunks. In the others keys and values are those of another
-mask: equal to a run of the model with that mask, and not to reading one text. `../docs/chunks.md` says what
-is lost. The first chunk has nothing before it, so it is the same in all of them.
+mask: equal to a run of the model with that mask, and not to reading one text. `docs/how-to/chunks.md` says
+what is lost. The first chunk has nothing before it, so it is the same in all of them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token
-from aerie.engine.pages import Paged
+from aerie.engine.pages import PagedSequence
 
 PREFIX, BLOCK, LINK = "prefix", "block", "block+link-"
 
@@ -40,7 +40,7 @@ class Beginning(Protocol):
     def runs_to(self, length: int) -> int | None:
         """After `length` positions: up to where tokens are run; None for all that come."""
 
-    def lay(self, sequence: Paged) -> int:
+    def lay(self, sequence: PagedSequence) -> int:
         """Give the sequence what is laid after the positions that it has; how many tokens. PoolFullError
         where there are no pages for them."""
 
@@ -55,7 +55,7 @@ class Text:
     def runs_to(self, length: int) -> None:
         """See Beginning."""
 
-    def lay(self, sequence: Paged) -> int:  # noqa: ARG002
+    def lay(self, sequence: PagedSequence) -> int:  # noqa: ARG002
         """Nothing."""
         return 0
 
@@ -89,7 +89,7 @@ class Part(Protocol):
     @property
     def tokens(self) -> Sequence[int]: ...
 
-    def lay(self, sequence: Paged, first: int, end: int) -> None:
+    def lay(self, sequence: PagedSequence, first: int, end: int) -> None:
         """Give the sequence this chunk, which stands from position `first` on, from the positions that it
         has up to `end`. PoolFullError."""
 
@@ -120,7 +120,7 @@ class Composition:
         """See Beginning."""
         return next((laid.begin for laid in self._laid if length < laid.end and laid.begin < laid.end), None)
 
-    def lay(self, sequence: Paged) -> int:
+    def lay(self, sequence: PagedSequence) -> int:
         """See Beginning."""
         before = sequence.length
         for laid in self._laid:

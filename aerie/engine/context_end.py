@@ -28,6 +28,7 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.blocks import Blocks
+from aerie.engine.decoding import check
 from aerie.engine.kv import causal
 
 SINKS = 4
@@ -136,11 +137,7 @@ def context_end(text: str, blocks: Blocks, context: int) -> ContextEnd:
 
 def _check_programs(name: str, blocks: Blocks) -> None:
     """UserError where a prompt's programs cannot go on in a cache of which something is gone."""
-    if blocks.seq_len and name == SINK:
-        raise UserError(
-            "context-end sink hides positions (CONTEXT_END), and the six programs of --seq-len (SEQ_LEN) "
-            "show a token all before it; leave --seq-len out, or give shift"
-        )
+    check(name, blocks)
     if not blocks.seq_len and all(one.rows == one.context for one in blocks.variants):
         raise UserError(
             f"context-end {name} goes on after what the cache holds (CONTEXT_END), and the variants "

@@ -27,4 +27,11 @@ def of_one_answer() -> Iterator[None]:
     except (UserError, *ENDS_ALL):
         raise
     except BaseException as error:
-        raise AnswerError(error) from error
+        raise caused_by(error) from error
+
+
+def caused_by(error: BaseException) -> AnswerError:
+    """That an answer failed in work of its own, by this."""
+    failed = AnswerError(error)
+    failed.__cause__ = error
+    return failed

@@ -38,9 +38,9 @@ TOKEN_BYTES = 1 << 10
 
 @dataclass(frozen=True)
 class Footprint:
-    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; the KV
-    cache of the longest prompt with an answer; the RoPE table on the host; what Python works with; and, where
-    a size was asked for, the pool of many requests, with what is put aside, and all windows on it."""
+    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; pages
+    and window of the longest prompt with an answer; the RoPE table on the host; what Python works with; and,
+    where a size was asked for, the whole pool, with what is put aside, and all windows on it."""
 
     weights: int
     activations: int
@@ -80,13 +80,13 @@ class Needs:
     """What a session is made for.
 
     seq_len: the prompt length of the six programs, 0 where there are variants. names: the programs in use
-    then. positions: of the KV cache. unturned: whether it has keys before RoPE too.
+    then. positions: of the KV cache. keys_before_rope: whether it has keys before RoPE too.
     """
 
     seq_len: int
     names: tuple[str, ...]
     positions: int
-    unturned: bool = False
+    keys_before_rope: bool = False
 
     def __str__(self) -> str:
         return f"prompts of up to {self.seq_len} tokens" if self.seq_len else f"{self.positions} positions"
@@ -107,7 +107,10 @@ def footprint(config: ModelConfig, needs: Needs, copies: int = 1, devices: int =
     plans, layers = needs.plans(config), config.num_hidden_layers
     buffers = _buffers(plans, layers, copies)
     others = _buffers([plan for plan in plans if plan.kind not in HEADS], layers, copies)
-    of_position = (3 if needs.unturned else 2) * config.num_key_value_heads * config.head_dim * bf16.itemsize
+    kinds = (3 if needs.keys_before_rope else 2) + (
+        0 if needs.seq_len else 2
+    )  # in pages, and in the window on them
+    of_position = kinds * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(needs.seq_len, config.max_position_embeddings)
     return Footprint(
         weights=buffers.weights + (devices - 1) * others.weights,
@@ -134,10 +137,10 @@ def _without_cache(plan: ProgramPlan) -> ArgumentTable:
 def needs_of(config: ModelConfig, options: RuntimeOptions) -> Needs:
     """What a session takes that is started so, for the prompt that is known to come and an answer; or, where
     variants are asked for by name, for all of these."""
-    blocks, unturned = options.blocks(config), options.end(config).drops
+    blocks, keys_before_rope = options.blocks(config), options.end(config).drops
     if options.variants:
-        return replace(needs_of_variants(config, blocks), unturned=unturned)
-    return replace(needs_of_prompt(config, blocks, options.prompt_tokens), unturned=unturned)
+        return replace(needs_of_variants(config, blocks), keys_before_rope=keys_before_rope)
+    return replace(needs_of_prompt(config, blocks, options.prompt_tokens), keys_before_rope=keys_before_rope)
 
 
 def needs_of_prompt(config: ModelConfig, blocks: Blocks, tokens: int) -> Needs:
@@ -156,7 +159,9 @@ def needs_of_variants(config: ModelConfig, blocks: Blocks) -> Needs:
 
 def foreseen(config: ModelConfig, options: RuntimeOptions) -> Footprint:
     """What a session started so comes to take: with all variants in use. UnsupportedShapeError."""
-    needs = replace(needs_of_variants(config, options.blocks(config)), unturned=options.end(config).drops)
+    needs = replace(
+        needs_of_variants(config, options.blocks(config)), keys_before_rope=options.end(config).drops
+    )
     return _footprint(config, options, needs, options.backend.access.copies)
 
 

@@ -8,15 +8,15 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from aerie.common.errors import UserError
-from aerie.engine.blocks import ROWS, Blocks
+from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.communication import Alone, Communication
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
 from aerie.engine.devices import Devices
-from aerie.engine.kv import Home, KVCache, MaskRule, OnDevice, OnHost, causal
+from aerie.engine.kv import DeviceKVStorage, MaskRule, causal
 from aerie.engine.numerics import BF16Array, rope_table
+from aerie.engine.pages import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import Step
 from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
 from aerie.engine.tensors import Rows, Tensor
@@ -49,8 +49,8 @@ class LoadedModel:
     `blocks` says how tokens are cut; `supply` is asked for programs before they are run. `embed_table` has
     the rows of (vocab_size, hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all
     bf16; `rope` has a row for every position of the model, and of the padding where that goes beyond.
-    `places` are those of the programs' arguments, `home` is where KV caches lie. `end` is what happens at the
-    end of the largest context, and `mask` what a token sees.
+    `places` are those of the programs' arguments, `home` is where attention's programs read keys and values.
+    `end` is what happens at the end of the largest context, and `mask` what a token sees.
 
     Where several devices share it, `devices` has their parts (sharding.py), which are models as well; what
     else is here is rank 0's, or this process's. `group` is how this one talks to other ranks: a part to the
@@ -64,7 +64,7 @@ class LoadedModel:
     embed_table: Rows
     final_norm: BF16Array
     rope: BF16Array
-    home: Home
+    home: DeviceKVStorage
     places: Places = field(default_factory=lambda: Places((), 0))
     supply: Supply = nothing_missing
     end: ContextEnd = field(default_factory=Stop)
@@ -118,30 +118,31 @@ class LoadedModel:
         """The most tokens that can be prefilled."""
         return min(self.seq_len or self.positions, self.positions)
 
-    def plan(self, tokens: int, past: int, capacity: int = 0) -> list[Step]:
-        """The steps for `tokens` after `past`, in a cache with room for `capacity` positions so far.
+    def plan(self, tokens: int, past: int) -> list[Step]:
+        """The steps for `tokens` after `past`.
 
         Where the end makes room, they go on from what is left then. NoVariantError.
         """
         steps: list[Step] = []
         for before, count in parts(self.end, self.positions, tokens, past):
-            steps += self.blocks.plan(count, before, capacity, anew=not self.end.drops)
-            capacity = max(capacity, before + count)
+            steps += self.blocks.plan(count, before, anew=not self.end.drops)
         return steps
 
-    def make_room(self, cache: KVCache) -> None:
-        """Drop what the end says of a cache that is full."""
-        if self.end.drops and cache.length >= self.positions:
+    def make_room(self, sequence: PagedSequence) -> None:
+        """Drop what the end says of a sequence that fills the largest context."""
+        if self.end.drops and sequence.length >= self.positions:
             with self.host_timer("context end"):
-                cache.drop(self.end.gone(cache.length), self.rope)
+                sequence.drop(self.end.gone(sequence.length), self.rope)
 
-    def new_cache(self, positions: int) -> KVCache:
-        """An empty KV cache for `positions` tokens, or for the whole context where that is less.
+    def new_pool(self, pages: int, first_key: bytes = b"", spare: int = 0) -> PagePool:
+        """A pool for sequences of this model; see PagePool."""
+        return PagePool(self.stored, pages, first_key, spare, with_unturned=self.end.drops)
 
-        With variants it begins in the smallest context, and grows as it is filled.
-        """
-        room = 1 if self.blocks.variants else min(positions, self.config.context)
-        return KVCache(self.home, room, with_unturned=self.end.drops)
+    def new_cache(self, positions: int, with_unturned: bool = False) -> KVCache:
+        """An empty KV cache for whoever runs tokens by hand: for `positions` tokens, or, with variants, for
+        as many as there are."""
+        room = self.positions if self.blocks.variants else min(positions, self.config.context)
+        return KVCache(self.stored, room, with_unturned=with_unturned or self.end.drops)
 
 
 def assemble(
@@ -165,7 +166,7 @@ def assemble(
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
         rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
-        home=OnDevice(config, [runner], blocks.contexts) if blocks.variants else OnHost(config),
+        home=DeviceKVStorage(config, [runner], blocks.window_contexts),
         places=Places((), 0) if places is None else places,
         supply=supply,
         end=end,
@@ -174,25 +175,8 @@ def assemble(
     )
 
 
-def for_many(model: LoadedModel, decode: str) -> LoadedModel:
-    """The same model in a family of decode, for many requests and for chunks. UserError where it has no
-    variants, or drops positions at the end of the context."""
-    if not model.blocks.variants or model.end.drops:
-        given = f"seq_len={model.seq_len}" if model.seq_len else f"context_end={model.end}"
-        raise UserError(
-            "several requests, and chunks, share passes through the programs of variants, where nothing is "
-            f"dropped at the end of the context; this model was loaded with {given}: load it without that"
-        )
-    if model.config.diffusion and decode != ROWS:
-        raise UserError(
-            f"this model fills in blocks, by passes of the decode family {ROWS!r}, and {decode!r} was asked "
-            "for: leave it out"
-        )
-    if model.blocks.devices > 1 and decode != ROWS:
-        raise UserError(
-            f"{model.blocks.devices} devices share the passes of the decode family {ROWS!r}, and {decode!r} "
-            "was asked for: leave it out, or load the model on one device"
-        )
+def decoding_in(model: LoadedModel, decode: str) -> LoadedModel:
+    """The same model in a family of decode, whose programs are there then."""
     blocks = replace(model.blocks, decode=decode)
     model.supply(blocks.of_a_token)
     return replace(model, blocks=blocks)
@@ -246,7 +230,7 @@ def shared_out(
         shared = replace(whole, devices=Devices(parts, names, groups), group=groups[0])
     else:
         shared = replace(whole, devices=Devices(parts, names, groups, begin))
-    return replace(shared, home=OnDevice(shared.stored, shared.runners, whole.blocks.contexts))
+    return replace(shared, home=DeviceKVStorage(shared.stored, shared.runners, whole.blocks.window_contexts))
 
 
 class LayerWeights(Protocol):

@@ -5,6 +5,9 @@ common; whoever writes into a shared page gets a copy of its own first. A page t
 key: a hash of its tokens and of the key of the page before it, so a key stands for all that came before, and
 the first one is made from what the bits of keys and values depend on (Session's `made_by`).
 
+Where positions may be dropped (context_end.py), pages have keys before RoPE as well: those that move are
+turned anew from them.
+
 A page that nobody holds is free, and keeps what it has until it is taken for something else, the one that
 was let go longest ago first: free pages are the cache of prefixes.
 
@@ -15,12 +18,13 @@ positions, are those of vLLM and FlashInfer.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import mmap
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Sequence
 from numbers import Integral
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +33,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
 from aerie.engine.kv import Layers
-from aerie.engine.numerics import BF16Array, bf16
+from aerie.engine.numerics import BF16Array, bf16, turned
 
 PAGE = 64
 """Positions of a page: a K/V tile of attention, or two of them where heads are wide."""
@@ -101,6 +105,10 @@ class PageManager:
         """Whether more than one holds it."""
         return self._holders[page] > 1
 
+    def is_private(self, page: int) -> bool:
+        """Whether one alone holds it, and nobody finds it."""
+        return self._holders[page] == 1 and page not in self._keys
+
     def overwrite(self, pages: Sequence[int]) -> None:
         """What these have is not found any more, as others are written there."""
         for page in pages:
@@ -134,6 +142,11 @@ class PageManager:
         for page in [self._by_key[key] for key in keys if key in self._by_key]:
             self._forget(page)
 
+    def forget_all(self) -> None:
+        """Nothing is found any more."""
+        self._keys.clear()
+        self._by_key.clear()
+
     def check(self) -> None:
         """AssertionError where the books do not agree with each other."""
         held = [page for page, holders in enumerate(self._holders) if holders]
@@ -150,22 +163,31 @@ class PagePool:
     page p has the positions from p * PAGE on.
 
     first_key: what the bits of keys and values depend on, beside the tokens. spare: so many places more,
-    behind the pages, for what is put aside (Paged.put_aside); they are no part of the pool's pages.
+    behind the pages, for what is put aside (Sequence.swap_out); they are no part of the pool's pages.
+    with_unturned: `keys_before_rope` has each layer's keys before RoPE, in the same places; else it is empty.
     """
 
-    def __init__(self, config: ModelConfig, pages: int, first_key: bytes, spare: int = 0) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        first_key: bytes = b"",
+        spare: int = 0,
+        with_unturned: bool = False,
+    ) -> None:
         self.manager, self.spare, self.first_key = PageManager(pages), PageManager(spare), first_key
         places = (pages + spare) * PAGE
         shape = (config.num_hidden_layers, config.num_key_value_heads, places, config.head_dim)
-        self._arrays = _zeros(shape), _zeros(shape)
-        self.layers: Layers = list(zip(*self._arrays, strict=True))
-        self._left: list[Paged] = []
+        self._arrays = [_zeros(shape) for _ in range(3 if with_unturned else 2)]
+        self.layers: Layers = list(zip(*self._arrays[:2], strict=True))
+        self.keys_before_rope: Sequence[BF16Array] = list(self._arrays[2]) if with_unturned else []
+        self._left: list[PagedSequence] = []
 
     @property
     def nbytes(self) -> int:
         return sum(array.nbytes for array in self._arrays)
 
-    def leave(self, sequence: Paged) -> None:
+    def leave(self, sequence: PagedSequence) -> None:
         """A sequence is not used any more. May come from any thread, at any moment."""
         self._left.append(sequence)
 
@@ -218,7 +240,7 @@ def pool_bytes(config: ModelConfig, pages: int) -> int:
 
 def pages_for(config: ModelConfig, positions: int | None, sequences: int, available: int | None) -> int:
     """How many pages a pool has: for so many positions; or, where nobody says, for as many sequences of the
-    model's context, but in a quarter of the memory that is available, in bytes, at most.
+    model's context, but in a quarter of the memory that is available, in bytes, at most, or for one sequence.
 
     UserError for fewer positions than a page.
     """
@@ -226,28 +248,43 @@ def pages_for(config: ModelConfig, positions: int | None, sequences: int, availa
         raise UserError(f"kv_pool is {positions} positions, and a page has {PAGE}; give {PAGE} or more")
     if positions is not None:
         return positions // PAGE
-    wanted = sequences * -(-config.context // PAGE)
-    return wanted if available is None else max(1, min(wanted, available // 4 // page_bytes(config)))
+    least = -(-config.context // PAGE)
+    wanted = sequences * least
+    return wanted if available is None else max(least, min(wanted, available // 4 // page_bytes(config)))
 
 
-class Paged:
-    """A sequence of tokens, and the pages that have their keys and values.
+class PagedSequence:
+    """A sequence of tokens, and the pages that have their keys and values: its block table.
 
     A step reserves room, writes at `places`, and then calls `advance` with its tokens; what is written beyond
     `length` is never looked at. `token_ids` has the token of each position. `key` is what its keys and
     values depend on beside its tokens and what the pool says; None where that is nothing.
+
+    `in_blocks` is how many positions, from the first on, were made by blocks of rows: what these hold depends
+    on their tokens alone. `dropped` is how many tokens were dropped at the end of the context, and `seen` how
+    many went in. `gathered` is how many positions lie in the window as they are here (windows.py).
     """
 
     def __init__(self, pool: PagePool, key: bytes | None = None) -> None:
         self.pool, self.pages, self.token_ids = pool, list[int](), list[Token]()
         self._first_key = pool.first_key if key is None else pool.key_of(key)
         self._keys: list[bytes] = []
-        self._by_blocks = True
+        self._in_blocks = self.dropped = self.gathered = 0
 
     @property
     def length(self) -> int:
         """The positions that are held."""
         return len(self.token_ids)
+
+    @property
+    def seen(self) -> int:
+        """See the class."""
+        return len(self.token_ids) + self.dropped
+
+    @property
+    def in_blocks(self) -> int:
+        """See the class."""
+        return min(self._in_blocks, len(self.token_ids))
 
     def begin(self, tokens: Sequence[Token]) -> int:
         """Take the pages that are known of these tokens, the last of which always runs; how many tokens that
@@ -255,93 +292,217 @@ class Paged:
         self.pages = self.pool.manager.find(self.pool.keys(tokens[:-1], self._first_key))
         self.token_ids = list(tokens[: len(self.pages) * PAGE])
         self._keys = [*self.pool.keys(self.token_ids, self._first_key)]
+        self._in_blocks = self.length
         return self.length
+
+    def in_common(self, tokens: Sequence[Token]) -> int:
+        """How many of its positions are of use for a sequence of these tokens, the last of which always runs.
+
+        Tokens that GEMVs decoded are no part of it, so that no answer depends on the one before; nor is what
+        came after dropped tokens, which it has seen.
+        """
+        pairs = zip(self.token_ids[: self.in_blocks], tokens[:-1], strict=False)
+        return sum(1 for _ in itertools.takewhile(_is_same_id, pairs))
 
     def missing(self, count: int) -> int:
         """Pages that `reserve` would take for so many more tokens."""
         more = -(-(self.length + count) // PAGE) - len(self.pages)
-        return max(0, more) + len(self._shared())
+        return max(0, more) + len(self._shared(self.length))
 
     def reserve(self, count: int) -> None:
         """Have room to write so many more tokens, in pages that nobody else holds. PoolFullError, which
         leaves all as it was."""
-        shared = self._shared()
-        taken = self.pool.manager.take(self.missing(count))
+        last = self.length // PAGE
+        if (self.length + count - 1) // PAGE < len(self.pages) and self._is_own(last):
+            return
+        self._write_from(self.length, self.missing(count))
+
+    def _is_own(self, first: int) -> bool:
+        """Whether nobody else holds its pages from the first of these on, nor can find them."""
+        return all(self.pool.manager.is_private(page) for page in self.pages[first:])
+
+    def _write_from(self, position: int, needed: int) -> None:
+        """Have pages of its own from this position on, and more, `needed` of which have to be taken."""
+        shared = self._shared(position)
+        taken = self.pool.manager.take(needed)
         for page in shared:
             to = taken.pop()
             self.pool.copy(page, to)
             self.pages[self.pages.index(page)] = to
         self.pool.manager.release(shared)
         self.pages += taken
-        self.pool.manager.overwrite(self.pages[self.length // PAGE :])
+        self.pool.manager.overwrite(self.pages[position // PAGE :])
 
-    def _shared(self) -> list[int]:
-        """Pages that are to be written to, and that others hold too."""
-        return [page for page in self.pages[self.length // PAGE :] if self.pool.manager.is_shared(page)]
+    def _shared(self, position: int) -> list[int]:
+        """Pages from this position on that others hold too."""
+        return [page for page in self.pages[position // PAGE :] if self.pool.manager.is_shared(page)]
 
     def places(self, first: int, count: int) -> NDArray[np.int64]:
         """Where in the pool the positions from `first` on are, (count,)."""
-        positions = np.arange(first, first + count)
+        return self._places_of(np.arange(first, first + count))
+
+    def _places_of(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array(self.pages, np.int64)[positions // PAGE] * PAGE + positions % PAGE
 
-    def advance(self, tokens: Sequence[Token], by_blocks: bool = True) -> None:
+    def index(self, positions: slice | NDArray[np.int64]) -> slice | NDArray[np.int64]:
+        """Where in the pool these positions are: a run of places where they are one."""
+        pages = self.pages
+        if not isinstance(positions, slice):
+            return self._places_of(positions)
+        first, stop, _ = positions.indices(len(pages) * PAGE)
+        if pages == [*range(pages[0], pages[0] + len(pages))]:
+            return slice(pages[0] * PAGE + first, pages[0] * PAGE + stop)
+        return self.places(first, stop - first)
+
+    def advance(self, tokens: Sequence[Token], in_blocks: bool = True) -> None:
         """Count these tokens as held; pages that are full now may be found by others, unless tokens in them
-        or before them were decoded in another way than by blocks, which gives other bits."""
+        or before them were made in another way than by blocks, which gives other bits."""
+        if in_blocks and self._in_blocks >= self.length:
+            self._in_blocks = self.length + len(tokens)
+        else:
+            self._in_blocks = self.in_blocks
         self.token_ids += tokens
-        self._by_blocks = self._by_blocks and by_blocks
-        if not self._by_blocks:
-            return
+        if self._in_blocks // PAGE > len(self._keys):
+            self._publish()
+
+    def _publish(self) -> None:
         before = self._keys[-1] if self._keys else self._first_key
-        for key in self.pool.keys(self.token_ids[len(self._keys) * PAGE :], before):
+        for key in self.pool.keys(self.token_ids[len(self._keys) * PAGE : self._in_blocks], before):
             self.pool.manager.publish(self.pages[len(self._keys)], key)
             self._keys.append(key)
 
     def go_back(self, length: int) -> None:
         """Hold the first `length` positions alone."""
-        del self.token_ids[length:]
+        self._cut(length)
+        self._release_beyond(length)
+
+    def _cut(self, length: int) -> None:
+        del self.token_ids[length:], self._keys[length // PAGE :]
+        self._in_blocks, self.gathered = min(self._in_blocks, length), min(self.gathered, length)
+
+    def _release_beyond(self, length: int) -> None:
         kept = -(-length // PAGE)
         self.pool.manager.release(self.pages[kept:])
-        del self.pages[kept:], self._keys[length // PAGE :]
+        del self.pages[kept:]
 
-    def fork(self) -> Paged:
+    def missing_to_drop(self, gone: range) -> int:
+        """Pages that `drop` would take."""
+        return len(self._shared(gone.start))
+
+    def drop(self, gone: range, rope: BF16Array) -> None:
+        """Forget the positions `gone`: those after them move down, and their keys are turned by their new
+        rows of `rope`, (positions, head_dim).
+
+        PoolFullError leaves all as it was. What another exception leaves halfway is what was held before
+        `gone`.
+        """
+        self._write_from(gone.start, self.missing_to_drop(gone))
+        tokens = self.token_ids[:]
+        stay = len(tokens) - gone.stop
+        source, to = self.places(gone.stop, stay), self.places(gone.start, stay)
+        self._cut(gone.start)
+        for (keys, values), keys_before_rope in zip(
+            self.pool.layers, self.pool.keys_before_rope, strict=True
+        ):
+            for each in (keys_before_rope, values):
+                each[:, to] = each[:, source]
+            keys[:, to] = turned(keys_before_rope[:, to], rope[gone.start : gone.start + stay])
+        self.token_ids += tokens[gone.stop :]
+        self.dropped += len(gone)
+        self._release_beyond(self.length)
+
+    def fork(self) -> PagedSequence:
         """Another that begins as this one; the pages are shared until one writes."""
-        other = Paged(self.pool)
-        other._first_key, other._by_blocks = self._first_key, self._by_blocks
+        other = PagedSequence(self.pool)
+        other._first_key, other._in_blocks, other.dropped = self._first_key, self.in_blocks, self.dropped
         self.pool.manager.hold(self.pages)
         other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
         return other
 
-    def put_aside(self) -> Aside:
+    def swap_out(self) -> SwappedSequence:
         """A copy of what is held, behind the pool's pages. PoolFullError where there is no room."""
         pages = self.pages[: -(-self.length // PAGE)]
         places = self.pool.spare.take(len(pages))
         for page, place in zip(pages, places, strict=True):
             self.pool.copy(page, self.pool.manager.pages + place)
-        return Aside(self.pool, self.token_ids[:], places, len(self._keys) * PAGE, self._by_blocks)
+        return SwappedSequence(self.pool, self.token_ids[:], places, self.in_blocks, self.dropped)
 
     def release(self) -> None:
         """Hold nothing any more. What is full can be found until its pages are taken."""
         self.go_back(0)
 
 
-class Aside(NamedTuple):
-    """What a sequence held: its tokens, and the places behind the pool's pages that have a copy. Of its
-    tokens `published` were in pages that others may find; `by_blocks` as for Paged.advance."""
+def _is_same_id(tokens: tuple[Token, Token]) -> bool:
+    """An embedding is compared with nothing."""
+    return all(isinstance(one, Integral) for one in tokens) and bool(tokens[0] == tokens[1])
+
+
+class SwappedSequence(NamedTuple):
+    """What a sequence held: its tokens, and the places behind the pool's pages that have a copy; `in_blocks`
+    and `dropped` as it had them."""
 
     pool: PagePool
     token_ids: list[Token]
     places: list[int]
-    published: int
-    by_blocks: bool
+    in_blocks: int
+    dropped: int
 
-    def put_back(self, sequence: Paged) -> None:
+    @property
+    def findable(self) -> Sequence[Token]:
+        """Those of its tokens that others may have published, and one more."""
+        return [*self.token_ids[: self.in_blocks], 0]
+
+    def swap_in(self, sequence: PagedSequence) -> None:
         """Have a sequence hold it, which has the pages for it and may hold the first of it already."""
         for number in range(sequence.length // PAGE, len(self.places)):
             self.pool.copy(self.pool.manager.pages + self.places[number], sequence.pages[number])
-        sequence.advance(self.token_ids[sequence.length : self.published])
-        sequence.advance(self.token_ids[sequence.length :], self.by_blocks)
+        sequence.advance(self.token_ids[sequence.length : self.in_blocks])
+        sequence.advance(self.token_ids[sequence.length :], in_blocks=False)
+        sequence.dropped = self.dropped
         self.release()
 
     def release(self) -> None:
         """It is not needed any more."""
         self.pool.spare.release(self.places)
+
+
+class KVCache(PagedSequence):
+    """A sequence with all pages of a pool of its own, for whoever runs tokens by hand (forward.py): its
+    position p lies at place p.
+
+    `executor` is what runs it, kept here by whoever does.
+    """
+
+    def __init__(self, config: ModelConfig, positions: int, with_unturned: bool = False) -> None:
+        super().__init__(PagePool(config, -(-positions // PAGE), with_unturned=with_unturned))
+        self.pages = self.pool.manager.take(self.pool.manager.pages)
+        self.executor: Any = None
+
+    @property
+    def length(self) -> int:
+        """The positions that are held. Setting it to less goes back."""
+        return len(self.token_ids)
+
+    @length.setter
+    def length(self, positions: int) -> None:
+        if not 0 <= positions <= self.length:
+            raise IndexError(f"a cache of {self.length} positions cannot go back to {positions}")
+        self.go_back(positions)
+
+    @property
+    def layers(self) -> Layers:
+        """Keys and values of each layer, (kv_heads, capacity, head_dim)."""
+        return self.pool.layers
+
+    @property
+    def keys_before_rope(self) -> Sequence[BF16Array]:
+        """Keys before RoPE of each layer, where it has them."""
+        return self.pool.keys_before_rope
+
+    @property
+    def capacity(self) -> int:
+        """The positions that there is room for."""
+        return len(self.pages) * PAGE
+
+    def _release_beyond(self, length: int) -> None:
+        """All pages stay."""

@@ -1,93 +1,39 @@
-"""The ways of tokens through all layers: a step of several on blocks of rows; one token so, or by GEMVs."""
+"""The ways of tokens through all layers: those of a step in blocks of rows; one by GEMVs, with attention on
+the host."""
 
 from __future__ import annotations
 
 import itertools
 import time
-import zlib
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from functools import partial
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.attention import CacheAttention, NewRows
-from aerie.engine.communication import add_up, check_alike
+from aerie.engine.attention import CacheAttention, NewKVRows
+from aerie.engine.communication import add_up
 from aerie.engine.costs import StepCosts
-from aerie.engine.kv import KVCache, Layers, mask_words
+from aerie.engine.kv import Layers
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
+from aerie.engine.pages import PagePool
 from aerie.engine.planner import Step
 from aerie.engine.programs import CACHE, buffer_set, with_unturned_keys
+from aerie.kernel_builder.arguments import bit_words
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
 Arrays = dict[str, NDArray[Any]]
 Ran: TypeAlias = "Callable[[str], None]"
+"""Is told the kind of every program that has run."""
 ROPE_ROWS, MASK = "rope_rows", "mask"
 """What programs of blocks are given of the positions of their rows."""
 
 
-class BlockPass:
-    """A step's tokens on their way through all layers; keys and values go to the cache.
-
-    A row of the result depends on its own token and on what it sees, not on the step: not on how many rows it
-    has, nor on the context. The host writes keys and values into the cache; all else stays on the device. Of
-    the last layer only the rows that are wanted are computed, by the programs of fewest rows. `ran` is told
-    the kind of every program that has run.
-    """
-
-    def __init__(self, model: LoadedModel, step: Step, cache: KVCache, ran: Callable[[str], None]) -> None:
-        self._model, self._step, self._cache, self._ran = model, step, cache, ran
-        self._last = model.config.num_hidden_layers - 1
-        if model.blocks.variants:
-            cache.reserve(step.context)
-
-    def __call__(self, x: BF16Array, wanted: range) -> BF16Array:
-        """The last layer's output for those tokens of the step that are `wanted`, (len(wanted), hidden_size).
-
-        x: their embeddings, (n_process, hidden_size). With none wanted, the last layer gives keys and values
-        alone (DECODER_PREFILL).
-        """
-        check_alike(self._model.group, zlib.crc32(repr(self._step).encode(), zlib.crc32(x.tobytes())))
-        return self._model.each(lambda part: self._on(part, x, wanted))
-
-    def _on(self, part: LoadedModel, x: BF16Array, wanted: range) -> BF16Array:
-        """The same on a device that has the model, or a part of it."""
-        ran = self._ran if part.part == 0 else None
-        rows = self._rows(part, self._step, ran)
-        x = rows.padded(x)
-        for layer in range(self._last):
-            x = rows.attend(layer, x, rows.project(layer, x, self._keep))
-        projected = rows.project(self._last, x, self._keep, on_device=())
-        if not wanted:
-            return x[:0].copy()
-        if tail := part.blocks.tail(self._step, wanted):
-            rows = self._rows(part, tail, ran)
-            x, queries = (rows.padded(_cut(each, wanted)) for each in (x, projected["q_roped"]))
-            projected, wanted = {"q_roped": queries}, range(len(wanted))
-        return _cut(rows.attend(self._last, x, projected), wanted).copy()
-
-    def _rows(self, part: LoadedModel, step: Step, ran: Ran | None) -> BlockCalls:
-        # With fewer tokens, rows of zeros may be left out, and cost less.
-        is_timed = step.n_process == step.variant and part.blocks.devices == 1
-        calls = AtOnce(part, ran, part.blocks.costs if is_timed else None)
-        rows = BlockCalls(part, step, self._cache, calls, bool(self._cache.unturned))
-        rows.move_to(step)
-        return rows
-
-    def _keep(self, layer: int, *new: BF16Array) -> list[HostWork]:
-        first, count = self._step.new_idx, self._step.n_process
-        return [HostWork(lambda: self._cache.write(layer, first, *(rows[:count] for rows in new)))]
-
-
-def _cut(array: NDArray[Any], rows: range) -> NDArray[Any]:
-    return array[rows.start : rows.stop]
-
-
 class Calls(Protocol):
-    """What takes the steps of a pass: a Recording notes them, AtOnce takes them."""
+    """What takes the steps of a pass: a Recording notes them, ImmediateCalls takes them."""
 
     def run(
         self,
@@ -108,8 +54,8 @@ Keep: TypeAlias = "Callable[..., list[HostWork]]"
 kv_heads * head_dim): to store those of the step's tokens."""
 
 
-class Laid(Protocol):
-    """Where keys and values lie that programs of blocks attend to, as in kv.Room."""
+class KVLayout(Protocol):
+    """Where keys and values lie that programs of blocks attend to, as in kv.KVBuffers."""
 
     @property
     def layers(self) -> Layers: ...
@@ -118,12 +64,12 @@ class Laid(Protocol):
     def slot(self) -> str: ...
 
 
-class BlockCalls:
+class LayerCalls:
     """The programs that take blocks of a variant's rows through the layers, called or noted by `calls`; and
     what they are given beside activations, in arrays that stay: the same in every layer of a step."""
 
     def __init__(
-        self, model: LoadedModel, step: Step, laid: Laid, calls: Calls, with_unturned: bool = False
+        self, model: LoadedModel, step: Step, laid: KVLayout, calls: Calls, with_unturned: bool = False
     ) -> None:
         self._model, self._layers, self._slot, self._calls = model, laid.layers, laid.slot, calls
         self._with_unturned = with_unturned
@@ -138,21 +84,13 @@ class BlockCalls:
             if argument.name in (ROPE_ROWS, MASK)
         }
 
-    def move_to(self, step: Step) -> None:
-        """The next step that is taken, of this variant."""
-        model, first = self._model, step.new_idx
-        words = np.empty(0, np.int32)
-        if MASK in self._inputs:
-            words = mask_words(model.mask, first, step.n_process, self._width, self._context)
-        self.stand(np.minimum(first + np.arange(self._width), len(model.rope) - 1), words)
-
-    def stand(self, positions: NDArray[np.intp], words: NDArray[np.int32]) -> None:
-        """The rows have these positions in their sequences, (rows,), and see what these words of a mask say
-        (mask_words)."""
+    def stand(self, positions: NDArray[np.int64], seen: NDArray[np.bool_]) -> None:
+        """The rows have these positions in their sequences, (rows,), and see this of the cache, (rows,
+        context)."""
         if ROPE_ROWS in self._inputs:
             self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
         if MASK in self._inputs:
-            self._inputs[MASK][...] = words
+            self._inputs[MASK][...] = bit_words(seen)
 
     def project(
         self, layer: int, x: BF16Array, keep: Keep, on_device: Collection[str] = ("q_roped",)
@@ -160,9 +98,9 @@ class BlockCalls:
         """Queries, keys and values of a layer: the latter two are in the cache then."""
         program = self._programs[self._names[0]]
         key, given = buffer_set(program, layer), self._given(program)
-        unturned, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
+        keys_before_rope, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
         made = self._calls.run(program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **given)
-        new = [made["k_roped"], made["v"], *([made.pop(unturned)] if unturned else [])]
+        new = [made["k_roped"], made["v"], *([made.pop(keys_before_rope)] if keys_before_rope else [])]
         for work in keep(self._model.at(layer), *new):
             self._calls.host("KV cache write", work)
         return made
@@ -211,51 +149,111 @@ class BlockCalls:
         return padded
 
 
-class RowPass:
-    """A token's way through all layers as a step of the family `rows`, on arrays that stay in place: the
-    calls of a BlockPass, noted once and repeated for every token."""
+class RowsPass:
+    """A step's tokens on their way through all layers, of one sequence or of several: noted once and
+    repeated, or taken at once.
 
-    def __init__(self, model: LoadedModel, step: Step, cache: KVCache, recording: Recording) -> None:
-        self._model, self._kind, self._recording = model, step[:2], recording
-        self._x = np.zeros((step.variant, model.config.hidden_size), bf16)
-        self._new = NewRows(cache.layers, cache.unturned)
-        self._rows = BlockCalls(model, step, cache, recording, bool(cache.unturned))
-        x = self._x
-        for layer in range(model.config.num_hidden_layers):
-            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._new.works))
-        self._recorded = x
+    A row of the result depends on its own token and on what it sees, not on the step: not on how many rows it
+    has, nor on the context. The host writes keys and values into the window and the pool; all else stays on
+    the device. step: of the variant whose programs are called. recording: where the calls are noted; None:
+    `calls` takes them at once.
+    """
 
-    def serves(self, model: LoadedModel, step: Step) -> bool:
-        """Whether it is this model's, of this step's variant, and its buffers are there still."""
-        return model is self._model and step[:2] == self._kind and self._recording.is_current
+    def __init__(
+        self, model: LoadedModel, step: Step, window: KVLayout, pool: PagePool, calls: Calls
+    ) -> None:
+        self._model, self._window, self._calls = model, window, calls
+        self._recording = calls if isinstance(calls, Recording) else None
+        self._to_window = NewKVRows(window.layers) if window.layers else None
+        self._to_pool = NewKVRows(pool.layers, pool.keys_before_rope)
+        self._rows = LayerCalls(model, step, window, calls, bool(pool.keys_before_rope))
+        self._last = model.config.num_hidden_layers - 1
+        self._width = step.variant
+        if self._recording:
+            self._x = np.zeros((step.variant, model.config.hidden_size), bf16)
+            self._out = self._layers(self._x, self._last + 1)
 
-    def __call__(self, token_id: int, step: Step) -> BF16Array:
-        """The last layer's output, (hidden_size,), for a token, the only one of its step."""
-        with self._model.host_timer("embedding"):
-            self._x[0] = self._model.embed_table[token_id]
-            self._rows.move_to(step)
-        self._new.move_to(step.new_idx)
+    @property
+    def is_current(self) -> bool:
+        """Whether the buffers that its calls were noted for are there still."""
+        return self._recording is not None and self._recording.is_current
+
+    def __call__(self, x: BF16Array, rows: BatchLayout, tail: Step | None = None) -> BF16Array:
+        """The last layer's output for the wanted rows, (wanted, hidden_size).
+
+        x: embeddings, (tokens, hidden_size). tail: of the programs that compute of the last layer what is
+        wanted alone; None where those of the step do. With none wanted, the last layer gives keys and values
+        alone (DECODER_PREFILL).
+        """
+        if self._to_window:
+            self._to_window.move_apart(rows.to_window)
+        self._to_pool.move_apart(rows.to_pool)
+        self._rows.stand(rows.positions, rows.seen)
+        if self._recording is None:
+            return self._at_once(x, rows, tail)
+        self._x[: len(x)], self._x[len(x) :] = x, 0
         self._recording()
-        row: BF16Array = self._recorded[0].copy()  # of a buffer that the next token overwrites
-        return row
+        return self._out[rows.wanted]
+
+    def _layers(self, x: BF16Array, count: int) -> BF16Array:
+        for layer in range(count):
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._keep))
+        return x
+
+    def _keep(self, layer: int, *new: BF16Array) -> list[HostWork]:
+        to_window = self._to_window.works(layer, *new[:2]) if self._to_window else []
+        return [*to_window, *self._to_pool.works(layer, *new)]
+
+    def _at_once(self, x: BF16Array, rows: BatchLayout, tail: Step | None) -> BF16Array:
+        x = self._layers(self._rows.padded(x), self._last)
+        projected = self._rows.project(self._last, x, self._keep, on_device=())
+        if not len(rows.wanted):
+            return x[:0].copy()
+        if tail is None:
+            return self._rows.attend(self._last, x, projected)[rows.wanted]
+        few = LayerCalls(self._model, tail, self._window, self._calls)
+        some = rows.some(tail.variant)
+        few.stand(some.positions, some.seen)
+        x, queries = (few.padded(each[rows.wanted]) for each in (x, projected["q_roped"]))
+        return few.attend(self._last, x, {"q_roped": queries})[: len(rows.wanted)].copy()
+
+
+class BatchLayout(NamedTuple):
+    """Where the rows of a step stand.
+
+    positions: in their sequences, (rows,), 0 for padding. seen: what each sees of the window, (rows, context)
+    bool. to_window, to_pool: where keys and values go, of each row that is no padding. wanted: the rows whose
+    results are.
+    """
+
+    positions: NDArray[np.int64]
+    seen: NDArray[np.bool_]
+    to_window: NDArray[np.int64]
+    to_pool: NDArray[np.int64]
+    wanted: NDArray[np.int64]
+
+    def some(self, width: int) -> BatchLayout:
+        """Of the wanted rows alone, filled up to so many."""
+        positions, seen = np.zeros(width, np.int64), np.zeros((width, self.seen.shape[1]), bool)
+        count = len(self.wanted)
+        positions[:count], seen[:count] = self.positions[self.wanted], self.seen[self.wanted]
+        return BatchLayout(positions, seen, self.to_window[:0], self.to_pool[:0], np.arange(count))
 
 
 class TokenPass:
     """A token's way through all layers, on arrays that stay in place from token to token.
 
     Where the model's runner records calls, they are noted once and repeated for every token; else they are
-    made layer by layer. layers, unturned: as for CacheAttention.
+    made layer by layer. pool: where keys and values lie. visible: as for `__call__`.
     """
 
-    def __init__(
-        self, model: LoadedModel, layers: Layers, visible: Any, unturned: Sequence[BF16Array] = ()
-    ) -> None:
+    def __init__(self, model: LoadedModel, pool: PagePool, visible: Any) -> None:
         config = model.config
-        self._model, self._with_unturned = model, bool(unturned)
+        self._model, self._with_unturned = model, bool(pool.keys_before_rope)
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_row = np.empty_like(model.rope[0])
         width = config.num_attention_heads * config.head_dim
-        self._attention = CacheAttention(layers, width, visible, unturned)
+        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope)
         self._recording = model.runner.record()
         if self._recording:
             self._recorded = self._layers(self._recording)
@@ -265,15 +263,15 @@ class TokenPass:
         is_current = self._recording is None or self._recording.is_current
         return model is self._model and is_current and self._attention.serves(visible)
 
-    def __call__(self, token_id: int, position: int, visible: Any, place: int | None = None) -> BF16Array:
-        """The last layer's output, (hidden_size,), for a token at a position, which is also its place among
-        the layers' keys and values unless that is given."""
+    def __call__(self, token_id: int, position: int, place: int, visible: Any) -> BF16Array:
+        """The last layer's output, (hidden_size,), for a token at a position of its sequence. Its keys and
+        values go to this place of the pool, and it sees the places that `visible` picks."""
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
             self._rope_row[...] = self._model.rope[position]
-        self._attention.move_to(position if place is None else place, visible)
+        self._attention.move_to(place, visible)
         if self._recording is None:
-            row = self._layers(AtOnce(self._model))
+            row = self._layers(ImmediateCalls(self._model))
         else:
             self._recording()
             row = self._recorded
@@ -290,9 +288,9 @@ class TokenPass:
         """One transformer block over one row; x and the result are (hidden_size,)."""
         qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
-        unturned, outputs = with_unturned_keys(qkv) if self._with_unturned else ("", None)
+        keys_before_rope, outputs = with_unturned_keys(qkv) if self._with_unturned else ("", None)
         rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
-        new = (rows[name] for name in ("k_roped", "v", unturned) if name)
+        new = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
         keep, attend = self._attention.works(layer, rows["q_roped"], *new)
         for work in keep:
             steps.host("KV cache write", work)
@@ -301,14 +299,14 @@ class TokenPass:
         return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
 
 
-class AtOnce:
+class ImmediateCalls:
     """Takes at once the steps that a Recording would note. `ran` is told the kind of every program, `costs`
     how long it took."""
 
     def __init__(
         self,
         model: LoadedModel,
-        ran: Callable[[str], None] | None = None,
+        ran: Ran | None = None,
         costs: StepCosts | None = None,
     ) -> None:
         self._runner, self._timer, self._ran = model.runner, model.host_timer, ran

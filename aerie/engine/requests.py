@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from typing import Protocol, TypeAlias, TypeVar
+from typing import NamedTuple, Protocol, TypeVar
 
 from aerie.common.errors import UserError
 from aerie.engine.composing import Beginning
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.errors import PromptError
-from aerie.engine.faults import of_one_answer
+from aerie.engine.executor import ScheduledTokens
+from aerie.engine.faults import ENDS_ALL, caused_by
 from aerie.engine.forward import check_prompt
-from aerie.engine.generate import Figures, FinishReason, Generation, ending_of, never, reason_to_finish
+from aerie.engine.generate import Figures, FinishReason, ending_of, never, reason_to_finish
 from aerie.engine.model import LoadedModel
-from aerie.engine.pages import Paged
+from aerie.engine.pages import PagedSequence
+from aerie.engine.passes import Ran
 from aerie.engine.progress import Bar, no_bar
-from aerie.engine.ragged import Piece
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.strategy import Due, Maker, Passes, Row
+from aerie.engine.strategies.autoregressive import Autoregressive
+from aerie.engine.strategies.strategy import Passes, PassInput, Row, StrategyFactory
 from aerie.runtime import RunStopped, Stop
 
 Made = TypeVar("Made")
-NOTHING_DUE = Due((), 0, 0)
+NO_INPUT = PassInput((), 0, 0)
 
 
 class Steps(Protocol):
@@ -39,17 +41,40 @@ class Steps(Protocol):
         """One pass for all that can be in it."""
 
     def held(self, request: Request) -> int:
-        """How many positions a request has in the pool."""
+        """How many tokens of a request have keys and values in the pool, or had until they were dropped."""
+
+    def room(self, request: Request) -> int:
+        """How many more positions its sequence may have before something is dropped, or it ends."""
+
+    def programs_of(self, request: Request) -> int:
+        """How many programs read what is left of its prompt, where that goes by itself."""
+
+    def retire(self, request: Request) -> None:
+        """Nobody asks for more of it, for now."""
+
+    def resume(self, request: Request) -> None:
+        """Somebody does again."""
+
+
+class AnswerState(NamedTuple):
+    """An answer as far as it came: its prompt, its tokens, and what draws them, with what it remembers."""
+
+    prompt: Sequence[Token]
+    token_ids: Sequence[int]
+    sampler: Sampler
 
 
 class Request:
     """A prompt and how to answer it, and what has come of it. Made by Scheduler.submit.
 
     `priority`: the higher goes first. `turn`: the lower does. `is_read`: its prompt is read, and nothing is
-    said. `cached_tokens`: of the prompt, those that were found in the pool. `finish_reason` says why it
-    ended, None while it has not; or `error` does. `interrupted` is asked after every step of `steps`; True
-    ends it.
-    `bar` moves while its prompt is read there.
+    said. `decode`: the family its tokens are decoded in. `cached_tokens`: of the prompt, those that the pool
+    had. `finish_reason` says why it ended, None while it has not; or `error` does.
+
+    Of a conversation (`is_kept`) the sequence is kept when it is over, for a prompt that begins so or an
+    answer that goes on; `resumes` is the answer that it goes on with, whose tokens end its prompt. It is run
+    while somebody asks for its next token, and else rests: `is_asked`. `interrupted` is asked between two
+    steps; True ends it. `bar` moves while its prompt is read, and `ran` is told of the programs that read it.
     """
 
     def __init__(
@@ -59,35 +84,42 @@ class Request:
         max_tokens: int,
         sampler: Sampler,
         priority: int,
-        strategy: Maker,
+        strategy: StrategyFactory,
+        decode: str,
         is_read: bool = False,
+        is_kept: bool = False,
+        resumes: AnswerState | None = None,
     ) -> None:
-        self.is_read = is_read
+        self.is_read, self.is_kept, self.resumes, self.decode = is_read, is_kept, resumes, decode
+        self.is_asked = not is_kept
         self.begins, self.prompt = begins, tuple(begins.tokens)
         self.prompt_ids = tuple(ids_among(self.prompt))
+        self._before = tuple(resumes.token_ids) if resumes else ()
+        self._asked_ids = self.prompt_ids[: len(self.prompt_ids) - len(self._before)]
         self.token_ids: list[int] = []
+        self.tokens: list[Token] = [*self.prompt]
+        """All that its sequence has, or will have, of which the last is not computed yet."""
         self.finish_reason: FinishReason | None = None
         self.error: UserError | None = None
         self.interrupted: Callable[[], bool] = never
         self.bar: Bar = no_bar
+        self.ran: Ran | None = None
         self._stopping = Stop()
         self.priority, self.cached_tokens = priority, 0
         self._scheduler, self.max_tokens, self._sampler = scheduler, max_tokens, sampler
         self.turn = scheduler.turn_of(priority)
-        self._started = scheduler.clock()
-        self._first = self._last = self._started
-        self._at_first = 0
+        self._started = self._first = self._last = scheduler.clock()
+        self._is_begun = self.is_retired = False
+        self._given = self._at_first = 0
         self.strategy = strategy(self)
+        if resumes:
+            ended = reason_to_finish(scheduler.model, self._before[-1], False, 0)
+            self.finish_reason = ended
 
     @property
     def is_over(self) -> bool:
         """Whether nothing more comes."""
-        return self.finish_reason is not None or self.error is not None
-
-    @property
-    def tokens(self) -> Sequence[Token]:
-        """All that its sequence has, or will have, of which the last is not computed yet."""
-        return (*self.prompt, *self.token_ids)
+        return self.finish_reason is not None or self.error is not None or self.is_retired
 
     @property
     def positions(self) -> int:
@@ -99,6 +131,21 @@ class Request:
         """How many more tokens were asked for."""
         return self.max_tokens - len(self.token_ids)
 
+    @property
+    def to_read(self) -> int:
+        """How many of its first tokens are read; the others are made one by one."""
+        return len(self.prompt) - len(self._before)
+
+    @property
+    def room(self) -> int:
+        """See RequestState."""
+        return self._scheduler.room(self)
+
+    @property
+    def state(self) -> AnswerState:
+        """What another request goes on with."""
+        return AnswerState(self.prompt[: self.to_read], (*self._before, *self.token_ids), self._sampler)
+
     def after(self, length: int) -> Sequence[Token]:
         """The tokens after the first `length` that can be run at once, up to what is laid next."""
         return self.tokens[length : self.begins.runs_to(length)]
@@ -107,38 +154,65 @@ class Request:
         return (token for token in self.steps() if token is not None)
 
     def steps(self) -> Iterator[int | None]:
-        """The tokens as they come, and None after each step that gave none. Raises what `error` is."""
-        with self.bar(len(self.prompt)) as told:
-            while not (self.token_ids or self.is_over):
-                self._step()
-                if not (self.token_ids or self.is_over):
-                    self._own(lambda: told("", self.read), None)
+        """The tokens as they come, and None after each step that gave none; between two of these nothing is
+        under way for it, and it may rest as long as one likes. Raises what `error` is."""
+        if self.is_retired:
+            self._scheduler.resume(self)
+        is_planned = self.is_kept and type(self.strategy) is Autoregressive
+        count = self._scheduler.programs_of(self) if is_planned else len(self.prompt)
+        try:
+            with self.bar(count) as told:
+                numbers = itertools.count(1)
+                self.ran = (lambda program: told(program, next(numbers))) if is_planned else None
+                while not (self.token_ids or self.is_over):
+                    self.advance()
+                    if not (self.token_ids or self.is_over):
+                        if not is_planned:
+                            self._own(lambda: told("", self.read), None)
+                        yield None
+                self.ran = None
+            while True:
+                yield from self.new_tokens()
+                if self.is_over:
+                    return
+                self.advance()
+                if self._given == len(self.token_ids) and not self.is_over:
                     yield None
-        given = 0
-        while True:
-            while given < len(self.token_ids):  # which may become more meanwhile
-                given += 1
-                yield self.token_ids[given - 1]
-            if self.error:
-                raise self.error
-            if self.is_over:
-                return
-            self._step()
-            if given == len(self.token_ids) and not self.is_over:
-                yield None
+        finally:
+            self.ran = None
+            if self.is_kept and not self.is_retired:
+                self._scheduler.retire(self)
 
-    def _step(self) -> None:
-        """A step for all, unless this one is stopped in the middle of it."""
+    @property
+    def has_new(self) -> bool:
+        """Whether there are tokens that were not given yet."""
+        return self._given < len(self.token_ids)
+
+    def new_tokens(self) -> Iterator[int]:
+        """Those that were not given yet. Raises what `error` is."""
+        while self._given < len(self.token_ids):  # which may become more meanwhile
+            self._given += 1
+            yield self.token_ids[self._given - 1]
+        if self.error:
+            raise self.error
+
+    def advance(self) -> None:
+        """A step for all, unless this one is to end before it, or is stopped in the middle of it."""
+        if self.is_over:
+            return
+        if self._is_begun and self._own(self.interrupted, True):
+            self.stop()
+            return
+        if self.is_kept and not self._is_begun:
+            self._started = self._first = self._last = self._scheduler.clock()
+        self._is_begun = self.is_asked = True
         try:
             with self._stopping.watched():
                 self._scheduler.step()
         except RunStopped:
-            self.stop()
-        if self._own(self.interrupted, True):
-            self.stop()
-
-    def go_on_with(self, model: LoadedModel) -> None:
-        """The scheduler is told by itself."""
+            self.end(FinishReason.INTERRUPTED)
+        finally:
+            self.is_asked = not self.is_kept
 
     @property
     def figures(self) -> Figures:
@@ -166,7 +240,7 @@ class Request:
         reason = FinishReason.ERROR if self.error else self.finish_reason
         return ending_of(reason, self.max_tokens, self.positions)
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
         """What its strategy makes of these logits, unless it was stopped, and how many of the tokens that
         were tried stay; or an error, which is this request's alone."""
         if self.is_over:
@@ -175,13 +249,13 @@ class Request:
         self._at_first = self._at_first or len(self.token_ids)
         return stay
 
-    def due(self, length: int, guesses: int = 0) -> Due:
+    def due(self, length: int, guesses: int = 0) -> PassInput:
         """What its strategy has to be run after so many positions; nothing where that fails."""
-        return self._own(lambda: self._due(length, guesses), NOTHING_DUE)
+        return self._own(lambda: self._due(length, guesses), NO_INPUT)
 
-    def _due(self, length: int, guesses: int) -> Due:
+    def _due(self, length: int, guesses: int) -> PassInput:
         if self.is_over:
-            return NOTHING_DUE
+            return NO_INPUT
         due, size = self.strategy.due(length, guesses), self._scheduler.model.config.vocab_size
         if wrong := [each for each in ids_among(due.tried) if not 0 <= each < size]:
             raise ValueError(f"token {wrong[0]} was guessed, and the vocabulary has 0 to {size - 1}")
@@ -195,7 +269,7 @@ class Request:
         """See Strategy."""
         return self._own(lambda: self.strategy.most_held, 0)
 
-    def lay(self, sequence: Paged) -> int:
+    def lay(self, sequence: PagedSequence) -> int:
         """Give its sequence what is laid next of its chunks; how many tokens."""
         return self._own(lambda: self.begins.lay(sequence), 0)
 
@@ -206,49 +280,54 @@ class Request:
     def _own(self, work: Callable[[], Made], instead: Made) -> Made:
         """What work of its own makes. Where that fails, it ends with this error, and nobody else."""
         try:
-            with of_one_answer():
-                return work()
+            return work()
         except UserError as error:
             self.fail(error)
-            return instead
+        except ENDS_ALL:
+            raise
+        except BaseException as error:
+            self.fail(caused_by(error))
+        return instead
 
     def fail(self, error: UserError) -> None:
         """End it with an error, unless it has one."""
         self.error = self.error or error
 
     def draw(self, logits: Row) -> int:
-        """See Making."""
-        return self._sampler(logits, self.prompt_ids, self.token_ids)
+        """See RequestState."""
+        said = [*self._before, *self.token_ids] if self._before else self.token_ids
+        with self._scheduler.model.host_timer("sampling"):
+            return self._sampler(logits, self._asked_ids, said)
 
     def say(self, token: int) -> bool:
-        """See Making."""
+        """See RequestState."""
         self._last = self._scheduler.clock()
         if not self.token_ids:
             self._first = self._last
         self.token_ids.append(token)
-        held = len(self.prompt) + len(self.token_ids) - 1
+        self.tokens.append(token)
+        held = len(self.tokens) - 1
         self.finish_reason = reason_to_finish(self._scheduler.model, token, self.left <= 0, held)
         return self.finish_reason is None
 
     def end(self, reason: FinishReason) -> None:
-        """See Making."""
+        """See RequestState."""
         if not self.is_over:
             self.finish_reason = reason
 
     def stop(self) -> None:
-        """End it where it is."""
+        """End it where it is, whichever thread makes its tokens, in the middle of a step of its own."""
+        self._stopping.set()
         self.end(FinishReason.INTERRUPTED)
-
-
-Answer: TypeAlias = "Generation | Request"
-"""One that is made by itself, or one among many."""
 
 
 class Reading:
     """A prompt that is read, of so many last tokens of which logits are wanted; `rows` has them then. It goes
     on the sequence from position `first`, which holds it afterwards where it is kept."""
 
-    def __init__(self, begins: Beginning, sequence: Paged, first: int, wanted: int, is_kept: bool) -> None:
+    def __init__(
+        self, begins: Beginning, sequence: PagedSequence, first: int, wanted: int, is_kept: bool
+    ) -> None:
         self.sequence, self.rows = sequence, list[Row]()
         self._begins, self._first, self._wanted, self._is_kept = begins, first, wanted, is_kept
         self._left = len(begins.tokens)
@@ -264,12 +343,12 @@ class Reading:
         length = self.sequence.length
         return self._begins.tokens[length - self._first : self._begins.runs_to(length)]
 
-    def piece(self, tokens: Sequence[Token]) -> Piece:
+    def piece(self, tokens: Sequence[Token]) -> ScheduledTokens:
         """Of the next step, these tokens."""
         wanted = self._wanted - self._left + len(tokens)
-        return Piece(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
+        return ScheduledTokens(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
 
-    def took(self, piece: Piece, logits: Iterator[Row]) -> None:
+    def took(self, piece: ScheduledTokens, logits: Iterator[Row]) -> None:
         """A step has run it, and gave these."""
         self.rows += itertools.islice(logits, piece.wanted)
         self._left -= len(piece.tokens)

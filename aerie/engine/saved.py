@@ -1,9 +1,13 @@
-"""What a model keeps in files: of its last sequence, and of chunks; tokens, keys and values, and what these
-were made by.
+"""What a model keeps in files: of a conversation, or of a beginning in the pool; tokens, keys and values, and
+what these were made by.
 
 Such a file is one of safetensors, written in one step. Its metadata say what made it, and have a checksum of
 all that is in it. It goes on only with what made it: the same weights, programs, numerics and family of
 decode, for else no bit of an answer could be relied on.
+
+Pages that somebody holds and that are full are never written to again, so they go into a file while the model
+goes on: only to take hold of them and to let go wants the model's thread. What comes from a file is written
+into pages that nobody can find yet, and is found when all of it is there.
 """
 
 from __future__ import annotations
@@ -12,7 +16,6 @@ import hashlib
 import json
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
@@ -22,24 +25,20 @@ from safetensors import SafetensorError, safe_open
 
 from aerie.common.errors import UserError
 from aerie.common.store import write_whole
-from aerie.engine.chunks import chunk_id
-from aerie.engine.embeddings import ids_among
+from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.grammar import Grammars
-from aerie.engine.kv import KVCache, Layers, Said
-from aerie.engine.numerics import bf16
+from aerie.engine.pages import PAGE, PagedSequence, PagePool
+from aerie.engine.requests import AnswerState
 from aerie.engine.sampler import Sampler
 
 FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
-IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
 Lazy: TypeAlias = "Mapping[str, NDArray[Any]]"
 """Arrays by name, which may be made anew whenever they are asked for: see OnDemand."""
 MadeBy: TypeAlias = "Mapping[str, str]"
 """By what it is, as "numerics", a word for it that is equal where the bits of an answer are."""
-TORN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, StopIteration)
-"""What comes of reading JSON that is torn, or that somebody else wrote."""
 DTYPES = {"int64": "I64", "uint16": "U16"}
 """What arrays of ours have, in the words of safetensors."""
 
@@ -75,25 +74,35 @@ class Stored(OnDemand):
         return told.get_dtype(), tuple(told.get_shape())
 
 
-def save_sequence(cache: KVCache, said: Said | None, path: Path, made_by: MadeBy) -> None:
-    """Write what a cache holds, and the answer in it, if there is one. UserError for tokens that were given
-    as embeddings, and where the file cannot be written, which leaves what was there."""
-    if not all(isinstance(token, int | np.integer) for token in cache.token_ids):
+def save_sequence(sequence: PagedSequence, answer: AnswerState | None, path: Path, made_by: MadeBy) -> None:
+    """Write what a sequence holds, and the answer in it, if there is one. In any thread, where nobody writes
+    to its pages. UserError for tokens that were given as embeddings, and where the file cannot be written,
+    which leaves what was there."""
+    if not all(isinstance(token, int | np.integer) for token in sequence.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
-    arrays = _held(cache.layers, cache.unturned, cache.length)
-    arrays[TOKENS] = np.array(cache.token_ids, np.int64)
-    write_file(path, arrays, made_by, cache.in_blocks, cache.dropped, _answer(said) if said else {})
+    places, bits = sequence.places(0, sequence.length), _bits(sequence.pool)
+
+    def made(name: str) -> NDArray[Any]:
+        return np.array(sequence.token_ids, np.int64) if name == TOKENS else bits[name][:, places]
+
+    counts = dict(zip(COUNTS, (str(sequence.in_blocks), str(sequence.dropped)), strict=True))
+    about = {**made_by, **counts, ANSWER: json.dumps(_answer(answer) if answer else {})}
+    write(path, OnDemand([TOKENS, *bits], made), about)
 
 
-def write_file(
-    path: Path, arrays: Lazy, made_by: MadeBy, in_blocks: int, dropped: int, answer: Mapping[str, Any]
-) -> None:
-    """The file of a sequence. UserError where it cannot be written."""
-    counts = dict(zip(COUNTS, (str(in_blocks), str(dropped)), strict=True))
-    _write(path, arrays, {**made_by, **counts, ANSWER: json.dumps(answer)})
+def held(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
+    """A sequence with the pages that the pool has of these tokens, from the first on. In the model's thread;
+    its `release`, or the pool's `leave` in any thread, lets go of them. UserError where there are none."""
+    sequence = PagedSequence(pool)
+    if not sequence.begin((*tokens, 0)):  # the last token is none that is looked for
+        raise UserError(
+            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE}: whole pages alone are kept, "
+            "until others need the room; ask for the answer again, then save"
+        )
+    return sequence
 
 
-def _answer(said: Said) -> dict[str, Any]:
+def _answer(said: AnswerState) -> dict[str, Any]:
     """As what JSON has."""
     bias = {str(token): value for token, value in said.sampler.logit_bias.items()}
     grammar = said.sampler.grammar
@@ -105,7 +114,7 @@ def _answer(said: Said) -> dict[str, Any]:
     }
 
 
-def _said(answer: Mapping[str, Any], grammars: Grammars) -> Said:
+def _said(answer: Mapping[str, Any], grammars: Grammars) -> AnswerState:
     """What `_answer` was made of."""
     settings = answer["settings"]
     grammar = grammars.again(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
@@ -113,32 +122,37 @@ def _said(answer: Mapping[str, Any], grammars: Grammars) -> Said:
     sampler = Sampler(**{**settings, "logit_bias": bias, GRAMMAR: grammar})
     sampler.restore(answer["state"])
     prompt, tokens = ([operator.index(token) for token in answer[name]] for name in ("prompt", "tokens"))
-    return Said(prompt, tokens, sampler)
+    return AnswerState(prompt, tokens, sampler)
 
 
 def restore_sequence(
-    new_cache: Callable[[int], KVCache], path: Path, made_by: MadeBy, grammars: Grammars
-) -> tuple[KVCache, Said | None]:
-    """A new cache with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
-    one, and one that other things made; nothing else is changed then."""
+    pool: PagePool, path: Path, made_by: MadeBy, grammars: Grammars
+) -> tuple[PagedSequence, AnswerState | None]:
+    """A sequence with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
+    one, and one that other things made, and PoolFullError; nothing else is changed then."""
     file = SequenceFile(path, made_by)
-    said = file.said(grammars)
-    cache = new_cache(len(file.token_ids))
-    file.check(_held(cache.layers, cache.unturned, 0))
-    cache.reserve(len(file.token_ids))
-    for name, to in _held(cache.layers, cache.unturned, len(file.token_ids)).items():
-        to[...] = file.arrays[name]
-    cache.holds(file.token_ids, file.in_blocks, file.dropped)
-    return cache, said
+    answer = file.said(grammars)
+    file.check(_bits(pool))
+    sequence = PagedSequence(pool)
+    sequence.reserve(len(file.token_ids))
+    try:
+        file.fill(sequence, len(file.token_ids))
+    except BaseException:
+        sequence.release()
+        raise
+    sequence.advance(file.token_ids[: file.in_blocks])
+    sequence.advance(file.token_ids[file.in_blocks :], in_blocks=False)
+    sequence.dropped = file.dropped
+    return sequence, answer
 
 
 class SequenceFile:
     """The file of a sequence: its arrays, each read when it is asked for, its tokens, and counts of them as a
-    KVCache has. UserError as restore_sequence, and for what nobody saves so, whose checksum is right."""
+    sequence has. UserError as restore_sequence, and for what nobody saves so, whose checksum is right."""
 
     def __init__(self, path: Path, made_by: MadeBy) -> None:
         self._path = path
-        self.arrays, self._about = _opened(path)
+        self.arrays, self._about = opened(path)
         for what, ours in made_by.items():
             if self._about.get(what) != ours:
                 raise UserError(
@@ -164,7 +178,7 @@ class SequenceFile:
             if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
                 raise self._wrong(name, dtype, shape, f"U16 {expected}")
 
-    def said(self, grammars: Grammars) -> Said | None:
+    def said(self, grammars: Grammars) -> AnswerState | None:
         """The answer in it, if there is one. UserError for what is none."""
         try:
             answer = json.loads(self._about[ANSWER])
@@ -173,6 +187,13 @@ class SequenceFile:
             raise UserError(
                 f"{self._path} has an answer that nobody saves so ({error}); name a file that was saved"
             ) from None
+
+    def fill(self, sequence: PagedSequence, count: int) -> None:
+        """Write its first `count` positions into a sequence's pages, which may hold the first of them."""
+        first = sequence.length
+        places = sequence.places(first, count - first)
+        for name, array in _bits(sequence.pool).items():
+            array[:, places] = self.arrays[name][:, first:count]
 
     def _count(self, name: str) -> int:
         told = self._about.get(name, "")
@@ -190,112 +211,54 @@ class SequenceFile:
         )
 
 
-class ChunkFolder:
-    """Chunks in a folder, by what made them: of each the token ids, and keys before RoPE and values.
+class PagesFile:
+    """A file of which the whole pages count that were made by blocks, for the pool. UserError, as
+    SequenceFile, for another one, a torn one, and one that other things made."""
 
-    made_by: as for save_sequence; chunks of others are in folders beside. note: is told of files that are
-    torn. UserError for a folder that cannot be used.
-    """
+    def __init__(self, path: Path, made_by: MadeBy) -> None:
+        self._file = SequenceFile(path, made_by)
+        count = 0 if self._file.dropped else self._file.in_blocks // PAGE * PAGE
+        if not count:
+            raise UserError(f"{path} has no whole page of {PAGE} tokens; give the prompt again")
+        self.token_ids = self._file.token_ids[:count]
 
-    def __init__(self, folder: Path, made_by: MadeBy, note: Callable[[str], None]) -> None:
-        mark = hashlib.sha256(repr(sorted(made_by.items())).encode()).hexdigest()[:16]
-        self._above, self._own, self._made_by, self._note = folder, folder / mark, made_by, note
+    def room(self, pool: PagePool) -> PagedSequence:
+        """A sequence with what the pool has of it already, and pages for the rest. In the model's thread.
+        PoolFullError where there are too few, and UserError where the file has other arrays than the pool;
+        nothing is changed then."""
+        self._file.check(_bits(pool))
+        sequence = PagedSequence(pool)
+        found = sequence.begin((*self.token_ids, 0))
         try:
-            self._own.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise UserError(
-                f"cannot keep chunks in {folder} ({error.strerror}); name another folder"
-            ) from None
+            sequence.reserve(len(self.token_ids) - found)
+        except UserError:
+            sequence.release()
+            raise
+        return sequence
 
-    def tokens(self) -> dict[str, tuple[int, ...]]:
-        """Token ids of every chunk, by its id. A torn file of them is told, and made anew from the chunk's
-        other file where that is whole."""
-        names = sorted({path.stem for path in self._own.iterdir() if path.suffix in (IDS, ARRAYS)})
-        found = ((name, self._token_ids(name)) for name in names)
-        return {name: token_ids for name, token_ids in found if token_ids}
+    def fill(self, sequence: PagedSequence) -> None:
+        """Write the rest into these pages. In any thread."""
+        self._file.fill(sequence, len(self.token_ids))
 
-    def _token_ids(self, name: str) -> tuple[int, ...]:
-        path = self._own / (name + IDS)
-        with suppress(*TORN):
-            token_ids = tuple(map(operator.index, json.loads(path.read_text())[TOKENS]))
-            if chunk_id(token_ids) == name:
-                return token_ids
-        self._note(f"chunk file {path} is torn; looking for its tokens in the file beside it")
-        arrays = self._whole(name)
-        if not arrays or chunk_id(arrays[TOKENS].tolist()) != name:
-            self._note(f"chunk {name} is lost: register its text anew")
-            return ()
-        self._write_ids(name, arrays[TOKENS].tolist())
-        return tuple(arrays[TOKENS].tolist())
-
-    def read(self, name: str) -> Layers | None:
-        """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim); None where there is no
-        whole file of this chunk, which is told unless there is none at all."""
-        if not (self._own / (name + ARRAYS)).exists() or (arrays := self._whole(name)) is None:
-            return None
-        count = sum(key.startswith("values.") for key in arrays)
-        bits = ((arrays[f"unturned.{layer}"], arrays[f"values.{layer}"]) for layer in range(count))
-        return [(keys.view(bf16), values.view(bf16)) for keys, values in bits]
-
-    def write(self, name: str, token_ids: Sequence[int], layers: Layers) -> None:
-        """Keep a chunk. UserError where that cannot be written."""
-        arrays: Arrays = {TOKENS: np.array(token_ids, np.int64)}
-        for layer, pair in enumerate(layers):
-            for kind, array in zip(KINDS, pair, strict=True):
-                arrays[f"{kind}.{layer}"] = np.ascontiguousarray(array).view(np.uint16)
-        self._write_ids(name, token_ids)
-        _write(self._own / (name + ARRAYS), arrays, self._made_by)
-
-    def _write_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        content = json.dumps({TOKENS: [*token_ids], "made_by": dict(self._made_by)}).encode()
-        path = self._own / (name + IDS)
-        try:
-            write_whole(path, lambda file: file.write(content), mode=0o600)
-        except OSError as error:
-            raise UserError(f"cannot write {path} ({error.strerror}); name another folder") from None
-
-    def delete(self, name: str) -> None:
-        """Forget a chunk."""
-        for kind in (IDS, ARRAYS):
-            (self._own / (name + kind)).unlink(missing_ok=True)
-
-    def maker(self, name: str) -> str | None:
-        """What other model made a chunk with this id, in a word that is not ours; None where none did."""
-        others = (path for path in self._above.glob(f"*/{name}{IDS}") if path.parent != self._own)
-        for path in others:
-            with suppress(*TORN):
-                made_by = json.loads(path.read_text())["made_by"]
-                return next(
-                    f"{what} {made_by[what]}" for what, ours in self._made_by.items() if made_by[what] != ours
-                )
-        return None
-
-    def _whole(self, name: str) -> Lazy | None:
-        """The arrays of a chunk's file; None, and told, where it is not whole and ours."""
-        path = self._own / (name + ARRAYS)
-        try:
-            arrays, about = _opened(path)
-        except UserError as error:
-            self._note(f"{error}; the chunk is read anew")
-            return None
-        if {what: about.get(what) for what in self._made_by} == dict(self._made_by):
-            return arrays
-        self._note(f"{path} was made by another model; the chunk is read anew")
-        return None
+    def publish(self, sequence: PagedSequence) -> None:
+        """From now on it is found by who begins so. In the model's thread."""
+        sequence.advance(self.token_ids[sequence.length :])
+        sequence.release()
 
 
-def _held(layers: Iterable[tuple[Any, Any]], unturned: Sequence[Any], length: int) -> Arrays:
-    """Views on what is held, as bits, by name."""
-    kinds = {"keys": [keys for keys, _ in layers], "values": [values for _, values in layers]}
-    found = {**kinds, "unturned": unturned}
+def _bits(pool: PagePool) -> Arrays:
+    """All that a pool has, (kv_heads, positions, head_dim) each, by the names that they have in files: as
+    numbers of numpy's own, which are copied without the GIL."""
+    kinds = {"keys": [keys for keys, _ in pool.layers], "values": [values for _, values in pool.layers]}
+    found = {**kinds, "unturned": pool.keys_before_rope}
     return {
-        f"{kind}.{layer}": array[:, :length].view(np.uint16)
+        f"{kind}.{layer}": array.view(np.uint16)
         for kind, arrays in found.items()
         for layer, array in enumerate(arrays)
     }
 
 
-def _write(path: Path, arrays: Lazy, about: MadeBy) -> None:
+def write(path: Path, arrays: Lazy, about: MadeBy) -> None:
     """UserError where that is not possible; what was there stays then."""
     about = {**about, "format": FORMAT}
     header = _header(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
@@ -331,7 +294,7 @@ def _order(arrays: Lazy) -> list[str]:
     return sorted(arrays, key=lambda name: (name != TOKENS, name))
 
 
-def _opened(path: Path) -> tuple[Stored, dict[str, str]]:
+def opened(path: Path) -> tuple[Stored, dict[str, str]]:
     """The arrays, each read when it is asked for, and the metadata. UserError for what is no whole file of
     ours."""
     try:

@@ -1,8 +1,8 @@
 """A session: programs compiled, weights resident, ready to answer, and what goes on when a device fails.
 
-The unit that is run again after a failure is a step: the prompt, one token, one row of logits. Each reads
-tokens and the counted positions of the KV cache and nothing else, so what a failed one left behind is
-overwritten, and no token is lost or made twice. What the first device computed stays in the KV cache.
+The unit that is run again after a failure is a step: a part of a prompt, or a token with its logits. Each
+reads tokens and the counted positions of the pool's pages and nothing else, so what a failed one left behind
+is overwritten, and no token is lost or made twice. What the first device computed stays in the pages.
 
 Programs are compiled when a prompt first needs them. Padding and cutting are exact, so an answer does not
 depend on which were there.
@@ -13,14 +13,16 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import NamedTuple
 
 from aerie.common.errors import UserError
+from aerie.engine.admission import LastSequence
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
+from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry
 from aerie.engine.communication import in_process
 from aerie.engine.compiling import (
@@ -31,34 +33,32 @@ from aerie.engine.compiling import (
     every_name,
     of_other_devices,
 )
+from aerie.engine.decoding import check
 from aerie.engine.embeddings import Token
 from aerie.engine.faults import of_one_answer
 from aerie.engine.fingerprint import Fingerprint
 from aerie.engine.footprint import check_memory, window_bytes
 from aerie.engine.forward import check_prompt, prefill, prefill_steps
-from aerie.engine.generate import FinishReason, Generation, never
+from aerie.engine.generate import FinishReason, never
 from aerie.engine.grammar import Grammars
-from aerie.engine.kv import Kept, KVCache
 from aerie.engine.model import (
     LayerWeights,
     LoadedModel,
     assemble,
-    for_many,
+    decoding_in,
     preload,
     preload_steps,
     shared_out,
 )
-from aerie.engine.pages import PAGE, SPARE, PagePool, pages_for
+from aerie.engine.pages import PAGE, SPARE, KVCache, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
-from aerie.engine.requests import Answer
+from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import ChunkFolder, restore_sequence, save_sequence
-from aerie.engine.saved_pages import PagesFile, held, write_pages
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.saved import PagesFile, held, restore_sequence, save_sequence
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.sharding import WeightsOfRank
-from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.tokenizer import Tokenizer
-from aerie.engine.windows import window_of
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
 from aerie.runtime.memory import available_bytes, size
 
@@ -72,10 +72,9 @@ class Session:
     `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
     weight in place; it is called once, when the first cache has failed. `backend` names what has run the
     programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
-    read. `mark` gives a word for the weights. `kept` has the KV cache of the last answer, for a prompt that
-    begins as that did. `kv_pool` is how many positions the pool of `scheduler` has, None for as many as
-    memory suggests. `manner` is how answers are made where nobody says. `others` are the caches of further
-    devices that share the model.
+    read. `mark` gives a word for the weights. `kv_pool` is how many positions the pool of `requests` has,
+    None for as many as memory suggests. `decode_config` is how answers are made where nobody says. `others`
+    are the caches of further devices that share the model.
     """
 
     model: LoadedModel
@@ -86,11 +85,10 @@ class Session:
     backend: str = ""
     bar: Bar = no_bar
     mark: Callable[[], str] = str
-    kept: Kept = field(default_factory=Kept)
     kv_pool: int | None = None
-    manner: Manner = PLAIN
+    decode_config: DecodeConfig = PLAIN
     others: Sequence[KernelCache] = ()
-    _schedulers: dict[str, Scheduler] = field(default_factory=dict, init=False)
+    _is_pool_noted: bool = field(default=False, init=False)
 
     @cached_property
     def grammars(self) -> Grammars:
@@ -126,69 +124,106 @@ class Session:
         max_new_tokens: int,
         sampler: Sampler,
         interrupted: Callable[[], bool] = never,
-        manner: Manner | None = None,
-    ) -> Answer:
-        """Tokens that continue `prompt_ids`; see make_room and Generation. Made in another manner than one
-        token after the other, or by blocks, they are a request of `scheduler`; see Manner.maker too."""
-        manner = manner or self.manner
-        if maker := manner.maker(self.model.config, sampler):
-            request = self.scheduler.submit(prompt_ids, max_new_tokens, sampler, strategy=maker)
-            request.interrupted, request.bar = interrupted, self.bar
-            try:
-                self.scheduler.make_room(len(prompt_ids), max_new_tokens)
-                manner.make_room(len(prompt_ids), max_new_tokens)
-            except BaseException:
-                request.stop()
-                raise
-            return request
-        self.make_room(prompt_ids)
-        return Generation(
-            self.model, prompt_ids, max_new_tokens, sampler, interrupted, self.recover, self.bar, self.kept
+        decode_config: DecodeConfig | None = None,
+    ) -> Request:
+        """Tokens that continue `prompt_ids`: a request, which rests while nobody asks for its next token; see
+        make_room, and DecodeConfig.maker. Drafts are tried, and blocks filled in, in the family `rows`; else
+        it is decoded in the model's."""
+        decode_config, scheduler, model = decode_config or self.decode_config, self.requests, self.model
+        maker = decode_config.maker(model.config, sampler)
+        request = scheduler.submit(
+            prompt_ids,
+            max_new_tokens,
+            sampler,
+            strategy=maker,
+            decode=ROWS if maker else model.blocks.decode,
+            is_kept=True,
         )
+        request.interrupted, request.bar = interrupted, self.bar
+        try:
+            if maker:
+                scheduler.make_room(len(prompt_ids), max_new_tokens)
+                decode_config.make_room(len(prompt_ids), max_new_tokens)
+            else:
+                self.make_room(prompt_ids)
+        except BaseException:
+            request.stop()
+            raise
+        return request
 
-    def go_on(self, max_new_tokens: int, interrupted: Callable[[], bool] = never) -> Generation:
+    def go_on(self, max_new_tokens: int, interrupted: Callable[[], bool] = never) -> Request:
         """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
         there is none."""
         self.check_says_tokens("an answer goes on after its last token")
-        said = self.kept.said
-        if said is None or not said.token_ids:
+        kept = self._last()
+        if not kept or not kept.answer:
             raise UserError(
                 "there is no answer to go on with: none was made yet, one is under way, or the programs are "
                 "those of seq_len, which keep none; ask for one"
             )
-        tokens, kept = (*said.prompt, *said.token_ids), self.kept
-        given = said.sampler, interrupted, self.recover, self.bar, kept, said
-        return Generation(self.model, tokens, max_new_tokens, *given)
+        said = kept.answer
+        request = self.requests.submit(
+            (*said.prompt, *said.token_ids),
+            max_new_tokens,
+            said.sampler,
+            decode=self.model.blocks.decode,
+            is_kept=True,
+            resumes=said,
+        )
+        request.interrupted, request.bar = interrupted, self.bar
+        return request
 
     @property
     def scheduler(self) -> Scheduler:
-        """That of the family `rows`, whatever an answer by itself is decoded in. As scheduler_in."""
-        return self.scheduler_in(ROWS)
+        """As `requests`, for many at once; what its pool takes is noted. A request that does not say in which
+        family it is decoded is decoded in `rows`, where there are variants."""
+        if note := self._pool_note():
+            self.note(note)
+        self._is_pool_noted = True
+        return self.requests
 
-    def scheduler_in(self, decode: str) -> Scheduler:
-        """Many requests at once, decoded in this family, on a pool of pages of its own, which is made when it
-        is first asked for. UserError where the model's programs cannot serve that."""
-        if decode not in self._schedulers:
-            model = for_many(self.model, decode)
-            pages = pages_for(model.stored, self.kv_pool, MOST_ANSWERS, available_bytes())
-            pool = PagePool(model.stored, pages, self._first_key(model), spare=pages // SPARE)
-            self.note(
-                f"KV pool: {pages} pages of {PAGE} positions and {pages // SPARE} for what is put aside, "
-                f"{size(pool.nbytes)}, and windows on them of up to "
-                f"{size(window_bytes(model.stored, model.blocks.contexts))}; decode in {decode}"
-            )
-            recover = partial(self._recovered, decode=decode)
-            self._schedulers[decode] = Scheduler(model, pool, window_of, recover)
-        return self._schedulers[decode]
+    @cached_property
+    def requests(self) -> Scheduler:
+        """All requests to the model, in a pool of pages that is made when the first one comes."""
+        model = self._for_requests()
+        pages = pages_for(model.stored, self.kv_pool, MAX_RUNNING_REQUESTS, available_bytes())
+        pool = model.new_pool(pages, self._first_key(), pages // SPARE)
+        return Scheduler(model, pool, recover=self._recovered)
 
-    def _recovered(self, error: RunError, where: str, decode: str) -> LoadedModel:
-        return for_many(self.recover(error, where), decode)
+    def _last(self) -> LastSequence | None:
+        """What is kept of the last answer, which may have been stopped just now."""
+        self.requests.settle()
+        return self.requests.kept
+
+    def _pool_note(self) -> str:
+        if self._is_pool_noted or not self.model.blocks.variants:
+            return ""
+        model, pool = self.requests.model, self.requests.pool
+        return (
+            f"KV pool: {pool.manager.pages} pages of {PAGE} positions and {pool.spare.pages} for what is put "
+            f"aside, {size(pool.nbytes)}, and windows on them of up to "
+            f"{size(window_bytes(model.stored, model.blocks.contexts))}"
+        )
+
+    def _for_requests(self) -> LoadedModel:
+        blocks = self.model.blocks
+        return replace(self.model, blocks=replace(blocks, decode=ROWS)) if blocks.variants else self.model
+
+    def _recovered(self, error: RunError, where: str) -> LoadedModel:
+        self.recover(error, where)
+        return self._for_requests()
 
     def chunk_registry(self, folder: Path | None = None, decode: str = ROWS) -> ChunkRegistry:
-        """Chunks on a scheduler's pool; kept in `folder` too, where one is given. UserError, as scheduler_in,
-        for a model of block diffusion, and for a folder that cannot be used."""
+        """Chunks on the scheduler's pool; kept in `folder` too, where one is given. UserError for a model of
+        block diffusion, where the programs cannot serve it, and for a folder that cannot be used."""
         self.check_says_tokens("chunks are texts of which no token sees one after it")
-        pool, made_by = self.scheduler_in(decode).pool, self.made_by(for_many(self.model, decode))
+        check("chunks", self.model.blocks, decode)
+        if self.model.end.drops:
+            raise UserError(
+                f"chunks stand in sequences of which nothing is dropped, and this model was loaded with "
+                f"context_end={self.model.end}; load it without that"
+            )
+        pool, made_by = self.scheduler.pool, self.made_by(decoding_in(self.model, decode))
         files = ChunkFolder(folder, made_by, self.note) if folder else None
         return ChunkRegistry(pool, self.model.rope, self.read_apart, files)
 
@@ -213,40 +248,45 @@ class Session:
                 "ask for whole answers (generate, stream, generate_batch)"
             )
 
-    def _first_key(self, model: LoadedModel) -> bytes:
-        """Of a pool's pages: all that the bits of keys and values depend on but the tokens, and the weights,
-        which are the session's."""
-        return hashlib.sha256(repr(sorted(self._run_by(model).items())).encode()).digest()
+    def _first_key(self) -> bytes:
+        """Of a pool's pages: what the bits of keys and values that blocks make depend on but the tokens, and
+        the weights, which are the session's."""
+        if not self.model.blocks.variants:
+            return b""
+        told = self.cache.backend.name, _shared_by(self.model), *sorted(self._of_all(self.model).items())
+        return hashlib.sha256(repr(told).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
         save_sequence."""
-        if self.kept.cache is None:
+        kept = self._last()
+        if not kept:
             raise UserError(
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
-        save_sequence(self.kept.cache, self.kept.said, path, self.made_by(self.model))
+        save_sequence(kept.sequence, kept.answer, path, self.made_by(self.model))
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
-        cache, said = restore_sequence(self.model.new_cache, path, self.made_by(self.model), self.grammars)
-        self.kept.give(cache, said)
-        return cache.length
+        pool = self.requests.pool
+        sequence, said = restore_sequence(pool, path, self.made_by(self.model), self.grammars)
+        self.requests.keep(sequence, said)
+        return sequence.length
 
     def save_pages(self, prompt_ids: Sequence[Token], path: Path) -> int:
-        """Write what the pool of `scheduler` has of a beginning; how many tokens. As saved_pages.held and
-        write_pages."""
+        """Write what the pool of `scheduler` has of a beginning; how many tokens. As held and
+        save_sequence."""
         made_by = self.pages_made_by(self.scheduler)
         sequence = held(self.scheduler.pool, prompt_ids)
         try:
-            write_pages(sequence, path, made_by)
+            save_sequence(sequence, None, path, made_by)
             return sequence.length
         finally:
             sequence.release()
 
     def restore_pages(self, path: Path) -> int:
-        """Have the pool of `scheduler` hold what a file has; how many tokens. As saved_pages.PagesFile, and
+        """Have the pool of `scheduler` hold what a file has; how many tokens. As PagesFile, and
         PoolFullError."""
         file = PagesFile(path, self.pages_made_by(self.scheduler))
         sequence = file.room(self.scheduler.pool)
@@ -260,12 +300,12 @@ class Session:
 
     def pages_made_by(self, scheduler: Scheduler) -> dict[str, str]:
         """What the bits in a scheduler's pool depend on. UserError where that is not one thing."""
-        if self._first_key(scheduler.model) != scheduler.pool.first_key:
+        if self._first_key() != scheduler.pool.first_key:
             raise UserError(
                 "the KV pool has what two backends made, as one failed and another goes on; nothing of it is "
                 "saved, and nothing restored: load the model again"
             )
-        return self.made_by(scheduler.model)
+        return self.made_by(decoding_in(scheduler.model, ROWS))
 
     def made_by(self, model: LoadedModel) -> dict[str, str]:
         """What the bits of keys and values depend on, the plainest first. UserError where the weights' files
@@ -273,15 +313,21 @@ class Session:
         return {"weights": self.mark(), **self._run_by(model)}
 
     def _run_by(self, model: LoadedModel) -> dict[str, str]:
-        blocks = model.blocks
+        blocks, of_all = model.blocks, self._of_all(model)
+        keys = (self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs)
+        return {
+            "model": of_all.pop("model"),
+            "decode": f"{blocks.decode}{_shared_by(model)}",
+            **of_all,
+            "programs": " ".join(keys),
+        }
+
+    def _of_all(self, model: LoadedModel) -> dict[str, str]:
+        """As made_by, whatever the family of decode."""
         return {
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
-            "decode": f"{blocks.decode}{_shared_by(model)}",
             "context-end": str(model.end),
             "numerics": self.cache.backend.numerics,
-            "programs": " ".join(
-                self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs
-            ),
         }
 
     def close(self) -> None:
@@ -301,26 +347,25 @@ class Session:
         fallback, self.fallback = self.fallback, None
         failed = self.cache.backend.name
         self.note(f"\n{error}\nbackend {failed} is given up {where}; preparing another for the rest")
-        self.model.home.leave()
         self.cache.close()
         self.cache, self.model = fallback()
-        for decode, scheduler in self._schedulers.items():
-            scheduler.go_on_with(for_many(self.model, decode))
+        if "requests" in vars(self):
+            self.requests.go_on_with(self._for_requests())
         self.backend = f"{failed}, then {self.cache.backend.name}"
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model
 
-    def text(self, answer: Answer, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
+    def text(self, answer: Request, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
         """The text of an answer as it is made, without the token that ends it. tokens: the answer's, where
         somebody else has them from it."""
         yield from filter(None, self._decoded(answer.prompt_ids, answer if tokens is None else tokens))
 
     def pieces(
-        self, generation: Answer, stop: Collection[int] = (), shown: Collection[int] = ()
+        self, request: Request, stop: Collection[int] = (), shown: Collection[int] = ()
     ) -> Generator[str, None, None]:
-        """Run `generation`, which a token of `stop` ends too, and give its text without that: a piece for
-        each of its steps, "" where a step gave none. shown: special tokens that are told too."""
-        yield from self._decoded(generation.prompt_ids, _until(generation, stop), shown)
+        """The text of what has come of a request, which a token of `stop` ends too, without that: a piece for
+        each token, "" where there is none yet. It takes no step. shown: special tokens that are told too."""
+        yield from self._decoded(request.prompt_ids, _until(request, stop), shown)
 
     def _decoded(
         self, before: Sequence[int], tokens: Iterable[int | None], shown: Collection[int] = ()
@@ -348,18 +393,22 @@ def _shared_by(model: LoadedModel) -> str:
 
 
 def _read_apart(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCache:
-    cache = KVCache(model.home, 1, with_unturned=True)
+    cache = model.new_cache(len(token_ids), with_unturned=True)
     with bar(prefill_steps(model, len(token_ids))) as step:
         prefill(model, token_ids, cache, step, last_only=True)
     return cache
 
 
-def _until(generation: Answer, stop: Collection[int]) -> Iterator[int | None]:
-    for token in generation.steps():
-        if token in stop:
-            generation.finish_reason = FinishReason.STOP
+def _until(request: Request, stop: Collection[int]) -> Iterator[int | None]:
+    while True:
+        for token in request.new_tokens():
+            if token in stop:
+                request.finish_reason = FinishReason.STOP
+                return
+            yield token
+        if request.is_over:
             return
-        yield token
+        yield None
 
 
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:

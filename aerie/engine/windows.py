@@ -11,14 +11,14 @@ A row's bits depend on which K/V tiles it sees in which rows of cores. A place b
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import weakref
+from collections.abc import Callable, Mapping, Sequence
 from weakref import WeakKeyDictionary
 
 from aerie.engine.errors import NoVariantError
-from aerie.engine.kv import Home, Layers, OnDevice, Room
+from aerie.engine.kv import DeviceKVStorage, KVBuffers, Layers
 from aerie.engine.model import LoadedModel
-from aerie.engine.pages import PAGE, Paged
-from aerie.engine.variants import window_contexts
+from aerie.engine.pages import PAGE, PagedSequence
 
 ALIGN = 256
 """Positions after which K/V tiles fall to the same rows of cores again: four rows of 64, or of 32 and then
@@ -28,11 +28,11 @@ twice (kernel_builder/attention.py, STAGES and kv_rows)."""
 class Window:
     """A cache that several sequences share, in a home of the device. `room` is it, once one was placed."""
 
-    def __init__(self, home: Home, contexts: Sequence[int]) -> None:
+    def __init__(self, home: DeviceKVStorage, contexts: Sequence[int]) -> None:
         self._home, self._contexts = home, sorted(contexts)
-        self.room = Room(())
-        self._places: WeakKeyDictionary[Paged, range] = WeakKeyDictionary()
-        self._gathered: WeakKeyDictionary[Paged, int] = WeakKeyDictionary()
+        self.room = KVBuffers(())
+        self._places: WeakKeyDictionary[PagedSequence, range] = WeakKeyDictionary()
+        self._give_back: Callable[[], object] = _nothing
 
     @property
     def context(self) -> int:
@@ -59,38 +59,38 @@ class Window:
         """Those that it may have, from one to another."""
         return [one for one in self._contexts if first <= one <= last]
 
-    def place(self, wanted: Mapping[Paged, int]) -> list[int]:
-        """Have each of these with room for so many positions; where each begins. NoVariantError."""
-        context = self.context_for([*wanted.values()])
+    def place(self, wanted: Mapping[PagedSequence, int], context: int = 0) -> list[int]:
+        """Have each of these with room for so many positions, in a cache of the smallest context, or of this
+        one; where each begins. NoVariantError."""
+        context = context or self.context_for([*wanted.values()])
         if context != self.context:
             self._open(context)
         for sequence, positions in wanted.items():
             if len(self._places.get(sequence, ())) < positions:
                 self._places.pop(sequence, None)
-                self._gathered.pop(sequence, None)
         if not all(sequence in self._places or self._fit(sequence, wanted) for sequence in wanted):
             self._lay_anew(wanted)
         for sequence in wanted:
             self._gather(sequence)
         return [self._places[sequence].start for sequence in wanted]
 
-    def wrote(self, sequence: Paged) -> None:
+    def wrote(self, sequence: PagedSequence) -> None:
         """All that the sequence holds is in its place."""
-        self._gathered[sequence] = sequence.length
+        sequence.gathered = sequence.length
 
     def leave(self) -> None:
         """Give the cache back; what was placed is gathered anew."""
-        if self.room.layers:
-            self._home.give_back(self.room)
-        self.room = Room(())
+        self._give_back()
+        self._give_back, self.room = _nothing, KVBuffers(())
         self._places.clear()
-        self._gathered.clear()
 
     def _open(self, context: int) -> None:
         self.leave()
         self.room = self._home.take(context)
+        self._give_back = given_back = weakref.finalize(self, self._home.give_back, self.room)
+        given_back.atexit = False
 
-    def _fit(self, sequence: Paged, wanted: Mapping[Paged, int]) -> bool:
+    def _fit(self, sequence: PagedSequence, wanted: Mapping[PagedSequence, int]) -> bool:
         """Take the first gap that is wide enough; those of sequences that are not wanted now count as gaps
         where there is no other."""
         width = _whole(wanted[sequence])
@@ -104,26 +104,24 @@ class Window:
                     return True
         return False
 
-    def _take(self, sequence: Paged, place: range) -> None:
+    def _take(self, sequence: PagedSequence, place: range) -> None:
         for other, at in [*self._places.items()]:
             if at.start < place.stop and place.start < at.stop:
                 del self._places[other]
-                self._gathered.pop(other, None)
-        self._places[sequence] = place
+        self._places[sequence], sequence.gathered = place, 0
 
-    def _lay_anew(self, wanted: Mapping[Paged, int]) -> None:
+    def _lay_anew(self, wanted: Mapping[PagedSequence, int]) -> None:
         """One after the other from the beginning."""
         self._places.clear()
-        self._gathered.clear()
         end = 0
         for sequence, positions in wanted.items():
-            self._places[sequence] = range(end, end + _whole(positions))
+            self._places[sequence], sequence.gathered = range(end, end + _whole(positions)), 0
             end += _whole(positions)
 
-    def _gather(self, sequence: Paged) -> None:
+    def _gather(self, sequence: PagedSequence) -> None:
         """Copy what is not there yet from its pages."""
-        done = min(self._gathered.get(sequence, 0), sequence.length) // PAGE * PAGE
-        if self._gathered.get(sequence, 0) < sequence.length:
+        if sequence.gathered < sequence.length:
+            done = sequence.gathered // PAGE * PAGE
             base = self._places[sequence].start
             for first, source, count in _runs(sequence.pages, done, sequence.length):
                 for pool, window in zip(sequence.pool.layers, self.layers, strict=True):
@@ -134,8 +132,11 @@ class Window:
 
 def window_of(model: LoadedModel) -> Window:
     """A window for sequences of a model: of any context up to the variants' largest, or 8192."""
-    contexts = window_contexts(model.blocks.contexts)
-    return Window(OnDevice(model.stored, model.runners, contexts, "window"), contexts)
+    return Window(model.home, model.blocks.window_contexts)
+
+
+def _nothing() -> None:
+    """Nothing is to be given back."""
 
 
 def _whole(positions: int) -> int:

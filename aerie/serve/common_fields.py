@@ -24,8 +24,8 @@ from pydantic import (
 )
 
 from aerie.engine.sampler import MOST_BIAS, Sampling
-from aerie.engine.scheduler import MOST_ANSWERS
-from aerie.engine.strategies.manner import Manners
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
+from aerie.engine.strategies.decode_config import DecodeSettings
 
 EXCLUDING_BIAS = MOST_BIAS
 """Its negative excludes a token: false in logit_bias, and ignore_eos."""
@@ -308,14 +308,14 @@ class SamplingFields(IgnoredFields):
     stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool = False
     max_tokens: MaxTokens = None
-    n: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_RUNNING_REQUESTS)] | None = None
     draft: Literal["lookup", "none"] | None = None
     rule: str | None = None
     steps: int | None = None
     threshold: float | None = None
     entropy: float | None = None
     prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
-    id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=MAX_RUNNING_REQUESTS)] | None = None
     timings_per_token: bool = False
     min_tokens: Any = None
     skip_special_tokens: Any = None
@@ -358,7 +358,7 @@ class SamplingFields(IgnoredFields):
         return None if self.id_slot in (None, -1) else self.id_slot
 
     @property
-    def decode_settings(self) -> Manners:
+    def decode_settings(self) -> DecodeSettings:
         """Settings of block diffusion."""
         return {"rule": self.rule, "steps": self.steps, "threshold": self.threshold, "entropy": self.entropy}
 
@@ -436,9 +436,10 @@ class CompletionRequest(SamplingFields, StructuredOutputFields):
             raise ValueError(
                 f"best_of is {self.best_of} and n {self.choices}; answers are not ranked: leave it out"
             )
-        if len(self.prompts) * self.choices > MOST_ANSWERS:
+        if len(self.prompts) * self.choices > MAX_RUNNING_REQUESTS:
             raise ValueError(
-                f"{len(self.prompts)} prompts with n {self.choices} are more than {MOST_ANSWERS} answers; "
+                f"{len(self.prompts)} prompts with n {self.choices} are more than {MAX_RUNNING_REQUESTS} "
+                "answers; "
                 "send several requests"
             )
         return self

@@ -120,7 +120,7 @@ def from_http_error(error: HTTPException, path: str) -> ApiError:
         return error
     if error.status_code == 404:
         return ApiError(
-            404, f"there is no {path[:80]!r}; docs/serve.md lists what there is", code="no_such_url"
+            404, f"there is no {path[:80]!r}; docs/how-to/serve.md lists what there is", code="no_such_url"
         )
     if error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")

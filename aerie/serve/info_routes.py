@@ -14,7 +14,7 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.responses import Response
 
 from aerie.engine.model import LoadedModel
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve import npu_request, npu_view
 from aerie.serve.common_fields import RequestFields, Text
 from aerie.serve.llama_cpp import DEFAULTS
@@ -125,7 +125,7 @@ def _add_state(app: FastAPI) -> None:
         return {
             "model_alias": service.name,
             "backend": opened.session.backend,
-            "total_slots": MOST_ANSWERS,
+            "total_slots": MAX_RUNNING_REQUESTS,
             "default_generation_settings": {"n_ctx": opened.session.model.positions, "params": DEFAULTS},
             "model_path": service.name,
             "modalities": {"vision": False, "audio": False},

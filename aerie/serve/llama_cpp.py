@@ -16,7 +16,7 @@ from fastapi import Request
 from pydantic import Field, model_validator
 from starlette.responses import Response
 
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve import preprocess
 from aerie.serve.common_fields import (
@@ -88,7 +88,7 @@ class LlamaCppRequest(RequestFields):
     stream: bool = False
     n_predict: Annotated[int, Field(ge=-1)] = -1
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
-    n_cmpl: Annotated[int, Field(ge=1, le=MOST_ANSWERS)] = 1
+    n_cmpl: Annotated[int, Field(ge=1, le=MAX_RUNNING_REQUESTS)] = 1
     temperature: float = 0.8
     top_k: int = 40
     top_p: float = 0.95
@@ -111,7 +111,7 @@ class LlamaCppRequest(RequestFields):
     return_progress: bool = False
     response_fields: list[str] = Field(default_factory=list)
     cache_prompt: bool | None = None
-    id_slot: Annotated[int, Field(ge=-1, lt=MOST_ANSWERS)] | None = None
+    id_slot: Annotated[int, Field(ge=-1, lt=MAX_RUNNING_REQUESTS)] | None = None
     n_keep: int | None = None
     repeat_last_n: int | None = None
     min_keep: int | None = None
@@ -155,9 +155,10 @@ class LlamaCppRequest(RequestFields):
             raise ValueError(
                 f"repeat_last_n is {self.repeat_last_n}, and penalties look at the whole text here; give -1"
             )
-        if (count := len(self.prompts) * self.n_cmpl) > MOST_ANSWERS:
+        if (count := len(self.prompts) * self.n_cmpl) > MAX_RUNNING_REQUESTS:
             raise ValueError(
-                f"{count} answers are asked for, and {MOST_ANSWERS} is the limit; send several requests"
+                f"{count} answers are asked for, and {MAX_RUNNING_REQUESTS} is the limit; send several "
+                "requests"
             )
         return self
 

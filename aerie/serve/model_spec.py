@@ -17,9 +17,9 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.footprint import foreseen
 from aerie.engine.pages import PAGE, pages_for
 from aerie.engine.progress import Reporter
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.session import prepare_runtime
-from aerie.engine.strategies.manner import LOOKUP
+from aerie.engine.strategies.decode_config import LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
 from aerie.runtime import select_backend
 from aerie.serve.worker import OpenedModel
@@ -83,7 +83,7 @@ class ModelSpec(NamedTuple):
         if self.memory_limit is None or options.kv_pool is not None:
             return options
         remaining = max(0, self.memory_limit - foreseen(config, options).beside)
-        pages = pages_for(config, None, MOST_ANSWERS, remaining)
+        pages = pages_for(config, None, MAX_RUNNING_REQUESTS, remaining)
         return replace(options, kv_pool=pages * PAGE)
 
     def _draft_model_bytes(self, config: ModelConfig, folder: Path) -> int:
@@ -91,7 +91,7 @@ class ModelSpec(NamedTuple):
         if self.draft is None or self.draft == LOOKUP or not uses_drafts(config, folder, self.draft):
             return 0
         estimate = foreseen(load_config(find_checkpoint(self.draft)), of_drafter(self.options))
-        return estimate.beside + (MOST_ANSWERS - 1) * estimate.kv_cache
+        return estimate.beside + (MAX_RUNNING_REQUESTS - 1) * estimate.kv_cache
 
 
 def open_model(
@@ -122,7 +122,7 @@ def _open_with_draft(
     drafter = draft_model_of(checkpoint, folder, draft)
     note_missing_template(checkpoint.tokenizer, report.note)
     session = prepare_runtime(checkpoint, options, report)
-    opened = OpenedModel(session, session.scheduler_in(ROWS), tokenizer)
+    opened = OpenedModel(session, session.scheduler, tokenizer)
     if drafter is not None:
         draft_session, draft_source = beside(drafter, checkpoint.config, options, report)
         return replace(opened, draft=draft_source, draft_session=draft_session)

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.runtime.memory import available_bytes, size
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Metrics
@@ -149,7 +149,7 @@ class ModelManager:
             return
         if error := service.recent_load_error():
             raise error
-        if service.active_requests > (most := MOST_ANSWERS + self.limits.queue):
+        if service.active_requests > (most := MAX_RUNNING_REQUESTS + self.limits.queue):
             raise ApiError(
                 429,
                 f"{most} requests wait for the model {service.name!r} to be loaded, and that is the limit; "

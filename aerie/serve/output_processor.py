@@ -21,7 +21,7 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.stopping import StopStrings
-from aerie.engine.strategies.manner import PLAIN, Manner
+from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_request_error
@@ -140,7 +140,7 @@ class OutputRequest:
     time_limit_s: float = float("inf")
     index: int = 0
     slot: int | None = None
-    decode_config: Manner = PLAIN
+    decode_config: DecodeConfig = PLAIN
     after_sampling: bool = False
     tool_calls: Calls | None = None
     shows_progress: bool = False

@@ -11,8 +11,8 @@ from aerie.engine.call_grammar import call_grammar
 from aerie.engine.call_reader import Calls, calls_of
 from aerie.engine.grammar import Grammar, Grammars
 from aerie.engine.sampler import Sampler
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafting import Drafting, predicted
-from aerie.engine.strategies.manner import Manner
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
 from aerie.serve.chat_fields import ChatInput
@@ -162,7 +162,7 @@ def _output_request(
         time_limit_s,
         index,
         settings.slot if index == 0 else None,
-        Manner(**settings.decode_settings, draft=draft),
+        DecodeConfig(**settings.decode_settings, draft=draft),
         settings.logprobs_after_sampling,
         tool_calls,
         settings.shows_progress,

@@ -26,7 +26,7 @@ from starlette.types import Message, Scope
 
 from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.app import make_app
 from aerie.serve.model_spec import ModelFlags, open_model
 from aerie.serve.models import ModelManager
@@ -151,7 +151,7 @@ def deployment(recipe: ReplicaConfig, min_replicas: int, max_replicas: int) -> A
     scale = {
         "min_replicas": min_replicas,
         "max_replicas": max_replicas,
-        "target_ongoing_requests": MOST_ANSWERS // 2,
+        "target_ongoing_requests": MAX_RUNNING_REQUESTS // 2,
     }
     return (
         serve.deployment(Replica)
@@ -161,7 +161,7 @@ def deployment(recipe: ReplicaConfig, min_replicas: int, max_replicas: int) -> A
                 if max_replicas > min_replicas
                 else {"num_replicas": min_replicas}
             ),
-            max_ongoing_requests=MOST_ANSWERS + recipe.limits.queue,
+            max_ongoing_requests=MAX_RUNNING_REQUESTS + recipe.limits.queue,
             max_queued_requests=max(1, recipe.limits.queue),
             ray_actor_options={"num_cpus": 0, "resources": {NPU_RESOURCE: 1}},
             health_check_period_s=5,

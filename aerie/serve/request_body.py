@@ -170,7 +170,7 @@ def validate_fields(kind: TypeAdapter[Any], body: bytes) -> Any:
             raise ApiError(
                 400,
                 f"{count} values of the body are wrong, and {MAX_ERRORS} are looked at; send fields and "
-                "values of this address, which docs/serve.md lists",
+                "values of this address, which docs/how-to/serve.md lists",
                 code="invalid_value",
             ) from None
         errors = [{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors(include_url=False)]

@@ -18,7 +18,7 @@ from aerie.common.errors import AerieError, UserError
 from aerie.engine.chat_template import AT_ONCE
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime.memory import give_back
 from aerie.serve.common_fields import StructuredOutput
@@ -377,11 +377,11 @@ class ModelService:
     def submit(self, requests: Sequence[OutputRequest], request_log: RequestLog) -> RequestOutputs:
         """Submit the outputs of a request. Raises ApiError 429 if the queue is full."""
         limit, unfinished = (
-            MOST_ANSWERS + self.limits.queue,
+            MAX_RUNNING_REQUESTS + self.limits.queue,
             sum(one.unfinished_count for one in self._outputs),
         )
         if unfinished + max_concurrent(requests) > limit:
-            after = min(60, max(1, math.ceil(self.metrics.mean_s * unfinished / MOST_ANSWERS)))
+            after = min(60, max(1, math.ceil(self.metrics.mean_s * unfinished / MAX_RUNNING_REQUESTS)))
             raise ApiError(
                 429,
                 f"{unfinished} answers are under way or wait, {max_concurrent(requests)} more were "

@@ -1,7 +1,7 @@
 """POST /slots/ID?action=save, restore and erase, in the format of llama.cpp's tools/server/README.md.
 
 Files are read and written in a thread, one at a time, while the model keeps stepping: the model thread only
-takes and releases the pages (aerie/engine/saved_pages.py). All files are in one folder.
+takes and releases the pages (aerie/engine/saved.py). All files are in one folder.
 """
 
 from __future__ import annotations
@@ -18,9 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.pages import Paged, PoolFullError, page_bytes
-from aerie.engine.saved import MadeBy
-from aerie.engine.saved_pages import PagesFile, held, write_pages
+from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
+from aerie.engine.saved import MadeBy, PagesFile, held, save_sequence
 from aerie.serve.common_fields import RequestFields, Text
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.slots import Slots
@@ -103,13 +102,13 @@ class SlotFiles:
             "timings": {"save_ms": _ms(start_s)},
         }
 
-    def _write(self, sequence: Paged, path: Path, provenance: MadeBy, nbytes: int) -> tuple[int, str]:
+    def _write(self, sequence: PagedSequence, path: Path, provenance: MadeBy, nbytes: int) -> tuple[int, str]:
         """Write the file. Returns its size, and the name under which a larger file of the same name was kept:
         the pool may have lost tokens since the last save."""
         self._check_capacity(path, nbytes, path.name)
         new_path = path.with_name(f".{path.name[:120]}.new")
         try:
-            write_pages(sequence, new_path, provenance)
+            save_sequence(sequence, None, new_path, provenance)
         except UserError as error:
             message = _without_folder(error, new_path).message.replace(new_path.name, path.name)
             raise ApiError(507, message, code="not_written") from error
@@ -169,7 +168,7 @@ class SlotFiles:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _hold_pages(slots: Slots, number: int, opened: OpenedModel) -> tuple[Paged, MadeBy, int]:
+def _hold_pages(slots: Slots, number: int, opened: OpenedModel) -> tuple[PagedSequence, MadeBy, int]:
     """The pages of a slot, their provenance, and about how many bytes a file of them has."""
     tokens = slots.all[number].tokens
     if not tokens:
@@ -190,7 +189,7 @@ def _free_path(path: Path) -> Path:
     return next(name for name in names if not name.exists())
 
 
-def _publish(slots: Slots, number: int, file: PagesFile, sequence: Paged, _: OpenedModel) -> None:
+def _publish(slots: Slots, number: int, file: PagesFile, sequence: PagedSequence, _: OpenedModel) -> None:
     file.publish(sequence)
     slots.restore(number, file.token_ids)
 

@@ -14,7 +14,7 @@ from typing import Any
 from aerie.engine.embeddings import Token
 from aerie.engine.pages import PAGE, PagePool
 from aerie.engine.requests import Request
-from aerie.engine.scheduler import MOST_ANSWERS
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 
 
 @dataclass
@@ -45,7 +45,7 @@ class Slots:
     """One slot per concurrently running request. Call assign, restore and erase in the model thread only."""
 
     def __init__(self) -> None:
-        self.all = [Slot() for _ in range(MOST_ANSWERS)]
+        self.all = [Slot() for _ in range(MAX_RUNNING_REQUESTS)]
         self._uses = itertools.count(1)
 
     def assign(self, request: Request, number: int | None) -> None:

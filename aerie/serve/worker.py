@@ -22,7 +22,7 @@ from aerie.common.errors import UserError
 from aerie.engine.faults import of_one_answer
 from aerie.engine.generate import check_asked
 from aerie.engine.pages import PAGE, PoolFullError
-from aerie.engine.scheduler import MOST_ANSWERS, MOST_READ, Scheduler
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, MOST_READ, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
@@ -232,7 +232,7 @@ class ModelThread:
         of the refused ones."""
         refused, still_waiting = list[tuple[Job, OutputDelta]](), deque[Job]()
         pooling = sum(job.output_request.make_pooler is not None for job in self._running)
-        capacity = {False: MOST_ANSWERS - len(self._running) + pooling, True: MOST_READ - pooling}
+        capacity = {False: MAX_RUNNING_REQUESTS - len(self._running) + pooling, True: MOST_READ - pooling}
         for job in self._waiting:
             is_pooling = job.output_request.make_pooler is not None
             if capacity[is_pooling] < 1:

@@ -34,7 +34,7 @@ class Result:
 
     outputs: every argument after the run, in order; new arrays of the shapes and dtypes of those given.
     notes: findings that did not end the run, a sentence each.
-    record: what was asked for: `{"stats": {...}, "trace": [...]}` (docs/virtual_npu.md), else None.
+    record: what was asked for: `{"stats": {...}, "trace": [...]}`, else None.
     schedules: how many schedules gave these outputs.
     """
 

@@ -4,9 +4,10 @@
       segment   L2: keep mask and insert matrix of the part, the rows of a head, on their way to all cores
         herd cores x 1           each core a run of the part, through `cache_update.cc`, head after head
 
-The buffers are those of the static form of a model (docs/static_form.md): all layers are in one, and a kernel
-is built for its layer, which alone it reads and writes. The cache goes from L3 to the cores and back, to each
-its run. What changes is small, comes to all cores by one channel, and each takes from it what is of its run.
+The buffers are those of the static form of a model (docs/how-to/export-static-form.md): all layers are in
+one, and a kernel is built for its layer, which alone it reads and writes. The cache goes from L3 to the cores
+and back, to each its run. What changes is small, comes to all cores by one channel, and each takes from it
+what is of its run.
 
 A position that nothing is inserted to keeps its bits up to the sign of zero, and an inserted row has the bits
 of the block: the other products are zeros, as long as all that is multiplied is finite.

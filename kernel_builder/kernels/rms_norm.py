@@ -3,7 +3,7 @@
 Numerics are those of Hugging Face's LlamaRMSNorm in bf16: squares, sum, mean, rsqrt and x * rsqrt in f32,
 that rounded to bf16, then the product with the weight rounded to bf16 again. Two roundings, on purpose.
 
-The forms are those that upstream lowers for AIE2P (docs/hardware.md, Forms), which has no product of f32
+The forms are those that upstream lowers for AIE2P (docs/explanation/lowering.md), which has no product of f32
 vectors. So the scale is split into three bf16 numbers whose sum it is, bit for bit, and x meets each in a
 multiply-add of bf16 with an f32 sum. The split is made in vectors of equal lanes: a core rounds vectors, and
 a scalar only by way of one. The product with the weight is one of bf16 vectors: the unit makes it in f32 and

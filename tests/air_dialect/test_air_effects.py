@@ -135,6 +135,33 @@ def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int,
     ]
 
 
+TRANSFERS = """
+air.channel @c [1, 1]
+func.func @f(%m: memref<8xf32>, %o: memref<8xf32>, %w: memref<4x8xf32>) {
+  air.channel.put @c[] (%m[] [] []) : (memref<8xf32>)
+  air.channel.get @c[] (%o[] [] []) : (memref<8xf32>)
+  air.dma_memcpy_nd (%o[] [] [], %m[] [] []) : (memref<8xf32>, memref<8xf32>)
+  linalg.broadcast ins(%m : memref<8xf32>) outs(%w : memref<4x8xf32>) dimensions = [0]
+  return
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("air.channel.put", [(0, READ)]),
+        ("air.channel.get", [(0, WRITE)]),
+        ("air.dma_memcpy_nd", [(0, WRITE), (1, READ)]),
+        ("linalg.broadcast", [(0, READ), (1, WRITE)]),
+    ],
+)
+def test_a_transfer_reads_its_source_and_writes_its_destination(
+    name: str, found: list[tuple[int, object]]
+) -> None:
+    assert effects(next(op for op in parse(TRANSFERS).walk() if op.name == name)) == found
+
+
 def test_a_view_leads_back_to_the_allocation() -> None:
     half = operation("memref.subview").results[0]
     made = origin(half).owner

@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Iterator
 
 import pytest
+from xdsl.dialects import scf
 from xdsl.ir import SSAValue
 
 import aerie.virtual_npu.codegen.module  # noqa: F401  registers every emitter
@@ -20,8 +21,10 @@ from aerie.air_dialect.readings import (
     MULTIPLES,
     NUMBERS,
     REGULAR,
+    Counted,
     Linear,
     Multiple,
+    counted,
     interval,
     is_regular,
     leaves,
@@ -146,6 +149,8 @@ def ab(*numbers: int, type_: str = "index") -> str:
         (f"{ab(-1, 1)}%r = arith.cmpi slt, %a, %b : index", -1),
         (f"{ab(2, 1)}%r = index.cmp ule(%a, %b)", 0),
         (f"{ab(-8, 2)}%r = arith.divui %a, %b : index", None),
+        (f"{ab(100, 7, type_='i8')}%r = arith.shrui %a, %b : i8", 0),
+        (f"{ab(100, 8, type_='i8')}%r = arith.shrui %a, %b : i8", None),
         *((f"{ab(8, 0)}%r = index.{name} %a, %b", None) for name in DIVISIONS),
         ("%r = memref.rank %m : memref<8x16xf32>", 2),
         (f"{ab(1)}%r = memref.dim %m, %a : memref<8x16xf32>", 16),
@@ -256,6 +261,7 @@ func.func @f(%n: index, %m: index) {
   affine.parallel (%d, %e) = (max(%n - 2, 1), 0) to (min(%m, 8), 4) step (2, 3) { }
   scf.forall (%f, %g) = (0, 1) to (%c8, 6) step (2, %c3) { }
   scf.for %h = %c0 to %n step %c3 { }
+  affine.for %i = max affine_map<() -> (1, 2)>() to min affine_map<() -> (9, 6)>() { }
   return
 }
 """
@@ -265,7 +271,7 @@ func.func @f(%n: index, %m: index) {
     ("name", "bounds", "divisor"),
     [
         ("a", (0, 6), 3), ("b", (3, 6), 3), ("c", None, 2), ("d", None, 1), ("e", (0, 3), 3),
-        ("f", (0, 6), 2), ("g", (1, 4), 1), ("h", None, 3),
+        ("f", (0, 6), 2), ("g", (1, 4), 1), ("h", None, 3), ("i", (2, 5), 1),
     ],
 )  # fmt: skip
 def test_what_a_loop_runs_over(name: str, bounds: tuple[int, int] | None, divisor: int) -> None:
@@ -273,6 +279,18 @@ def test_what_a_loop_runs_over(name: str, bounds: tuple[int, int] | None, diviso
     assert interval(value) == bounds
     assert multiple(value) == divisor
     assert space_of_variable(value) is not None
+
+
+@pytest.mark.parametrize(
+    ("bounds", "found"),
+    [((0, 8, 3), Counted(0, 3, 3)), ((1, 9, 4), Counted(1, 4, 2)), ((3, 3, 1), None), ((0, 8, 0), None)],
+)
+def test_how_often_a_loop_runs(bounds: tuple[int, int, int], found: Counted | None) -> None:
+    low, high, step = (f"%{name} = arith.constant {n} : index" for name, n in zip("abc", bounds, strict=True))
+    body = f"{low}\n{high}\n{step}\nscf.for %i = %a to %b step %c {{\n}}"
+    loop = made_in(body)["i"].owner.parent_op()
+    assert isinstance(loop, scf.ForOp)
+    assert counted(loop) == found
 
 
 def test_a_variable_that_takes_one_value_is_that_value() -> None:

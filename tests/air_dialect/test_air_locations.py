@@ -93,3 +93,8 @@ def test_a_channel_without_a_size_is_a_single_one() -> None:
     parse(f"air.channel @c {use}")
     with pytest.raises(AirParseError, match="index 2 is 1: @c has 1 there, use 0 to 0"):
         parse("air.channel @c" + use.replace("%c0, %c0, %c0]", "%c0, %c0, 1]"))
+
+
+def test_lines_and_columns_count_from_one() -> None:
+    module = parse("func.func private @f()\n  func.func private @g()", "a.mlir")
+    assert [location(op) for op in module.ops] == ["a.mlir:1:1", "a.mlir:2:3"]

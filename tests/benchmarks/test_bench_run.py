@@ -212,7 +212,7 @@ worker("compile")
 """
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_side_ends_with_a_benchmark_that_is_killed(tiny, tmp_path):
     command_line = [sys.executable, "-c", ABANDONED, str(tmp_path), str(tiny)]
     with subprocess.Popen(command_line, stdout=subprocess.PIPE, text=True, cwd=worker.REPOSITORY) as parent:
@@ -323,7 +323,7 @@ def test_files_that_no_tensor_is_in_are_not_weighed(tiny, tmp_path):
     assert plan.checkpoint_bytes == (tiny / "model.safetensors").stat().st_size
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     """Both sides, in their own processes, on a tiny model: every figure is there and is a time or a size."""
     pytest.importorskip("torch")
@@ -438,7 +438,7 @@ def test_the_order_of_things(tiny, tmp_path):
     assert len(comparison.samples.values["ours", "first_512"]) == 2
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     """The session's own side, on the tiny model: a prompt that shares tokens, decoding, few rows."""
     side = sides.AerieSide(str(tiny), str(tmp_path))
@@ -451,7 +451,7 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     assert side.decode(64, 2, "rows").keys() == {"seconds"}
     assert not set(side.programs()) & {"rms_gemv_rope", "lm_head_gemv"}
     assert side.decode(64, 2).keys() >= {"seconds", "programs_seconds", "attention_seconds"}
-    assert side.session.kept.cache.length == 64
+    assert side._cache.length == 64
     side.reset()
     assert set(side.time_few_rows(32, 1)) == {"1", "8", "16"}
     found = side.programs()

@@ -11,7 +11,7 @@ from aerie.serve.prefix_affinity import LOAD_SLACK
 from benchmarks import scale
 from benchmarks.scale import AFFINITY, LEAST, POLICIES, RANDOM, SimulationResult, StepTimes, Traffic, simulate
 
-PAGE = (Path(__file__).parents[2] / "docs" / "scale.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "dev/routing-simulation.md").read_text()
 BOXES, SHORT = 8, Traffic(rate=0.3, seconds=150.0)
 
 
@@ -111,7 +111,7 @@ def test_the_costs_are_those_that_were_measured() -> None:
     assert 16 / (costs.step_s + 16 * costs.row_s) == pytest.approx(166.4)
     # 8 together were not given to it: measured 90.1 tokens/s.
     assert 8 / (costs.step_s + 8 * costs.row_s) == pytest.approx(90.1, rel=0.07)
-    performance = (Path(__file__).parents[2] / "docs" / "performance.md").read_text()
+    performance = (Path(__file__).parents[2] / "docs" / "dev/performance-notes.md").read_text()
     assert "13.1 tokens/s of one by the family `rows`, 90.1 of 8, 166.4 of 16" in performance
 
 
@@ -121,7 +121,7 @@ def test_the_page_has_the_figures() -> None:
     assert LOAD_SLACK in scale.SLACKS
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_page_has_all_figures(capsys: pytest.CaptureFixture[str]) -> None:
     scale.main()
     for table in capsys.readouterr().out.split("\n\n"):

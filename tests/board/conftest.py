@@ -10,14 +10,6 @@ from types import ModuleType
 import pytest
 
 
-@pytest.fixture(scope="module", autouse=True)
-def quick_builds() -> Iterator[None]:
-    """What is compared here is small: building it takes longer than running. Set for this room alone."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("VNPU_OPT", "0")
-        yield
-
-
 @pytest.fixture(scope="session")
 def faulty_npu() -> Iterator[ModuleType]:
     """The stand-ins for a wrong NPU, importable by the processes that a test starts."""

@@ -52,7 +52,7 @@ def test_system(tmp_path: Path, release: str, libc: str, status: Status) -> None
 def test_another_system(tmp_path: Path) -> None:
     finding = basics.system(machine(tmp_path), "darwin", "")
     assert finding.status is Status.FAILED
-    assert "docs/install.md" in finding.fix
+    assert "docs/how-to/install.md" in finding.fix
 
 
 @pytest.mark.parametrize(

@@ -239,7 +239,7 @@ def test_without_a_board_nothing_has_failed() -> None:
     group = text.partition("not set up, and needed for a board only\n")[2]
     assert "  NPU            driver, device node, device, firmware, locked memory\n" in group
     assert "  what runs      one kernel\n" in group
-    assert group.count("docs/install.md") == 1
+    assert group.count("docs/how-to/install.md") == 1
 
 
 def test_the_whole_page_shows_what_is_not_set_up_too() -> None:

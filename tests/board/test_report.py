@@ -185,7 +185,7 @@ def test_a_log_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
     assert parts._read_tail(tmp_path / "gone.log") == ("", "it cannot be read (No such file or directory)")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_real_report_of_this_machine(tmp_path: Path) -> None:
     """With the real doctor and whatever tools there are: it names neither the machine nor its owner."""
     found: list[Any] = list(all_parts(Source(tmp_path)))

@@ -15,7 +15,7 @@ import pytest
 SUITE = Path(__file__).parents[1] / "lit"
 SUFFIXES = (".mlir", ".test")
 FILES = sorted(str(path.relative_to(SUITE)) for path in SUITE.rglob("*") if path.suffix in SUFFIXES)
-LONG = [name for name in FILES if re.search("REQUIRES:.*\\blong\\b", (SUITE / name).read_text())]
+SLOW = [name for name in FILES if re.search("REQUIRES:.*\\bslow\\b", (SUITE / name).read_text())]
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ def suite(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     return outcomes(tmp_path_factory.mktemp("lit"), "-Dboard=0", str(SUITE))
 
 
-@pytest.mark.parametrize("name", [name for name in FILES if name not in LONG])
+@pytest.mark.parametrize("name", [name for name in FILES if name not in SLOW])
 def test_lit(suite: dict[str, Outcome], name: str) -> None:
     settle(suite[name])
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", LONG)
-def test_long_lit(tmp_path: Path, name: str) -> None:
-    settle(outcomes(tmp_path, "-Dlong=1", str(SUITE / name))[name])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", SLOW)
+def test_slow_lit(tmp_path: Path, name: str) -> None:
+    settle(outcomes(tmp_path, "-Dslow=1", str(SUITE / name))[name])
 
 
 def test_lit_runs_all_of_these_files(suite: dict[str, Outcome]) -> None:

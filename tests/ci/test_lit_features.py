@@ -49,16 +49,16 @@ def test_a_virtual_npu_is_a_compiler(features: ModuleType, monkeypatch: pytest.M
 def test_the_rest_is_what_the_caller_says(features: ModuleType) -> None:
     assert "hf_token" in features.available({"HF_TOKEN": "x"})
     assert "hf_token" not in features.available({"HF_TOKEN": ""})
-    assert "long" in features.available({}, long=True)
-    assert "long" not in features.available({})
+    assert "slow" in features.available({}, slow=True)
+    assert "slow" not in features.available({})
 
 
 def test_what_is_missing_is_said(features: ModuleType) -> None:
-    assert features.summary({"peano", "virtual_npu", "ryzen_ai_npu2", "long"}) == (
-        "features: long, peano, ryzen_ai_npu2, virtual_npu; missing: hf_token (needs HF_TOKEN)"
+    assert features.summary({"peano", "virtual_npu", "ryzen_ai_npu2", "slow"}) == (
+        "features: peano, ryzen_ai_npu2, slow, virtual_npu; missing: hf_token (needs HF_TOKEN)"
     )
     assert features.summary(set(features.FEATURES)).endswith("; missing: none")
-    assert features.available({"HF_TOKEN": "x"}, long=True) <= set(features.FEATURES)
+    assert features.available({"HF_TOKEN": "x"}, slow=True) <= set(features.FEATURES)
 
 
 def test_tests_see_what_is_forwarded_and_nothing_else(features: ModuleType) -> None:

@@ -3,12 +3,16 @@ in a checkout each module has one path; and `aerie` is the command."""
 
 from __future__ import annotations
 
+import ast
+import email
 import importlib
+import importlib.metadata
 import os
 import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -18,6 +22,7 @@ from setuptools import build_meta
 import aerie
 from aerie import rooms
 from aerie.__main__ import COMMANDS, TOOLS, find, main
+from aerie.version import DISTRIBUTION
 
 PROJECT = Path(__file__).parents[2]
 SOURCES = ("pyproject.toml", "setup.py", "README.md", "LICENSE", "aerie", *rooms.AT_THE_TOP)
@@ -105,7 +110,7 @@ def from_clone_without_links(folder: Path) -> None:
     git("clone", "--config", "core.symlinks=false", "--depth=1", f"file://{PROJECT}", folder)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("source", ["zip", "tar", "clone"])
 def test_a_wheel_is_whole_whatever_its_source(source: str, tmp_path: Path, wheel: zipfile.ZipFile) -> None:
     """Of the last commit, whose files may differ from the checkout's; its rooms do not."""
@@ -116,7 +121,7 @@ def test_a_wheel_is_whole_whatever_its_source(source: str, tmp_path: Path, wheel
     assert {f"aerie/{room}/__init__.py" for room in ROOMS} <= names
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
     """In an environment of its own, seen from another folder."""
     python = tmp_path / "venv" / "bin" / "python"
@@ -134,6 +139,36 @@ def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
     )
     source = tmp_path / "source"
     assert done.stdout.split() == [f"{source}/aerie/engine/__init__.py", f"{source}/verify/__init__.py"]
+    (paths,) = tomllib.loads((source / "pyproject.toml").read_text())["tool"]["pyright"]["extraPaths"]
+    shown = {path.name: path.resolve() for path in (source / paths / "aerie").iterdir()}
+    at_the_top = {room: source / room for room in rooms.AT_THE_TOP}
+    assert shown == {"__init__.py": source / "aerie" / "__init__.py", **at_the_top}
+
+
+@pytest.mark.slow
+def test_uninstalling_leaves_what_the_page_says(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
+    """The steps of docs/how-to/upgrade-and-uninstall.md, after a program was compiled."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    binaries, home = tmp_path / "venv" / "bin", tmp_path / "home"
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    (site / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    before = set(site.iterdir()) | set(binaries.iterdir())
+    home.mkdir()
+    own = {"PATH": os.environ["PATH"], "HOME": str(home), "TMPDIR": str(tmp_path), "VNPU_OPT": "0"}
+
+    def call(*words: str | Path) -> str:
+        return subprocess.run(words, cwd="/", env=own, capture_output=True, text=True, check=True).stdout
+
+    pip = (binaries / "python", "-m", "pip", "--disable-pip-version-check")
+    call(*pip, "install", "--no-deps", "--no-index", str(wheel.filename))
+    assert call(binaries / "aerie", "--version") == f"aerie {aerie.__version__}\n"
+    call(binaries / "aerie", "vnpu", "run", PROJECT / "examples" / "air_program" / "double.mlir", "--zeros")
+    assert (home / ".cache" / "aerie" / "virtual_npu").is_dir()
+    call(binaries / "aerie", "cache", "clear", "--all")
+    call(*pip, "uninstall", "--yes", DISTRIBUTION)
+    assert set(site.iterdir()) | set(binaries.iterdir()) == before
+    files = [path.relative_to(home) for path in home.rglob("*") if path.is_file()]
+    assert [path for path in files if "aerie" in str(path)] == []  # pip leaves some of its own
 
 
 def test_nothing_but_aerie_is_installed_at_top_level(wheel: zipfile.ZipFile) -> None:
@@ -149,6 +184,7 @@ def test_all_that_a_room_has_is_installed(wheel: zipfile.ZipFile) -> None:
         for path in rooms.folder(room).rglob("*")
         if path.is_file() and path.suffix not in {".pyc", ".md"}
     }
+    files |= {f"aerie/{path.name}" for path in rooms.PACKAGE.iterdir() if path.is_file()}
     assert files - set(wheel.namelist()) == set()
 
 
@@ -162,6 +198,89 @@ def test_a_room_of_the_users_own_is_not_in_the_way(wheel: zipfile.ZipFile, tmp_p
     own = {**os.environ, "PYTHONPATH": str(tmp_path / "site")}
     done = subprocess.run(words, cwd=tmp_path / "own", env=own, capture_output=True, text=True)
     assert done.stdout == "The capital of France is Paris.\n", done.stderr
+
+
+SCRIPT = """
+import aerie
+import numpy as np
+from numpy.typing import NDArray
+
+with aerie.load("demo", progress=print) as model:
+    result: aerie.Result = model.generate("hi", temperature=0.5, seed=3)
+    text: str = result.text
+    tokens: int = result.usage.total_tokens
+    complete: bool = result.finish_reason is aerie.FinishReason.LENGTH
+    pieces: list[str] = [piece for piece in model.stream("hi", stop=["."])]
+    logits: NDArray[np.float32] = model.logits("hi")
+    model.generate("hi", no_such_option=3)
+    aerie.no_such_name
+"""
+
+
+def imports_of_pages() -> list[str]:
+    """Every import of ours that the Python on our pages makes, and in our examples."""
+    pages = [PROJECT / "README.md", *(PROJECT / "docs").rglob("*.md")]
+    texts = [
+        text
+        for page in pages
+        for text in re.findall(r"^```python[^\n]*\n(.*?)^```", page.read_text(), re.M | re.S)
+    ]
+    texts += [path.read_text() for path in (PROJECT / "examples").rglob("*.py")]
+    nodes = [node for text in texts for node in ast.walk(ast.parse(text))]
+    made = {ast.unparse(node) for node in nodes if isinstance(node, ast.ImportFrom | ast.Import)}
+    return sorted(each for each in made if re.match(r"(from|import) aerie\b", each))
+
+
+@pytest.mark.slow
+def test_types_of_the_installed_package(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
+    """mypy --strict over a script of a user's, who has the wheel and what it needs, and no checkout."""
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
+    (site,) = (tmp_path / "venv").glob("lib/python3*/site-packages")
+    wheel.extractall(site)
+    (site / "others.pth").write_text(f"{Path(pytest.__file__).parents[1]}\n")
+    public = [f"from aerie import {name}" for name in aerie.__all__]
+    imports = imports_of_pages()
+    assert len(imports) > 5
+    # Each in a scope of its own: two pages may mean two things by one name.
+    scopes = [f"def scope_{n}() -> None:\n    {each}" for n, each in enumerate((*public, *imports))]
+    (tmp_path / "script.py").write_text("\n".join([*scopes, SCRIPT]))
+    how = ("--strict", "--no-error-summary", "--python-executable", tmp_path / "venv" / "bin" / "python")
+    clean = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "MYPYPATH")}
+    words = [sys.executable, "-m", "mypy", *how, "script.py"]
+    done = subprocess.run(words, cwd=tmp_path, env=clean, capture_output=True, text=True)
+    errors = [line.partition("error: ")[2] for line in done.stdout.splitlines() if "error: " in line]
+    assert errors == [
+        'Unexpected keyword argument "no_such_option" for "generate" of "Model"  [call-arg]',
+        'Module has no attribute "no_such_name"  [attr-defined]',
+    ], done.stdout + done.stderr
+
+
+def test_nobody_is_told_to_install_a_strangers_package() -> None:
+    """On the public index `aerie` is another project, and there is no release of ours."""
+    listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
+    texts = {
+        name: (PROJECT / name).read_bytes()
+        for name in listed.stdout.splitlines()
+        if (PROJECT / name).is_file()
+    }
+    told = re.compile(rb"(pip|uv|pipx) (install|add) (-\S+ )*['\"]?aerie")
+    assert len(texts) > 900
+    assert [name for name, text in texts.items() if told.search(text)] == []
+
+
+def test_the_metadata(wheel: zipfile.ZipFile) -> None:
+    (name,) = (name for name in wheel.namelist() if name.endswith("/METADATA"))
+    metadata = email.message_from_bytes(wheel.read(name))
+    assert (metadata["Name"], metadata["Version"]) == (DISTRIBUTION, aerie.__version__)
+    assert importlib.metadata.version(DISTRIBUTION) == aerie.__version__
+    classifiers = metadata.get_all("Classifier", [])
+    assert "Typing :: Typed" in classifiers
+    oldest, newest = (11, 14)
+    assert [each for each in classifiers if ":: Python ::" in each] == [
+        f"Programming Language :: Python :: 3.{minor}" for minor in range(oldest, newest + 1)
+    ]
+    assert metadata["Keywords"].count(",") >= 4
+    assert metadata.get_all("Project-URL") is None  # there is no public home yet, so none is invented
 
 
 def test_every_command_of_a_room_is_one_of_aerie(capsys: pytest.CaptureFixture[str]) -> None:

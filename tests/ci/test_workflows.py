@@ -67,7 +67,16 @@ def test_every_push_runs_the_tests_and_the_gate() -> None:
     job = dict(jobs())["tests/tests"]
     assert {"make test", "make verify"} <= {step.get("run") for step in job["steps"]}
     script = (PROJECT / ".ci" / "run").read_text().splitlines()
-    assert {"make test", "make test-long", "make verify"} <= set(script)
+    assert {"make test", "make test-slow", "make verify"} <= set(script)
+
+
+def test_the_shards_are_all_slow_tests() -> None:
+    job = dict(jobs())["tests/slow"]
+    assert "make test-slow SHARD=${{ matrix.shard }}" in [step.get("run") for step in job["steps"]]
+    shards = job["strategy"]["matrix"]["shard"]
+    assert shards == [f"{number}/{len(shards)}" for number in range(1, len(shards) + 1)]
+    gates = {step["if"].split("'")[1] for step in job["steps"] if "verify" in step.get("run", "")}
+    assert gates <= {*shards}
 
 
 def test_every_job_ends_some_time() -> None:
@@ -137,7 +146,7 @@ def test_every_python_that_the_project_supports() -> None:
         r"^NEWEST = \(3, (\d+)\)", (PROJECT / "tools/make_venv.py").read_text(), re.MULTILINE
     )
     assert (int(least), int(newest)) == (11, 14)
-    for page in ("README.md", "docs/install.md"):
+    for page in ("README.md", "docs/how-to/install.md"):
         assert f"3.{least} to 3.{newest}" in (PROJECT / page).read_text()
     versions = dict(jobs())["tests/tests"]["strategy"]["matrix"]["python"]
     assert versions == [f"3.{minor}" for minor in range(int(least), int(newest) + 1)]

@@ -9,23 +9,19 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from doc_transcripts import DOCS, FENCE, session
+from pages import PAGES, PROJECT, blocks
 
 from aerie.air_dialect import parse
 
-PROJECT = DOCS.parent
-PAGES = [PROJECT / "README.md", *sorted(DOCS.glob("*.md")), PROJECT / "kernels_cc" / "README.md"]
 LINE_LENGTH = int(re.findall(r"^line-length = (\d+)", (PROJECT / "pyproject.toml").read_text(), re.M)[0])
 
 
 def code(*languages: str) -> Iterator[tuple[str, str]]:
     """Every block in one of these languages: where it stands, as PAGE:LINE, and its text."""
     for page in PAGES:
-        text = page.read_text()
-        for found in FENCE.finditer(text):
-            if found[1] in languages:
-                line = text[: found.start(3)].count("\n") + 1
-                yield f"{page.relative_to(PROJECT)}:{line}", found[3]
+        for block in blocks(page):
+            if block.language in languages:
+                yield block.place, block.text
 
 
 def ruff(folder: Path, *words: str) -> str:
@@ -64,15 +60,6 @@ def test_lines_are_no_longer_than_the_projects() -> None:
         if len(line) > LINE_LENGTH
     ]
     assert long == []
-
-
-def test_shell_commands_are_whole(tmp_path: Path) -> None:
-    commands = [command for _, text in code("console") for command, _ in session(text)]
-    assert len(commands) > 60
-    script = tmp_path / "commands.sh"
-    script.write_text("\n".join(commands) + "\n")
-    done = subprocess.run(["bash", "-n", str(script)], capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_mlir_is_what_the_dialect_takes() -> None:

@@ -43,7 +43,7 @@ CPUS = {"cortex-a72": "armv8-a", "max": "armv8.2-a+fp16+dotprod+i8mm+bf16"}
 """QEMU's CPUs, without instructions for bf16 and with them, and what programs are built for."""
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.skipif(not (shutil.which(CROSS) and shutil.which(QEMU)), reason=f"needs {CROSS} and {QEMU}"),
 ]
 

@@ -34,7 +34,7 @@ from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
 from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
-from aerie.engine.strategies.manner import Manner
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
@@ -198,7 +198,7 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, told = alone(session, prompt)
-    for place in ("ragged.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
+    for place in ("executor.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)
@@ -300,8 +300,8 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             model.infer_batch([5], [1], [0], [])
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
-        with pytest.raises(UserError, match="this model fills in blocks, by passes of"):
-            model._open().scheduler_in("guide")
+        with pytest.raises(UserError, match="block diffusion cannot be had with decode='guide'"):
+            model._open().scheduler.submit([5], 1, Sampler(), decode="guide")
 
 
 def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
@@ -381,8 +381,8 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
 def test_manners_of_a_model_of_blocks() -> None:
     config = config_of("Fast_dLLM_Qwen")
     with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 8"):
-        Manner(steps=9).maker(config, Sampler())  # of a part
-    assert Manner(steps=8, rule="sequential").maker(config, Sampler()) is not None
+        DecodeConfig(steps=9).maker(config, Sampler())  # of a part
+    assert DecodeConfig(steps=8, rule="sequential").maker(config, Sampler()) is not None
 
 
 @pytest.mark.parametrize(
@@ -399,7 +399,7 @@ def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, 
     ((name, given),) = setting.items()
     message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
     with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
-        Manner(rule=rule, **setting).maker(config_of("sdar"), Sampler())
+        DecodeConfig(rule=rule, **setting).maker(config_of("sdar"), Sampler())
 
 
 def test_the_rate_is_of_what_came_after_the_first_block() -> None:

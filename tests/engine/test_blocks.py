@@ -20,7 +20,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NoVariantError, PromptTooLongError
 from aerie.engine.forward import decode_step, prefill, prefill_steps
-from aerie.engine.kv import KVCache, OnHost
+from aerie.engine.pages import KVCache, PoolFullError
 from aerie.engine.planner import Step
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
@@ -191,7 +191,7 @@ def test_more_than_there_are_positions_is_refused_before_anything_is_computed(bl
         prefill(model, [5] * 600, cache, lambda *step: told.append(step))
     with pytest.raises(NoVariantError, match="the largest context of the variants"):
         model.blocks.plan(600, 0)
-    with pytest.raises(NoVariantError):
+    with pytest.raises(PoolFullError, match="0 of its 8 pages of 64 positions free, and 1 are needed"):
         cache.reserve(513)
     assert (told, cache.length) == ([], 0)
 
@@ -204,24 +204,19 @@ def test_programs_are_compiled_when_a_prompt_first_needs_them(open_session):
     assert "rms_gemms_rope_ar16" in session.model.programs
 
 
-def test_a_cache_moves_with_what_it_holds(blocks):
-    """To a host that goes on with it, and back; and its room is used again."""
-    session = blocks["guide"]
-    model = session.model
+def test_the_room_of_a_cache_on_the_device_is_used_again(blocks):
+    model = blocks["guide"].model
     cache = model.new_cache(1)
     prefill(model, TOKENS, cache)
-    before, slot = held(cache), cache.slot
-    cache.move(OnHost(model.config))
-    assert (held(cache), cache.slot) == (before, "")
-    cache.come_to(model.home)
-    assert (held(cache), cache.slot) == (before, slot)
-    assert cache.token_ids == TOKENS
+    slot = cache.executor._window.slot
     del cache
-    assert model.new_cache(1).slot == slot
+    cache = model.new_cache(1)
+    prefill(model, TOKENS, cache)
+    assert cache.executor._window.slot == slot
 
 
 def test_a_cache_cannot_go_forward_without_tokens(blocks):
-    cache = KVCache(OnHost(blocks["guide"].model.config), 8)
+    cache = KVCache(blocks["guide"].model.config, 8)
     cache.advance([1, 2, 3])
     with pytest.raises(IndexError, match="a cache of 3 positions cannot go back to 4"):
         cache.length = 4
@@ -247,13 +242,12 @@ def test_the_last_layer_computes_what_is_wanted():
 
 
 def test_what_fails_on_a_device_goes_on_on_another(open_session, whole):
-    """The cache leaves the device before that is closed."""
+    """The cache is on the host."""
     first, second = open_session(variants="8,128x512"), open_session(variants="8,128x512")
     cache = first.model.new_cache(1)
     prefill(first.model, TOKENS[:60], cache)
     first.fallback = lambda: (second.cache, second.model)
     model = first.recover(RunError("lost"), "here")
-    assert cache.slot == ""
     assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
     assert held(cache) == whole[1]
 
@@ -268,7 +262,7 @@ def test_a_prompt_that_goes_on_is_not_computed_again(blocks, decode):
     second = session.generate(prompt, 8, Sampler())
     again = list(second)
     assert second.cached_tokens == (60 if decode == "guide" else 60 + len(answer) - 1)
-    session.kept.take([])
+    session.requests.forget()
     alone = session.generate(prompt, 8, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0

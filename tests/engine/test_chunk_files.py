@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import chunk_id
 from aerie.engine.numerics import bf16
-from aerie.engine.saved import ChunkFolder
 
 TOKENS = (5, 0, 1499, 7)
 NAME = chunk_id(TOKENS)

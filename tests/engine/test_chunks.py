@@ -17,19 +17,18 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine import chunks as chunks_module
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry, chunk_id
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.composing import Composition, Mode, mode_of
 from aerie.engine.errors import PromptError
-from aerie.engine.generate import Generation
-from aerie.engine.model import for_many
+from aerie.engine.model import decoding_in
 from aerie.engine.numerics import turned
 from aerie.engine.pages import PAGE, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
 from aerie.engine.rope import Linear, Llama3
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import ChunkFolder
-from aerie.engine.scheduler import Scheduler
+from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
@@ -209,7 +208,7 @@ def test_prefix_mode_is_one_text_to_the_bit(session: Session) -> None:
     """Against a KV cache of its own, which knows no pages and no chunks."""
     scheduler, registry = registry_on(session, 40)
     whole = [token for text in TEXTS for token in text]
-    alone = list(Generation(session.model, whole, 4, Sampler(temperature=1.0, seed=3)))
+    alone = list(answer_alone(session.model, whole, 4, Sampler(temperature=1.0, seed=3)))
     for least in (len(TEXTS[0]), len(whole) // PAGE * PAGE):  # laid, then found
         tokens, cached = answered(scheduler, composed(registry, TEXTS, "prefix"))
         assert (tokens, cached) == (alone, least)
@@ -271,7 +270,7 @@ def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Sessi
 
 def decoded_logits(session: Session, decode: str) -> Any:
     """After three tokens that are fed, whatever the model would say, (3, vocab_size)."""
-    model = for_many(session.model, decode)
+    model = decoding_in(session.model, decode)
     pool = PagePool(model.config, 40, b"this model")
     pool.manager.hold(held := pool.manager.take(3))
     scheduler = Scheduler(model, pool, window_of, session.recover)
@@ -365,6 +364,8 @@ def test_an_evicted_chunk_is_forgotten_and_answers_under_way_go_on(session: Sess
     assert [token for token in request.steps() if token is not None] == wanted
     with pytest.raises(UserError, match="never registered, or evicted"):
         registry.chunk(chunk_id(TEXTS[0]))
+    registry.register(TEXTS[0])
+    assert [info.reads for info in registry.chunks()] == [1], "what the pool had of it is found no more"
 
 
 def test_torn_files_are_told_and_made_anew(one: tuple[Session, Reference], tmp_path: Path) -> None:

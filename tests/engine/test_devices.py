@@ -263,14 +263,22 @@ def test_counts_that_do_not_fit_are_refused_with_those_that_do(
 @pytest.mark.parametrize(
     ("given", "told"),
     [
-        ({"decode": "guide"}, "decode='guide' was given: load the model with decode='rows'"),
-        ({"fallback": select_backend("virtual")}, r"fallback \(FALLBACK\) was given"),
+        (
+            {"decode": "guide"},
+            r"several devices that share a model cannot be had with decode='guide' \(DECODE\): its attention "
+            "is the host's, a token at a time; load the model without that, or with decode='rows'",
+        ),
+        (
+            {"fallback": select_backend("virtual")},
+            r"2 devices share a model without a fallback \(FALLBACK\), as what one has of it is of no use "
+            "without the others; leave it out, or load the model on one device",
+        ),
     ],
 )
 def test_what_devices_cannot_share_is_refused(demo: Family, given: Any, told: str) -> None:
-    with pytest.raises(UserError, match=f"2 devices share the passes of the decode family rows.*{told}"):
+    with pytest.raises(UserError, match=told):
         opened(demo.checkpoint, 2, **given)
-    with pytest.raises(UserError, match=r"seq_len \(SEQ_LEN\) was given"):
+    with pytest.raises(UserError, match=r"several devices .* with seq_len=128 \(SEQ_LEN\): its"):
         replace(options(2), seq_len=128).blocks(CONFIG)
 
 
@@ -495,7 +503,7 @@ def test_the_command_takes_devices(command_line: Any) -> None:
     assert (ran.status, ran.out.strip()) == (0, "The capital of France is Paris.")
     assert "layers loaded on 2 devices" in ran.err
     for text, told in (
-        ("0,1", "2 devices share the passes of the decode family rows"),
+        ("0,1", "several devices that share a model cannot be had with decode='guide' (DECODE)"),
         ("0;1", "--devices '0;1' (DEVICES) names no devices; give a number, as 0, or several, each once, as"),
         ("1,1", "--devices '1,1' (DEVICES) names no devices"),
     ):

@@ -26,8 +26,8 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafting_model import drafting_by
-from aerie.engine.strategies.manner import Manner
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.verify.companion import companion_config, random_checkpoint
@@ -45,7 +45,7 @@ class Asked(NamedTuple):
     prompt: list[int]
     count: int
     settings: dict[str, Any]
-    manner: Manner
+    decode_config: DecodeConfig
     comes: int
     cancelled: int
     priority: int
@@ -59,14 +59,14 @@ class Made(NamedTuple):
     filled: list[Any]
 
 
-def drawn_manner(random: np.random.Generator, drafts: Sequence[Any]) -> Manner:
+def drawn_manner(random: np.random.Generator, drafts: Sequence[Any]) -> DecodeConfig:
     if drafts:
-        return Manner(draft=drafts[random.integers(len(drafts))])
+        return DecodeConfig(draft=drafts[random.integers(len(drafts))])
     rule = str(random.choice(RULES))
     steps = int(random.integers(1, 5)) if rule != "entropy_bounded" and random.random() < 0.5 else None
     threshold = float(random.choice([0.001, 0.3, 0.9])) if rule == "low_confidence_dynamic" else None
     entropy = float(random.choice([0.1, 3.0, 9.0])) if rule == "entropy_bounded" else None
-    return Manner(rule=rule, steps=steps, threshold=threshold, entropy=entropy)
+    return DecodeConfig(rule=rule, steps=steps, threshold=threshold, entropy=entropy)
 
 
 def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int]) -> list[Asked]:
@@ -89,7 +89,7 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
                 prompt=[*stem[: int(random.choice([0, 0, 64, 70, 90]))], *own],
                 count=int(random.integers(1, 70)),
                 settings=settings,
-                manner=drawn_manner(random, drafts),
+                decode_config=drawn_manner(random, drafts),
                 comes=int(random.integers(0, 12)),
                 cancelled=int(random.choice([0, 0, 0, 1, 5, 11])),
                 priority=int(random.choice([0, 0, 0, 1])),
@@ -105,7 +105,7 @@ def scheduler_of(session: Session, pages: int, spare: int) -> Scheduler:
 
 def ask(scheduler: Scheduler, asked: Asked) -> Request:
     sampler = Sampler(**asked.settings)
-    maker = asked.manner.maker(scheduler.model.config, sampler)
+    maker = asked.decode_config.maker(scheduler.model.config, sampler)
     return scheduler.submit(asked.prompt, asked.count, sampler, asked.priority, maker)
 
 
@@ -174,7 +174,7 @@ def blocks(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session_of(checkpoint)
 
 
-HOW_MANY = pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.long)])
+HOW_MANY = pytest.mark.parametrize("schedules", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
 
 
 @HOW_MANY

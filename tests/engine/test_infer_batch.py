@@ -12,9 +12,9 @@ import pytest
 from aerie import Model, load
 from aerie.common.errors import UserError
 from aerie.engine.errors import NotFiniteError, TooLittleMemoryError
-from aerie.engine.generate import Generation
 from aerie.engine.pages import PoolFullError
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 
 NEW = 5
 
@@ -53,11 +53,11 @@ SETTINGS: dict[str, list[Any]] = {
 }
 
 
-def alone(model: Model, number: int) -> list[int]:
+def made_alone(model: Model, number: int) -> list[int]:
     """What a request gives by another way: one sequence, a KV cache of its own."""
     own = {name: values[number] for name, values in SETTINGS.items()}
     sampler = Sampler(**own, seed=number)
-    return list(Generation(model._open().model, prompts(model)[number], NEW, sampler))
+    return list(answer_alone(model._open().model, prompts(model)[number], NEW, sampler))
 
 
 def test_a_token_each_until_they_have_what_they_have_alone(model: Model) -> None:
@@ -80,7 +80,7 @@ def test_a_token_each_until_they_have_what_they_have_alone(model: Model) -> None
         )
         for n, token in zip(order, tokens, strict=True):
             made[n].append(token)
-    wanted = [alone(model, number) for number in range(4)]
+    wanted = [made_alone(model, number) for number in range(4)]
     assert [tokens[: len(whole)] for tokens, whole in zip(made, wanted, strict=True)] == wanted
     assert sum(map(len, wanted)) > 2 * len(wanted)
     assert kvs[1].token_ids == (*texts[1], *made[1][:-1])

@@ -10,7 +10,15 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError, page_bytes, pages_for
+from aerie.engine.pages import (
+    PAGE,
+    PagedSequence,
+    PageManager,
+    PagePool,
+    PoolFullError,
+    page_bytes,
+    pages_for,
+)
 
 CONFIG = cast(
     ModelConfig,
@@ -22,7 +30,7 @@ def pool_of(pages: int, first_key: bytes = b"model") -> PagePool:
     return PagePool(CONFIG, pages, first_key)
 
 
-def write(sequence: Paged, tokens: list[int]) -> None:
+def write(sequence: PagedSequence, tokens: list[int]) -> None:
     """Run tokens: what is written depends on the token and its position."""
     first = sequence.length
     sequence.reserve(len(tokens))
@@ -31,7 +39,7 @@ def write(sequence: Paged, tokens: list[int]) -> None:
     sequence.advance(tokens)
 
 
-def held(sequence: Paged) -> Any:
+def held(sequence: PagedSequence) -> Any:
     """What the sequence reads, of one head of the first layer."""
     return sequence.pool.layers[0][0][0, sequence.places(0, sequence.length), 0].astype(np.float32)
 
@@ -42,7 +50,7 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
     rng, pool = np.random.default_rng(seed), pool_of(12)
     texts = [[int(each) for each in rng.integers(0, 3, 400)] for _ in range(2)]
     texts.append(texts[0][:200] + texts[1][200:])
-    living: dict[Paged, list[int]] = {}
+    living: dict[PagedSequence, list[int]] = {}
     happened = dict.fromkeys(("found", "full", "copied", "forked"), 0)
     for _ in range(400):
         what = rng.choice(["begin", "grow", "grow", "fork", "back", "end"])
@@ -50,13 +58,13 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
         try:
             if what == "begin":
                 text = texts[rng.integers(3)]
-                new = Paged(pool)
+                new = PagedSequence(pool)
                 happened["found"] += new.begin(text)
                 living[new] = text
             elif one is None:
                 continue
             elif what == "grow":
-                shared = one._shared()
+                shared = one._shared(one.length)
                 write(one, living[one][one.length : one.length + int(rng.integers(1, 100))] or [7])
                 happened["copied"] += len(shared)
             elif what == "fork":
@@ -81,7 +89,7 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
 
 def test_a_copy_is_made_before_a_shared_page_is_written() -> None:
     pool = pool_of(4)
-    one = Paged(pool)
+    one = PagedSequence(pool)
     write(one, [1] * 70)
     other = one.fork()
     before = held(one)
@@ -97,17 +105,17 @@ def test_a_copy_is_made_before_a_shared_page_is_written() -> None:
 def test_full_and_computed_pages_are_found_but_never_the_last_token() -> None:
     pool = pool_of(8)
     tokens = list(range(2 * PAGE))
-    one = Paged(pool)
+    one = PagedSequence(pool)
     one.reserve(len(tokens))
-    assert Paged(pool).begin([*tokens, 1]) == 0  # not computed yet
+    assert PagedSequence(pool).begin([*tokens, 1]) == 0  # not computed yet
     one.advance(tokens)
-    assert Paged(pool).begin([*tokens, 1]) == 2 * PAGE
-    assert Paged(pool).begin(tokens) == PAGE
-    assert Paged(pool).begin([5, *tokens]) == 0
-    assert Paged(pool).begin(tokens[PAGE:] + tokens) == 0  # the same page after another beginning
+    assert PagedSequence(pool).begin([*tokens, 1]) == 2 * PAGE
+    assert PagedSequence(pool).begin(tokens) == PAGE
+    assert PagedSequence(pool).begin([5, *tokens]) == 0
+    assert PagedSequence(pool).begin(tokens[PAGE:] + tokens) == 0  # the same page after another beginning
     pages = one.pages[:]
     one.release()
-    found = Paged(pool)
+    found = PagedSequence(pool)
     assert found.begin([*tokens, 1]) == 2 * PAGE
     assert found.pages == pages
 
@@ -115,22 +123,33 @@ def test_full_and_computed_pages_are_found_but_never_the_last_token() -> None:
 def test_a_page_that_is_written_anew_is_not_found_by_what_it_had() -> None:
     """Not before the new tokens are computed either, and a page that others hold goes on being found."""
     pool = pool_of(4)
-    one = Paged(pool)
+    one = PagedSequence(pool)
     write(one, [1] * PAGE)
     one.go_back(10)
     one.reserve(5)
-    assert Paged(pool).begin([1] * 100) == 0
+    assert PagedSequence(pool).begin([1] * 100) == 0
     one.advance([2] * 54)
     other = one.fork()
     other.go_back(20)
     write(other, [3] * 44)
-    assert Paged(pool).begin([1] * 10 + [2] * 54 + [0]) == PAGE
+    assert PagedSequence(pool).begin([1] * 10 + [2] * 54 + [0]) == PAGE
     assert held(one)[63] != held(other)[63]
+
+
+def test_pages_with_or_after_a_token_that_was_not_made_by_blocks_are_not_found() -> None:
+    pool = pool_of(8)
+    tokens = list(range(3 * PAGE))
+    one = PagedSequence(pool)
+    one.reserve(len(tokens))
+    one.advance(tokens[:PAGE])
+    one.advance(tokens[PAGE : PAGE + 1], by_blocks=False)
+    one.advance(tokens[PAGE + 1 :])
+    assert PagedSequence(pool).begin([*tokens, 1]) == PAGE
 
 
 def test_what_was_left_is_free_after_the_next_look() -> None:
     pool = pool_of(4)
-    one = Paged(pool)
+    one = PagedSequence(pool)
     write(one, [1] * 70)
     pool.leave(one)
     assert pool.manager.free == 2
@@ -140,14 +159,14 @@ def test_what_was_left_is_free_after_the_next_look() -> None:
 
 def test_what_was_let_go_longest_ago_is_taken_first_and_its_end_before_its_beginning() -> None:
     pool = pool_of(4)
-    old, new = (Paged(pool) for _ in range(2))
+    old, new = (PagedSequence(pool) for _ in range(2))
     write(old, [1] * 2 * PAGE)
     write(new, [2] * 2 * PAGE)
     old.release()
     new.release()
-    write(Paged(pool), [3])
-    assert Paged(pool).begin([1] * 200) == PAGE
-    assert Paged(pool).begin([2] * 200) == 2 * PAGE
+    write(PagedSequence(pool), [3])
+    assert PagedSequence(pool).begin([1] * 200) == PAGE
+    assert PagedSequence(pool).begin([2] * 200) == 2 * PAGE
 
 
 def test_pools_of_other_models_have_other_keys() -> None:
@@ -174,7 +193,7 @@ def test_a_full_pool_is_told_and_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("positions", "available", "pages"),
-    [(640, None, 10), (None, None, 32), (None, 40 * page_bytes(CONFIG), 10), (None, 1, 1)],
+    [(640, None, 10), (None, None, 32), (None, 40 * page_bytes(CONFIG), 10), (None, 1, 8)],
 )
 def test_how_large_a_pool_is(positions: int | None, available: int | None, pages: int) -> None:
     assert pages_for(CONFIG, positions, 4, available) == pages

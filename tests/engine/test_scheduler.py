@@ -23,19 +23,18 @@ from aerie.engine import windows
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import AnswerError, NotFiniteError, PromptError
+from aerie.engine.executor import Executor
 from aerie.engine.faults import of_one_answer
 from aerie.engine.forward import head_rows, prefill
-from aerie.engine.generate import Generation
-from aerie.engine.pages import PAGE, Paged, PageManager, PagePool, PoolFullError
+from aerie.engine.pages import PAGE, PagedSequence, PageManager, PagePool, PoolFullError
 from aerie.engine.progress import Reporter
-from aerie.engine.ragged import Ragged
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import PATIENCE, READ_ROWS, Counts, Scheduler
+from aerie.engine.scheduler import PRIORITY_LEVEL_STEPS, READ_ROWS, Counts, Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.stopping import StopStrings
 from aerie.engine.strategies.autoregressive import Autoregressive
-from aerie.engine.strategies.strategy import Due
+from aerie.engine.strategies.strategy import PassInput
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.runtime import RunError, RunStopped, select_backend
@@ -83,7 +82,7 @@ class Family:
 
     def _alone(self, number: int) -> tuple[list[int], list[bytes]]:
         listening = sampler(number)
-        tokens = list(Generation(self.session.model, self.prompts[number], NEW, listening))
+        tokens = list(answer_alone(self.session.model, self.prompts[number], NEW, listening))
         return tokens, listening.bits
 
     def scheduler(self, pages: int, spare: int = 0) -> Scheduler:
@@ -188,7 +187,7 @@ def test_an_answer_that_gave_way_goes_on_with_the_same_bits(spare: int, family: 
     model, scheduler = family.session.model, family.scheduler(5, spare)
     going_on = dict.fromkeys(model.config.eos_token_ids, -100.0)
     alone, listening = Listening(logit_bias=going_on), Listening(logit_bias=going_on)
-    tokens = list(Generation(model, family.prompts[6], 30, alone))  # four pages
+    tokens = list(answer_alone(model, family.prompts[6], 30, alone))  # four pages
     gives_way = scheduler.submit(family.prompts[6], 30, listening)
     while len(gives_way.token_ids) < 2:
         scheduler.step()
@@ -221,16 +220,16 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
     """What guide decoded is not found by a prompt, whose keys and values come by blocks; it would be seen."""
     session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
     if crosses:
-        real = Paged.advance
-        monkeypatch.setattr(Paged, "advance", lambda self, tokens, by_blocks=True: real(self, tokens))
-    scheduler, listening, alone = session.scheduler_in("guide"), Listening(), Listening()
+        real = PagedSequence.advance
+        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, in_blocks=True: real(self, tokens))
+    scheduler, listening, alone = session.scheduler, Listening(), Listening()
     endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
-    first = scheduler.submit(demo.prompts[4][:30], 90, endless)
+    first = scheduler.submit(demo.prompts[4][:30], 90, endless, decode="guide")
     assert len([*filter(None, first.steps())]) == 90
     prompt = [*first.prompt, *first.token_ids, 5]
-    second = scheduler.submit(prompt, 1, listening)
+    second = scheduler.submit(prompt, 1, listening, decode="guide")
     assert [*second.steps()]
-    assert [*Generation(session.model, prompt, 1, alone)]
+    assert [*answer_alone(session.model, prompt, 1, alone)]
     assert (second.cached_tokens > 0) == crosses
     assert (listening.bits != alone.bits) == crosses
 
@@ -269,8 +268,8 @@ def one_seed_for_all(patch: Any) -> None:
 
 def row_beside(patch: Any) -> None:
     """Logits of a request are the next one's."""
-    real = Ragged.step
-    patch.setattr(Ragged, "step", lambda self, pieces: np.roll(real(self, pieces), 1, axis=0))
+    real = Executor.execute
+    patch.setattr(Executor, "execute", lambda *given: np.roll(real(*given), 1, axis=0))
 
 
 def freed_page(patch: Any) -> None:
@@ -320,7 +319,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.BlockCalls.stand", "ragged.head_rows", "requests.Request.took")
+BREAKS = ("passes.LayerCalls.stand", "executor.head_rows", "requests.Request.took")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 
@@ -359,12 +358,12 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
     request = scheduler.submit(demo.prompts[5], NEW, sampler(5))
     scheduler.step()
     scheduler.step()
-    ragged = scheduler._ragged
+    executor = scheduler._executor
 
     def failing(*_: Any) -> None:
         raise RunError("the device is gone")
 
-    monkeypatch.setattr(ragged, "step", failing)
+    monkeypatch.setattr(executor, "execute", failing)
     tokens = [token for token in request.steps() if token is not None]
     assert tokens == demo.alone[5][0]
     assert given_up == ["in a step of several requests"]
@@ -436,8 +435,8 @@ def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Requ
         """Another way than others."""
 
     class Guessing(Autoregressive):
-        def due(self, length: int, guesses: int = 0) -> Due:
-            return Due((*super().due(length).tokens, 99999), 1, 1)
+        def due(self, length: int, guesses: int = 0) -> PassInput:
+            return PassInput((*super().due(length).tokens, 99999), 1, 1)
 
     if work in ("findable", "most_held"):
         setattr(Failing, work, property(own))
@@ -460,7 +459,7 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     work: str, error: type[BaseException], demo: Family, monkeypatch: Any
 ) -> None:
     """Whatever the work, and whatever the class of what it raises."""
-    monkeypatch.setattr("aerie.engine.scheduler.STEP_TOKENS", 16)
+    monkeypatch.setattr("aerie.engine.scheduler.MAX_STEP_TOKENS", 16)
     scheduler, numbers = demo.scheduler(20), (1, 5)
     good = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in numbers]
     bad = failing(scheduler, work, error)
@@ -540,7 +539,7 @@ def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
     scheduler = demo.scheduler(60)
     reads = [scheduler.read(demo.prompts[6], lambda rows: None, hidden=True) for _ in range(9)]
     scheduler.step()
-    assert scheduler.counts.rows == scheduler._ragged.most_rows  # all of it, by itself
+    assert scheduler.counts.rows == scheduler._executor.most_rows  # all of it, by itself
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
     for late in range(3):
         answer = scheduler.submit(demo.prompts[1], 4, Sampler(logit_bias=going_on))
@@ -563,7 +562,7 @@ def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
 
 def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) -> None:
     """As where answers leave no room in the window."""
-    monkeypatch.setattr(Ragged, "fits", lambda self, pieces: len(pieces) == 1)
+    monkeypatch.setattr(Executor, "fits", lambda self, pieces: len(pieces) == 1)
     scheduler = demo.scheduler(40)
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
     answer = scheduler.submit([5], 40, Sampler(logit_bias=going_on))
@@ -571,7 +570,7 @@ def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) 
     for _ in range(3):
         scheduler.step()
     assert (len(answer.token_ids), scheduler.held(read)) == (3, 0)
-    scheduler.counts = replace(scheduler.counts, steps=PATIENCE + 1)
+    scheduler.counts = replace(scheduler.counts, steps=PRIORITY_LEVEL_STEPS + 1)
     answer.stop()
     scheduler.submit([5], 40, Sampler(logit_bias=going_on))
     scheduler.step()
@@ -592,6 +591,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         alone = [model.generate(each) for each in QUESTIONS]
         drawn = model.generate(QUESTIONS[0], temperature=1.5, seed=3, max_tokens=6)
         stopped = model.generate(QUESTIONS[1], stop=" of")
+        before = model._open().scheduler.counts
         many = model.generate_batch(
             [
                 *QUESTIONS,
@@ -617,7 +617,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         scheduler = model._open().scheduler
         assert [one for one in scheduler._running if not one.is_over] == []
         counts = scheduler.counts
-        assert counts.rows / counts.steps > 4
+        assert (counts.rows - before.rows) / (counts.steps - before.steps) > 4
         again = model.generate_batch([QUESTIONS[0] * 12] * 2)
         assert [one.usage.cached_tokens for one in model.generate_batch([QUESTIONS[0] * 12])] == [64]
         assert again[0].token_ids == again[1].token_ids
@@ -659,14 +659,49 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "given"), [({"seq_len": 64}, "seq_len=64"), ({"context_end": "shift"}, "context_end=Shift")]
+    "options",
+    [{"seq_len": 64}, *({"context_end": end, "variants": "8,32x512"} for end in ("shift", "sink:20"))],
+    ids=["seq_len", "shift", "sink"],
 )
-def test_what_a_batch_needs_is_told(options: Any, given: str) -> None:
-    with (
-        load("demo", **options) as model,
-        pytest.raises(UserError, match=f"loaded with {given}.*without that"),
-    ):
-        model.generate_batch(["Hello"])
+def test_a_batch_has_the_answers_of_each_alone_by_all_programs_and_past_the_end(options: Any) -> None:
+    """By the six programs, and where tokens are dropped at the end of the context."""
+    drops = "context_end" in options
+    prompts = [[5, 77, 300, number] * (90 if drops else 9) for number in range(4, 8)]
+    ends = open_checkpoint(DEMO_FOLDER).config.eos_token_ids
+    endless = {"logit_bias": dict.fromkeys(ends, -100.0), "temperature": 1.0, "seed": 3}
+    count = 200 if drops else 12
+    with load("demo", decode="rows" if drops else "guide", **options) as model:
+        alone = [model.generate(each, count, **endless).token_ids for each in prompts]
+        scheduler = model._open().scheduler
+        scheduler.forget()
+        many = model.generate_batch(prompts, count, **endless)
+        assert [one.token_ids for one in many] == alone
+        assert {len(one) for one in alone} == {count}
+        assert not [one for one in scheduler._running if not one.is_over]
+        scheduler.step()
+        assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+
+
+def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() -> None:
+    """Its pages are taken meanwhile: put aside, and read anew, with what is dropped on the way."""
+    with load("demo", decode="rows", variants="8,32x512", context_end="shift") as model:
+        session = model._open()
+        going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
+        prompt, alone = [5, 77, 300] * 165, Listening(logit_bias=going_on)
+        tokens = list(answer_alone(session.model, prompt, 120, alone))
+        for spare in (0, 20):
+            scheduler = Scheduler(session.model, session.model.new_pool(9, b"", spare))
+            heard = Listening(logit_bias=going_on)
+            request = scheduler.submit(prompt, 120, heard)
+            while len(request.token_ids) < 30:
+                scheduler.step()
+            assert scheduler._running[request].dropped > 0
+            urgent = scheduler.submit([7] * 200, 60, Listening(logit_bias=going_on), priority=1)
+            while not request.is_over:
+                scheduler.step()
+            assert (request.token_ids, heard.bits) == (tokens, alone.bits)
+            assert (scheduler.counts.preemptions > 0, scheduler.counts.swaps > 0) == (True, spare > 0)
+            assert len(urgent.token_ids) == 60
 
 
 def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None:
@@ -680,18 +715,54 @@ def test_a_batch_is_in_rows_whatever_an_answer_by_itself_is_decoded_in() -> None
         assert batch[0].token_ids == alone.token_ids
         assert (batch[0].usage.cached_tokens, len(notes)) == (0, len(notes))
         assert model.generate(asked, temperature=1.5, seed=2).token_ids == first.token_ids
-    assert any("decode in rows" in note for note in notes)
 
 
-def test_schedulers_of_one_session_do_not_share_a_window() -> None:
-    """An answer of one is under way while the other writes keys and values of its own."""
-    session = session_of(open_checkpoint(DEMO_FOLDER))
+def test_families_of_decode_share_steps_and_the_pool() -> None:
+    """Each answer has the bits that it has alone in its family."""
+    sessions = {decode: session_of(open_checkpoint(DEMO_FOLDER), decode) for decode in ("rows", "guide")}
     prompt, other = drawn_prompts(1500)[5:7]
-    alone = list(Generation(session.model, prompt, 12, Sampler(temperature=1.0, seed=1)))
-    request = session.scheduler_in("rows").submit(prompt, 12, Sampler(temperature=1.0, seed=1))
-    beside = session.scheduler_in("guide").submit(other, 12, Sampler(temperature=1.0, seed=2))
-    while not request.is_over:
-        session.scheduler_in("rows").step()
-        session.scheduler_in("guide").step()
-    assert request.token_ids == alone
-    assert beside.token_ids
+    drawn = partial(Sampler, temperature=1.0, seed=1)
+    alone = {
+        decode: [list(answer_alone(each.model, one, 12, drawn())) for one in (prompt, other)]
+        for decode, each in sessions.items()
+    }
+    scheduler = sessions["guide"].scheduler
+    made = {
+        decode: [scheduler.submit(one, 12, drawn(), decode=decode) for one in (prompt, other)]
+        for decode in ("rows", "guide")
+    }
+    while not all(one.is_over for each in made.values() for one in each):
+        scheduler.step()
+    assert {decode: [one.token_ids for one in each] for decode, each in made.items()} == alone
+    assert alone["rows"] != alone["guide"] or scheduler.counts.steps < 40
+
+
+def test_a_conversation_that_nobody_asks_for_rests_and_gives_way() -> None:
+    """Others go on meanwhile, and take its pages where they need them; it has its tokens all the same."""
+    session = session_of(open_checkpoint(DEMO_FOLDER))
+    going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
+    prompt, other = drawn_prompts(1500)[5:7]
+    alone = list(answer_alone(session.model, prompt, 30, Sampler(logit_bias=going_on)))
+    scheduler = Scheduler(session.model, session.model.new_pool(5))
+    resting = scheduler.submit(prompt, 30, Sampler(logit_bias=going_on), is_kept=True)
+    while len(resting.token_ids) < 3:
+        resting.advance()
+    beside = scheduler.submit(other, 12, Sampler(logit_bias=going_on))
+    while not beside.is_over:
+        scheduler.step()
+    assert (len(resting.token_ids), scheduler.counts.preemptions) == (3, 1)
+    assert list(resting) == alone
+    kept = scheduler.kept
+    assert kept
+    assert kept.sequence.token_ids == [*prompt, *alone[:-1]]
+
+
+def test_an_answer_whose_stream_is_gone_ends_and_may_go_on() -> None:
+    with load("demo") as model:
+        whole = model.generate(QUESTIONS[0]).token_ids
+        stream = model.stream(QUESTIONS[0])
+        next(stream)
+        said = stream.token_ids
+        del stream
+        assert said + model.go_on().result().token_ids == whole
+        assert not model._open().requests._running

@@ -16,13 +16,13 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MOST_ANSWERS, Scheduler
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler, answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
@@ -87,7 +87,7 @@ def kinds(model: LoadedModel) -> list[Kind]:
         prompt = systems[number % 6] + prompt if number % 6 < 3 else prompt
         tokens, seed = int(min(90, 1 + rng.lognormal(1.2, 1.3))), None if number % 2 else number
         kind = Kind(prompt, tokens, seed, [])
-        made.append(kind._replace(alone=list(Generation(model, prompt, tokens, kind.sampler))))
+        made.append(kind._replace(alone=list(answer_alone(model, prompt, tokens, kind.sampler))))
     return made
 
 
@@ -126,7 +126,7 @@ def live(scheduler: Scheduler, clock: Clock, day: list[Coming], kinds: list[Kind
         scheduler.step()
         clock.now_s += 10 + 0.5 * (scheduler.counts.rows - rows)
         scheduler.pool.manager.check()
-        assert len(scheduler._running) <= MOST_ANSWERS
+        assert len(scheduler._running) <= MAX_RUNNING_REQUESTS
         check_turns(scheduler, seen)
     return made
 
@@ -172,7 +172,7 @@ def test_a_day_of_two_thousand_requests(model: LoadedModel, kinds: list[Kind]) -
 
 def steps_until_over(model: LoadedModel, patience: int, monkeypatch: Any) -> int:
     """How many of 120 steps a request takes in a pool of one page, where a more urgent one always waits."""
-    monkeypatch.setattr("aerie.engine.scheduler.PATIENCE", patience)
+    monkeypatch.setattr("aerie.engine.scheduler.PRIORITY_LEVEL_STEPS", patience)
     scheduler = Scheduler(model, PagePool(model.config, 1, b""), window_of)
     urgent = [scheduler.submit([5], 2, Sampler(), priority=1)]
     patient = scheduler.submit([6], 2, Sampler())

@@ -42,7 +42,7 @@ def session() -> Session:
     return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_memory_does_not_grow() -> None:
     model = session().model
     endless = dict.fromkeys(model.config.eos_token_ids, -100.0)

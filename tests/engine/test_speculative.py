@@ -20,19 +20,19 @@ from aerie import ChunkedLLM, load
 from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
 from aerie.engine.pages import PagePool
 from aerie.engine.progress import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Scheduler
+from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session
 from aerie.engine.strategies.adapting import Adaptive, shared_out
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafting import Drafter, Lookup
 from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
-from aerie.engine.strategies.manner import Manner
 from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import NO_GUESSES, Due, Guesses, Making
+from aerie.engine.strategies.strategy import NO_DRAFTS, DraftEstimate, PassInput, RequestState
 from aerie.engine.weights import EMBED
 from aerie.engine.windows import window_of
 from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
@@ -106,9 +106,9 @@ def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
     assert scheduler.pool.manager.free == scheduler.pool.manager.pages
 
 
-def alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:
+def made_alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:
     listening = sampler(session, kind)
-    return list(Generation(session.model, prompt, NEW, listening)), listening
+    return list(answer_alone(session.model, prompt, NEW, listening)), listening
 
 
 def prompt_of(session: Session, count: int = 50) -> list[int]:
@@ -122,7 +122,7 @@ def prompt_of(session: Session, count: int = 50) -> list[int]:
 @pytest.mark.parametrize(("wrong", "most"), [(0, 7), (3, 7), (1, 15), (5, 15)])
 def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int) -> None:
     prompt = prompt_of(session)
-    tokens, plain = alone(session, prompt, kind)
+    tokens, plain = made_alone(session, prompt, kind)
     listening, drafter = sampler(session, kind), Knowing(len(prompt), tokens, wrong)
     scheduler = scheduler_of(session)
     request = ask(scheduler, prompt, listening, drafter, most)
@@ -142,7 +142,7 @@ def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int
 def test_beside_others_and_where_pages_run_out(session: Session) -> None:
     """Drafts of several, of which one gives way to an urgent one, and plain answers beside them."""
     prompts = [prompt_of(session, count) for count in (60, 100, 20)]
-    told = [alone(session, prompt, "drawn") for prompt in prompts]
+    told = [made_alone(session, prompt, "drawn") for prompt in prompts]
     scheduler = scheduler_of(session, pages=5)
     heard = [sampler(session, "drawn") for _ in prompts]
     drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, told, strict=True)]
@@ -158,7 +158,7 @@ def test_drafts_that_stay_wrongly_would_be_seen(monkeypatch: Any) -> None:
     """Rows after a wrong draft are drawn from as if it had been right."""
     session = session_of(open_checkpoint(DEMO_FOLDER))
     prompt = prompt_of(session)
-    tokens, _ = alone(session, prompt, "drawn")
+    tokens, _ = made_alone(session, prompt, "drawn")
     listening = sampler(session, "drawn")
 
     def say(self: Speculative, drafts: Sequence[int], rows: Sequence[Any]) -> int:
@@ -176,7 +176,7 @@ def test_an_answer_ends_where_it_ends_without_drafts() -> None:
     """At its own end token, in the middle of drafts that are right."""
     session = session_of(open_checkpoint(DEMO_FOLDER))
     prompt = session.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
-    tokens = list(Generation(session.model, prompt, NEW, Listening()))
+    tokens = list(answer_alone(session.model, prompt, NEW, Listening()))
     scheduler = scheduler_of(session)
     request = ask(scheduler, prompt, Listening(), Knowing(len(prompt), [*tokens, 7, 7, 7, 7], 0))
     finish(scheduler, [request])
@@ -210,7 +210,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
             model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
         guide = ChunkedLLM(model, decode="guide")
         asked = guide.register("What is the capital of France?")
-        with pytest.raises(UserError, match="drafts are tried in passes of the decode family 'rows'"):
+        with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
             guide.generate_from_chunks([asked], draft="lookup")
         with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
             guide.generate_from_chunks([asked], num_beams=4)
@@ -224,8 +224,8 @@ def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
     """The target itself in another session, whose guesses are all right; and random weights, which mostly
     are not."""
     prompt = prompt_of(session)
-    tokens, plain = alone(session, prompt, "drawn")
-    greedy, _ = alone(session, prompt, "greedy")
+    tokens, plain = made_alone(session, prompt, "drawn")
+    greedy, _ = made_alone(session, prompt, "greedy")
     lock = threading.Lock()
     for kind, wanted in (("greedy", greedy), ("drawn", tokens)):
         listening, drafter = sampler(session, kind), ModelDrafter(lambda: session.model, lock)
@@ -251,7 +251,7 @@ def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
     assert drafter._cache
     assert drafter._cache.token_ids == [*prompt, 9, 8]
     assert len(drafter(prompt, 1)) == 1
-    tokens, plain = alone(session, prompt, "drawn")
+    tokens, plain = made_alone(session, prompt, "drawn")
     listening = sampler(session, "drawn")
     request = ask(scheduler, prompt, listening, ModelDrafter(lambda: model, threading.Lock()), 7)
     finish(scheduler, [request])
@@ -348,10 +348,10 @@ def test_lookup_learns_what_is_new_alone_and_knows_the_same() -> None:
 def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> None:
     """Many share a pass, and only so many are guessed as are tried; no answer is another for it."""
     prompt = prompt_of(session)
-    tokens, plain = alone(session, prompt, "greedy")
+    tokens, plain = made_alone(session, prompt, "greedy")
     scheduler, drafters = scheduler_of(session, 24), list[Knowing]()
 
-    def costly(making: Making) -> Speculative:
+    def costly(making: RequestState) -> Speculative:
         drafters.append(Knowing(len(prompt), tokens, 9))
         return Speculative(making, drafters[-1], Adaptive(per_draft=0.02))
 
@@ -364,26 +364,24 @@ def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> 
     assert sum(one.passes.drafted for one in requests) > 0
 
 
-def test_none_is_made_where_a_token_is_decoded_by_itself() -> None:
+def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
     """In the family guide, whose tokens go one by one."""
     session = session_of(open_checkpoint(DEMO_FOLDER), decode="guide")
-    scheduler, drafter = scheduler_of(session), Knowing(3, [5] * NEW, 0)
-    costly = partial(Speculative, drafter=drafter, length=Adaptive(per_draft=0.02))
-    request = scheduler.submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
-    finish(scheduler, [request])
-    assert drafter.asked == request.passes.drafted == 0
+    costly = partial(Speculative, drafter=Knowing(3, [5] * NEW, 0), length=Adaptive(per_draft=0.02))
+    with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
+        scheduler_of(session).submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
 
 
 def test_guesses_are_shared_out_by_what_they_bring() -> None:
-    sure, unsure, costly = Guesses(15, 0.97), Guesses(15, 0.2), Guesses(15, 0.97, 0.5)
+    sure, unsure, costly = DraftEstimate(15, 0.97), DraftEstimate(15, 0.2), DraftEstimate(15, 0.97, 0.5)
     assert shared_out(1, [unsure]) == [15], "one by itself knows best"
-    assert shared_out(6, [unsure, *[NO_GUESSES] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
-    assert shared_out(6, [sure, unsure, *[NO_GUESSES] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
+    assert shared_out(6, [unsure, *[NO_DRAFTS] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
+    assert shared_out(6, [sure, unsure, *[NO_DRAFTS] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
     assert shared_out(8, [unsure] * 8) == [0] * 8
     assert shared_out(8, [sure] * 8) == [1] * 8, "to the next larger program"
     assert shared_out(6, [costly] * 6) == [0] * 6
-    assert shared_out(6, [costly, *[NO_GUESSES] * 5]) == [0] * 6
-    assert shared_out(6, [costly._replace(at_once=True), *[NO_GUESSES] * 5]) == [10, 0, 0, 0, 0, 0]
+    assert shared_out(6, [costly, *[NO_DRAFTS] * 5]) == [0] * 6
+    assert shared_out(6, [costly._replace(at_once=True), *[NO_DRAFTS] * 5]) == [10, 0, 0, 0, 0, 0]
     assert shared_out(32, [sure] * 32) == [0] * 32, "no rows are left"
 
 
@@ -409,12 +407,12 @@ def test_guesses_follow_what_was_right() -> None:
 
 def test_a_manner_that_is_none_is_told() -> None:
     config = open_checkpoint(DEMO_FOLDER).config
-    assert Manner().maker(config, Listening()) is None
-    assert Manner(strategy="autoregressive").maker(config, Listening()) is None
+    assert DecodeConfig().maker(config, Listening()) is None
+    assert DecodeConfig(strategy="autoregressive").maker(config, Listening()) is None
 
 
 class Drawn:
-    """An answer under way, of which the rows are given: see Making."""
+    """An answer under way, of which the rows are given: see RequestState."""
 
     def __init__(self, sampler: Sampler) -> None:
         self.prompt_ids, self.positions, self.left = (0,), 99, 99
@@ -452,7 +450,7 @@ DRAFTS = (2, 4)
 def told_by(strategy: type[Speculative]) -> list[list[int]]:
     """What each of many answers says in one pass with the same two drafts."""
     sampler, said = Sampler(temperature=1.0, seed=11), list[list[int]]()
-    due = Due((0, *DRAFTS), 3, 1, is_answer=True)
+    due = PassInput((0, *DRAFTS), 3, 1, is_answer=True)
     for _ in range(ROUNDS):
         making = Drawn(sampler)
         strategy(making, Lookup(), Adaptive()).took(due, list(LOGITS.astype(np.float32)))
@@ -482,7 +480,7 @@ class DrawnTwice(Speculative):
         return len(drafts)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_distribution_is_the_models() -> None:
     """Of the first token; of the second, where the first draft stayed; and of the third."""
     said = told_by(Speculative)

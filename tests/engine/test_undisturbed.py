@@ -19,16 +19,17 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_name
+from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
+from aerie.engine.planner import Step as BlockStep
 from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
-from aerie.engine.ragged import Ragged
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import STEP_TOKENS
+from aerie.engine.scheduler import MAX_STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.drafting_model import _needed, drafting_by
-from aerie.engine.strategies.manner import PLAIN, Manner
 from aerie.engine.variants import default_variants, window_contexts
 from aerie.runtime import select_backend
 from aerie.verify.companion import longer, random_checkpoint
@@ -52,8 +53,8 @@ def session(request: pytest.FixtureRequest) -> Session:
     return session_of(open_checkpoint(SHIPPED[request.param]))
 
 
-def manner_of(session: Session) -> Manner:
-    return Manner(draft="lookup") if session.model.config.diffusion is None else PLAIN
+def manner_of(session: Session) -> DecodeConfig:
+    return DecodeConfig(draft="lookup") if session.model.config.diffusion is None else PLAIN
 
 
 def asked(session: Session) -> list[int]:
@@ -65,9 +66,9 @@ SETTINGS: dict[str, Any] = {"temperature": 3.0, "seed": 6}
 
 def test_ctrl_c_amid_the_draws_of_a_pass_loses_none(session: Session) -> None:
     """What a KeyboardInterrupt ends goes on with the draws that it would have had."""
-    prompt, manner = asked(session), manner_of(session)
-    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
-    request = session.generate(prompt, 40, Struck(**SETTINGS), manner=manner)
+    prompt, decode_config = asked(session), manner_of(session)
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
+    request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
     struck = 0
     while request.finish_reason is None:
         try:
@@ -85,10 +86,10 @@ def test_draws_that_can_be_broken_off_would_be_seen(
     def disturbed() -> Iterator[None]:
         yield
 
-    prompt, manner = asked(session), manner_of(session)
-    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    prompt, decode_config = asked(session), manner_of(session)
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
     monkeypatch.setattr("aerie.engine.scheduler.undisturbed", disturbed)
-    request = session.generate(prompt, 40, Struck(**SETTINGS), manner=manner)
+    request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
     for _ in range(80):
         try:
             list(request)
@@ -97,6 +98,14 @@ def test_draws_that_can_be_broken_off_would_be_seen(
         break
     request.stop()
     assert request.token_ids != whole
+
+
+def said(session: Session) -> list[int]:
+    """What is kept of the last answer."""
+    kept = session.scheduler.kept
+    assert kept
+    assert kept.answer
+    return list(kept.answer.token_ids)
 
 
 def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
@@ -109,10 +118,8 @@ def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
             list(answer)
         except KeyboardInterrupt:
             struck += 1
-            assert session.kept.said
-            answer = session.go_on(20 - len(session.kept.said.token_ids))
-    assert session.kept.said
-    assert list(session.kept.said.token_ids) == whole
+            answer = session.go_on(20 - len(said(session)))
+    assert said(session) == whole
     assert struck > 2
 
 
@@ -137,17 +144,17 @@ def test_what_waited_comes_at_the_end_and_once() -> None:
 
 def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypatch: Any) -> None:
     """By what the handler of Ctrl-C calls; what has come stays."""
-    prompt, manner = asked(session), manner_of(session)
-    request = session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner)
+    prompt, decode_config = asked(session), manner_of(session)
+    request = session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config)
     scheduler, steps = session.scheduler, 0
     run = scheduler._run
 
-    def stopping(pieces: Any) -> Any:
+    def stopping(pieces: Any, requests: Any) -> Any:
         nonlocal steps
         steps += 1
         if steps == 4:
             signal.raise_signal(signal.SIGINT)
-        return run(pieces)
+        return run(pieces, requests)
 
     monkeypatch.setattr(scheduler, "_run", stopping)
     with stop_on_interrupt() as interrupted:
@@ -156,7 +163,7 @@ def test_a_request_is_stopped_in_the_middle_of_a_step(session: Session, monkeypa
     assert request.finish_reason is FinishReason.INTERRUPTED
     assert steps == 4
     monkeypatch.undo()
-    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), manner=manner))
+    whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
     assert made == whole[: len(made)] != whole
 
 
@@ -170,10 +177,10 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
         yield lambda what, done: events.append(done)
         events.append("gone")
 
-    monkeypatch.setattr("aerie.engine.scheduler.STEP_TOKENS", 32)
+    monkeypatch.setattr("aerie.engine.scheduler.MAX_STEP_TOKENS", 32)
     monkeypatch.setattr(session, "bar", bar)
     prompt = [int(token) for token in range(20, 120)]
-    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), manner=manner_of(session))
+    (first, *_) = session.generate(prompt, 4, Sampler(**SETTINGS), decode_config=manner_of(session))
     assert isinstance(first, int)
     assert events[0] == len(prompt)
     assert events[-1] == "gone"
@@ -185,7 +192,7 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
 def test_the_bar_of_a_report_is_shown(session: Session, monkeypatch: Any) -> None:
     shown = io.StringIO()
     monkeypatch.setattr(session, "bar", partial(Reporter(shown, terminal=True).bar, "reading the prompt"))
-    list(session.generate([*range(20, 120)], 2, Sampler(), manner=manner_of(session)))
+    list(session.generate([*range(20, 120)], 2, Sampler(), decode_config=manner_of(session)))
     assert "reading the prompt" in shown.getvalue()
     assert "/100" in shown.getvalue()
 
@@ -199,7 +206,8 @@ def test_nothing_is_compiled_in_the_middle_of_an_answer(at_once: bool) -> None:
     drafting = drafting_by(lambda: drafter.model, threading.Lock(), model.model.config)
     prompt = [*range(20, 120)]
     going_on = dict.fromkeys(model.model.config.eos_token_ids, -100.0)
-    request = model.generate(prompt, 40, Sampler(logit_bias=going_on), manner=Manner(draft=drafting))
+    drafts = DecodeConfig(draft=drafting)
+    request = model.generate(prompt, 40, Sampler(logit_bias=going_on), decode_config=drafts)
     assert "programs: " in told.getvalue()
     before, have = told.getvalue(), dict(drafter.model.programs)
     assert len(list(request)) == 40
@@ -246,7 +254,7 @@ def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None
 
     drafting = Drafting(Lookup, make_room=make_room)
     with pytest.raises(KeyboardInterrupt):
-        session.generate([5, 6, 7], 4, Sampler(), manner=Manner(draft=drafting))
+        session.generate([5, 6, 7], 4, Sampler(), decode_config=DecodeConfig(draft=drafting))
     session.scheduler.step()
     assert session.scheduler.counts.steps == 0
     assert session.scheduler.pool.manager.free == session.scheduler.pool.manager.pages
@@ -263,9 +271,9 @@ def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int,
     with random_checkpoint(longer(replace(config, num_hidden_layers=1)), Reporter()) as checkpoint:
         session = fresh(checkpoint, Reporter(told))
         going_on = {**dict.fromkeys(session.model.config.eos_token_ids, -100.0), 9: 100.0}
-        manner = PLAIN if block > 1 else Manner(draft="lookup")
+        decode_config = PLAIN if block > 1 else DecodeConfig(draft="lookup")
         ids = [*range(20, 20 + prompt)]
-        request = session.generate(ids, 70, Sampler(logit_bias=going_on), manner=manner)
+        request = session.generate(ids, 70, Sampler(logit_bias=going_on), decode_config=decode_config)
         before = told.getvalue()
         assert len(list(request)) == 70
         assert told.getvalue() == before
@@ -286,16 +294,18 @@ def test_what_compile_has_ready_is_all_that_steps_need(
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
     blocks = replace(blocks_of_variants(config, variants, "rows"), devices=devices)
     ready = {*blocks.of_steps, *every_name(config, blocks)}
-    ragged: Any = SimpleNamespace(
+    executor: Any = SimpleNamespace(
         _model=SimpleNamespace(blocks=blocks), _rows=blocks.step_rows, most_rows=blocks.step_rows[-1]
     )
     seen: set[str] = set()
     for context in window_contexts(blocks.contexts):
-        for tokens in range(1, min(context, STEP_TOKENS, ragged.most_rows) + 1):
-            width = Ragged.width(ragged, tokens)
+        for tokens in range(1, min(context, MAX_STEP_TOKENS, executor.most_rows) + 1):
+            width = Executor.width(executor, tokens)
             if width <= context:
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
-                    seen |= {*Ragged._needed(ragged, width, wanted, context), blocks.head(max(1, wanted))}
+                    step = BlockStep(width, context, 0, 0, width, 0, 0)
+                    tail = Executor._tail(executor, step, wanted)
+                    seen |= {*Executor._needed(executor, step, tail), blocks.head(max(1, wanted))}
     assert seen <= ready
     assert len(seen) > len(ready) // 2
     end = blocks.contexts[-1]
@@ -319,7 +329,7 @@ def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
     scheduler, before = session.scheduler, told.getvalue().count("programs: ")
     drafting = drafting_by(lambda: drafter.model, threading.Lock(), session.model.config)
     going_on = Sampler(logit_bias=dict.fromkeys(session.model.config.eos_token_ids, -100.0))
-    drafted = Manner(draft=drafting).maker(session.model.config, going_on)
+    drafted = DecodeConfig(draft=drafting).maker(session.model.config, going_on)
     requests = [
         scheduler.submit([*range(20, 20 + 60 * n)], 12, going_on, strategy=drafted) for n in (1, 2, 5)
     ]

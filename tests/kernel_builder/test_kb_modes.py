@@ -65,7 +65,7 @@ PAIRS = [
     pytest.param(
         *(name, case, mode),
         id=f"{name}-{case}-{mode}",
-        marks=() if case == 0 and name in QUICK.get(mode, ()) else pytest.mark.long,
+        marks=() if case == 0 and name in QUICK.get(mode, ()) else pytest.mark.slow,
     )
     for mode in MODES
     if mode != MODES[mode].like

@@ -14,7 +14,7 @@ from xdsl.ir.affine import AffineExpr
 
 from aerie.kernel_builder.arguments import DslError, bf16, f32, i32
 from aerie.kernel_builder.buffers import L1, L3, Buffer, View, check_pattern, check_transfer
-from aerie.kernel_builder.index import Index, Variable
+from aerie.kernel_builder.index import Condition, Index, Variable
 
 AT = Index({Variable(Block(arg_types=[IndexType()]).args[0], "loop", 0): 1})
 
@@ -35,6 +35,7 @@ def numbers(*shape: int) -> np.ndarray:
 
 
 def test_slices_and_single_indices() -> None:
+    assert (addresses(buffer(1, 8)[0, 2:6]) == numbers(1, 8)[0, 2:6]).all()
     assert (addresses(buffer(6, 8, 4)[2:5, 3, ...]) == numbers(6, 8, 4)[2:5, 3]).all()
     assert (addresses(buffer(6, 8)[..., 2:6]) == numbers(6, 8)[..., 2:6]).all()
 
@@ -139,6 +140,12 @@ X = Index({Variable(BLOCK.args[0], "loop", 0, 4): 1})
 Y = Index({Variable(BLOCK.args[1], "herd", 1): 1})
 
 
+def holds(condition: Condition, y: int) -> bool:
+    """Whether a condition does, where X is 0."""
+    values = [(at_point(one.left, 0, y), one.equal) for one in condition.comparisons]
+    return all(value == 0 if equal else value >= 0 for value, equal in values)
+
+
 def at_point(index: Index, x: int, y: int) -> int:
     """The index where the two variables are x and y."""
     expression = index.affine(lambda v: AffineExpr.symbol(0 if v.kind == "loop" else 1))
@@ -163,6 +170,15 @@ def test_arithmetic_agrees_with_integers(a: int, b: int, c: int, d: int) -> None
         assert at_point(index // d, x, y) == number // d
         assert at_point(index % d, x, y) == number % d
         assert at_point(5 - index // d * 2, x, y) == 5 - number // d * 2
+
+
+@pytest.mark.parametrize("n", range(-2, 3))
+def test_comparisons_are_those_of_ints(n: int) -> None:
+    index = Y
+    conditions = index == n, index >= n, index > n, index <= n, index < n, (index >= n) & (index < n + 2)
+    for y in range(-4, 5):
+        found = [holds(one, y) for one in conditions]
+        assert found == [y == n, y >= n, y > n, y <= n, y < n, n <= y < n + 2]
 
 
 @pytest.mark.parametrize(

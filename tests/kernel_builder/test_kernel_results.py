@@ -16,8 +16,14 @@ from aerie.kernel_builder.testing import compare, library, random_arrays, run
 from aerie.virtual_npu import toolchain
 
 BF16 = ml_dtypes.bfloat16
-CASES = [(name, case) for name, spec in registry().items() for case in range(len(spec.cases))]
-SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.long) for seed in range(1, 14))]
+QUICK = 2
+"""Cases of a kernel that `make test` runs: each is a program to compile."""
+CASES = [
+    pytest.param(name, case, marks=pytest.mark.slow if case >= QUICK else ())
+    for name, spec in registry().items()
+    for case in range(len(spec.cases))
+]
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
 
 
 def complaints(name: str, parameters: Parameters, seed: int = 0) -> list[str]:
@@ -36,6 +42,24 @@ def test_case(name: str, case: int) -> None:
 def test_random_shape(name: str, seed: int) -> None:
     parameters = registry()[name].random_case(np.random.default_rng(seed))
     assert complaints(name, parameters, seed) == [], parameters
+
+
+ATTENTION = {"n_heads": 4, "n_kv_heads": 2, "head_dim": 32}
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        (
+            "flash_attention",
+            {"lq": 32, "lk": 96, "lkp": 32, "num_stages": 2, "num_q_tiles": 1, "causal": False},
+        ),
+        ("cached_attention", {"n": 8, "m": 64, "heads": 1}),
+    ],
+    ids=["three tiles of keys for two stages", "a tile for each head of a group"],
+)
+def test_attention_that_is_shared_out_unevenly(name: str, parameters: dict[str, Any]) -> None:
+    assert complaints(name, {**ATTENTION, **parameters}) == []
 
 
 def result(name: str, parameters: dict[str, Any], arrays: dict[str, Any]) -> Any:

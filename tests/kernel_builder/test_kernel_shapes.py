@@ -35,6 +35,7 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
         ({"rows": 6, "cols": 16, "herd_x": 4}, r"4 cores \(herd_x\) cannot share 6 rows .*; use 6"),
         ({"rows": None, "cols": 48, "herd_x": 8}, "cannot share 3 blocks of 16 elements .*; use 3"),
         ({"rows": 16, "cols": 16, "herd_x": 16}, r"16 cores \(herd_x\) .* in 8 columns; use 8"),
+        ({"rows": 18, "cols": 16, "herd_x": 9}, r"9 cores \(herd_x\) .* in 8 columns; use 6"),
     ],
     "bias_add": [
         ({"rows": 8, "cols": 40}, r"cols=40 is no positive multiple of 16 .*; use 32 or 48"),

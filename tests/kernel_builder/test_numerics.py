@@ -42,7 +42,7 @@ def test_published_errors(name: str) -> None:
     check(name)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(NAMED.keys() - set(FAST)))
 def test_more_published_errors(name: str) -> None:
     check(name)

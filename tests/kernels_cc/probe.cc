@@ -10,10 +10,14 @@ static void binary(const T* a, const T* b, T* out, F f) {
   aie::store_v(out, f(aie::load_v<N>(a), aie::load_v<N>(b)));
 }
 
-#define BINARY(name, T, N, expression) \
-  void name(const T* a, const T* b, T* out) { binary<N>(a, b, out, [](const auto& x, const auto& y) { return expression; }); }
-#define UNARY(name, T, N, expression) \
-  void name(const T* a, T* out) { unary<N>(a, out, [](const auto& x) { return expression; }); }
+#define BINARY(name, T, N, expression)                                             \
+  void name(const T* a, const T* b, T* out) {                                      \
+    binary<N>(a, b, out, [](const auto& x, const auto& y) { return expression; }); \
+  }
+#define UNARY(name, T, N, expression)                           \
+  void name(const T* a, T* out) {                               \
+    unary<N>(a, out, [](const auto& x) { return expression; }); \
+  }
 
 template <unsigned M, unsigned K, unsigned N, typename T, typename R>
 static void block_product(const T* a, const T* b, R* out) {

@@ -40,7 +40,7 @@ def used(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, set[st
 
 
 def test_every_call_of_a_program_has_a_row_and_every_row_a_call(used: dict[str, dict[str, set[str]]]) -> None:
-    """For the six programs the table says of every call where AIE2P has it; docs/hardware.md shows it."""
+    """For the six programs the table says of every call where AIE2P has it."""
     found: dict[str, set[str]] = defaultdict(set)
     for source in sources_of_programs():
         for function, forms in used[source].items():

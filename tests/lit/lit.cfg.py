@@ -1,6 +1,6 @@
 """The lit suite: `make lit`, or `lit -v tests/lit`. lit defines `config` and `lit_config`.
 
--D refresh=1 writes golden texts anew; -D long=1 also runs what takes minutes; -D board=0 leaves a board
+-D refresh=1 writes golden texts anew; -D slow=1 also runs what takes minutes; -D board=0 leaves a board
 alone that is there; -D out=DIR is where outputs go (default: build/lit). Built programs are kept in
 build/test-cache, as pytest's are. Features are decided in support/features.py.
 """
@@ -25,7 +25,7 @@ sys.path[:0] = [str(PROJECT), str(SUPPORT)]
 
 from features import available, forwarded, summary
 
-refresh, long = (lit_config.params.get(name) == "1" for name in ("refresh", "long"))
+refresh, slow = (lit_config.params.get(name) == "1" for name in ("refresh", "slow"))
 board = lit_config.params.get("board") != "0"
 out = Path(lit_config.params.get("out", PROJECT / "build" / "lit")).resolve()
 cache = PROJECT / "build" / "test-cache"
@@ -37,7 +37,7 @@ config.suffixes = [".mlir", ".test"]
 config.test_source_root = str(SUPPORT.parent)
 config.test_exec_root = str(out)
 lit_config.parallelism_groups["npu"] = 1
-features = available(os.environ, long, board)
+features = available(os.environ, slow, board)
 lit_config.note(summary(features))
 config.available_features |= features
 

@@ -118,13 +118,13 @@ def test_no_bit_of_the_demo_changes(way, demo):
     demo.check_bits(**SAME_BITS[way])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("way", SAME_BITS)
 def test_no_bit_at_full_width_changes(way, wide):
     wide.check_bits(**SAME_BITS[way])
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("seq_len", [64, 256])
 def test_padding_at_full_width_changes_no_bit(seq_len, wide):
     """A short prompt in a long program, and compiled for less."""
@@ -146,12 +146,12 @@ def check_no_fast_paths(case):
     check_as_near_to_exact(case, other)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_fast_paths_in_the_demo(demo):
     check_no_fast_paths(demo)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_no_fast_paths_at_full_width(wide):
     check_no_fast_paths(wide)
 
@@ -177,7 +177,7 @@ def test_attention_in_numpy_in_the_demo(demo):
     check_attention_in_numpy(demo)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_attention_in_numpy_at_full_width(wide):
     check_attention_in_numpy(wide)
 
@@ -212,6 +212,6 @@ def test_a_load_of_the_demo_is_repeated(demo, monkeypatch):
     check_load_again(demo, monkeypatch)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_load_at_full_width_is_repeated(wide, monkeypatch):
     check_load_again(wide, monkeypatch)

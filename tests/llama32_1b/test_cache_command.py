@@ -183,3 +183,14 @@ def test_every_default_folder_is_a_part(home):
         *((name,) for name in ("programs", "virtual_npu", "bench", "synthetic", "mlir", "verify", "board")),
         (),
     }
+
+
+@pytest.mark.parametrize(
+    ("nbytes", "told"),
+    [
+        (1023, "1023 bytes"), (1 << 10, "1.0 KiB"), ((1 << 20) - 1, "1024.0 KiB"), (1 << 20, "1.0 MiB"),
+        (5 << 19, "2.5 MiB"), (3 << 30, "3.0 GiB"),
+    ],
+)  # fmt: skip
+def test_a_size_in_words(nbytes: int, told: str) -> None:
+    assert cache_command.told(nbytes) == told

@@ -69,7 +69,7 @@ def bits(rows):
 
 def held(cache):
     """The bits of all that a cache holds, keys before RoPE too."""
-    arrays = [*(array for layer in cache.layers for array in layer), *cache.unturned]
+    arrays = [*(array for layer in cache.layers for array in layer), *cache.keys_before_rope]
     return b"".join(bits(array[:, : cache.length]) for array in arrays)
 
 
@@ -162,7 +162,7 @@ def test_against_transformers_with_its_cache_edited(family, end, policy, open_se
 def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     """A long prompt after others that began alike; what came after dropped tokens is not used again."""
     session = open_session("Llama", end, decode)
-    session.kept.take([])
+    session.requests.forget()
     first = session.generate(TOKENS[:50], 40, Sampler())
     answer = list(first)
     assert len(answer) == 40
@@ -171,20 +171,20 @@ def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     second = session.generate(prompt, 30, Sampler())
     again = list(second)
     assert second.cached_tokens == 4
-    session.kept.take([])
+    session.requests.forget()
     alone = session.generate(prompt, 30, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0
 
 
 def test_growth_from_context_to_context(open_session):
-    """Of 600 positions: the cache is one of 512, then of 1024, and then tokens are dropped."""
+    """Of 600 positions: attention reads a window of 512, then of 1024, and then tokens are dropped."""
     tokens = [int(token) for token in np.random.default_rng(1).integers(3, 300, 700)]
     model = open_session("Qwen3", "shift", variants="8,128x512,1024", max_position_embeddings=600).model
     grown, whole = model.new_cache(1), model.new_cache(1)
     for first in range(0, 700, 100):
         rows = prefill(model, tokens[first : first + 100], grown, last_only=True)
-        assert grown.capacity == (512 if first < 500 else 1024)
+        assert grown.executor._window.context == (512 if first < 500 or first >= 600 else 1024)
     assert bits(rows) == bits(prefill(model, tokens, whole, last_only=True))
     assert held(grown) == held(whole)
     assert grown.dropped == 298
@@ -220,13 +220,13 @@ def test_the_six_programs_decode_past_the_end(open_session):
 def test_keys_are_turned_as_the_kernel_turns_them(open_session):
     model = open_session("Qwen3").model
     _, cache = read(model, [63], TOKENS[:63])
-    for (keys, _), unturned in zip(cache.layers, cache.unturned, strict=True):
-        assert bits(turned(unturned[:, :63], model.rope[:63])) == bits(keys[:, :63])
+    for (keys, _), keys_before_rope in zip(cache.layers, cache.keys_before_rope, strict=True):
+        assert bits(turned(keys_before_rope[:, :63], model.rope[:63])) == bits(keys[:, :63])
 
 
 def test_without_a_policy_nothing_is_kept_beside_the_cache(open_session):
     session = open_session(end="stop")
-    assert session.model.new_cache(1).unturned == []
+    assert session.model.new_cache(1).keys_before_rope == []
     with pytest.raises(PromptTooLongError, match="65 tokens long and the model has 64 positions"):
         session.generate(TOKENS[:65], 1, Sampler())
     generation = session.generate(TOKENS[:60], 60, Sampler(logit_bias={1: -100, 2: -100}))
@@ -286,7 +286,7 @@ def test_a_number_that_leaves_nothing_is_refused(text, limits):
 
 
 def test_programs_that_it_cannot_be_had_with():
-    with pytest.raises(UserError, match=r"sink hides positions .*; leave --seq-len out, or give shift"):
+    with pytest.raises(UserError, match=r"sink cannot be had with seq_len=64 \(SEQ_LEN\): they show a token"):
         context_end("sink", Blocks(64), POSITIONS)
     with pytest.raises(UserError, match="as many rows as positions and compute it anew; add one of fewer"):
         context_end("shift", Blocks(0, (Variant(512, 512),)), POSITIONS)

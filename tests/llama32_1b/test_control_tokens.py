@@ -10,6 +10,7 @@ from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.chat_template import ChatTemplate
+from aerie.engine.control_tokens import ControlTokens
 from aerie.engine.tokenizer import Tokenizer as Ours
 from aerie.engine.tokenizer import load_tokenizer
 
@@ -119,6 +120,12 @@ def test_templates_that_change_what_they_are_given(content):
     ids = ours.encode_chat(user("a<e>b<u> hi"))
     assert control_tokens_of(ours, ids) == ["<s>", "<u>", "<e>", "<e>"]
     assert "a<e>b<u>▁hi" in "".join(theirs.convert_ids_to_tokens(ids))
+
+
+def test_of_tokens_that_begin_alike_the_longest_is_found():
+    inner = Tokenizer(models.BPE({"a": 0}, []))
+    inner.add_special_tokens([AddedToken(name, normalized=False) for name in ("<end", "<end>", "<end>!")])
+    assert ControlTokens(inner).find("a <end>! <end> <end") == ["<end>!", "<end>", "<end"]
 
 
 def test_a_token_that_a_normaliser_makes():

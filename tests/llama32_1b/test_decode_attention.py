@@ -8,7 +8,7 @@ import pytest
 from aerie.cli.arguments import main
 from aerie.common.errors import ToolchainError
 from aerie.engine import native
-from aerie.engine.attention import CacheAttention, NewRows, reference_attention
+from aerie.engine.attention import CacheAttention, NewKVRows, reference_attention
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.kv import causal
 from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
@@ -143,7 +143,7 @@ def test_a_place_that_the_cache_does_not_have_is_no_read_beyond_it(place):
 
 @pytest.mark.parametrize(("position", "rows"), [(CAPACITY, 1), (CAPACITY - 3, 4), (-1, 1)])
 def test_rows_beyond_the_cache_are_not_kept(position, rows):
-    new = NewRows([drawn(4, 2, 64)[1:]])
+    new = NewKVRows([drawn(4, 2, 64)[1:]])
     for move in (lambda: new.move_to(position, rows), lambda: new.move_apart(position + np.arange(rows))):
         with pytest.raises(IndexError, match=rf"positions {position}\.\.{position + rows - 1} in a cache of"):
             move()

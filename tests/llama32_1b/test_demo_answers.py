@@ -36,7 +36,7 @@ def test_most_unknown_prompts_are_recognised(reference: Reference) -> None:
     assert sum(result.exact for result in results) >= 45
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_whole_list_is_at_least_95_percent_exact(reference: Reference) -> None:
     results = list(reference.answers(question_list()))
     assert len(results) == len(question_list())

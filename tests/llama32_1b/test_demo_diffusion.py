@@ -92,7 +92,7 @@ def test_it_answers_out_of_the_box(capsys: pytest.CaptureFixture[str]) -> None:
     assert " tokens a pass (" in told.err
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_answers_under_both_rules() -> None:
     """Of a tenth of the questions, drawn."""
     session, questions = open_session(CHECKPOINT), random.Random(3).sample(question_list(), 205)

@@ -52,6 +52,16 @@ def test_batches_are_the_same_for_the_same_seed_and_of_bounded_size() -> None:
         assert one.ids.shape[1] <= MAX_LENGTH
 
 
+def test_a_batch_has_weights_where_it_has_tokens() -> None:
+    """All tokens but the first, which is given, are predicted; padding is not."""
+    for batch in islice(batches(_ENCODER, 5), 20):
+        lengths = 1 + (batch.weights > 0).sum(axis=1)
+        for ids, weights, length in zip(batch.ids, batch.weights, lengths, strict=True):
+            assert weights[0] == 0
+            assert weights[1:length].all()
+            assert not ids[length:].any()
+
+
 def test_an_epoch_has_every_topic_and_long_chats() -> None:
     samples = epoch(_ENCODER, random.Random(2))
     assert sum(len(sample.ids) for sample in samples) > 20 * len(question_list())

@@ -32,7 +32,7 @@ OF_HEADERS = "-Wno-uninitialized -Wno-maybe-uninitialized"
 """What g++ says of its own headers of AVX512 intrinsics."""
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.skipif(len(INSTALLED) < 2, reason=f"one compiler by its version at most: {INSTALLED}"),
 ]
 

@@ -1,7 +1,7 @@
 """Every family: random small shapes against transformers' own class, and what its config.json may say.
 
 A family is a row of FAMILY_ROWS. Programs run in numpy here, and on the virtual NPU in test_model_shapes.py
-and in the long tests below.
+and in the slow tests below.
 """
 
 from __future__ import annotations
@@ -104,7 +104,7 @@ def test_random_shapes_in_numpy(family, number, make_checkpoint, numpy_model, ag
     against.check(model, folder, 23, 8)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("family", "number"), [(family, 0) for family in FAMILY_ROWS])
 def test_random_shapes_on_the_virtual_npu(family, number, make_checkpoint, against):
     folder = make_checkpoint(**random_shape(family, number))

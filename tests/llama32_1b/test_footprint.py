@@ -126,7 +126,7 @@ def test_the_demo_takes_what_was_foreseen():
     check_measured(DEMO_FOLDER, default_cache_dir())
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_layer_of_full_width_takes_what_was_foreseen(tmp_path):
     """Weights and activations count here: with buffers shared and apart, and in strict memory."""
     assert synthesise([str(tmp_path / "one"), "--layers", "1"]) == 0

@@ -110,7 +110,7 @@ def stop(run, number, moment, after_s=0.0):
     run.check_nothing_is_left()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_ctrl_c_while_it_compiles(tmp_path):
     """The compilers end with it, at once, and what was begun is gone."""
     asked = ("--prompt", "Hi", "--cache-dir", str(tmp_path / "programs"))
@@ -129,7 +129,7 @@ def test_killed_in_its_answer(tmp_path):
     assert "programs: 0 compiled, 6 from the cache" in said
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [SIGKILL, SIGTERM], ids=["kill -9", "kill"])
 def test_the_run_after_one_that_ended_while_it_compiled(number, tmp_path):
     """It compiles what is missing, in spite of compilers that may have outlived the first by seconds."""
@@ -167,7 +167,7 @@ def layer(tmp_path_factory):
 MOMENTS = {"loading": ("programs:", 0.3), "reading the prompt": ("weights:", 0.3), "answering": ("", 0.1)}
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [SIGINT, SIGTERM, SIGKILL], ids=["Ctrl-C", "kill", "kill -9"])
 def test_a_layer_of_full_width_is_stopped_at_every_moment(number, layer):
     folder, asked, undisturbed = layer

@@ -9,8 +9,9 @@ import pytest
 
 from aerie.cli.chat import COMMANDS, HELP, Chat
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.generate import Figures, FinishReason, Generation
+from aerie.engine.generate import Figures, FinishReason
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 
 
 class FakeTokenizer:
@@ -127,7 +128,7 @@ def test_undo(session):
         f"Taken back: '{('two ' * 20)[:50]}...' and its answer; 1 turn left.",
         "conversation: 1 turn, no answer since",
     ]
-    assert session.tokenizer.messages[-1] == ("user", "three")
+    assert session.tokenizer.messages[::2] == [("user", "one"), ("user", "three")]
     assert len(session.tokenizer.messages) == 3
 
 
@@ -349,7 +350,7 @@ def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkp
             self.given = []
 
         def generate(self, prompt_ids, max_new_tokens, sampler, interrupted):
-            self.given.append(Generation(model, prompt_ids, max_new_tokens, sampler, interrupted))
+            self.given.append(answer_alone(model, prompt_ids, max_new_tokens, sampler, interrupted))
             return self.given[-1]
 
         def text(self, generation):
@@ -360,5 +361,5 @@ def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkp
     session = Session()
     converse(session, "the first", "the second")
     last = session.given[-1]
-    assert list(Generation(model, last.prompt_ids, 9, Sampler())) == last.token_ids
+    assert list(answer_alone(model, last.prompt_ids, 9, Sampler())) == last.token_ids
     assert len(last.prompt_ids) > len(session.given[0].prompt_ids) + 9

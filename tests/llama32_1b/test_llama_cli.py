@@ -15,7 +15,7 @@ from aerie.cli import commands
 from aerie.cli.arguments import build_parser, default_cache_dir, main
 from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED, find_checkpoint
 from aerie.engine.config import load_config
-from aerie.engine.generate import Generation
+from aerie.engine.requests import Request
 from aerie.engine.tokenizer import load_tokenizer
 
 
@@ -182,7 +182,7 @@ def test_chat_over_a_pipe(prepared, make_checkpoint, capsys, monkeypatch):
 
 
 def test_interrupt_during_an_answer(run, monkeypatch):
-    tokens = Generation.__iter__
+    tokens = Request.__iter__
 
     def interrupted(self):
         for count, token in enumerate(tokens(self)):
@@ -190,7 +190,7 @@ def test_interrupt_during_an_answer(run, monkeypatch):
                 signal.raise_signal(signal.SIGINT)
             yield token
 
-    monkeypatch.setattr(Generation, "__iter__", interrupted)
+    monkeypatch.setattr(Request, "__iter__", interrupted)
     code, out, err = run("--prompt", "hi", "--json")
     record = json.loads(out)
     assert code == 130

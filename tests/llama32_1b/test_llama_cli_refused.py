@@ -190,6 +190,11 @@ def test_prompts_from_a_file_and_from_standard_input(run, make_checkpoint, tmp_p
         ),
         (
             b"",
+            ("--prompt", "a", "--raw", "--system", ""),
+            "--system needs the chat template, which --raw leaves",
+        ),
+        (
+            b"",
             ("--prompt", "a", "--control-tokens"),
             "--control-tokens is for text without the chat template",
         ),

@@ -145,14 +145,13 @@ class Seeing(Sampler):
         return super().__call__(logits, *said)
 
 
-def by_hand(first, second, made, call):
-    """Logits of an answer in which `first` makes that many tokens, and is lost at that call of the next."""
+def by_hand(first, second, made):
+    """Logits of an answer in which `first` makes that many tokens, and is lost in the next."""
     kv, logits = first.new_cache(len(PROMPT) + NEW), []
     hidden = prefill(first, PROMPT, kv)[-1]
-    steps_by_first = made if call == CALLS_OF_A_TOKEN - 1 else made - 1  # the last call is the LM head's
     for token in range(NEW):
         logits.append(next_token_logits(first if token < made else second, hidden))
-        hidden = decode_step(first if token < steps_by_first else second, int(logits[-1].argmax()), kv)
+        hidden = decode_step(first if token < made - 1 else second, int(logits[-1].argmax()), kv)
     return logits
 
 
@@ -167,7 +166,7 @@ def test_the_rest_is_what_the_stand_in_alone_makes_of_the_kv_cache(
     fails_at = CALLS_OF_PREFILL + (made - 1) * CALLS_OF_A_TOKEN + call
     seen = Seeing()
     answer(fails_at, gain=3, sampler=seen)
-    np.testing.assert_array_equal(seen.logits, by_hand(other, spare, made, call))
+    np.testing.assert_array_equal(seen.logits, by_hand(other, spare, made))
     for alone in (1, 3):
         whole = Seeing()
         answer(None, gain=alone, sampler=whole)

@@ -9,10 +9,11 @@ import pytest
 
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import Generation
-from aerie.engine.kv import KVCache, OnHost
+from aerie.engine.kv import write_rows
 from aerie.engine.numerics import bf16, rms_norm, widen
+from aerie.engine.pages import KVCache, PoolFullError
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 
 SHAPES = {
     "small": {},
@@ -94,7 +95,7 @@ def test_every_position_of_the_prompt(folder, numpy_model):
 def test_greedy_text_is_that_of_transformers(folder, numpy_model):
     """Token for token, until two logits are nearer than bf16 can tell."""
     model = numpy_model(folder)
-    generation = Generation(model, PROMPT, 24, Sampler())
+    generation = answer_alone(model, PROMPT, 24, Sampler())
     tokens = list(generation)
     theirs = greedy_reference(folder, 24)
     first = next((i for i, pair in enumerate(zip(tokens, theirs, strict=False)) if pair[0] != pair[1]), None)
@@ -168,7 +169,7 @@ def test_host_operations_are_timed(numpy_model, make_checkpoint):
     named = []
     timer = lambda name: named.append(name) or nullcontext()  # noqa: E731
     model = dataclasses.replace(numpy_model(make_checkpoint()), host_timer=timer)
-    list(Generation(model, PROMPT, 2, Sampler()))
+    list(answer_alone(model, PROMPT, 2, Sampler()))
     expected = {"embedding", "KV cache write", "decode attention", "final RMSNorm", "sampling"}
     assert set(named) == expected
 
@@ -205,21 +206,21 @@ def test_prefill_goes_on_from_what_the_cache_holds(numpy_model, make_checkpoint)
 
 def test_cache_layout_and_limit(numpy_model, make_checkpoint):
     config = numpy_model(make_checkpoint()).config
-    cache = KVCache(OnHost(config), 8)
+    cache = KVCache(config, 8)
     rows = np.arange(3 * 128).reshape(3, 128).astype(bf16)
-    cache.write(1, 4, rows, -rows)
+    write_rows(cache.layers[1], cache.places(4, 3), rows, -rows)
     keys, values = cache.layers[1]
-    assert keys.shape == values.shape == (2, 8, 64)
+    assert keys.shape == values.shape == (2, 64, 64)  # whole pages
     np.testing.assert_array_equal(keys[1, 5], rows[1, 64:])
     np.testing.assert_array_equal(values[0, 6], -rows[2, :64])
     assert not cache.layers[0][0].any()
-    with pytest.raises(IndexError, match=r"positions 6\.\.8 in a cache of 8"):
-        cache.write(1, 6, rows, rows)
+    with pytest.raises(PoolFullError, match="has 0 of its 1 pages of 64 positions free, and 1 are needed"):
+        cache.reserve(65)
 
 
 def test_cache_is_no_larger_than_the_context(numpy_model, make_checkpoint):
     model = numpy_model(make_checkpoint())
-    assert model.new_cache(40).capacity == 40
+    assert model.new_cache(40).capacity == 64
     assert model.new_cache(100000).capacity == 256
 
 

@@ -1,4 +1,4 @@
-"""The Python API beyond what docs/python.md shows: where answers end, and what goes on between them."""
+"""The Python API beyond docs/how-to/python.md: where answers end, and what goes on between them."""
 
 from __future__ import annotations
 

@@ -133,7 +133,7 @@ def judged(folder, exported, cache):
 def test_the_program_is_within_the_bounds_of_the_gate(sdar, exported):
     with KernelCache(default_cache_dir(), select_backend("virtual")) as cache:
         share = judged(sdar, exported, cache)
-    assert 0 < share < 1.5  # docs/static_form.md tells it
+    assert 0 < share < 1.5  # docs/how-to/export-static-form.md tells it
 
 
 def test_the_float32_form_on_the_same_weights(sdar, exported):
@@ -150,7 +150,7 @@ def test_the_float32_form_on_the_same_weights(sdar, exported):
     assert np.abs(widen(updated) - cache32).max() < 0.02 * np.abs(cache32).max()
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize(("layers", "max_len"), [(2, 128), (4, 64), (28, 64)])
 def test_more_layers(layers, max_len, tmp_path):
     """Cache and masks of each are found by offset; the first run of 28 compiles for minutes."""
@@ -184,7 +184,7 @@ def test_what_is_written(sdar, exported, capsys):
     )
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_the_example_shifts_logits_where_the_model_does(tmp_path, capsys):
     """Fast-dLLM v2, whose blocks have 32 tokens: the first token of a block is said by the one before it."""
     config = replace(of_family(TINY, FAMILIES["Fast_dLLM_Qwen"]), num_hidden_layers=1)

@@ -15,10 +15,11 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill, prefill_steps
-from aerie.engine.generate import FinishReason, Generation
+from aerie.engine.generate import FinishReason
 from aerie.engine.passes import TokenPass
 from aerie.engine.progress import Reporter, no_step
 from aerie.engine.sampler import Sampler
+from aerie.engine.scheduler import answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 from aerie.runtime.buffers import BufferSet
@@ -170,7 +171,7 @@ def test_the_bar_moves_with_every_program_and_is_gone_before_the_answer(session)
         yield lambda what, done: events.append((what, done))
         events.append("gone")
 
-    generation = Generation(session.model, ids, 1, Sampler(), bar=bar)
+    generation = answer_alone(session.model, ids, 1, Sampler(), bar=bar)
     events += [type(token) for token in generation]
     layer = ("rms_gemms_rope", "cached_attn", "o_ffn")
     assert events == [18, *((layer[n % 3], n + 1) for n in range(18)), "gone", int]

@@ -24,7 +24,7 @@ QWEN2 = ModelShape(192, 3, 1, 64, 64, 300, 1e-6, qkv_bias=True)
 QWEN3 = ModelShape(128, 4, 2, 96, 64, 300, 1e-6, qk_norm=True)
 BOTH = ModelShape(64, 2, 2, 32, 64, 300, 1e-6, qkv_bias=True, qk_norm=True)
 SHAPES = {"qwen2": QWEN2, "qwen3": QWEN3, "both": BOTH}
-RUN = ["both", *(pytest.param(family, marks=pytest.mark.long) for family in ("qwen2", "qwen3"))]
+RUN = ["both", *(pytest.param(family, marks=pytest.mark.slow) for family in ("qwen2", "qwen3"))]
 """What runs on the virtual NPU."""
 PROGRAMS = ("rms_gemms_rope", "rms_gemv_rope", "rms_gemms_rope_ar8")
 OF_FAMILIES = {f"{of}_{what}" for of in "qkv" for what in ("product", "norm", "normed")} | {"bq", "bk", "bv"}

@@ -172,7 +172,7 @@ PUBLISHED = {
 
 @pytest.mark.parametrize(
     "name",
-    [name if name == "SmolLM2-135M" else pytest.param(name, marks=pytest.mark.long) for name in PUBLISHED],
+    [name if name == "SmolLM2-135M" else pytest.param(name, marks=pytest.mark.slow) for name in PUBLISHED],
 )
 def test_programs_of_published_models_fit_the_device(name):
     for program in build_programs(PUBLISHED[name], 2048).values():

@@ -64,6 +64,15 @@ def test_a_label_that_makes_a_taken_name_gets_another(text, table):
     stitcher = Stitcher("first_in", table(x=(128, "input"), y=(128, "output")))
     stitcher.add(text("double"), {"x": "x", "y": "y"}, label="first")
     assert names(stitcher.finish(), ChannelOp) == ["first_in_1", "first_out"]
+    stitcher = Stitcher("first_h", table(x=(128, "input"), y=(128, "output")))
+    stitcher.add(text("double"), {"x": "x", "y": "y"}, label="first")
+    assert names(stitcher.finish(), HerdOp) == ["first_h_1", "first_h_1"]
+
+
+def test_a_symbol_that_begins_with_the_letters_of_a_label_has_not_got_it(text, table):
+    stitcher = Stitcher("twice", table(x=(128, "input"), y=(128, "output")))
+    stitcher.add(text("double"), {"x": "x", "y": "y"}, label="t")
+    assert names(stitcher.finish(), FuncOp) == ["t_times", "twice"]
 
 
 def test_identical_external_functions_are_declared_once(text, table):

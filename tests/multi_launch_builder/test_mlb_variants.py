@@ -269,7 +269,7 @@ def random_shape(seed):
 
 def some(first, *others):
     """The first in every run of the tests, the others in a long one."""
-    return [first, *(pytest.param(each, marks=pytest.mark.long) for each in others)]
+    return [first, *(pytest.param(each, marks=pytest.mark.slow) for each in others)]
 
 
 @pytest.mark.parametrize("shape", some(NARROW, WIDE_HEADS, random_shape(1), random_shape(2)), ids=str)

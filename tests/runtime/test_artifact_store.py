@@ -299,6 +299,14 @@ def test_waiting_for_another_process_is_said(tmp_path):
     assert reports == ["another process is compiling same; waiting for it"]
 
 
+def test_a_key_is_of_name_backend_and_ingredients():
+    recipe = Recipe("same", "virtual", "text", {"text": "same"})
+    others = [("other", "virtual", "same"), ("same", "npu", "same"), ("same", "virtual", "other")]
+    keys = [Recipe(name, backend, "text", {"text": text}).key for name, backend, text in others]
+    assert len({recipe.key, *keys}) == 4
+    assert Recipe("same", "virtual", "text", {"text": "same"}).key == recipe.key
+
+
 @pytest.mark.parametrize("inner", ["", "virtual"])
 def test_a_cache_that_others_can_write_to_is_not_loaded_from(open_cache, program, inner):
     cache = open_cache()

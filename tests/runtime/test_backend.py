@@ -123,7 +123,7 @@ def test_npu_without_anything_says_what_is_missing(no_pyxrt, no_tools):
     refusal, *missing = str(caught.value).splitlines()
     assert refusal == (
         "backend 'npu' cannot be used here; BACKEND=virtual runs the same programs. What is missing, and "
-        "where it comes from (docs/install.md):"
+        "where it comes from (docs/how-to/install.md):"
     )
     wanted = ("Python module pyxrt", "aircc", "aiecc", "aiebu-asm", "Peano", "aie_api/aie.hpp")
     for name, line in zip(wanted, missing, strict=True):

@@ -323,8 +323,9 @@ def test_it_is_told_what_completed_before(cache, steps, monkeypatch):
     recording = cache.record()
     steps.all(recording, recording.host)
     recording()
-    for x, before in ((X + 1000, "L2"), (np.where(X == 1, 1000, X), "L0")):
-        steps.x[...] = x  # L0 or L1 waits for ever
+    first, second, third = X + 1000, np.where(X == 1, 1000, X), np.where(X == 1, -300, X)
+    for x, before in ((first, "L2"), (second, "L0"), (third, "L1")):
+        steps.x[...] = x  # the first, second or third program waits for ever
         with pytest.raises(RunError):
             recording()
         assert f"'{before}'" in seen.pop().last_completed

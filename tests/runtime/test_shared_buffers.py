@@ -1,11 +1,12 @@
 """Buffers that several sets share: what one program made is where the next one reads it."""
 
 import gc
+import re
 
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, f32, i32
 from aerie.runtime import ArrayError, Profiler
 
 X = np.arange(32, dtype=np.float32).reshape(4, 8)
@@ -106,18 +107,21 @@ def test_a_shared_buffer_goes_with_its_last_set(sharing_cache):
         sharing_cache.run("scale", bo_key="second", x=X)
 
 
-def test_shapes_that_differ_are_refused(open_cache, variant, program):
-    wide = ArgumentTable([Argument("x", (8, 8), f32, Role.INPUT), *list(program.arguments)[1:]])
+@pytest.mark.parametrize(("shape", "dtype"), [((8, 8), f32), ((4, 8), i32)])
+def test_shapes_and_dtypes_that_differ_are_refused(open_cache, variant, program, shape, dtype):
+    x = Argument("x", shape, dtype, Role.INPUT)
+    wide = ArgumentTable([x, *list(program.arguments)[1:]])
     with open_cache(sharing=SHARING) as cache:
         cache.compile_and_cache(program)
         cache.compile_and_cache(variant(name="wide", arguments=wide))
         cache.preload("scale", "first", w=W)
         with pytest.raises(
             ArrayError,
-            match=r"program 'wide' on buffers 'second': x \(8x8 f32\) cannot share buffer 'middle' with "
-            r"y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the table",
+            match=rf"program 'wide' on buffers 'second': {re.escape(str(x))} cannot share buffer 'middle' "
+            r"with y \(4x8 f32\) of program 'scale' on buffers 'first': shapes and dtypes differ; mend the "
+            "table",
         ):
-            cache.run("wide", bo_key="second", x=X)
+            cache.run("wide", bo_key="second", x=np.zeros(shape, dtype.numpy))
 
 
 def test_a_weight_shares_with_weights_alone(open_cache, program):

@@ -17,7 +17,7 @@ from tests.serve.conftest import opened
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.skipif(CHROMIUM is None, reason="no chromium here: apt-get install chromium"),
 ]
 QUESTION, ANSWER = "What is the capital of France?", "The capital of France is Paris."

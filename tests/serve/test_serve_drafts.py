@@ -15,7 +15,7 @@ from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.manner import Manner
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.runtime import select_backend
 from aerie.serve.model_spec import ModelSpec
 from aerie.serve.service import ServerLimits
@@ -125,7 +125,7 @@ def test_a_model_that_fills_blocks_in(starting: Any) -> None:
             assert words in error["message"]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
     """One command has all ready; a warmed server loads it, and no step of it takes one program more: with
     answers by guesses in every window, by few and many rows, and with what is read."""
@@ -142,7 +142,7 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
     try:
         for many in (1, 2, 5, 12, 32):
             sampler = Sampler(logit_bias=dict.fromkeys(config.eos_token_ids, -100.0))
-            maker = Manner(draft=opened.draft).maker(config, sampler)
+            maker = DecodeConfig(draft=opened.draft).maker(config, sampler)
             asked = [
                 scheduler.submit([5 + many + n] * (3 + 37 * n % 450), 20, sampler, strategy=maker)
                 for n in range(many)
@@ -150,7 +150,7 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
             asked += [scheduler.read([5 + n] * 400, lambda rows: None, hidden=n > 0) for n in range(3)]
             while not all(one.is_over for one in asked):
                 scheduler.step()
-                contexts.add(scheduler._ragged._window.context)
+                contexts.add(scheduler._executor._window.context)
             assert {one.error for one in asked} == {None}
         assert contexts == {512, 1024, 2048, 4096, 8192}
         assert told.getvalue() == before

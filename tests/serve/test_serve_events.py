@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
-from aerie.serve.event_stream import event
+from aerie.serve.event_stream import MAX_NOTE_LENGTH, NOTE_HEADER, event, notes_header
+from aerie.serve.metrics import Metrics, RequestLog
 from aerie.serve.openai_format import ChatWriter, CompletionWriter
 from aerie.serve.output_processor import OutputDelta
 
@@ -36,3 +37,37 @@ def test_clients_read_them() -> None:
     assert b'"role":"assistant"' in role
     chunk = ChatCompletionChunk.model_validate_json(told.removeprefix(b"data: "))
     assert (chunk.choices[0].delta.content, chunk.choices[0].delta.role) == (ODD, None)
+
+
+@given(notes=st.lists(TEXTS, min_size=1))
+def test_a_note_is_a_header_whatever_a_schema_says(notes: list[str]) -> None:
+    (told,) = notes_header(notes).values()
+    assert told.isascii()
+    assert told.isprintable()
+    assert len(told) <= MAX_NOTE_LENGTH + len(" ...")
+
+
+def test_a_note_names_all_that_is_not_held() -> None:
+    assert notes_header([]) == {}
+    assert notes_header(["a: b", "c\r\nd: é"]) == {NOTE_HEADER: "not held to: a: b; c  d: \\xe9"}
+
+
+def test_tokens_of_the_last_request_and_of_all() -> None:
+    metrics = Metrics()
+    log = RequestLog(
+        "POST",
+        "/v1/chat/completions",
+        "here",
+        prompt_tokens=70,
+        cached_tokens=64,
+        completion_tokens=5,
+        model="m",
+    )
+    for _ in range(2):
+        metrics.count(log, log.path)
+    last = {"input_tokens": 6, "output_tokens": 5, "prompt_tokens": 70, "cache_tokens": 64}
+    assert {name: metrics.last[name] for name in last} == last
+    assert metrics.totals == {
+        "request_count_total": 2,
+        **{f"{name}_total": 2 * n for name, n in last.items()},
+    }

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 from openai.types.chat import ParsedChatCompletionMessage
 from openai.types.responses import ParsedResponse
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, TypeAdapter, ValidationError
 
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest
 from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
-from aerie.serve.common_fields import CompletionRequest, DetokenizeRequest
+from aerie.serve.common_fields import VLLM_UNSUPPORTED, CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest
 from aerie.serve.llama_cpp import LlamaCppRequest
 from aerie.serve.response_items import TaggedItem
@@ -122,6 +123,16 @@ def test_null_is_absent_everywhere(model: type[BaseModel], body: dict[str, Any])
     for each in list(objects(filled)):
         each.update(dict.fromkeys(names - each.keys()))
     assert model.model_validate(filled) == plain
+
+
+@pytest.mark.parametrize("name", VLLM_UNSUPPORTED)
+def test_what_is_not_built_is_taken_where_it_asks_for_nothing_alone(name: str) -> None:
+    values, why = VLLM_UNSUPPORTED[name]
+    for value in (*values, None):
+        ChatRequest(messages=[USER], **{name: value})
+    for value in (one for one in (True, False, 0, 7, "x", []) if one not in values):
+        with pytest.raises(ValidationError, match=f"{re.escape(why)}; leave it out"):
+            ChatRequest(messages=[USER], **{name: value})
 
 
 def test_null_in_a_stream_of_every_address(serving: Any) -> None:

@@ -67,6 +67,8 @@ def test_a_response_goes_on_from_another(serving: Any, alone: Model, streams: bo
     assert [item.id for item in listed.list(third.id, limit=2)] == [item.id for item in reversed(items)]
     (page,) = [listed.list(third.id, limit=2, after=items[3].id)]
     assert ([item.id for item in page.data], page.has_more) == ([items[2].id, items[1].id], True)
+    (page,) = [listed.list(third.id, limit=2, after=items[2].id)]
+    assert ([item.id for item in page.data], page.has_more) == ([items[1].id, items[0].id], False)
     serving.openai.responses.delete(first.id)  # what was said in it stays a part of the others
     assert made(input="Thanks.", previous_response_id=second.id).output_text == own.text
 

@@ -485,7 +485,7 @@ def test_memory_comes_back(starting_models: Callable[[ModelManager], Serving]) -
     assert after[-1][1] == after[0][1]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_many_clients_of_models_that_give_way_to_each_other(
     starting_models: Callable[[ModelManager], Serving], each: dict[str, Model]
 ) -> None:

@@ -77,7 +77,7 @@ def test_bytes_are_those_of_one_run_as_often_as_it_ran(serving: Any) -> None:
 OTHERS = "rms_gemms_rope_ar8", "o_ffn_ar8", "lm_head_ar8"
 
 
-@pytest.mark.parametrize("name", [NAME, *(pytest.param(each, marks=pytest.mark.long) for each in OTHERS)])
+@pytest.mark.parametrize("name", [NAME, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
 def test_a_program_moves_the_same_whatever_its_numbers_are(serving: Any, name: str) -> None:
     program = serving.service.require_loaded().session.model.programs[name]
     built = Program.from_text(program.text, name)

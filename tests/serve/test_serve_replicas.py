@@ -20,7 +20,7 @@ from openai import OpenAI
 
 from aerie.serve.replica_proxy import REPLICA_LOST
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 pytest.importorskip("ray", reason="replicas need the extra ray, which make test does not install")
 
 READY_S = 120.0

@@ -216,7 +216,7 @@ async def whole_day(day: Day, aborts: int, slow: int, nonsense: int) -> None:
         assert all(answers)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_a_bad_day(starting: Any, serving: Any, alone: Model) -> None:
     own = starting(ServerLimits(queue=250))
     own.wait_until(lambda: own.service.opened, 60)

@@ -32,20 +32,22 @@ def _checkpoints_module():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True).
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, variants=None).
 
-    A session on the virtual NPU, on the model's default variants with all their programs compiled, or on the
-    six programs of `seq_len`. `config` replaces the checkpoint's; `rounding` is how its cores start out,
-    `told` whether kernels without a C++ function of their own tell them otherwise.
+    A session on the virtual NPU, on the variants, or the model's default ones, with all their programs
+    compiled, or on the six programs of `seq_len`. `config` replaces the checkpoint's; `rounding` is how its
+    cores start out, `told` whether kernels without a C++ function of their own tell them otherwise.
     """
 
-    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True):
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, variants=None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_ROUNDING", rounding)
             if not told:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
                 patch.setattr(cached, "kept_programs", lambda: None)  # nor find the true ones
-            options = RuntimeOptions(seq_len, select_backend("virtual"), default_cache_dir())
+            options = RuntimeOptions(
+                seq_len, select_backend("virtual"), default_cache_dir(), variants=variants
+            )
             config = config or checkpoint.config
             session = prepare_runtime(replace(checkpoint, config=config), options, Reporter())
             if not seq_len:

@@ -16,10 +16,12 @@ from aerie.engine.attention import reference_attention
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import every_name
-from aerie.engine.generate import Generation
-from aerie.engine.kv import Kept, KVCache, causal
+from aerie.engine.executor import Executor
+from aerie.engine.kv import causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen
+from aerie.engine.pages import KVCache
+from aerie.engine.requests import Request
 from aerie.engine.session import Session
 from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
 from aerie.runtime import HostWork
@@ -38,7 +40,7 @@ class Healthy:
 
     def with_other(self, model) -> Session:
         """What the healthy model computed is not gone on from."""
-        return replace(self.session, model=model, kept=Kept())
+        return replace(self.session, model=model)
 
     def with_runner(self, runner_class, *arguments) -> Session:
         return self.with_model(runner=runner_class(self.session.model.runner, *arguments))
@@ -351,53 +353,71 @@ def stale(kinds, layer, argument):
 # The KV cache.
 
 
-class OneOff(KVCache):
-    def write(self, layer, position, keys, values):
-        super().write(layer, position + 1, keys, values)
+class Watched(Executor):
+    """An executor of which the passes are changed as they are made."""
 
+    def change_rows(self, made):
+        """What takes blocks of rows through the layers."""
 
-class WatchedDecode(KVCache):
-    """What decode keeps in the cache is changed as it comes."""
+    def change_attention(self, attention):
+        """The host's, of a token."""
+
+    def _pass(self, *given):
+        made = super()._pass(*given)
+        self.change_rows(made)
+        return made
 
     @property
-    def token_pass(self):
+    def _token_pass(self):
         return self._made
 
-    @token_pass.setter
-    def token_pass(self, made):
+    @_token_pass.setter
+    def _token_pass(self, made):
         self._made = made
         if made is not None:
-            self.change(made._attention)
+            self.change_attention(made._attention)
 
 
-class OneOffInDecode(WatchedDecode):
+class OneOff(Watched):
+    def change_rows(self, made):
+        for new in filter(None, (made._to_window, made._to_pool)):
+            new.move_apart = lambda positions, real=new.move_apart: real(positions + 1)
+
+
+class OneOffInDecode(Watched):
     """What a decoded token leaves goes one position too far."""
 
-    def change(self, attention):
+    def change_attention(self, attention):
         move_to = attention.move_to
-        attention.move_to = lambda position, visible: move_to(position + 1, visible)
+        attention.move_to = lambda place, visible: move_to(place + 1, visible)
 
 
 def decode_mask(mask):
     """Decode sees what `mask` says."""
 
-    class Masked(WatchedDecode):
-        def change(self, attention):
+    class Masked(Watched):
+        def change_attention(self, attention):
             move_to = attention.move_to
-            attention.move_to = lambda position, _: move_to(position, mask(position))
+            attention.move_to = lambda place, visible: move_to(place, moved(visible))
+
+    def moved(visible):
+        first = visible.start
+        seen = mask(visible.stop - first - 1)
+        return slice(first + seen.start, first + seen.stop)
 
     return cache_fault(Masked)
 
 
-class Swapping(KVCache):
-    def write(self, layer, position, keys, values):
-        super().write(layer, position, values, keys)
+class Swapping(Watched):
+    def change_rows(self, made):
+        for new in filter(None, (made._to_window, made._to_pool)):
+            new.works = lambda layer, keys, values, real=new.works: real(layer, values, keys)
 
 
-class ScaledInDecode(WatchedDecode):
+class ScaledInDecode(Watched):
     """The host's attention has scores 5 % too large."""
 
-    def change(self, attention):
+    def change_attention(self, attention):
         works = attention.works
 
         def scaled_works(layer, query, *rows):
@@ -405,28 +425,54 @@ class ScaledInDecode(WatchedDecode):
 
             def attend():
                 scaled = scaled_attention(1.05)
-                attention.out[...] = scaled(query, *self.layers[layer], attention._visible)
+                attention.out[...] = scaled(query, *self._pool.layers[layer], attention._visible)
 
             return keep, HostWork(attend)
 
         attention.works = scaled_works
 
 
-class NothingButBlocks(KVCache):
+class NothingButBlocks(Watched):
     """Decoded tokens, which GEMVs made, count as made by blocks: the other family goes on from them."""
 
-    @property
-    def in_blocks(self):
-        return self.length
+    def decode(self, piece):
+        row = super().decode(piece)
+        piece.sequence._in_blocks = 10**9
+        return row
 
 
-def cache_fault(cache_class):
-    class Faulty(LoadedModel):
-        def new_cache(self, positions):
-            return cache_class(self.home, 1 if self.blocks.variants else positions + 1)
+def cache_fault(executor_class):
+    """Of all that runs the model: for answers, and by hand."""
+
+    def faulty(executor):
+        if executor is not None:
+            executor.__dict__.pop("_token_pass", None)
+            executor.__class__, executor._made = executor_class, None
+        return executor
+
+    class Cache(KVCache):
+        @property
+        def executor(self):
+            return self._executor
+
+        @executor.setter
+        def executor(self, made):
+            self._executor = faulty(made)
+
+    class Model(LoadedModel):
+        def new_cache(self, positions, with_unturned=False):
+            return Cache(self.stored, self.config.context, with_unturned)
+
+    class Answering(Session):
+        @property
+        def scheduler(self):
+            scheduler = super().scheduler
+            if not isinstance(scheduler._executor, executor_class):
+                faulty(scheduler._executor)
+            return scheduler
 
     def inject(healthy):
-        return healthy.with_other(Faulty(**vars(healthy.with_runner(Passing).model)))
+        return as_kind(Answering, healthy.with_other(Model(**vars(healthy.with_runner(Passing).model))))
 
     return inject
 
@@ -445,24 +491,19 @@ def truncation(healthy):
 # The answer.
 
 
-class Nothing(Generation):
-    def __iter__(self) -> Iterator[int]:
-        return iter(())
+def nothing(request) -> Iterator[int]:
+    return iter(())
 
 
-class CutShort(Generation):
+def cut_short(request) -> Iterator[int]:
     """One token, however many are asked for."""
-
-    def __init__(self, model, prompt_ids, max_new_tokens, *others):
-        super().__init__(model, prompt_ids, 1, *others)
+    yield from itertools.islice(request.steps(), 1)
 
 
-class GarbageTail(Generation):
+def garbage_tail(request) -> Iterator[int]:
     """The first token is right and the rest is not."""
-
-    def __iter__(self) -> Iterator[int]:
-        for index, token in enumerate(super().__iter__()):
-            yield (token + index) % self._model.config.vocab_size
+    for index, token in enumerate(filter(lambda each: each is not None, request.steps())):
+        yield (token + index) % request._scheduler.model.config.vocab_size
 
 
 def as_kind(kind, session):
@@ -470,12 +511,17 @@ def as_kind(kind, session):
     return kind(**{each.name: getattr(session, each.name) for each in fields(session) if each.init})
 
 
-def answer_fault(generation_class):
-    class Faulty(Session):
-        def generate(self, *arguments, **named):
-            return generation_class(self.model, *arguments, **named)
+def answer_fault(tokens):
+    """Tokens of an answer are these of it."""
+    faulty = type("Faulty", (Request,), {"__iter__": tokens})
 
-    return lambda healthy: as_kind(Faulty, healthy.session)
+    class Answering(Session):
+        def generate(self, *arguments, **named):
+            made = super().generate(*arguments, **named)
+            made.__class__ = faulty
+            return made
+
+    return lambda healthy: as_kind(Answering, healthy.session)
 
 
 FAULTS = (
@@ -531,9 +577,9 @@ FAULTS = (
         stale(["rms_gemv_rope"], 1, "rope_row"),
         "decode, layer 1, step rope_q",
     ),
-    Fault("empty answer", answer_fault(Nothing), "answer"),
-    Fault("answer cut after one token", answer_fault(CutShort), "answer"),
-    Fault("31 wrong tokens", answer_fault(GarbageTail), "answer"),
+    Fault("empty answer", answer_fault(nothing), "answer"),
+    Fault("answer cut after one token", answer_fault(cut_short), "answer"),
+    Fault("31 wrong tokens", answer_fault(garbage_tail), "answer"),
 )
 
 SUBTLE = [fault for fault in FAULTS if "%" in fault.name]

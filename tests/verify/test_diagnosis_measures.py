@@ -145,3 +145,10 @@ def test_a_check_says_value_and_bound_with_the_digits_that_matter():
 def test_how_much_of_a_bound_is_used(check, used):
     assert check.used == used
     assert check.holds == (used <= 1)
+
+
+def test_a_cosine_may_be_as_much_further_from_1_as_the_square_of_the_error() -> None:
+    numbers = measure(ROUNDED, EXACT)
+    cosine, relative = run_checks(numbers, numbers, 3.0)
+    assert 1 - cosine.bound == pytest.approx(9 * (1 - numbers.cosine))
+    assert relative.bound == pytest.approx(3 * numbers.relative_l1)

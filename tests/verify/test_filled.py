@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aerie.cli.arguments import default_cache_dir
-from aerie.engine import ragged
+from aerie.engine import executor
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.families import FAMILIES
@@ -20,7 +20,7 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies import choosing
 from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.choosing import Rule
-from aerie.engine.strategies.strategy import Due
+from aerie.engine.strategies.strategy import PassInput
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import of_family
 from aerie.runtime import select_backend
@@ -33,7 +33,7 @@ from aerie.verify.reference import Reference
 from aerie.verify.report import as_json, print_record
 
 STAND, DUE, TOOK, BEGIN, INIT = (
-    ragged._Stand.of,
+    executor._rows_of,
     BlockDiffusion.due,
     BlockDiffusion.took,
     BlockDiffusion._begin,
@@ -54,16 +54,16 @@ def demo() -> tuple[Session, Reference]:
 def tried(both: tuple[Session, Reference]) -> list[Filled]:
     """By a scheduler of its own: no fault leaves pages to another."""
     session, reference = both
-    session._schedulers.clear()
+    vars(session).pop("requests", None)
     return [*try_blocks("the model", session, reference, choose_prompts(session, full=False)[:1])]
 
 
-def causal(pieces: Any, bases: Any, width: int, context: int, block: int = 1) -> Any:
-    return STAND(pieces, bases, width, context)
+def causal(pieces: Any, bases: Any, width: int, context: int, block: int, mask: Any) -> Any:
+    return STAND(pieces, bases, width, context, 1, mask)
 
 
-def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int = 1) -> Any:
-    stand, row = STAND(pieces, bases, width, context, block), 0
+def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int, mask: Any) -> Any:
+    stand, row = STAND(pieces, bases, width, context, block, mask), 0
     for piece, base in zip(pieces, bases, strict=True):
         end, rows = piece.sequence.length + len(piece.tokens), slice(row, row + len(piece.tokens))
         ours = (stand.positions[rows, None] + 1) // block
@@ -72,20 +72,20 @@ def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int
     return stand
 
 
-def written_while_filling(self: BlockDiffusion, due: Due, rows: Sequence[Any]) -> int:
+def written_while_filling(self: BlockDiffusion, due: PassInput, rows: Sequence[Any]) -> int:
     """The keys and values of a block are those of the pass that filled its last mask in."""
     before = self.passes.blocks
     TOOK(self, due, rows)
     return len(due.tried) if self.passes.blocks > before else 0
 
 
-def not_committed(self: BlockDiffusion, length: int) -> Due:
+def not_committed(self: BlockDiffusion, length: int) -> PassInput:
     due = DUE(self, length)
     is_first = not self.passes.blocks
     return due if is_first else due._replace(tokens=due.tried, held=0)
 
 
-def with_a_mask_left(self: BlockDiffusion, length: int) -> Due:
+def with_a_mask_left(self: BlockDiffusion, length: int) -> PassInput:
     due = DUE(self, length)
     tokens = [*due.tokens]
     if due.held and self.passes.blocks:
@@ -111,8 +111,8 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
 CALL, TOLD = choosing.Chooser.__call__, choosing._told
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "causal inside the block": (ragged._Stand, "of", staticmethod(causal)),
-    "staircase shifted by one": (ragged._Stand, "of", staticmethod(shifted_by_one)),
+    "causal inside the block": (executor, "_rows_of", causal),
+    "staircase shifted by one": (executor, "_rows_of", shifted_by_one),
     "KV of a pass with masks": (BlockDiffusion, "took", written_while_filling),
     "commit skipped": (BlockDiffusion, "due", not_committed),
     "a mask is seen after the commit": (BlockDiffusion, "due", with_a_mask_left),
@@ -155,7 +155,7 @@ def test_a_fault_is_found(fault: str, demo: tuple[Session, Reference], monkeypat
 
 def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], capsys: Any) -> None:
     session, reference = demo
-    session._schedulers.clear()
+    vars(session).pop("requests", None)
     prompts = choose_prompts(session, full=False)
     record = verify_blocks(session, reference, prompts, "the model", full=False)
     assert (record.verdict, record.failures) == ("PASS", [])
@@ -195,11 +195,11 @@ def test_a_fault_of_drawing_alone_is_found(
     """Random weights are sure of nothing: draws are seldom alike, and one token that is left seems sure."""
     monkeypatch.setattr(filled, "TOP_K", 1 if fault is kept_as_filtered else 20)
     session, reference = other
-    session._schedulers.clear()
+    vars(session).pop("requests", None)
     prompt = choose_prompts(session, full=False)[0]
     assert try_free("the model", session, reference, prompt, Rule()).failures == []
     monkeypatch.setattr(choosing.Chooser, "__call__", fault)
-    session._schedulers.clear()
+    vars(session).pop("requests", None)
     (failure, *_) = try_free("the model", session, reference, prompt, Rule()).failures
     assert "by what was drawn the rule keeps" in str(failure)
 

@@ -1,4 +1,4 @@
-"""docs/verification.md: its prompts, its bounds, and its table of faults against what they do."""
+"""docs/explanation/verification.md: its prompts, its bounds, and its table of faults against what they do."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from aerie.verify.prompts import choose_prompts, full_prompt
 from aerie.verify.rules import BFP16, EXACT, place
 from aerie.verify.subject import Subject
 
-PAGE = (Path(__file__).parents[2] / "docs" / "verification.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "explanation/verification.md").read_text()
 TOP_K = 5
 
 
@@ -115,7 +115,7 @@ def factor(value: float) -> str:
     return "a rule without a number" if math.isnan(value) else f"{float(f'{value:.2g}'):,g} times"
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_each_fault_does(demo_session, demo_checkpoint, open_session, demo_reference) -> None:
     """Words as they are; how far beyond a bound, as near as NEAR says."""
     healthy = Healthy(demo_session, demo_checkpoint, lambda **how: open_session(demo_checkpoint, **how))

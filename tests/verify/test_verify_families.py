@@ -13,7 +13,7 @@ SIZES = ["qwen2.5-0.5b", "qwen3-0.6b", "tinyllama-1.1b"]
 their families came."""
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("shape", SIZES)
 def test_two_layers_of_a_published_size_pass(shape, open_session, tmp_path):
     assert main([str(tmp_path / shape), "--shape", shape, "--layers", "2"]) == 0

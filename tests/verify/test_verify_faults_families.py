@@ -11,7 +11,7 @@ from aerie.verify.prompts import choose_prompts, full_prompt
 from aerie.verify.reference import Reference
 from aerie.verify.ways import in_few_rows
 
-pytestmark = pytest.mark.long
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")

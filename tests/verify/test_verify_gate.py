@@ -11,7 +11,9 @@ from aerie.common import knobs
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
+from aerie.engine.pages import PageManager
 from aerie.engine.progress import Reporter
+from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
 from aerie.verify.gate import STEPS, steps_of, verify
@@ -175,9 +177,7 @@ def test_a_conversation_is_heard_turn_by_turn(demo_session):
 
 
 def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
-    monkeypatch.setattr(
-        "aerie.engine.generate.Generation._reason_to_finish", lambda *_: FinishReason.INTERRUPTED
-    )
+    monkeypatch.setattr("aerie.engine.requests.reason_to_finish", lambda *_: FinishReason.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
         Subject(demo_session).chat(["Who are you?"], 4)
 
@@ -198,13 +198,14 @@ def test_a_prompt_goes_on_from_what_the_cache_holds(demo_session, prompts, recor
     assert found.compared > keys
 
 
-def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts):
-    class Forgetful(type(demo_session.kept)):
-        def give(self, cache, said=None):
-            """And be gone."""
-
-    forgetful = Subject(replace(demo_session, kept=Forgetful()))
-    assert going_on(forgetful, prompts[0]).broken == "all of the prompt was computed again"
+def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts, monkeypatch):
+    monkeypatch.setattr(
+        Scheduler, "_keep", lambda self, request, sequence: self.forget() or sequence.release()
+    )
+    monkeypatch.setattr(PageManager, "publish", lambda *_: None)
+    assert (
+        going_on(Subject(replace(demo_session)), prompts[0]).broken == "all of the prompt was computed again"
+    )
 
 
 def test_programs_of_one_length_have_nothing_to_go_on_from(six_session, prompts):

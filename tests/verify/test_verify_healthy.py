@@ -1,4 +1,4 @@
-"""The untouched model passes: the demo, random Llamas of other shapes, and one layer of full size."""
+"""The untouched model passes: the demo, random Llamas, and one layer of full size, as users build them."""
 
 import pytest
 
@@ -7,6 +7,8 @@ from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
 from aerie.verify.prompts import choose_prompts
 from aerie.verify.reference import Reference
+
+pytestmark = pytest.mark.usefixtures("as_users_build")
 
 PLAIN_ROPE = {"rope_type": "default", "rope_theta": 10000.0}
 LLAMAS = {
@@ -68,7 +70,6 @@ def test_the_demo_passes_with_every_prompt(demo_session, demo_reference):
     check(demo_session, demo_reference, full=True)
 
 
-@pytest.mark.long
 @pytest.mark.parametrize("config", LLAMAS.values(), ids=LLAMAS.keys())
 def test_other_shapes_pass_with_every_prompt(config, write_llama, open_session):
     folder = write_llama(**config)

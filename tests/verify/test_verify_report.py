@@ -73,8 +73,9 @@ def test_a_failure_is_the_last_line_and_marks_its_row():
 
 
 def test_more_failures_are_told_before_the_last_line_a_few_of_them():
-    lines = printed(record(trial(failures=[FAILURE] * 40)))
-    assert len([line for line in lines if line.startswith("also: teacher-forced, greeting")]) == 10
+    lines = printed(record(trial(failures=[replace(FAILURE, position=n) for n in range(40)])))
+    told = [line for line in lines if line.startswith("also: teacher-forced, greeting")]
+    assert [f"position {n}:" in line for n, line in enumerate(told, start=1)] == [True] * 10
     assert lines[-1].endswith("bound 0.25 (and 39 more)")
 
 

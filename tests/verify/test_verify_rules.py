@@ -50,6 +50,9 @@ def test_kl_divergence_of_two_known_distributions():
     ours, theirs = np.log(q).astype(np.float32) + 7, np.log(p).astype(np.float32) - 3
     assert kl_divergence(theirs, ours) == pytest.approx(expected, abs=1e-6)
     assert kl_divergence(theirs, theirs) == 0
+    sure, even = np.log(np.array([0.25, 0.75], np.float32)), np.zeros(2, np.float32)
+    assert kl_divergence(sure, even) == pytest.approx(0.25 * math.log(0.5) + 0.75 * math.log(1.5), abs=1e-6)
+    assert kl_divergence(even, sure) == pytest.approx(0.5 * math.log(2) + 0.5 * math.log(2 / 3), abs=1e-6)
 
 
 def test_kl_divergence_of_logits_too_large_for_a_plain_exponential():

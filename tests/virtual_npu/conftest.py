@@ -18,7 +18,7 @@ Run = Callable[..., list[Any]]
 
 @pytest.fixture(scope="session")
 def program() -> Callable[..., virtual_npu.Library]:
-    """build(text) -> Library, at a low optimisation level: it compiles in half the time.
+    """build(text) -> Library.
 
     In the text %c0, %c1, ... are indices (air_texts.py).
 
@@ -30,10 +30,8 @@ def program() -> Callable[..., virtual_npu.Library]:
         kernel_dirs: tuple[Path, ...] = (),
         options: virtual_npu.BuildOptions | None = None,
     ) -> virtual_npu.Library:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VNPU_OPT", "1")
-            chosen = options or virtual_npu.BuildOptions.from_knobs()
-            return cache.load(cache.Source(with_constants(text), "<string>", kernel_dirs, chosen))
+        chosen = options or virtual_npu.BuildOptions.from_knobs()
+        return cache.load(cache.Source(with_constants(text), "<string>", kernel_dirs, chosen))
 
     return build
 

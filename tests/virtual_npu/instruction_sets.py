@@ -88,6 +88,15 @@ SETS = {
 }
 
 
+QUICK = ("native", "AMX emulated")
+"""Those that `make test` builds products for; each takes the compiler seconds."""
+
+
+def sets(*names: str) -> list[Any]:
+    """These sets, or all of them, as parameters of a test: slow but for QUICK."""
+    return [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in names or SETS]
+
+
 class Axes(ctypes.Structure):
     """vnpu::Axes, of axes with an extent and the steps in two operands each."""
 

@@ -40,8 +40,8 @@ static void mmul(const bfloat16 *a, const bfloat16 *b, float *c, int count) {
   aie::store_v(c, block.template to_vector<float>());
 }
 
-#define BLOCKS(kind, m, n, k)                                                               \
-  EXPORT void kind##_##m##x##n##x##k(const void *a, const void *b, float *c, int count) {   \
+#define BLOCKS(kind, m, n, k)                                                                                \
+  EXPORT void kind##_##m##x##n##x##k(const void *a, const void *b, float *c, int count) {                    \
     kind<m, n, k>(static_cast<const kind##_element *>(a), static_cast<const kind##_element *>(b), c, count); \
   }
 using contract_element = vnpu::bf16;

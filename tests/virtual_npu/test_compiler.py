@@ -10,6 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import remembering
 
 from aerie import virtual_npu
 from aerie.common import compiler, compiler_records
@@ -27,7 +28,6 @@ func.func @f(%x: memref<1xf32>) {
 }
 """
 HOST_CODE = 'extern "C" __attribute__((visibility("default"))) int answer() { return 42; }\n'
-REAL = shutil.which("c++") or "c++"
 
 
 def script(path: Path, *lines: str) -> Path:
@@ -38,15 +38,16 @@ def script(path: Path, *lines: str) -> Path:
 
 
 class Tool:
-    """A compiler on a PATH of its own: the real one, which says another version and writes down its calls."""
+    """A compiler on a PATH of its own: one that remembers, says another version and writes down its calls."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.log = folder, folder / "calls"
 
     def put(self, version: str) -> None:
         said = f'case "$*" in *--version) echo "{version}"; exit;; esac'
-        folder = os.environ["PATH_BEFORE"]
-        script(self.folder / "g++", f'echo "$*" >> {self.log}', said, f'PATH="{folder}"', f'exec {REAL} "$@"')
+        path = f'PATH="{os.environ["PATH_BEFORE"]}"'
+        real = remembering.lines(Path(os.environ["KEPT_OBJECTS"]))
+        script(self.folder / "g++", f'echo "$*" >> {self.log}', said, path, *real)
 
     def remove(self) -> None:
         (self.folder / "g++").unlink()
@@ -75,8 +76,14 @@ def forget() -> None:
     compiler._links_cpp.cache_clear()
 
 
+@pytest.fixture(scope="module")
+def kept_objects(tmp_path_factory):
+    return tmp_path_factory.mktemp("objects")
+
+
 @pytest.fixture
-def tool(tmp_path, monkeypatch):
+def tool(tmp_path, monkeypatch, kept_objects):
+    monkeypatch.setenv("KEPT_OBJECTS", str(kept_objects))
     monkeypatch.setenv("PATH_BEFORE", os.environ["PATH"])
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     made = Tool(tmp_path / "bin")
@@ -202,7 +209,7 @@ def test_a_compiler_in_several_words(tool, tmp_path, monkeypatch, variable):
 
 
 def test_a_path_with_a_blank_in_it_is_one_word(tmp_path, monkeypatch):
-    path = script(tmp_path / "my tools" / "g++", f'exec {REAL} "$@"')
+    path = script(tmp_path / "my tools" / "g++", f'exec {remembering.REAL} "$@"')
     monkeypatch.setenv("VNPU_CXX", str(path))
     assert find_compiler().command == (str(path),)
     monkeypatch.setenv("VNPU_CXX", f"'{path}' -m64")

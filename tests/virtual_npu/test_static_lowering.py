@@ -188,7 +188,7 @@ UNKNOWN = {
     "an operation that nobody tells of": (
         on_core("math.erf %v", "bf16"),
         "math.erf: .* vector<16xbf16>: nothing tells .*; write it in operations that the table knows "
-        r"\(docs/hardware.md\), or in C\+\+ \(aerie/device/lowering\)",
+        r"\(docs/explanation/lowering.md\), or in C\+\+ \(aerie/device/lowering\)",
     ),
     "a carried vector": (
         program(

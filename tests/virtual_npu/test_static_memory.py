@@ -50,6 +50,7 @@ def l2(segment: str, **options) -> int:
         (f"{ALLOC}\n{loop(COPY, '{air.disable_ping_pong}')}", 1),
         (f"{ALLOC}\n{loop(loop('', '{air.disable_ping_pong}').replace('%i', '%j') + COPY)}", 1),
         (loop(ALLOC), 1),
+        (loop(f"{ALLOC}\n{COPY}").replace("%c0 to", "%c1 to"), 3),  # three trips, of which one is left over
     ],
 )
 def test_what_aircc_double_buffers_counts_twice(herd: str, copies: int) -> None:

@@ -331,6 +331,15 @@ func.func @divide(%x: memref<1xi32>) {
   memref.store %q, %x[%c0] : memref<1xi32>
   return
 }
+func.func @numbers(%x: memref<4xf32>, %y: memref<4xf32>, %most: memref<4xf32>, %least: memref<4xf32>) {
+  %a = vector.load %x[%c0] : memref<4xf32>, vector<4xf32>
+  %b = vector.load %y[%c0] : memref<4xf32>, vector<4xf32>
+  %m = arith.maxnumf %a, %b : vector<4xf32>
+  %l = arith.minnumf %a, %b : vector<4xf32>
+  vector.store %m, %most[%c0] : memref<4xf32>, vector<4xf32>
+  vector.store %l, %least[%c0] : memref<4xf32>, vector<4xf32>
+  return
+}
 """
 
 
@@ -355,6 +364,16 @@ def test_maximumf_orders_zeros_and_carries_nan(special, run):
     assert not np.signbit(z[:2]).any()
     assert np.isnan(z[2])
     assert z[3] == 5
+    z = run(special, "largest", y, x, np.zeros(4, np.float32))[2]
+    assert np.isnan(z[2])
+
+
+def test_maxnumf_and_minnumf_pass_over_a_nan(special, run):
+    x = np.array([np.nan, 1.0, np.nan, 2.0], np.float32)
+    y = np.array([1.0, np.nan, np.nan, 3.0], np.float32)
+    _, _, most, least = run(special, "numbers", x, y, np.zeros(4, np.float32), np.zeros(4, np.float32))
+    np.testing.assert_array_equal(most, np.fmax(x, y))
+    np.testing.assert_array_equal(least, np.fmin(x, y))
 
 
 def test_division_by_zero_is_an_error_with_its_line(special, run):

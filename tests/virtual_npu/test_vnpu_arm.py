@@ -23,7 +23,7 @@ CROSS, EMULATOR = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarc
 ORDERS = {"armv8.2-a+bf16": ODD_PAIRS, "armv8.2-a": ONE_BY_ONE}
 
 pytestmark = [
-    pytest.mark.long,
+    pytest.mark.slow,
     pytest.mark.skipif(
         not (CROSS and EMULATOR), reason="needs aarch64-linux-gnu-g++ and qemu-aarch64-static"
     ),

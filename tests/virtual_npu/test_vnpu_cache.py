@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import remembering
 
 from aerie import virtual_npu
 from aerie.common.compiler import Compiler
@@ -25,8 +26,14 @@ func.func @f(%x: memref<4xf32>) {
 EXACT = BuildOptions()
 
 
+@pytest.fixture(scope="module")
+def compiler(tmp_path_factory):
+    return remembering.compiler(tmp_path_factory.mktemp("compiler"))
+
+
 @pytest.fixture(autouse=True)
-def folder(tmp_path, monkeypatch):
+def folder(tmp_path, monkeypatch, compiler):
+    monkeypatch.setenv("VNPU_CXX", str(compiler))
     monkeypatch.setenv("VNPU_OPT", "0")
     monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "cache"))
     (tmp_path / "kernels").mkdir()

@@ -53,10 +53,8 @@ def built() -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
     def build(name: str, checks: bool = False) -> tuple[KernelModule, virtual_npu.Library]:
         kernel = registry()[name].build(**SHAPES[name])
         text = together(air_dialect.parse(kernel.text), *forms_of(name))
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv("VNPU_OPT", "0")  # it takes long to compile and runs for milliseconds
-            source = cache.Source(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
-            return kernel, cache.load(source)
+        source = cache.Source(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
+        return kernel, cache.load(source)
 
     return build
 

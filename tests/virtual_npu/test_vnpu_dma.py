@@ -120,9 +120,10 @@ def dynamic(library, run, offset: int, size: int) -> np.ndarray:
 def test_scalars_are_arguments_of_shape_nothing(library, run):
     assert library.entries["dynamic"].arguments[2] == virtual_npu.ArgumentType((), "index")
     np.testing.assert_array_equal(dynamic(library, run, 5, 16), np.arange(5, 21))
+    np.testing.assert_array_equal(dynamic(library, run, 48, 16), np.arange(48, 64))
 
 
-@pytest.mark.parametrize(("offset", "reached"), [(50, "50 to 65"), (-3, "-3 to 12")])
+@pytest.mark.parametrize(("offset", "reached"), [(49, "49 to 64"), (-3, "-3 to 12"), (-1, "-1 to 14")])
 def test_leaving_a_buffer_is_an_error_with_numbers(library, run, offset, reached):
     message = (
         rf"dynamic: line \d+: air.dma_memcpy_nd in launch: the access pattern reaches elements {reached} of a buffer "

@@ -25,7 +25,7 @@ CASES: tuple[tuple[str, Parameters], ...] = (
 LARGE = {"m": 136, "k": 256, "n": 192}
 """A GEMM that is worth several threads."""
 LACKED = ("AMX emulated", "BFMMLA emulated")
-BY_SIGNAL = pytest.param("AMX by signal", marks=pytest.mark.long)
+BY_SIGNAL = pytest.param("AMX by signal", marks=pytest.mark.slow)
 
 
 @pytest.fixture(params=[*LACKED, BY_SIGNAL])
@@ -93,7 +93,7 @@ def test_the_sets_differ() -> None:
     assert len(found) == 3
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*LACKED, BY_SIGNAL])
 def test_the_demo_answers(name: str) -> None:
     with SETS[name].chosen(), load("demo", backend="virtual") as model:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sums_on
+from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sets, sums_on
 
 from aerie.common import cpu
 
@@ -19,7 +20,7 @@ GOES = {"contract": 8, "four": 32, "mmul": 32}
 """Steps of k that a text sums in one go, by the functions that do."""
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=sets())
 def sums(request: pytest.FixtureRequest) -> Sums:
     """The products of each set that this machine can run or emulate."""
     return sums_on(request.param)
@@ -71,29 +72,31 @@ def test_blocks_that_an_order_cannot_take_have_the_next_one() -> None:
     assert sums.order_of(4, 8) == (PAIRS if has_fast_pairs() else ONE_BY_ONE)
 
 
-@pytest.mark.parametrize("numbers", [drawn, far_apart])
-@pytest.mark.parametrize("go", sorted({*GOES.values()}))
-def test_products_are_those_of_the_manual(sums: Sums, go: int, numbers: Any) -> None:
-    a, b, c = numbers(5, 16, 96, 1)
-    same(sums.by_rows(a, b, c, (go, 8)), in_order(sums.order_of(go, 8), a, b, c, go))
+NUMBERS = (drawn, far_apart)
+STEPS = sorted({*GOES.values()})
 
 
-@pytest.mark.parametrize("numbers", [drawn, far_apart])
-@pytest.mark.parametrize("block", BLOCKS)
-@pytest.mark.parametrize("made_by", GOES)
-def test_blocks_have_the_bits_of_the_product(sums: Sums, made_by: str, block: str, numbers: Any) -> None:
+def test_products_are_those_of_the_manual(sums: Sums) -> None:
+    for numbers, go in itertools.product(NUMBERS, STEPS):
+        a, b, c = numbers(5, 16, 96, 1)
+        same(sums.by_rows(a, b, c, (go, 8)), in_order(sums.order_of(go, 8), a, b, c, go))
+
+
+def test_blocks_have_the_bits_of_the_product(sums: Sums) -> None:
     """One by itself, and four in one go."""
-    a, b, c = numbers(24, 48, 64, 2)
-    same(sums.by_blocks(f"{made_by}_{block}", a, b, c), sums.by_rows(a, b, c, (GOES[made_by], 8)))
+    for numbers, block, made_by in itertools.product(NUMBERS, BLOCKS, GOES):
+        a, b, c = numbers(24, 48, 64, 2)
+        by_blocks = sums.by_blocks(f"{made_by}_{block}", a, b, c)
+        same(by_blocks, sums.by_rows(a, b, c, (GOES[made_by], 8)))
 
 
-@pytest.mark.parametrize("block", OTHER_BLOCKS)
-def test_other_blocks_have_the_bits_of_their_product_too(sums: Sums, block: str) -> None:
+def test_other_blocks_have_the_bits_of_their_product_too(sums: Sums) -> None:
     a, b, c = drawn(8, 32, 96, 3)
-    _, columns, steps = map(int, block.split("x"))
-    by_blocks = sums.by_blocks(f"contract_{block}", a, b, c)
-    same(by_blocks, sums.by_rows(a, b, c, (steps, columns)))
-    same(by_blocks, in_order(sums.order_of(steps, columns), a, b, c, 32 if steps == 32 else 8))
+    for block in OTHER_BLOCKS:
+        _, columns, steps = map(int, block.split("x"))
+        by_blocks = sums.by_blocks(f"contract_{block}", a, b, c)
+        same(by_blocks, sums.by_rows(a, b, c, (steps, columns)))
+        same(by_blocks, in_order(sums.order_of(steps, columns), a, b, c, 32 if steps == 32 else 8))
 
 
 def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
@@ -103,25 +106,25 @@ def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
     same(sums.by_blocks("mmul_8x8x1", a, b, c), want)
 
 
-@pytest.mark.parametrize("left", [1, 2, 3])
-@pytest.mark.parametrize("block", BLOCKS)
-def test_what_four_blocks_of_mmul_leave_is_one_go(sums: Sums, block: str, left: int) -> None:
-    m, n, k = map(int, block.split("x"))
-    order, done = sums.order_of(k, n), 4 * k
-    a, b, c = far_apart(m, n, done + left * k, 9)
-    want = in_order(order, a[:, :done], b[:done], c, 32)
-    same(sums.by_blocks(f"mmul_{block}", a, b, c), in_order(order, a[:, done:], b[done:], want, left * k))
+def test_what_four_blocks_of_mmul_leave_is_one_go(sums: Sums) -> None:
+    for block, left in itertools.product(BLOCKS, (1, 2, 3)):
+        m, n, k = map(int, block.split("x"))
+        order, done = sums.order_of(k, n), 4 * k
+        a, b, c = far_apart(m, n, done + left * k, 9)
+        four = in_order(order, a[:, :done], b[:done], c, 32)
+        want = in_order(order, a[:, done:], b[done:], four, left * k)
+        same(sums.by_blocks(f"mmul_{block}", a, b, c), want)
 
 
-@pytest.mark.parametrize("rows", [1, 2, 3, 15, 16, 17, 31, 32, 33, 47])
-@pytest.mark.parametrize("go", sorted({*GOES.values()}))
-def test_rows_have_the_same_bits_alone_and_together(sums: Sums, go: int, rows: int) -> None:
+def test_rows_have_the_same_bits_alone_and_together(sums: Sums) -> None:
     """And columns: panels are of 8 to 32, and the last is filled up."""
     a, b, c = drawn(47, 70, 96, 5)
-    whole = sums.by_rows(a, b, c, (go, 8))
-    columns = 1 + 3 * rows % 70
-    part = sums.by_rows(a[:rows], np.ascontiguousarray(b[:, :columns]), c[:rows, :columns].copy(), (go, 8))
-    same(part, whole[:rows, :columns])
+    for go in STEPS:
+        whole = sums.by_rows(a, b, c, (go, 8))
+        for rows in (1, 2, 3, 15, 16, 17, 31, 32, 33, 47):
+            columns = 1 + 3 * rows % 70
+            right, start = np.ascontiguousarray(b[:, :columns]), c[:rows, :columns].copy()
+            same(sums.by_rows(a[:rows], right, start, (go, 8)), whole[:rows, :columns])
 
 
 def test_sums_are_within_a_rounding_of_f64(sums: Sums) -> None:

@@ -45,7 +45,7 @@ def operands(module: KernelModule, seed: int = 1) -> list[Array]:
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=() if name in ("native", "AVX2") else pytest.mark.long) for name in SETS],
+    [pytest.param(name, marks=() if name == "native" else pytest.mark.slow) for name in SETS],
 )
 @pytest.mark.parametrize("shape", SHAPES)
 def test_a_launch_is_one_product_with_the_same_bits(program, run, shape, name):

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import signal
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, SETS, InstructionSet, Sums, sums_on, with_products
+from instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, with_products
 
 from aerie.common import cpu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
@@ -40,7 +41,7 @@ Axis = tuple[int, int, int]
 """Extent, and the steps in the two operands."""
 
 
-@pytest.fixture(params=SETS)
+@pytest.fixture(params=sets())
 def sums(request: pytest.FixtureRequest) -> Sums:
     """The products of each set that this machine can run or emulate."""
     return sums_on(request.param)
@@ -137,8 +138,8 @@ LARGE = {
 """More rows and steps than are packed at once; too large for what is emulated."""
 
 
-def is_as_row_major(sums: Sums, indices: list[list[Axis]], seed: int) -> None:
-    """Whether a product has the bits that it has of row-major operands."""
+def check_rows(sums: Sums, indices: list[list[Axis]], seed: int, form: str) -> None:
+    """That a product has the bits that it has of row-major operands."""
     m, n, k = indices
     a, b, c = random_operands(indices, seed)
     left, right = a[places(m, 1)[:, None] + places(k, 1)], b[places(k, 2)[:, None] + places(n, 1)]
@@ -146,37 +147,40 @@ def is_as_row_major(sums: Sums, indices: list[list[Axis]], seed: int) -> None:
     for steps in (32, 8, 2):
         if len(places(k, 1)) % steps == 0:
             got = sums.multiply(a, b, c, indices, (steps, 8))
-            np.testing.assert_array_equal(got[at], sums.by_rows(left, right, c[at], (steps, 8)))
+            want = sums.by_rows(left, right, c[at], (steps, 8))
+            np.testing.assert_array_equal(got[at], want, err_msg=f"{form}, {steps} steps")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_plain_adds_one_by_one(sums, form):
-    indices = FORMS[form]
+def check_one_by_one(sums: Sums, indices: list[list[Axis]], form: str) -> None:
+    """That a product of blocks of one step adds one product after the other."""
     operands = random_operands(indices, 1)
-    np.testing.assert_array_equal(sums.multiply(*operands, indices, (1, 1)), one_by_one(*operands, *indices))
+    got = sums.multiply(*operands, indices, (1, 1))
+    np.testing.assert_array_equal(got, one_by_one(*operands, *indices), err_msg=form)
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_an_arrangement_has_the_bits_of_rows(sums, form):
-    is_as_row_major(sums, FORMS[form], 2)
+def test_plain_adds_one_by_one(sums):
+    for form, indices in FORMS.items():
+        check_one_by_one(sums, indices, form)
 
 
-@pytest.mark.parametrize("form", LARGE)
-@pytest.mark.parametrize("name", ["native", "AVX2", "AVX-512"])
-def test_a_large_arrangement_has_the_bits_of_rows(name, form):
+def test_an_arrangement_has_the_bits_of_rows(sums):
+    for form, indices in FORMS.items():
+        check_rows(sums, indices, 2, form)
+
+
+@pytest.mark.parametrize("name", sets("native", "AVX2", "AVX-512"))
+def test_a_large_arrangement_has_the_bits_of_rows(name):
     sums = sums_on(name)
-    is_as_row_major(sums, LARGE[form], 2)
-    operands = random_operands(LARGE[form], 1)
-    np.testing.assert_array_equal(
-        sums.multiply(*operands, LARGE[form], (1, 1)), one_by_one(*operands, *LARGE[form])
-    )
+    for form, indices in LARGE.items():
+        check_rows(sums, indices, 2, form)
+        check_one_by_one(sums, indices, form)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_random_shapes(sums, seed):
-    rng = np.random.default_rng(seed)
-    counts, block = (tuple(int(x) for x in rng.integers(1, most, 3)) for most in (6, 12))
-    is_as_row_major(sums, blocked(counts, block, bool(seed % 2)), seed)
+def test_random_shapes(sums):
+    for seed in range(3):
+        rng = np.random.default_rng(seed)
+        counts, block = (tuple(int(x) for x in rng.integers(1, most, 3)) for most in (6, 12))
+        check_rows(sums, blocked(counts, block, bool(seed % 2)), seed, f"seed {seed}")
 
 
 def test_a_product_in_pieces_of_k_has_the_same_bits(sums):
@@ -223,10 +227,14 @@ PLANTED = {
 }
 
 
-@pytest.mark.parametrize("planted", PLANTED)
-@pytest.mark.parametrize("form", ZEROS)
-def test_rows_of_zeros_have_the_bits_of_a_product_of_their_own(sums, form, planted):
+def test_rows_of_zeros_have_the_bits_of_a_product_of_their_own(sums):
     """Whichever they are, and whatever b holds."""
+    for form, planted in itertools.product(ZEROS, PLANTED):
+        check_rows_of_zeros(sums, form, planted)
+
+
+def check_rows_of_zeros(sums: Sums, form: str, planted: str) -> None:
+    """Zeros in some rows of a, and numbers of no size in b."""
     m, n, k = indices = ZEROS[form]
     rng = np.random.default_rng(6)
     a, b, _ = random_operands(indices, 6)
@@ -238,7 +246,8 @@ def test_rows_of_zeros_have_the_bits_of_a_product_of_their_own(sums, form, plant
         rows = sorted(rng.permutation(count)[:zeros])
         left = with_zero_rows(a, m, k, rows)
         want = row_by_row(sums, left, b, c, indices)
-        np.testing.assert_array_equal(bits(sums.multiply(left, b, c, indices, (32, 8))), bits(want))
+        got = sums.multiply(left, b, c, indices, (32, 8))
+        np.testing.assert_array_equal(bits(got), bits(want), err_msg=f"{form}, {planted}, {zeros} rows")
         of_zeros = want[(places(m, 2)[:, None] + places(n, 2))[rows]]
         assert np.isfinite(of_zeros).all() == (planted == "numbers" or not rows)
 
@@ -276,7 +285,7 @@ def run(product: Library, *operands: Any) -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 8])
-@pytest.mark.parametrize("name", ["native", "AVX2", "AVX-512"])
+@pytest.mark.parametrize("name", sets("native", "AVX2", "AVX-512"))
 def test_threads_that_share_a_product_of_few_rows_change_no_bit(name, rows, monkeypatch):
     """The last panel has 8 columns, the last chunk 32 steps, and what one thread has is no whole panel."""
     indices = few_rows(8, 168, 1056)

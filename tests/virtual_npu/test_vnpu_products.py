@@ -168,7 +168,7 @@ GOES = {
 }
 
 
-@pytest.mark.parametrize("name", ["native", pytest.param("AMX emulated", marks=pytest.mark.long)])
+@pytest.mark.parametrize("name", ["native", pytest.param("AMX emulated", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", GOES)
 def test_what_a_loop_sums_in_one_go(program, run, case, name):
     """As many blocks as AMX sums at once, whether the loops are a product or run as they stand."""

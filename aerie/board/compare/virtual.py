@@ -43,12 +43,13 @@ NUMERICS = {"exact": AS_WRITTEN, "bfp16": replace(AS_WRITTEN, numerics="bfp16")}
 """How bf16 matrix products are made: exact in f32, or in block floating point as AIE2P emulates them."""
 
 FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, options in NUMERICS.items()}
-"""The same as cores start, which is for kernels that nothing tells how to round (docs/virtual_npu.md)."""
+"""The same as cores start, which is for kernels that nothing tells how to round
+(docs/explanation/numerics.md)."""
 
 
 PRODUCTS = ("vector.contract", "BFP16")
-"""A kernel whose text has neither makes no matrix product that can go through blocks (docs/virtual_npu.md):
-its numbers are the same in both numerics."""
+"""A kernel whose text has neither makes no matrix product that can go through blocks
+(docs/explanation/numerics.md): its numbers are the same in both numerics."""
 
 
 def has_products(kernel: KernelModule) -> bool:

@@ -51,12 +51,12 @@ def system(machine: Machine, platform_name: str = sys.platform, libc: str | None
     glibc = libc if libc is not None else " ".join(platform.libc_ver())
     found = f"{_distribution(machine)}, Linux {release}, {glibc or 'no glibc'}"
     if not platform_name.startswith("linux"):
-        fix = "run it on Linux; docs/install.md says what is known of WSL and Windows"
+        fix = "run it on Linux; docs/how-to/install.md says what is known of WSL and Windows"
         return Finding(Status.FAILED, f"{platform_name} {release}", wanted, fix)
     old_kernel = versions.numbers(release) < versions.numbers(versions.KERNEL.version)
     old_glibc = versions.numbers(glibc.removeprefix("glibc ")) < versions.numbers(versions.GLIBC.version)
     if old_kernel or old_glibc:
-        fix = f"for the NPU: Ubuntu {versions.UBUNTU.version} with its newest kernel (docs/install.md)"
+        fix = f"for the NPU: Ubuntu {versions.UBUNTU.version} with its newest kernel (docs/how-to/install.md)"
         return Finding(Status.WARNING, found, wanted, fix)
     return Finding(Status.OK, found, wanted)
 

@@ -2,7 +2,8 @@
 
 The page begins with what works, and says of what only a board needs and nobody set up that it is not set up.
 SCHEMA of the record changes whenever an entry is renamed, dropped or given another meaning; new entries may
-join without. docs/install.md describes them. No text in it names the user, the machine or the home folder.
+join without. docs/how-to/install.md describes them. No text in it names the user, the machine or the
+home folder.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ LAYER_WIDTH = max(len(check.layer) for check in CHECKS)
 SHORTEST = 20
 """Columns that a text has at least, however narrow the console is."""
 BEFORE_ADVICE = " " * (2 + STATUS_WIDTH + 2)
-BEGIN = "docs/install.md, Ryzen AI on Linux; for the compilers alone, make setup-npu"
+BEGIN = "docs/how-to/install.md, Ryzen AI on Linux; for the compilers alone, make setup-npu"
 """How to begin where nothing of a board is set up."""
 
 

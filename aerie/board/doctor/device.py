@@ -22,8 +22,10 @@ ROW = re.compile(r"^\W*\[[0-9a-f:.]+\][ |:]*([^|\n]+?)(?:  .*| *\|.*)?$", re.MUL
 """A device's bus address in brackets, and its name up to two blanks or a bar."""
 UNLIMITED = "unlimited"
 
-ENABLE = "enable the NPU (IPU) in the BIOS and install the driver (docs/install.md); then reboot"
-PERMISSION = "sudo usermod -aG render $USER, a udev rule for the node (docs/install.md), and a new login"
+ENABLE = "enable the NPU (IPU) in the BIOS and install the driver (docs/how-to/install.md); then reboot"
+PERMISSION = (
+    "sudo usermod -aG render $USER, a udev rule for the node (docs/how-to/install.md), and a new login"
+)
 
 
 def nodes(machine: Machine) -> list[Path]:
@@ -118,7 +120,7 @@ def memlock(_: Machine, limits: Callable[[int], tuple[int, int]] = resource.getr
 
 INSTALLED = "/opt/xilinx/xrt"
 SOURCE = f"source {INSTALLED}/setup.sh"
-INSTALL = "install XRT and its amdxdna plugin (docs/install.md)"
+INSTALL = "install XRT and its amdxdna plugin (docs/how-to/install.md)"
 
 IMPORT = "import pyxrt; print(pyxrt.__file__)"
 
@@ -191,6 +193,6 @@ def bindings(machine: Machine) -> Finding:
         said = answer.trouble or "the answer makes no sense"
         return Finding(Status.UNKNOWN, f"{said}; its last line: {answer.last_line}", wanted, INSTALL)
     if missing:
-        fix = f"install XRT {versions.XRT.version} or newer with its pyxrt (docs/install.md)"
+        fix = f"install XRT {versions.XRT.version} or newer with its pyxrt (docs/how-to/install.md)"
         return Finding(Status.FAILED, "; ".join(map(str, missing)), wanted, fix)
     return Finding(Status.OK, "all there", wanted)

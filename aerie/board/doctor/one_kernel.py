@@ -86,7 +86,7 @@ def _only_compiled_runs() -> bool:
 
 def on_npu(machine: Machine) -> Finding:
     """The same on the NPU, through aircc, Peano and XRT."""
-    return _judge(_launch(machine, "npu", NPU_S), "make test-npu tells more; docs/hardware.md, Running")
+    return _judge(_launch(machine, "npu", NPU_S), "make test-npu tells more; docs/explanation/board.md")
 
 
 def _launch(machine: Machine, backend: str, limit_s: float) -> Answer:

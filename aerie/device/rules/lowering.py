@@ -71,7 +71,7 @@ def _unknown(place: str, form: Form, op: Operation) -> Fault:
 
 def _advice(known: Row | None) -> str:
     if known is None:
-        return "write it in operations that the table knows (docs/hardware.md), or in C++"
+        return "write it in operations that the table knows (docs/explanation/lowering.md), or in C++"
     return f"use what is known: {known.forms}"
 
 

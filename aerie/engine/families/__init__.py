@@ -1,4 +1,4 @@
-"""The families of models, one file each: a file more is a family more (docs/add_a_model.md)."""
+"""The families of models, one file each: a file more is a family more (docs/how-to/add-a-model-family.md)."""
 
 from __future__ import annotations
 

@@ -88,14 +88,8 @@ struct Apart {
   const std::int64_t* seen;
 
   Apart(const Job& job, Width width)
-      : width(width),
-        last(job.positions - 1),
-        early(vnpu::kAhead / 2 / width),
-        soon(vnpu::kSoon / 2 / width),
-        seen(job.seen) {}
-  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
-    return rows + seen[at] * width;
-  }
+      : width(width), last(job.positions - 1), early(vnpu::kAhead / 2 / width), soon(vnpu::kSoon / 2 / width), seen(job.seen) {}
+  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + seen[at] * width; }
   INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
     for (std::int64_t i = at; i < at + count; ++i) {
       each_line<vnpu::ask_early>((*this)(rows, std::min(i + early, last)), elements);
@@ -178,8 +172,7 @@ constexpr int kSums = 8, kRun = 8;
 
 // To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of `count` positions from `at` on.
 template <int HEADS, int PAIRS, class Lie, class Count>
-INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
-                       float* sums) {
+INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, float* sums) {
   const auto place = [&](int i) { return sums + i % HEADS * lie.width + i / HEADS * kLanes; };
   Floats added[2 * PAIRS * HEADS];
 #pragma GCC unroll 16
@@ -206,8 +199,8 @@ INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* value
 
 // The same for elements from .. to - 1, as many pairs at a time as fit in registers.
 template <int HEADS, int PAIRS = kSums / HEADS / 2, class Lie, class Count>
-INLINE void add_run(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
-                    std::int64_t from, std::int64_t to, float* sums) {
+INLINE void add_run(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, std::int64_t from,
+                    std::int64_t to, float* sums) {
   for (; to - from >= PAIRS * kPair; from += PAIRS * kPair)
     add_values<HEADS, PAIRS>(lie, weights, values + from, at, count, sums + from);
   if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(lie, weights, values, at, count, from, to, sums);
@@ -269,9 +262,8 @@ class Group {
   void score(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const float* const query = query_ + head * job_.head_dim;
-      as_they_lie([&](auto lie) {
-        ::score<count>(job_, lie, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded);
-      });
+      as_they_lie(
+          [&](auto lie) { ::score<count>(job_, lie, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded); });
     });
   }
   void soften() const {
@@ -285,8 +277,8 @@ class Group {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const std::int64_t at = head * job_.head_dim;
       as_they_lie([&](auto lie) {
-        ::mix<count>(job_, lie, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to,
-                     sums_ + at, job_.out + first_element_ + at);
+        ::mix<count>(job_, lie, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
+                     job_.out + first_element_ + at);
       });
     });
   }
@@ -394,8 +386,7 @@ class ByPieces {
 
 template <class Shared>
 void together(Shared shared, std::int64_t threads) {
-  vnpu::team().share(
-      int(threads) - 1, [](void* it) { static_cast<Shared*>(it)->work(); }, [](void*) {}, &shared);
+  vnpu::team().share(int(threads) - 1, [](void* it) { static_cast<Shared*>(it)->work(); }, [](void*) {}, &shared);
 }
 
 constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, calling a thread costs more than it saves

@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from aerie.engine.strategies.strategy import Guesses
+from aerie.engine.strategies.strategy import DraftEstimate
 
 COSTS = {8: 1.0, 16: 1.57, 32: 3.1}
 """What a pass of up to so many rows takes, beside one of a single row, which is a program of 8 rows as well:
 every weight is read once. Those of AVX-512; of AVX512-BF16 they are 1.33 and 2.2, where more guesses would
-pay than are made (docs/performance.md, few rows)."""
+pay than are made (docs/dev/performance-notes.md, few rows)."""
 MEMORY = 0.9
 """What an older pass counts of a newer one."""
 FIRST_REST, LAST_REST = 8, 64
@@ -26,7 +26,7 @@ PROBED = 3
 """Tokens that are guessed where it is tried again whether that pays."""
 
 
-def shared_out(answers: int, each: Sequence[Guesses]) -> list[int]:
+def shared_out(answers: int, each: Sequence[DraftEstimate]) -> list[int]:
     """How many of their guesses are tried where so many answers share a pass, those that guess nothing among
     them: as many as bring most tokens in the time. One by itself tries all that it could: it knows best."""
     if answers == 1:
@@ -34,7 +34,7 @@ def shared_out(answers: int, each: Sequence[Guesses]) -> list[int]:
     return _most_tokens(answers, each)
 
 
-def _most_tokens(answers: int, each: Sequence[Guesses]) -> list[int]:
+def _most_tokens(answers: int, each: Sequence[DraftEstimate]) -> list[int]:
     likeliest = sorted(
         ((one.chance**place, number) for number, one in enumerate(each) for place in range(1, one.most + 1)),
         key=lambda guess: -guess[0],
@@ -79,12 +79,12 @@ class Adaptive:
         """How many to guess now: 0 while it rests, after which a few are tried, pay or not."""
         return 0 if self._resting else self._best() or min(PROBED, self.most)
 
-    def guesses(self, room: int) -> Guesses:
+    def guesses(self, room: int) -> DraftEstimate:
         """What there could be now, where there is room for so many."""
         return self._guesses(max(0, min(room, self.length())))
 
-    def _guesses(self, most: int) -> Guesses:
-        return Guesses(most, self.rate, self.per_draft, self.at_once)
+    def _guesses(self, most: int) -> DraftEstimate:
+        return DraftEstimate(most, self.rate, self.per_draft, self.at_once)
 
     def _best(self) -> int:
         """The count that gives most tokens in the time of a pass that the answer has by itself."""

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aerie.engine.embeddings import Token
-from aerie.engine.strategies.strategy import Due, Making, Passes, Row
+from aerie.engine.strategies.strategy import Passes, PassInput, RequestState, Row
 
 
 class Autoregressive:
     """See Strategy."""
 
-    def __init__(self, making: Making) -> None:
+    def __init__(self, making: RequestState) -> None:
         self._making, self.passes = making, Passes()
 
     @property
@@ -23,11 +23,11 @@ class Autoregressive:
         """All but the last, of which no logits are there."""
         return len(self._making.tokens) - 1
 
-    def due(self, length: int, guesses: int = 0) -> Due:  # noqa: ARG002
+    def due(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
         tokens, of_all = self._making.after(length), len(self._making.tokens)
-        return Due(tokens, int(length + len(tokens) == of_all), len(tokens), is_answer=len(tokens) == 1)
+        return PassInput(tokens, int(length + len(tokens) == of_all), len(tokens), is_answer=len(tokens) == 1)
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:  # noqa: ARG002
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
         self.passes.passes += 1
         self._making.say(self._making.draw(rows[0]))
         return 0

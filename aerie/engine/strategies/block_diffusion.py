@@ -1,7 +1,7 @@
 """A text that is filled in block by block: a block of masks, of which every pass makes some into tokens.
 
 Blocks begin at multiples of their size from position 0. A position sees all of its own block and all before
-it (ragged.py has the mask), so in a prompt too. What a prompt has beyond its last whole block stands at the
+it (executor.py has the mask), so in a prompt too. What a prompt has beyond its last whole block stands at the
 beginning of the first block that is filled, and is never touched.
 
 The block that is ACTIVE is tried in every pass, and its keys and values stay nowhere. When it has no mask
@@ -27,7 +27,7 @@ from aerie.engine.family import BlockDiffusion as Blocks
 from aerie.engine.generate import FinishReason
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.choosing import Chosen
-from aerie.engine.strategies.strategy import Due, Making, Passes, Row
+from aerie.engine.strategies.strategy import Passes, PassInput, RequestState, Row
 
 Choose: TypeAlias = "Callable[[Sequence[Row], Sequence[int], int, Sequence[int], Sequence[int]], Chosen]"
 """choosing.Chooser: from logits of the masked positions, which these are, the number of the step in this
@@ -50,7 +50,7 @@ class BlockDiffusion:
     `trajectory` has the tokens of all blocks in the order in which they were chosen.
     """
 
-    def __init__(self, making: Making, blocks: Blocks, choose: Choose) -> None:
+    def __init__(self, making: RequestState, blocks: Blocks, choose: Choose) -> None:
         self._making, self._blocks, self._choose = making, blocks, choose
         self.passes, self.trajectory = Passes(), list[Unmasked]()
         self._begin(len(making.tokens) // blocks.block_size * blocks.block_size)
@@ -88,13 +88,13 @@ class BlockDiffusion:
         """Frozen blocks; but for the last, where its last row is still wanted."""
         return self._start - self._blocks.block_size if self._wants_first else self._start
 
-    def due(self, length: int, guesses: int = 0) -> Due:  # noqa: ARG002
+    def due(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
         frozen, size = self._making.tokens[length : self._start], self._blocks.block_size
         tried, wanted = ([], 1) if self._wants_first else (self._block, size)
         is_answer = len(frozen) <= size
-        return Due([*frozen, *tried], wanted, len(frozen), size, is_answer)
+        return PassInput([*frozen, *tried], wanted, len(frozen), size, is_answer)
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
         done = self.passes
         done.passes += 1
         is_by_itself = self._wants_first or not due.held

@@ -17,9 +17,9 @@ import numpy as np
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.forward import decode_step, next_token_row, prefill
-from aerie.engine.kv import KVCache
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
+from aerie.engine.pages import KVCache
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.strategies.speculative import MOST_DRAFTS
 from aerie.engine.tokenizer import Tokenizer

@@ -8,7 +8,7 @@ from typing import TypeAlias
 
 from aerie.engine.embeddings import Token
 from aerie.engine.generate import FinishReason
-from aerie.engine.strategies.strategy import Due, Maker, Making, Passes, Row
+from aerie.engine.strategies.strategy import Passes, PassInput, RequestState, Row, StrategyFactory
 
 Take: TypeAlias = "Callable[[Sequence[Row]], None]"
 """Is told the rows of the next tokens."""
@@ -21,7 +21,7 @@ class Read:
     """See Strategy. take: is told the rows of all tokens, in order, each once: logits, (vocab_size,), or with
     `hidden` the last layer's output, (hidden_size,) bf16. block: tokens that see each other."""
 
-    def __init__(self, making: Making, take: Take, hidden: bool, block: int) -> None:
+    def __init__(self, making: RequestState, take: Take, hidden: bool, block: int) -> None:
         self._making, self._take, self._hidden, self._block = making, take, hidden, block
         self.passes, self._taken = Passes(), 0
 
@@ -34,14 +34,14 @@ class Read:
     def most_held(self) -> int:
         return self._taken
 
-    def due(self, length: int, guesses: int = 0) -> Due:  # noqa: ARG002
+    def due(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
         tokens = self._making.after(length)
         if not self._hidden:
             tokens = tokens[: max(LOGITS_ROWS, self._block)]
         wanted = max(0, length + len(tokens) - self._taken)
-        return Due(tokens, wanted, len(tokens), self._block, hidden=self._hidden)
+        return PassInput(tokens, wanted, len(tokens), self._block, hidden=self._hidden)
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:  # noqa: ARG002
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
         self.passes.passes += 1
         self._take(rows)
         self._taken += len(rows)
@@ -53,6 +53,6 @@ class Read:
         """Nothing is held."""
 
 
-def read_by(take: Take, hidden: bool, block: int) -> Maker:
+def read_by(take: Take, hidden: bool, block: int) -> StrategyFactory:
     """How a prompt is read."""
     return partial(Read, take=take, hidden=hidden, block=block)

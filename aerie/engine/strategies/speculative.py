@@ -16,7 +16,7 @@ from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.strategies.adapting import Adaptive
 from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.drafting import Drafter
-from aerie.engine.strategies.strategy import Due, Making, Row
+from aerie.engine.strategies.strategy import PassInput, RequestState, Row
 
 MOST_DRAFTS = 15
 """Tokens tried in a pass: with the one before them, rows of the second smallest program."""
@@ -29,19 +29,19 @@ class Speculative(Autoregressive):
     has none takes no room. Others are made when it is known, and none in vain.
     """
 
-    def __init__(self, making: Making, drafter: Drafter, length: Adaptive) -> None:
+    def __init__(self, making: RequestState, drafter: Drafter, length: Adaptive) -> None:
         super().__init__(making)
         self._drafter, self._length = drafter, length
         self._found: Sequence[int] = ()
 
-    def due(self, length: int, guesses: int = 0) -> Due:
+    def due(self, length: int, guesses: int = 0) -> PassInput:
         due, making = super().due(length), self._making
         if not (due.is_answer and due.wanted and making.token_ids):
             return due
-        could = self._length.guesses(min(making.left, making.positions - length) - 1)
+        could = self._length.guesses(min(making.left, making.room) - 1)
         if guesses:
             drafts = self._drafted(guesses) if could.cost else self._found[:guesses]
-            return Due((*due.tokens, *drafts), 1 + len(drafts), 1, is_answer=True)
+            return PassInput((*due.tokens, *drafts), 1 + len(drafts), 1, is_answer=True)
         if not could.cost:
             self._found = self._drafted(could.most) if could.most else ()
             could = could._replace(most=len(self._found))
@@ -50,7 +50,7 @@ class Speculative(Autoregressive):
     def _drafted(self, most: int) -> Sequence[int]:
         return self._drafter(ids_among(self._making.tokens), most)[:most]
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
         stays = self._say(due.tried, rows)
         done = self.passes
         done.passes, done.drafted = done.passes + 1, done.drafted + len(due.tried)

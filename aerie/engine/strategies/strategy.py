@@ -19,7 +19,7 @@ Row: TypeAlias = "BF16Array | F32Array"
 """Logits after one position, (vocab_size,)."""
 
 
-class Guesses(NamedTuple):
+class DraftEstimate(NamedTuple):
     """What an answer could try in a pass beyond its next token.
 
     most: so many tokens. chance: how likely each is right where those before it are. cost: what it takes to
@@ -32,10 +32,10 @@ class Guesses(NamedTuple):
     at_once: bool = False
 
 
-NO_GUESSES = Guesses()
+NO_DRAFTS = DraftEstimate()
 
 
-class Due(NamedTuple):
+class PassInput(NamedTuple):
     """Tokens that can be run next, after the positions that a sequence holds.
 
     wanted: of how many of the last ones logits are wanted. held: how many of the first ones stay; what comes
@@ -49,10 +49,10 @@ class Due(NamedTuple):
     held: int
     whole: int = 1
     is_answer: bool = False
-    guesses: Guesses = NO_GUESSES
+    guesses: DraftEstimate = NO_DRAFTS
     hidden: bool = False
 
-    def cut(self, rows: int) -> Due:
+    def cut(self, rows: int) -> PassInput:
         """The first of them, as many as so many rows take."""
         if rows >= len(self.tokens):
             return self
@@ -65,7 +65,7 @@ class Due(NamedTuple):
         return self.tokens[self.held :]
 
 
-class Making(Protocol):
+class RequestState(Protocol):
     """An answer that is made, as its strategy sees it.
 
     prompt_ids: the ids of its prompt. token_ids: what was said so far. tokens: prompt and answer. positions:
@@ -81,6 +81,10 @@ class Making(Protocol):
 
     @property
     def positions(self) -> int: ...
+
+    @property
+    def room(self) -> int:
+        """How many more positions its sequence may have before something is dropped, or it ends."""
 
     @property
     def left(self) -> int:
@@ -135,16 +139,16 @@ class Strategy(Protocol):
     def most_held(self) -> int:
         """How many positions its sequence may hold between passes."""
 
-    def due(self, length: int, guesses: int = 0) -> Due:
+    def due(self, length: int, guesses: int = 0) -> PassInput:
         """What can be run after `length` positions, and behind it up to so many of the guesses that the same
         without any said there could be."""
 
-    def took(self, due: Due, rows: Sequence[Row]) -> int:
+    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
         """The logits of the last `due.wanted` tokens of a pass; how many of `due.tried` stay. UserError."""
 
     def close(self) -> None:
         """The answer is over."""
 
 
-Maker: TypeAlias = "Callable[[Making], Strategy]"
+StrategyFactory: TypeAlias = "Callable[[RequestState], Strategy]"
 """Gives an answer its strategy."""

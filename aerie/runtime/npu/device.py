@@ -1,6 +1,6 @@
 """The NPU itself: which one this machine has, what pyxrt must offer, and how it behaves once it is open.
 
-Never run on hardware. What each rule rests on is said beside it, and in docs/hardware.md.
+Never run on hardware. What each rule rests on is said beside it, and in docs/explanation/board.md.
 """
 
 from __future__ import annotations

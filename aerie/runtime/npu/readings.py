@@ -1,7 +1,7 @@
 """A failed tool's log, read: the stage that failed, the tool's own lines, and what the known messages mean.
 
 The messages are upstream's, each with the file it was found in; what is not known is shown and not guessed
-at. Those marked (ran) were met when our programs went through the real tools (docs/hardware.md, Compiling).
+at. Those marked (ran) were met when our programs went through the real tools (docs/explanation/board.md).
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ READINGS = (
         "form",
         r"failed to legalize operation '(?:aievec|vector|arith|math|llvm)\.[\w.]+'",
         "the cores have no instruction for this operation at this type: `aerie vnpu check` "
-        "names the forms that are known to lower, and docs/hardware.md lists them",
+        "names the forms that are known to lower, and docs/explanation/lowering.md lists them",
         "mlir-air programming_examples/relu/relu.py; mlir-aie lib/Dialect/AIEVec",
     ),
     Reading(

@@ -153,7 +153,7 @@ def missing_compile_tools() -> list[str]:
 def missing_list(refusal: str, missing: Sequence[str]) -> str:
     """A refusal, then what is missing, one line each."""
     return "\n  - ".join(
-        (f"{refusal}. What is missing, and where it comes from (docs/install.md):", *missing)
+        (f"{refusal}. What is missing, and where it comes from (docs/how-to/install.md):", *missing)
     )
 
 

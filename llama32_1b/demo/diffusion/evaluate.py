@@ -20,7 +20,7 @@ from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.choosing import DYNAMIC, NAMES, STATIC
-from aerie.engine.strategies.manner import Manner
+from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.runtime import select_backend
@@ -65,7 +65,7 @@ class Figures(NamedTuple):
 def evaluate(session: Session, exchanges: Sequence[Exchange], rule: str) -> Figures:
     """What the model answers, greedily, to all of these at once."""
     sampler, config = Sampler(), session.model.config
-    maker = Manner(rule=rule).maker(config, sampler)
+    maker = DecodeConfig(rule=rule).maker(config, sampler)
     prompts = [
         session.tokenizer.encode_chat([{"role": "user", "content": each.question}]) for each in exchanges
     ]

@@ -14,7 +14,7 @@ FEATURES = {
     "ryzen_ai_npu2": "a pyxrt that opens an NPU2, and no -D board=0; make doctor says what lacks",
     "peano": "aircc, aiecc, aiebu-asm, Peano and aie_api; make doctor says what lacks",
     "hf_token": "HF_TOKEN",
-    "long": "-D long=1, which lets tests take minutes",
+    "slow": "-D slow=1, which lets tests take minutes",
 }
 """Every feature, and what decides it."""
 
@@ -36,7 +36,7 @@ FORWARDED = (
 """Variables of the caller that tests see; lit hides all others."""
 
 
-def available(environment: Mapping[str, str], long: bool = False, board: bool = True) -> set[str]:
+def available(environment: Mapping[str, str], slow: bool = False, board: bool = True) -> set[str]:
     """The features of this machine, for a caller with these environment variables.
 
     Without `board` the NPU is not even looked for, which would open it.
@@ -46,7 +46,7 @@ def available(environment: Mapping[str, str], long: bool = False, board: bool = 
         "ryzen_ai_npu2": board and not missing_device(),
         "peano": not missing_compile_tools(),
         "hf_token": bool(environment.get("HF_TOKEN")),
-        "long": long,
+        "slow": slow,
     }
     return {name for name, present in found.items() if present}
 

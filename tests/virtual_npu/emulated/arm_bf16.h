@@ -48,8 +48,8 @@ inline float rounded_to_odd(double high, double low) {
   if (__builtin_isinf(nearest)) return __builtin_fabs(high) < 0x1p128 ? __builtin_copysignf(most, nearest) : nearest;
   if (double(nearest) == high && low == 0) return flushed(nearest);
   // Towards zero, then the last bit set.
-  const bool is_beyond = double(nearest) == high ? (low < 0) == (high > 0) && low != 0
-                                                 : __builtin_fabs(double(nearest)) > __builtin_fabs(high);
+  const bool is_beyond =
+      double(nearest) == high ? (low < 0) == (high > 0) && low != 0 : __builtin_fabs(double(nearest)) > __builtin_fabs(high);
   uint32_t bits = reinterpreted<uint32_t>(nearest);
   if (is_beyond) --bits;
   return flushed(reinterpreted<float>(bits | 1));

@@ -25,7 +25,8 @@ inline void load_config(const void *memory) {
   uint8_t bytes[64];
   memcpy(bytes, memory, sizeof(bytes));
   if (bytes[0] != 1 || bytes[1] != 0) __builtin_trap();  // palette 1, from the first row
-  for (int i = 2; i < 16; ++i) if (bytes[i] != 0) __builtin_trap();
+  for (int i = 2; i < 16; ++i)
+    if (bytes[i] != 0) __builtin_trap();
   tile_state = {};
   tile_state.is_configured = true;
   for (int t = 0; t < 8; ++t) {

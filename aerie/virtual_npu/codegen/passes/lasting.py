@@ -9,6 +9,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 
 from xdsl.dialects import func, memref, scf
@@ -31,6 +32,7 @@ from aerie.air_dialect.effects import ACCESSES, FREE, READ, VIEWS, WRITE, Effect
 from aerie.air_dialect.indices import written_constant
 from aerie.air_dialect.ops import (
     AsyncTokenType,
+    ExecuteOp,
     HerdOp,
     HierarchyOp,
     LaunchOp,
@@ -47,10 +49,12 @@ from aerie.virtual_npu.codegen.sharing import COUNTER, LASTING, are_shared, herd
 def keep_buffers(module: ModuleOp) -> None:
     """Change a module in place."""
     launches: dict[LaunchOp, None] = {}
+    memory_work = functools.cache(_memory_work)
     for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
         if not _is_static_l1(alloc):
             continue
-        touching = list(_touching(alloc))
+        around = next((op for op in enclosing(alloc) if isinstance(op, func.FuncOp)), alloc)
+        touching = list(_touching(alloc, memory_work(around)))
         if any(FREE in effect for _, effect in touching):
             continue
         if _lasts(alloc, touching):
@@ -68,13 +72,32 @@ def _is_static_l1(alloc: memref.AllocOp) -> bool:
 # ---- what happens to a buffer ----
 
 
-def _touching(alloc: memref.AllocOp) -> Iterator[tuple[Operation, Effect]]:
-    """The operations on a buffer, in the order of the text, and their effects; views are looked through."""
-    around = next((op for op in enclosing(alloc) if isinstance(op, func.FuncOp)), alloc)
+_Work = list[tuple[Operation, list[tuple[int, Effect]]]]
+
+
+def _memory_work(around: Operation) -> _Work:
+    """The operations of a function that touch memrefs or give them other names, in the order of the text,
+    and what they do to their operands. No move of an allocation changes it."""
+    work = [
+        (op, [(position, effect) for position, effect in effects(op) if effect & (READ | WRITE | FREE)])
+        for op in around.walk()
+    ]
+    return [(op, done) for op, done in work if done or op.name in VIEWS or isinstance(op, _RENAMING)]
+
+
+_RENAMING = (HierarchyOp, ExecuteOp)
+"""Operations that have other names for a buffer inside, or as a result."""
+
+
+def _touching(alloc: memref.AllocOp, work: _Work) -> Iterator[tuple[Operation, Effect]]:
+    """The operations on a buffer, in the order of the text, and their effects; views are looked through.
+
+    work: that of the function around it.
+    """
     names: set[SSAValue] = {alloc.memref}
-    for op in around.walk():
-        for position, effect in effects(op):
-            if op.operands[position] in names and (effect & (READ | WRITE | FREE)):
+    for op, done in work:
+        for position, effect in done:
+            if op.operands[position] in names:
                 yield op, _of_call(op, position) if isinstance(op, func.CallOp) else effect
         if op.name in VIEWS and op.operands and op.operands[0] in names:
             names.add(op.results[0])

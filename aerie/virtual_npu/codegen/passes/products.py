@@ -29,7 +29,8 @@ do anything else, the loops run as they stand.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -78,12 +79,13 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
     Loops in a sequencer stay as they are: each of their reads and writes waits for the operations under way.
     """
     found: list[tuple[Operation, Product]] = []
+    copies = functools.cache(copies_of)  # every loop around a product asks again
 
     def visit(op: Operation, mode: Mode) -> bool:
         is_candidate = isinstance(op, scf.ForOp) and mode is not Mode.SEQUENCER
         if is_candidate or (isinstance(op, HerdOp) and op.has_body and not takes_turns(op, options)):
             product = of_loops(op, with_herds=isinstance(op, HerdOp) or mode is Mode.STRAIGHT)
-            if product is not None and not _has_copies(product):
+            if product is not None and not _has_copies(product, copies):
                 found.append((op, product))
                 return product.a.rearranged is not None or product.b.rearranged is not None
         return True
@@ -93,9 +95,9 @@ def find_products(module: ModuleOp, options: BuildOptions) -> None:
         _put_around(op, product)
 
 
-def _has_copies(product: Product) -> bool:
-    """Whether tiles have an operand of their own that the herd does not allocate."""
-    return any(copies_of(side.memref) > 1 for side in (product.a, product.b, product.c))
+def _has_copies(product: Product, copies: Callable[[SSAValue], int]) -> bool:
+    """Whether tiles have an operand of their own that the herd does not allocate; copies: as copies_of."""
+    return any(copies(side.memref) > 1 for side in (product.a, product.b, product.c))
 
 
 def copies_of(value: SSAValue) -> int:

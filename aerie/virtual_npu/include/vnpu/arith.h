@@ -7,28 +7,28 @@ namespace vnpu {
 
 // ---- from one scalar function to scalars, narrow floats and vectors ----
 
-#define VNPU_LANE_OP(name, expression)                                             \
-  struct name##_lanes {                                                            \
-    template <class V>                                                             \
-    static VNPU_INLINE V run(V a, V b) {                                           \
-      return expression;                                                           \
-    }                                                                              \
-  };                                                                               \
-  template <class T>                                                               \
-  VNPU_INLINE T name(T a, T b) {                                                   \
-    if constexpr (is_narrow_float<T>) {                                            \
-      return Narrow<T>::from(name##_lanes::run(widen(a), widen(b)));               \
-    } else {                                                                       \
-      return T(name##_lanes::run(a, b));                                           \
-    }                                                                              \
-  }                                                                                \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a, const Vec<T, N> &b) {             \
-    if constexpr (is_narrow_float<T>) {                                            \
-      return narrow<T>(map2<name##_lanes>(widen(a), widen(b)));                    \
-    } else {                                                                       \
-      return map2<name##_lanes>(a, b);                                             \
-    }                                                                              \
+#define VNPU_LANE_OP(name, expression)                                 \
+  struct name##_lanes {                                                \
+    template <class V>                                                 \
+    static VNPU_INLINE V run(V a, V b) {                               \
+      return expression;                                               \
+    }                                                                  \
+  };                                                                   \
+  template <class T>                                                   \
+  VNPU_INLINE T name(T a, T b) {                                       \
+    if constexpr (is_narrow_float<T>) {                                \
+      return Narrow<T>::from(name##_lanes::run(widen(a), widen(b)));   \
+    } else {                                                           \
+      return T(name##_lanes::run(a, b));                               \
+    }                                                                  \
+  }                                                                    \
+  template <class T, int N>                                            \
+  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a, const Vec<T, N> &b) { \
+    if constexpr (is_narrow_float<T>) {                                \
+      return narrow<T>(map2<name##_lanes>(widen(a), widen(b)));        \
+    } else {                                                           \
+      return map2<name##_lanes>(a, b);                                 \
+    }                                                                  \
   }
 
 VNPU_LANE_OP(add, a + b)
@@ -46,14 +46,14 @@ VNPU_LANE_OP(maxnumf, a > b ? a : (b == b ? b : a))
 VNPU_LANE_OP(minnumf, a < b ? a : (b == b ? b : a))
 #undef VNPU_LANE_OP
 
-#define VNPU_SCALAR_OP(name, expression)                                           \
-  template <class T>                                                               \
-  VNPU_INLINE T name(T a, T b) {                                                   \
-    return T(expression);                                                          \
-  }                                                                                \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a, const Vec<T, N> &b) {             \
-    return each<T>([](T x, T y) { return name(x, y); }, a, b);                     \
+#define VNPU_SCALAR_OP(name, expression)                               \
+  template <class T>                                                   \
+  VNPU_INLINE T name(T a, T b) {                                       \
+    return T(expression);                                              \
+  }                                                                    \
+  template <class T, int N>                                            \
+  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a, const Vec<T, N> &b) { \
+    return each<T>([](T x, T y) { return name(x, y); }, a, b);         \
   }
 
 template <class T>
@@ -95,15 +95,15 @@ VNPU_SCALAR_OP(shrsi, a >> (Unsigned<T>(b) >= bit_width<T> ? bit_width<T> - 1 : 
 #undef VNPU_SCALAR_OP
 
 // Divisions name the op that divided by zero.
-#define VNPU_DIVISION(name, expression)                                            \
-  template <class T>                                                               \
-  VNPU_INLINE T name(Site site, T a, T b) {                                        \
-    if (b == 0) fail(site, "division by zero");                                    \
-    return T(expression);                                                          \
-  }                                                                                \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<T, N> name(Site site, const Vec<T, N> &a, const Vec<T, N> &b) {  \
-    return each<T>([=](T x, T y) { return name(site, x, y); }, a, b);              \
+#define VNPU_DIVISION(name, expression)                                           \
+  template <class T>                                                              \
+  VNPU_INLINE T name(Site site, T a, T b) {                                       \
+    if (b == 0) fail(site, "division by zero");                                   \
+    return T(expression);                                                         \
+  }                                                                               \
+  template <class T, int N>                                                       \
+  VNPU_INLINE Vec<T, N> name(Site site, const Vec<T, N> &a, const Vec<T, N> &b) { \
+    return each<T>([=](T x, T y) { return name(site, x, y); }, a, b);             \
   }
 
 // x / -1 is written as 0 - x: the smallest integer then wraps instead of trapping.
@@ -120,20 +120,20 @@ VNPU_DIVISION(floormod, T(a % b) + ((a % b != 0 && ((a < 0) != (b < 0))) ? b : T
 
 // ---- comparisons and select ----
 
-#define VNPU_COMPARE(name, expression)                                             \
-  template <class T>                                                               \
-  VNPU_INLINE bool name(T left, T right) {                                         \
-    if constexpr (is_narrow_float<T>) {                                            \
-      const float a = widen(left), b = widen(right);                               \
-      return expression;                                                           \
-    } else {                                                                       \
-      const T a = left, b = right;                                                 \
-      return expression;                                                           \
-    }                                                                              \
-  }                                                                                \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<bool, N> name(const Vec<T, N> &a, const Vec<T, N> &b) {          \
-    return each<bool>([](T x, T y) { return name(x, y); }, a, b);                  \
+#define VNPU_COMPARE(name, expression)                                    \
+  template <class T>                                                      \
+  VNPU_INLINE bool name(T left, T right) {                                \
+    if constexpr (is_narrow_float<T>) {                                   \
+      const float a = widen(left), b = widen(right);                      \
+      return expression;                                                  \
+    } else {                                                              \
+      const T a = left, b = right;                                        \
+      return expression;                                                  \
+    }                                                                     \
+  }                                                                       \
+  template <class T, int N>                                               \
+  VNPU_INLINE Vec<bool, N> name(const Vec<T, N> &a, const Vec<T, N> &b) { \
+    return each<bool>([](T x, T y) { return name(x, y); }, a, b);         \
   }
 
 VNPU_COMPARE(cmp_eq, a == b)
@@ -261,16 +261,16 @@ VNPU_INLINE Vec<bool, N> truncate_to_bit(const Vec<T, N> &a) {
 
 // ---- functions of floats ----
 
-#define VNPU_UNARY(name, single, twice)                                            \
-  template <class T>                                                               \
-  VNPU_INLINE T name(T value) {                                                    \
-    const float x = widen(value);                                                  \
-    return Narrow<T>::from(single);                                                \
-  }                                                                                \
-  VNPU_INLINE double name(double x) { return twice; }                              \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a) {                                 \
-    return each<T>([](T x) { return name(x); }, a);                                \
+#define VNPU_UNARY(name, single, twice)               \
+  template <class T>                                  \
+  VNPU_INLINE T name(T value) {                       \
+    const float x = widen(value);                     \
+    return Narrow<T>::from(single);                   \
+  }                                                   \
+  VNPU_INLINE double name(double x) { return twice; } \
+  template <class T, int N>                           \
+  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a) {    \
+    return each<T>([](T x) { return name(x); }, a);   \
   }
 #define VNPU_LIBM(name) VNPU_UNARY(name, __builtin_##name##f(x), __builtin_##name(x))
 
@@ -308,15 +308,15 @@ VNPU_LIBM(atanh)
 #undef VNPU_LIBM
 #undef VNPU_UNARY
 
-#define VNPU_BINARY(name, single, twice)                                           \
-  template <class T>                                                               \
-  VNPU_INLINE T name(T a, T b) {                                                   \
-    return Narrow<T>::from(single(widen(a), widen(b)));                            \
-  }                                                                                \
-  VNPU_INLINE double name(double a, double b) { return twice(a, b); }              \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a, const Vec<T, N> &b) {             \
-    return each<T>([](T x, T y) { return name(x, y); }, a, b);                     \
+#define VNPU_BINARY(name, single, twice)                               \
+  template <class T>                                                   \
+  VNPU_INLINE T name(T a, T b) {                                       \
+    return Narrow<T>::from(single(widen(a), widen(b)));                \
+  }                                                                    \
+  VNPU_INLINE double name(double a, double b) { return twice(a, b); }  \
+  template <class T, int N>                                            \
+  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a, const Vec<T, N> &b) { \
+    return each<T>([](T x, T y) { return name(x, y); }, a, b);         \
   }
 
 VNPU_BINARY(powf, __builtin_powf, __builtin_pow)
@@ -382,15 +382,15 @@ VNPU_INLINE Vec<T, N> fma(const Vec<T, N> &a, const Vec<T, N> &b, const Vec<T, N
 
 // ---- bits, powers and tests ----
 
-#define VNPU_BITS(name, expression)                                                \
-  template <class T>                                                               \
-  VNPU_INLINE T name(T value) {                                                    \
-    const uint64_t x = uint64_t(Unsigned<T>(value));                               \
-    return T(expression);                                                          \
-  }                                                                                \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a) {                                 \
-    return each<T>([](T x) { return name(x); }, a);                                \
+#define VNPU_BITS(name, expression)                  \
+  template <class T>                                 \
+  VNPU_INLINE T name(T value) {                      \
+    const uint64_t x = uint64_t(Unsigned<T>(value)); \
+    return T(expression);                            \
+  }                                                  \
+  template <class T, int N>                          \
+  VNPU_INLINE Vec<T, N> name(const Vec<T, N> &a) {   \
+    return each<T>([](T x) { return name(x); }, a);  \
   }
 
 VNPU_BITS(ctlz, x == 0 ? bit_width<T> : __builtin_clzll(x) - (64 - bit_width<T>))
@@ -439,18 +439,18 @@ struct Format {
   }
 };
 
-#define VNPU_TEST(name, expression)                                                \
-  template <class T>                                                               \
-  VNPU_INLINE bool name(T value) {                                                 \
-    constexpr uint64_t top = (uint64_t(1) << Format<T>::exponent) - 1;             \
-    const uint64_t bits = Format<T>::bits(value);                                  \
-    const uint64_t e = (bits >> Format<T>::mantissa) & top;                        \
+#define VNPU_TEST(name, expression)                                                        \
+  template <class T>                                                                       \
+  VNPU_INLINE bool name(T value) {                                                         \
+    constexpr uint64_t top = (uint64_t(1) << Format<T>::exponent) - 1;                     \
+    const uint64_t bits = Format<T>::bits(value);                                          \
+    const uint64_t e = (bits >> Format<T>::mantissa) & top;                                \
     [[maybe_unused]] const uint64_t m = bits & ((uint64_t(1) << Format<T>::mantissa) - 1); \
-    return expression;                                                             \
-  }                                                                                \
-  template <class T, int N>                                                        \
-  VNPU_INLINE Vec<bool, N> name(const Vec<T, N> &a) {                              \
-    return each<bool>([](T x) { return name(x); }, a);                             \
+    return expression;                                                                     \
+  }                                                                                        \
+  template <class T, int N>                                                                \
+  VNPU_INLINE Vec<bool, N> name(const Vec<T, N> &a) {                                      \
+    return each<bool>([](T x) { return name(x); }, a);                                     \
   }
 
 VNPU_TEST(isfinite, e != top)

@@ -176,7 +176,17 @@ int describe(const Where *where, char *text, int capacity);
 // Thrown where the run cannot go on; ends as the text and the status of the entry.
 struct Failure {
   enum Kind {
-    kError = 1, kDeadlock, kRace, kUninitialised, kOutside, kFreed, kMismatch, kLeak, kMisaligned, kLock, kOffset,
+    kError = 1,
+    kDeadlock,
+    kRace,
+    kUninitialised,
+    kOutside,
+    kFreed,
+    kMismatch,
+    kLeak,
+    kMisaligned,
+    kLock,
+    kOffset,
     kStopped
   };
   Kind kind;
@@ -219,8 +229,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context);
 
 template <class Body>
 inline void parallel(i64 count, Body body) {
-  parallel_for(
-      count, [](void *context, i64 i) { (*static_cast<Body *>(context))(i); }, &body);
+  parallel_for(count, [](void *context, i64 i) { (*static_cast<Body *>(context))(i); }, &body);
 }
 
 // Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it

@@ -65,7 +65,8 @@ template <class Rounding>
 VNPU_BFP16_INLINE void round_blocks(Row (&rows)[kBlock], Ints exponent) {
   Row rounded[kBlock];
   const Ints above = round_rows<Rounding>(rows, exponent, rounded);
-  if (any(above)) [[unlikely]] round_rows<Rounding>(rows, exponent + (above & exponent_bits(1)), rounded);
+  if (any(above)) [[unlikely]]
+    round_rows<Rounding>(rows, exponent + (above & exponent_bits(1)), rounded);
   memcpy(rows, rounded, sizeof(rounded));
 }
 

@@ -73,7 +73,8 @@ i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const S
   }
   if (int(indices.size()) != shape.rank) {
     for (const i64 i : indices) {
-      if (from_.count == 1 && to_.count == 1 && i != 0) fail(site, "index %lld of a single channel: it has one member, 0", (long long)i);
+      if (from_.count == 1 && to_.count == 1 && i != 0)
+        fail(site, "index %lld of a single channel: it has one member, 0", (long long)i);
     }
     if (from_.count == 1 && to_.count == 1) return 0;
     fail(site, "%d indices for a channel of %d dimensions", int(indices.size()), shape.rank);
@@ -178,7 +179,8 @@ bool Channel::serve(Outlet &outlet, Transfer &get) {
       const Access part = block.cargo.part(all, element, outlet.taken, count);
       if (is_whole && count == all) hand_over(get, block.cargo, block.mark);
       else if (is_whole) hand_over(get, part, block.mark);
-      else if (collect(get, part)) hand_over(get, Cargo::run(get.collected.data, get.side.count, element, 0, get.side.count), block.mark);
+      else if (collect(get, part))
+        hand_over(get, Cargo::run(get.collected.data, get.side.count, element, 0, get.side.count), block.mark);
     }
     const bool is_complete = is_whole || get.collected.count == get.side.count;
     outlet.taken += count;
@@ -334,11 +336,15 @@ void Channel::refuse_leftovers() const {
     const Block &block = outlet.first();
     here = &block.where;
     if (outlet.taken > 0) {
-      fail_as(Failure::kMismatch, block.site, "sent %lld elements to %s[%s], of which the get at line %d takes %lld and no other "
-              "takes the rest", (long long)block.side.count, name_, index, outlet.taker, (long long)outlet.taken);
+      fail_as(Failure::kMismatch, block.site,
+              "sent %lld elements to %s[%s], of which the get at line %d takes %lld and no other "
+              "takes the rest",
+              (long long)block.side.count, name_, index, outlet.taker, (long long)outlet.taken);
     }
-    fail(block.site, "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
-         "drop the put", (long long)block.side.count, name_, index, outlet.full);
+    fail(block.site,
+         "sent %lld elements that no get ever takes from %s[%s] (%d left there at the end): add the get, or "
+         "drop the put",
+         (long long)block.side.count, name_, index, outlet.full);
   }
 }
 

@@ -64,8 +64,8 @@ Described::Described(const Label &label) {
   if (is_named) snprintf(text + used, sizeof(text) - size_t(used), ")");
 }
 
-Buffer::Buffer(const Label &label, void *base, int element, std::initializer_list<i64> extents, i64 count,
-               uint8_t *written, i64 guard)
+Buffer::Buffer(const Label &label, void *base, int element, std::initializer_list<i64> extents, i64 count, uint8_t *written,
+               i64 guard)
     : label(label),
       maker(here ? *here : Where{"the program", 0, 0, 0}),
       base(static_cast<char *>(base)),
@@ -156,13 +156,13 @@ i64 Buffer::count_written() const {
 void Buffer::refuse(Site site, const char *verb, const void *low, const void *high) const {
   const Described self(label);
   if (freed.op) {
-    fail_as(Failure::kFreed, site, "%s %s after line %d (%s) freed it: move the deallocation behind the last use",
-            verb, self.text, freed.line, freed.op);
+    fail_as(Failure::kFreed, site, "%s %s after line %d (%s) freed it: move the deallocation behind the last use", verb,
+            self.text, freed.line, freed.op);
   }
   const i64 first = floor_div(static_cast<const char *>(low) - base, element);
   const i64 last = floor_div(static_cast<const char *>(high) - 1 - base, element);
-  fail_as(Failure::kOutside, site, "%s elements %lld to %lld of %s, which has elements 0 to %lld", verb, ll(first),
-          ll(last), self.text, ll(count - 1));
+  fail_as(Failure::kOutside, site, "%s elements %lld to %lld of %s, which has elements 0 to %lld", verb, ll(first), ll(last),
+          self.text, ll(count - 1));
 }
 
 void Buffer::refuse_unwritten(Site site, const void *low, const void *high) {
@@ -183,8 +183,8 @@ void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size) 
   char last[40] = "", name[200] = "";
   if (lanes > 1) snprintf(last, sizeof(last), " to %lld", ll(index + lanes - 1));
   if (at.name[0]) snprintf(name, sizeof(name), " %s", at.name);
-  fail_as(Failure::kOutside, at.site, "index %lld%s of dimension %d is outside %s%s%s: legal are 0 to %lld", ll(index),
-          last, dimension, at.type, name, at.made, ll(size - 1));
+  fail_as(Failure::kOutside, at.site, "index %lld%s of dimension %d is outside %s%s%s: legal are 0 to %lld", ll(index), last,
+          dimension, at.type, name, at.made, ll(size - 1));
 }
 
 void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent) {
@@ -229,8 +229,8 @@ void fail_misaligned(Site site, const char *call, int argument, const Buffer &bu
 }
 
 void fail_extent(const Place &at, int dimension, i64 size, i64 loops) {
-  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension,
-          at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
+  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension, at.name,
+          at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
 }
 
 // ---- transfers ----
@@ -295,7 +295,8 @@ bool copies_unwritten(Site site, const Access &dst, const Access &src) {
   check_source(site, src);
   if (dst.buffer) {
     fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that nobody had written when it was sent",
-            ll(static_cast<const uint8_t *>(memchr(src.flags, 0, size_t(src.count))) - src.flags), Described(dst.buffer->label).text);
+            ll(static_cast<const uint8_t *>(memchr(src.flags, 0, size_t(src.count))) - src.flags),
+            Described(dst.buffer->label).text);
   }
   return true;
 }
@@ -425,8 +426,8 @@ void Arena::close() const {
     const Described self(block->label);
     if (count > 1) {
       fail_as(Failure::kLeak, block->label.site,
-              "%lld buffers (%lld bytes) of this allocation are never freed: add memref.dealloc of %s to the loop",
-              ll(count), ll(bytes), self.text);
+              "%lld buffers (%lld bytes) of this allocation are never freed: add memref.dealloc of %s to the loop", ll(count),
+              ll(bytes), self.text);
     }
     note(block->label.site, "%s is never freed (%lld bytes): add memref.dealloc, unless its core keeps it", self.text,
          ll(bytes));
@@ -451,7 +452,8 @@ void tell_not_finite(Site site) {
   if (is_told.exchange(true)) return;
   char who[600];
   who[describe(here, who, int(sizeof(who)))] = 0;
-  note(site, "%s%smakes a NaN or an infinity out of finite numbers, the first of this run", who[0] ? who + 1 : "", who[0] ? ": " : "");
+  note(site, "%s%smakes a NaN or an infinity out of finite numbers, the first of this run", who[0] ? who + 1 : "",
+       who[0] ? ": " : "");
 }
 
 // ---- findings that do not end a run ----

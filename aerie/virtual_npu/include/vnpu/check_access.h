@@ -30,8 +30,7 @@ VNPU_INLINE Vec<T, volume<S...>> read(const Place &, const T *x, const i64 (&str
 }
 
 template <class T, int... S>
-VNPU_INLINE void write(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
-                       const Vec<T, volume<S...>> &value) {
+VNPU_INLINE void write(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
   each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_write(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   write<T, S...>(x.p, strides, value);
 }
@@ -67,8 +66,7 @@ template <class T, int... S>
 VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
                                              const i64 (&limits)[sizeof...(S)], T padding,
                                              const Vec<bool, volume<S...>> *mask = nullptr) {
-  each_lane_within<S...>(x, strides, limits, mask,
-                         [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
+  each_lane_within<S...>(x, strides, limits, mask, [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   return read_within<T, S...>(x.p, strides, limits, padding, mask);
 }
 template <class T, int... S>
@@ -79,17 +77,14 @@ VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &, const T *x, const i6
 }
 
 template <class T, int... S>
-VNPU_INLINE void write_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
-                              const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
-                              const Vec<bool, volume<S...>> *mask = nullptr) {
-  each_lane_within<S...>(x, strides, limits, mask,
-                         [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
+VNPU_INLINE void write_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
+                              const Vec<T, volume<S...>> &value, const Vec<bool, volume<S...>> *mask = nullptr) {
+  each_lane_within<S...>(x, strides, limits, mask, [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   write_within<T, S...>(x.p, strides, limits, value, mask);
 }
 template <class T, int... S>
-VNPU_INLINE void write_within(const Place &, T *x, const i64 (&strides)[sizeof...(S)],
-                              const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
-                              const Vec<bool, volume<S...>> *mask = nullptr) {
+VNPU_INLINE void write_within(const Place &, T *x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
+                              const Vec<T, volume<S...>> &value, const Vec<bool, volume<S...>> *mask = nullptr) {
   write_within<T, S...>(x, strides, limits, value, mask);
 }
 

@@ -35,8 +35,8 @@ VNPU_INLINE void contract_rows(const float *a, const Vec<float, N> *b, Vec<float
 // The compiler for the NPU takes 8x8x8 and 4x8x8 products of bf16 into f32 through bfp16, and no others (mlir-aie,
 // test/Conversion/AIEVecToLLVM/matmul-aie2p.mlir). It sets conv_even on every core that has one (pull request 2984).
 template <int B, int M, int N, int K, class TA, class TB, class TC>
-inline constexpr bool is_bfp16_product = B == 1 && (M == 8 || M == 4) && N == 8 && K == 8 && same_type<TA, bf16> &&
-                                         same_type<TB, bf16> && same_type<TC, float>;
+inline constexpr bool is_bfp16_product =
+    B == 1 && (M == 8 || M == 4) && N == 8 && K == 8 && same_type<TA, bf16> && same_type<TB, bf16> && same_type<TC, float>;
 
 // A factor of several such products, converted once.
 template <int M>
@@ -90,7 +90,8 @@ VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, cons
   for (int i = 0; i < B; ++i) {
 #pragma GCC unroll 4
     for (int q = 0; q < chunks; ++q) {
-      dots::multiply_add<dots::order_of(K, N), M, N, K>(&x.at[i * M * K].bits, &y.at[i * K * N].bits + q * W, sums + i * M * chunks + q, chunks);
+      dots::multiply_add<dots::order_of(K, N), M, N, K>(&x.at[i * M * K].bits, &y.at[i * K * N].bits + q * W,
+                                                        sums + i * M * chunks + q, chunks);
     }
   }
   for (int i = 0; i < B * M * chunks; ++i) rows[i].v = sums[i];
@@ -98,15 +99,14 @@ VNPU_INLINE Vec<TC, B * M * N> contract_dots(const Vec<bf16, B * M * K> &a, cons
 }
 
 template <int B, int M, int N, int K, class TA, class TB, class TC>
-VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
-                                        const Vec<TC, B * M * N> &c) {
+VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b, const Vec<TC, B * M * N> &c) {
   constexpr bool float_a = same_type<TA, float> || is_narrow_float<TA>;
   constexpr bool float_c = same_type<TC, float> || is_narrow_float<TC>;
 #if defined(VNPU_BFP16)
   if constexpr (is_bfp16_product<B, M, N, K, TA, TB, TC>) return contract(Bfp16Left<M>(a), Bfp16Right(b), c);
   else
 #endif
-  if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::order_of(K, N) != dots::Order::kOneByOne) {
+      if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::order_of(K, N) != dots::Order::kOneByOne) {
     return contract_dots<B, M, N, K, TC>(a, b, c);
   } else if constexpr (float_a && float_c) {
     // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
@@ -175,8 +175,8 @@ class InOneGo {
 
 // The same with another operation in place of the sum.
 template <int B, int M, int N, int K, class TA, class TB, class TC, class Combine>
-inline Vec<TC, B * M * N> contract_by(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b,
-                                      const Vec<TC, B * M * N> &c, Combine combine) {
+inline Vec<TC, B * M * N> contract_by(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b, const Vec<TC, B * M * N> &c,
+                                      Combine combine) {
   Lanes<TA, B * M * K> x(a);
   Lanes<TB, B * K * N> y(b);
   Lanes<TC, B * M * N> z(c);

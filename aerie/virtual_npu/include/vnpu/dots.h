@@ -35,8 +35,7 @@
 
 #include <stdint.h>
 
-#if defined(VNPU_FAST) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__) && \
-    defined(__AVX512DQ__)
+#if defined(VNPU_FAST) && defined(__AVX512BF16__) && defined(__AVX512VL__) && defined(__AVX512BW__) && defined(__AVX512DQ__)
 #define VNPU_BF16_DOTS 1  // vdpbf16ps and its like
 #if !defined(VNPU_SLOW_PAIRS)
 #define VNPU_BF16_PAIRS 1

@@ -35,7 +35,8 @@ VNPU_INLINE void pack_rows(const char *from, char *to, int row_bytes) {
   const uint16_t none[8] = {0x8000, 0x8000, 0x8000, 0x8000, 0x8000, 0x8000, 0x8000, 0x8000};
   for (int row = 0; row < 4; ++row) {
     for (int i = 0; i < kBlocks; ++i) {
-      memcpy(to + row * row_bytes + i * kBlockRow, i < blocks ? from + i * apart + row * kBlockRow : (const char *)none, kBlockRow);
+      memcpy(to + row * row_bytes + i * kBlockRow, i < blocks ? from + i * apart + row * kBlockRow : (const char *)none,
+             kBlockRow);
     }
   }
 #endif
@@ -100,8 +101,12 @@ class Panels {
   static constexpr int kTileRows = kRows % 16 == 0 ? 16 : 8, kDown = kRows / kTileRows % 2 ? 1 : 2;
   static constexpr int kAcross = kColumns % 2 ? 1 : 2, kGoes = (kSteps + kBlocks - 1) / kBlocks;
   static constexpr int kSumBytes = 32, kGoBytes = kBlocks * kBlockRow;  // of a row of 8 sums, and of the left factor's
-  struct Left { alignas(64) char rows[kRows][kGoes * kGoBytes]; };
-  struct Right { alignas(64) char blocks[kColumns][kGoes * kBlocks * kBlock]; };
+  struct Left {
+    alignas(64) char rows[kRows][kGoes * kGoBytes];
+  };
+  struct Right {
+    alignas(64) char blocks[kColumns][kGoes * kBlocks * kBlock];
+  };
 
   static VNPU_INLINE void pack(const char *a, Left &to) {
     constexpr int kPanel = kRows * kBlockRow, kWhole = kSteps / kBlocks, kLeft = kSteps % kBlocks;
@@ -125,7 +130,8 @@ class Panels {
       }
     }
     constexpr int kDone = kSteps * kBlock;
-    if constexpr (kDone < sizeof(to.blocks[0])) for (auto &blocks : to.blocks) memset(blocks + kDone, 0, sizeof(blocks) - kDone);
+    if constexpr (kDone < sizeof(to.blocks[0]))
+      for (auto &blocks : to.blocks) memset(blocks + kDone, 0, sizeof(blocks) - kDone);
   }
 
   // To the tile that begins at `sums`, the one below, those of the next panel.

@@ -133,8 +133,7 @@ class Process {
 // Runs `count` processes; done when all of them have ended.
 class Spawn : public Task {
  public:
-  Spawn(Island &island, Site site, const Ports *ports, i64 count)
-      : Task(island), left(count), ports(ports), site_(site) {}
+  Spawn(Island &island, Site site, const Ports *ports, i64 count) : Task(island), left(count), ports(ports), site_(site) {}
   i64 left;
   const Ports *const ports;  // of everything in it, for as long as it has not begun
 

@@ -19,12 +19,8 @@ const char *const kVerbs[2] = {"reads", "writes"};
 
 extern "C" {
 __thread int vnpu_kernel_watched = 0;
-__attribute__((cold)) void vnpu_kernel_read(const void *at, long bytes) {
-  vnpu::current->touched(at, bytes, false);
-}
-__attribute__((cold)) void vnpu_kernel_write(const void *at, long bytes) {
-  vnpu::current->touched(at, bytes, true);
-}
+__attribute__((cold)) void vnpu_kernel_read(const void *at, long bytes) { vnpu::current->touched(at, bytes, false); }
+__attribute__((cold)) void vnpu_kernel_write(const void *at, long bytes) { vnpu::current->touched(at, bytes, true); }
 __attribute__((cold)) void vnpu_kernel_misaligned(const void *at, long bytes, bool writes) {
   if (vnpu::current) vnpu::current->misaligned(at, bytes, writes);
 }

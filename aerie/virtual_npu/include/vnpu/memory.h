@@ -257,9 +257,8 @@ VNPU_INLINE bool fits(const i64 *limits) {
 
 // Lanes beyond the limits, or masked off, are `padding` when read and left alone when written.
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read_within(const T *p, const i64 (&strides)[sizeof...(S)],
-                                             const i64 (&limits)[sizeof...(S)], T padding,
-                                             const Vec<bool, volume<S...>> *mask = nullptr) {
+VNPU_INLINE Vec<T, volume<S...>> read_within(const T *p, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
+                                             T padding, const Vec<bool, volume<S...>> *mask = nullptr) {
   if (!mask && fits<S...>(limits)) return read<T, S...>(p, strides);
   constexpr int N = volume<S...>;
   Lanes<T, N> r;

@@ -204,8 +204,8 @@ uint32_t Chains::choose(uint32_t before, Site site, i64 flat, const Clock &clock
   const uint64_t hash = (uint64_t(before) * 31 + uint64_t(site.line)) * 1000003u + uint64_t(flat);
   Family *&bucket = buckets_[hash % kBuckets];
   Family *family = bucket;
-  while (family && (family->before != before || family->site.line != site.line || family->site.op != site.op ||
-                    family->flat != flat)) {
+  while (family &&
+         (family->before != before || family->site.line != site.line || family->site.op != site.op || family->flat != flat)) {
     family = family->next;
   }
   if (!family) bucket = family = new Family{before, site, flat, 0, 0, {}, bucket};
@@ -479,8 +479,8 @@ uint32_t new_event(Site site, const Strand &strand) {
   }
   Where where = strand.where ? *strand.where : Where{"", 0, 0, 0};
   where.around = nullptr;
-  events[number] = Event{site, where, strand.lineage, strand.phase, strand.island, strand.process, strand.chain,
-                         strand.time,  strand.is_task};
+  events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.island,
+                         strand.process, strand.chain, strand.time,    strand.is_task};
   return number;
 }
 
@@ -510,12 +510,12 @@ Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
       return {"two herds write the same bytes",
               "only the order of the text puts one before the other: the cores of both run at the same time; let the later "
               "herd depend on the token of the earlier one, or give each bytes of its own"};
-    case Guard::kNothing:
-      break;
+    case Guard::kNothing: break;
   }
   if (!buffer.label.has_locks) {
-    return {"data race", "nothing puts one before the other, for L3 has no locks; let one of them depend on the token of the "
-                         "other, or send the data through a channel"};
+    return {"data race",
+            "nothing puts one before the other, for L3 has no locks; let one of them depend on the token of the "
+            "other, or send the data through a channel"};
   }
   return {"data race", both_write ? "nothing puts one before the other, for locks keep a read and a write apart, and not two "
                                     "writes; let one of them depend on the token of the other"
@@ -606,7 +606,8 @@ void check_settled(Site site, const Buffer &buffer) {
   const Entry::Other other = cells->unsettled(*strand);
   if (!other.event || events[other.event].process != strand->process || events[other.event].is_told) return;
   const Site by = events[other.event].site;
-  fail_as(Failure::kFreed, site, "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
+  fail_as(Failure::kFreed, site,
+          "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
           Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
 }
 

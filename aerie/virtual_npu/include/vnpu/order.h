@@ -13,7 +13,6 @@
 
 namespace vnpu {
 
-
 // Bytes that an operation touches.
 struct Use {
   const char *low, *high;

@@ -46,7 +46,8 @@ struct OddPairs : Usual {
     const bool are_runs = k.run >= 8 && i + 4 <= k.count;
     for (int m = n; m < n + 4; ++m, to += 4) {
       if (are_runs && m < columns.count) memcpy(to, b + k.at[i] + columns.at[m], 8);
-      else for (int j = 0; j < 4; ++j) to[j] = i + j < k.count && m < columns.count ? b[k.at[i + j] + columns.at[m]].bits : 0;
+      else
+        for (int j = 0; j < 4; ++j) to[j] = i + j < k.count && m < columns.count ? b[k.at[i + j] + columns.at[m]].bits : 0;
     }
   }
 

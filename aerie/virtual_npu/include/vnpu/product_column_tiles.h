@@ -62,7 +62,7 @@ class ColumnKernel : public Tiles<32> {
   template <int Lefts, int Rights>
   [[gnu::noinline]] static void add(const Factors &factors, float *sums, Lines &ahead) {
     constexpr int kSumBytes = kRows * int(sizeof(float)), kPairBytes = kRows * int(sizeof(Pair));
-    using Four = amx::Sums<Lefts, Rights, kSumBytes, kTile * int(sizeof(float)), kTile * kSumBytes>;
+    using Four = amx::Sums<Lefts, Rights, kSumBytes, int(sizeof(float)) * kTile, kTile * kSumBytes>;
     const i64 far = factors.far, lines = factors.lines, steps = factors.steps;
     const char *columns = reinterpret_cast<const char *>(factors.columns), *const others = columns + kTile * far;
     const Pair *rows = factors.rows;
@@ -84,9 +84,7 @@ class ColumnTiles : Operands {
     return dots::order_of(product.block_steps, product.block_columns) == dots::Order::kTiles &&
            dots::depth_of(product.block_steps) == ColumnKernel::kDepth;
   }
-  bool serves() const {
-    return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even();
-  }
+  bool serves() const { return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even(); }
 
   void run() {
     Kernel::prepare();
@@ -212,8 +210,14 @@ class ColumnTiles : Operands {
   Sums sums_at(const Work &work, i64 block) const {
     const i64 n = first_column(work, block), m = first_row(work, block);
     const Places columns = c_columns_.some(n, kColumns);
-    Sums sums{product_.c, product_.rounded, columns.at, {}, columns.count, int(least(work.rows - m, kRows)),
-              c_columns_.lie_in_eights(), columns.are_runs_of(kColumns) && rows_lie_in_lines_};
+    Sums sums{product_.c,
+              product_.rounded,
+              columns.at,
+              {},
+              columns.count,
+              int(least(work.rows - m, kRows)),
+              c_columns_.lie_in_eights(),
+              columns.are_runs_of(kColumns) && rows_lie_in_lines_};
     place_rows(work, m, c_rows_, sums.rows);
     return sums;
   }
@@ -235,8 +239,12 @@ class ColumnTiles : Operands {
       ahead = lines_after(work, n / kColumns + 1);
     }
     const Pair *const rows = work.packed + m * work.steps / Kernel::kSteps;
-    const Factors factors{product_.b + b_columns_[n] + b_steps_[work.k], far() * i64(sizeof(bf16)), rows, work.steps,
-                          !has_sums, m == 0 ? 0 : lines_a_step(work)};
+    const Factors factors{product_.b + b_columns_[n] + b_steps_[work.k],
+                          far() * i64(sizeof(bf16)),
+                          rows,
+                          work.steps,
+                          !has_sums,
+                          m == 0 ? 0 : lines_a_step(work)};
     float *const sums = work.sums_of(block).rows[0];
     const bool is_wide = n_ - n > kTile, is_high = work.rows - m > kTile;
     if (is_wide && is_high) Kernel::add<2, 2>(factors, sums, ahead);

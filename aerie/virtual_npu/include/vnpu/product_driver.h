@@ -54,14 +54,12 @@ class Ahead {
 template <class Kernel>
 class Driver : Operands {
  public:
-  explicit Driver(const Product &product)
-      : Operands(product), is_run_(a_steps_.is_run() && k_ % Kernel::kGroup == 0) {}
+  explicit Driver(const Product &product) : Operands(product), is_run_(a_steps_.is_run() && k_ % Kernel::kGroup == 0) {}
 
   void run() {
     Kernel::prepare();
-    multiply_rows(Kernel::kLeastRows, [&] {
-      share_panels(Kernel::kColumns, kWorthThreads, [&](i64 first, i64 end) { columns(first, end); });
-    });
+    multiply_rows(Kernel::kLeastRows,
+                  [&] { share_panels(Kernel::kColumns, kWorthThreads, [&](i64 first, i64 end) { columns(first, end); }); });
   }
 
  private:
@@ -133,7 +131,8 @@ class Driver : Operands {
       while (run < 8 && k + run < count && steps[k + run] == steps[k] + run) ++run;
       const bf16 *const here = from + steps[k];
       if constexpr (kReadsAsItLies) memcpy(to + k, here, size_t(run) * sizeof(Left));
-      else for (i64 i = 0; i < run; ++i) to[k + i] = widen(here[i]);
+      else
+        for (i64 i = 0; i < run; ++i) to[k + i] = widen(here[i]);
       k += run;
     }
     for (i64 k = count; k < length; ++k) to[k] = widen_to(bf16{Kernel::kFiller});
@@ -146,8 +145,8 @@ class Driver : Operands {
 
   // Rows of c from `m` on, so many at a time as long as there are as many; then half as many.
   template <int Rows>
-  void add_rows(i64 m, i64 end, const Left *const *rows, const Packed *panel, i64 k, const Places &columns,
-                Ahead &of_a, Ahead &of_b) const {
+  void add_rows(i64 m, i64 end, const Left *const *rows, const Packed *panel, i64 k, const Places &columns, Ahead &of_a,
+                Ahead &of_b) const {
     for (; m + Rows <= end; m += Rows, rows += Rows) {
       float *c[Rows];
       for (int r = 0; r < Rows; ++r) c[r] = product_.c + c_rows_[m + r];

@@ -199,7 +199,7 @@ using FewPlain = Unserved;
 struct FewPairs : Few512 {
   static constexpr int kLeastRows = kRows;  // fewer are no faster
   static constexpr int kMostAskedAgain = kRows;
-  using Left = uint32_t;                // two steps of a row
+  using Left = uint32_t;  // two steps of a row
   static constexpr int kLefts = kRows;  // of a pair of steps
 
   // Eight rows of a over a piece's steps, to so many Left for each kRows rows.

@@ -28,8 +28,16 @@ class Pieces {
   // From step `from` of b on, so many steps of all these columns, through two buffers of a chunk each. Then, if that is not
   // null, the same steps from `next` on will be wanted.
   Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, Packed *const *buffers)
-      : first_(from), columns_(columns), end_(columns + count), steps_(steps), to_(buffers[0]), other_(buffers[1]),
-        asked_(from), asked_columns_(columns + Kernel::kColumns), begun_(columns), next_(next) {
+      : first_(from),
+        columns_(columns),
+        end_(columns + count),
+        steps_(steps),
+        to_(buffers[0]),
+        other_(buffers[1]),
+        asked_(from),
+        asked_columns_(columns + Kernel::kColumns),
+        begun_(columns),
+        next_(next) {
     begin();
     end_chunk();
   }
@@ -127,9 +135,8 @@ class FewRows : Operands {
   }
 
   void run() {
-    multiply_rows(Kernel::kLeastRows, [&] {
-      share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); });
-    });
+    multiply_rows(Kernel::kLeastRows,
+                  [&] { share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); }); });
   }
 
  private:
@@ -138,18 +145,18 @@ class FewRows : Operands {
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
   static constexpr i64 kMostOfThem = 32;          // rows of c
   static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
-  static constexpr i64 kMostSteps = 4096;         // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
-  static constexpr i64 kPackedRows = 8;           // rows of a that are packed at a time
-  static constexpr i64 kSlow = 40;                // nanoseconds for a KB of b by which memory is too busy for all requests
-  static constexpr i64 kWorthThreads = 1 << 20;   // multiplications that take longer than to wake a thread
+  static constexpr i64 kMostSteps = 4096;  // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
+  static constexpr i64 kPackedRows = 8;  // rows of a that are packed at a time
+  static constexpr i64 kSlow = 40;  // nanoseconds for a KB of b by which memory is too busy for all requests
+  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
 
   // Panels of c and steps of k, and what a thread has of its own.
   struct Work {
-    i64 first, end;        // panels
-    i64 k, steps;          // the steps under way
-    const Left *packed;    // a: kRows rows, pair by pair of steps, then the next kRows
-    Packed *turned[2];     // a chunk of b each
-    float *sums;           // m x kColumns
+    i64 first, end;  // panels
+    i64 k, steps;  // the steps under way
+    const Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
+    Packed *turned[2];  // a chunk of b each
+    float *sums;  // m x kColumns
   };
 
   void multiply(i64 first, i64 end) const {
@@ -278,7 +285,6 @@ class FewRows : Operands {
     if (!columns.are_runs_of(8)) return scatter(c, columns, from);
     for (int n = 0; n < columns.count; n += 8) memcpy(c + columns.at[n], from + n, 32);
   }
-
 };
 
 }  // namespace vnpu::product

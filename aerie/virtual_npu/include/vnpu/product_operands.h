@@ -99,10 +99,15 @@ class Operands {
  protected:
   explicit Operands(const Product &product)
       : product_(product),
-        a_rows_(blocks_, product.m, &Axis::first), a_steps_(blocks_, product.k, &Axis::first),
-        b_steps_(blocks_, product.k, &Axis::second), b_columns_(blocks_, product.n, &Axis::first),
-        c_rows_(blocks_, product.m, &Axis::second), c_columns_(blocks_, product.n, &Axis::second),
-        m_(a_rows_.count), n_(b_columns_.count), k_(a_steps_.count) {}
+        a_rows_(blocks_, product.m, &Axis::first),
+        a_steps_(blocks_, product.k, &Axis::first),
+        b_steps_(blocks_, product.k, &Axis::second),
+        b_columns_(blocks_, product.n, &Axis::first),
+        c_rows_(blocks_, product.m, &Axis::second),
+        c_columns_(blocks_, product.n, &Axis::second),
+        m_(a_rows_.count),
+        n_(b_columns_.count),
+        k_(a_steps_.count) {}
 
   // Calls multiply() once or twice, each time for some rows of a and c: those that need it. least: what takes as long as one.
   template <class Multiply>

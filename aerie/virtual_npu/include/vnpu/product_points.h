@@ -69,8 +69,8 @@ class ByPoints {
     Product point = product_;
     point.a += start(product_.m, points_.m, m, &Axis::first);
     point.b += start(product_.n, points_.n, n, &Axis::first);
-    bf16 *const to = product_.rounded + start(product_.m, points_.m, m, &Axis::second) +
-                     start(product_.n, points_.n, n, &Axis::second);
+    bf16 *const to =
+        product_.rounded + start(product_.m, points_.m, m, &Axis::second) + start(product_.n, points_.n, n, &Axis::second);
     point.m = without(product_.m, points_.m), point.n = without(product_.n, points_.n);
     Blocks blocks;
     const Offsets rows(blocks, point.m, &Axis::second), columns(blocks, point.n, &Axis::second);

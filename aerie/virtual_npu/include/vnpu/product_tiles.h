@@ -33,8 +33,8 @@ struct Tiles : Usual, Interleaved {
 
   // The same where c has fewer rows; the rows of a that are missing are read, but reach no sum.
   template <int Rows>
-  [[gnu::noinline]] static void add_some(const Left *const *a, const Packed *b, i64 k, float *const *c,
-                                         const Places &columns, int rows) {
+  [[gnu::noinline]] static void add_some(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns,
+                                         int rows) {
     alignas(64) float sums[Rows][kColumns];
     for (int r = 0; r < rows; ++r) copy(c[r], columns, sums[r]);
     add_to<Rows>(a[0], (rows > 1 ? a[1] - a[0] : 0) * i64(sizeof(Left)), b, k, sums[0]);

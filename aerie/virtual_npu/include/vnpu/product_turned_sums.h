@@ -18,7 +18,7 @@ struct Sums {
   i64 rows[kSumsSide];  // those that are missing as the last one
   int count_columns, count_rows;
   bool in_eights;       // whether columns are a multiple of eight, of which each eight lie side by side
-  bool in_lines;        // whether they are kSumsSide, all side by side, and rounded ones have lines of the cache to themselves
+  bool in_lines;  // whether they are kSumsSide, all side by side, and rounded ones have lines of the cache to themselves
 };
 
 #if defined(VNPU_BF16_DOTS)

@@ -126,9 +126,8 @@ Actor &actor(const Where *where) {
   if (!is_launch(*where)) write_point(point, sizeof(point), *where);
   snprintf(fresh.name, sizeof(fresh.name), "%.130s%s", where->name, point);
   fresh.line = where->line;
-  const int known = find(actors, last_actor, [&](const Actor &a) {
-    return a.line == fresh.line && strcmp(a.name, fresh.name) == 0;
-  });
+  const int known =
+      find(actors, last_actor, [&](const Actor &a) { return a.line == fresh.line && strcmp(a.name, fresh.name) == 0; });
   last_actor = known < 0 ? actors.size() : known;
   return known < 0 ? actors.add(fresh) : actors[known];
 }
@@ -190,10 +189,11 @@ void put_stats(Text &text) {
   text.put("\"stats\": {\"tiles\": [");
   for (int i = 0; i < actors.size(); ++i) {
     const Actor &a = actors[i];
-    text.put("%s{\"where\": \"%s\", \"line\": %d, \"bytes_in\": %lld, \"bytes_out\": %lld, \"transfers\": %lld, "
-             "\"kernel_calls\": %lld, \"peak_l1_bytes\": %lld}", i ? ", " : "", Quoted(a.name).text, a.line,
-             (long long)a.bytes_in, (long long)a.bytes_out, (long long)a.transfers, (long long)a.kernel_calls,
-             (long long)a.peak_l1);
+    text.put(
+        "%s{\"where\": \"%s\", \"line\": %d, \"bytes_in\": %lld, \"bytes_out\": %lld, \"transfers\": %lld, "
+        "\"kernel_calls\": %lld, \"peak_l1_bytes\": %lld}",
+        i ? ", " : "", Quoted(a.name).text, a.line, (long long)a.bytes_in, (long long)a.bytes_out, (long long)a.transfers,
+        (long long)a.kernel_calls, (long long)a.peak_l1);
   }
   text.put("], \"channels\": [");
   for (int i = 0; i < members.size(); ++i) {
@@ -211,9 +211,11 @@ void put_trace(Text &text) {
   for (int i = 0; i < events.size(); ++i) {
     const Event &e = events[i];
     const bool is_open = e.end < 0;  // the run ended with a failure
-    text.put("%s{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %lld, \"dur\": %lld, \"pid\": 1, \"tid\": %d, "
-             "\"args\": {\"line\": %d", i ? ",\n" : "", Quoted(e.name).text, e.category, (long long)e.begin,
-             (long long)((is_open ? now : e.end) - e.begin), e.lane, e.line);
+    text.put(
+        "%s{\"name\": \"%s\", \"cat\": \"%s\", \"ph\": \"X\", \"ts\": %lld, \"dur\": %lld, \"pid\": 1, \"tid\": %d, "
+        "\"args\": {\"line\": %d",
+        i ? ",\n" : "", Quoted(e.name).text, e.category, (long long)e.begin, (long long)((is_open ? now : e.end) - e.begin),
+        e.lane, e.line);
     if (e.bytes >= 0) text.put(", \"bytes\": %lld", (long long)e.bytes);
     if (e.point[0]) text.put(", \"launch\": \"%s\"", e.point + 1);
     if (is_open) text.put(", \"unfinished\": true");
@@ -279,9 +281,8 @@ int arrives(Site site, const Where &where, const Access &side, bool is_put, cons
 void through(int number) { close(number); }
 
 void delivered(const char *channel, i64 outlet, const char *index, i64 bytes, int in_flight) {
-  const int known = find(members, last_member, [&](const Member &m) {
-    return m.outlet == outlet && strcmp(m.channel, channel) == 0;
-  });
+  const int known =
+      find(members, last_member, [&](const Member &m) { return m.outlet == outlet && strcmp(m.channel, channel) == 0; });
   last_member = known < 0 ? members.size() : known;
   if (known < 0) {
     Member fresh{channel, outlet, {}, 0, 0, 0};

@@ -67,8 +67,8 @@ void fail_as(Failure::Kind kind, Site site, const char *format, ...) {
 }
 
 void fail_outside(Site site, i64 low, i64 high, i64 extent) {
-  fail_as(Failure::kOutside, site, "the access pattern reaches elements %lld to %lld of a buffer that has elements 0 to %lld", (long long)low,
-       (long long)high, (long long)(extent - 1));
+  fail_as(Failure::kOutside, site, "the access pattern reaches elements %lld to %lld of a buffer that has elements 0 to %lld",
+          (long long)low, (long long)high, (long long)(extent - 1));
 }
 
 // ---- stopping ----
@@ -151,8 +151,10 @@ void Heartbeat::look(i64 left) {
   const i64 passed = time - since_;
   if (!running || running->stall == 0 || passed < running->stall) return;
   if (left >= 0 && double(left) * double(passed) < kDay * double(count_ - first_)) return;
-  fail(site_, "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
-       "have no end; --time-limit SECONDS gives it more time, 0 any", (long long)(passed / 1000000000), (unsigned long long)count_);
+  fail(site_,
+       "no channel, DMA or launch has moved in %lld s of computing, and iteration %llu of this loop has begun: it seems to "
+       "have no end; --time-limit SECONDS gives it more time, 0 any",
+       (long long)(passed / 1000000000), (unsigned long long)count_);
 }
 
 // ---- memory pool: free blocks of a thread, by power-of-two size ----
@@ -591,8 +593,9 @@ bool read_from(const Access &block, const char *buffer, Access &side) {
 void copy(Site site, const Access &dst, const Access &src) {
   if (kChecks) ++moves;
   if (dst.count != src.count || dst.element != src.element) {
-    fail_as(Failure::kMismatch, site, "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
-         (long long)src.count, src.element, (long long)dst.count, dst.element);
+    fail_as(Failure::kMismatch, site,
+            "the two sides differ: the source gives %lld elements of %d bytes, the destination takes %lld of %d bytes",
+            (long long)src.count, src.element, (long long)dst.count, dst.element);
   }
 #if VNPU_CHECKS
   check_readable(site, src);

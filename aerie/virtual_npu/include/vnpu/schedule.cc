@@ -76,8 +76,8 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
     const bool learns = holds_back(earlier, later), is_free = !learns && island_.draws() && !task.is_release;
     for (const Use &use : uses) {
       if (!conflict(use, claim.use)) continue;
-      if (is_free && !(use.buffer && use.buffer->label.has_locks &&
-                       locked_apart(earlier, claim.use.writes, later, use.writes))) continue;
+      if (is_free && !(use.buffer && use.buffer->label.has_locks && locked_apart(earlier, claim.use.writes, later, use.writes)))
+        continue;
       task.await(claim.task, learns);
       break;
     }
@@ -141,8 +141,7 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   return token;
 }
 
-Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put,
-                          Relay *relay) {
+Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put, Relay *relay) {
   TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
   task->transfer.relay = relay;
   task->retain();

@@ -139,8 +139,7 @@ class Sequencer {
   bool held_back(const Token &after, std::initializer_list<Use> uses);
   Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine);
   void await_tokens(Task &task, const Token &after);
-  Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put,
-                 Relay *relay = nullptr);
+  Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put, Relay *relay = nullptr);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
   void claim(const Claim &claim);
   Awaiter awaiter(Task *joined, bool is_end);

@@ -66,13 +66,11 @@ void fail_position(Site site, int dimension, i64 position, i64 size) {
 }
 
 void fail_extent(Site site, int dimension, i64 size, i64 loops) {
-  fail_as(Failure::kOutside, site, "dimension %d of an operand has %lld elements, another operand says %lld", dimension, ll(size),
-          ll(loops));
+  fail_as(Failure::kOutside, site, "dimension %d of an operand has %lld elements, another operand says %lld", dimension,
+          ll(size), ll(loops));
 }
 
-void fail_divisor(Site site, i64 divisor) {
-  fail(site, "divides by an extent of %lld: give one of 1 or more", ll(divisor));
-}
+void fail_divisor(Site site, i64 divisor) { fail(site, "divides by an extent of %lld: give one of 1 or more", ll(divisor)); }
 
 void fail_pattern(Site site, int rank, const i64 *sizes, const i64 *strides) {
   fail_as(Failure::kOutside, site, "the access pattern of sizes %s and strides %s reaches beyond what 64 bits address",
@@ -98,22 +96,24 @@ i64 memory_left() {
 }
 
 void fail_memory(Site site, i64 bytes, i64 held) {
-  fail(site, "out of memory: %lld bytes beside the %lld that the program's buffers have already; together they may take %lld here, a "
-       "quarter of this machine's memory: free those that are not needed any more (memref.dealloc)", ll(bytes), ll(held),
-       ll(memory_share()));
+  fail(site,
+       "out of memory: %lld bytes beside the %lld that the program's buffers have already; together they may take %lld here, a "
+       "quarter of this machine's memory: free those that are not needed any more (memref.dealloc)",
+       ll(bytes), ll(held), ll(memory_share()));
 }
 
 void check_buffer(Site site, std::initializer_list<i64> sizes, i64 bytes) {
   if (product(count_of(site, sizes), bytes) <= kMostBytes) return;
-  fail_as(Failure::kOutside, site, "a buffer of %s elements of %lld bytes each is more than any memory: %lld bytes are the most",
-          Listed(sizes).text, ll(bytes), ll(kMostBytes));
+  fail_as(Failure::kOutside, site,
+          "a buffer of %s elements of %lld bytes each is more than any memory: %lld bytes are the most", Listed(sizes).text,
+          ll(bytes), ll(kMostBytes));
 }
 
 void check_part(Site site, int dimension, i64 offset, i64 size, i64 step, i64 extent) {
   check_size(site, dimension, size);
   const i64 last = sum(offset, product(size - 1, step));
-  const bool is_inside = size == 0 ? offset >= 0 && offset <= extent
-                                   : offset >= 0 && offset < extent && last >= 0 && last < extent;
+  const bool is_inside =
+      size == 0 ? offset >= 0 && offset <= extent : offset >= 0 && offset < extent && last >= 0 && last < extent;
   if (is_inside) return;
   fail_as(Failure::kOutside, site, "%lld elements from %lld on, %lld apart, leave dimension %d: legal are 0 to %lld", ll(size),
           ll(offset), ll(step), dimension, ll(extent - 1));
@@ -128,8 +128,8 @@ void check_view(Site site, i64 offset, std::initializer_list<i64> sizes, std::in
     (reach > 0 ? high : low) = sum(reach > 0 ? high : low, reach);
   }
   if (low >= 0 && high < extent) return;
-  fail_as(Failure::kOutside, site, "the view has elements %lld to %lld of a buffer that has elements 0 to %lld", ll(low), ll(high),
-          ll(extent - 1));
+  fail_as(Failure::kOutside, site, "the view has elements %lld to %lld of a buffer that has elements 0 to %lld", ll(low),
+          ll(high), ll(extent - 1));
 }
 
 void check_bytes(Site site, i64 first, std::initializer_list<i64> sizes, i64 element, i64 extent) {
@@ -139,15 +139,15 @@ void check_bytes(Site site, i64 first, std::initializer_list<i64> sizes, i64 ele
             Listed(sizes).text, ll(element), ll(first), ll(extent));
   }
   if (first % element) {
-    fail_as(Failure::kMisaligned, site, "the view begins at byte %lld, which is no multiple of the %lld bytes of an element", ll(first),
-            ll(element));
+    fail_as(Failure::kMisaligned, site, "the view begins at byte %lld, which is no multiple of the %lld bytes of an element",
+            ll(first), ll(element));
   }
 }
 
 void check_promised(Site site, const char *what, int dimension, i64 number, i64 promised) {
   if (number == promised) return;
-  fail_as(Failure::kMismatch, site, "the %s of dimension %d is %lld, and the type of the result says %lld", what, dimension, ll(number),
-          ll(promised));
+  fail_as(Failure::kMismatch, site, "the %s of dimension %d is %lld, and the type of the result says %lld", what, dimension,
+          ll(number), ll(promised));
 }
 
 void check_shape(Site site, std::initializer_list<i64> sizes, i64 count) {

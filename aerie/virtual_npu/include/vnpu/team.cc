@@ -90,7 +90,8 @@ void await_work(uint64_t seen) {
 
 bool join_work() {
   int left = workers.wanted;
-  while (left > 0 && !workers.wanted.compare_exchange_weak(left, left - 1)) {}
+  while (left > 0 && !workers.wanted.compare_exchange_weak(left, left - 1)) {
+  }
   return left > 0;
 }
 

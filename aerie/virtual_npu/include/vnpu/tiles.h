@@ -36,7 +36,8 @@ inline void prepare() {
   fail({"a matrix product", 0},
        "this program was built for the tiles of AMX, and the system denies them to this process (%s): with other "
        "instructions its sums would have other bits; allow arch_prctl(ARCH_REQ_XCOMP_PERM), or build it with "
-       "VNPU_MARCH=x86-64-v4+avx512bf16", strerror(denied));
+       "VNPU_MARCH=x86-64-v4+avx512bf16",
+       strerror(denied));
 }
 
 // Rows and bytes of a row of some tiles.

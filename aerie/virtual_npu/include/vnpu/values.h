@@ -15,9 +15,13 @@ VNPU_INLINE double widen(double x) { return x; }
 
 // Lane i of a vector; a scalar is the same in all lanes.
 template <class T>
-VNPU_INLINE T lane_of(const T &x, int) { return x; }
+VNPU_INLINE T lane_of(const T &x, int) {
+  return x;
+}
 template <class T, int N>
-VNPU_INLINE T lane_of(const Vec<T, N> &x, int i) { return Lanes<T, N>(x).at[i]; }
+VNPU_INLINE T lane_of(const Vec<T, N> &x, int i) {
+  return Lanes<T, N>(x).at[i];
+}
 template <class T>
 inline constexpr int lanes_of = 1;
 template <class T, int N>

@@ -163,7 +163,8 @@ VNPU_INLINE Vec<T, Count> part(const Vec<T, N> &a) {
     return slice_leaf<Offset, Vec<T, Count>>(a.v, std::make_integer_sequence<int, Count>());
   }
 #endif
-  else if constexpr (is_leaf<T, N>) return load<T, Count>(Lanes<T, N>(a).at + Offset);
+  else if constexpr (is_leaf<T, N>)
+    return load<T, Count>(Lanes<T, N>(a).at + Offset);
   else if constexpr (Offset + Count <= Vec<T, N>::P) return part<Offset, Count>(a.lo);
   else if constexpr (Offset >= Vec<T, N>::P) return part<Offset - Vec<T, N>::P, Count>(a.hi);
   else return load<T, Count>(Lanes<T, N>(a).at + Offset);
@@ -294,7 +295,8 @@ VNPU_INLINE Vec<T, N> narrow(const Vec<float, N> &a) {
 #if defined(VNPU_NARROW_16)
     // Nearly always all lanes are numbers; asking for the others first is shorter than choosing for each.
     if constexpr (N == 16) {
-      if (!any_nan(a.lo.v, a.hi.v)) [[likely]] return narrow_numbers(a.lo.v, a.hi.v);
+      if (!any_nan(a.lo.v, a.hi.v)) [[likely]]
+        return narrow_numbers(a.lo.v, a.hi.v);
     }
 #endif
     constexpr int P = low_part(N);

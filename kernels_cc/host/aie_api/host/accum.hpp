@@ -29,15 +29,14 @@ concept AccumTag = is_one_of<Tag, accfloat, acc32, acc64>;
 
 template <typename Tag, unsigned N>
 constexpr bool is_accum_shape() {
-  if constexpr (AccumTag<Tag>)
-    return (N & (N - 1)) == 0 && N >= accum_lane<Tag>::min_lanes && N <= accum_lane<Tag>::max_lanes;
+  if constexpr (AccumTag<Tag>) return (N & (N - 1)) == 0 && N >= accum_lane<Tag>::min_lanes && N <= accum_lane<Tag>::max_lanes;
   return true;
 }
 
 // The tag that a multiplication of two types accumulates in by default.
 template <typename A, typename B>
-using product_tag = std::conditional_t<is_float<A> || is_float<B>, accfloat,
-                                       std::conditional_t<(sizeof(A) + sizeof(B) > 4), acc64, acc32>>;
+using product_tag =
+    std::conditional_t<is_float<A> || is_float<B>, accfloat, std::conditional_t<(sizeof(A) + sizeof(B) > 4), acc64, acc32>>;
 template <typename Tag, typename A, typename B>
 using tag_or_default = std::conditional_t<std::is_same_v<Tag, accauto>, product_tag<A, B>, Tag>;
 
@@ -56,9 +55,7 @@ constexpr T shift_round_saturate(std::int64_t lane, int shift, core_modes modes)
   if (modes.saturation == saturation_mode::none) return T(lane);
   const std::int64_t top = std::is_signed_v<T> ? (std::int64_t(1) << (8 * sizeof(T) - 1)) - 1
                                                : std::int64_t((std::uint64_t(1) << (8 * sizeof(T))) - 1);
-  const std::int64_t bottom = !std::is_signed_v<T>                                 ? 0
-                              : modes.saturation == saturation_mode::symmetric ? -top
-                                                                                   : -top - 1;
+  const std::int64_t bottom = !std::is_signed_v<T> ? 0 : modes.saturation == saturation_mode::symmetric ? -top : -top - 1;
   return T(lane > top ? top : lane < bottom ? bottom : lane);
 }
 
@@ -66,8 +63,9 @@ constexpr T shift_round_saturate(std::int64_t lane, int shift, core_modes modes)
 
 template <typename Tag, unsigned N>
 class accum {
-  static_assert(host::AccumTag<Tag>, "accumulators of this host subset are accfloat, acc32 and acc64; AIE2P has no others "
-                                     "but their complex forms");
+  static_assert(host::AccumTag<Tag>,
+                "accumulators of this host subset are accfloat, acc32 and acc64; AIE2P has no others "
+                "but their complex forms");
   static_assert(host::is_accum_shape<Tag, N>(),
                 "AIE2P accumulators have a power of two of lanes: accfloat 4 to 128, acc32 8 to 128, acc64 4 to 64");
 
@@ -150,8 +148,7 @@ class accum {
   // The same bits as lanes of another tag of the same width.
   template <typename Other>
   AIE_HOST_INLINE accum<Other, N> cast_to() const {
-    static_assert(sizeof(typename accum<Other, N>::storage_t) == sizeof(storage_t),
-                  "cast_to: the lanes have different widths");
+    static_assert(sizeof(typename accum<Other, N>::storage_t) == sizeof(storage_t), "cast_to: the lanes have different widths");
     return accum<Other, N>(host::bits_as<typename accum<Other, N>::lane_type>(data));
   }
 };
@@ -175,7 +172,7 @@ AIE_HOST_INLINE accum<Tag, N> zeros() {
 template <typename Tag, unsigned N, typename... Rest>
   requires(std::is_same_v<accum<Tag, N>, Rest> && ...)
 AIE_HOST_INLINE auto concat(const accum<Tag, N>& first, const Rest&... rest) {
-  return accum<Tag, N*(1 + sizeof...(Rest))>(host::joined(first.data, rest.data...));
+  return accum<Tag, N * (1 + sizeof...(Rest))>(host::joined(first.data, rest.data...));
 }
 
 }  // namespace aie

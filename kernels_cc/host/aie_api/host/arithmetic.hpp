@@ -21,18 +21,18 @@ AIE_HOST_INLINE registers<L, N> lesser(const registers<L, N>& x, const registers
 
 }  // namespace host
 
-#define AIE_HOST_VECTOR_OP(name, expression)                            \
-  template <typename A, typename B>                                     \
-    requires Operands<A, B>                                             \
-  AIE_HOST_INLINE auto name(const A& a, const B& b) {                   \
-    using V = host::common_t<A, B>;                                     \
-    using T = typename V::value_type;                                   \
-    constexpr unsigned N = V::size();                                   \
-    const auto& v = host::as_vector<T, N>(a);                           \
-    const auto& w = host::as_vector<T, N>(b);                           \
-    const auto& x = host::wide(v);                                      \
-    const auto& y = host::wide(w);                                      \
-    return host::from_wide<T, N>(expression);                           \
+#define AIE_HOST_VECTOR_OP(name, expression)          \
+  template <typename A, typename B>                   \
+    requires Operands<A, B>                           \
+  AIE_HOST_INLINE auto name(const A& a, const B& b) { \
+    using V = host::common_t<A, B>;                   \
+    using T = typename V::value_type;                 \
+    constexpr unsigned N = V::size();                 \
+    const auto& v = host::as_vector<T, N>(a);         \
+    const auto& w = host::as_vector<T, N>(b);         \
+    const auto& x = host::wide(v);                    \
+    const auto& y = host::wide(w);                    \
+    return host::from_wide<T, N>(expression);         \
   }
 AIE_HOST_VECTOR_OP(add, x + y)
 AIE_HOST_VECTOR_OP(sub, x - y)
@@ -40,13 +40,13 @@ AIE_HOST_VECTOR_OP(max, host::greater(x, y))
 AIE_HOST_VECTOR_OP(min, host::lesser(x, y))
 #undef AIE_HOST_VECTOR_OP
 
-#define AIE_HOST_BIT_OP(name, op)                                                                        \
-  template <typename A, typename B>                                                                      \
-    requires(Operands<A, B> && host::common_t<A, B>::is_integral())                                      \
-  AIE_HOST_INLINE auto name(const A& a, const B& b) {                                                    \
-    using V = host::common_t<A, B>;                                                                      \
-    using T = typename V::value_type;                                                                    \
-    return V(host::as_vector<T, V::size()>(a).data op host::as_vector<T, V::size()>(b).data);            \
+#define AIE_HOST_BIT_OP(name, op)                                                             \
+  template <typename A, typename B>                                                           \
+    requires(Operands<A, B> && host::common_t<A, B>::is_integral())                           \
+  AIE_HOST_INLINE auto name(const A& a, const B& b) {                                         \
+    using V = host::common_t<A, B>;                                                           \
+    using T = typename V::value_type;                                                         \
+    return V(host::as_vector<T, V::size()>(a).data op host::as_vector<T, V::size()>(b).data); \
   }
 AIE_HOST_BIT_OP(bit_and, &)
 AIE_HOST_BIT_OP(bit_or, |)
@@ -71,23 +71,17 @@ AIE_HOST_INLINE V downshift(const V& v, unsigned shift) {
 
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> neg(const vector<T, N>& v) {
-  if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(v.data ^ typename vector<T, N>::storage_t(0x8000));
-  else if constexpr (std::is_unsigned_v<T>)
-    return v;
-  else
-    return vector<T, N>(-v.data);
+  if constexpr (std::is_same_v<T, bfloat16>) return vector<T, N>(v.data ^ typename vector<T, N>::storage_t(0x8000));
+  else if constexpr (std::is_unsigned_v<T>) return v;
+  else return vector<T, N>(-v.data);
 }
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> abs(const vector<T, N>& v) {
-  if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(v.data & typename vector<T, N>::storage_t(0x7fff));
-  else if constexpr (std::is_unsigned_v<T>)
-    return v;
+  if constexpr (std::is_same_v<T, bfloat16>) return vector<T, N>(v.data & typename vector<T, N>::storage_t(0x7fff));
+  else if constexpr (std::is_unsigned_v<T>) return v;
   else if constexpr (std::is_same_v<T, float>)
     return bit_and(0x7fffffffu, v.template cast_to<uint32>()).template cast_to<float>();
-  else
-    return max(v, neg(v));
+  else return max(v, neg(v));
 }
 template <Vector V, host::ElementOf<typename V::value_type> L, host::ElementOf<typename V::value_type> H>
 AIE_HOST_INLINE V clamp(const V& v, L low, H high) {
@@ -209,7 +203,7 @@ inline constexpr bool multiplies =
     (is_float<A> || is_float<B> ? std::is_same_v<A, B> : sizeof(A) <= 2 * sizeof(B) && sizeof(B) <= 2 * sizeof(A));
 
 template <typename A, typename B>
-concept Factors = (Vector<A> || Vector<B>)&&multiplies<typename factor_traits<A>::type, typename factor_traits<B>::type> &&
+concept Factors = (Vector<A> || Vector<B>) && multiplies<typename factor_traits<A>::type, typename factor_traits<B>::type> &&
                   (!Vector<A> || !Vector<B> || factor_traits<A>::size == factor_traits<B>::size);
 
 // Factors whose products go into an accumulator of Tag and N lanes.

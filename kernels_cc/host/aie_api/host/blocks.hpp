@@ -43,10 +43,8 @@ struct block {
         for (unsigned m = first; m < first + some; ++m) {
           const row_type factor(left[m * K + k]), right = extracted<N>(b, k);
           const auto step = [](const auto& x, const auto& y, const auto& sum) AIE_HOST_LAMBDA {
-            if constexpr (Exact)
-              return multiply_add_bf16<row_type::width>(x, y, sum);
-            else
-              return sum + x * y;
+            if constexpr (Exact) return multiply_add_bf16<row_type::width>(x, y, sum);
+            else return sum + x * y;
           };
           row[m] = row_type::each(step, factor, right, row[m]);
         }
@@ -96,8 +94,9 @@ class quads {
   AIE_HOST_INLINE void in_turn() {
 #if defined(__clang__) && defined(__AVX2__) && !defined(__AVX512F__)
     static_assert(groups == 4, "one operand for each sum");
-    asm volatile("" : "+x"(sums_[0]), "+x"(sums_[1]), "+x"(sums_[2]), "+x"(sums_[3]), "+x"(sums_[4]), "+x"(sums_[5]),
-                 "+x"(sums_[6]), "+x"(sums_[7]));
+    asm volatile(""
+                 : "+x"(sums_[0]), "+x"(sums_[1]), "+x"(sums_[2]), "+x"(sums_[3]), "+x"(sums_[4]), "+x"(sums_[5]),
+                   "+x"(sums_[6]), "+x"(sums_[7]));
 #endif
   }
 
@@ -121,10 +120,8 @@ class quads {
   // The bf16 in the lower halves of words, or in the upper ones.
   template <unsigned Upper>
   AIE_HOST_INLINE static Floats widened(const Words& pairs) {
-    if constexpr (Upper)
-      return (Floats)(pairs & 0xffff0000u);
-    else
-      return (Floats)(pairs << 16);
+    if constexpr (Upper) return (Floats)(pairs & 0xffff0000u);
+    else return (Floats)(pairs << 16);
   }
   // 16 bytes, in all 16 bytes.
   template <unsigned Row>

@@ -89,10 +89,8 @@ namespace host {
 template <typename To, typename From>
 AIE_HOST_INLINE auto flags_as(const From& from) {
   constexpr unsigned N = lane_count<From>;
-  if constexpr (sizeof(To) == sizeof(lane_of<From>))
-    return from;
-  else
-    return __builtin_convertvector(__builtin_convertvector(from, lanes<std::int16_t, N>), lanes<To, N>);
+  if constexpr (sizeof(To) == sizeof(lane_of<From>)) return from;
+  else return __builtin_convertvector(__builtin_convertvector(from, lanes<std::int16_t, N>), lanes<To, N>);
 }
 template <unsigned Bytes>
 using flag_of = std::conditional_t<Bytes == 1, std::int8_t, std::conditional_t<Bytes == 2, std::int16_t, std::int32_t>>;
@@ -135,16 +133,16 @@ using common_t = typename common<std::remove_cvref_t<A>, std::remove_cvref_t<B>>
 template <typename A, typename B>
 concept Operands = requires { typename host::common_t<A, B>; };
 
-#define AIE_HOST_COMPARISON(name, op)                                                                     \
-  template <typename A, typename B>                                                                       \
-    requires Operands<A, B>                                                                               \
-  AIE_HOST_INLINE auto name(const A& a, const B& b) {                                                     \
-    using V = host::common_t<A, B>;                                                                       \
-    using T = typename V::value_type;                                                                     \
-    constexpr unsigned N = V::size();                                                                     \
-    return mask<N>(host::by_registers<std::int32_t, N>(                                                   \
-        [](const auto& x, const auto& y) AIE_HOST_LAMBDA { return host::flags_as<std::int32_t>(x op y); },                \
-        host::wide(host::as_vector<T, N>(a)), host::wide(host::as_vector<T, N>(b))));                     \
+#define AIE_HOST_COMPARISON(name, op)                                                                      \
+  template <typename A, typename B>                                                                        \
+    requires Operands<A, B>                                                                                \
+  AIE_HOST_INLINE auto name(const A& a, const B& b) {                                                      \
+    using V = host::common_t<A, B>;                                                                        \
+    using T = typename V::value_type;                                                                      \
+    constexpr unsigned N = V::size();                                                                      \
+    return mask<N>(host::by_registers<std::int32_t, N>(                                                    \
+        [](const auto& x, const auto& y) AIE_HOST_LAMBDA { return host::flags_as<std::int32_t>(x op y); }, \
+        host::wide(host::as_vector<T, N>(a)), host::wide(host::as_vector<T, N>(b))));                      \
   }
 AIE_HOST_COMPARISON(lt, <)
 AIE_HOST_COMPARISON(le, <=)

@@ -24,8 +24,8 @@ inline constexpr bool has_dots = vnpu::dots::order_of(K, N) != vnpu::dots::Order
 #if defined(AIE_HOST_BFP16)
 // Block shapes that the device takes through bfp16; the others stay exact.
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-inline constexpr bool is_bfp16_product = std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> &&
-                                         (M == 8 || M == 4) && K == 8 && N == 8;
+inline constexpr bool is_bfp16_product =
+    std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> && (M == 8 || M == 4) && K == 8 && N == 8;
 #endif
 
 // How the sums of products of a shape are kept.
@@ -174,12 +174,9 @@ struct mmul {
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
     constexpr host::kept how = host::kept_as<M, K, N, TypeA, TypeB>();
-    if constexpr (how == host::kept::dots || how == host::kept::goes)
-      sums_.multiply_add(&a.data, &b.data);
-    else if constexpr (how == host::kept::quads)
-      sums_.multiply_add(a.data, b.data);
-    else
-      mac_rows(a, b);
+    if constexpr (how == host::kept::dots || how == host::kept::goes) sums_.multiply_add(&a.data, &b.data);
+    else if constexpr (how == host::kept::quads) sums_.multiply_add(a.data, b.data);
+    else mac_rows(a, b);
   }
 
 #if defined(VNPU_BF16_TILES) && !defined(AIE_HOST_BFP16)
@@ -203,7 +200,8 @@ struct mmul {
       host::tell_product(left, M, right);
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
       in_rows([&](auto& rows) AIE_HOST_LAMBDA {
-        if (get_rounding() == rounding_mode::conv_even) [[likely]] multiply_add<NearestEven, M>(left, right, rows);
+        if (get_rounding() == rounding_mode::conv_even) [[likely]]
+          multiply_add<NearestEven, M>(left, right, rows);
         else multiply_add<host::CoreRounding, M>(left, right, rows);
       });
       return;
@@ -213,7 +211,8 @@ struct mmul {
       const auto x = a.data;
       const auto y = b.data;
       in_rows([&](auto& rows) AIE_HOST_LAMBDA {
-        vnpu::dots::multiply_add<vnpu::dots::order_of(K, N), M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows, 1);
+        vnpu::dots::multiply_add<vnpu::dots::order_of(K, N), M, N, K>((const std::uint16_t*)&x, (const std::uint16_t*)&y, rows,
+                                                                      1);
       });
       return;
     }

@@ -119,9 +119,9 @@ struct registers {
     return out;
   }
 
-#define AIE_HOST_OPERATOR(op)                                                                    \
-  AIE_HOST_INLINE friend registers operator op(const registers& a, const registers& b) {         \
-    return each([](const auto& x, const auto& y) AIE_HOST_LAMBDA { return x op y; }, a, b);                      \
+#define AIE_HOST_OPERATOR(op)                                                               \
+  AIE_HOST_INLINE friend registers operator op(const registers& a, const registers& b) {    \
+    return each([](const auto& x, const auto& y) AIE_HOST_LAMBDA { return x op y; }, a, b); \
   }
   AIE_HOST_OPERATOR(+)
   AIE_HOST_OPERATOR(-)
@@ -163,8 +163,7 @@ AIE_HOST_INLINE lanes<L, M> piece(const registers<L, N>& v, unsigned i) {
 template <unsigned Width, unsigned First, typename F>
 AIE_HOST_INLINE auto put_together(const F& f) {
   using Piece = decltype(f(std::integral_constant<unsigned, First>()));
-  if constexpr (Width == lane_count<Piece>)
-    return f(std::integral_constant<unsigned, First>());
+  if constexpr (Width == lane_count<Piece>) return f(std::integral_constant<unsigned, First>());
   else
     return side_by_side(put_together<Width / 2, First>(f), put_together<Width / 2, First + Width / 2 / lane_count<Piece>>(f));
 }
@@ -174,7 +173,7 @@ AIE_HOST_INLINE registers<L, N> from_pieces(const F& f) {
   registers<L, N> out;
   each_number<registers<L, N>::count>([&](auto i) AIE_HOST_LAMBDA {
     constexpr unsigned width = registers<L, N>::width;
-    out.part[i] = put_together<width, i * (width / M)>(f);
+    out.part[i] = put_together<width, i*(width / M)>(f);
   });
   return out;
 }
@@ -215,15 +214,14 @@ AIE_HOST_INLINE void insert(registers<L, N>& whole, unsigned index, const regist
   constexpr unsigned width = registers<L, N>::width;
   if constexpr (M >= width)
     each_number<M / width>([&](auto i) AIE_HOST_LAMBDA { whole.part[index * (M / width) + i] = v.part[i]; });
-  else
-    std::memcpy(reinterpret_cast<char*>(&whole) + index * sizeof(v), &v, sizeof(v));
+  else std::memcpy(reinterpret_cast<char*>(&whole) + index * sizeof(v), &v, sizeof(v));
 }
 // { first, rest... }.
 template <typename L, unsigned N, typename... Rest>
 AIE_HOST_INLINE auto joined(const registers<L, N>& first, const Rest&... rest) {
   constexpr unsigned M = registers<L, N>::width, count = registers<L, N>::count;
   const registers<L, N> all[] = {first, rest...};
-  return from_pieces<L, N*(1 + sizeof...(Rest)), M>([&](auto i) AIE_HOST_LAMBDA { return all[i / count].part[i % count]; });
+  return from_pieces<L, N * (1 + sizeof...(Rest)), M>([&](auto i) AIE_HOST_LAMBDA { return all[i / count].part[i % count]; });
 }
 // The same bits as lanes of another type.
 template <typename To, typename From, unsigned N>
@@ -356,13 +354,13 @@ AIE_HOST_INLINE registers<std::uint16_t, N> narrow_even(const registers<float, N
 #if defined(VNPU_BF16_DOTS)
   if constexpr (rounds_at_once<N>) {
     constexpr int subnormal = 0x20;
-    each_number<N / 16>([&](auto i) AIE_HOST_LAMBDA {
-      special |= _mm512_fpclass_ps_mask((__m512)value.part[i], subnormal) != 0;
-    });
+    each_number<N / 16>(
+        [&](auto i) AIE_HOST_LAMBDA { special |= _mm512_fpclass_ps_mask((__m512)value.part[i], subnormal) != 0; });
   }
 #endif
   if constexpr (!rounds_at_once<N>) special = any_fails<is_number>(value);
-  if (!special) [[likely]] return narrow_normal(value);
+  if (!special) [[likely]]
+    return narrow_normal(value);
   const auto round = [](const auto& v) AIE_HOST_LAMBDA {
     using Words = lanes<std::uint32_t, lane_count<std::remove_cvref_t<decltype(v)>>>;
     const Words bits = (Words)v, rounded = bits + 0x7fffu + ((bits >> 16) & 1u), quiet = bits | 0x400000u;
@@ -377,7 +375,8 @@ AIE_HOST_INLINE registers<std::uint16_t, N> narrow_even(const registers<float, N
 template <unsigned N>
 AIE_HOST_INLINE registers<std::uint16_t, N> narrow(const registers<float, N>& value) {
   const rounding_mode mode = modes.rounding;
-  if (mode == rounding_mode::conv_even) [[likely]] return narrow_even<N>(value);
+  if (mode == rounding_mode::conv_even) [[likely]]
+    return narrow_even<N>(value);
   registers<std::uint16_t, N> out;
   for (unsigned i = 0; i < N; ++i) out.set(i, round_bf16(value[i], mode));
   return out;

@@ -33,10 +33,8 @@ AIE_HOST_INLINE lane_of<V> fold_register(const V& v, Fold fold) {
 }
 template <typename L, unsigned N, typename Fold>
 AIE_HOST_INLINE L fold_lanes(const registers<L, N>& v, Fold fold) {
-  if constexpr (registers<L, N>::count == 1)
-    return fold_register<N>(v.part[0], fold);
-  else
-    return fold_lanes(registers<L, N / 2>::each(fold, extracted<N / 2>(v, 0), extracted<N / 2>(v, 1)), fold);
+  if constexpr (registers<L, N>::count == 1) return fold_register<N>(v.part[0], fold);
+  else return fold_lanes(registers<L, N / 2>::each(fold, extracted<N / 2>(v, 0), extracted<N / 2>(v, 1)), fold);
 }
 
 template <Vector V, typename Fold>

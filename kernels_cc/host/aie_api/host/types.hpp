@@ -44,8 +44,8 @@ struct bfloat16 {
   template <typename A>
     requires std::is_arithmetic_v<A>
   constexpr bfloat16(A value)
-      : bits(aie::host::round_bf16(float(value), std::is_constant_evaluated() ? aie::rounding_mode::conv_even
-                                                                              : aie::host::modes.rounding)) {}
+      : bits(aie::host::round_bf16(float(value),
+                                   std::is_constant_evaluated() ? aie::rounding_mode::conv_even : aie::host::modes.rounding)) {}
   constexpr operator float() const { return __builtin_bit_cast(float, std::uint32_t(bits) << 16); }
   static constexpr bfloat16 from_bits(std::uint16_t bits) {
     bfloat16 value;

@@ -86,16 +86,12 @@ class vector {
 
   AIE_HOST_INLINE T get(unsigned i) const {
     const lane_type lane = data[i];
-    if constexpr (std::is_same_v<T, bfloat16>)
-      return bfloat16::from_bits(lane);
-    else
-      return lane;
+    if constexpr (std::is_same_v<T, bfloat16>) return bfloat16::from_bits(lane);
+    else return lane;
   }
   AIE_HOST_INLINE void set(T value, unsigned i) {
-    if constexpr (std::is_same_v<T, bfloat16>)
-      data.set(i, value.bits);
-    else
-      data.set(i, value);
+    if constexpr (std::is_same_v<T, bfloat16>) data.set(i, value.bits);
+    else data.set(i, value);
   }
   AIE_HOST_INLINE T operator[](unsigned i) const { return get(i); }
   AIE_HOST_INLINE host::lane_ref<T, N> operator[](unsigned i) { return {*this, i}; }
@@ -147,18 +143,14 @@ struct is_vector_type<vector<T, N>> : std::true_type {};
 // The lanes in the type that arithmetic is done in: f32 for bf16, themselves otherwise.
 template <typename T, unsigned N>
 AIE_HOST_INLINE decltype(auto) wide(const vector<T, N>& v) {
-  if constexpr (std::is_same_v<T, bfloat16>)
-    return widen(v.data);
-  else
-    return (v.data);
+  if constexpr (std::is_same_v<T, bfloat16>) return widen(v.data);
+  else return (v.data);
 }
 
 template <typename T, unsigned N>
 AIE_HOST_INLINE vector<T, N> from_wide(const registers<wide_t<T>, N>& value) {
-  if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(narrow(value));
-  else
-    return vector<T, N>(value);
+  if constexpr (std::is_same_v<T, bfloat16>) return vector<T, N>(narrow(value));
+  else return vector<T, N>(value);
 }
 
 #if VNPU_CHECKS
@@ -175,7 +167,8 @@ AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_un
 #endif
 #ifdef AIE_HOST_CHECK_ALIGNMENT
   if (reinterpret_cast<std::uintptr_t>(at) % bytes != 0) {
-    std::fprintf(stderr, "aie::load_v/store_v of %zu bytes at %p, which is not a multiple of %zu: AIE2P would access "
+    std::fprintf(stderr,
+                 "aie::load_v/store_v of %zu bytes at %p, which is not a multiple of %zu: AIE2P would access "
                  "another address; use load_unaligned_v/store_unaligned_v or align the buffer\n",
                  N * sizeof(T), at, bytes);
     std::abort();
@@ -285,10 +278,8 @@ class vector_iterator {
   AIE_HOST_INLINE explicit vector_iterator(T* at) : at_(at) {}
   AIE_HOST_INLINE auto operator*() const {
     if constexpr (Streams) host::ask_ahead<N * sizeof(T)>(at_);
-    if constexpr (std::is_const_v<T>)
-      return load_v<N, element>(at_);
-    else
-      return reference{at_};
+    if constexpr (std::is_const_v<T>) return load_v<N, element>(at_);
+    else return reference{at_};
   }
   AIE_HOST_INLINE vector_iterator& operator++() { return *this += 1; }
   AIE_HOST_INLINE vector_iterator operator++(int) {
@@ -330,10 +321,8 @@ AIE_HOST_INLINE auto cbegin_restrict_vector(const T* at) {
 template <typename T, unsigned N = native_vector_length_v<T>>
   requires host::is_element<T>
 AIE_HOST_INLINE vector<T, N> broadcast(std::type_identity_t<T> value) {
-  if constexpr (std::is_same_v<T, bfloat16>)
-    return vector<T, N>(typename vector<T, N>::storage_t(value.bits));
-  else
-    return vector<T, N>(typename vector<T, N>::storage_t(value));
+  if constexpr (std::is_same_v<T, bfloat16>) return vector<T, N>(typename vector<T, N>::storage_t(value.bits));
+  else return vector<T, N>(typename vector<T, N>::storage_t(value));
 }
 
 template <typename T, unsigned N = native_vector_length_v<T>>
@@ -345,7 +334,7 @@ AIE_HOST_INLINE vector<T, N> zeros() {
 template <typename T, unsigned N, typename... Rest>
   requires(std::is_same_v<vector<T, N>, Rest> && ...)
 AIE_HOST_INLINE auto concat(const vector<T, N>& first, const Rest&... rest) {
-  return vector<T, N*(1 + sizeof...(Rest))>(host::joined(first.data, rest.data...));
+  return vector<T, N * (1 + sizeof...(Rest))>(host::joined(first.data, rest.data...));
 }
 
 template <typename U, Vector V>

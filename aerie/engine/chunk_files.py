@@ -1,0 +1,117 @@
+"""Chunks in files: token ids as JSON, and keys before RoPE and values in the format of saved.py."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import operator
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+
+from aerie.common.errors import UserError
+from aerie.common.store import write_whole
+from aerie.engine.chunks import chunk_id
+from aerie.engine.kv import Layers
+from aerie.engine.numerics import bf16
+from aerie.engine.saved import TOKENS, Arrays, Lazy, MadeBy, opened, write
+
+IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
+TORN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, StopIteration)
+"""What comes of reading JSON that is torn, or that somebody else wrote."""
+
+
+class ChunkFolder:
+    """Chunks in a folder, by what made them: of each the token ids, and keys before RoPE and values.
+
+    made_by: as for save_sequence; chunks of others are in folders beside. note: is told of files that are
+    torn. UserError for a folder that cannot be used.
+    """
+
+    def __init__(self, folder: Path, made_by: MadeBy, note: Callable[[str], None]) -> None:
+        mark = hashlib.sha256(repr(sorted(made_by.items())).encode()).hexdigest()[:16]
+        self._above, self._own, self._made_by, self._note = folder, folder / mark, made_by, note
+        try:
+            self._own.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UserError(
+                f"cannot keep chunks in {folder} ({error.strerror}); name another folder"
+            ) from None
+
+    def tokens(self) -> dict[str, tuple[int, ...]]:
+        """Token ids of every chunk, by its id. A torn file of them is told, and made anew from the chunk's
+        other file where that is whole."""
+        names = sorted({path.stem for path in self._own.iterdir() if path.suffix in (IDS, ARRAYS)})
+        found = ((name, self._token_ids(name)) for name in names)
+        return {name: token_ids for name, token_ids in found if token_ids}
+
+    def _token_ids(self, name: str) -> tuple[int, ...]:
+        path = self._own / (name + IDS)
+        with suppress(*TORN):
+            token_ids = tuple(map(operator.index, json.loads(path.read_text())[TOKENS]))
+            if chunk_id(token_ids) == name:
+                return token_ids
+        self._note(f"chunk file {path} is torn; looking for its tokens in the file beside it")
+        arrays = self._whole(name)
+        if not arrays or chunk_id(arrays[TOKENS].tolist()) != name:
+            self._note(f"chunk {name} is lost: register its text anew")
+            return ()
+        self._write_ids(name, arrays[TOKENS].tolist())
+        return tuple(arrays[TOKENS].tolist())
+
+    def read(self, name: str) -> Layers | None:
+        """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim); None where there is no
+        whole file of this chunk, which is told unless there is none at all."""
+        if not (self._own / (name + ARRAYS)).exists() or (arrays := self._whole(name)) is None:
+            return None
+        count = sum(key.startswith("values.") for key in arrays)
+        bits = ((arrays[f"unturned.{layer}"], arrays[f"values.{layer}"]) for layer in range(count))
+        return [(keys.view(bf16), values.view(bf16)) for keys, values in bits]
+
+    def write(self, name: str, token_ids: Sequence[int], layers: Layers) -> None:
+        """Keep a chunk. UserError where that cannot be written."""
+        arrays: Arrays = {TOKENS: np.array(token_ids, np.int64)}
+        for layer, pair in enumerate(layers):
+            for kind, array in zip(KINDS, pair, strict=True):
+                arrays[f"{kind}.{layer}"] = np.ascontiguousarray(array).view(np.uint16)
+        self._write_ids(name, token_ids)
+        write(self._own / (name + ARRAYS), arrays, self._made_by)
+
+    def _write_ids(self, name: str, token_ids: Sequence[int]) -> None:
+        content = json.dumps({TOKENS: [*token_ids], "made_by": dict(self._made_by)}).encode()
+        path = self._own / (name + IDS)
+        try:
+            write_whole(path, lambda file: file.write(content), mode=0o600)
+        except OSError as error:
+            raise UserError(f"cannot write {path} ({error.strerror}); name another folder") from None
+
+    def delete(self, name: str) -> None:
+        """Forget a chunk."""
+        for kind in (IDS, ARRAYS):
+            (self._own / (name + kind)).unlink(missing_ok=True)
+
+    def maker(self, name: str) -> str | None:
+        """What other model made a chunk with this id, in a word that is not ours; None where none did."""
+        others = (path for path in self._above.glob(f"*/{name}{IDS}") if path.parent != self._own)
+        for path in others:
+            with suppress(*TORN):
+                made_by = json.loads(path.read_text())["made_by"]
+                return next(
+                    f"{what} {made_by[what]}" for what, ours in self._made_by.items() if made_by[what] != ours
+                )
+        return None
+
+    def _whole(self, name: str) -> Lazy | None:
+        """The arrays of a chunk's file; None, and told, where it is not whole and ours."""
+        path = self._own / (name + ARRAYS)
+        try:
+            arrays, about = opened(path)
+        except UserError as error:
+            self._note(f"{error}; the chunk is read anew")
+            return None
+        if {what: about.get(what) for what in self._made_by} == dict(self._made_by):
+            return arrays
+        self._note(f"{path} was made by another model; the chunk is read anew")
+        return None

@@ -1,0 +1,241 @@
+"""The page of the server's HTTP addresses, from its application and the models of its requests."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import types
+import typing
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from md_text import code, page, section, table
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+from pydantic_core import PydanticUndefined
+
+from aerie.serve import app as serving
+
+DOES = {
+    "/": "The chat page.",
+    "/npu": "The page of the virtual NPU.",
+    "/npu/programs": "The programs that are compiled, and the tiles of the device.",
+    "/npu/programs/{name}": "POST runs a program and counts what moved; GET gives the last result.",
+    "/npu/trace/{name}": "The trace of that run, for Perfetto.",
+    "/npu/request": "The last request: its forward passes, and which programs ran in each.",
+    "/npu/request/moved/{name}": "What tiles and channels moved in all runs of one of its programs.",
+    "/npu/request/trace": "Its forward passes as a trace, for Perfetto.",
+    "/health": "200 when the first model is loaded; 503 while it is loading, and while the server stops.",
+    "/metrics": "Counts and times for Prometheus.",
+    "/props": "The model's name, backend, context and chat template.",
+    "/slots": "The slots: which are in use, by how many tokens.",
+    "/slots/{slot}": "`?action=save`, `restore` or `erase`: what the KV pool has of a slot.",
+    "/tokenize": "Token ids of a text or of messages.",
+    "/detokenize": "The text of token ids.",
+    "/apply-template": "The text that the chat template makes of messages.",
+    "/completion": "llama.cpp's API: continues a prompt as it stands, control tokens included.",
+    "/models/load": "Begins to load a model.",
+    "/models/unload": "Unloads a model; 409 while requests are under way.",
+    "/v1/load": "As `/models/load`, with Lemonade's fields; waits until it is done.",
+    "/v1/unload": "As `/models/unload`, with Lemonade's fields.",
+    "/v1/stats": "Tokens and times of the last request, with Lemonade's fields.",
+    "/v1/models": "The models and their status.",
+    "/v1/models/{name:path}": "One model.",
+    "/v1/chat/completions": "An answer to messages, whole or as a stream.",
+    "/v1/chat/completions/input_tokens": "How many tokens such a request has.",
+    "/v1/completions": "What follows a text or token ids.",
+    "/v1/embeddings": "The mean of the last hidden states of each text, of length 1.",
+    "/v1/responses": "OpenAI's newer API, whole or as events.",
+    "/v1/responses/input_tokens": "How many tokens such a request has.",
+    "/v1/responses/{name}": "A response that is kept; DELETE forgets it.",
+    "/v1/responses/{name}/input_items": "All items that came before its own.",
+    "/v1/responses/{name}/cancel": "Refused: responses in the background are not built.",
+    "/v1/conversations": "Makes a conversation.",
+    "/v1/conversations/{name}": "A conversation: read, change, delete.",
+    "/v1/conversations/{name}/items": "Its items: list, add.",
+    "/v1/conversations/{name}/items/{item}": "One item: read, delete.",
+    "/v1/messages": "Anthropic's API, whole or as events.",
+    "/v1/messages/count_tokens": "How many tokens such a request has.",
+}
+"""What is done at each address."""
+
+MEANS = {
+    "model": "the model's name; left out: the first",
+    "messages": "the conversation: role (system, developer, user, assistant, tool) and content",
+    "prompt": "a text, token ids, or several of either",
+    "input": "texts or token ids; of a response: a text or messages",
+    "temperature": "0 takes the likeliest token",
+    "top_p": "draw from the fewest tokens whose probabilities reach it",
+    "top_k": "draw from so many of the likeliest tokens; -1: all",
+    "min_p": "draw from tokens at least so many times as likely as the likeliest",
+    "presence_penalty": "taken from the logit of a token that the answer has",
+    "frequency_penalty": "the same, for each time",
+    "repetition_penalty": "makes tokens of prompt and answer less likely",
+    "logit_bias": "added to the logits of tokens, by id",
+    "seed": "makes drawing repeatable; -1: none",
+    "stop": "texts at which an answer ends",
+    "stop_token_ids": "token ids at which an answer ends",
+    "ignore_eos": "do not end at an end token",
+    "max_tokens": "at most so many tokens; -1: as many as the context has",
+    "max_completion_tokens": "the same",
+    "max_output_tokens": "the same",
+    "n_predict": "the same",
+    "n": "answers to one prompt",
+    "stream": "server-sent events",
+    "stream_options": "`include_usage`: counts at the end of a stream",
+    "response_format": "text, any JSON object, or a JSON schema",
+    "json_schema": "a JSON schema for the answer",
+    "grammar": "a grammar for the answer, GBNF or lark",
+    "regex": "a regular expression that the whole answer matches",
+    "tools": "functions that may be called",
+    "tool_choice": "whether to call, and which",
+    "parallel_tool_calls": "false: one call at most",
+    "chat_template_kwargs": "further values for the chat template",
+    "logprobs": "logprobs of the tokens",
+    "top_logprobs": "and of so many of the likeliest",
+    "prompt_logprobs": "logprobs of the prompt's tokens, beside so many of the likeliest",
+    "echo": "the prompt comes before the answer",
+    "draft": "lookup or none, in place of the server's --draft",
+    "prediction": "a text that the answer is expected to be much like",
+    "continue_final_message": "the answer goes on with the last message",
+    "rule": "unmasking rule of block diffusion",
+    "steps": "denoising steps of a block",
+    "threshold": "of low_confidence_dynamic",
+    "entropy": "of entropy_bounded",
+    "id_slot": "the slot of the first answer; -1: the server chooses",
+    "timings_per_token": "times in each event",
+    "return_progress": "a stream begins with how much of the prompt is computed",
+    "instructions": "a system message",
+    "previous_response_id": "go on from a kept response",
+    "conversation": "go on in a kept conversation",
+    "store": "false: do not keep the response",
+    "encoding_format": "float or base64",
+}
+"""What fields mean that clients set; the others are taken, and change no answer, or speak for themselves."""
+
+
+def addresses() -> Iterator[tuple[str, str, Any]]:
+    """(methods, path, endpoint) of each address."""
+    for route in serving._addressed().routes:
+        path, endpoint = getattr(route, "path", ""), getattr(route, "endpoint", None)
+        methods = sorted(set(getattr(route, "methods", None) or ()) - {"HEAD"})
+        if path and endpoint and methods:
+            yield ", ".join(methods), path, endpoint
+
+
+def bodies(endpoint: Any) -> list[type[BaseModel]]:
+    """The models of the request bodies that an endpoint takes."""
+    try:
+        hints = typing.get_type_hints(endpoint, include_extras=False)
+    except NameError:
+        return []
+    return [each for each in hints.values() if inspect.isclass(each) and issubclass(each, BaseModel)]
+
+
+CHANGES_NOTHING = frozenset(
+    (
+        "user",
+        "metadata",
+        "service_tier",
+        "safety_identifier",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "cache_prompt",
+        "client_metadata",
+        "request_id",
+    )
+)
+"""Fields that are taken so that clients that send them are served."""
+NAMES = {
+    str: "text",
+    int: "whole number",
+    float: "number",
+    bool: "true or false",
+    dict: "object",
+    list: "list",
+    type(None): "null",
+}
+"""What a client's author calls a type of Python's."""
+
+
+def type_of(annotation: Any) -> str:
+    """A type as a client's author reads it."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin is typing.Literal:
+        return " or ".join(json.dumps(each) for each in arguments)
+    if origin is typing.Annotated:
+        return type_of(arguments[0])
+    if origin in (typing.Union, types.UnionType):
+        names = [type_of(each) for each in arguments if each is not type(None)]
+        return " or ".join(dict.fromkeys(names))
+    if inspect.isclass(origin) and issubclass(origin, Mapping):
+        return "object"
+    if inspect.isclass(origin) and issubclass(origin, Sequence):
+        return f"list of {type_of(arguments[0])}"
+    if inspect.isclass(annotation) and issubclass(annotation, BaseModel):
+        return "object"
+    return NAMES.get(annotation, "any")
+
+
+def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
+    """(name, type, default, meaning) of the fields that ask for something; the others stand apart."""
+    unbuilt = getattr(model, "unbuilt", {})
+    for name, info in model.model_fields.items():
+        if name not in unbuilt:
+            yield code(_name(name, info)), type_of(info.annotation), _default(info), _meaning(name)
+
+
+def _meaning(name: str) -> str:
+    return "taken, and changes no answer" if name in CHANGES_NOTHING else MEANS.get(name, "")
+
+
+def _name(name: str, info: FieldInfo) -> str:
+    alias = info.validation_alias or info.alias
+    choices = getattr(alias, "choices", None)
+    return " / ".join(map(str, choices)) if choices else str(alias or name)
+
+
+def _default(info: FieldInfo) -> str:
+    if info.is_required():
+        return "required"
+    default = info.default if info.default is not PydanticUndefined else None
+    if default is None or default == () or isinstance(default, BaseModel):
+        return ""
+    return code(json.dumps(default, default=str))
+
+
+def refused(model: type[BaseModel]) -> str:
+    """Fields that are taken only with the values that ask for nothing."""
+    unbuilt = getattr(model, "unbuilt", {})
+    if not unbuilt:
+        return ""
+    rows = [
+        (code(name), ", ".join(code(json.dumps(each)) for each in values) or "none", why)
+        for name, (values, why) in unbuilt.items()
+    ]
+    return "These are refused unless their value asks for nothing:\n\n" + table(
+        ("field", "taken values", "why"), rows
+    )
+
+
+def http_page() -> str:
+    found = list(addresses())
+    rows = [(methods, code(path), does(path)) for methods, path, _ in found]
+    models = dict.fromkeys(model for _, _, endpoint in found for model in bodies(endpoint))
+    sections = []
+    for model in models:
+        users = [path for _, path, endpoint in found if model in bodies(endpoint)]
+        shown = table(("field", "type", "default", "meaning"), field_rows(model))
+        sections.append(section(f"Body of {', '.join(code(path) for path in users)}", shown, refused(model)))
+    return page(
+        "HTTP",
+        "The addresses of `aerie serve`. [Serve a model](../how-to/serve.md) says how to use them. "
+        "A field that is not listed is refused by its name. A field that is null is absent.",
+        section("Addresses", table(("method", "address", "what it does"), rows)),
+        *sections,
+    )
+
+
+def does(path: str) -> str:
+    """What is done at an address; "" for one that is not in the table."""
+    return DOES.get(path, "")

@@ -1,0 +1,103 @@
+"""The pages of models: families, sizes that fit, and the programs of a model with their arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from md_text import code, page, section, table
+
+from aerie.engine import refused
+from aerie.engine.families import FAMILIES
+from aerie.multi_launch_builder.limits import rules
+from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
+from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
+
+SEQ_LEN = 2048
+VARIANT = Variant(8, 512)
+
+
+def models_page() -> str:
+    families = [
+        (code(family.model_type), code(family.name), _has(family), family.examples)
+        for family in sorted(FAMILIES.values(), key=lambda each: each.model_type)
+    ]
+    limits = [(code(rule.name), rule.step, rule.most, rule.why_most) for rule in rules()]
+    facts = [
+        (
+            ", ".join(map(code, fact.names)),
+            " or ".join(code(repr(value)) for value in fact.values) or "none",
+            fact.reason,
+        )
+        for fact in refused.FACTS
+    ]
+    return page(
+        "Models",
+        section(
+            "Families",
+            "The entry `architectures` of `config.json` names one of these.",
+            table(
+                ("model_type", "architecture", "beside RMSNorm, GQA, RoPE and SwiGLU", "published sizes"),
+                families,
+            ),
+        ),
+        section(
+            "Sizes that the kernels take",
+            "`num_key_value_heads` divides `num_attention_heads`. Any vocabulary and up to 1000 layers "
+            "will do.",
+            table(("size", "multiple of", "at most", "why the limit"), limits),
+        ),
+        section(
+            "Entries of config.json that are refused",
+            "An entry that is absent or null is no obstacle. With another value than these the model is "
+            "refused, "
+            "with the reason.",
+            table(("entry", "taken values", "reason"), facts),
+        ),
+    )
+
+
+def _has(family: Any) -> str:
+    parts = ["biases of queries, keys and values"] * family.qkv_bias
+    parts += ["norms of queries and keys"] * family.qk_norm
+    parts += ["a sliding window"] * (family.sliding_window is not None)
+    parts += ["block diffusion"] * (family.diffusion is not None)
+    return ", ".join(parts)
+
+
+def programs_page() -> str:
+    return page(
+        "Programs",
+        "A program is MLIR text and this table of its arguments. The numbers are those of Llama-3.2-1B. All "
+        "arguments are bf16, but for a mask of i32. `aerie mlir` writes the text and the same table as JSON.",
+        table(
+            ("role", "written by the host", "read back"),
+            (
+                ("input", "before every call", "no"),
+                ("weight, lut", "once per buffer object", "no"),
+                ("intermediate", "never; the program overwrites it", "no"),
+                ("output", "never", "when asked for"),
+            ),
+        ),
+        section(
+            f"The six programs of the decode family guide, for prompts of {SEQ_LEN} tokens",
+            *_programs(plan_programs(LLAMA_3_2_1B, SEQ_LEN)),
+        ),
+        section(
+            f"The programs of the variant {VARIANT}",
+            *_programs(plan_variant_programs(LLAMA_3_2_1B, [VARIANT])),
+        ),
+    )
+
+
+def _programs(plans: dict[str, Any]) -> Iterator[str]:
+    for name, plan in plans.items():
+        launches = ", ".join(step.label for step in plan.steps)
+        rows = [(code(each.name), "x".join(map(str, each.shape)), each.role.value) for each in plan.arguments]
+        yield section(
+            code(name),
+            f"{len(plan.steps)} launches: {launches}.",
+            table(("argument", "shape", "role"), rows),
+            level=3,
+        )
