@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from aerie.cli.arguments import KEPT_IN, Parser, begin_process, run_command, whole_number
+from aerie.cli.arguments import CACHE_FOLDER_HELP, CommandParser, int_at_least, run_command, setup_process
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import (
     folders,
@@ -38,7 +38,9 @@ from benchmarks.worker import running_worker
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    parser = Parser(prog="python -m benchmarks", description="Measure Aerie against transformers in bf16.")
+    parser = CommandParser(
+        prog="python -m benchmarks", description="Measure Aerie against transformers in bf16."
+    )
     parser.add_argument(
         "--model",
         help="a checkpoint folder, a Hugging Face id, or 'demo' (default: a synthetic Llama-3.2-1B, made at "
@@ -50,11 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"what both sides are limited to: {', '.join(instruction_sets.LIMITS)}, native (default: "
         "nothing is limited), or all sets that this CPU has, in turn",
     )
-    parser.add_argument("--rounds", type=whole_number(1), default=3, help="rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int_at_least(1), default=3, help="rounds (default: %(default)s)")
     parser.add_argument(
-        "--tokens", type=whole_number(1), default=8, help="tokens decoded per round and context (default: 8)"
+        "--tokens", type=int_at_least(1), default=8, help="tokens decoded per round and context (default: 8)"
     )
-    parser.add_argument("--out", type=Path, help=f"default: bench.json in {KEPT_IN}")
+    parser.add_argument("--out", type=Path, help=f"default: bench.json in {CACHE_FOLDER_HELP}")
     parser.add_argument(
         "--machine",
         action="store_true",
@@ -211,5 +213,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aerie.cli.cache_command import bench_parts, clear
+from aerie.cli.cache_command import bench_sections, clear
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common import knobs
 from aerie.engine.blocks import GUIDE, ROWS
@@ -67,7 +67,7 @@ def run(plan: Plan, selected: SelectedSet, work: Path, report: Reporter) -> dict
     work: a folder for programs and logs, cleared first. Raises UserError if a side is not limited to the set.
     """
     check_memory(plan.config, plan.checkpoint_bytes)
-    for section in bench_parts(work):
+    for section in bench_sections(work):
         clear(section)
     work.mkdir(parents=True, exist_ok=True)
     load_before = load_average()

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
@@ -127,11 +127,11 @@ def _replay(
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    parser = Parser(prog="python -m benchmarks.drafts", description=(__doc__ or "").partition("\n")[0])
+    parser = CommandParser(prog="python -m benchmarks.drafts", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo", help="as of make run; its weights do not matter")
-    parser.add_argument("--rounds", type=whole_number(1), default=3, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int_at_least(1), default=3, help="(default: %(default)s)")
     parser.add_argument(
-        "--tokens", type=whole_number(2), default=160, help="of each answer, at most (default: %(default)s)"
+        "--tokens", type=int_at_least(2), default=160, help="of each answer, at most (default: %(default)s)"
     )
     parser.set_defaults(command=run)
     return parser
@@ -161,5 +161,5 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(run_command(build_parser(), None))

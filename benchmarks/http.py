@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from rich.console import Console
 
-from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
@@ -148,12 +148,12 @@ def running_server(folder: Path, log: Path, cache: Path, env: Mapping[str, str])
 
 SERVE = """
 import sys
-from aerie.cli.arguments import begin_process
+from aerie.cli.arguments import setup_process
 from aerie.serve.cli import main
 from aerie.virtual_npu.child_process import end_with_parent
 
 end_with_parent()
-begin_process()
+setup_process()
 sys.exit(main(["serve", *sys.argv[1:]]))
 """
 """`aerie serve`, which ends with its parent even if that is killed."""
@@ -187,11 +187,11 @@ def _has_loaded(port: int) -> bool:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of this command."""
-    parser = Parser(prog="python -m benchmarks.http", description=(__doc__ or "").partition("\n")[0])
+    parser = CommandParser(prog="python -m benchmarks.http", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo", help="as of make run (default: %(default)s)")
-    parser.add_argument("--rounds", type=whole_number(1), default=7, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int_at_least(1), default=7, help="(default: %(default)s)")
     parser.add_argument(
-        "--tokens", type=whole_number(2), default=100, help="of each answer (default: %(default)s)"
+        "--tokens", type=int_at_least(2), default=100, help="of each answer (default: %(default)s)"
     )
     parser.set_defaults(command=run)
     return parser
@@ -232,5 +232,5 @@ def _row(more_s: float, engine_s: float, name: str) -> tuple[str, str, str]:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(run_command(build_parser(), None))

@@ -19,7 +19,7 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
-from aerie.cli.arguments import Parser, add_commands, run_command
+from aerie.cli.arguments import CommandParser, add_commands, run_command
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
@@ -333,7 +333,7 @@ def _setup_logging() -> None:
 
 def build_parser() -> argparse.ArgumentParser:
     """The parser of `aerie serve`."""
-    parser = Parser(prog="aerie", description="A model as a service.")
+    parser = CommandParser(prog="aerie", description="A model as a service.")
     add_commands(parser, ("serve", serve, [add_serve]))
     return parser
 

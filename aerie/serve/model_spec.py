@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aerie.cli.checkpoints import find_checkpoint
-from aerie.cli.commands import beside, find_drafter, of_drafter
+from aerie.cli.commands import draft_model_options, find_draft_model, load_draft_model
 from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -90,7 +90,7 @@ class ModelSpec(NamedTuple):
         """Memory of the draft model, with a KV cache for each running request."""
         if self.draft is None or self.draft == LOOKUP or not uses_drafts(config, folder, self.draft):
             return 0
-        estimate = foreseen(load_config(find_checkpoint(self.draft)), of_drafter(self.options))
+        estimate = foreseen(load_config(find_checkpoint(self.draft)), draft_model_options(self.options))
         return estimate.beside + (MAX_RUNNING_REQUESTS - 1) * estimate.kv_cache
 
 
@@ -124,7 +124,7 @@ def _open_with_draft(
     session = prepare_runtime(checkpoint, options, report)
     opened = OpenedModel(session, session.scheduler, tokenizer)
     if drafter is not None:
-        draft_session, draft_source = beside(drafter, checkpoint.config, options, report)
+        draft_session, draft_source = load_draft_model(drafter, checkpoint.config, options, report)
         return replace(opened, draft=draft_source, draft_session=draft_session)
     return (
         replace(opened, draft=LOOKUP) if draft and uses_drafts(checkpoint.config, folder, draft) else opened
@@ -142,8 +142,8 @@ def prompt_tokenizer(folder: Path, template_arguments: Iterable[tuple[str, Any]]
 
 def draft_model_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:
     """Open the draft model for a checkpoint; None if there is none or drafts come from prompt lookup. Raises
-    as find_drafter."""
-    return find_drafter(draft, checkpoint) if uses_drafts(checkpoint.config, folder, draft) else None
+    as find_draft_model."""
+    return find_draft_model(draft, checkpoint) if uses_drafts(checkpoint.config, folder, draft) else None
 
 
 def uses_drafts(config: ModelConfig, folder: Path, draft: str | None) -> bool:
@@ -153,4 +153,4 @@ def uses_drafts(config: ModelConfig, folder: Path, draft: str | None) -> bool:
     try:
         return draft == LOOKUP or find_checkpoint(draft) != folder
     except CheckpointError:
-        return True  # which find_drafter says in words of its own
+        return True  # which find_draft_model says in words of its own

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import Finding, Machine, Status
-from aerie.cli.cache_command import parts, told
+from aerie.cli.cache_command import cache_sections, format_bytes
 from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
@@ -132,8 +132,8 @@ def disk(machine: Machine, free_bytes: Callable[[Path], int] = _free) -> Finding
 
 def cache(machine: Machine) -> Finding:
     """The folder of all that is kept: which it is, what lies in it, and whether more can."""
-    folder, found = machine.cache_dir, parts(machine.cache_dir)
-    held = f"{folder}, {told(sum(part.nbytes for part in found))} of ours"
+    folder, found = machine.cache_dir, cache_sections(machine.cache_dir)
+    held = f"{folder}, {format_bytes(sum(part.nbytes for part in found))} of ours"
     wanted = "a folder that can be written, for compiled programs"
     try:
         folders.check_private(folder)
