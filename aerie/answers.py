@@ -320,7 +320,8 @@ def check_supported_option(name: str, value: object) -> None:
 
 
 def parse_stops(stop: str | int | Iterable[str | int]) -> list[str | int]:
-    """Texts and token ids, also of numpy's types. Raises UserError for anything else, and for an empty text."""
+    """Texts and token ids, also of numpy's types. Raises UserError for anything else, and for an empty
+    text."""
     stops: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
     if "" in stops:
         raise UserError("stop holds an empty text, at which every answer would end; leave it out")

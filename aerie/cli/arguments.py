@@ -391,7 +391,8 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Whether the system had no memory or no thread left. Python reports the latter as a plain RuntimeError."""
+    """Whether the system had no memory or no thread left. Python reports the latter as a plain
+    RuntimeError."""
     return isinstance(error, MemoryError) or str(error) == "can't start new thread"
 
 

@@ -186,7 +186,8 @@ def _clear(sections: Sequence[CacheSection], older_than: float | None, everythin
         freed += nbytes
         if files:
             print(
-                f"removed {files} file{'s' if files > 1 else ''}, {format_bytes(nbytes)}: {section.description}"
+                f"removed {files} file{'s' if files > 1 else ''}, {format_bytes(nbytes)}: "
+                f"{section.description}"
             )
     rest = "" if everything else "; records and reports stay (--all removes them too)"
     print(f"{format_bytes(freed)} freed in {folders.home()}{rest}")

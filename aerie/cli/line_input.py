@@ -31,7 +31,8 @@ class InputEntry(NamedTuple):
 
 
 def typed_line(prompt: str) -> str:
-    """Read a line from a terminal, with editing and history if there is readline. Raises EOFError for Ctrl-D."""
+    """Read a line from a terminal, with editing and history if there is readline. Raises EOFError for
+    Ctrl-D."""
     if not sys.stdout.isatty():  # input() would write the prompt among the answers
         print(prompt, end="", file=sys.stderr, flush=True)
         prompt = ""

@@ -41,7 +41,9 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", action="store_true", help="of each kernel, its first case alone")
     parser.add_argument("--cache-dir", type=Path, help="of compiled programs")
     parser.add_argument(
-        "--out", type=Path, help=f"the folder of compare.json and of the logs (default: board in {CACHE_FOLDER_HELP})"
+        "--out",
+        type=Path,
+        help=f"the folder of compare.json and of the logs (default: board in {CACHE_FOLDER_HELP})",
     )
 
 

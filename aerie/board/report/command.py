@@ -111,7 +111,9 @@ WRITTEN = 0
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, help=f"the file to write (default: board/aerie-report-DATE.zip in {CACHE_FOLDER_HELP})"
+        "--out",
+        type=Path,
+        help=f"the file to write (default: board/aerie-report-DATE.zip in {CACHE_FOLDER_HELP})",
     )
     parser.add_argument(
         "--with-prompts",
