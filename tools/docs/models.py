@@ -23,7 +23,7 @@ def models_page() -> str:
         (code(family.model_type), code(family.name), _has(family), family.examples)
         for family in sorted(FAMILIES.values(), key=lambda each: each.model_type)
     ]
-    limits = [(code(rule.name), rule.step, rule.most, rule.why_most) for rule in rules()]
+    limits = [(code(rule.name), rule.step, rule.max, rule.why_max) for rule in rules()]
     facts = [
         (
             ", ".join(map(code, fact.names)),
