@@ -122,7 +122,7 @@ class Program:
         time_limit: seconds of computing after which a loop without end is told, where nothing else moves; 0:
         any time.
 
-        Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
+        Raises VnpuArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
         what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
         what memory held before does.
         """

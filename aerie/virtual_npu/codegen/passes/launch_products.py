@@ -1,4 +1,4 @@
-"""Launches whose points are one matrix product together, each sum of which is rounded once.
+"""Finds launches whose points together are one matrix product, with each sum rounded once.
 
 What is recognised, after the products themselves (products.py), in a launch with one segment:
 
