@@ -36,7 +36,7 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
 from aerie.runtime import select_backend
-from aerie.runtime.calls import BETWEEN
+from aerie.runtime.calls import BETWEEN_PROGRAMS
 from aerie.runtime.memory import available_bytes
 from aerie.virtual_npu import Library
 from aerie.virtual_npu.pyxrt.batch import RunBatch
@@ -295,7 +295,7 @@ class Ours:
     def _in_calls(self) -> tuple[int, float]:
         """Calls of programs so far, and the seconds in them and between those that are replayed."""
         profiler = self.session.cache.profiler
-        programs, between = profiler.programs.values(), profiler.spans.get(BETWEEN)
+        programs, between = profiler.programs.values(), profiler.spans.get(BETWEEN_PROGRAMS)
         seconds = sum(times.total for times in programs) + (between.total if between else 0.0)
         return sum(times.calls for times in programs), seconds
 

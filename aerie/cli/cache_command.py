@@ -16,7 +16,7 @@ from pathlib import Path
 from aerie.common import compiler_records, folders
 from aerie.common.errors import UserError
 from aerie.common.store import EntryGroup, Store
-from aerie.runtime.artifacts import Manifest, forget_missing, store_of
+from aerie.runtime.artifacts import Manifest, artifact_store, forget_missing
 from aerie.runtime.memory import GIB
 
 SHOW, CLEAR = "show", "clear"
@@ -89,7 +89,7 @@ def bench_parts(folder: Path) -> list[Part]:
 
 
 def _programs(what: str, folder: Path) -> Part:
-    return _stored(what, store_of(folder))
+    return _stored(what, artifact_store(folder))
 
 
 def _stored(what: str, store: Store) -> Part:

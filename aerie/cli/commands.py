@@ -105,7 +105,7 @@ def profile(arguments: argparse.Namespace) -> int:
 
 def mlir(arguments: argparse.Namespace) -> int:
     """Write every kernel and every program as MLIR text."""
-    from aerie.multi_launch_builder.building import write_mlir  # xDSL comes with it
+    from aerie.multi_launch_builder.builder import write_mlir  # xDSL comes with it
 
     config = load_config(find_checkpoint(arguments.model))
     out = arguments.out or folders.cache_folder() / "mlir"

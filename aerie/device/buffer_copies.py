@@ -18,11 +18,11 @@ from collections.abc import Iterator
 from xdsl.dialects import affine, memref, scf
 from xdsl.ir import Block, Operation, SSAValue
 
-from aerie.air_dialect.effects import READ, WRITE, effects
+from aerie.air_dialect.effects import READ, WRITE, memory_effects
+from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import ChannelGetOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.values import is_inside, origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import is_defined_in, root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.transfers import extents, space_of
 
 SPACES = {"L1": 2, "L2": 1}
@@ -31,7 +31,7 @@ SPACES = {"L1": 2, "L2": 1}
 
 def trip_count(loop: scf.ForOp) -> int | None:
     """The number of iterations of a loop; None if it is not constant."""
-    low, high, step = (number(value) for value in (loop.lb, loop.ub, loop.step))
+    low, high, step = (constant_int(value) for value in (loop.lb, loop.ub, loop.step))
     if low is None or high is None or not step:
         distance = _distance(loop)
         return None if distance is None or not step else max(0, -(-distance // step))
@@ -40,8 +40,8 @@ def trip_count(loop: scf.ForOp) -> int | None:
 
 def _distance(loop: scf.ForOp) -> int | None:
     """Upper minus lower bound if both move with the same ids, as for a core's share of rows; else None."""
-    ids = [id_ for op in enclosing(loop) if isinstance(op, HierarchyOp) for id_ in op.ids]
-    ends = [[number(value, dict.fromkeys(ids, at)) for value in (loop.lb, loop.ub)] for at in (0, 1)]
+    ids = [id_ for op in parent_ops(loop) if isinstance(op, HierarchyOp) for id_ in op.ids]
+    ends = [[constant_int(value, dict.fromkeys(ids, at)) for value in (loop.lb, loop.ub)] for at in (0, 1)]
     distances = {None if low is None or high is None else high - low for low, high in ends}
     return distances.pop() if len(distances) == 1 else None
 
@@ -54,10 +54,10 @@ class BufferCopies:
         self._omitted = omitted
         self._accesses: dict[SSAValue, list[tuple[Operation, bool]]] = {}
         for op in root.walk():
-            for position, effect in effects(op):
+            for position, effect in memory_effects(op):
                 if effect & (READ | WRITE):
                     is_fill = effect == WRITE
-                    self._accesses.setdefault(origin(op.operands[position]), []).append((op, is_fill))
+                    self._accesses.setdefault(root_value(op.operands[position]), []).append((op, is_fill))
         self._homes = {buffer: home for buffer in self._accesses if (home := self._home(buffer)) is not None}
         self._chosen: dict[scf.ForOp, bool] = {}
 
@@ -76,7 +76,7 @@ class BufferCopies:
         aircc moves that loop into the herd, where it is the innermost one if no loop of the herd around a
         transfer runs more than once.
         """
-        loop = next((op for op in enclosing(herd) if isinstance(op, scf.ForOp | HierarchyOp)), None)
+        loop = next((op for op in parent_ops(herd) if isinstance(op, scf.ForOp | HierarchyOp)), None)
         own = [buffer for buffer in self._homes if _level(buffer) is herd and self._fills_of(buffer)]
         if not isinstance(loop, scf.ForOp) or self._omitted == "L1" or not own:
             return 1
@@ -111,7 +111,7 @@ class BufferCopies:
     def _is_labelled(self, loop: scf.ForOp) -> bool:
         """Whether the text comes from between the two passes: chosen, and its buffers still inside."""
         own = self._own(loop)
-        return "unroll" in loop.attributes and any(is_inside(loop, buffer) for buffer in own)
+        return "unroll" in loop.attributes and any(is_defined_in(loop, buffer) for buffer in own)
 
     def _is_candidate(self, loop: scf.ForOp) -> bool:
         inside = [loop, *_loops_inside(loop)]
@@ -133,14 +133,14 @@ class BufferCopies:
         that a herd was given to a function."""
         if any(not self._accesses[buffer][0][1] for buffer in self._own(loop)):
             return True
-        herd = next((op for op in enclosing(loop) if isinstance(op, HerdOp)), None)
+        herd = next((op for op in parent_ops(loop) if isinstance(op, HerdOp)), None)
         handed = set() if herd is None else set(herd.body.block.args)
         calls = (op for op in loop.walk() if op.name == "func.call")
         return any(value in handed and space_of(value.type) == 2 for op in calls for value in op.operands)
 
     def _is_filled_once(self, buffer: SSAValue, loop: scf.ForOp) -> bool:
         fills = self._fills_of(buffer)
-        apart = [op for op in fills if not any(isinstance(parent, affine.IfOp) for parent in enclosing(op))]
+        apart = [op for op in fills if not any(isinstance(parent, affine.IfOp) for parent in parent_ops(op))]
         return len(apart) <= (len(fills) == 1) and all(_runs_once(op, loop, buffer) for op in fills)
 
 
@@ -153,13 +153,13 @@ def _copies_for(count: int | None) -> int:
 
 def _fills(op: Operation, buffer: SSAValue) -> bool:
     if isinstance(op, DmaMemcpyNdOp):
-        return origin(op.dst) is buffer
+        return root_value(op.dst) is buffer
     return isinstance(op, ChannelGetOp)
 
 
 def _runs_once(op: Operation, loop: scf.ForOp, buffer: SSAValue) -> bool:
     """Whether a transfer runs once per trip of a loop around it, on one core where it fills L2."""
-    for parent in enclosing(op):
+    for parent in parent_ops(op):
         if parent is loop:
             return True
         if isinstance(parent, scf.ForOp) and trip_count(parent) != 1:
@@ -173,7 +173,7 @@ def _level(value: SSAValue) -> HierarchyOp | None:
     """The segment or herd in which a value was made."""
     if not isinstance(value.owner, Operation):
         return None
-    return next((op for op in enclosing(value.owner) if isinstance(op, HierarchyOp)), None)
+    return next((op for op in parent_ops(value.owner) if isinstance(op, HierarchyOp)), None)
 
 
 def _blocks(op: Operation, level: HierarchyOp) -> list[Block]:

@@ -51,6 +51,6 @@ def check(
 
 def _parsed(text: str, filename: str) -> ModuleOp:
     try:
-        return parse(text, filename, in_time=True)
+        return parse(text, filename, check_loops=True)
     except AirParseError as error:
         raise ParseError(str(error)) from error

@@ -16,10 +16,10 @@ from functools import lru_cache
 from xdsl.dialects import memref, scf
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import DmaLimits
 from aerie.device.scopes import ArrayConfiguration
@@ -32,7 +32,7 @@ Dims = list[tuple[int, int]]
 
 def descriptors(scope: ArrayConfiguration, side: TransferSide) -> int:
     """The number of descriptors of one transfer of L1 or L2 by one tile."""
-    if shrunk_buffers(scope).get(origin(side.memref), side.op) is not side.op:
+    if shrunk_buffers(scope).get(root_value(side.memref), side.op) is not side.op:
         return 0
     steps = _steps(side, scope.device.memtile) if side.space == 1 else 1
     return scope.buffer_count(side.memref) * steps
@@ -61,7 +61,10 @@ def _steps(side: TransferSide, limits: DmaLimits) -> int:
         return 1
     walk, unrolled = contiguous(dims), 1
     for loop in _loops(side):
-        count, stride = trip_count(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
+        count, stride = (
+            trip_count(loop),
+            stride_of(side, loop.body.block.args[0], constant_int(loop.step) or 1),
+        )
         if not count or count == 1 or not stride:
             continue
         longer = contiguous([(count, stride), *walk])
@@ -75,7 +78,7 @@ def _steps(side: TransferSide, limits: DmaLimits) -> int:
 
 def _loops(side: TransferSide) -> Iterator[scf.ForOp]:
     """The loops around a transfer in its segment, innermost first."""
-    for op in enclosing(side.op):
+    for op in parent_ops(side.op):
         if isinstance(op, scf.ForOp):
             yield op
         if isinstance(op, HierarchyOp) and not isinstance(op, HerdOp):
@@ -116,10 +119,10 @@ def underfilled_buffers(scope: ArrayConfiguration) -> dict[SSAValue, int]:
 
     air-shrink-memref-sizes-by-access makes them that small before anything is placed.
     """
-    others = {origin(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
+    others = {root_value(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
     most: dict[SSAValue, int | None] = {}
     for side in scope.sides:
-        buffer, dims = origin(side.memref), side.known_dims
+        buffer, dims = root_value(side.memref), side.known_dims
         size = None if dims is None else -(-math.prod(s for s, step in dims if step) * side.bits // 8)
         before = most.get(buffer, 0)
         most[buffer] = None if size is None or before is None else max(size, before)
@@ -146,7 +149,7 @@ def _by_buffer(sides: list[TransferSide]) -> dict[SSAValue, list[TransferSide]]:
     """The transfers of each buffer that nothing else uses."""
     by_buffer: dict[SSAValue, list[TransferSide]] = defaultdict(list)
     for side in sides:
-        buffer = origin(side.memref)
+        buffer = root_value(side.memref)
         if isinstance(buffer.owner, memref.AllocOp) and buffer is side.memref:
             by_buffer[buffer].append(side)
     return {
@@ -161,5 +164,5 @@ def _are_parts(used: list[TransferSide]) -> bool:
     """Whether every transfer moves a part of the buffer, at a constant offset."""
     volumes = [math.prod(size for size, _ in side.known_dims or ()) for side in used]
     whole = math.prod(used[0].type.get_shape())
-    offsets = [number(offset) for side in used for offset in side.offsets]
+    offsets = [constant_int(offset) for side in used for offset in side.offsets]
     return None not in offsets and all(side.offsets for side in used) and max(volumes) < whole

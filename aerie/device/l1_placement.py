@@ -17,8 +17,8 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import may_run_on
 from aerie.device.descriptors import buffer_bytes
 from aerie.device.npu2 import DeviceModel
@@ -59,7 +59,7 @@ def buffers_of_cores(scope: ArrayConfiguration, herds: Sequence[HerdOp]) -> list
 
 
 def _between(op: Operation, herd: HerdOp) -> Iterator[Operation]:
-    return takewhile(lambda parent: parent is not herd, enclosing(op))
+    return takewhile(lambda parent: parent is not herd, parent_ops(op))
 
 
 def _captured_buffers(herds: Sequence[HerdOp]) -> Buffers:
@@ -68,7 +68,7 @@ def _captured_buffers(herds: Sequence[HerdOp]) -> Buffers:
     for herd in herds:
         for operand in herd.kernel_operands:
             if isinstance(operand.type, MemRefType) and space_of(operand.type) == 2:
-                buffers.setdefault(origin(operand), _share_of_core(origin(operand), herd))
+                buffers.setdefault(root_value(operand), _share_of_core(root_value(operand), herd))
     return buffers
 
 

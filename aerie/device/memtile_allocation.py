@@ -20,10 +20,10 @@ from xdsl.dialects import memref
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute, Block, Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import leaves
 from aerie.air_dialect.ops import DmaMemcpyNdOp
-from aerie.air_dialect.readings import leaves
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.descriptors import buffer_bytes
 from aerie.device.scopes import PACKET, ArrayConfiguration
 from aerie.device.streams import DeviceStream, Key, StreamEnd, device_streams
@@ -88,7 +88,7 @@ class ArrayAllocation:
         for stream in self.streams.values():
             for end in stream.ends:
                 if end.side.space == 1:
-                    used[origin(end.side.memref)].append((stream, end))
+                    used[root_value(end.side.memref)].append((stream, end))
         budget = {reads: self._launch_streams(reads) for reads in (True, False)}
         buffers = [
             op.memref
@@ -143,11 +143,11 @@ class ArrayAllocation:
     @cached_property
     def _is_cut(self) -> bool:
         """Whether air-split-l2-memref has not run yet and will look at this function."""
-        function = next((op for op in enclosing(self.scope.root) if isinstance(op, FuncOp)), None)
+        function = next((op for op in parent_ops(self.scope.root) if isinstance(op, FuncOp)), None)
         siblings = [
             scope
             for scope in self.scope.program.scopes
-            if next((op for op in enclosing(scope.root) if isinstance(op, FuncOp)), None) is function
+            if next((op for op in parent_ops(scope.root) if isinstance(op, FuncOp)), None) is function
         ]
         max_cores = self.scope.device.cores_per_memtile
         return not self.scope.is_placed and any(scope.cores > max_cores for scope in siblings)

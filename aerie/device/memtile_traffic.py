@@ -39,7 +39,7 @@ def memtiles(
     seen: bytes that the transfers on each line of the text moved.
     """
     by_launch: dict[str, list[MemtileTraffic] | None] = {}
-    for scope in CheckedProgram(parse(text, in_time=True), device, CheckOptions()).scopes:
+    for scope in CheckedProgram(parse(text, check_loops=True), device, CheckOptions()).scopes:
         _, launch, *_ = (*scope.place.split("/"), "")
         is_known = launch not in by_launch and scope.copies == 1
         by_launch[launch] = _memtiles(scope, seen) if is_known else None

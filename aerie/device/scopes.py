@@ -25,8 +25,8 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.buffer_copies import BufferCopies
 from aerie.device.npu2 import DeviceModel
 from aerie.device.transfers import TransferSide, extents, transfer_sides
@@ -147,21 +147,21 @@ class ArrayConfiguration:
 
     def buffer_count(self, memref: SSAValue) -> int:
         """The number of copies of a buffer: 2 or 3 if aircc double-buffers it, else 1."""
-        return self._copies.copies_of(origin(memref))
+        return self._copies.copies_of(root_value(memref))
 
     @cached_property
     def l1_sides(self) -> dict[HerdOp, list[TransferSide]]:
         """The transfers of L1 in each herd."""
         by_herd: dict[HerdOp, list[TransferSide]] = {}
         for side in self.sides:
-            herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
+            herd = next((op for op in parent_ops(side.op) if isinstance(op, HerdOp)), None)
             if herd is not None and side.space == 2:
                 by_herd.setdefault(herd, []).append(side)
         return by_herd
 
     def _around(self) -> Iterator[Operation]:
         """Operations of the launch, or else the function, that are in no other configuration."""
-        outer = next((op for op in enclosing(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
+        outer = next((op for op in parent_ops(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
         if isinstance(self.root, LaunchOp) or outer is None:
             return
         others = {scope.root for scope in self.program.scopes}
@@ -248,7 +248,7 @@ def integer_attribute(op: Operation, name: str) -> int | None:
 
 def op_location(op: Operation) -> str:
     """function/launch/segment/herd of an operation, by name, or by number in the order of the text."""
-    around = [op, *enclosing(op)]
+    around = [op, *parent_ops(op)]
     named = [found for found in around if isinstance(found, FuncOp | LaunchOp | SegmentOp | HerdOp)]
     return "/".join(_name(found) for found in reversed(named)) or "module"
 
@@ -258,7 +258,7 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
         return op.sym_name.data
     if op.sym_name:
         return op.sym_name
-    outer = next((p for p in enclosing(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
+    outer = next((p for p in parent_ops(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
     alike = [] if outer is None else [other for other in outer.walk() if type(other) is type(op)]
     number = alike.index(op) if op in alike else 0
     return str(number) if isinstance(op, LaunchOp) else f"{op.name.removeprefix('air.')}_{number}"
@@ -266,7 +266,7 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
 
 def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
     for op in module.walk():
-        around = list(enclosing(op))
+        around = list(parent_ops(op))
         if any(isinstance(parent, SegmentOp) for parent in around):
             continue
         in_launch = any(isinstance(parent, LaunchOp) for parent in around)
@@ -277,4 +277,4 @@ def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
 
 def _has_loose_herd(launch: LaunchOp) -> bool:
     herds = [op for op in launch.walk() if isinstance(op, HerdOp)]
-    return any(not any(isinstance(parent, SegmentOp) for parent in enclosing(herd)) for herd in herds)
+    return any(not any(isinstance(parent, SegmentOp) for parent in parent_ops(herd)) for herd in herds)

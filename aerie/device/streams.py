@@ -15,10 +15,10 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import Known, constant_int, leaves
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Known, leaves, number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import may_run_on
 from aerie.device.transfers import TransferSide, extents, length, parallel_range
 
@@ -83,7 +83,7 @@ def device_streams(
 def _members(
     side: TransferSide, broadcast: bool, channels: Mapping[str, ChannelOp]
 ) -> Iterator[tuple[Key, StreamEnd]]:
-    herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
+    herd = next((op for op in parent_ops(side.op) if isinstance(op, HerdOp)), None)
     if isinstance(side.op, DmaMemcpyNdOp):
         yield from _of_dma(side, herd, broadcast)
     elif isinstance(side.op, ChannelTransferOp):
@@ -115,7 +115,7 @@ def depends_on_tile_ids(op: Operation, herd: HerdOp) -> tuple[bool, bool]:
         *op.dst_sizes,
         *op.dst_strides,
     ]
-    used = {origin(leaf) for value in values for leaf in leaves(value)}
+    used = {root_value(leaf) for value in values for leaf in leaves(value)}
     column, row = ((*herd.ids, None, None))[:2]
     return column in used, row in used
 
@@ -156,7 +156,7 @@ def is_broadcast(channel: ChannelOp) -> bool:
 
 def positions(op: ChannelTransferOp, bindings: Known) -> list[tuple[Position, Known]]:
     """The members that a transfer names on one core, each with the indices of parallel loops that name it."""
-    free = [leaf for index in op.indices for leaf in leaves(index) if number(leaf, bindings) is None]
+    free = [leaf for index in op.indices for leaf in leaves(index) if constant_int(leaf, bindings) is None]
     spaces = {leaf: parallel_range(leaf) for leaf in dict.fromkeys(free)}
     ranges = {
         leaf: values_range
@@ -166,8 +166,8 @@ def positions(op: ChannelTransferOp, bindings: Known) -> list[tuple[Position, Kn
     result: list[tuple[Position, Known]] = []
     for values in itertools.islice(itertools.product(*ranges.values()), MAX_MEMBERS):
         at = {**bindings, **dict(zip(ranges, values, strict=True))}
-        numbers = [number(index, at) for index in op.indices]
-        named = [origin(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
+        numbers = [constant_int(index, at) for index in op.indices]
+        named = [root_value(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
         result.append((tuple(named), at))
     return result
 
@@ -179,4 +179,4 @@ def _at(side: TransferSide, bindings: Known) -> tuple[int | None, ...]:
 
 def offset_at(value: SSAValue, bindings: Known) -> int | None:
     """An index at some tile ids, with every other variable at 0."""
-    return number(value, {**dict.fromkeys(leaves(value), 0), **bindings})
+    return constant_int(value, {**dict.fromkeys(leaves(value), 0), **bindings})

@@ -10,7 +10,8 @@ from xdsl.dialects import memref
 from xdsl.dialects.builtin import FixedBitwidthType, IndexType, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.index_analysis import NUMBERS, constant_int
+from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import (
     ChannelPutOp,
     ChannelTransferOp,
@@ -18,8 +19,7 @@ from aerie.air_dialect.ops import (
     HierarchyOp,
     memory_space,
 )
-from aerie.air_dialect.readings import NUMBERS, number
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 
 LEVELS = (0, 1, 2)
 """The memories of an NPU: L3, L2 and L1."""
@@ -82,7 +82,7 @@ def allocated_bytes(buffer: SSAValue) -> int | None:
     op, type_ = buffer.owner, buffer.type
     if not isinstance(op, memref.AllocOp) or not isinstance(type_, MemRefType) or not op.dynamic_sizes:
         return memref_bytes(type_)
-    dynamic = iter([number(size) for size in op.dynamic_sizes])
+    dynamic = iter([constant_int(size) for size in op.dynamic_sizes])
     shape = [next(dynamic, None) if extent < 0 else extent for extent in type_.get_shape()]
     known = [extent for extent in shape if extent is not None]
     if len(known) < len(shape) or min(known, default=1) < 0:
@@ -125,8 +125,8 @@ def _side(
     if not isinstance(type_, MemRefType) or space is None or bits is None:
         return None
     offsets, sizes, strides = lists
-    extents: tuple[int | None, ...] = tuple(number(value) for value in sizes)
-    steps: tuple[int | None, ...] = tuple(number(value) for value in strides)
+    extents: tuple[int | None, ...] = tuple(constant_int(value) for value in sizes)
+    steps: tuple[int | None, ...] = tuple(constant_int(value) for value in strides)
     if not extents:
         extents, steps = _dense_walk(type_)
     return TransferSide(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
@@ -144,7 +144,7 @@ def _dense_walk(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], t
 
 def extents(op: HierarchyOp) -> tuple[int, ...]:
     """The extents of an iteration space; 1 for one that is not constant."""
-    return tuple(1 if (size := number(value)) is None else size for value in op.sizes)
+    return tuple(1 if (size := constant_int(value)) is None else size for value in op.sizes)
 
 
 def extent_of(leaf: SSAValue) -> int:
@@ -161,11 +161,11 @@ def length(values: range) -> int:
 
 def parallel_range(value: SSAValue) -> range | None:
     """The values of an index that run in parallel; None if they are unknown or sequential."""
-    known = number(value)
+    known = constant_int(value)
     if known is not None:
         return range(known, known + 1)
-    space = space_of_variable(origin(value))
+    space = iteration_range(root_value(value))
     if space is None or not space.parallel:
         return None
-    low, high, step = (NUMBERS.of_term(bound) for bound in space[:3])
+    low, high, step = (NUMBERS.analyze_term(bound) for bound in space[:3])
     return None if low is None or high is None or step is None or step < 1 else range(low, high, step)

@@ -44,7 +44,7 @@ def ir_at_stage(text: str, stage: str, filename: str = STRING, options: BuildOpt
 
 def _parse(text: str, filename: str) -> ModuleOp:
     try:
-        return air_dialect.parse(text, filename, in_time=True)
+        return air_dialect.parse(text, filename, check_loops=True)
     except air_dialect.AirParseError as error:
         raise ParseError(str(error)) from error
 

@@ -28,7 +28,7 @@ from aerie.kernel_builder.spec import (
 
 LANES = 16
 """Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""
-RUN = 2048
+RUN_LENGTH = 2048
 """Most elements of one DMA: three double-buffered runs take 24 KiB of L1."""
 
 
@@ -49,7 +49,7 @@ def build(
     b = k.argument("b", shape, bf16, Role.INPUT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     share = (rows or 1) * cols // herd_x
-    run = largest_divisor(share, RUN, LANES)
+    run = largest_divisor(share, RUN_LENGTH, LANES)
     a_share, b_share, out_share = (x.reshape(herd_x, share) for x in (a, b, out))
     with k.launch(), k.segment("eltwise_add_segment"), k.herd(herd_x, 1, name="eltwise_add_herd") as (tx, _):
         l1_a, l1_b, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_a", "l1_b", "l1_out"))

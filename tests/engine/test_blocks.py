@@ -27,7 +27,7 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import RunError, RunStopped, StopFlag, select_backend
-from aerie.verify.companion import companion_config, of_another_family, random_checkpoint
+from aerie.verify.random_model import in_another_family, random_checkpoint, random_model_config
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 1500, 100)]
 
@@ -37,7 +37,7 @@ def open_session(request):
     with ExitStack() as stack:
         checkpoint = open_checkpoint(DEMO_FOLDER)
         if request.param == "qwen3":
-            other = of_another_family(companion_config(checkpoint.config))
+            other = in_another_family(random_model_config(checkpoint.config))
             checkpoint = stack.enter_context(random_checkpoint(other, Reporter()))
 
         def open_one(seq_len=None, variants=None, decode="guide"):

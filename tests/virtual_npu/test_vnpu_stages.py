@@ -6,7 +6,7 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie import air_dialect
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.codegen.body import supported_operations
 from aerie.virtual_npu.codegen.dialect import WrappedOp
@@ -19,7 +19,7 @@ GEMM, ATTENTION = "gemm", "flash_attention"
 
 
 def module_of(kernel: str) -> ModuleOp:
-    spec = registry()[kernel]
+    spec = all_kernels()[kernel]
     return air_dialect.parse(spec.build(**spec.cases[0]).text)
 
 
@@ -31,7 +31,7 @@ def marked(kernel: str, options: BuildOptions) -> set[str]:
 
 
 @pytest.mark.parametrize("options", [FAST, CHECKED], ids=["fast", "checks"])
-@pytest.mark.parametrize("kernel", sorted(registry()))
+@pytest.mark.parametrize("kernel", sorted(all_kernels()))
 def test_a_rewritten_kernel_is_sound(kernel, options):
     module = module_of(kernel)
     advance(module, options)
@@ -67,7 +67,7 @@ func.func @f(%a: memref<4xf32>, %b: memref<4xf32>) {
 
 
 def test_a_stage_before_the_passes_is_a_program_again():
-    spec = registry()[GEMM]
+    spec = all_kernels()[GEMM]
     text = spec.build(**spec.cases[0]).text
     for stage in STAGES[:2]:
         again = ir_at_stage(ir_at_stage(text, stage), stage)

@@ -95,7 +95,7 @@ def forms_page() -> str:
 
 def errors_page() -> str:
     kinds = [
-        (code(name), " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()))
+        (code(name.rpartition(".")[2]), code(name.rpartition(".")[0]), _first_paragraph(kind))
         for name, kind in _errors()
     ]
     return page(
@@ -103,7 +103,7 @@ def errors_page() -> str:
         "All errors that a caller can mend are an `aerie.AerieError`. The message says what was given, "
         "the limit, "
         "and what to do. The command line prints it in one line and ends with 2.",
-        section("Classes", table(("class", "when"), kinds)),
+        section("Classes", table(("class", "of", "when"), kinds)),
         section(
             "What goes wrong in a run on the virtual NPU",
             "`kind` of the error, and of `--json`: "
@@ -111,6 +111,10 @@ def errors_page() -> str:
             + ". [The virtual NPU](../explanation/virtual-npu.md#what-the-checks-find) explains each.",
         ),
     )
+
+
+def _first_paragraph(kind: type[Exception]) -> str:
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
 def _errors() -> Iterator[tuple[str, type[Exception]]]:

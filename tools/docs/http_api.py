@@ -220,7 +220,10 @@ def refused(model: type[BaseModel]) -> str:
 
 def http_page() -> str:
     found = list(addresses())
-    rows = [(methods, code(path), does(path)) for methods, path, _ in found]
+    methods: dict[str, list[str]] = {}
+    for method, path, _ in found:
+        methods.setdefault(path, []).append(method)
+    rows = [(", ".join(each), code(path), does(path)) for path, each in methods.items()]
     models = dict.fromkeys(model for _, _, endpoint in found for model in bodies(endpoint))
     sections = []
     for model in models:

@@ -23,7 +23,7 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.lowering.rule import ALL, LoweringRule, OpForm, direct, split, wrong
 from aerie.device.transfers import space_of
 
@@ -142,12 +142,12 @@ def air_forms_of(op: Operation) -> Iterator[OpForm]:
 
 def level(op: Operation) -> HierarchyOp | None:
     """The launch, segment or herd that an operation stands in."""
-    return next((parent for parent in enclosing(op) if isinstance(parent, HierarchyOp)), None)
+    return next((parent for parent in parent_ops(op) if isinstance(parent, HierarchyOp)), None)
 
 
 def place(op: Operation) -> str:
     """`in the herd, in a branch, in a loop`: the level, and what else is around an operation there."""
-    around = list(enclosing(op))
+    around = list(parent_ops(op))
     depth = next((i for i, parent in enumerate(around) if isinstance(parent, HierarchyOp)), len(around))
     if depth == len(around):
         return "in no launch"
@@ -172,7 +172,7 @@ def _herd(op: HerdOp) -> Iterator[OpForm]:
 
 
 def _over_channel(op: ChannelTransferOp) -> str:
-    module = list(enclosing(op))[-1]
+    module = list(parent_ops(op))[-1]
     channels = (c for c in module.walk() if isinstance(c, ChannelOp) and c.sym_name == op.chan_name)
     channel = next(channels, None)
     if channel is None or channel.channel_type != "npu_cascade":

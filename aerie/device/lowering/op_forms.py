@@ -20,7 +20,7 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr, AffineMap
 from xdsl.utils.hints import isa
 
 from aerie.air_dialect.ops import AsyncTokenType
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 from aerie.device.lowering.rule import OpForm
 
 Shape = tuple[int, ...]
@@ -88,12 +88,12 @@ def _kind(op: Operation) -> str:
 
 def is_widened(value: SSAValue) -> bool:
     """Whether a value comes straight from arith.extf of bf16; of no constant, whose extf MLIR folds."""
-    owner = origin(value).owner
+    owner = root_value(value).owner
     if not isinstance(owner, arith.ExtFOp) or _type(owner.operands[0])[0] != "bf16":
         return False
-    source = origin(owner.operands[0]).owner
+    source = root_value(owner.operands[0]).owner
     if isinstance(source, vector.BroadcastOp):
-        source = origin(source.source).owner
+        source = root_value(source.source).owner
     return not isinstance(source, arith.ConstantOp)
 
 
@@ -114,7 +114,7 @@ def _difference(op: Operation) -> str:
 
 
 def _quotient(op: Operation) -> str:
-    owner = origin(op.operands[0]).owner
+    owner = root_value(op.operands[0]).owner
     value = owner.value if isinstance(owner, arith.ConstantOp) else None
     if isinstance(value, FloatAttr):
         return "of 1" if value.value.data == 1 else ""
@@ -199,7 +199,7 @@ def _shape(value: SSAValue) -> Shape:
 
 def _source(value: SSAValue) -> str:
     """The element type before a widening, which the lowering looks through."""
-    owner = origin(value).owner
+    owner = root_value(value).owner
     widens = isinstance(owner, arith.ExtFOp | arith.ExtSIOp | arith.ExtUIOp)
     return _type(owner.operands[0] if widens and isinstance(owner, Operation) else value)[0]
 

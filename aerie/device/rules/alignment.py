@@ -21,11 +21,11 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr
 
 from aerie.air_dialect.effects import VIEWS
+from aerie.air_dialect.index_analysis import constant_int, is_affine_index, known_divisor
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.readings import is_regular, multiple, number
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin, passed
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import resolve_alias, root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.l1_placement import misaligned_buffers
 from aerie.device.npu2 import ALIGN_STRIPPED, BUFFER_ADDRESSES, SHIFT_LOWERING, SHIFTS, DeviceModel
 from aerie.device.report import Fault, Finding
@@ -72,7 +72,7 @@ class VectorAccess:
     @property
     def offset(self) -> int | None:
         """The byte of the buffer at which it begins; None where that is no constant."""
-        numbers = [number(index) for index in self.indices]
+        numbers = [constant_int(index) for index in self.indices]
         strides, view = self.strides, view_begin(self.base)
         if strides is None or view is None or None in numbers or None in strides:
             return None
@@ -83,7 +83,7 @@ class VectorAccess:
     def is_shifted(self) -> bool:
         """Whether mlir-aie reads twice as much from an aligned place on, and shifts: the innermost index with
         those of views is a constant, and in a vector's length no multiple of 32 bytes."""
-        last, view = number(self.indices[-1]) if self.indices else None, view_begin(self.base)
+        last, view = constant_int(self.indices[-1]) if self.indices else None, view_begin(self.base)
         if not isinstance(self.op, vector.TransferReadOp) or last is None or view is None:
             return False
         if isinstance(self.op.permutation_map.data.results[0], AffineConstantExpr):
@@ -102,10 +102,10 @@ def view_begin(value: SSAValue) -> ViewBegin | None:
     """Where a value begins in the buffer that it is a view of; None where that is no constant."""
     elements = innermost = 0
     while True:
-        owner, source = value.owner, passed(value)
+        owner, source = value.owner, resolve_alias(value)
         if isinstance(owner, memref.SubviewOp) and isinstance(owner.source.type, MemRefType):
             strides = owner.source.type.get_strides()
-            given = iter([number(offset) for offset in owner.offsets])
+            given = iter([constant_int(offset) for offset in owner.offsets])
             offsets = [
                 next(given) if offset == DYNAMIC_INDEX else offset
                 for offset in owner.static_offsets.get_values()
@@ -145,7 +145,7 @@ def vector_access(op: Operation, device: DeviceModel) -> VectorAccess | None:
 def check_vector_alignment(program: CheckedProgram) -> Iterator[Finding]:
     """Vectors at offsets that are no multiple of their width, in a buffer that is aligned to it."""
     for herd in program.module.walk():
-        if not isinstance(herd, HerdOp) or any(isinstance(parent, HerdOp) for parent in enclosing(herd)):
+        if not isinstance(herd, HerdOp) or any(isinstance(parent, HerdOp) for parent in parent_ops(herd)):
             continue
         for op in herd.walk():
             found = vector_access(op, program.device)
@@ -165,7 +165,7 @@ def _offsets(access: VectorAccess) -> Iterator[Fault]:
         yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op)
         return
     odd = _odd_step(access)
-    if odd is not None and access.offset is None and all(map(is_regular, access.indices)):
+    if odd is not None and access.offset is None and all(map(is_affine_index, access.indices)):
         message = f"{moved} at steps of {odd} bytes; {masked_address_message(access, None)}"
         yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op, certain=False)
 
@@ -194,7 +194,7 @@ def masked_address_message(access: VectorAccess, off: int | None) -> str:
 
 def _odd_step(access: VectorAccess) -> int | None:
     """The bytes of a step that leaves multiples of the width."""
-    steps = zip(map(multiple, access.indices), access.strides or (), strict=False)
+    steps = zip(map(known_divisor, access.indices), access.strides or (), strict=False)
     sizes = [step * stride for step, stride in steps if stride is not None]
     return next((size for size in sizes if size % access.width), None)
 
@@ -225,7 +225,7 @@ def _widest(herd: HerdOp, device: DeviceModel) -> Iterator[tuple[Operation, SSAV
     for op in herd.walk():
         access = vector_access(op, device)
         if access is not None and access.width == device.vector_bytes:
-            yield op, origin(access.base)
+            yield op, root_value(access.base)
 
 
 def _misplaced(buffer: SSAValue, address: int, device: DeviceModel) -> str:

@@ -9,6 +9,7 @@ from xdsl.dialects import memref, scf
 from xdsl.dialects.builtin import AnyFloat, DenseIntOrFPElementsAttr, IntegerType, MemRefType, NoneAttr
 from xdsl.ir import Attribute, Operation
 
+from aerie.air_dialect.index_analysis import constant_ints, leaves
 from aerie.air_dialect.ops import (
     ChannelGetOp,
     ChannelOp,
@@ -19,10 +20,9 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.readings import leaves, numbers
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing, loop_counted_by
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import loop_of_induction_variable, parent_ops
 from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import (
     ALLOCATION,
@@ -102,7 +102,7 @@ def _memory_mapped(program: CheckedProgram, op: ChannelPutOp) -> Iterator[Fault]
 
 
 def _unwritable(program: CheckedProgram, op: ChannelPutOp) -> str | None:
-    source = origin(op.memref).owner
+    source = root_value(op.memref).owner
     if not isinstance(source, memref.GetGlobalOp):
         return (
             "a memory-mapped write is part of the program's image, so its source is a constant; read it with "
@@ -110,14 +110,16 @@ def _unwritable(program: CheckedProgram, op: ChannelPutOp) -> str | None:
         )
     if not isinstance(_initial_value(program, source), DenseIntOrFPElementsAttr):
         return f"{source.name_} has no values to write into the program's image; give it dense ones"
-    indices = numbers(op.indices)
+    indices = constant_ints(op.indices)
     if indices is None:
         return (
             f"the member of @{op.chan_name} that is written is no constant, so no core can be told; write "
             "one put for each"
         )
     ends = program.channel_ends[op.chan_name]
-    gets = [end for end in ends if isinstance(end, ChannelGetOp) and numbers(end.indices) in (indices, None)]
+    gets = [
+        end for end in ends if isinstance(end, ChannelGetOp) and constant_ints(end.indices) in (indices, None)
+    ]
     if not gets:
         return f"no core gets member {indices} of @{op.chan_name}, so there is nowhere to write; add the get"
     sent, taken = (end.memref.type for end in (op, gets[0]))
@@ -141,7 +143,9 @@ def _contents(type_: MemRefType[Attribute]) -> tuple[Attribute, int]:
 
 def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
     """mlir-air measured it on npu1 only."""
-    if space_of(op.memref.type) == 0 and not any(isinstance(parent, HierarchyOp) for parent in enclosing(op)):
+    if space_of(op.memref.type) == 0 and not any(
+        isinstance(parent, HierarchyOp) for parent in parent_ops(op)
+    ):
         message = (
             "a transfer of L3 outside of any launch; air-to-aie finds no shim DMA for it, so put it into the "
             "launch or segment"
@@ -207,16 +211,18 @@ def check_bundle_members(program: CheckedProgram) -> Iterator[Finding]:
 
 def _chosen_in_time(op: ChannelTransferOp, axis: int) -> Iterator[Fault]:
     index = op.indices[axis]
-    loop = next((loop for leaf in leaves(index) if (loop := loop_counted_by(leaf)) is not None), None)
+    loop = next(
+        (loop for leaf in leaves(index) if (loop := loop_of_induction_variable(leaf)) is not None), None
+    )
     if loop is None:
         return
     certain = True
-    if loop_counted_by(index) is not None:
+    if loop_of_induction_variable(index) is not None:
         found, source = "which mlir-air's verifiers refuse", DIALECT
         what = "is the induction variable of an scf.for"
     else:
         what = "changes with an scf.for"
-        level = next((type(parent) for parent in enclosing(op) if isinstance(parent, _LEVELS)), None)
+        level = next((type(parent) for parent in parent_ops(op) if isinstance(parent, _LEVELS)), None)
         found, source = _IN_TIME.get(level, _IN_TIME[None])
         certain = level not in (HerdOp, SegmentOp) or not _ping_pong_unrolls(loop)
     advice = "use an scf.parallel or a coordinate of the herd, or unroll the loop"

@@ -8,14 +8,14 @@ from collections.abc import Iterator, Sequence
 
 from xdsl.ir import SSAValue
 
+from aerie.air_dialect.index_analysis import Known, constant_int, leaves
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     HerdOp,
     SegmentOp,
 )
-from aerie.air_dialect.readings import Known, leaves, number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import may_run_on
 from aerie.device.descriptors import descriptors
 from aerie.device.npu2 import (
@@ -107,14 +107,14 @@ def check_made_packets(scope: ArrayConfiguration) -> Iterator[Finding]:
 def _far_end(side: TransferSide, bindings: Known) -> StreamKey:
     """A channel of a bundle, or the memref at the other end of a DMA."""
     if side.channel is None:
-        return (origin(side.other),) if side.other is not None else ()
+        return (root_value(side.other),) if side.other is not None else ()
     assert isinstance(side.op, ChannelTransferOp)
     return (side.channel, *(_index(value, bindings) for value in side.op.indices))
 
 
 def _index(value: SSAValue, bindings: Known) -> object:
-    position = number(value, bindings)
-    return origin(value) if position is None else position
+    position = constant_int(value, bindings)
+    return root_value(value) if position is None else position
 
 
 def check_endpoints(scope: ArrayConfiguration) -> Iterator[Finding]:
@@ -149,7 +149,7 @@ def _streams(scope: ArrayConfiguration, space: int, reads: bool) -> int:
         elif found is not None:
             exact |= found
         else:
-            key = (origin(side.memref), *_far_end(side, {}))
+            key = (root_value(side.memref), *_far_end(side, {}))
             counted[key] = max(counted.get(key, 0), parallel_count(side))
     return len(exact) + sum(counted.values())
 
@@ -171,7 +171,7 @@ def parallel_count(side: TransferSide) -> int:
         values = side.op.indices if isinstance(side.op, ChannelTransferOp) else side.offsets
         used = {leaf for value in values for leaf in leaves(value)}
         return math.prod(map(extent_of, used))
-    grids = (op for op in enclosing(side.op) if isinstance(op, HerdOp | SegmentOp))
+    grids = (op for op in parent_ops(side.op) if isinstance(op, HerdOp | SegmentOp))
     return max(1, math.prod(math.prod(extents(op)) for op in grids))
 
 

@@ -11,7 +11,7 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device import external_kernels
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.device.npu2 import LINKING, TO_AIE
@@ -89,7 +89,7 @@ def attribute_text_of(op: Operation | None, name: str) -> str | None:
 
 def _herd_object(op: Operation) -> str | None:
     """The object file of the herd around: a function without its own is looked for there."""
-    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
     return attribute_text_of(herd, "link_with")
 
 

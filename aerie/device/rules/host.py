@@ -14,10 +14,10 @@ from xdsl.dialects.builtin import AnyFloat, IndexType, IntegerType
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import constant_int, leaves
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp, LaunchOp
-from aerie.air_dialect.readings import leaves, number
-from aerie.air_dialect.values import origin, passed
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import resolve_alias, root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.buffer_copies import trip_count
 from aerie.device.conditions import is_dead
 from aerie.device.descriptors import Dims, contiguous, stride_of
@@ -77,7 +77,7 @@ def _parameter(program: CheckedProgram, herd: HerdOp, operand: SSAValue, inside:
             "its bits as an i32"
         )
         yield Fault("parameter", place, message, TASK_QUEUE, herd, certain=False)
-    launch = next((op for op in enclosing(herd) if isinstance(op, LaunchOp)), None)
+    launch = next((op for op in parent_ops(herd) if isinstance(op, LaunchOp)), None)
     left = 1 if launch is None else host_loop_trips(launch, program.options.loop_tiling)
     if _comes_from_the_caller(operand):
         message = (
@@ -144,7 +144,7 @@ def check_copies(program: CheckedProgram) -> Iterator[Finding]:
     """Copies into an argument of the function, which the host would have to make itself."""
     bare = [f for f in program.functions if not any(isinstance(op, LaunchOp) for op in f.walk())]
     for op in (op for function in bare for op in function.walk()):
-        if op.name == "memref.copy" and _is_of_the_caller(origin(op.operands[1])):
+        if op.name == "memref.copy" and _is_of_the_caller(root_value(op.operands[1])):
             message = (
                 "a copy in L3 beside a herd without a launch, which aircc takes into the host's sequence and "
                 "cannot write; put the herd into a launch, or copy in the program that calls this one"
@@ -161,13 +161,13 @@ def check_branches(program: CheckedProgram) -> Iterator[Finding]:
 
 
 def _in_branch(op: DmaMemcpyNdOp) -> Iterator[Fault]:
-    inside = takewhile(lambda parent: not isinstance(parent, HierarchyOp), enclosing(op))
-    branch = next((p for p in inside if isinstance(p, scf.IfOp) and number(p.cond) is None), None)
-    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
+    inside = takewhile(lambda parent: not isinstance(parent, HierarchyOp), parent_ops(op))
+    branch = next((p for p in inside if isinstance(p, scf.IfOp) and constant_int(p.cond) is None), None)
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
     if branch is None or herd is None:
         return
-    ids = {origin(id_) for id_ in herd.ids}
-    on_ids = any(origin(leaf) in ids for leaf in leaves(branch.cond))
+    ids = {root_value(id_) for id_ in herd.ids}
+    on_ids = any(root_value(leaf) in ids for leaf in leaves(branch.cond))
     of = "a tile id" if on_ids else "a value of the core"
     message = (
         f"a DMA of L3 in an scf.if on {of}: air-dma-to-channel takes its L3 side to the launch with all its "
@@ -180,11 +180,11 @@ def _in_branch(op: DmaMemcpyNdOp) -> Iterator[Fault]:
 def check_shared_writes(program: CheckedProgram) -> Iterator[Finding]:
     """Places of L3 that several points of a launch write: no offset has one of its coordinates in it."""
     for side in program.transfers:
-        launch = next((op for op in enclosing(side.op) if isinstance(op, LaunchOp)), None)
+        launch = next((op for op in parent_ops(side.op) if isinstance(op, LaunchOp)), None)
         if side.space != 0 or side.reads or launch is None or not _is_whole(side.memref):
             continue
         indices = side.op.indices if isinstance(side.op, ChannelTransferOp) else ()
-        used = {origin(leaf) for value in (*side.offsets, *indices) for leaf in leaves(value)}
+        used = {root_value(leaf) for value in (*side.offsets, *indices) for leaf in leaves(value)}
         for axis, (id_, size) in enumerate(zip(launch.ids, extents(launch), strict=True)):
             if size > 1 and id_ not in used:
                 message = (
@@ -196,7 +196,7 @@ def check_shared_writes(program: CheckedProgram) -> Iterator[Finding]:
 
 def _is_whole(value: SSAValue) -> bool:
     """Whether it is a buffer itself, not a view whose place may depend on coordinates."""
-    while (source := passed(value)) is not None:
+    while (source := resolve_alias(value)) is not None:
         value = source
     return isinstance(value, BlockArgument) or isinstance(value.owner, memref.AllocOp)
 
@@ -242,9 +242,9 @@ def _with_loop(walk: Dims, count: int, stride: int, limits: DmaLimits) -> Dims:
 
 def _outer_loops(program: CheckedProgram, side: TransferSide) -> Iterator[tuple[int, int]]:
     """(trips, stride in elements) of the loops around a transfer, innermost first; the launch's are last."""
-    for op in enclosing(side.op):
+    for op in parent_ops(side.op):
         if isinstance(op, scf.ForOp):
-            yield trip_count(op) or 1, stride_of(side, op.body.block.args[0], number(op.step) or 1) or 0
+            yield trip_count(op) or 1, stride_of(side, op.body.block.args[0], constant_int(op.step) or 1) or 0
         if isinstance(op, LaunchOp):
             sizes = extents(op)
             given = program.options.loop_tiling or ()

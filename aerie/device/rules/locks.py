@@ -14,10 +14,10 @@ from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.effects import accesses
 from aerie.air_dialect.ops import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp, ExecuteOp, HerdOp
-from aerie.air_dialect.refeeds import REFEED_COUNT, Refeed, refeeds
+from aerie.air_dialect.refeeds import REFEED_COUNT, Refeed, find_refeeds
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.npu2 import REFEED_PASS, TARGET_MODEL, TO_AIE, DeviceModel
 from aerie.device.report import Fault, Finding, line_of
 from aerie.device.scopes import NO_DMA, CheckedProgram, op_location
@@ -26,11 +26,11 @@ from aerie.device.transfers import space_of
 
 def check_refeed_counts(program: CheckedProgram) -> Iterator[Finding]:
     """Buffers that are sent more often per fill than a lock counts, or whose loop aircc takes away."""
-    for refeed in refeeds(program.module):
+    for refeed in find_refeeds(program.module):
         if refeed.count > program.device.max_lock_value:
             message = lock_overflow_message(refeed, program.device)
-            yield Fault("refeed", op_location(refeed.carrier), message, TARGET_MODEL, _at(refeed))
-        if refeed.in_loop and refeed.put is not None and refeed.carrier is refeed.put:
+            yield Fault("refeed", op_location(refeed.attribute_op), message, TARGET_MODEL, _at(refeed))
+        if refeed.in_loop and refeed.put is not None and refeed.attribute_op is refeed.put:
             yield from _lost(refeed, refeed.put)
 
 
@@ -47,7 +47,7 @@ def lock_overflow_message(refeed: Refeed, device: DeviceModel) -> str:
 
 
 def _at(refeed: Refeed) -> Operation:
-    return refeed.carrier if refeed.put is None else refeed.put
+    return refeed.attribute_op if refeed.put is None else refeed.put
 
 
 def _lost(refeed: Refeed, put: ChannelPutOp) -> Iterator[Fault]:
@@ -96,9 +96,9 @@ def _late(write: Operation) -> str:
 
 def _written_before(put: ChannelPutOp) -> Iterator[Operation]:
     """What writes a put's buffer in a block around the put's, before it, in a loop of the same core."""
-    buffer, child = origin(put.memref), put.parent_op()
+    buffer, child = root_value(put.memref), put.parent_op()
     while child is not None and not isinstance(child, HerdOp):
-        block, around = child.parent, [child, *enclosing(child)]
+        block, around = child.parent, [child, *parent_ops(child)]
         loops = any(isinstance(op, scf.ForOp | affine.ForOp) for op in _inside_herd(around[1:]))
         if loops and block is not None and not isinstance(child, ExecuteOp):
             for op in block.ops:
@@ -112,7 +112,7 @@ def _fills(op: Operation, buffer: SSAValue) -> bool:
     """Whether the core itself writes a buffer; a DMA that does has the buffer's locks."""
     if isinstance(op, ChannelTransferOp | DmaMemcpyNdOp):
         return False
-    return any(writes and origin(value) is buffer for value, writes in accesses(op))
+    return any(writes and root_value(value) is buffer for value, writes in accesses(op))
 
 
 def _inside_herd(operations: list[Operation]) -> Iterator[Operation]:

@@ -15,8 +15,8 @@ from xdsl.dialects.builtin import FloatAttr, ModuleOp, VectorType
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.lowering import (
     LoweringRule,
     LoweringVerdict,
@@ -38,7 +38,7 @@ NOWHERE = "aerie/device/lowering"
 def core_operations(module: ModuleOp) -> Iterator[Operation]:
     """Every operation in a herd."""
     for herd in module.walk():
-        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in enclosing(herd)):
+        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in parent_ops(herd)):
             yield from herd.walk()
 
 
@@ -127,7 +127,7 @@ def _division(program: CheckedProgram, op: Operation) -> Iterator[Fault]:
 
 def _is_power_of_two(value: SSAValue) -> bool:
     """Whether it is a constant whose reciprocal is exact, so that LLVM multiplies."""
-    owner = origin(value).owner
+    owner = root_value(value).owner
     constant = owner.value if isinstance(owner, arith.ConstantOp) else None
     if not isinstance(constant, FloatAttr) or not isfinite(constant.value.data):
         return False

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, HerdOp
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.conditions import may_run_on
 from aerie.device.memtile_allocation import allocate_array
 from aerie.device.npu2 import ALLOCATION, LOWERING, TO_AIE
@@ -190,6 +190,6 @@ def _outside(index: object, extent: int) -> bool:
 
 def _reached(op: ChannelTransferOp) -> Iterator[Position]:
     """The members that a transfer names, on every core that runs it."""
-    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
     places = [{}] if herd is None else [known for _, known in cores(herd) if may_run_on(op, herd, known)]
     return itertools.chain.from_iterable((at for at, _ in positions(op, known)) for known in places)

@@ -11,7 +11,7 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 from aerie.device.descriptors import buffer_bytes
 from aerie.device.l1_placement import bytes_of_core
 from aerie.device.npu2 import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
@@ -79,7 +79,7 @@ def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
 
 def _captured(herd: HerdOp) -> Iterator[Fault]:
     for operand in herd.kernel_operands:
-        outside = origin(operand)
+        outside = root_value(operand)
         around = outside.owner.parent_op() if isinstance(outside, BlockArgument) else None
         if isinstance(around, FuncOp) and space_of(operand.type) in (1, 2):
             message = (

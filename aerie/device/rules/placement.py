@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
+from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.launches import loop_trips
 from aerie.device.npu2 import DIALECT, PLACEMENT, REGISTRY, TARGET_MODEL, TASK_QUEUE, TO_AIE
 from aerie.device.report import Fault, Finding, ResourceUsage
@@ -51,7 +51,7 @@ def check_bare_herds(program: CheckedProgram) -> Iterator[Finding]:
             continue
         for herd in ops:
             if isinstance(herd, HerdOp) and not any(
-                isinstance(parent, LaunchOp) for parent in enclosing(herd)
+                isinstance(parent, LaunchOp) for parent in parent_ops(herd)
             ):
                 message = (
                     "a herd without a launch in a function that has launches: airrt-to-npu drops it; put it "
@@ -61,7 +61,7 @@ def check_bare_herds(program: CheckedProgram) -> Iterator[Finding]:
 
 
 def _empty(op: HierarchyOp) -> Iterator[Fault]:
-    for size in map(number, op.sizes):
+    for size in map(constant_int, op.sizes):
         if size is not None and size < 1:
             message = f"an extent of {size}, so nothing would run; make it at least 1"
             yield Fault("extent", op_location(op), message, DIALECT, op)
@@ -88,7 +88,7 @@ def check_segments(scope: ArrayConfiguration) -> Iterator[Finding]:
 
 
 def _unroll(scope: ArrayConfiguration, segment: SegmentOp) -> Iterator[Finding]:
-    sizes = [number(size) for size in segment.sizes]
+    sizes = [constant_int(size) for size in segment.sizes]
     if None in sizes:
         message = "an unroll factor that is no constant; each copy is compiled for itself, so write a number"
         yield Fault("unroll", scope.place, message, TO_AIE, segment)

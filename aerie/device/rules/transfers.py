@@ -13,14 +13,14 @@ from typing import NamedTuple
 from xdsl.dialects.builtin import DenseArrayBase, NoneAttr
 from xdsl.ir import SSAValue
 
+from aerie.air_dialect.index_analysis import constant_int, interval, is_affine_index, known_divisor
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
     memory_space_name,
 )
-from aerie.air_dialect.readings import interval, is_regular, multiple, number
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 from aerie.device.descriptors import Dims, contiguous
 from aerie.device.memtile_allocation import allocate_array
 from aerie.device.npu2 import (
@@ -92,7 +92,7 @@ def _side_faults(
     yield from _repeats(side, dims, repeats)
     dims = contiguous(dims)
     yield from _granules(side, dims, device.granule_bytes * 8)
-    share = parts.get(origin(side.memref), 1)
+    share = parts.get(root_value(side.memref), 1)
     yield from _length(side, dims, limits, device.granule_bytes * 8, share)
     yield from _fields(side, dims, repeats, limits, device.granule_bytes * 8)
 
@@ -140,7 +140,7 @@ def _bounds(side: TransferSide, dims: Dims) -> Iterator[TransferFault]:
     shape = side.type.get_shape()
     if not isinstance(side.type.layout, NoneAttr) or min(shape, default=1) < 0:
         return
-    offsets = [number(value) or 0 for value in side.offsets]
+    offsets = [constant_int(value) or 0 for value in side.offsets]
     starts = [0] * (len(dims) - len(offsets)) + offsets
     last = sum((start + size - 1) * stride for start, (size, stride) in zip(starts, dims, strict=False))
     elements = math.prod(shape)
@@ -198,9 +198,9 @@ def _granules(side: TransferSide, dims: Dims, granule: int) -> Iterator[Transfer
         message = f"a stride of {_bytes(odd[0] * bits)}, no multiple of {granule // 8} bytes; {whole}"
         yield TransferFault("granule", message, DESCRIPTOR_FIELDS)
     for offset, step in zip(reversed(side.offsets), reversed(side.strides), strict=False):
-        if multiple(offset) * (step or 0) * bits % granule:
+        if known_divisor(offset) * (step or 0) * bits % granule:
             message = f"an offset that may be no multiple of {granule // 8} bytes; {whole}"
-            yield TransferFault("alignment", message, DESCRIPTOR_RULES, is_regular(offset))
+            yield TransferFault("alignment", message, DESCRIPTOR_RULES, is_affine_index(offset))
 
 
 def _bytes(bits: int) -> str:

@@ -12,9 +12,9 @@ from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
 from aerie.air_dialect.effects import ACCESSES, accesses
-from aerie.air_dialect.indices import Operator, Reading
-from aerie.air_dialect.readings import interval
-from aerie.air_dialect.values import is_inside
+from aerie.air_dialect.index_analysis import interval
+from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
+from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body
 from aerie.virtual_npu.codegen.cpp_text import add, min_or_max, mul, parenthesize
@@ -39,7 +39,7 @@ def accessed_bounds(body: Body, nest: Operation, value: SSAValue) -> Bounds | No
             return None
         bounds.append(access)
     lows, highs = ([*dict.fromkeys(side)] for side in zip(*bounds, strict=True))
-    return min_or_max(Operator.MIN, lows), min_or_max(Operator.MAX, highs)
+    return min_or_max(IndexOperator.MIN, lows), min_or_max(IndexOperator.MAX, highs)
 
 
 def _of_access(body: Body, nest: Operation, op: Operation, value: SSAValue) -> Bounds | None:
@@ -66,7 +66,11 @@ def index_bounds(
 ) -> list[Bounds | None]:
     """The bounds of indices over all iterations of a nest."""
     reading = _reading(body, nest)
-    return [reading.read(operand) for operand in operands] if map_ is None else reading.of_map(map_, operands)
+    return (
+        [reading.analyze(operand) for operand in operands]
+        if map_ is None
+        else reading.analyze_map(map_, operands)
+    )
 
 
 def _lanes(op: Operation, rank: int) -> list[int]:
@@ -79,7 +83,7 @@ def _lanes(op: Operation, rank: int) -> list[int]:
     return [1] * (rank - len(shape)) + shape if is_plain else [max([1, *shape])] * rank
 
 
-def _reading(body: Body, nest: Operation) -> Reading[Bounds]:
+def _reading(body: Body, nest: Operation) -> IndexAnalysis[Bounds]:
     """Indices in a nest by their bounds: numbers, or what is made of values from outside."""
 
     def number(value: SSAValue) -> Bounds | None:
@@ -87,9 +91,9 @@ def _reading(body: Body, nest: Operation) -> Reading[Bounds]:
         return None if known is None else (str(known[0]), str(known[1]))
 
     def text(value: SSAValue) -> Bounds | None:
-        return None if is_inside(nest, value) else (body.text(value), body.text(value))
+        return None if is_defined_in(nest, value) else (body.text(value), body.text(value))
 
-    return replace(BOUNDS, given=lambda value: number(value) or text(value))
+    return replace(BOUNDS, known_value=lambda value: number(value) or text(value))
 
 
 def _of_loop_variable(_: SSAValue, low: Bounds | None, high: Bounds | None, _step: object) -> Bounds | None:
@@ -112,14 +116,14 @@ def _multiply(lhs: Bounds, rhs: Bounds) -> Bounds | None:
     return mul(parenthesize(other[0]), by[0]), mul(parenthesize(other[1]), by[0])
 
 
-BOUNDS: Reading[Bounds] = Reading(
+BOUNDS: IndexAnalysis[Bounds] = IndexAnalysis(
     lambda value: (str(value), str(value)),
     {
-        **dict.fromkeys(Operator),
-        Operator.ADD: _add,
-        Operator.SUBTRACT: _subtract,
-        Operator.MULTIPLY: _multiply,
-        Operator.CAST: lambda found: found,
+        **dict.fromkeys(IndexOperator),
+        IndexOperator.ADD: _add,
+        IndexOperator.SUBTRACT: _subtract,
+        IndexOperator.MULTIPLY: _multiply,
+        IndexOperator.CAST: lambda found: found,
     },
     variable=_of_loop_variable,
 )
@@ -219,7 +223,7 @@ def _made_inside(nest: Operation, value: SSAValue) -> bool:
         return True
     if isinstance(value, OpResult):
         return bool(value.op.operands) and all(_made_inside(nest, operand) for operand in value.op.operands)
-    return is_inside(nest, value)
+    return is_defined_in(nest, value)
 
 
 def _fixed(body: Body, nest: Operation, value: SSAValue) -> str | None:
@@ -227,4 +231,4 @@ def _fixed(body: Body, nest: Operation, value: SSAValue) -> str | None:
     found = interval(value)
     if found is not None and found[0] == found[1]:
         return str(found[0])
-    return None if is_inside(nest, value) else body.text(value)
+    return None if is_defined_in(nest, value) else body.text(value)

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseIntOrFPElem
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
-from aerie.air_dialect.indices import Operator
+from aerie.air_dialect.index_expressions import IndexOperator
 from aerie.air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
 from aerie.virtual_npu.codegen import memory, size_checks, types
 from aerie.virtual_npu.codegen.body import Body, Scalar, emitter
@@ -36,7 +36,7 @@ def _apply(body: Body, op: Operation) -> None:
 
 @emitter("affine.min", "affine.max")
 def _min_max(body: Body, op: Operation) -> None:
-    operator = Operator.MIN if op.name == "affine.min" else Operator.MAX
+    operator = IndexOperator.MIN if op.name == "affine.min" else IndexOperator.MAX
     texts = map_results(_map(op, "map").data, body.texts(op.operands))
     body.define(op.results[0], min_or_max(operator, texts))
 
@@ -46,7 +46,7 @@ def _affine_for(body: Body, op: Operation) -> None:
     assert isinstance(op, affine.ForOp)
     lows = map_results(op.lowerBoundMap.data, body.texts(op.lowerBoundOperands))
     highs = map_results(op.upperBoundMap.data, body.texts(op.upperBoundOperands))
-    low, high = min_or_max(Operator.MAX, lows), min_or_max(Operator.MIN, highs)
+    low, high = min_or_max(IndexOperator.MAX, lows), min_or_max(IndexOperator.MIN, highs)
     bounds = (low, body.emit_variable(high, "upper"), str(op.step.value.data))
     counted_loop(body, op, bounds, op.body.block, op.inits, op.results)
 
@@ -115,8 +115,8 @@ def _parallel(body: Body, op: Operation) -> None:
     lower, upper = op.lowerBoundsMap.data, op.upperBoundsMap.data
     operands = body.texts(op.map_operands)
     cut = lower.num_dims + lower.num_symbols
-    lows = _bounds(lower, op.lowerBoundsGroups, operands[:cut], Operator.MAX)
-    highs = _bounds(upper, op.upperBoundsGroups, operands[cut:], Operator.MIN)
+    lows = _bounds(lower, op.lowerBoundsGroups, operands[:cut], IndexOperator.MAX)
+    highs = _bounds(upper, op.upperBoundsGroups, operands[cut:], IndexOperator.MIN)
     block = op.body.block
     body.comment(op)
     for argument, low, high, step in zip(block.args, lows, highs, op.steps, strict=True):
@@ -139,7 +139,7 @@ def _parallel(body: Body, op: Operation) -> None:
 
 
 def _bounds(
-    map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], operator: Operator
+    map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], operator: IndexOperator
 ) -> list[str]:
     """C++ text of one bound per loop: the largest lower, or smallest upper one, of its group."""
     texts = iter(map_results(map_, operands))

@@ -5,10 +5,10 @@ from __future__ import annotations
 from xdsl.dialects.builtin import VectorType
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import known_divisor
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.readings import multiple
-from aerie.air_dialect.values import origin, passed
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import resolve_alias, root_value
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.npu2 import NPU2
 from aerie.device.rules.alignment import VectorAccess, vector_access
 from aerie.virtual_npu.codegen import types
@@ -22,12 +22,12 @@ def check_alignment(body: Body, op: Operation, pointer: str, strides: str) -> No
 
     pointer, strides: C++ text of where it begins, and of the strides of its dimensions.
     """
-    if not body.checked or not any(isinstance(parent, HerdOp) for parent in enclosing(op)):
+    if not body.checked or not any(isinstance(parent, HerdOp) for parent in parent_ops(op)):
         return
     access = vector_access(op, NPU2)
     if access is None or access.is_shifted:
         return
-    buffer = origin(access.base)
+    buffer = root_value(access.base)
     offset = alignment_offset(buffer)
     if offset == NO_ADDRESS or (offset == 0 and _is_known(access, buffer)):
         return
@@ -49,14 +49,14 @@ def _is_known(access: VectorAccess, buffer: SSAValue) -> bool:
     strides = access.strides
     if strides is None or None in strides or not _is_whole(access.base, buffer) or not _is_dense(access):
         return False
-    steps = zip(map(multiple, access.indices), strides, strict=True)
+    steps = zip(map(known_divisor, access.indices), strides, strict=True)
     return all(step * (stride or 0) % access.width == 0 for step, stride in steps)
 
 
 def _is_whole(value: SSAValue, buffer: SSAValue) -> bool:
     """Whether a memref is the buffer under another name, not a view of it."""
     while value is not buffer:
-        source = passed(value)
+        source = resolve_alias(value)
         if source is None:
             return False
         value = source

@@ -10,8 +10,8 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import NUMBERS
 from aerie.air_dialect.ops import ChannelOp
-from aerie.air_dialect.readings import NUMBERS
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
@@ -241,7 +241,7 @@ class Body:
         """The constant of a value, a 64-bit integer; None if it is not constant."""
         if not isinstance(value.type, IndexType | IntegerType):
             return None
-        known = NUMBERS.read(value, self.numbers)
+        known = NUMBERS.analyze(value, self.numbers)
         return known if known is not None and -(1 << 63) <= known < 1 << 63 else None
 
     def memref(self, value: SSAValue) -> MemRef:

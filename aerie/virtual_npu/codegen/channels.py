@@ -11,9 +11,9 @@ from dataclasses import replace
 
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.indices import Operator, Reading
+from aerie.air_dialect.index_analysis import INTERVALS, Interval, single_value
+from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
 from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
-from aerie.air_dialect.readings import INTERVALS, Interval, only_number
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.cpp_text import TEXTS
@@ -158,10 +158,10 @@ def _text(op: Operation, value: SSAValue) -> str | None:
     def part_text(part: SSAValue) -> str | None:
         if part in coordinates:
             return "x" if part is coordinates[0] else "y"
-        known = only_number(INTERVALS.read(part, ranges))
+        known = single_value(INTERVALS.analyze(part, ranges))
         return None if known is None else str(known)
 
-    return replace(OF_COORDINATES, given=part_text).read(value)
+    return replace(OF_COORDINATES, known_value=part_text).analyze(value)
 
 
 def _infix(sign: str) -> Callable[[str, str], str]:
@@ -174,24 +174,29 @@ def _by_number(sign: str) -> Callable[[str, str], str | None]:
 
 
 _INFIX = {
-    Operator.ADD: "+", Operator.SUBTRACT: "-", Operator.MULTIPLY: "*",
-    Operator.AND: "&", Operator.OR: "|", Operator.XOR: "^", Operator.EQUAL: "==", Operator.UNEQUAL: "!=",
-    Operator.LESS: "<", Operator.LESS_EQUAL: "<=", Operator.GREATER: ">", Operator.GREATER_EQUAL: ">=",
-    Operator.UNSIGNED_LESS: "<", Operator.UNSIGNED_LESS_EQUAL: "<=", Operator.UNSIGNED_GREATER: ">",
-    Operator.UNSIGNED_GREATER_EQUAL: ">=",
+    IndexOperator.ADD: "+", IndexOperator.SUBTRACT: "-", IndexOperator.MULTIPLY: "*",
+    IndexOperator.AND: "&", IndexOperator.OR: "|", IndexOperator.XOR: "^", IndexOperator.EQUAL: "==",
+    IndexOperator.UNEQUAL: "!=",
+    IndexOperator.LESS: "<", IndexOperator.LESS_EQUAL: "<=", IndexOperator.GREATER: ">",
+    IndexOperator.GREATER_EQUAL: ">=",
+    IndexOperator.UNSIGNED_LESS: "<", IndexOperator.UNSIGNED_LESS_EQUAL: "<=",
+    IndexOperator.UNSIGNED_GREATER: ">",
+    IndexOperator.UNSIGNED_GREATER_EQUAL: ">=",
 }  # fmt: skip
 """Coordinates are not negative, so the sign makes no difference."""
-OF_COORDINATES: Reading[str] = Reading(
+OF_COORDINATES: IndexAnalysis[str] = IndexAnalysis(
     str,
     {
         **TEXTS.operators,
         **{operator: _infix(sign) for operator, sign in _INFIX.items()},
-        Operator.DIVIDE: _by_number("/"),
-        Operator.UNSIGNED_DIVIDE: _by_number("/"),
-        Operator.REMAINDER: _by_number("%"),
-        Operator.UNSIGNED_REMAINDER: _by_number("%"),
-        Operator.SELECT: lambda chosen, yes, no: None if chosen is None else f"({chosen} ? {yes} : {no})",
-        Operator.CAST: lambda text: text,
-        Operator.UNSIGNED_CAST: lambda text, _: text,
+        IndexOperator.DIVIDE: _by_number("/"),
+        IndexOperator.UNSIGNED_DIVIDE: _by_number("/"),
+        IndexOperator.REMAINDER: _by_number("%"),
+        IndexOperator.UNSIGNED_REMAINDER: _by_number("%"),
+        IndexOperator.SELECT: lambda chosen, yes, no: (
+            None if chosen is None else f"({chosen} ? {yes} : {no})"
+        ),
+        IndexOperator.CAST: lambda text: text,
+        IndexOperator.UNSIGNED_CAST: lambda text, _: text,
     },
 )

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 from xdsl.ir.affine import AffineConstraintKind, AffineExpr, AffineMap, AffineSet
 
-from aerie.air_dialect.indices import Operator, Reading
+from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
 
 
 def is_integer(text: str) -> bool:
@@ -44,17 +44,17 @@ def _call(function: str) -> Callable[[str, str], str]:
     return lambda left, right: f"vnpu::{function}({left}, {right})"
 
 
-TEXTS: Reading[str] = Reading(
+TEXTS: IndexAnalysis[str] = IndexAnalysis(
     str,
     {
-        **dict.fromkeys(Operator),
-        Operator.ADD: lambda left, right: parenthesize(add(left, right)),
-        Operator.MULTIPLY: lambda left, right: parenthesize(mul(left, right)),
-        Operator.MODULO: _call("floor_mod"),
-        Operator.FLOOR_DIVIDE: _call("floor_div"),
-        Operator.CEIL_DIVIDE: _call("ceil_div"),
-        Operator.MIN: _call("minsi<vnpu::i64>"),
-        Operator.MAX: _call("maxsi<vnpu::i64>"),
+        **dict.fromkeys(IndexOperator),
+        IndexOperator.ADD: lambda left, right: parenthesize(add(left, right)),
+        IndexOperator.MULTIPLY: lambda left, right: parenthesize(mul(left, right)),
+        IndexOperator.MODULO: _call("floor_mod"),
+        IndexOperator.FLOOR_DIVIDE: _call("floor_div"),
+        IndexOperator.CEIL_DIVIDE: _call("ceil_div"),
+        IndexOperator.MIN: _call("minsi<vnpu::i64>"),
+        IndexOperator.MAX: _call("maxsi<vnpu::i64>"),
     },
 )
 """The reading of affine expressions, and of bounds of loops, as C++ text."""
@@ -63,7 +63,7 @@ _CONSTRAINTS = {AffineConstraintKind.ge: ">=", AffineConstraintKind.le: "<=", Af
 
 def _expression(expr: AffineExpr, dims: Sequence[str], symbols: Sequence[str] = ()) -> str:
     """C++ text of an affine expression over given dimension and symbol texts."""
-    text = TEXTS.expression(expr, [*dims, *symbols], len(dims))
+    text = TEXTS.analyze_affine(expr, [*dims, *symbols], len(dims))
     assert text is not None  # every operation has a text
     return text
 
@@ -74,7 +74,7 @@ def map_results(map_: AffineMap, operands: Sequence[str]) -> list[str]:
     return [_expression(result, dims, symbols) for result in map_.results]
 
 
-def min_or_max(operator: Operator, texts: Sequence[str]) -> str:
+def min_or_max(operator: IndexOperator, texts: Sequence[str]) -> str:
     """C++ text of the smallest (MIN) or largest (MAX) of several texts."""
     text = TEXTS.apply(operator, texts)
     assert text is not None

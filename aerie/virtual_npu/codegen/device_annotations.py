@@ -11,8 +11,8 @@ from xdsl.dialects.builtin import IntegerAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.refeeds import refeeds
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.refeeds import find_refeeds
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.l1_placement import misaligned_buffers
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.device.rules.locks import lock_overflow_message
@@ -40,7 +40,7 @@ def lock_error(op: Operation) -> str | None:
 
 
 def _annotate_locks(module: ModuleOp, device: DeviceModel) -> None:
-    for found in refeeds(module):
+    for found in find_refeeds(module):
         if found.put is not None and found.count > device.max_lock_value:
             found.put.attributes[LOCK_ERROR] = StringAttr(lock_overflow_message(found, device))
 
@@ -63,7 +63,7 @@ def _annotate_buffers(module: ModuleOp, device: DeviceModel) -> None:
         return
     for op in odd:
         # The copies of its tiles lie one behind the other here.
-        if not any(isinstance(parent, HerdOp) for parent in enclosing(op)):
+        if not any(isinstance(parent, HerdOp) for parent in parent_ops(op)):
             op.attributes[ALIGNMENT_OFFSET] = _number(NO_ADDRESS)
     for scope in CheckedProgram(module, device, CheckOptions()).scopes:
         for herds in scope.herds.values():

@@ -12,10 +12,10 @@ from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import ACCESSES, VIEWS, accesses
-from aerie.air_dialect.indices import Reading, mixed
+from aerie.air_dialect.index_analysis import INTERVALS, Interval, add, interval, multiply
+from aerie.air_dialect.index_expressions import IndexAnalysis, mixed_values
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from aerie.air_dialect.readings import INTERVALS, Interval, add, interval, multiply
-from aerie.air_dialect.values import is_inside
+from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types
 
 MemoryAccess = tuple[SSAValue, bool, Interval | None]
@@ -38,7 +38,7 @@ def operand_effects(op: Operation) -> list[MemoryAccess]:
     for inner in op.walk():
         for value, writes in accesses(inner):
             root, touched = _outermost(op, value, _accessed(inner, value, writes), outside)
-            if inner is op or not is_inside(op, root):
+            if inner is op or not is_defined_in(op, root):
                 key = root, writes
                 effects[key] = _joined(effects[key], touched) if key in effects else touched
     return [(root, writes, touched) for (root, writes), touched in effects.items()]
@@ -51,7 +51,7 @@ def _outermost(
     while not any(operand is value for operand in op.operands):
         if value in outside:
             value = outside[value]
-        elif isinstance(value, OpResult) and value.op.name in VIEWS and is_inside(op, value):
+        elif isinstance(value, OpResult) and value.op.name in VIEWS and is_defined_in(op, value):
             step = _shift(value)
             touched = add(touched, step) if touched is not None and step is not None else None
             value = value.op.operands[0]
@@ -103,12 +103,14 @@ def _of_access(op: Operation, buffer: SSAValue) -> Interval | None:
     return (max(0, begin[0]), min(begin[1] + reach, whole[1])) if whole is not None else None
 
 
-def index_ranges(op: Operation, rank: int, ranges: Reading[Interval] = INTERVALS) -> list[Interval | None]:
+def index_ranges(
+    op: Operation, rank: int, ranges: IndexAnalysis[Interval] = INTERVALS
+) -> list[Interval | None]:
     """The ranges of the indices of an access, one per dimension of its memref, as a reading has them."""
     first, map_ = ACCESSES[op.name][0] + 1, op.properties.get("map")
     if isinstance(map_, AffineMapAttr):
-        return ranges.of_map(map_.data, op.operands[first:])
-    return [ranges.read(value) for value in op.operands[first : first + rank]]
+        return ranges.analyze_map(map_.data, op.operands[first:])
+    return [ranges.analyze(value) for value in op.operands[first : first + rank]]
 
 
 def _of_transfer(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
@@ -145,7 +147,7 @@ def _shift(view: SSAValue) -> Interval | None:
         is_same_place = op.name not in ("memref.view", "memref.reinterpret_cast", "memref.transpose")
         return (0, 0) if is_same_place else None
     assert isinstance(op.source.type, MemRefType)
-    offsets = mixed(op.static_offsets.get_values(), op.offsets)
+    offsets = mixed_values(op.static_offsets.get_values(), op.offsets)
     ranges = [(each, each) if isinstance(each, int) else interval(each) for each in offsets]
     return _walked(ranges, types.memref_strides(op.source.type))
 

@@ -10,9 +10,9 @@ from xdsl.dialects.builtin import BFloat16Type, IndexType, IntegerType, ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from aerie.air_dialect.effects import accesses
-from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.index_analysis import leaves
+from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
-from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import channels_used
@@ -129,7 +129,7 @@ def _is_of_a_body(leaf: SSAValue) -> bool:
     around = leaf.owner.parent_op()
     if isinstance(around, SegmentOp | HerdOp):
         return leaf in around.ids
-    return isinstance(around, _LOOPS) and space_of_variable(leaf) is not None
+    return isinstance(around, _LOOPS) and iteration_range(leaf) is not None
 
 
 # ---- rounding ----

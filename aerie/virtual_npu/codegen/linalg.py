@@ -10,8 +10,8 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
-from aerie.air_dialect.assembly import operations_of
-from aerie.air_dialect.readings import INTERVALS
+from aerie.air_dialect.assembly import op_classes
+from aerie.air_dialect.index_analysis import INTERVALS
 from aerie.air_dialect.upstream import linalg_named
 from aerie.air_dialect.upstream.linalg import PackOp, UnpackOp
 from aerie.virtual_npu.codegen import memory, types
@@ -23,7 +23,7 @@ from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
     "linalg.log", "linalg.sqrt", "linalg.select", "linalg.reduce", "linalg.map", "linalg.quantized_matmul",
-    *(op.name for op in operations_of(linalg_named)),
+    *(op.name for op in op_classes(linalg_named)),
 ]  # fmt: skip
 
 
@@ -137,7 +137,7 @@ def _indices(map_: AffineMap, indices: Sequence[str], extents: Sequence[str]) ->
     ranges = [(0, max(0, int(extent) - 1)) if extent.isdigit() else None for extent in extents]
     texts = map_results(map_, indices)
     return [
-        memory.AccessIndex(f"({text})", INTERVALS.expression(expr, ranges, map_.num_dims))
+        memory.AccessIndex(f"({text})", INTERVALS.analyze_affine(expr, ranges, map_.num_dims))
         for text, expr in zip(texts, map_.results, strict=True)
     ]
 

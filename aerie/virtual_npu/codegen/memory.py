@@ -19,9 +19,9 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from aerie.air_dialect.readings import INTERVALS, Interval, interval
+from aerie.air_dialect.index_analysis import INTERVALS, Interval, interval
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.access_ranges import Bounds, index_bounds
@@ -75,7 +75,7 @@ def place_name(body: Body, op: Operation, value: SSAValue) -> str:
 
 def _maker(value: SSAValue) -> str:
     """Where the buffer behind a memref comes from, as far as the text of the program tells."""
-    found = origin(value)
+    found = root_value(value)
     if not isinstance(found, OpResult):
         return ""
     if found.op.name in ("memref.alloc", "memref.alloca"):
@@ -109,7 +109,9 @@ class AccessIndex:
 def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[AccessIndex]:
     """The indices of an access: the operands, or the results of an affine map of them."""
     texts = body.texts(operands)
-    values = [interval(value) for value in operands] if map_ is None else INTERVALS.of_map(map_, operands)
+    values = (
+        [interval(value) for value in operands] if map_ is None else INTERVALS.analyze_map(map_, operands)
+    )
     if map_ is not None:
         texts = map_results(map_, texts)
     bounds: list[Bounds | None] = [None] * len(texts)
@@ -262,5 +264,5 @@ def uses_of(body: Body, op: Operation) -> list[str]:
 
 def _is_handed_over(value: SSAValue) -> bool:
     """Whether locks order who writes a buffer, and operations that use it run side by side."""
-    made = origin(value).owner
+    made = root_value(value).owner
     return isinstance(made, Operation) and LOCK_SHARED in made.attributes

@@ -21,8 +21,9 @@ from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr, Me
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, effects
-from aerie.air_dialect.indices import COMPARISONS, Reading, mixed, written_constant
+from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, memory_effects
+from aerie.air_dialect.index_analysis import INTERVALS, NUMBERS, Interval, constant_int
+from aerie.air_dialect.index_expressions import COMPARISONS, IndexAnalysis, literal_constant, mixed_values
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
@@ -34,8 +35,7 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     memory_space,
 )
-from aerie.air_dialect.readings import INTERVALS, NUMBERS, Interval, number
-from aerie.air_dialect.values import passed
+from aerie.air_dialect.values import resolve_alias
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import index_ranges
 from aerie.virtual_npu.codegen.op_errors import attribute
@@ -111,7 +111,7 @@ def herds_using(buffer: SSAValue) -> list[HerdUse]:
 
 def cores_of(herd: HerdOp) -> list[HerdCore]:
     """All cores of a herd."""
-    extents = [number(size) or 0 for size in herd.sizes]
+    extents = [constant_int(size) or 0 for size in herd.sizes]
     return [HerdCore(herd, at) for at in product(*map(range, extents))]
 
 
@@ -123,7 +123,9 @@ def accesses_of(use: HerdUse) -> list[CoreAccesses]:
     by_core = [CoreAccesses(core) for core in cores_of(use.herd)]
     names = _names(use)
     for op in use.herd.body.block.walk():
-        touched = [(position, effect) for position, effect in effects(op) if op.operands[position] in names]
+        touched = [
+            (position, effect) for position, effect in memory_effects(op) if op.operands[position] in names
+        ]
         if not touched:
             continue
         on = [each for each in by_core if is_reached(op, each.core)]
@@ -151,7 +153,7 @@ def _names(use: HerdUse) -> set[SSAValue]:
     for op in use.herd.body.block.walk():
         if op.name in VIEWS and op.operands[0] in names:
             names.add(op.results[0])
-        names.update(result for result in op.results if passed(result) in names)
+        names.update(result for result in op.results if resolve_alias(result) in names)
     return names
 
 
@@ -180,7 +182,7 @@ def _taken(branch: Operation, ids: Mapping[SSAValue, int]) -> int | None:
 
 
 def _known(value: SSAValue, ids: Mapping[SSAValue, int]) -> int | None:
-    return ids[value] if value in ids else written_constant(value)
+    return ids[value] if value in ids else literal_constant(value)
 
 
 def _holds(condition: SSAValue, ids: Mapping[SSAValue, int]) -> bool | None:
@@ -192,7 +194,7 @@ def _holds(condition: SSAValue, ids: Mapping[SSAValue, int]) -> bool | None:
             return None
         found = NUMBERS.apply(COMPARISONS[owner.predicate.value.data], sides)
         return None if found is None else found != 0
-    constant = written_constant(condition)
+    constant = literal_constant(condition)
     if isinstance(owner, arith.IndexCastOp):
         constant = _known(owner.operands[0], ids)
     return None if constant is None else constant != 0
@@ -225,7 +227,7 @@ def tile_copies(buffer: SSAValue) -> int:
         return 1
     uses = herds_using(buffer)
     is_alone = isinstance(buffer.owner, Operation) and PERSISTENT in buffer.owner.attributes
-    grids = {tuple(number(size) for size in use.herd.sizes) for use in uses}
+    grids = {tuple(constant_int(size) for size in use.herd.sizes) for use in uses}
     if len(grids) != 1 or None in next(iter(grids)):
         return 1
     if not is_alone and (are_shared(uses) or _keep_apart(uses)):
@@ -250,7 +252,7 @@ Box = list[Interval]
 def _box(use: HerdUse, core: HerdCore) -> Box:
     """What a core touches of a buffer, through views too, which lie in what they are views of."""
     ids = core.ids
-    ranges = replace(INTERVALS, given=lambda value: (ids[value],) * 2 if value in ids else None)
+    ranges = replace(INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None)
     assert isinstance(use.buffer.type, MemRefType)
     shape = use.buffer.type.get_shape()
     boxes = []
@@ -263,21 +265,21 @@ def _box(use: HerdUse, core: HerdCore) -> Box:
     return _around(boxes)
 
 
-def _touched(op: Operation, buffer: SSAValue, ranges: Reading[Interval]) -> Iterator[Interval | None]:
+def _touched(op: Operation, buffer: SSAValue, ranges: IndexAnalysis[Interval]) -> Iterator[Interval | None]:
     """The indices of each dimension that an operation uses; nothing where it may be all of them."""
     assert isinstance(buffer.type, MemRefType)
     if isinstance(op, memref.SubviewOp) and op.source is buffer:
         lists = (op.static_offsets, op.offsets), (op.static_sizes, op.sizes), (op.static_strides, op.strides)
         for begin, size, step in zip(
-            *(mixed(static.get_values(), values) for static, values in lists), strict=True
+            *(mixed_values(static.get_values(), values) for static, values in lists), strict=True
         ):
-            many, by = ranges.of_term(size), ranges.of_term(step)
-            yield _reach(ranges.of_term(begin), many and by and (many[1] - 1) * by[1])
+            many, by = ranges.analyze_term(size), ranges.analyze_term(step)
+            yield _reach(ranges.analyze_term(begin), many and by and (many[1] - 1) * by[1])
     elif isinstance(op, DmaMemcpyNdOp | ChannelTransferOp):
         for begins, extents, steps in _patterns(op, buffer):
-            is_along = [number(step) for step in steps] == types.memref_strides(buffer.type)
+            is_along = [constant_int(step) for step in steps] == types.memref_strides(buffer.type)
             if is_along and len(begins) == len(steps):
-                yield from map(_part, map(ranges.read, begins), map(ranges.read, extents))
+                yield from map(_part, map(ranges.analyze, begins), map(ranges.analyze, extents))
     elif op.name in ACCESSES and op.operands[ACCESSES[op.name][0]] is buffer:
         yield from map(_reach, *_accessed(op, buffer, ranges))
 
@@ -297,7 +299,7 @@ def _patterns(
 
 
 def _accessed(
-    op: Operation, buffer: SSAValue, ranges: Reading[Interval]
+    op: Operation, buffer: SSAValue, ranges: IndexAnalysis[Interval]
 ) -> tuple[list[Interval | None], list[int]]:
     """The index of a load or store in each dimension, and the number of elements behind it."""
     assert isinstance(buffer.type, MemRefType)

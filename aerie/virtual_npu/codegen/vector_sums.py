@@ -17,7 +17,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.readings import counted
+from aerie.air_dialect.index_analysis import analyze_loop
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import Body, emitter
 from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
@@ -247,9 +247,9 @@ def blocks_per_group(op: Operation) -> int:
     if not isinstance(loop, scf.ForOp) or not is_sum_of_bf16(op) or not _is_carried(loop, op):
         return 1
     batch, _, _, reduced = _groups(op)
-    extents, found = contract_extents(op), counted(loop)
+    extents, found = contract_extents(op), analyze_loop(loop)
     steps = prod(extents[dim] for dim in reduced)
-    is_whole = found is not None and GROUP_STEPS % steps == 0 and found.trips * steps % GROUP_STEPS == 0
+    is_whole = found is not None and GROUP_STEPS % steps == 0 and found.trip_count * steps % GROUP_STEPS == 0
     return GROUP_STEPS // steps if is_whole and not batch and _only_computes(loop) else 1
 
 

@@ -10,7 +10,7 @@ from xdsl.dialects.builtin import DenseArrayBase, DictionaryAttr, IntegerAttr, M
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from aerie.air_dialect.values import is_inside
+from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.access_ranges import accessed_block, accessed_bounds
 from aerie.virtual_npu.codegen.air import (
@@ -280,6 +280,6 @@ def _memrefs_from_outside(op: Operation) -> list[SSAValue]:
     memrefs: dict[SSAValue, None] = {}
     for inner in op.walk():
         for value in inner.operands:
-            if isinstance(value.type, MemRefType) and not is_inside(op, value):
+            if isinstance(value.type, MemRefType) and not is_defined_in(op, value):
                 memrefs[value] = None
     return list(memrefs)

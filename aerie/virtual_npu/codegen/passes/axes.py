@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.readings import Linear
+from aerie.air_dialect.index_analysis import LinearForm
 from aerie.virtual_npu.codegen.passes.dma_views import RearrangingCall
 from aerie.virtual_npu.codegen.passes.loops import Loop
 
@@ -55,7 +55,7 @@ class RearrangedOperand:
 
     call: RearrangingCall
     filled: tuple[int, ...]
-    start: Linear
+    start: LinearForm
     lanes: tuple[int, ...]
 
 
@@ -64,7 +64,7 @@ class Operand:
     """A, B or C: a memref, where the first block begins, and the steps of the dimensions of a block."""
 
     memref: SSAValue
-    start: Linear
+    start: LinearForm
     lanes: tuple[int, ...]
     rearranged: RearrangedOperand | None = None
 
@@ -107,12 +107,12 @@ def at_first_iteration(side: Operand, loops: Sequence[Loop]) -> Operand:
     return replace(side, start=_start(side.start, loops), rearranged=rearranged)
 
 
-def _start(begin: Linear, loops: Sequence[Loop]) -> Linear:
+def _start(begin: LinearForm, loops: Sequence[Loop]) -> LinearForm:
     """Where the first iteration begins."""
     first = sum(begin.terms.get(loop.variable, 0) * loop.first for loop in loops)
     variables = [loop.variable for loop in loops]
     rest = {value: n for value, n in begin.terms.items() if not any(value is v for v in variables)}
-    return Linear(begin.constant + first, rest)
+    return LinearForm(begin.constant + first, rest)
 
 
 def block_axes(blocks: Sequence[Block]) -> tuple[Block, list[Axis]] | None:
@@ -156,8 +156,8 @@ def _at_zero(side: Operand) -> Operand:
     """The operand without the constant part of where it begins."""
     rearranged = side.rearranged
     if rearranged is not None:
-        rearranged = replace(rearranged, start=Linear(0, rearranged.start.terms))
-    return replace(side, start=Linear(0, side.start.terms), rearranged=rearranged)
+        rearranged = replace(rearranged, start=LinearForm(0, rearranged.start.terms))
+    return replace(side, start=LinearForm(0, side.start.terms), rearranged=rearranged)
 
 
 def _even(offsets: Sequence[_Offset]) -> _Offset | None:

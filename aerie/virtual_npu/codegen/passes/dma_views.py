@@ -25,8 +25,8 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import BFloat16Type, MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 
+from aerie.air_dialect.index_analysis import LinearForm, interval, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Linear, interval, weighted
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.passes.loops import LoopNest
 
@@ -48,7 +48,7 @@ class SourceView:
     """
 
     memref: SSAValue
-    start: Linear
+    start: LinearForm
     steps: tuple[int, ...]
     rearranged_by: RearrangingCall | None = None
 
@@ -142,7 +142,7 @@ def identity_view(buffer: SSAValue) -> SourceView | None:
     """A memref as a window on itself; None where its layout is not known."""
     assert isinstance(buffer.type, MemRefType)
     steps = types.memref_strides(buffer.type)
-    return None if types.DYNAMIC in steps else SourceView(buffer, Linear(), tuple(steps))
+    return None if types.DYNAMIC in steps else SourceView(buffer, LinearForm(), tuple(steps))
 
 
 def _precedes(first: Operation, second: Operation) -> bool:
@@ -154,7 +154,7 @@ def _precedes(first: Operation, second: Operation) -> bool:
 
 
 def _through(
-    source: SourceView, type_: MemRefType, start: Linear, shape: Sequence[int], steps: Sequence[int]
+    source: SourceView, type_: MemRefType, start: LinearForm, shape: Sequence[int], steps: Sequence[int]
 ) -> SourceView | None:
     """A walk over a buffer, of dense `type_`, that is itself a window: as a walk over what it looks at.
 
@@ -178,7 +178,7 @@ def _through(
         return sum(n * far for n, far in zip(_in_dimensions(step, strides), source.steps, strict=True))
 
     moved = {value: in_source(factor) for value, factor in start.terms.items() if in_source(factor)}
-    first = source.start.plus(Linear(in_source(start.constant), moved))
+    first = source.start.plus(LinearForm(in_source(start.constant), moved))
     return SourceView(source.memref, first, tuple(in_source(step) for step in steps))
 
 
@@ -219,9 +219,9 @@ def walk_extents(
     return None if extents is None or found is None else (extents, found)
 
 
-def side_offset(strides: Sequence[int], offsets: Sequence[SSAValue]) -> Linear:
+def side_offset(strides: Sequence[int], offsets: Sequence[SSAValue]) -> LinearForm:
     """Where one side of a DMA begins, in elements."""
-    return weighted(offsets, strides[len(strides) - len(offsets) :])
+    return weighted_sum(offsets, strides[len(strides) - len(offsets) :])
 
 
 def _constants(values: Sequence[SSAValue]) -> list[int] | None:
@@ -264,7 +264,7 @@ def _take(walk: list[tuple[int, int]], extent: int) -> int | None:
     return step if taken == extent else None
 
 
-def _lies_within(type_: MemRefType, start: Linear, sizes: Sequence[int], strides: Sequence[int]) -> bool:
+def _lies_within(type_: MemRefType, start: LinearForm, sizes: Sequence[int], strides: Sequence[int]) -> bool:
     values, whole = start.values(), walk_extents(type_, (), ())
     if values is None or whole is None or any(stride < 0 for stride in strides):
         return False

@@ -33,9 +33,9 @@ from xdsl.dialects.builtin import MemRefType, ModuleOp
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.rewriter import Rewriter
 
-from aerie.air_dialect.effects import accesses, reads_only
+from aerie.air_dialect.effects import accesses, only_reads
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, MemorySpace, memory_space
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 from aerie.device.external_kernels import constant_parameters
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, ProductOp, wrap
@@ -189,7 +189,7 @@ def _in_block(fill: Operation, op: Operation) -> Operation | None:
 
 
 def _is_allocated(value: SSAValue) -> bool:
-    made = origin(value)
+    made = root_value(value)
     return isinstance(made, OpResult) and made.op.name == "memref.alloc"
 
 
@@ -222,4 +222,4 @@ def _only_reads(kernels: _Kernels, user: Operation, buffer: SSAValue) -> bool:
     """A call says so by its signature."""
     if isinstance(user, func.CallOp):
         return all(value is not buffer for value in kernels.written_by(user))
-    return reads_only(user, buffer)
+    return only_reads(user, buffer)

@@ -19,7 +19,7 @@ from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import accesses
 from aerie.air_dialect.ops import ChannelTransferOp, LaunchOp, MemorySpace, SegmentOp, memory_space
-from aerie.air_dialect.values import is_inside, origin
+from aerie.air_dialect.values import is_defined_in, root_value
 from aerie.virtual_npu.codegen.dialect import BorrowedOp, BorrowOp, LendOp, wrap
 from aerie.virtual_npu.codegen.execution import BodyMode, visit_operations
 from aerie.virtual_npu.codegen.passes.elide_l1_copies import fills_buffer, is_dense, users_of
@@ -52,12 +52,12 @@ def elide_l2_copies(module: ModuleOp, options: BuildOptions) -> None:
 
 def _lent_by(launch: LaunchOp) -> list[tuple[Operation, list[SSAValue]]]:
     """The puts of a launch that read what nothing in it writes; and what it does write from outside."""
-    origins = [origin(value) for value in launch.kernel_operands]
+    origins = [root_value(value) for value in launch.kernel_operands]
     written: dict[SSAValue, SSAValue] = {}
     for inner in launch.walk():
         for value, is_written in accesses(inner):
-            made = origin(value)
-            if not is_written or (_is_allocated(made) and is_inside(launch, made)):
+            made = root_value(value)
+            if not is_written or (_is_allocated(made) and is_defined_in(launch, made)):
                 continue
             if made not in origins:
                 return []
@@ -68,7 +68,7 @@ def _lent_by(launch: LaunchOp) -> list[tuple[Operation, list[SSAValue]]]:
 
 def _is_lent(put: Operation, origins: list[SSAValue], written: dict[SSAValue, SSAValue]) -> bool:
     assert isinstance(put, ChannelTransferOp)
-    made = origin(put.memref)
+    made = root_value(put.memref)
     return made in origins and made not in written and not _is_padded(put)
 
 

@@ -27,9 +27,10 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Block, Operation, Region, SSAValue
 from xdsl.rewriter import InsertPoint, Rewriter
 
-from aerie.air_dialect.assembly import SEGMENTS
-from aerie.air_dialect.effects import ACCESSES, FREE, READ, VIEWS, WRITE, Effect, effects
-from aerie.air_dialect.indices import written_constant
+from aerie.air_dialect.assembly import OPERAND_SEGMENT_SIZES
+from aerie.air_dialect.effects import ACCESSES, FREE, READ, VIEWS, WRITE, Effect, memory_effects
+from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_expressions import literal_constant
 from aerie.air_dialect.ops import (
     AsyncTokenType,
     ExecuteOp,
@@ -40,9 +41,8 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     WaitAllOp,
 )
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.values import passed
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import resolve_alias
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.virtual_npu.codegen.sharing import COUNTER, PERSISTENT, are_shared, herds_using, is_in
 
 
@@ -53,7 +53,7 @@ def hoist_l1_buffers(module: ModuleOp) -> None:
     for alloc in [op for op in module.walk() if isinstance(op, memref.AllocOp)]:
         if not _is_static_l1(alloc):
             continue
-        around = next((op for op in enclosing(alloc) if isinstance(op, func.FuncOp)), alloc)
+        around = next((op for op in parent_ops(alloc) if isinstance(op, func.FuncOp)), alloc)
         touching = list(_touching(alloc, memory_work(around)))
         if any(FREE in effect for _, effect in touching):
             continue
@@ -79,7 +79,10 @@ def _memory_work(around: Operation) -> _Work:
     """The operations of a function that touch memrefs or give them other names, in the order of the text,
     and what they do to their operands. No move of an allocation changes it."""
     work = [
-        (op, [(position, effect) for position, effect in effects(op) if effect & (READ | WRITE | FREE)])
+        (
+            op,
+            [(position, effect) for position, effect in memory_effects(op) if effect & (READ | WRITE | FREE)],
+        )
         for op in around.walk()
     ]
     return [(op, done) for op, done in work if done or op.name in VIEWS or isinstance(op, _RENAMING)]
@@ -101,7 +104,7 @@ def _touching(alloc: memref.AllocOp, work: _Work) -> Iterator[tuple[Operation, E
                 yield op, _of_call(op, position) if isinstance(op, func.CallOp) else effect
         if op.name in VIEWS and op.operands and op.operands[0] in names:
             names.add(op.results[0])
-        names.update(result for result in op.results if passed(result) in names)
+        names.update(result for result in op.results if resolve_alias(result) in names)
         if isinstance(op, HierarchyOp):
             pairs = zip(op.kernel_args, op.kernel_operands, strict=True)
             names.update(argument for argument, operand in pairs if operand in names)
@@ -117,7 +120,7 @@ def _element(op: Operation) -> tuple[int, ...] | None:
     """The element that an operation loads or stores; None where the text does not say one."""
     if op.name not in ("memref.load", "memref.store"):
         return None
-    indices = [written_constant(index) for index in op.operands[ACCESSES[op.name][0] + 1 :]]
+    indices = [literal_constant(index) for index in op.operands[ACCESSES[op.name][0] + 1 :]]
     known = tuple(index for index in indices if index is not None)
     return known if len(known) == len(indices) else None
 
@@ -127,9 +130,9 @@ _BRANCHES = ("scf.if", "affine.if", "scf.index_switch", "scf.while")
 
 def _lasts(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -> bool:
     """Whether cores that each have the buffer alone may read it before they write it."""
-    inside = [isinstance(op, HerdOp) for op in enclosing(alloc)]
-    around = [op for op in enclosing(alloc) if isinstance(op, SegmentOp)]
-    if any(number(size) != 1 for segment in around for size in segment.sizes):
+    inside = [isinstance(op, HerdOp) for op in parent_ops(alloc)]
+    around = [op for op in parent_ops(alloc) if isinstance(op, SegmentOp)]
+    if any(constant_int(size) != 1 for segment in around for size in segment.sizes):
         return False
     if not any(inside) and (not herds_using(alloc.memref) or are_shared(herds_using(alloc.memref))):
         return False
@@ -137,7 +140,7 @@ def _lasts(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -> b
     for op, effect in touching:
         if READ in effect and not {_element(op), None} & written:
             return True
-        if WRITE in effect and not any(parent.name in _BRANCHES for parent in enclosing(op)):
+        if WRITE in effect and not any(parent.name in _BRANCHES for parent in parent_ops(op)):
             written.add(_element(op))
     return False
 
@@ -147,7 +150,7 @@ def _lasts(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -> b
 
 def _move_before_loops(alloc: memref.AllocOp) -> None:
     """Allocate it where its core begins, if a loop does so again and again."""
-    herd = next((op for op in enclosing(alloc) if isinstance(op, HerdOp)), None)
+    herd = next((op for op in parent_ops(alloc) if isinstance(op, HerdOp)), None)
     if herd is None or alloc.parent_op() is herd:
         return
     alloc.detach()  # type: ignore[no-untyped-call]
@@ -156,11 +159,11 @@ def _move_before_loops(alloc: memref.AllocOp) -> None:
 
 def _move_out(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -> list[LaunchOp]:
     """Allocate it in the function, once; gives the launches that it was in."""
-    levels = [op for op in enclosing(alloc) if isinstance(op, HierarchyOp)]
+    levels = [op for op in parent_ops(alloc) if isinstance(op, HierarchyOp)]
     alloc.attributes[PERSISTENT] = UnitAttr()
     if all(_element(op) is not None for op, _ in touching):
         alloc.attributes[COUNTER] = UnitAttr()
-    function = next((op for op in enclosing(alloc) if isinstance(op, func.FuncOp)), None)
+    function = next((op for op in parent_ops(alloc) if isinstance(op, func.FuncOp)), None)
     if function is None:
         return []
     inner = SSAValue.get(alloc.memref)
@@ -177,11 +180,11 @@ def _move_out(alloc: memref.AllocOp, touching: list[tuple[Operation, Effect]]) -
 
 def _hand_in(level: HierarchyOp, value: SSAValue) -> SSAValue:
     """Add a value to what a hierarchy captures; gives its name inside."""
-    sizes = level.properties[SEGMENTS]
+    sizes = level.properties[OPERAND_SEGMENT_SIZES]
     assert isinstance(sizes, DenseArrayBase)
     *others, captured = (int(size) for size in sizes.get_values())
     level.operands = [*level.operands, value]
-    level.properties[SEGMENTS] = DenseArrayBase.from_list(i32, [*others, captured + 1])
+    level.properties[OPERAND_SEGMENT_SIZES] = DenseArrayBase.from_list(i32, [*others, captured + 1])
     inner = level.body.block.insert_arg(value.type, len(level.body.block.args))
     inner.name_hint = value.name_hint
     return inner
@@ -192,7 +195,7 @@ def _hand_in(level: HierarchyOp, value: SSAValue) -> SSAValue:
 
 def _serialise(launch: LaunchOp) -> None:
     """Put loops around a launch, in each trip of which one of its points runs."""
-    if all(number(size) == 1 for size in launch.sizes):
+    if all(constant_int(size) == 1 for size in launch.sizes):
         return
     before = InsertPoint.before(launch)
     if launch.async_dependencies:

@@ -29,9 +29,9 @@ from math import prod
 from xdsl.dialects.builtin import DictionaryAttr, MemRefType, ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import LinearForm, constant_int
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp, LaunchOp, SegmentOp
-from aerie.air_dialect.readings import Linear, linear, number
-from aerie.air_dialect.values import is_inside, passed
+from aerie.air_dialect.values import is_defined_in, resolve_alias
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import (
     ProductOp,
@@ -158,18 +158,18 @@ def _phases(launch: LaunchOp) -> _Phases | None:
 def _outside(launch: LaunchOp, value: SSAValue) -> SSAValue | None:
     """What a value in a launch is outside of it; None for what the launch makes itself."""
     named: SSAValue | None = value
-    while named is not None and is_inside(launch, named):
-        named = passed(named)
+    while named is not None and is_defined_in(launch, named):
+        named = resolve_alias(named)
     return named
 
 
-def _starts(launch: LaunchOp, product: ProductOp, leave: DmaMemcpyNdOp) -> list[Linear] | None:
+def _starts(launch: LaunchOp, product: ProductOp, leave: DmaMemcpyNdOp) -> list[LinearForm] | None:
     """Where a point begins in A, B and C, by the coordinates of the launch, in elements."""
     sides = ((product.a_start, product.a_indices), (product.b_start, product.b_indices))
     forms = []
     for start, indices in sides:
         constant, *factors = ints_of_attr(start)
-        forms.append(Linear(constant, dict(zip(indices, factors, strict=True))))
+        forms.append(LinearForm(constant, dict(zip(indices, factors, strict=True))))
     assert isinstance(leave.dst.type, MemRefType)
     walk = walk_extents(leave.dst.type, leave.dst_sizes, leave.dst_strides)
     if walk is None:
@@ -180,25 +180,25 @@ def _starts(launch: LaunchOp, product: ProductOp, leave: DmaMemcpyNdOp) -> list[
     return known if len(known) == len(forms) else None
 
 
-def _lifted(linear_form: Linear, launch: LaunchOp) -> Linear | None:
+def _lifted(linear_form: LinearForm, launch: LaunchOp) -> LinearForm | None:
     """A form over values in the segment, over the coordinates of the launch; None where it has others."""
-    total = Linear(linear_form.constant)
+    total = LinearForm(linear_form.constant)
     for value, factor in linear_form.terms.items():
-        outer = value if value in launch.ids else passed(value)
+        outer = value if value in launch.ids else resolve_alias(value)
         if outer is None:
             return None
-        known = Linear(0, {outer: 1}) if outer in launch.ids else _lifted(linear(outer), launch)
+        known = LinearForm(0, {outer: 1}) if outer in launch.ids else _lifted(linear_form(outer), launch)
         if known is None:
             return None
         total = total.plus(known.times(factor))
     return total
 
 
-def _points(launch: LaunchOp, starts: Sequence[Linear]) -> list[Axis] | None:
+def _points(launch: LaunchOp, starts: Sequence[LinearForm]) -> list[Axis] | None:
     """The axes that the coordinates of the launch are; None where one is neither of m nor of n."""
     points = []
     for coordinate, size in zip(launch.ids, launch.sizes, strict=True):
-        extent = number(size)
+        extent = constant_int(size)
         if extent is None or extent < 1:
             return None
         axis = Axis(extent, *(start.terms.get(coordinate, 0) for start in starts))

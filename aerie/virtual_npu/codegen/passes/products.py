@@ -39,9 +39,9 @@ from xdsl.dialects.builtin import DictionaryAttr, IntegerAttr, ModuleOp, i64
 from xdsl.ir import Attribute, BlockArgument, Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
+from aerie.air_dialect.index_analysis import weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, ExecuteOp, HerdOp
-from aerie.air_dialect.readings import weighted
-from aerie.air_dialect.values import is_inside, origin
+from aerie.air_dialect.values import is_defined_in, root_value
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes_attr, int_array_attr, wrap
 from aerie.virtual_npu.codegen.execution import BodyMode, is_coroutine, visit_operations
 from aerie.virtual_npu.codegen.passes.axes import (
@@ -253,7 +253,7 @@ class _Candidate:
             return None
         # What indices move: the window, or the buffer that a function rearranges behind it.
         steps = view.steps if view.rearranged_by is None else own.steps
-        indexed = weighted(indices, steps)
+        indexed = weighted_sum(indices, steps)
         moved = None if indexed is None else self.nest.resolve(indexed)
         lanes = _cast([steps[dim] for dim in dims], shape_of(read.results[0]), shape_of(value))
         if moved is None or lanes is None:
@@ -267,14 +267,14 @@ class _Candidate:
 
     def _is_apart(self, sides: Sequence[Operand], views: SourceViews) -> bool:
         """Whether C is a buffer of its own, and the windows on A and B are all that is filled and called."""
-        made = origin(sides[2].memref)
+        made = root_value(sides[2].memref)
         if not isinstance(made, OpResult) or made.op.name != "memref.alloc":
             return False
         touched = [value for fill in self.nest.fills for value in (fill.dst, fill.src)]
         others = [*touched, *(side.memref for side in sides[:2])]
         effects = [*self.nest.fills, *self.nest.calls]
         is_known = all(op in views.covered_ops for op in effects)
-        return is_known and all(origin(value) is not made for value in others)
+        return is_known and all(root_value(value) is not made for value in others)
 
     def _along(
         self, loops: Sequence[Loop], sides: Block, between: Sequence[Axis], lanes: Sequence[Axis]
@@ -309,7 +309,7 @@ class _Candidate:
             side.rearranged.start.terms or len(side.rearranged.call.shape) > MAX_AXES
         ):
             return False
-        return not any(is_inside(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
+        return not any(is_defined_in(self.nest.ops[0], value) for value in (side.memref, *side.start.terms))
 
 
 def _is_same_place(read: Operation, write: Operation) -> bool:

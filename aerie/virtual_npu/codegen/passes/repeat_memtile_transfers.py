@@ -17,7 +17,8 @@ from xdsl.dialects.arith import ConstantOp
 from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
 from xdsl.ir import Block, Operation, Region, SSAValue
 
-from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.index_analysis import NUMBERS, constant_int
+from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import (
     AsyncTokenType,
     ChannelPutOp,
@@ -29,10 +30,9 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     WaitAllOp,
 )
-from aerie.air_dialect.readings import NUMBERS, number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verification import element_count
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verification import transfer_elements
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.virtual_npu.codegen.sharing import HerdCore, cores_of, is_in
 
 _ONCE = ("air.execute", "scf.execute_region")
@@ -42,7 +42,7 @@ def repeat_memtile_transfers(module: ModuleOp) -> None:
     """Change a module in place."""
     for launch in [op for op in module.walk() if isinstance(op, LaunchOp)]:
         for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
-            if not any(isinstance(op, SegmentOp) for op in enclosing(segment)):
+            if not any(isinstance(op, SegmentOp) for op in parent_ops(segment)):
                 for group in _groups(segment):
                     times = _times(launch, group)
                     if times > 1:
@@ -57,7 +57,7 @@ def _groups(segment: SegmentOp) -> list[list[Operation]]:
             continue
         for inner in op.walk():
             if isinstance(inner, ChannelTransferOp) and is_in(inner.memref, MemorySpace.L2):
-                groups.setdefault(origin(inner.memref), {})[op] = None
+                groups.setdefault(root_value(inner.memref), {})[op] = None
     group_lists = [list(group) for group in groups.values()]
     shared = [
         op for i, group in enumerate(group_lists) for op in group if any(op in g for g in group_lists[:i])
@@ -89,7 +89,7 @@ def _ratio(launch: LaunchOp, mine: Sequence[ChannelTransferOp], is_put: bool) ->
         return 0
     everywhere = [op for op in function.walk() if isinstance(op, ChannelTransferOp) and op.chan_name == name]
     others = [op for op in everywhere if isinstance(op, ChannelPutOp) is not is_put]
-    if any(launch not in enclosing(op) for op in everywhere):
+    if any(launch not in parent_ops(op) for op in everywhere):
         return 0
     same_side = [op for op in everywhere if op not in others]
     counts = [[_moved(op, launch) for op in ops] for ops in (same_side, others)]
@@ -101,8 +101,8 @@ def _ratio(launch: LaunchOp, mine: Sequence[ChannelTransferOp], is_put: bool) ->
 
 def _moved(op: ChannelTransferOp, launch: LaunchOp) -> int | None:
     """The elements that a put or get moves in one point of a launch, over all cores and trips of loops."""
-    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
-    count = element_count(op.memref.type, op.sizes)
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
+    count = transfer_elements(op.memref.type, op.sizes)
     cores: Sequence[HerdCore | None] = [None] if herd is None else cores_of(herd)
     runs = [_runs(op, launch, core) for core in cores]
     if count is None or None in runs:
@@ -113,22 +113,24 @@ def _moved(op: ChannelTransferOp, launch: LaunchOp) -> int | None:
 def _runs(op: Operation, launch: LaunchOp, core: HerdCore | None) -> int | None:
     """How often an operation runs in one point of a launch, on one core of the herd that it is in."""
     ids = {} if core is None else core.ids
-    known = replace(NUMBERS, given=ids.get)
+    known = replace(NUMBERS, known_value=ids.get)
     factors: list[int | None] = []
     inner: Operation = op
-    for parent in enclosing(op):
+    for parent in parent_ops(op):
         if parent is launch:
             return None if None in factors else prod(factor or 0 for factor in factors)
         if isinstance(parent, scf.ForOp | affine.ForOp):
-            space = space_of_variable(parent.body.block.args[0])
-            factors.append(None if space is None else _trips(*(known.of_term(bound) for bound in space[:3])))
+            space = iteration_range(parent.body.block.args[0])
+            factors.append(
+                None if space is None else _trips(*(known.analyze_term(bound) for bound in space[:3]))
+            )
         elif isinstance(parent, scf.IfOp):
-            condition = known.read(parent.cond)
+            condition = known.analyze(parent.cond)
             region = inner.parent_region()
             is_first = region is parent.true_region
             factors.append(None if condition is None else int(bool(condition) is is_first))
         elif isinstance(parent, SegmentOp):
-            factors += [number(size) for size in parent.sizes]
+            factors += [constant_int(size) for size in parent.sizes]
         elif not isinstance(parent, HerdOp) and parent.name not in _ONCE:
             factors.append(None)
         inner = parent
@@ -188,7 +190,7 @@ def _operands(op: Operation) -> Iterator[SSAValue]:
 
 
 def _outside(op: Operation, group: Sequence[Operation]) -> bool:
-    return not any(parent in group for parent in (op, *enclosing(op)))
+    return not any(parent in group for parent in (op, *parent_ops(op)))
 
 
 def _is_late(value: SSAValue, first: Operation, group: Sequence[Operation]) -> bool:

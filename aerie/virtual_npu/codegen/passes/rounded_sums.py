@@ -16,8 +16,8 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import BFloat16Type, DenseIntOrFPElementsAttr, Float32Type, MemRefType
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import LinearForm, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Linear, weighted
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.dialect import ProductOp, axes_of_attr, ints_of_attr
 from aerie.virtual_npu.codegen.passes.axes import Axis
@@ -127,11 +127,11 @@ def _reached(nest: LoopNest, loops: Sequence[Loop], op: Operation, buffer: SSAVa
         return None
     lanes = shape_of(op.results[0] if op.results else op.operands[0])
     walk = [(extent, strides[dim]) for extent, dim in zip(lanes, dims, strict=True)]
-    return _over(loops, nest.resolve(weighted(indices, strides)), walk, buffer)
+    return _over(loops, nest.resolve(weighted_sum(indices, strides)), walk, buffer)
 
 
 def _over(
-    loops: Sequence[Loop], form: Linear | None, walk: Sequence[tuple[int, int]], buffer: SSAValue
+    loops: Sequence[Loop], form: LinearForm | None, walk: Sequence[tuple[int, int]], buffer: SSAValue
 ) -> Places | None:
     """All places of a walk that begins by a form over loops; None where one lies outside of the buffer, or
     something else decides on it."""

@@ -23,7 +23,7 @@ from xdsl.dialects.builtin import DenseArrayBase, IndexType, IntegerAttr, Module
 from xdsl.ir import Block, Operation, OpResult, Region, SSAValue
 from xdsl.rewriter import InsertPoint
 
-from aerie.air_dialect.assembly import SEGMENTS
+from aerie.air_dialect.assembly import OPERAND_SEGMENT_SIZES
 from aerie.air_dialect.ops import (
     AsyncTokenType,
     ChannelGetOp,
@@ -34,7 +34,7 @@ from aerie.air_dialect.ops import (
     MemorySpace,
     WaitAllOp,
 )
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.virtual_npu.codegen.memory import LOCK_SHARED
 from aerie.virtual_npu.codegen.op_errors import line_of, unsupported
 from aerie.virtual_npu.codegen.sharing import (
@@ -69,7 +69,7 @@ def add_shared_l1_locks(module: ModuleOp) -> None:
 def _run_once_each(uses: Sequence[HerdUse], accesses: Sequence[CoreAccesses]) -> bool:
     """Whether herds that run once each write or read a buffer, and none does both."""
     blocks = {use.herd.parent for use in uses}
-    is_once = len(blocks) == 1 and not any(isinstance(op, scf.ForOp) for op in enclosing(uses[0].herd))
+    is_once = len(blocks) == 1 and not any(isinstance(op, scf.ForOp) for op in parent_ops(uses[0].herd))
     writes = [bool(each.writes) for each in accesses]
     return is_once and len(set(writes)) == 2 and not any(each.reads and each.writes for each in accesses)
 
@@ -139,7 +139,7 @@ class _BufferLocks:
 
     def insert(self) -> None:
         """Declare the channels and put their operations around the accesses of every core."""
-        *_, module = enclosing(self.alloc)
+        *_, module = parent_ops(self.alloc)
         for name in (self.free, self.filled):
             channel = ChannelOp(name, [len(self.numbers)] * 2)
             channel.location = self.alloc.location
@@ -305,7 +305,7 @@ def _has_loop(each: CoreAccesses) -> bool:
 
 def _around(op: Operation, herd: HerdOp) -> Iterator[Operation]:
     """The operations around one inside of a herd, nearest first."""
-    for parent in enclosing(op):
+    for parent in parent_ops(op):
         if parent is herd:
             return
         yield parent
@@ -329,7 +329,9 @@ def _run_side_by_side(herds: Sequence[HerdOp]) -> None:
         kept = dict.fromkeys(each for token in herd.async_dependencies for each in _without(token, tokens))
         groups = [list(kept), list(herd.sizes), list(herd.kernel_operands)]
         herd.operands = [value for group in groups for value in group]
-        herd.properties[SEGMENTS] = DenseArrayBase.from_list(i32, [len(group) for group in groups])
+        herd.properties[OPERAND_SEGMENT_SIZES] = DenseArrayBase.from_list(
+            i32, [len(group) for group in groups]
+        )
 
 
 def _without(token: SSAValue, dropped: set[OpResult]) -> list[SSAValue]:

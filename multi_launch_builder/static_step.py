@@ -1,17 +1,17 @@
 """The static form of a step of block diffusion: a whole model in one program of fixed shapes.
 
-Inputs are those of `forward_export` of DiffuLex Edge, where a step is told by masks what its block sees and
-whether it is written to the cache (engine/static_form.py makes them). Here they are bf16, and embeddings and
-rows of RoPE's table stand where it has token ids and positions:
+Inputs are those of `forward_export` of DiffuLex Edge, in which masks say what a step's block sees and whether
+it is written to the cache (engine/static_form.py makes them). Here they are bf16, with embeddings and rows of
+RoPE's table instead of token ids and positions:
 
     embeddings, rope_rows    (rows, E), (rows, D): block after block of the batch, then padding
     kv_cache, attention_mask, insert_matrix, keep_mask          as `StaticSizes` has them
     logits_0..7, updated_cache                                  (rows, Vp/8) each, and as kv_cache
 
 A layer is the launches of `rms_gemms_rope` and `o_ffn` with `block_attention` and `cache_update` in between,
-which pick their layer in cache and masks by offset; then come a last RMSNorm and the LM head. Weights are an
-argument for each layer, with the layer's number: `wq_0`, `wq_1`. Intermediates are shared by the layers but
-for the residual stream.
+which select their layer in cache and masks by offset; a last RMSNorm and the LM head follow. Weights are an
+argument for each layer, with the layer's number: `wq_0`, `wq_1`. Intermediates are shared by the layers,
+except the residual stream.
 
 Reading the tables needs no IR and no kernel.
 """
@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
 from aerie.multi_launch_builder import programs, variants
-from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 
 Extents = tuple[int, ...]
@@ -32,8 +32,9 @@ Extents = tuple[int, ...]
 
 @dataclass(frozen=True)
 class StaticSizes:
-    """What fixes the inputs of a static form: layers, sequences of a call (batch), tokens of a block,
-    positions of the cache (max_len), key/value heads, and elements of each."""
+    """The sizes of the inputs of a static form: layers, sequences of a call (batch), tokens of a block,
+    positions of the cache (max_len), key/value heads, and elements of each.
+    """
 
     layers: int
     batch: int
@@ -44,67 +45,78 @@ class StaticSizes:
 
     @property
     def kv_cache(self) -> Extents:
-        """Keys at 0 and values at 1 of each layer, heads first."""
+        """The cache's shape: keys at 0 and values at 1 of each layer, heads first."""
         return (self.layers, 2, self.batch, self.n_kv_heads, self.max_len, self.head_dim)
 
     @property
     def attention_mask(self) -> Extents:
-        """Of every row of a block: the cache, then the block's own rows."""
+        """The mask's shape: for every row of a block the cache, then the block's own rows."""
         return (self.layers, self.batch, 1, self.block, self.max_len + self.block)
 
     @property
     def insert_matrix(self) -> Extents:
-        """Which row of the block a position receives."""
+        """The insert matrix's shape: the row of the block that each position receives."""
         return (self.layers, self.batch, 1, self.max_len, self.block)
 
     @property
     def keep_mask(self) -> Extents:
-        """Which positions stay."""
+        """The keep mask's shape: which positions stay."""
         return (self.layers, self.batch, 1, self.max_len, 1)
 
     def cache_bytes(self, itemsize: int = 2) -> int:
-        """Bytes of a cache with elements of so many bytes; a step has two of it, one in and one out."""
+        """Bytes of a cache with elements of `itemsize` bytes. A step has two, one in and one out."""
         return math.prod(self.kv_cache) * itemsize
 
     @property
     def rows(self) -> int:
-        """Rows of the products: those of all blocks, and as many more as there are programs for.
+        """Rows of the products: those of all blocks, rounded up to a number that programs exist for.
 
-        Raises UnsupportedShapeError where there are more than any program has.
+        Raises UnsupportedShapeError if no program has that many.
         """
-        most = variants.LM_HEAD_ROWS[-1]
-        if self.batch * self.block > most:
+        max_rows = variants.LM_HEAD_ROWS[-1]
+        if self.batch * self.block > max_rows:
             raise UnsupportedShapeError(
                 f"batch={self.batch} blocks of {self.block} tokens are {self.batch * self.block} rows, and "
-                f"the LM head has programs of at most {most}",
-                f"legal is a batch of at most {most // self.block}" if self.block <= most else "",
+                f"the LM head has programs of at most {max_rows}",
+                f"legal is a batch of at most {max_rows // self.block}" if self.block <= max_rows else "",
             )
         return next(rows for rows in variants.LM_HEAD_ROWS if rows >= self.batch * self.block)
 
 
-KIND = "static_step"
-"""Of the program, and its name."""
+STATIC_STEP_KIND = "static_step"
+"""The program's kind and name."""
 CACHE, MASK, INSERT, KEEP = "kv_cache", "attention_mask", "insert_matrix", "keep_mask"
-UPDATED = "updated_cache"
+UPDATED_CACHE = "updated_cache"
 
 
 def plan_static_step(shape: ModelShape, sizes: StaticSizes) -> ProgramPlan:
-    """The plan of a model's step. Raises UnsupportedShapeError for more rows than there are programs for;
-    whether the kernels accept the other sizes is not asked here (`limits`, and the kernels themselves)."""
+    """The plan of a model's step. Raises UnsupportedShapeError for more rows than any program has. Does not
+    check the other sizes (`shape_limits` and the kernels do).
+    """
     rows = sizes.rows
     layers = [_Layer(shape, sizes, number) for number in range(sizes.layers)]
-    head = programs.lm_head("lm_head", shape, rows)
-    norm = Step("final_norm", "rms_norm", _norm_parameters(shape, rows), _NORM | {"x": layers[-1].made})
+    head = programs.plan_lm_head("lm_head", shape, rows)
+    norm = LaunchPlan(
+        "final_norm", "rms_norm", _norm_parameters(shape, rows), _NORM | {"x": layers[-1].output}
+    )
     steps = [step for layer in layers for step in layer.steps()]
-    steps += [norm, *(replace(step, wiring={**step.wiring, "a": "normed"}) for step in head.steps)]
+    steps += [norm, *(replace(step, wiring={**step.wiring, "a": "normed"}) for step in head.launches)]
     weight = Argument("final_norm", (shape.emb_dim,), bf16, Role.WEIGHT)
     table = {each.name: each for each in _inputs(shape, sizes)}
     for argument in (*(each for layer in layers for each in layer.arguments()), weight, *head.arguments):
         if argument.name != "x":
             table.setdefault(argument.name, argument)
-    updated = Argument(UPDATED, sizes.kv_cache, bf16, Role.OUTPUT)
+    updated = Argument(UPDATED_CACHE, sizes.kv_cache, bf16, Role.OUTPUT)
     arguments = ArgumentTable([*table.values(), updated])
-    return ProgramPlan(KIND, arguments, tuple(steps), programs.ATTENTION_OPTIONS, KIND, rows, sizes.max_len)
+    return ProgramPlan(
+        STATIC_STEP_KIND,
+        arguments,
+        tuple(steps),
+        programs.ATTENTION_OPTIONS,
+        STATIC_STEP_KIND,
+        rows,
+        sizes.max_len,
+    )
 
 
 _NORM = {"weight": "final_norm", "out": "normed"}
@@ -115,7 +127,7 @@ def _norm_parameters(shape: ModelShape, rows: int) -> dict[str, object]:
 
 
 def _inputs(shape: ModelShape, sizes: StaticSizes) -> Iterator[Argument]:
-    """What a step is given, in the order of `forward_export`."""
+    """The inputs of a step, in the order of `forward_export`."""
     shapes = {
         "embeddings": (sizes.rows, shape.emb_dim),
         "rope_rows": (sizes.rows, shape.head_dim),
@@ -130,41 +142,41 @@ def _inputs(shape: ModelShape, sizes: StaticSizes) -> Iterator[Argument]:
 
 @dataclass(frozen=True)
 class _Layer:
-    """The launches of layer `number`, and what they need."""
+    """The launches of layer `number`, and their arguments."""
 
     shape: ModelShape
     sizes: StaticSizes
     number: int
 
     @property
-    def read(self) -> str:
-        """The residual stream before it."""
+    def input(self) -> str:
+        """The residual stream before the layer."""
         return "embeddings" if self.number == 0 else f"hidden_{self.number}"
 
     @property
-    def made(self) -> str:
-        """The residual stream after it."""
+    def output(self) -> str:
+        """The residual stream after the layer."""
         return f"hidden_{self.number + 1}"
 
     @property
     def _before(self) -> ProgramPlan:
-        return programs.before_attention("", self.shape, self.sizes.rows, variants.ROPE_ROWS)
+        return programs.plan_before_attention("", self.shape, self.sizes.rows, variants.ROPE_ROWS)
 
     @property
     def _after(self) -> ProgramPlan:
-        return programs.after_attention("", self.shape, self.sizes.rows)
+        return programs.plan_after_attention("", self.shape, self.sizes.rows)
 
-    def steps(self) -> Iterator[Step]:
-        """In the order they run."""
+    def steps(self) -> Iterator[LaunchPlan]:
+        """The launches in order."""
         own = {**vars(self.sizes)} | {"layer": self.number, "rows": self.sizes.rows}
-        update = Step("cache_update", "cache_update", own, _UPDATE)
-        attend = Step("attention", "block_attention", own | {"n_heads": self.shape.n_heads}, _ATTENTION)
-        for step in (*self._before.steps, attend, update, *self._after.steps):
+        update = LaunchPlan("cache_update", "cache_update", own, _UPDATE)
+        attend = LaunchPlan("attention", "block_attention", own | {"n_heads": self.shape.n_heads}, _ATTENTION)
+        for step in (*self._before.launches, attend, update, *self._after.launches):
             wiring = {of_kernel: self._called(name) for of_kernel, name in step.wiring.items()}
             yield replace(step, label=f"layer_{self.number}_{step.label}", wiring=wiring)
 
     def arguments(self) -> Iterator[Argument]:
-        """Those of its launches that are no inputs of the step: weights, and what stays inside."""
+        """The arguments of its launches that are not inputs of the step: weights and intermediates."""
         for argument in (*self._before.arguments, *self._after.arguments):
             if argument.role is Role.WEIGHT:
                 yield replace(argument, name=self._called(argument.name))
@@ -172,10 +184,10 @@ class _Layer:
                 yield replace(argument, name=self._called(argument.name), role=Role.INTERMEDIATE)
 
     def _called(self, name: str) -> str:
-        """What an argument of the layer's programs is called here."""
+        """The name of an argument of the layer's programs in the whole program."""
         if name in self._weights:
             return f"{name}_{self.number}"
-        return {"x": self.read, "x_next": self.made}.get(name, name)
+        return {"x": self.input, "x_next": self.output}.get(name, name)
 
     @property
     def _weights(self) -> set[str]:
@@ -184,4 +196,4 @@ class _Layer:
 
 
 _ATTENTION = {"q": "q_roped", "k": "k_roped", "v": "v", CACHE: CACHE, MASK: MASK, "out": "attn_out"}
-_UPDATE = {"k": "k_roped", "v": "v"} | {name: name for name in (CACHE, INSERT, KEEP, UPDATED)}
+_UPDATE = {"k": "k_roped", "v": "v"} | {name: name for name in (CACHE, INSERT, KEEP, UPDATED_CACHE)}

@@ -45,13 +45,13 @@ from aerie.runtime.toolchain import VirtualToolchain
 
 @dataclass(frozen=True)
 class Bounds:
-    """What passes. But for `top_k`, each is a multiple of what rounding to bf16 does to the reference itself
-    on the same positions.
+    """The bounds. All but `top_k` are multiples of what rounding to bf16 does to the reference itself on the
+    same positions.
 
-    `rms`, `largest` and `bias` are times its rms; `kl` is times its mean KL, and `noise_kl` times its squared
-    rms is added, because the KL of a sure distribution can be as good as nothing. Over n positions the bounds
-    of `rms` and `noise_kl` are those given plus 1/n of what is allowed `at_one` beyond it; that of the bias
-    is `bias_at_one` / sqrt(n).
+    rms, largest and bias: times its rms. kl: times its mean KL, plus noise_kl times its squared rms, because
+    the KL of a very certain distribution can be almost nothing. Over n positions the bounds of `rms` and
+    `noise_kl` grow by 1/n of what is allowed `at_one` beyond them; that of the bias is `bias_at_one` /
+    sqrt(n).
     """
 
     top_k: int
@@ -79,21 +79,21 @@ EXACT = Bounds(
 BFP16 = replace(EXACT, rms=5.0, rms_at_one=12.0, kl=25.0, noise_kl=0.2, largest=50.0)
 
 
-def numerics_of(session: Session) -> str:
-    """How matrix products are made: exact or bfp16 on the virtual NPU, else the backend's name."""
+def session_numerics(session: Session) -> str:
+    """How matrix products are computed: "exact" or "bfp16" on the virtual NPU, else the backend's name."""
     backend = session.cache.backend
     return session.backend if backend.numerics == backend.name else backend.numerics
 
 
-def rounding_of(session: Session) -> str:
-    """How f32 becomes bf16 on the virtual NPU (conv_even or floor), else the backend's name."""
+def session_rounding(session: Session) -> str:
+    """How f32 is rounded to bf16 on the virtual NPU ("conv_even" or "floor"), else the backend's name."""
     toolchain = session.cache.backend.toolchain
     return toolchain.options.rounding if isinstance(toolchain, VirtualToolchain) else session.backend
 
 
-def bounds_of(session: Session) -> Bounds:
-    """The bounds of how the session makes matrix products (numerics_of)."""
-    return EXACT if numerics_of(session) == "exact" else BFP16
+def session_bounds(session: Session) -> Bounds:
+    """The bounds for the session's numerics."""
+    return EXACT if session_numerics(session) == "exact" else BFP16
 
 
 Numbers = npt.NDArray[np.float64]
@@ -101,8 +101,8 @@ Places = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
-class Failure:
-    """Something beyond its bound. `position` counts from 0 within the part; None for a whole."""
+class GateFailure:
+    """A measure that exceeds its bound. position: counted from 0 within the part; None for the whole part."""
 
     part: str
     prompt: str
@@ -112,21 +112,22 @@ class Failure:
     bound: float | None = None
 
     def __str__(self) -> str:
-        where = f"{self.part}, {self.prompt}" + (
+        place = f"{self.part}, {self.prompt}" + (
             "" if self.position is None else f", position {self.position}"
         )
         if self.value is None or self.bound is None:
-            return f"{where}: {self.what}"
-        return f"{where}: {self.what} is {self.value:.4g}, bound {self.bound:.4g}"
+            return f"{place}: {self.what}"
+        return f"{place}: {self.what} is {self.value:.4g}, bound {self.bound:.4g}"
 
 
 @dataclass(frozen=True)
-class Distance:
-    """Ours against theirs; each array has one number per position, over the whole vocabulary.
+class LogitsDistance:
+    """Our logits against the reference's; each array has one number per position, over the whole vocabulary.
 
-    `our_place` is the place (1: first) of our likeliest token in their order, `their_place` the other way
-    round. `kl` is KL(theirs || ours) in nats. `rms`, `largest` and `bias` are the root mean square, the
-    largest absolute value and the mean of ours - theirs, in logits.
+    our_place: the rank (1: first) of our most likely token in the reference's order; their_place: the
+    reverse. kl:
+    KL(theirs || ours) in nats. rms, largest, bias: the root mean square, the largest absolute value and the
+    mean of ours - theirs, in logits.
     """
 
     our_place: Places
@@ -163,21 +164,21 @@ class Distance:
         return int(max(self.our_place.max(), self.their_place.max()))
 
 
-def compare(theirs: F32Array, ours: F32Array) -> Distance:
+def compare(theirs: F32Array, ours: F32Array) -> LogitsDistance:
     """The distance of two arrays of logits, each (positions, vocab_size), all finite."""
     rows = [_compare_row(*pair) for pair in zip(theirs, ours, strict=True)]
     our_place, their_place, *numbers = (np.array(column) for column in zip(*rows, strict=True))
-    return Distance(our_place, their_place, *numbers)
+    return LogitsDistance(our_place, their_place, *numbers)
 
 
-def join(distances: list[Distance]) -> Distance:
-    """Several distances as one."""
+def join(distances: list[LogitsDistance]) -> LogitsDistance:
+    """Join several distances into one."""
     fields = zip(*(vars(distance).values() for distance in distances), strict=True)
-    return Distance(*(np.concatenate(arrays) for arrays in fields))
+    return LogitsDistance(*(np.concatenate(arrays) for arrays in fields))
 
 
-def place(logits: F32Array, token: int) -> int:
-    """1 for the likeliest token. Of equal logits none is before another."""
+def token_rank(logits: F32Array, token: int) -> int:
+    """The rank of a token, 1 for the most likely. Tokens with equal logits share a rank."""
     return 1 + int(np.count_nonzero(logits > logits[token]))
 
 
@@ -190,8 +191,8 @@ def kl_divergence(theirs: F32Array | Numbers, ours: F32Array | Numbers) -> float
 def _compare_row(theirs: F32Array, ours: F32Array) -> tuple[float, ...]:
     difference = ours.astype(np.float64) - theirs
     return (
-        place(theirs, int(np.argmax(ours))),
-        place(ours, int(np.argmax(theirs))),
+        token_rank(theirs, int(np.argmax(ours))),
+        token_rank(ours, int(np.argmax(theirs))),
         kl_divergence(theirs, ours),
         float(np.sqrt(np.mean(difference**2))),
         float(np.abs(difference).max()),
@@ -199,10 +200,13 @@ def _compare_row(theirs: F32Array, ours: F32Array) -> tuple[float, ...]:
     )
 
 
-def judge(part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bounds) -> Iterator[Failure]:
-    """What of `ours` is too far. `rounding` is the reference in float32 against itself in bf16, for the same
-    positions: the yardstick."""
-    yield from _judge_places(part, prompt, ours, bounds)
+def judge(
+    part: str, prompt: str, ours: LogitsDistance, rounding: LogitsDistance, bounds: Bounds
+) -> Iterator[GateFailure]:
+    """The failures of `ours`. rounding: the reference in float32 against itself in bf16, for the same
+    positions, which is the yardstick.
+    """
+    yield from _judge_ranks(part, prompt, ours, bounds)
     unit = rounding.total_rms
     worst = int(ours.rms.argmax())
     for position, what, value, bound in (
@@ -212,41 +216,43 @@ def judge(part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bo
         (int(ours.largest.argmax()), "largest logit difference", ours.most, bounds.largest * unit),
     ):
         if not value <= bound:
-            yield Failure(part, prompt, position, what, float(value), float(bound))
+            yield GateFailure(part, prompt, position, what, float(value), float(bound))
     yield from judge_bias(part, prompt, ours, rounding, bounds)
 
 
 def judge_bias(
-    part: str, prompt: str, ours: Distance, rounding: Distance, bounds: Bounds
-) -> Iterator[Failure]:
-    """The mean difference alone. Noise cancels over many positions, and rounding one way does not."""
+    part: str, prompt: str, ours: LogitsDistance, rounding: LogitsDistance, bounds: Bounds
+) -> Iterator[GateFailure]:
+    """The failures of the mean difference. Noise cancels over many positions, and rounding in one direction
+    does not.
+    """
     value, bound = abs(ours.mean_bias), bias_bound(rounding, bounds)
     if not value <= bound:
-        yield Failure(part, prompt, None, "size of the mean logit difference", value, bound)
+        yield GateFailure(part, prompt, None, "size of the mean logit difference", value, bound)
 
 
-def rms_bound(rounding: Distance, bounds: Bounds) -> float:
-    """The most that the rms over all positions may be, in logits."""
+def rms_bound(rounding: LogitsDistance, bounds: Bounds) -> float:
+    """The maximum rms over all positions, in logits."""
     return _between(bounds.rms_at_one, bounds.rms, rounding.positions) * rounding.total_rms
 
 
-def bias_bound(rounding: Distance, bounds: Bounds) -> float:
-    """The most that the mean difference over all positions may be, either way, in logits."""
+def bias_bound(rounding: LogitsDistance, bounds: Bounds) -> float:
+    """The maximum mean difference over all positions, either way, in logits."""
     return bounds.bias_at_one / math.sqrt(rounding.positions) * rounding.total_rms
 
 
-def kl_bound(rounding: Distance, bounds: Bounds) -> float:
-    """The most that the mean KL divergence may be, in nats."""
+def kl_bound(rounding: LogitsDistance, bounds: Bounds) -> float:
+    """The maximum mean KL divergence, in nats."""
     of_noise = _between(bounds.noise_kl_at_one, bounds.noise_kl, rounding.positions)
     return bounds.kl * rounding.mean_kl + of_noise * rounding.total_rms**2
 
 
-def _between(one: float, many: float, positions: int) -> float:
-    """From the bound of a single position to that of a mean over many."""
-    return many + (one - many) / positions
+def _between(single: float, mean: float, positions: int) -> float:
+    """The bound of a mean over `positions`, from the bound of a single position to that of many."""
+    return mean + (single - mean) / positions
 
 
-def _judge_places(part: str, prompt: str, ours: Distance, bounds: Bounds) -> Iterator[Failure]:
+def _judge_ranks(part: str, prompt: str, ours: LogitsDistance, bounds: Bounds) -> Iterator[GateFailure]:
     """The top-k rule, at the first position that breaks it."""
     for what, places in (
         ("the place of our token in the reference's order", ours.our_place),
@@ -255,4 +261,4 @@ def _judge_places(part: str, prompt: str, ours: Distance, bounds: Bounds) -> Ite
         beyond = np.flatnonzero(places > bounds.top_k)
         if beyond.size:
             first = int(beyond[0])
-            yield Failure(part, prompt, first, what, int(places[first]), bounds.top_k)
+            yield GateFailure(part, prompt, first, what, int(places[first]), bounds.top_k)

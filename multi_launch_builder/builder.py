@@ -1,4 +1,6 @@
-"""Programs and kernels of a model, built from their plans; and written as MLIR text for other toolchains."""
+"""Builds programs and kernels of a model from their plans, and writes them as MLIR text for other
+toolchains.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +12,11 @@ from typing import Any
 
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DTYPES, Argument, ArgumentTable, IllegalShapeError, Role
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import KernelModule
-from aerie.multi_launch_builder.limits import check_seq_len, check_shape
-from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Program, ProgramPlan, Step
+from aerie.multi_launch_builder.program import CompileOption, ExternalObject, LaunchPlan, Program, ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shape_limits import check_seq_len, check_shape
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 from aerie.multi_launch_builder.stitcher import Stitcher
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
@@ -31,33 +33,33 @@ def stack_option(device: DeviceModel) -> CompileOption:
     )
 
 
-def build_kernel(step: Step, program: str, device: DeviceModel = NPU2) -> KernelModule:
-    """The kernel of one step. Raises UnsupportedShapeError for parameters that the kernel does not accept."""
+def build_kernel(step: LaunchPlan, program: str, device: DeviceModel = NPU2) -> KernelModule:
+    """The kernel of one launch. Raises UnsupportedShapeError if the kernel does not accept the parameters."""
     try:
-        return registry()[step.kernel].build(**step.parameters, device=device)
+        return all_kernels()[step.kernel].build(**step.parameters, device=device)
     except IllegalShapeError as error:
         raise UnsupportedShapeError(f"program {program}, launch {step.label}: {error}") from error
 
 
 def build_program(plan: ProgramPlan, device: DeviceModel = NPU2) -> Program:
-    """Builds every kernel of the plan and stitches them.
+    """Build every kernel of the plan and stitch them.
 
-    Raises StitchError for wrong wiring, UnsupportedShapeError for a shape that a kernel does not accept.
+    Raises StitchError for wrong wiring, UnsupportedShapeError if a kernel does not accept a shape.
     """
     stitcher = Stitcher(plan.name, plan.arguments)
-    for step in plan.steps:
+    for step in plan.launches:
         stitcher.add(build_kernel(step, plan.name, device), step.wiring, label=step.label)
     options = (stack_option(device), *plan.options)
-    return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).of(plan)
+    return Program.from_module(stitcher.finish(), plan.arguments, plan.name, options).with_plan(plan)
 
 
 def build_programs(
     shape: ModelShape, seq_len: int, only: Collection[str] | None = None, device: DeviceModel = NPU2
 ) -> dict[str, Program]:
-    """The programs of a model for prompts of `seq_len` tokens, by name; `only` some of them.
+    """The programs of a model for prompts of `seq_len` tokens, by name. only: names of a subset.
 
-    Raises UnsupportedShapeError, naming the nearest legal value, for a shape the kernels do not accept,
-    and ValueError for a name in `only` that is no program.
+    Raises UnsupportedShapeError, naming the nearest legal value, if the kernels do not accept a shape, and
+    ValueError for an unknown name in `only`.
     """
     plans = plan_programs(shape, seq_len, only)
     check_shape(shape, device)
@@ -70,7 +72,7 @@ def build_variant_programs(
 ) -> dict[str, Program]:
     """The programs of a model that these variants need, by name.
 
-    Raises UnsupportedShapeError, naming what does not fit, for a shape the kernels do not accept.
+    Raises UnsupportedShapeError, naming what does not fit, if the kernels do not accept a shape.
     """
     check_shape(shape, device)
     plans = plan_variant_programs(shape, variants)
@@ -78,20 +80,21 @@ def build_variant_programs(
 
 
 def write_mlir(shape: ModelShape, seq_len: int, out: Path, variants: Iterable[Variant] = ()) -> list[Path]:
-    """Writes kernels/NAME.mlir, programs/NAME.mlir and programs/NAME.args.json under `out`; their paths.
+    """Write kernels/NAME.mlir, programs/NAME.mlir and programs/NAME.args.json under `out`. Returns their
+    paths.
 
-    Beside the six programs, those of `variants`.
+    Writes the six programs, and those of `variants`.
 
-    A kernel used at several shapes gets kernels/NAME.mlir for the first one and
-    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one; `kernel_uses` says at which shape one is written
-    that none of the six uses. Everything is built before anything is written. Raises UnsupportedShapeError,
-    and OSError where `out` cannot be written.
+    A kernel used at several shapes is written as kernels/NAME.mlir for the first one and as
+    kernels/NAME-PROGRAM-LAUNCH.mlir for each further one. `kernel_uses` decides the shape of a kernel that
+    none of the six uses. Everything is built before anything is written. Raises UnsupportedShapeError, and
+    OSError if `out` cannot be written.
     """
     files = {}
     programs = build_programs(shape, seq_len) | build_variant_programs(shape, variants)
     for name, program in programs.items():
         files[Path("programs") / f"{name}.mlir"] = program.text
-        files[Path("programs") / f"{name}.args.json"] = json.dumps(describe(program), indent=2) + "\n"
+        files[Path("programs") / f"{name}.args.json"] = json.dumps(program_to_json(program), indent=2) + "\n"
     kernels = {name: use.build().text for name, use in kernel_uses(shape, seq_len).items()}
     files = {Path("kernels") / f"{name}.mlir": text for name, text in kernels.items()} | files
     for path, text in files.items():
@@ -102,14 +105,13 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path, variants: Iterable[Va
 
 @dataclass(frozen=True)
 class KernelUse:
-    """A kernel at one shape: the step that uses it, and the program with that step; none for one that no
-    program uses."""
+    """A kernel at one shape: the launch that uses it, and its program; None if no program uses it."""
 
-    step: Step
+    step: LaunchPlan
     plan: ProgramPlan | None = None
 
     def build(self) -> KernelModule:
-        """The kernel alone. Raises UnsupportedShapeError for parameters that it does not accept."""
+        """Build the kernel alone. Raises UnsupportedShapeError if it does not accept the parameters."""
         return build_kernel(self.step, self.plan.name if self.plan else self.step.label)
 
     def program(self, name: str, device: DeviceModel = NPU2) -> Program:
@@ -124,10 +126,10 @@ SMALLEST = Variant(8, 512)
 
 
 def kernel_uses(shape: ModelShape, seq_len: int) -> dict[str, KernelUse]:
-    """Every kernel at every shape the six programs use it at, by the name of its file (`write_mlir`).
+    """Every kernel at every shape of the six programs, by the name of its file (`write_mlir`).
 
-    One that none of them uses is there once: as the smallest variant first uses it, else at the first shape
-    that it is tested at.
+    A kernel that none of them uses is listed once: as the smallest variant first uses it, else at the first
+    shape that it is tested at.
     """
     uses: dict[str, KernelUse] = {}
     for step, plan in _uses(plan_programs(shape, seq_len).values()):
@@ -135,22 +137,24 @@ def kernel_uses(shape: ModelShape, seq_len: int) -> dict[str, KernelUse]:
         uses[name] = KernelUse(step, plan)
     for step, plan in _uses(plan_variant_programs(shape, [SMALLEST]).values()):
         uses.setdefault(step.kernel, KernelUse(step, plan))
-    unused = {name: spec for name, spec in registry().items() if name not in uses}
-    return uses | {name: KernelUse(Step(name, name, spec.cases[0], {})) for name, spec in unused.items()}
+    unused = {name: spec for name, spec in all_kernels().items() if name not in uses}
+    return uses | {
+        name: KernelUse(LaunchPlan(name, name, spec.cases[0], {})) for name, spec in unused.items()
+    }
 
 
-def _uses(plans: Iterable[ProgramPlan]) -> Iterator[tuple[Step, ProgramPlan]]:
-    """The steps of these plans, each kernel at each shape once."""
+def _uses(plans: Iterable[ProgramPlan]) -> Iterator[tuple[LaunchPlan, ProgramPlan]]:
+    """The launches of these plans, each kernel at each shape once."""
     seen: set[tuple[Any, ...]] = set()
     for plan in plans:
-        for step in plan.steps:
+        for step in plan.launches:
             if (use := (step.kernel, *sorted(step.parameters.items()))) not in seen:
                 seen.add(use)
                 yield step, plan
 
 
-def describe(program: Program) -> dict[str, Any]:
-    """The program's argument table and build needs, ready for JSON."""
+def program_to_json(program: Program) -> dict[str, Any]:
+    """The program's argument table and build needs, as JSON values."""
     return {
         "name": program.name,
         "kind": program.kind,
@@ -164,23 +168,23 @@ def describe(program: Program) -> dict[str, Any]:
 
 
 def read_program(folder: Path, name: str) -> Program:
-    """The program that NAME.mlir and NAME.args.json in a folder are, the latter as `describe` makes it.
+    """The program of NAME.mlir and NAME.args.json in a folder, the latter written by `program_to_json`.
 
-    Raises OSError where they cannot be read, and ValueError or KeyError where they are something else.
+    Raises OSError if they cannot be read, and ValueError or KeyError if their content is something else.
     """
-    told = json.loads((folder / f"{name}.args.json").read_text())
+    record = json.loads((folder / f"{name}.args.json").read_text())
     arguments = ArgumentTable(
         Argument(a["name"], tuple(a["shape"]), _DTYPES[a["dtype"]], Role(a["role"]), a.get("scale"))
-        for a in told["arguments"]
+        for a in record["arguments"]
     )
     objects = tuple(
         ExternalObject(o["name"], o["source"], tuple(o["defines"]), tuple(o["symbols"]), o["optimize"])
-        for o in told["objects"]
+        for o in record["objects"]
     )
-    options = tuple(CompileOption(**option) for option in told["options"])
-    text, launches = (folder / f"{name}.mlir").read_text(), tuple(told["launches"])
-    about = (told["kind"], told["rows"], told["context"])
-    return Program(told["name"], text, arguments, launches, objects, options, *about)
+    options = tuple(CompileOption(**option) for option in record["options"])
+    text, launches = (folder / f"{name}.mlir").read_text(), tuple(record["launches"])
+    about = (record["kind"], record["rows"], record["context"])
+    return Program(record["name"], text, arguments, launches, objects, options, *about)
 
 
 _DTYPES = {dtype.name: dtype for dtype in DTYPES}

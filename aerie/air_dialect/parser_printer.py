@@ -31,11 +31,11 @@ from xdsl.utils.exceptions import ParseError
 from xdsl.utils.lexer import Input, Span
 from xdsl.utils.mlir_lexer import MLIRTokenKind
 
-from aerie.air_dialect.assembly import RESULT_SEGMENTS, SEGMENTS
+from aerie.air_dialect.assembly import OPERAND_SEGMENT_SIZES, RESULT_SEGMENT_SIZES
 from aerie.air_dialect.ops import AIR
 from aerie.air_dialect.types import AttributePrinter
 from aerie.air_dialect.upstream.dialects import ADDED, DIALECTS
-from aerie.air_dialect.upstream.formats import Formatted, program
+from aerie.air_dialect.upstream.formats import Formatted, compiled_format
 from aerie.air_dialect.verification import AirParseError, location, one_line, verify
 
 
@@ -46,10 +46,10 @@ class _Context(Context):
     """
 
     def get_optional_attr(self, name: str) -> type[Attribute] | None:
-        known = super().get_optional_attr(name)
-        if known is None and Dialect.split_name(name)[0] not in self._loaded_dialects:
-            known = _unknown_attribute(name)
-        return known
+        attribute = super().get_optional_attr(name)
+        if attribute is None and Dialect.split_name(name)[0] not in self._loaded_dialects:
+            attribute = _unknown_attribute(name)
+        return attribute
 
 
 @functools.cache
@@ -58,7 +58,7 @@ def _unknown_attribute(name: str) -> type[Attribute]:
     return UnregisteredAttr.with_name_and_type(name, False)
 
 
-def context() -> Context:
+def make_context() -> Context:
     """A fresh context with the AIR dialect and every upstream dialect an AIR program uses."""
     ctx = _Context()
     for dialect in (AIR, *DIALECTS):
@@ -163,13 +163,19 @@ def _keep_unknown_properties(op: Operation) -> None:
     """
     if not isinstance(op, IRDLOperation):
         return
-    for name in op.properties.keys() - op.get_irdl_definition().properties - {SEGMENTS, RESULT_SEGMENTS}:
+    for name in (
+        op.properties.keys()
+        - op.get_irdl_definition().properties
+        - {OPERAND_SEGMENT_SIZES, RESULT_SEGMENT_SIZES}
+    ):
         value = op.properties.pop(name)
         if value != FastMathFlagsAttr("none"):
             op.attributes[name] = value
 
 
-def parse(text: str, filename: str = "<string>", *, strict: bool = True, in_time: bool = False) -> ModuleOp:
+def parse(
+    text: str, filename: str = "<string>", *, strict: bool = True, check_loops: bool = False
+) -> ModuleOp:
     """Parse and verify a module; `strict` and `in_time` as in `verify`. Threads may call this; they take
     turns.
 
@@ -180,12 +186,12 @@ def parse(text: str, filename: str = "<string>", *, strict: bool = True, in_time
     with _ONE_AT_A_TIME:
         try:
             _check_quotes(source)
-            module = AirParser(context(), text, filename).parse_module()
+            module = AirParser(make_context(), text, filename).parse_module()
         except ParseError as error:
             raise AirParseError(f"{error.span.get_location()}: error: {_message(error)}") from error
         _check_defined(module)
         _insert_constants(module)
-        verify(module, strict=strict, in_time=in_time)
+        verify(module, strict=strict, in_time=check_loops)
     return module
 
 
@@ -268,6 +274,6 @@ class AirPrinter(AttributePrinter):
             self.print_string(" = ")
         self.print_string(op.name)
         if issubclass(assembly, Formatted):
-            program(assembly).print(self, cast(IRDLOperation, op))
+            compiled_format(assembly).print(self, cast(IRDLOperation, op))
         else:
             assembly.print(op, self)  # the same definition, so the same accessors

@@ -1,9 +1,9 @@
-"""Whatever goes into a report goes through here first: nothing in it says whose machine it was.
+"""Redaction of everything that goes into a report, so that it does not identify the machine's owner.
 
-What is taken out: the folders of the home, the project and temporary files; other people's homes; the names
-of user and machine; the values of environment variables that hold secrets; whatever looks like a token, a
-password in an address, or an e-mail address. Names of fewer than three letters stay: they would be found in
-every text, and name nobody.
+It removes: the folders of the home, the project and temporary files; other users' homes; the names of user
+and machine; the values of environment variables that hold secrets; and everything that looks like a token, a
+password in an address, or an e-mail address. Names of fewer than three letters stay: they occur in every
+text, and identify nobody.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from aerie import rooms
 
 PROJECT = rooms.SEARCH_PATH
 
-SHORTEST_NAME, SHORTEST_SECRET = 3, 6
-"""Letters that a name or a secret must have to be looked for."""
-NOBODY = frozenset({"root", "localhost", "user", "ubuntu", "runner"})
-"""Names that name nobody."""
+MIN_NAME_LENGTH, MIN_SECRET_LENGTH = 3, 6
+"""Minimum length of a name and of a secret that are searched for."""
+GENERIC_NAMES = frozenset({"root", "localhost", "user", "ubuntu", "runner"})
+"""User and host names that identify nobody."""
 
 SECRET_NAMES = re.compile("TOKEN|KEY|SECRET|PASS|CREDENTIAL|AUTH|COOKIE", re.IGNORECASE)
 """Environment variables whose values are never shown."""
@@ -40,23 +40,24 @@ LOOKS_SECRET = (
     (re.compile(r"(://)[^/\s@:]{1,200}:[^/\s@]{1,200}@"), r"\1<secret>@"),
     (re.compile(r"(?<![\w.+-])[\w.+-]{1,64}@(?:[\w-]{1,63}\.){1,8}[A-Za-z]{2,24}"), "<e-mail>"),
 )
-"""What looks like a secret wherever it comes from, and what stands for it. Lengths are bounded, and nothing
-is tried in the middle of a word: a log may be one line of megabytes."""
+"""Patterns of secrets, each with its replacement. Lengths are bounded, and no match starts in the middle of a
+word: a log may be one line of megabytes.
+"""
 
 OTHER_HOMES = re.compile(r"(/home|/Users)/[^/\s'\":;,)\]}<>]+")
 
 
 @dataclass(frozen=True)
-class Scrubber:
-    """What has to go from texts: folders and names, each with what stands for it, and values of secrets."""
+class Redactor:
+    """What is removed from texts: folders and names, each with its replacement, and values of secrets."""
 
     places: Mapping[str, str]
     names: Mapping[str, str]
     secrets: tuple[str, ...] = ()
 
     @staticmethod
-    def of_this_machine(environment: Mapping[str, str] = os.environ) -> Scrubber:
-        """What this machine, user and environment would give away."""
+    def for_this_machine(environment: Mapping[str, str] = os.environ) -> Redactor:
+        """A redactor for the names, folders and secrets of this machine, user and environment."""
         folders = {str(PROJECT): "<project>", tempfile.gettempdir(): "<tmp>"}
         homes = {home: "~" for home in (environment.get("HOME", ""), os.path.expanduser("~")) if home}
         homes |= {os.path.realpath(home): "~" for home in homes}
@@ -66,49 +67,51 @@ class Scrubber:
             platform.node().split(".")[0]: "<host>",
         }
         secrets = (value for name, value in environment.items() if SECRET_NAMES.search(name))
-        return Scrubber({**homes, **folders}, names, tuple(secrets))
+        return Redactor({**homes, **folders}, names, tuple(secrets))
 
-    def text(self, text: str) -> str:
-        """The text with all of that replaced."""
+    def redact_text(self, text: str) -> str:
+        """The text with all of these replaced."""
         for secret in sorted(self.secrets, key=len, reverse=True):
-            if len(secret) >= SHORTEST_SECRET:
+            if len(secret) >= MIN_SECRET_LENGTH:
                 text = text.replace(secret, "<secret>")
         for pattern, replacement in LOOKS_SECRET:
             text = pattern.sub(replacement, text)
         for place in sorted(self.places, key=len, reverse=True):
-            text = _without_place(text, place.rstrip("/"), self.places[place])
+            text = _replace_folder(text, place.rstrip("/"), self.places[place])
         text = OTHER_HOMES.sub(r"\1/<user>", text)
         for name in sorted(self.names, key=len, reverse=True):
-            text = _without_name(text, name, self.names[name])
+            text = _replace_name(text, name, self.names[name])
         return text
 
-    def record(self, value: Any) -> Any:
-        """A record of JSON with every text in it replaced, keys too."""
+    def redact_record(self, value: Any) -> Any:
+        """A JSON record with every text in it replaced, keys too."""
         if isinstance(value, str):
-            return self.text(value)
+            return self.redact_text(value)
         if isinstance(value, dict):
-            return {self.text(str(key)): self.record(inner) for key, inner in value.items()}
-        return [self.record(inner) for inner in value] if isinstance(value, (list, tuple)) else value
+            return {self.redact_text(str(key)): self.redact_record(inner) for key, inner in value.items()}
+        return [self.redact_record(inner) for inner in value] if isinstance(value, (list, tuple)) else value
 
-    def json(self, text: str) -> str:
-        """A JSON document, replaced value by value: escapes hide nothing. What is no JSON is text."""
+    def redact_json(self, text: str) -> str:
+        """A JSON document, redacted value by value, so that escapes hide nothing. Other text is redacted as
+        text.
+        """
         try:
-            return json.dumps(self.record(json.loads(text)), indent=1, ensure_ascii=False) + "\n"
+            return json.dumps(self.redact_record(json.loads(text)), indent=1, ensure_ascii=False) + "\n"
         except ValueError:
-            return self.text(text)
+            return self.redact_text(text)
 
 
-def _without_place(text: str, place: str, replacement: str) -> str:
-    if not place.strip("/"):
+def _replace_folder(text: str, folder: str, replacement: str) -> str:
+    if not folder.strip("/"):
         return text
-    for spelled in {place, quote(place)}:
+    for spelled in {folder, quote(folder)}:
         text = re.sub(rf"{re.escape(spelled)}(?![\w-]|\.\w)", lambda _: replacement, text)
     return text
 
 
-def _without_name(text: str, name: str, replacement: str) -> str:
-    """Whole words only, in any case; `_`, `-` and `.` end a word: folders' names are made so."""
-    if len(name) < SHORTEST_NAME or name.lower() in NOBODY:
+def _replace_name(text: str, name: str, replacement: str) -> str:
+    """Replace whole words only, in any case. `_`, `-` and `.` end a word, because folder names use them."""
+    if len(name) < MIN_NAME_LENGTH or name.lower() in GENERIC_NAMES:
         return text
     pattern = rf"(?<![^\W_]){re.escape(name)}(?![^\W_])"
     return re.sub(pattern, lambda _: replacement, text, flags=re.IGNORECASE)

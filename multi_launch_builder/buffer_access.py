@@ -1,7 +1,7 @@
-"""How a kernel uses its buffer arguments: which it reads, which it writes, and which comes first.
+"""How a kernel uses its buffer arguments: which it reads, which it writes, and in which order.
 
-What operations do is said by one table (air_dialect.effects). One that it does not know (a call into an
-object file, say) may read and may write: it counts as a use, and it never causes a refusal.
+One table has the effects of operations (air_dialect.effects). An operation that it lacks (a call into an
+object file, say) may read and may write: it counts as a use, and never causes a refusal.
 """
 
 from __future__ import annotations
@@ -14,26 +14,26 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import SSAValue, Use
 from xdsl.traits import SymbolTable
 
-from aerie.air_dialect.effects import MAYBE, NONE, PASS, READ, UNKNOWN, VIEW, WRITE, Effect, effects
+from aerie.air_dialect.effects import MAYBE, NONE, PASS, READ, UNKNOWN, VIEW, WRITE, Effect, memory_effects
 from aerie.air_dialect.ops import ExecuteOp, HierarchyOp
 from aerie.multi_launch_builder.submodule import SubModule
 
 
 @dataclass(frozen=True)
-class Access:
-    """What a launch does to one buffer: `may_` what it can do, the others what it does for certain.
+class BufferAccess:
+    """What a launch does to one buffer. `may_`: what it can do; the others: what it always does.
 
-    reads_first: the first operation that accesses it, in the order of the text, reads it.
+    reads_before_write: the first access, in the order of the text, is a read.
     """
 
     may_read: bool
     may_write: bool
-    writes: bool
-    reads_first: bool
+    must_write: bool
+    reads_before_write: bool
 
 
-def argument_accesses(sub: SubModule) -> dict[str, Access]:
-    """For every argument of the kernel, by name, how it is accessed; order is the order in the text."""
+def argument_accesses(sub: SubModule) -> dict[str, BufferAccess]:
+    """How every argument of the kernel is accessed, by name. order: the position in the text."""
     order = {id(op): position for position, op in enumerate(sub.function.walk())}
     return {
         name: _summary(argument, order)
@@ -41,20 +41,20 @@ def argument_accesses(sub: SubModule) -> dict[str, Access]:
     }
 
 
-def _summary(argument: SSAValue, order: dict[int, int]) -> Access:
-    found = [(order.get(id(use.operation), len(order)), effect) for use, effect in _accesses(argument)]
-    first = min((position for position, _ in found), default=None)
-    certain = [(position, effect) for position, effect in found if MAYBE not in effect]
-    return Access(
-        may_read=any(READ in effect for _, effect in found),
-        may_write=any(WRITE in effect for _, effect in found),
-        writes=any(WRITE in effect for _, effect in certain),
-        reads_first=any(READ in effect for position, effect in certain if position == first),
+def _summary(argument: SSAValue, order: dict[int, int]) -> BufferAccess:
+    accesses = [(order.get(id(use.operation), len(order)), effect) for use, effect in _accesses(argument)]
+    first = min((position for position, _ in accesses), default=None)
+    certain = [(position, effect) for position, effect in accesses if MAYBE not in effect]
+    return BufferAccess(
+        may_read=any(READ in effect for _, effect in accesses),
+        may_write=any(WRITE in effect for _, effect in accesses),
+        must_write=any(WRITE in effect for _, effect in certain),
+        reads_before_write=any(READ in effect for position, effect in certain if position == first),
     )
 
 
 def _accesses(value: SSAValue) -> Iterator[tuple[Use, Effect]]:
-    """Every access to `value` and to the views of it, through hierarchy operations, loops and calls."""
+    """Every access to `value` and to views of it, through hierarchy operations, loops and calls."""
     seen: set[SSAValue] = set()
     pending = [value]
     while pending:
@@ -71,13 +71,13 @@ def _accesses(value: SSAValue) -> Iterator[tuple[Use, Effect]]:
 
 
 def _other_names(use: Use) -> list[SSAValue]:
-    """What the used value is called inside or after the operation, where that only passes it on."""
+    """The names of a used value inside or after the operation, if that only forwards it."""
     op = use.operation
     value, around = op.operands[use.index], op.parent_op()
     if isinstance(op, HierarchyOp):
         pairs = zip(op.kernel_operands, op.kernel_args, strict=True)
         return [argument for operand, argument in pairs if operand is value]
-    if (use.index, VIEW) in effects(op):
+    if (use.index, VIEW) in memory_effects(op):
         return [op.results[0]]
     if isinstance(op, CallOp):
         return _callee_arguments(op, use.index)
@@ -98,9 +98,9 @@ def _callee_arguments(call: CallOp, index: int) -> list[SSAValue]:
 
 
 def _effect(use: Use) -> Effect:
-    """What an operation does to the value; of what it passes on out of sight, anything may become."""
+    """The effect of an operation on the value; anything, if the value is passed on out of sight."""
     op = use.operation
-    found = dict(effects(op)).get(
+    effect = dict(memory_effects(op)).get(
         use.index, READ | MAYBE
     )  # what is no memref, such as a number, is only read
-    return UNKNOWN if found is PASS and op.name != "func.return" else found
+    return UNKNOWN if effect is PASS and op.name != "func.return" else effect

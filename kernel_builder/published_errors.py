@@ -1,10 +1,10 @@
 """Errors that were measured on an NPU, and those of the same computations on the virtual NPU.
 
 The table is mlir-air's kernel registry (programming_examples/kernel_registry/details at e972f294, measured on
-NPU2 in June 2026). Its error is mean |got - want| / mean |want| over the whole result, `want` computed in f32
-and given the result's type (python/air/backend/xrt_runner.py). Inputs are drawn here as its programs draw
-them, numpy's generators and seeds included, so an error should agree to its last printed digit and not only
-in size. Errors do not depend on tiles, so ours may differ from those measured.
+NPU2 in June 2026). Its error is mean |actual - expected| / mean |expected| over the whole result, with
+`expected` computed in f32 and converted to the result's type (python/air/backend/xrt_runner.py). Inputs are
+generated here as its programs do, with the same numpy generators and seeds, so an error should agree in its
+last printed digit. Errors do not depend on tiles, so our tiles may differ from those measured.
 """
 
 from __future__ import annotations
@@ -15,17 +15,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from aerie.kernel_builder.arguments import bf16
-from aerie.kernel_builder.dsl import without_rounding
+from aerie.kernel_builder.dsl import remove_rounding_calls
 from aerie.kernel_builder.kernels import eltwise_add, gemm, narrow
 from aerie.kernel_builder.spec import Array, KernelModule
 from aerie.kernel_builder.testing import run
 from aerie.virtual_npu.options import BuildOptions
 
 TOLERANCE = 0.05
-"""How far an error may be from the published one, as a share of it."""
+"""How far an error may be from the published one, relative to it."""
 
 BOARD = BuildOptions(numerics="bfp16", rounding="floor")
-"""The virtual NPU with all that is known of the device's numbers."""
+"""The virtual NPU with everything that is known about the device's numbers."""
 
 Product = tuple[int, int, int, str]
 """m, k, n, and the error as published."""
@@ -39,7 +39,7 @@ F32_OUT: tuple[Product, ...] = (
     (2048, 8192, 2048, "9.3e-3"),
     (4096, 4096, 4096, "9.4e-3"),
 )
-"""GEMM_bf16_in_fp32_out.json: all rows; both ways of generating code have the same errors."""
+"""GEMM_bf16_in_fp32_out.json: all rows; both methods of code generation have the same errors."""
 
 ROUNDED: tuple[Product, ...] = (
     (64, 32, 720, "9.26e-3"),
@@ -86,7 +86,7 @@ ROUNDED: tuple[Product, ...] = (
     (2048, 8192, 2048, "9.3e-3"),
     (4096, 4096, 4096, "9.4e-3"),
 )
-"""GEMM_bf16_in_bf16_out.json, method `drain`, all rows: the cores that made the product round it."""
+"""GEMM_bf16_in_bf16_out.json, method `drain`, all rows: the cores that computed the product round it."""
 
 CAST: tuple[Product, ...] = (
     (512, 512, 512, "9.7e-3"),
@@ -94,7 +94,7 @@ CAST: tuple[Product, ...] = (
     (2048, 4096, 1024, "9.87e-3"),
     (2048, 3584, 3584, "9.88e-3"),
 )
-"""The same file, method `fused-cast`, some rows: a second launch rounds, whose cores start with floor."""
+"""The same file, method `fused-cast`, some rows: a second launch rounds, on cores that start with floor."""
 
 SUM_ERROR = "1.9e-3"
 """EltwiseAdd_bf16.md, for every length: bf16 sums, rounded by cores that start with floor."""
@@ -107,12 +107,12 @@ NOT_COMPARED: Mapping[str, str] = {
     "GEMM 1.0e-2 to 1.9e-2, method `direct`": "it rounds its partial sums to bf16; ours stay f32",
     "GEMV 1e-6 and less": "no matrix product: multiply-adds of single bf16 numbers are exact, here as there",
 }
-"""Other errors of the registry, and why no number here stands against them."""
+"""Other errors of the registry, and why no number here can be compared with them."""
 
 
 @dataclass(frozen=True)
-class Row:
-    """One published error. work: its multiply-adds (or elements), which say how long `measure` takes."""
+class PublishedError:
+    """One published error. work: its multiply-adds (or elements), which decide how long `measure` takes."""
 
     name: str
     published: str
@@ -121,44 +121,44 @@ class Row:
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """A published error, as text, and that of the virtual NPU."""
+class ErrorComparison:
+    """A published error, as text, and the measured error of the virtual NPU."""
 
     name: str
     published: str
-    here: float
+    measured: float
 
     @property
     def ratio(self) -> float:
-        """The error here over the published one."""
-        return self.here / float(self.published)
+        """The measured error divided by the published one."""
+        return self.measured / float(self.published)
 
     @property
     def agrees(self) -> bool:
-        """Whether the two lie within TOLERANCE."""
+        """Whether the two agree within TOLERANCE."""
         return abs(self.ratio - 1) <= TOLERANCE
 
     @property
     def same_digits(self) -> bool:
-        """Whether the error here, rounded to as many digits, is the published one."""
+        """Whether the measured error, rounded to as many digits, equals the published one."""
         digits = len(self.published.partition("e")[0].partition(".")[2])
-        return float(f"{self.here:.{digits}e}") == float(self.published)
+        return float(f"{self.measured:.{digits}e}") == float(self.published)
 
 
-def up_to(size: int) -> list[Row]:
+def rows_up_to(size: int) -> list[PublishedError]:
     """The rows with at most size**3 multiply-adds."""
     return [row for row in ROWS if row.work <= size**3]
 
 
-def compare(rows: Iterable[Row]) -> Iterator[Comparison]:
+def compare(rows: Iterable[PublishedError]) -> Iterator[ErrorComparison]:
     """Measure the rows, one after the other."""
-    return (Comparison(row.name, row.published, row.measure()) for row in rows)
+    return (ErrorComparison(row.name, row.published, row.measure()) for row in rows)
 
 
-def relative_error(got: Array, want: Array) -> float:
-    """mean |got - want| / mean |want|."""
-    exact = want.astype(np.float64)
-    return float(np.abs(got.astype(np.float64) - exact).mean() / np.abs(exact).mean())
+def relative_error(actual: Array, expected: Array) -> float:
+    """mean |actual - expected| / mean |expected|."""
+    exact = expected.astype(np.float64)
+    return float(np.abs(actual.astype(np.float64) - exact).mean() / np.abs(exact).mean())
 
 
 def product_operands(m: int, k: int, n: int) -> dict[str, Array]:
@@ -169,36 +169,38 @@ def product_operands(m: int, k: int, n: int) -> dict[str, Array]:
 
 
 def _product_error(build: Callable[..., KernelModule], result: str, m: int, k: int, n: int) -> float:
-    """Of one GEMM; result: `f32`, `bf16`, or `cast` for f32 that another launch rounds."""
+    """The relative error of one GEMM. result: `f32`, `bf16`, or `cast` for f32 that a second
+    launch rounds.
+    """
     arrays = product_operands(m, k, n)
-    want = gemm.exact_product({}, arrays)
-    got = run(build(m, k, n), arrays, BOARD)["c"]
+    expected = gemm.exact_product({}, arrays)
+    actual = run(build(m, k, n), arrays, BOARD)["c"]
     if result == "cast":
-        got = run(_as_upstream(narrow.build(m, n)), {"x": got}, BOARD)["out"]
-    return relative_error(got, want if result == "f32" else want.astype(bf16.numpy))
+        actual = run(_as_upstream(narrow.build(m, n)), {"x": actual}, BOARD)["out"]
+    return relative_error(actual, expected if result == "f32" else expected.astype(bf16.numpy))
 
 
 def sum_error(rows: int, cols: int) -> float:
-    """Of bf16 sums of standard normal numbers."""
+    """The relative error of bf16 sums of standard normal numbers."""
     rng = np.random.default_rng(0)
     arrays = {
         name: rng.standard_normal((rows, cols), dtype=np.float32).astype(bf16.numpy) for name in ("a", "b")
     }
-    want = eltwise_add.reference({}, arrays)["out"]
-    return relative_error(run(_as_upstream(eltwise_add.build(rows, cols)), arrays, BOARD)["out"], want)
+    expected = eltwise_add.reference({}, arrays)["out"]
+    return relative_error(run(_as_upstream(eltwise_add.build(rows, cols)), arrays, BOARD)["out"], expected)
 
 
 def _as_upstream(kernel: KernelModule) -> KernelModule:
-    """The kernel with the rounding that cores start with: upstream's have nothing that sets another."""
-    return replace(kernel, module=without_rounding(kernel.module))
+    """The kernel with the rounding mode in which cores start: upstream's kernels do not set another."""
+    return replace(kernel, module=remove_rounding_calls(kernel.module))
 
 
 def _products(
-    what: str, build: Callable[..., KernelModule], result: str, shapes: Iterable[Product]
-) -> list[Row]:
+    description: str, build: Callable[..., KernelModule], result: str, shapes: Iterable[Product]
+) -> list[PublishedError]:
     return [
-        Row(
-            f"GEMM {m}x{k}x{n}, {what}",
+        PublishedError(
+            f"GEMM {m}x{k}x{n}, {description}",
             published,
             m * k * n,
             lambda m=m, k=k, n=n: _product_error(build, result, m, k, n),  # type: ignore[misc]
@@ -207,10 +209,10 @@ def _products(
     ]
 
 
-ROWS: tuple[Row, ...] = (
+ROWS: tuple[PublishedError, ...] = (
     *_products("f32 result", gemm.KERNEL_F32.build, "f32", F32_OUT),
     *_products("bf16 result", gemm.build, "bf16", ROUNDED),
     *_products("f32 result, then cast", gemm.KERNEL_F32.build, "cast", CAST),
-    Row("EltwiseAdd 2048x2048", SUM_ERROR, 2048 * 2048, lambda: sum_error(2048, 2048)),
+    PublishedError("EltwiseAdd 2048x2048", SUM_ERROR, 2048 * 2048, lambda: sum_error(2048, 2048)),
 )
 """Every row that can be compared."""

@@ -1,9 +1,9 @@
-"""What the virtual NPU makes of one launch: in both numerics, on cores that nobody told how to round, and
-with every core signing what it sends, which tells who wrote which element.
+"""The virtual NPU's results of one launch: in both numerics, on cores whose rounding mode was not set, and
+with tagged cores, which shows which core wrote which element.
 
-In the signed copy of a kernel, each transfer out of an L1 buffer is given a buffer full of the core's own
-number in place of its results. What arrives in the arguments then says who wrote it, whatever way it took. A
-number is core + CORES * launch iteration, as a bit pattern: nothing on the way to L3 computes with it.
+In the tagged copy of a kernel, each transfer out of an L1 buffer reads from a buffer filled with the core's
+own number instead of its results. The numbers that arrive in the arguments identify the writer. A number is
+core + CORES * launch iteration, as a bit pattern: nothing on the way to L3 computes with it.
 """
 
 from __future__ import annotations
@@ -30,37 +30,39 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     memory_space,
 )
-from aerie.board.compare.patterns import ranges
+from aerie.board.compare.error_patterns import describe_ranges
 from aerie.device.npu2 import NPU2
 from aerie.kernel_builder.spec import Array, KernelModule
-from aerie.kernel_builder.testing import READ
+from aerie.kernel_builder.testing import READ_ROLES
 from aerie.virtual_npu import BuildOptions, Program
 
-AS_WRITTEN = BuildOptions(fast=False)
+UNFUSED = BuildOptions(fast=False)
 """Every product and copy one by one, as the program says and a core does it."""
 
-NUMERICS = {"exact": AS_WRITTEN, "bfp16": replace(AS_WRITTEN, numerics="bfp16")}
-"""How bf16 matrix products are made: exact in f32, or in block floating point as AIE2P emulates them."""
+NUMERICS = {"exact": UNFUSED, "bfp16": replace(UNFUSED, numerics="bfp16")}
+"""How bf16 matrices are multiplied: exactly in f32, or in block floating point as AIE2P emulates it."""
 
 FLOOR = {f"{name}, rounded down": replace(options, rounding="floor") for name, options in NUMERICS.items()}
-"""The same as cores start, which is for kernels that nothing tells how to round
-(docs/explanation/numerics.md)."""
+"""The same with the rounding mode in which cores start, for kernels that do not set it
+(docs/explanation/numerics.md).
+"""
 
 
 PRODUCTS = ("vector.contract", "BFP16")
-"""A kernel whose text has neither makes no matrix product that can go through blocks
-(docs/explanation/numerics.md): its numbers are the same in both numerics."""
+"""A kernel whose text has neither has no matrix product that can use blocks (docs/explanation/numerics.md),
+so its results are the same in both numerics.
+"""
 
 
 def has_products(kernel: KernelModule) -> bool:
-    """Whether the numerics can make a difference to the kernel."""
+    """Whether the numerics can change the kernel's results."""
     return any(mark in kernel.text for mark in PRODUCTS)
 
 
 def run_launch(
     kernel: KernelModule, read: Mapping[str, Array], variants: Mapping[str, BuildOptions]
 ) -> dict[str, dict[str, Array]]:
-    """For each variant every argument that the kernel writes, by name, from arrays of those that it reads."""
+    """For each variant the arrays that the kernel writes, by name, from the arrays that it reads."""
     results: dict[str, dict[str, Array]] = {}
     for name, options in variants.items():
         same = next(iter(results.values()), None) if not has_products(kernel) else None
@@ -69,47 +71,49 @@ def run_launch(
 
 
 def _run(kernel: KernelModule, read: Mapping[str, Array], options: BuildOptions) -> dict[str, Array]:
-    given = [
-        read[a.name].reshape(a.shape) if a.role in READ else np.full(a.shape, np.nan, a.dtype.numpy)
+    arguments = [
+        read[a.name].reshape(a.shape) if a.role in READ_ROLES else np.full(a.shape, np.nan, a.dtype.numpy)
         for a in kernel.arguments
     ]
-    outputs = Program.from_text(kernel.text, kernel.name, options=options).run(*given).outputs
-    found = zip(kernel.arguments, outputs, strict=True)
-    return {argument.name: array for argument, array in found if argument.role not in READ}
+    outputs = Program.from_text(kernel.text, kernel.name, options=options).run(*arguments).outputs
+    results = zip(kernel.arguments, outputs, strict=True)
+    return {argument.name: array for argument, array in results if argument.role not in READ_ROLES}
 
 
 COLUMNS, ROWS = NPU2.columns, NPU2.rows
 CORES = COLUMNS * ROWS
-"""A number's remainder is the core: x * ROWS + y."""
-NOBODY = 0x7F80
-"""Numbers from here on are NaN or infinite in bf16: what an argument holds that nobody wrote."""
+"""A number modulo CORES is the core: x * ROWS + y."""
+NO_WRITER = 0x7F80
+"""Numbers from here on are NaN or infinite in bf16: the content of elements that no core wrote."""
 
 INDEX = IndexType()
 
 
 def writers(kernel: KernelModule, argument: str) -> Array:
-    """For every element of an argument, the number of who writes it; NOBODY or more where none does.
+    """For every element of an argument, the number of its writer; NO_WRITER or more if it has none.
 
-    Raises ProgramError where the signed kernel cannot be run.
+    Raises ProgramError if the tagged kernel cannot run.
     """
-    signed = sign(kernel)
-    given = [np.full(a.shape, np.nan, a.dtype.numpy) for a in kernel.arguments]
-    outputs = Program.from_text(signed, f"signed {kernel.name}", options=AS_WRITTEN).run(*given).outputs
-    found = outputs[kernel.arguments.slot(argument)]
-    return found.view(f"u{found.dtype.itemsize}")
+    signed = tag_cores(kernel)
+    arguments = [np.full(a.shape, np.nan, a.dtype.numpy) for a in kernel.arguments]
+    outputs = Program.from_text(signed, f"signed {kernel.name}", options=UNFUSED).run(*arguments).outputs
+    numbers = outputs[kernel.arguments.slot(argument)]
+    return numbers.view(f"u{numbers.dtype.itemsize}")
 
 
-def say_writers(kernel: KernelModule, argument: str, wrong: Array, worst: tuple[int, ...]) -> str:
-    """Which cores, by their place in the herd, and launch iterations wrote the wrong elements."""
+def describe_writers(kernel: KernelModule, argument: str, wrong: Array, worst: tuple[int, ...]) -> str:
+    """Which cores, by their position in the herd, and which launch iterations wrote the wrong elements."""
     numbers = writers(kernel, argument).reshape(wrong.shape)
     mine = int(numbers[worst])
-    if mine >= NOBODY:
+    if mine >= NO_WRITER:
         return "no core writes the worst of them"
-    guilty, everyone = (np.unique(part[part < NOBODY]) for part in (numbers[wrong], numbers))
+    guilty, everyone = (np.unique(part[part < NO_WRITER]) for part in (numbers[wrong], numbers))
     cores = _some([_core(core) for core in np.unique(guilty % CORES)], len(np.unique(everyone % CORES)))
     iterations = np.unique(guilty // CORES)
     total = len(np.unique(everyone // CORES))
-    when = f" in launch iteration {ranges(iterations)} (of {total})" if len(iterations) < total else ""
+    when = (
+        f" in launch iteration {describe_ranges(iterations)} (of {total})" if len(iterations) < total else ""
+    )
     return f"written by {cores}{when}; the worst by core {_core(mine % CORES)}, iteration {mine // CORES}"
 
 
@@ -124,26 +128,26 @@ def _core(number: int) -> str:
     return f"({number // ROWS}, {number % ROWS})"
 
 
-def sign(kernel: KernelModule) -> str:
-    """The kernel's text, with every core sending its number."""
+def tag_cores(kernel: KernelModule) -> str:
+    """The kernel's text, changed so that every core sends its number."""
     module = kernel.module.clone()
     for launch in [op for op in module.walk() if isinstance(op, LaunchOp)]:
-        _sign_launch(launch)
+        _tag_launch(launch)
     return print_module(module)
 
 
-def _sign_launch(launch: LaunchOp) -> None:
-    """Hand the iteration's coordinates down to the herds, and sign there."""
+def _tag_launch(launch: LaunchOp) -> None:
+    """Pass the iteration's coordinates down to the herds, and tag there."""
     extents = _extents(launch)
     for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
         outer, handed = _with_arguments(segment, launch.ids)
         for herd in [op for op in outer.walk() if isinstance(op, HerdOp)]:
             inner, ids = _with_arguments(herd, handed)
-            _sign_herd(inner, ids, extents)
+            _tag_herd(inner, ids, extents)
 
 
 def _with_arguments(op: HierarchyOp, values: Sequence[SSAValue]) -> tuple[HierarchyOp, list[SSAValue]]:
-    """The operation with more captured values, and what its body calls them."""
+    """The operation with more captured values, and the names of these in its body."""
     block = op.body.block
     inside = [block.insert_arg(INDEX, len(block.args)) for _ in values]
     new = type(op)(
@@ -164,17 +168,17 @@ def _with_arguments(op: HierarchyOp, values: Sequence[SSAValue]) -> tuple[Hierar
     return new, list(inside)
 
 
-def _sign_herd(herd: HierarchyOp, launch_ids: Sequence[SSAValue], extents: Sequence[int]) -> None:
+def _tag_herd(herd: HierarchyOp, launch_ids: Sequence[SSAValue], extents: Sequence[int]) -> None:
     start = Builder(InsertPoint.at_start(herd.body.block))
     x, y = herd.ids
-    number = _linear(start, [*launch_ids, x, y], [*extents, COLUMNS, ROWS])
+    number = _linear_index(start, [*launch_ids, x, y], [*extents, COLUMNS, ROWS])
     for op in list(herd.body.walk()):
         if isinstance(op, (DmaMemcpyNdOp, ChannelPutOp)):
-            _sign_transfer(op, number)
+            _tag_transfer(op, number)
 
 
-def _linear(builder: Builder, ids: Sequence[SSAValue], extents: Sequence[int]) -> SSAValue:
-    """The place of `ids` in a space of these extents, the last one innermost."""
+def _linear_index(builder: Builder, ids: Sequence[SSAValue], extents: Sequence[int]) -> SSAValue:
+    """The row-major index of `ids` in a space of these extents."""
     total: SSAValue = builder.insert(arith.ConstantOp.from_int_and_width(0, INDEX)).result
     for value, extent in zip(ids, extents, strict=True):
         width = builder.insert(arith.ConstantOp.from_int_and_width(extent, INDEX)).result
@@ -183,8 +187,8 @@ def _linear(builder: Builder, ids: Sequence[SSAValue], extents: Sequence[int]) -
     return total
 
 
-def _sign_transfer(op: DmaMemcpyNdOp | ChannelPutOp, number: SSAValue) -> None:
-    """Let a transfer out of L1 take from a buffer of this core's number."""
+def _tag_transfer(op: DmaMemcpyNdOp | ChannelPutOp, number: SSAValue) -> None:
+    """Let a transfer out of L1 read from a buffer with this core's number."""
     source = op.src if isinstance(op, DmaMemcpyNdOp) else op.memref
     kind = source.type
     if not isinstance(kind, MemRefType) or memory_space(kind) != MemorySpace.L1:

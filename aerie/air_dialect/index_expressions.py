@@ -1,7 +1,7 @@
 """Index expressions: one table of the operations that compute indices, and one walk for all analyses of them.
 
 `definition(value)` is how an SSA value is computed, one step deep: a number, another value that it stands for
-(`args(...)` of a hierarchy, results of `air.execute`), a `Formula` (an `Operator` over such terms), or the
+(`args(...)` of a hierarchy, results of `air.execute`), a `IndexExpr` (an `Operator` over such terms), or the
 `Space` that a loop variable or a coordinate runs over. A `Reading` is an abstract interpretation of that: to
 constants, intervals, linear forms, common divisors (air_dialect.readings), or to C++ text
 (virtual_npu.codegen). It has a function for every operator, or None where it knows nothing; no reading looks
@@ -41,12 +41,12 @@ from xdsl.ir.affine import (
 
 from aerie.air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
 from aerie.air_dialect.upstream.scf import UNSIGNED
-from aerie.air_dialect.values import captured, passed
+from aerie.air_dialect.values import captured_operand, resolve_alias
 
 T = TypeVar("T")
 
 
-class Operator(Enum):
+class IndexOperator(Enum):
     """An operator on integers. DIVIDE and REMAINDER round towards zero, MODULO is never negative."""
 
     ADD = auto()
@@ -84,59 +84,62 @@ class Operator(Enum):
 
 
 COMPARISONS = (
-    Operator.EQUAL, Operator.UNEQUAL, Operator.LESS, Operator.LESS_EQUAL, Operator.GREATER,
-    Operator.GREATER_EQUAL, Operator.UNSIGNED_LESS, Operator.UNSIGNED_LESS_EQUAL, Operator.UNSIGNED_GREATER,
-    Operator.UNSIGNED_GREATER_EQUAL,
+    IndexOperator.EQUAL, IndexOperator.UNEQUAL, IndexOperator.LESS, IndexOperator.LESS_EQUAL,
+    IndexOperator.GREATER,
+    IndexOperator.GREATER_EQUAL, IndexOperator.UNSIGNED_LESS, IndexOperator.UNSIGNED_LESS_EQUAL,
+    IndexOperator.UNSIGNED_GREATER,
+    IndexOperator.UNSIGNED_GREATER_EQUAL,
 )  # fmt: skip
 """In the order of the predicates of arith.cmpi and index.cmp."""
 
-OPERATIONS: Mapping[str, Operator] = {
-    "arith.addi": Operator.ADD, "index.add": Operator.ADD,
-    "arith.subi": Operator.SUBTRACT, "index.sub": Operator.SUBTRACT,
-    "arith.muli": Operator.MULTIPLY, "index.mul": Operator.MULTIPLY,
-    "arith.floordivsi": Operator.FLOOR_DIVIDE, "index.floordivs": Operator.FLOOR_DIVIDE,
-    "arith.ceildivsi": Operator.CEIL_DIVIDE, "index.ceildivs": Operator.CEIL_DIVIDE,
-    "arith.divsi": Operator.DIVIDE, "index.divs": Operator.DIVIDE,
-    "arith.remsi": Operator.REMAINDER, "index.rems": Operator.REMAINDER,
-    "arith.divui": Operator.UNSIGNED_DIVIDE, "index.divu": Operator.UNSIGNED_DIVIDE,
-    "arith.ceildivui": Operator.UNSIGNED_CEIL_DIVIDE, "index.ceildivu": Operator.UNSIGNED_CEIL_DIVIDE,
-    "arith.remui": Operator.UNSIGNED_REMAINDER, "index.remu": Operator.UNSIGNED_REMAINDER,
-    "arith.minsi": Operator.MIN, "index.mins": Operator.MIN,
-    "arith.maxsi": Operator.MAX, "index.maxs": Operator.MAX,
-    "arith.minui": Operator.UNSIGNED_MIN, "index.minu": Operator.UNSIGNED_MIN,
-    "arith.maxui": Operator.UNSIGNED_MAX, "index.maxu": Operator.UNSIGNED_MAX,
-    "arith.andi": Operator.AND, "index.and": Operator.AND,
-    "arith.ori": Operator.OR, "index.or": Operator.OR,
-    "arith.xori": Operator.XOR, "index.xor": Operator.XOR,
-    "arith.index_cast": Operator.CAST, "index.casts": Operator.CAST,
-    "arith.extsi": Operator.CAST, "arith.trunci": Operator.CAST,
-    "arith.index_castui": Operator.UNSIGNED_CAST, "index.castu": Operator.UNSIGNED_CAST,
-    "arith.extui": Operator.UNSIGNED_CAST,
-    "arith.select": Operator.SELECT,
+OPERATIONS: Mapping[str, IndexOperator] = {
+    "arith.addi": IndexOperator.ADD, "index.add": IndexOperator.ADD,
+    "arith.subi": IndexOperator.SUBTRACT, "index.sub": IndexOperator.SUBTRACT,
+    "arith.muli": IndexOperator.MULTIPLY, "index.mul": IndexOperator.MULTIPLY,
+    "arith.floordivsi": IndexOperator.FLOOR_DIVIDE, "index.floordivs": IndexOperator.FLOOR_DIVIDE,
+    "arith.ceildivsi": IndexOperator.CEIL_DIVIDE, "index.ceildivs": IndexOperator.CEIL_DIVIDE,
+    "arith.divsi": IndexOperator.DIVIDE, "index.divs": IndexOperator.DIVIDE,
+    "arith.remsi": IndexOperator.REMAINDER, "index.rems": IndexOperator.REMAINDER,
+    "arith.divui": IndexOperator.UNSIGNED_DIVIDE, "index.divu": IndexOperator.UNSIGNED_DIVIDE,
+    "arith.ceildivui": IndexOperator.UNSIGNED_CEIL_DIVIDE,
+    "index.ceildivu": IndexOperator.UNSIGNED_CEIL_DIVIDE,
+    "arith.remui": IndexOperator.UNSIGNED_REMAINDER, "index.remu": IndexOperator.UNSIGNED_REMAINDER,
+    "arith.minsi": IndexOperator.MIN, "index.mins": IndexOperator.MIN,
+    "arith.maxsi": IndexOperator.MAX, "index.maxs": IndexOperator.MAX,
+    "arith.minui": IndexOperator.UNSIGNED_MIN, "index.minu": IndexOperator.UNSIGNED_MIN,
+    "arith.maxui": IndexOperator.UNSIGNED_MAX, "index.maxu": IndexOperator.UNSIGNED_MAX,
+    "arith.andi": IndexOperator.AND, "index.and": IndexOperator.AND,
+    "arith.ori": IndexOperator.OR, "index.or": IndexOperator.OR,
+    "arith.xori": IndexOperator.XOR, "index.xor": IndexOperator.XOR,
+    "arith.index_cast": IndexOperator.CAST, "index.casts": IndexOperator.CAST,
+    "arith.extsi": IndexOperator.CAST, "arith.trunci": IndexOperator.CAST,
+    "arith.index_castui": IndexOperator.UNSIGNED_CAST, "index.castu": IndexOperator.UNSIGNED_CAST,
+    "arith.extui": IndexOperator.UNSIGNED_CAST,
+    "arith.select": IndexOperator.SELECT,
 }  # fmt: skip
 """Operations of integers and indices that are one operator over their operands; `definition` knows others."""
 
-AFFINE: Mapping[AffineBinaryOpKind, Operator] = {
-    AffineBinaryOpKind.Add: Operator.ADD,
-    AffineBinaryOpKind.Mul: Operator.MULTIPLY,
-    AffineBinaryOpKind.FloorDiv: Operator.FLOOR_DIVIDE,
-    AffineBinaryOpKind.CeilDiv: Operator.CEIL_DIVIDE,
-    AffineBinaryOpKind.Mod: Operator.MODULO,
+AFFINE: Mapping[AffineBinaryOpKind, IndexOperator] = {
+    AffineBinaryOpKind.Add: IndexOperator.ADD,
+    AffineBinaryOpKind.Mul: IndexOperator.MULTIPLY,
+    AffineBinaryOpKind.FloorDiv: IndexOperator.FLOOR_DIVIDE,
+    AffineBinaryOpKind.CeilDiv: IndexOperator.CEIL_DIVIDE,
+    AffineBinaryOpKind.Mod: IndexOperator.MODULO,
 }
 
 
 @dataclass(frozen=True)
-class Formula:
+class IndexExpr:
     """An operator over terms: any number of them for MIN and MAX, the operator's own number for others."""
 
-    operator: Operator
+    operator: IndexOperator
     operands: tuple[Term, ...]
 
 
-Term: TypeAlias = "SSAValue | int | Formula"
+Term: TypeAlias = "SSAValue | int | IndexExpr"
 
 
-class Space(NamedTuple):
+class IndexRange(NamedTuple):
     """The values of range(low, high, step); `parallel`: they exist side by side, not one after the other."""
 
     low: Term
@@ -148,13 +151,13 @@ class Space(NamedTuple):
 # ---- readings ----
 
 
-def unknown(*_: object) -> None:
+def unknown_value(*_: object) -> None:
     """The function of a reading that knows nothing: None, whatever it is asked."""
     return None
 
 
 @dataclass(frozen=True)
-class Reading(Generic[T]):
+class IndexAnalysis(Generic[T]):
     """An abstract interpretation of index expressions: to each value a T, or None where nothing is known.
 
     constant: the T of a number.
@@ -169,75 +172,83 @@ class Reading(Generic[T]):
     """
 
     constant: Callable[[int], T | None]
-    operators: Mapping[Operator, Callable[..., T | None] | None]
-    variable: Callable[[SSAValue, T | None, T | None, T | None], T | None] = unknown
-    given: Callable[[SSAValue], T | None] = unknown
-    leaf: Callable[[SSAValue], T | None] = unknown
-    fitted: Callable[[SSAValue, T], T | None] = lambda _, found: found
+    operators: Mapping[IndexOperator, Callable[..., T | None] | None]
+    variable: Callable[[SSAValue, T | None, T | None, T | None], T | None] = unknown_value
+    known_value: Callable[[SSAValue], T | None] = unknown_value
+    unknown_leaf: Callable[[SSAValue], T | None] = unknown_value
+    clamp_to_type: Callable[[SSAValue, T], T | None] = lambda _, found: found
     through_captures: bool = True
 
-    def read(self, value: SSAValue, found: dict[SSAValue, T | None] | None = None) -> T | None:
+    def analyze(self, value: SSAValue, results: dict[SSAValue, T | None] | None = None) -> T | None:
         """The T of a value. `found` keeps those of all values on the way, for further questions."""
-        found = {} if found is None else found
-        opened: dict[SSAValue, Term | Space | None] = {}
+        results = {} if results is None else results
+        opened: dict[SSAValue, Term | IndexRange | None] = {}
         pending = [value]
         while pending:
             current = pending[-1]
-            if current in found:
+            if current in results:
                 pending.pop()
             elif current in opened:
-                found[current] = self._combined(current, opened[current], found)
+                results[current] = self._combined(current, opened[current], results)
             else:
-                given = self.given(current)
-                if given is not None:
-                    found[current] = given
+                known = self.known_value(current)
+                if known is not None:
+                    results[current] = known
                     continue
-                how = opened[current] = self._made(current)
-                pending += [source for source in sources(how) if source not in found and source not in opened]
-        return found[value]
+                expr = opened[current] = self._compute(current)
+                pending += [
+                    source
+                    for source in operand_values(expr)
+                    if source not in results and source not in opened
+                ]
+        return results[value]
 
-    def _made(self, value: SSAValue) -> Term | Space | None:
-        if not self.through_captures and isinstance(value, BlockArgument) and captured(value) is not None:
+    def _compute(self, value: SSAValue) -> Term | IndexRange | None:
+        if (
+            not self.through_captures
+            and isinstance(value, BlockArgument)
+            and captured_operand(value) is not None
+        ):
             return None
-        return definition(value)
+        return defining_expr(value)
 
     def _combined(
-        self, value: SSAValue, how: Term | Space | None, found: Mapping[SSAValue, T | None]
+        self, value: SSAValue, expr: Term | IndexRange | None, results: Mapping[SSAValue, T | None]
     ) -> T | None:
-        if isinstance(how, Space):
-            result = self.variable(value, *(self.term(bound, found) for bound in how[:3]))
+        if isinstance(expr, IndexRange):
+            result = self.variable(value, *(self.term(bound, results) for bound in expr[:3]))
         else:
-            result = None if how is None else self.term(how, found)
+            result = None if expr is None else self.term(expr, results)
         if result is not None:
-            result = self.fitted(value, result)
-        return self.leaf(value) if result is None else result
+            result = self.clamp_to_type(value, result)
+        return self.unknown_leaf(value) if result is None else result
 
-    def of_term(self, term: Term) -> T | None:
+    def analyze_term(self, term: Term) -> T | None:
         """The T of a term, such as the bound of a space."""
-        return self.term(term, {value: self.read(value) for value in sources(term)})
+        return self.term(term, {value: self.analyze(value) for value in operand_values(term)})
 
-    def term(self, term: Term, found: Mapping[SSAValue, T | None]) -> T | None:
+    def term(self, term: Term, results: Mapping[SSAValue, T | None]) -> T | None:
         """The T of a term, from those of its values in `found`."""
         if isinstance(term, int):
             return self.constant(term)
-        if isinstance(term, Formula):
-            return self.apply(term.operator, [self.term(operand, found) for operand in term.operands])
-        return found.get(term)
+        if isinstance(term, IndexExpr):
+            return self.apply(term.operator, [self.term(operand, results) for operand in term.operands])
+        return results.get(term)
 
-    def apply(self, operator: Operator, operands: Sequence[T | None]) -> T | None:
+    def apply(self, operator: IndexOperator, operands: Sequence[T | None]) -> T | None:
         """The T of an operator's result, from those of its operands."""
         function = self.operators[operator]
-        needed = operands[1:] if operator is Operator.SELECT else operands
+        needed = operands[1:] if operator is IndexOperator.SELECT else operands
         if function is None or any(operand is None for operand in needed):
             return None
-        if operator not in (Operator.MIN, Operator.MAX):
+        if operator not in (IndexOperator.MIN, IndexOperator.MAX):
             return function(*operands)
         result, *rest = operands
         for operand in rest:
             result = None if result is None else function(result, operand)
         return result
 
-    def expression(self, expr: AffineExpr, operands: Sequence[T | None], dims: int) -> T | None:
+    def analyze_affine(self, expr: AffineExpr, operands: Sequence[T | None], dims: int) -> T | None:
         """The T of an affine expression; operands are those of its `dims` dimensions, then of its symbols."""
         if isinstance(expr, AffineConstantExpr):
             return self.constant(expr.value)
@@ -246,45 +257,47 @@ class Reading(Generic[T]):
         if isinstance(expr, AffineSymExpr):
             return operands[dims + expr.position]
         assert isinstance(expr, AffineBinaryOpExpr)
-        sides = [self.expression(side, operands, dims) for side in (expr.lhs, expr.rhs)]
+        sides = [self.analyze_affine(side, operands, dims) for side in (expr.lhs, expr.rhs)]
         return self.apply(AFFINE[expr.kind], sides)
 
-    def of_map(self, map_: AffineMap, operands: Sequence[SSAValue]) -> list[T | None]:
+    def analyze_map(self, map_: AffineMap, operands: Sequence[SSAValue]) -> list[T | None]:
         """The T of each result of an affine map; operands are the dimensions, then the symbols."""
-        known = [self.read(operand) for operand in operands]
-        return [self.expression(expr, known, map_.num_dims) for expr in map_.results]
+        known = [self.analyze(operand) for operand in operands]
+        return [self.analyze_affine(expr, known, map_.num_dims) for expr in map_.results]
 
 
-def _over(operator: Operator) -> Callable[..., Term]:
-    return lambda *operands: Formula(operator, operands)
+def _over(operator: IndexOperator) -> Callable[..., Term]:
+    return lambda *operands: IndexExpr(operator, operands)
 
 
-_TERMS: Reading[Term] = Reading(lambda number: number, {operator: _over(operator) for operator in Operator})
+_TERMS: IndexAnalysis[Term] = IndexAnalysis(
+    lambda number: number, {operator: _over(operator) for operator in IndexOperator}
+)
 """Affine expressions as terms."""
 
 
 # ---- definitions ----
 
 
-def sources(how: Term | Space | None) -> Iterator[SSAValue]:
+def operand_values(expr: Term | IndexRange | None) -> Iterator[SSAValue]:
     """The SSA values in a term, or in the bounds of a space."""
-    if isinstance(how, SSAValue):
-        yield how
-    elif isinstance(how, Formula):
-        for operand in how.operands:
-            yield from sources(operand)
-    elif isinstance(how, Space):
-        for bound in how[:3]:
-            yield from sources(bound)
+    if isinstance(expr, SSAValue):
+        yield expr
+    elif isinstance(expr, IndexExpr):
+        for operand in expr.operands:
+            yield from operand_values(operand)
+    elif isinstance(expr, IndexRange):
+        for bound in expr[:3]:
+            yield from operand_values(bound)
 
 
-def definition(value: SSAValue) -> Term | Space | None:
+def defining_expr(value: SSAValue) -> Term | IndexRange | None:
     """How a value is computed, one step deep; None where no known operation computes it."""
-    through = passed(value)
+    through = resolve_alias(value)
     if through is not None:
         return through
     if isinstance(value, BlockArgument):
-        return space_of_variable(value)
+        return iteration_range(value)
     assert isinstance(value, OpResult)
     op = value.op
     operator = OPERATIONS.get(op.name)
@@ -293,12 +306,12 @@ def definition(value: SSAValue) -> Term | Space | None:
         return None if function is None else function(value)
     if not isinstance(value.type, IndexType | IntegerType):
         return None
-    if operator is Operator.UNSIGNED_CAST:
-        return Formula(operator, (op.operands[0], _width(op.operands[0])))
-    return Formula(operator, tuple(op.operands))
+    if operator is IndexOperator.UNSIGNED_CAST:
+        return IndexExpr(operator, (op.operands[0], _width(op.operands[0])))
+    return IndexExpr(operator, tuple(op.operands))
 
 
-def written_constant(value: SSAValue) -> int | None:
+def literal_constant(value: SSAValue) -> int | None:
     """The value of a constant operation, as a signed integer of its type; None for any other operation."""
     owner = value.owner
     if isinstance(owner, Block) or owner.name not in (
@@ -324,23 +337,23 @@ def _compared(value: OpResult) -> Term | None:
     predicate = value.op.properties.get("predicate", value.op.properties.get("pred"))
     if not isinstance(predicate, IntegerAttr) or not isinstance(value.type, IntegerType):
         return None
-    return Formula(COMPARISONS[predicate.value.data], tuple(value.op.operands))
+    return IndexExpr(COMPARISONS[predicate.value.data], tuple(value.op.operands))
 
 
-_SHIFTS: Mapping[str, Operator] = {
-    **dict.fromkeys(("arith.shli", "index.shl"), Operator.MULTIPLY),
-    **dict.fromkeys(("arith.shrsi", "index.shrs"), Operator.FLOOR_DIVIDE),
-    **dict.fromkeys(("arith.shrui", "index.shru"), Operator.UNSIGNED_DIVIDE),
+_SHIFTS: Mapping[str, IndexOperator] = {
+    **dict.fromkeys(("arith.shli", "index.shl"), IndexOperator.MULTIPLY),
+    **dict.fromkeys(("arith.shrsi", "index.shrs"), IndexOperator.FLOOR_DIVIDE),
+    **dict.fromkeys(("arith.shrui", "index.shru"), IndexOperator.UNSIGNED_DIVIDE),
 }
 
 
 def _shifted(value: OpResult) -> Term | None:
     """A shift by a number is a product or a quotient."""
     op = value.op
-    amount = written_constant(op.operands[1])
+    amount = literal_constant(op.operands[1])
     if amount is None or not 0 <= amount < _width(value):
         return None
-    return Formula(_SHIFTS[op.name], (op.operands[0], 1 << amount))
+    return IndexExpr(_SHIFTS[op.name], (op.operands[0], 1 << amount))
 
 
 def _mapped(value: OpResult) -> Term | None:
@@ -350,12 +363,12 @@ def _mapped(value: OpResult) -> Term | None:
     terms = terms_of(map_.data, value.op.operands)
     if value.op.name == "affine.apply":
         return terms[0]
-    return Formula(Operator.MIN if value.op.name == "affine.min" else Operator.MAX, tuple(terms))
+    return IndexExpr(IndexOperator.MIN if value.op.name == "affine.min" else IndexOperator.MAX, tuple(terms))
 
 
 def terms_of(map_: AffineMap, operands: Sequence[SSAValue]) -> list[Term]:
     """The results of an affine map over values, the dimensions first, then the symbols."""
-    terms = [_TERMS.expression(expr, operands, map_.num_dims) for expr in map_.results]
+    terms = [_TERMS.analyze_affine(expr, operands, map_.num_dims) for expr in map_.results]
     return [term for term in terms if term is not None]
 
 
@@ -363,8 +376,8 @@ def _basis(op: Operation, dynamic: Sequence[SSAValue], count: int) -> list[SSAVa
     """The extents of all dimensions but the first, which nothing bounds."""
     basis = op.properties["static_basis"]
     assert isinstance(basis, DenseArrayBase)
-    found = mixed(basis.get_values(), dynamic)
-    return found[len(found) - (count - 1) :]
+    extents = mixed_values(basis.get_values(), dynamic)
+    return extents[len(extents) - (count - 1) :]
 
 
 def _delinearized(value: OpResult) -> Term | None:
@@ -372,8 +385,8 @@ def _delinearized(value: OpResult) -> Term | None:
     rest: Term = op.operands[0]
     positions: list[Term] = []
     for extent in reversed(_basis(op, op.operands[1:], len(op.results))):
-        positions.append(Formula(Operator.MODULO, (rest, extent)))
-        rest = Formula(Operator.FLOOR_DIVIDE, (rest, extent))
+        positions.append(IndexExpr(IndexOperator.MODULO, (rest, extent)))
+        rest = IndexExpr(IndexOperator.FLOOR_DIVIDE, (rest, extent))
     return [*positions, rest][len(op.results) - 1 - value.index]
 
 
@@ -384,11 +397,11 @@ def _linearized(value: OpResult) -> Term | None:
     count = len(op.operands) - sum(extent == DYNAMIC_INDEX for extent in basis.get_values())
     total: Term = op.operands[0]
     for index, extent in zip(op.operands[1:count], _basis(op, op.operands[count:], count), strict=True):
-        total = Formula(Operator.ADD, (Formula(Operator.MULTIPLY, (total, extent)), index))
+        total = IndexExpr(IndexOperator.ADD, (IndexExpr(IndexOperator.MULTIPLY, (total, extent)), index))
     return total
 
 
-def _of_shape(value: OpResult) -> Term | None:
+def _shape_expr(value: OpResult) -> Term | None:
     """What the type of a memref says: its rank, an extent, or the offset, extents and steps of its layout."""
     op, type_ = value.op, value.op.operands[0].type
     if not isinstance(type_, MemRefType):
@@ -397,7 +410,7 @@ def _of_shape(value: OpResult) -> Term | None:
     if op.name == "memref.rank":
         return len(shape)
     if op.name == "memref.dim":
-        dim = written_constant(op.operands[1])
+        dim = literal_constant(op.operands[1])
         extent = shape[dim] if dim is not None and 0 <= dim < len(shape) else DYNAMIC_INDEX
         return None if extent == DYNAMIC_INDEX else extent
     known = (None, type_.get_offset(), *shape, *(type_.get_strides() or [None] * len(shape)))[value.index]
@@ -405,13 +418,13 @@ def _of_shape(value: OpResult) -> Term | None:
 
 
 _OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
-    **dict.fromkeys(("arith.constant", "index.constant", "index.bool.constant"), written_constant),
+    **dict.fromkeys(("arith.constant", "index.constant", "index.bool.constant"), literal_constant),
     **dict.fromkeys(("arith.cmpi", "index.cmp"), _compared),
     **dict.fromkeys(_SHIFTS, _shifted),
     **dict.fromkeys(("affine.apply", "affine.min", "affine.max"), _mapped),
     "affine.delinearize_index": _delinearized,
     "affine.linearize_index": _linearized,
-    **dict.fromkeys(("memref.rank", "memref.dim", "memref.extract_strided_metadata"), _of_shape),
+    **dict.fromkeys(("memref.rank", "memref.dim", "memref.extract_strided_metadata"), _shape_expr),
     "index.sizeof": lambda _: 64,
 }
 
@@ -419,14 +432,14 @@ _OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
 # ---- loop variables and coordinates ----
 
 
-def mixed(static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[SSAValue | int]:
+def mixed_values(static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[SSAValue | int]:
     """MLIR's mixed lists: the numbers of `static`, with the next value of `dynamic` for each that is
     kDynamic."""
     values = iter(dynamic)
     return [next(values) if entry == DYNAMIC_INDEX else int(entry) for entry in static]
 
 
-def space_of_variable(value: SSAValue) -> Space | None:
+def iteration_range(value: SSAValue) -> IndexRange | None:
     """What the variable of a loop or a coordinate runs over; None for any other value."""
     if not isinstance(value, BlockArgument):
         return None
@@ -435,37 +448,39 @@ def space_of_variable(value: SSAValue) -> Space | None:
     return spaces[value.index] if value.index < len(spaces) else None
 
 
-def _spaces(op: Operation) -> list[Space]:
+def _spaces(op: Operation) -> list[IndexRange]:
     """The spaces of the block arguments with which the body of an operation begins."""
     if isinstance(op, HierarchyOp):
-        return [Space(0, size, 1, isinstance(op, HerdOp | SegmentOp)) for size in op.sizes]
+        return [IndexRange(0, size, 1, isinstance(op, HerdOp | SegmentOp)) for size in op.sizes]
     if isinstance(op, scf.ForOp):
-        return [Space(op.lb, op.ub, op.step, False)] if counts_signed(op) else []
+        return [IndexRange(op.lb, op.ub, op.step, False)] if is_signed_loop(op) else []
     if isinstance(op, affine.ForOp):
         low = terms_of(op.lowerBoundMap.data, op.lowerBoundOperands)
         high = terms_of(op.upperBoundMap.data, op.upperBoundOperands)
-        return [Space(_largest(low), _smallest(high), op.step.value.data, False)]
+        return [IndexRange(_largest(low), _smallest(high), op.step.value.data, False)]
     if isinstance(op, scf.ParallelOp):
-        return [Space(*bounds, True) for bounds in zip(op.lowerBound, op.upperBound, op.step, strict=True)]
+        return [
+            IndexRange(*bounds, True) for bounds in zip(op.lowerBound, op.upperBound, op.step, strict=True)
+        ]
     if isinstance(op, affine.ParallelOp):
-        return _of_affine_parallel(op)
-    return _of_forall(op) if op.name == "scf.forall" else []
+        return _affine_parallel_range(op)
+    return _forall_range(op) if op.name == "scf.forall" else []
 
 
-def counts_signed(loop: scf.ForOp) -> bool:
+def is_signed_loop(loop: scf.ForOp) -> bool:
     """Whether a loop runs as signed integers say: an unsigned one does between constants without a sign."""
-    bounds = [written_constant(bound) for bound in (loop.lb, loop.ub, loop.step)]
+    bounds = [literal_constant(bound) for bound in (loop.lb, loop.ub, loop.step)]
     return UNSIGNED not in loop.attributes or all(bound is not None and bound >= 0 for bound in bounds)
 
 
-def _of_affine_parallel(op: affine.ParallelOp) -> list[Space]:
+def _affine_parallel_range(op: affine.ParallelOp) -> list[IndexRange]:
     lower, upper = op.lowerBoundsMap.data, op.upperBoundsMap.data
     cut = lower.num_dims + lower.num_symbols
     lows = _grouped(terms_of(lower, op.map_operands[:cut]), op.lowerBoundsGroups.get_values())
     highs = _grouped(terms_of(upper, op.map_operands[cut:]), op.upperBoundsGroups.get_values())
     steps = [step.value.data for step in op.steps]
     return [
-        Space(_largest(low), _smallest(high), step, True)
+        IndexRange(_largest(low), _smallest(high), step, True)
         for low, high, step in zip(lows, highs, steps, strict=True)
     ]
 
@@ -475,7 +490,7 @@ def _grouped(terms: Sequence[Term], groups: Sequence[int | float]) -> list[list[
     return [[next(rest) for _ in range(int(count))] for count in groups]
 
 
-def _of_forall(op: Operation) -> list[Space]:
+def _forall_range(op: Operation) -> list[IndexRange]:
     static = [op.properties[f"static{part}"] for part in ("LowerBound", "UpperBound", "Step")]
     operands = list(op.operands)
     bounds: list[list[SSAValue | int]] = []
@@ -483,15 +498,15 @@ def _of_forall(op: Operation) -> list[Space]:
         assert isinstance(part, DenseArrayBase)
         entries = part.get_values()
         count = sum(entry == DYNAMIC_INDEX for entry in entries)
-        bounds.append(mixed(entries, operands[:count]))
+        bounds.append(mixed_values(entries, operands[:count]))
         operands = operands[count:]
     lows, highs, steps = bounds
-    return [Space(*each, True) for each in zip(lows, highs, steps, strict=True)]
+    return [IndexRange(*each, True) for each in zip(lows, highs, steps, strict=True)]
 
 
 def _largest(terms: Sequence[Term]) -> Term:
-    return terms[0] if len(terms) == 1 else Formula(Operator.MAX, tuple(terms))
+    return terms[0] if len(terms) == 1 else IndexExpr(IndexOperator.MAX, tuple(terms))
 
 
 def _smallest(terms: Sequence[Term]) -> Term:
-    return terms[0] if len(terms) == 1 else Formula(Operator.MIN, tuple(terms))
+    return terms[0] if len(terms) == 1 else IndexExpr(IndexOperator.MIN, tuple(terms))

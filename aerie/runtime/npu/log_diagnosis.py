@@ -14,7 +14,7 @@ from aerie.runtime.toolchain import SHOWN_LINES
 
 
 @dataclass(frozen=True)
-class Reading:
+class KnownMessage:
     """A message that is known: its pattern, what it means and what to change, and upstream's file with it."""
 
     name: str
@@ -25,8 +25,8 @@ class Reading:
     """Whether it means failure although the tool's exit code says otherwise."""
 
 
-READINGS = (
-    Reading(
+KNOWN_MESSAGES = (
+    KnownMessage(
         "placement",
         r"No valid placement found\.",
         "no room in the array for a herd: at most 8 columns and 4 rows, beside the segment's other herds; "
@@ -34,14 +34,14 @@ READINGS = (
         "mlir-air mlir/lib/Transform/AIRHerdPlacementPass.cpp, which says so and does not fail",
         fatal=True,
     ),
-    Reading(
+    KnownMessage(
         "shim channels",
         r"out of shim DMA channels|failed to map to shim dma channels: out of channels",
         "more streams between host memory and the array than the shim has, 16 in each direction: share a "
         "stream among cores (broadcast), bring it in through L2, or give the herd one row",
         "mlir-air mlir/lib/Conversion/AIRToAIESchedulingUtils.cpp",
     ),
-    Reading(
+    KnownMessage(
         "fan-in",
         r"found multiple inputs for an aie\.flow\. Fan-in",
         "several members of a channel would end in one stream, which switches cannot join: an "
@@ -49,35 +49,35 @@ READINGS = (
         "index, take a channel for each source, or let a memtile gather them",
         "mlir-air mlir/lib/Conversion/AIRToAIESchedulingUtils.cpp (ran)",
     ),
-    Reading(
+    KnownMessage(
         "shim tiles",
         r"no ShimNOCTile has sufficient DMA capacity",
         "a shim tile has two channels in each direction, a memtile's streams come from the shim tiles near "
         "it, and none of those is free for one stream more: fewer streams between host memory and one column",
         "mlir-aie lib/Dialect/AIE/Transforms/AIEPlacer.cpp (ran)",
     ),
-    Reading(
+    KnownMessage(
         "memtile tiles",
         r"no MemTile has sufficient DMA capacity",
         "a memtile has six channels in each direction, and no memtile is free for one stream more: fewer "
         "streams into and out of one L2 buffer, or L2 buffers in more columns",
         "mlir-aie lib/Dialect/AIE/Transforms/AIEPlacer.cpp",
     ),
-    Reading(
+    KnownMessage(
         "split of L2",
         r"'affine\.apply' op operand count and affine map dimension and symbol count must match",
         "a defect of air-split-l2-memref: it rewrites the index of an L2 buffer with an operand too few. "
         "Index the buffer another way, as the bf16 GEMM does",
         "mlir-air mlir/lib/Transform/AIRMiscPasses.cpp, at e972f294 (ran)",
     ),
-    Reading(
+    KnownMessage(
         "dominance",
         r"operand #\d+ does not dominate this use",
         "a pass put an operation before what it needs; mlir-air of March 2026 does it to transfers in "
-        "nested loops: `make doctor` says which release is wanted",
+        "nested loops: `make doctor` shows the release that is needed",
         "mlir-air mlir/lib/Transform/AIRDependency.cpp, at ec7d2f0b (ran)",
     ),
-    Reading(
+    KnownMessage(
         "tile memory",
         r"allocated buffers exceeded available memory",
         "the buffers of one tile are larger than its memory (64 KiB with the stack for a core, 512 KiB for "
@@ -85,14 +85,14 @@ READINGS = (
         "the MemoryMap in the log names them",
         "mlir-aie lib/Dialect/AIE/Transforms/AIEAssignBuffers.cpp",
     ),
-    Reading(
+    KnownMessage(
         "routing",
         r"Unable to find a legal routing",
         "the switches have no way for all streams at once: use fewer streams into one column or memtile, "
         "or fewer channels",
         "mlir-aie lib/Dialect/AIE/Transforms/AIECreatePathFindFlows.cpp",
     ),
-    Reading(
+    KnownMessage(
         "descriptors",
         r"exhausted available buffer descriptor IDs|runs out of bd_id",
         "one shim tile has 16 buffer descriptors, and more transfers than that are under way in it at "
@@ -100,14 +100,14 @@ READINGS = (
         "program of its own",
         "mlir-aie lib/Dialect/AIEX/Transforms/AIEAssignRuntimeSequenceBDIDs.cpp",
     ),
-    Reading(
+    KnownMessage(
         "memtile descriptors",
         r"exhausted available BD IDs",
         "a memtile has 24 descriptors for its even and 24 for its odd channels, a core 16, and the "
         "transfers of one tile take more: larger tiles, or L2 buffers in more columns",
         "mlir-aie lib/Dialect/AIE/Transforms/AIEAssignBufferDescriptorIDs.cpp (ran)",
     ),
-    Reading(
+    KnownMessage(
         "repeats",
         r"Repeat count exceeds the \[0:255\] range",
         "a loop around a transfer has more than 255 trips, and a task queue counts no further: use larger "
@@ -115,43 +115,43 @@ READINGS = (
         "mlir-aie lib/Dialect/AIEX/IR/AIEXDialect.cpp; mlir-air "
         "programming_examples/kernel_registry/details/GEMV_bf16.md",
     ),
-    Reading(
+    KnownMessage(
         "descriptor range",
         r"(?:Size|Stride)\b[^\n]* exceeds the \[\d+:\w+\] range",
         "a size or stride of a transfer is larger than its field in a buffer descriptor: use smaller "
         "tiles, or move the data in fewer, longer runs",
         "mlir-aie lib/Dialect/AIEX/IR/AIEXDialect.cpp, verifyStridesWraps",
     ),
-    Reading(
+    KnownMessage(
         "stack",
         r"is insufficient: this core needs|uses the device default of \d+ bytes, but it needs",
         "a core's functions take more stack than the program reserves: raise program_stack_bytes in "
-        "aerie/device/npu2.py to the bytes said there; what the stack takes is taken from the "
+        "aerie/device/npu2.py to the bytes in the message; what the stack takes is taken from the "
         "core's buffers",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
-    Reading(
+    KnownMessage(
         "unmeasured stack",
         r"error: cannot determine this core's stack requirement",
         "a function on the core calls itself, so that no stack is surely enough: take the recursion out of "
         "it",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
-    Reading(
+    KnownMessage(
         "program memory",
         r"will not fit in region 'program'|code exceeds the tile's program memory",
         "the code of one core is larger than its 16 KiB: unroll less, declare the kernel's object with "
         "Optimize('Os', reason), or split the work among more cores",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
-    Reading(
+    KnownMessage(
         "static data",
         r"will not fit in region 'data'",
         "tables and variables of the C++ kernels do not fit what stack and buffers leave of the core's "
         "memory: make the tiles smaller",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
-    Reading(
+    KnownMessage(
         "undefined symbol",
         r"undefined symbol: \S+",
         "a core calls a function that no object on its command line defines: its name in kernels_cc is "
@@ -159,89 +159,89 @@ READINGS = (
         "there for the core",
         "LLVM lld; mlir-aie tools/aiecc",
     ),
-    Reading(
+    KnownMessage(
         "missing object",
         r"cannot open \S+\.o: No such file|unable to find \S+\.o",
         "an object that link_with names is not beside the program: the name in link_with and the object's "
         "differ",
         "LLVM lld; mlir-aie tools/aiecc/Utils.h, resolveExternalPath",
     ),
-    Reading(
+    KnownMessage(
         "herd outside",
         r"failed to legalize (operation )?'?airrt\.dma_memcpy_nd",
         "a transfer is left that belongs to no segment: in a program of several launches every air.herd "
         "needs an air.launch and an air.segment around it",
         "mlir-air programming_examples/llms/shared/infra/stitching.py",
     ),
-    Reading(
+    KnownMessage(
         "locality",
         r"must be defined inside the air\.\w+ body|must statically partition the memref",
         "several tiles may reach the same buffer of a level that is not theirs: allocate it inside the "
         "herd (or segment), or index it by the tile's ids",
         "mlir-air mlir/lib/Transform/AIRVerifyHierarchyLocality.cpp",
     ),
-    Reading(
+    KnownMessage(
         "form",
         r"failed to legalize operation '(?:aievec|vector|arith|math|llvm)\.[\w.]+'",
         "the cores have no instruction for this operation at this type: `aerie vnpu check` "
         "names the forms that are known to lower, and docs/explanation/lowering.md lists them",
         "mlir-air programming_examples/relu/relu.py; mlir-aie lib/Dialect/AIEVec",
     ),
-    Reading(
+    KnownMessage(
         "no aiebu-asm",
         r"tool 'aiebu-asm' not found",
         "XRT's aiebu-asm, which writes the ELF, is not found: source XRT's setup.sh; `make doctor` looks "
         "for it",
         "mlir-aie tools/aiecc/Actions.h",
     ),
-    Reading(
+    KnownMessage(
         "no aiecc",
         r"could not find aiecc in PATH",
         "mlir-aie's aiecc is not found by aircc: install mlir-aie's wheel into this environment; `make "
         "doctor` looks for it",
         "mlir-air tools/aircc/aircc.cpp",
     ),
-    Reading(
+    KnownMessage(
         "no tool",
         r"aiecc: ShellCommand: tool '(?!aiebu-asm')[^']+' not found",
         "a tool that aiecc calls is not found; opt, llc and clang are Peano's: check PEANO_INSTALL_DIR "
         "with `make doctor`",
         "mlir-aie tools/aiecc/Actions.h",
     ),
-    Reading(
+    KnownMessage(
         "option",
         r"Unknown command line argument",
         "this release of the tool does not know an option that we give: `make doctor` says which release "
         "is wanted",
         "LLVM llvm/lib/Support/CommandLine.cpp",
     ),
-    Reading(
+    KnownMessage(
         "text",
         r"Error parsing MLIR file",
         "this aircc reads another form of the AIR dialect: `make doctor` says which release of mlir-air is "
         "wanted",
         "mlir-air tools/aircc/aircc.cpp",
     ),
-    Reading(
+    KnownMessage(
         "header",
         r"fatal error: '[^']+' file not found",
         "a header is missing for a C++ kernel; aie_api/aie.hpp is mlir-aie's: `make doctor` looks for it",
         "Peano's clang",
     ),
-    Reading(
+    KnownMessage(
         "killed",
         r"failed: Killed|\(Killed\)|LLVM ERROR: out of memory|std::bad_alloc",
         "a tool was killed, which is what the system does where memory runs out: set AERIE_COMPILE_MEMORY "
         "to fewer GiB, so that fewer programs compile side by side",
         "LLVM llvm/lib/Support/Unix/Program.inc",
     ),
-    Reading(
+    KnownMessage(
         "disk",
         r"No space left on device",
         "the disk is full: free some space, or name a folder on another disk with AERIE_CACHE",
         "errno ENOSPC",
     ),
-    Reading(
+    KnownMessage(
         "crash",
         r"PLEASE submit a bug report|Stack dump:|Assertion `.*' failed",
         "the tool itself crashed: `make doctor` compares the releases with those wanted; the program's "
@@ -278,63 +278,69 @@ _ERROR = re.compile(
 _CONTEXT = re.compile(r"\bnote: |^>>> ")
 
 
-def failure(tool: str, code: int, said: str) -> str:
+def failure_text(tool: str, code: int, log_text: str) -> str:
     """Why a tool that ended with this exit code failed; nothing where it did not.
 
     A negative code is the signal that killed it.
     """
     if code == 0:
-        return _told(f"{tool} ended with exit code 0 and did not succeed", said) if _fatal(said) else ""
+        return (
+            _explain(f"{tool} ended with exit code 0 and did not succeed", log_text)
+            if _is_fatal(log_text)
+            else ""
+        )
     if code < 0:
-        return _told(f"{tool} was killed by {_signal_name(-code)}", said, _of_signal(-code))
-    hint = _of_signal(code - 128) if code > 128 else ""  # as a shell tells of a signal
-    return _told(f"{tool} failed with exit code {code}", said, hint)
+        return _explain(f"{tool} was killed by {_signal_name(-code)}", log_text, _signal_text(-code))
+    hint = _signal_text(code - 128) if code > 128 else ""  # as a shell tells of a signal
+    return _explain(f"{tool} failed with exit code {code}", log_text, hint)
 
 
-def timed_out(tool: str, seconds: int, said: str) -> str:
+def timeout_text(tool: str, seconds: int, log_text: str) -> str:
     """Why a tool failed that was killed after so many seconds."""
     killed = f"{tool} had not ended after {seconds} s and was killed with all that it started"
-    return _told(f"{killed}; AERIE_COMPILE_TIMEOUT gives it more", said)
+    return _explain(f"{killed}; AERIE_COMPILE_TIMEOUT gives it more", log_text)
 
 
-def nothing_made(tool: str, name: str, said: str) -> str:
+def missing_output_text(tool: str, name: str, log_text: str) -> str:
     """Why a tool failed whose exit code was 0, but which did not write `name`."""
-    return _told(f"{tool} ended without an error and without {name}", said)
+    return _explain(f"{tool} ended without an error and without {name}", log_text)
 
 
-def stage(said: str) -> str:
+def failed_stage(log_text: str) -> str:
     """The stage that failed, in words; empty where the log does not say."""
-    return next((words for pattern, words in STAGES if re.search(pattern, said)), "")
+    return next((words for pattern, words in STAGES if re.search(pattern, log_text)), "")
 
 
-def known(said: str) -> list[Reading]:
+def known_messages(log_text: str) -> list[KnownMessage]:
     """The known messages in a log, in the table's order."""
-    return [reading for reading in READINGS if re.search(reading.pattern, said)]
+    return [reading for reading in KNOWN_MESSAGES if re.search(reading.pattern, log_text)]
 
 
-def unplaced(said: str) -> bool:
+def has_unplaced_herd(log_text: str) -> bool:
     """Whether a herd found no place, which aircc tells and goes on."""
-    return any(reading.name == "placement" for reading in known(said))
+    return any(reading.name == "placement" for reading in known_messages(log_text))
 
 
-def own_lines(said: str) -> list[str]:
+def error_lines(log_text: str) -> list[str]:
     """The tool's lines about its failure with their notes, else its last lines; SHOWN_LINES at most."""
-    lines = [line for line in said.splitlines() if line.strip() and not line.startswith("$ ")]
-    wanted = [line for line in lines if _ERROR.search(line) or _CONTEXT.search(line) or known(line)]
-    return list(dict.fromkeys(wanted))[:SHOWN_LINES] or lines[-SHOWN_LINES:]
+    lines = [line for line in log_text.splitlines() if line.strip() and not line.startswith("$ ")]
+    relevant = [
+        line for line in lines if _ERROR.search(line) or _CONTEXT.search(line) or known_messages(line)
+    ]
+    return list(dict.fromkeys(relevant))[:SHOWN_LINES] or lines[-SHOWN_LINES:]
 
 
-def _told(headline: str, said: str, hint: str = "") -> str:
-    where = stage(said)
-    meanings = [f"this means: {reading.meaning} ({reading.source})" for reading in known(said)]
+def _explain(headline: str, log_text: str, hint: str = "") -> str:
+    stage_name = failed_stage(log_text)
+    meanings = [f"this means: {reading.meaning} ({reading.source})" for reading in known_messages(log_text)]
     if hint and not meanings:
         meanings = [f"this means: {hint}"]
-    begin = f"{headline} ({where}):" if where else f"{headline}:"
-    return "\n".join([begin, *own_lines(said), *meanings])
+    begin = f"{headline} ({stage_name}):" if stage_name else f"{headline}:"
+    return "\n".join([begin, *error_lines(log_text), *meanings])
 
 
-def _fatal(said: str) -> bool:
-    return any(reading.fatal for reading in known(said))
+def _is_fatal(log_text: str) -> bool:
+    return any(reading.fatal for reading in known_messages(log_text))
 
 
 def _signal_name(number: int) -> str:
@@ -344,6 +350,6 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _of_signal(number: int) -> str:
+def _signal_text(number: int) -> str:
     name = "killed" if number == signal.SIGKILL else "crash" if number in CRASHES else ""
-    return next((reading.meaning for reading in READINGS if reading.name == name), "")
+    return next((reading.meaning for reading in KNOWN_MESSAGES if reading.name == name), "")

@@ -1,9 +1,9 @@
-"""A random model beside the one that is verified: of its shape, with few layers and a small vocabulary.
+"""A random model besides the one that is verified: of its shape, with few layers and a small vocabulary.
 
-A trained model is deaf where it is sure: attention that looks at one position alone does so with scores 5 %
-too large as well. Random weights, whose scores are as of a normal distribution, hear that. The programs of
-the layers are the very ones that the model runs, because the shape is its own; its weights are drawn anew
-each time, from the same seed.
+Trained weights hide an error of attention where one position has all the weight: attention there is the same
+with scores that are 5 % too large. Random weights, whose scores have a normal distribution, show it. The
+programs of the layers are the ones that the model runs, because the shape is the same; the weights come from
+one seed.
 """
 
 from __future__ import annotations
@@ -28,38 +28,39 @@ from aerie.multi_launch_builder.variants import CONTEXTS
 from aerie.verify.reference import Reference, check_memory_beside
 
 LAYERS = 2
-"""What one layer leaves to the next is there once."""
+"""Two layers show what one layer passes to the next."""
 
-MOST_VOCABULARY = 2048
-"""Tokens. A vocabulary as small as the model's own needs no program of its own."""
+MAX_VOCABULARY = 2048
+"""Tokens. A vocabulary that is not larger than the model's own needs no program of its own."""
 
 SEED = 0
 
 
-def companion_config(config: ModelConfig) -> ModelConfig:
-    """The facts of a companion of a model with the facts `config`."""
-    vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MOST_VOCABULARY)
+def random_model_config(config: ModelConfig) -> ModelConfig:
+    """The config of a random model for a model with this config."""
+    vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MAX_VOCABULARY)
     return replace(
         with_vocabulary(config, vocabulary), num_hidden_layers=min(config.num_hidden_layers, LAYERS)
     )
 
 
-def longer(config: ModelConfig) -> ModelConfig:
-    """With more positions than the smallest context has, so that a KV cache can grow."""
+def with_longer_context(config: ModelConfig) -> ModelConfig:
+    """The config with more positions than the smallest context has, so that a KV cache can grow."""
     return replace(config, max_position_embeddings=max(config.max_position_embeddings, 2 * CONTEXTS[0]))
 
 
-def of_another_family(config: ModelConfig) -> ModelConfig:
-    """The same sizes in a family whose layers have other tensors: the last in the order of names, of those
-    that say one token after another."""
-    said = [each for each in FAMILIES.values() if each.diffusion is None]
-    others = (each for each in reversed(said) if each.tensors != config.family.tensors)
-    return replace(of_family(config, next(others)), sliding_window=None)
+def in_another_family(config: ModelConfig) -> ModelConfig:
+    """The config with the same sizes in a model family whose layers have other tensors: the last by name of
+    the autoregressive ones.
+    """
+    generation = [each for each in FAMILIES.values() if each.diffusion is None]
+    candidates = (each for each in reversed(generation) if each.tensors != config.family.tensors)
+    return replace(of_family(config, next(candidates)), sliding_window=None)
 
 
 @contextmanager
 def random_checkpoint(config: ModelConfig, report: Reporter) -> Iterator[Checkpoint]:
-    """A checkpoint with these facts and random weights, for as long as this is entered."""
+    """A checkpoint with this config and random weights, for the time of the context."""
     with TemporaryDirectory(prefix="aerie-random-") as work:
         folder = Path(work) / "random"
         write_checkpoint(config, folder, SEED, report)
@@ -67,16 +68,16 @@ def random_checkpoint(config: ModelConfig, report: Reporter) -> Iterator[Checkpo
 
 
 @contextmanager
-def companion(
+def open_random_model(
     config: ModelConfig, options: RuntimeOptions, report: Reporter
 ) -> Iterator[tuple[Session, Reference]]:
-    """A session and a reference of a companion, compiled as `options` say, for as long as this is entered.
+    """A session and a reference of a random model, compiled with `options`, for the time of the context.
 
     Raises what opening and compiling a model raises.
     """
-    with random_checkpoint(companion_config(config), report) as checkpoint:
+    with random_checkpoint(random_model_config(config), report) as checkpoint:
         needs = needs_of(checkpoint.config, options)
-        check_memory_beside(checkpoint.config, needs, options.backend.access.copies)
+        check_memory_beside(checkpoint.config, needs, options.backend.access.copies_per_buffer)
         session = prepare_runtime(checkpoint, options, report)
         try:
             yield session, Reference.open(checkpoint.folder)

@@ -1,8 +1,8 @@
-"""Single steps of a forward pass by transformers' own modules and functions, whatever the family: those that
-the file of the model's class has.
+"""Computes single layer steps with transformers' own modules and functions: those in the file of the model's
+class.
 
-So a step is judged on the inputs that ours had, whatever went wrong before it. In float32 a step stands for
-exact arithmetic; in bf16 it shows what rounding alone does to the same numbers.
+So a step is checked on the inputs that our step had, whatever went wrong before it. In float32 a step stands
+for exact arithmetic; in bf16 it shows what rounding alone does to the same numbers.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from typing import Any
 import numpy as np
 
 from aerie.engine.numerics import F32Array
+from aerie.verify.layer_steps import LayerStep
 from aerie.verify.passes import Positions
-from aerie.verify.steps import Step
 
 BLOCK = 8
-"""Numbers along K that share an exponent in block floating point (`--numerics bfp16`): each keeps an 8-bit
-mantissa, rounded to nearest even. What is multiplied so is told in docs/explanation/numerics.md."""
+"""Numbers along K that share an exponent in block floating point (`--numerics bfp16`). Each keeps an 8-bit
+mantissa, rounded to nearest even. docs/explanation/numerics.md says which products use it.
+"""
 
 
-def converted(values: Any) -> Any:
-    """What block floating point keeps of `values`, float32 (rows, K) with K a multiple of 8."""
+def to_bfp16(values: Any) -> Any:
+    """`values` rounded to block floating point: float32 (rows, K) with K a multiple of 8."""
     import torch
 
     blocks = values.reshape(values.shape[0], -1, BLOCK)
@@ -33,17 +34,17 @@ def converted(values: Any) -> Any:
     return ((blocks / step).round() * step).reshape(values.shape)
 
 
-def product(x: Any, weight: Any) -> Any:
+def matmul_bf16(x: Any, weight: Any) -> Any:
     """x @ weight.T, rounded to bf16 once; x is (rows, K), weight (out, K), all float32."""
     import torch
 
-    return torch.nn.functional.linear(converted(x), converted(weight)).bfloat16()
+    return torch.nn.functional.linear(to_bfp16(x), to_bfp16(weight)).bfloat16()
 
 
-class Bench:
-    """Transformers' `model`, a ...ForCausalLM, to compute single steps for the rows of some positions.
+class StepReference:
+    """Computes single steps with transformers' `model`, a ...ForCausalLM, for the rows of some positions.
 
-    `positions` are those of the query rows, in order; keys and values are of positions 0, 1, 2, ...
+    positions: of the query rows, in order; keys and values are of positions 0, 1, 2, ...
     """
 
     def __init__(self, model: Any, positions: Positions) -> None:
@@ -55,8 +56,10 @@ class Bench:
         with torch.inference_mode():
             self.cos, self.sin = model.model.rotary_emb(model.model.norm.weight, self.positions)
 
-    def compute(self, layer: int | None, step: Step, values: Mapping[str, F32Array]) -> F32Array:
-        """`step` of transformers' layer `layer` (None: outside of the layers) on the values of its inputs."""
+    def compute(self, layer: int | None, step: LayerStep, values: Mapping[str, F32Array]) -> F32Array:
+        """Compute `step` of transformers' layer `layer` (None: outside of the layers) from the values of its
+        inputs.
+        """
         import torch
 
         given = {name: torch.from_numpy(values[name]).to(self.model.dtype) for name in step.inputs}
@@ -64,7 +67,7 @@ class Bench:
         with torch.inference_mode():
             return as_array(step.compute(self, module, given))
 
-    def makes_blocks(self, step: Step) -> bool:  # noqa: ARG002
+    def uses_bfp16(self, step: LayerStep) -> bool:  # noqa: ARG002
         """Whether `step` is computed in block floating point here."""
         return False
 
@@ -90,28 +93,28 @@ class Bench:
         return int(self.model.model.layers[0].self_attn.head_dim)
 
     def _mask(self, keys: Any) -> Any:
-        """(1, 1, rows, key positions): 0 where a row may look, the least number where it may not."""
+        """(1, 1, rows, key positions): 0 for visible keys, the lowest number for hidden ones."""
         import torch
 
         later = torch.arange(keys.shape[2])[None, :] > self.positions[0][:, None]
         return torch.where(later, torch.finfo(keys.dtype).min, 0.0).to(keys.dtype)[None, None]
 
 
-class BlockBench(Bench):
-    """As Bench, with matrix products in block floating point."""
+class Bfp16StepReference(StepReference):
+    """The same with matrix products in block floating point."""
 
-    def makes_blocks(self, step: Step) -> bool:
+    def uses_bfp16(self, step: LayerStep) -> bool:
         return bool(step.product)
 
-    def compute(self, layer: int | None, step: Step, values: Mapping[str, F32Array]) -> F32Array:
-        if not self.makes_blocks(step):
+    def compute(self, layer: int | None, step: LayerStep, values: Mapping[str, F32Array]) -> F32Array:
+        if not self.uses_bfp16(step):
             return super().compute(layer, step, values)
         import torch
 
         module = self.model if layer is None else self.model.model.layers[layer]
         weight = module.get_submodule(step.product).weight
         with torch.inference_mode():
-            return as_array(product(torch.from_numpy(values[step.inputs[0]]), weight.float()))
+            return as_array(matmul_bf16(torch.from_numpy(values[step.inputs[0]]), weight.float()))
 
 
 def heads_first(x: Any, head_dim: int) -> Any:

@@ -1,6 +1,6 @@
-"""Which model shapes and prompt lengths the kernels accept, and the nearest ones they do.
+"""Which model shapes and prompt lengths the kernels accept, and the nearest ones that they do.
 
-What limits a shape is asked of the kernels that it limits, for the device that they are built for.
+Each limit comes from the kernel that has it, for the device that it is built for.
 """
 
 from __future__ import annotations
@@ -15,50 +15,50 @@ from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP, ModelShape, Unsuppor
 
 
 @dataclass(frozen=True)
-class Rule:
-    """A size must be a multiple of `step` and at most `most`, because of `why_step` and `why_most`."""
+class SizeRule:
+    """A size must be a multiple of `step` and at most `max`, for the reasons `why_step` and `why_max`."""
 
     name: str
     value: Callable[[ModelShape], int]
     step: int
     why_step: str
-    most: int
+    max: int
     why_most: str
 
     def check(self, shape: ModelShape) -> None:
-        """Raises UnsupportedShapeError with the nearest legal value."""
+        """Raise UnsupportedShapeError with the nearest legal value."""
         value = self.value(shape)
         _check_multiple(self.name, value, self.step, self.why_step)
-        if value > self.most:
+        if value > self.max:
             raise UnsupportedShapeError(
-                f"{self.name}={value} is more than {self.most} ({self.why_most})",
-                f"the nearest legal value is {self.most}",
+                f"{self.name}={value} is more than {self.max} ({self.why_most})",
+                f"the nearest legal value is {self.max}",
             )
 
 
-def rules(device: DeviceModel = NPU2) -> tuple[Rule, ...]:
+def rules(device: DeviceModel = NPU2) -> tuple[SizeRule, ...]:
     """The limits of single sizes on a device."""
     row = (gemv.LANES, f"a GEMV reads its row {gemv.LANES} elements at a time")
     head = (rope.HALF_LANES, f"RoPE turns {rope.HALF_LANES // 2} pairs of a head at a time")
     of_core = f"a core holds all of x, and pieces of the weight, in {device.l1_budget // 1024} KiB of L1"
     product = (_widest_product(device), of_core)
-    norm = (_floor(rms_norm.longest_row(device), gemv.LANES), "RMSNorm holds a row three times in L1")
+    norm = (_floor(rms_norm.max_row_length(device), gemv.LANES), "RMSNorm holds a row three times in L1")
     attention = (
-        _floor(flash_attention.widest_head(device), rope.HALF_LANES),
+        _floor(flash_attention.max_head_dim(device), rope.HALF_LANES),
         "attention holds K and V tiles of a head in L1",
     )
     return (
-        Rule("head_dim", lambda s: s.head_dim, *head, *attention),
-        Rule("emb_dim", lambda s: s.emb_dim, *row, *norm),
-        Rule("hidden_dim", lambda s: s.hidden_dim, *row, *product),
-        Rule("n_heads * head_dim", lambda s: s.q_dim, *row, *product),
+        SizeRule("head_dim", lambda s: s.head_dim, *head, *attention),
+        SizeRule("emb_dim", lambda s: s.emb_dim, *row, *norm),
+        SizeRule("hidden_dim", lambda s: s.hidden_dim, *row, *product),
+        SizeRule("n_heads * head_dim", lambda s: s.q_dim, *row, *product),
     )
 
 
 def _widest_product(device: DeviceModel) -> int:
-    """The widest row that a GEMV reads and a GEMM makes in one launch."""
-    widest = _floor(gemv.longest_row(device), gemv.LANES)
-    return next(n for n in range(widest, 0, -gemv.LANES) if gemm_tiles.serves_columns(n, device))
+    """The widest row that a GEMV reads and a GEMM writes in one launch."""
+    widest = _floor(gemv.max_row_length(device), gemv.LANES)
+    return next(n for n in range(widest, 0, -gemv.LANES) if gemm_tiles.supports_columns(n, device))
 
 
 def _floor(size: int, step: int) -> int:
@@ -66,7 +66,7 @@ def _floor(size: int, step: int) -> int:
 
 
 def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
-    """Raises UnsupportedShapeError, naming the nearest legal value, for a shape no kernel is built for."""
+    """Raise UnsupportedShapeError, naming the nearest legal value, if no kernel is built for the shape."""
     for name in ("emb_dim", "n_heads", "n_kv_heads", "head_dim", "hidden_dim", "vocab_size"):
         if getattr(shape, name) < 1:
             raise UnsupportedShapeError(
@@ -82,9 +82,9 @@ def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
         )
     for rule in rules(device):
         rule.check(shape)
-    _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm_tiles.serves_columns, device)
-    _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm_tiles.serves_columns, device)
-    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm_tiles.serves_columns, device)
+    _check_launch("hidden_dim", shape.hidden_dim, gemv.LANES, gemm_tiles.supports_columns, device)
+    _check_launch("n_heads * head_dim", shape.q_dim, gemv.LANES, gemm_tiles.supports_columns, device)
+    _check_launch("n_kv_heads * head_dim", shape.kv_dim, shape.head_dim, gemm_tiles.supports_columns, device)
     if shape.qkv_bias:
         _check_bias(shape, device)
     if not shape.rms_norm_eps > 0:
@@ -96,20 +96,20 @@ def check_shape(shape: ModelShape, device: DeviceModel = NPU2) -> None:
 
 def _check_bias(shape: ModelShape, device: DeviceModel) -> None:
     for name, width in (("n_heads", shape.q_dim), ("n_kv_heads", shape.kv_dim)):
-        share, most = bias_add.share(width, device), bias_add.widest_share(device)
-        if share > most:
+        share, max_columns = bias_add.core_columns(width, device), bias_add.max_core_columns(device)
+        if share > max_columns:
             raise UnsupportedShapeError(
                 f"{name} * head_dim={width} divides into shares of {share} for the cores that add its bias, "
-                f"and a core holds {most}",
-                f"legal is what {device.columns} cores share, up to {most * device.columns}",
+                f"and a core holds {max_columns}",
+                f"legal is what {device.columns} cores share, up to {max_columns * device.columns}",
             )
 
 
 def check_seq_len(seq_len: int, device: DeviceModel = NPU2) -> None:
-    """Raises UnsupportedShapeError, naming the nearest legal length, for a length nothing is built for."""
-    why = f"flash_attn takes K and V in tiles of {SEQ_LEN_STEP} positions"
-    _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, why)
-    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm_tiles.serves_rows, device)
+    """Raise UnsupportedShapeError, naming the nearest legal length, if no program is built for the length."""
+    reason = f"flash_attn takes K and V in tiles of {SEQ_LEN_STEP} positions"
+    _check_multiple("seq_len", seq_len, SEQ_LEN_STEP, reason)
+    _check_launch("seq_len", seq_len, SEQ_LEN_STEP, gemm_tiles.supports_rows, device)
 
 
 def _check_launch(
@@ -119,14 +119,14 @@ def _check_launch(
         raise UnsupportedShapeError(
             f"{name}={value} does not divide into tiles so that a GEMM is one launch of at most "
             f"{device.repeat_limit} blocks in each direction",
-            f"the nearest legal value is {gemm_tiles.nearest(value, step, serves, device)}",
+            f"the nearest legal value is {gemm_tiles.nearest_supported(value, step, serves, device)}",
         )
 
 
-def _check_multiple(name: str, value: int, step: int, why: str) -> None:
+def _check_multiple(name: str, value: int, step: int, reason: str) -> None:
     if value < 1 or value % step:
         nearest = max(step, round(value / step) * step)
         raise UnsupportedShapeError(
-            f"{name}={value} is not a positive multiple of {step} ({why})",
+            f"{name}={value} is not a positive multiple of {step} ({reason})",
             f"the nearest legal value is {nearest}",
         )

@@ -1,4 +1,4 @@
-"""Compiles several programs side by side, within a budget of memory, and reports progress."""
+"""Compiles several programs in parallel, within a budget of memory, and reports progress."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import Program
 
 
-class Stage(Enum):
-    """Where one program stands. REUSED and COMPILED are final."""
+class CompileStage(Enum):
+    """The stage of one program. REUSED and COMPILED are final."""
 
     COMPILING = "compiling"
     COMPILED = "compiled"
@@ -33,12 +33,12 @@ class Stage(Enum):
 
 @dataclass(frozen=True)
 class Progress:
-    """One program reached a stage; `done` of `total` programs are finished. `seconds`: how long compiling
-    took.
-    `detail`: why it has to be compiled, or failed."""
+    """One program reached a stage; `done` of `total` programs are finished. seconds: how long compiling took.
+    detail: why it is compiled, or why it failed.
+    """
 
     program: str
-    stage: Stage
+    stage: CompileStage
     done: int
     total: int
     seconds: float = 0.0
@@ -48,42 +48,45 @@ class Progress:
 OnProgress = Callable[[Progress], None]
 
 
-SHARE = 0.8
-"""The share of free memory that compilers may take; the rest is for what cannot be foreseen."""
+MEMORY_SHARE = 0.8
+"""The share of free memory that compilers may use. The rest is a reserve."""
 
 
 def memory_budget() -> int:
-    """Bytes that compilations side by side may take: as AERIE_COMPILE_MEMORY says, else most of what is free.
+    """Bytes that parallel compilations may use: AERIE_COMPILE_MEMORY, else MEMORY_SHARE of the free memory.
 
-    Raises KnobError for a value that makes no sense.
+    Raises KnobError if the variable's value is not valid.
     """
-    given = knobs.COMPILE_MEMORY.get()
-    return int(float(given) * GIB) if given else int(_free_bytes() * SHARE)
+    setting = knobs.COMPILE_MEMORY.get()
+    return int(float(setting) * GIB) if setting else int(_free_bytes() * MEMORY_SHARE)
 
 
 def _free_bytes() -> int:
-    """What this process could be given; where nothing says, all that the machine has."""
+    """Bytes that this process can allocate; the machine's whole memory if that is unknown."""
     available = available_bytes()
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") if available is None else available
 
 
 Begin = Callable[[str], AbstractContextManager[None]]
-"""A context in which one program compiles: entering it waits for room in the budget, and reports why."""
+"""A context in which one program compiles. Entering it waits for memory in the budget and reports the reason.
+"""
 
 
-class Load(Protocol):
-    """The part of a toolchain that matters for compiling side by side."""
+class CompileLoad(Protocol):
+    """The part of a toolchain that parallel compilation needs."""
 
     @property
     def memory_bytes(self) -> int:
         """Bytes of memory that compiling one program takes."""
 
     def stop(self) -> None:
-        """End the compilations in other threads."""
+        """Stop the compilations in other threads."""
 
 
-class Budget:
-    """Memory in bytes that compilations share. One that takes more than all of it runs alone."""
+class MemoryBudget:
+    """Memory in bytes that compilations share. A program that needs more than the whole budget compiles
+    alone.
+    """
 
     def __init__(self, nbytes: int) -> None:
         self._free = nbytes
@@ -91,8 +94,8 @@ class Budget:
         self._changed = threading.Condition()
 
     @contextlib.contextmanager
-    def take(self, nbytes: int) -> Iterator[None]:
-        """Waits until there is room for so many bytes, or nothing else is under way."""
+    def reserve(self, nbytes: int) -> Iterator[None]:
+        """Wait until `nbytes` are free, or until nothing else compiles."""
         with self._changed:
             self._changed.wait_for(lambda: nbytes <= self._free or not self._under_way)
             self._free -= nbytes
@@ -106,18 +109,18 @@ class Budget:
                 self._changed.notify_all()
 
 
-class SideBySide:
-    """Compiles with at most `jobs` programs under way (default: one per CPU).
+class ParallelCompiler:
+    """Compiles at most `jobs` programs at a time (default: one per CPU).
 
-    `compile_one` finds or compiles a program, the latter inside of the context that its second argument makes
-    from a reason. `load` says how much memory that takes, and is stopped when the caller is interrupted
+    `compile_one` finds or compiles a program; it compiles inside the context that its second argument makes
+    from a reason. load: says how much memory that takes, and is stopped when the caller is interrupted
     (Ctrl-C).
     """
 
     def __init__(
         self,
         compile_one: Callable[[Program, Begin], Artifact],
-        load: Load,
+        load: CompileLoad,
         jobs: int | None,
         on_progress: OnProgress | None,
     ) -> None:
@@ -129,15 +132,15 @@ class SideBySide:
         self._done = self._total = 0
 
     def compile(self, programs: Sequence[Program]) -> list[Artifact]:
-        """The artifacts, in the programs' order. The first failure is raised, once the other compilations
+        """Return the artifacts, in the programs' order. Raises the first failure after all compilations have
         ended.
 
-        Raises KnobError for a budget of memory that makes no sense.
+        Raises KnobError if the memory budget is not valid.
         """
         self._done, self._total = 0, len(programs)
-        self._budget = Budget(memory_budget())
+        self._budget = MemoryBudget(memory_budget())
         with ThreadPoolExecutor(max_workers=self._jobs, thread_name_prefix="compile") as pool:
-            futures = [pool.submit(self._one, program) for program in programs]
+            futures = [pool.submit(self._compile_or_report, program) for program in programs]
             try:
                 _raise_first(futures)
             except Exception:
@@ -150,30 +153,30 @@ class SideBySide:
         return [future.result() for future in futures]
 
     def _stop_all(self, futures: Sequence[Future[Artifact]]) -> None:
-        """Stops again and again, for a compilation that begins its next tool, or its next wait, meanwhile."""
+        """Stop repeatedly: a compilation may start its next tool, or wait again, after the first stop."""
         while not all(future.done() for future in futures):
             self._load.stop()
             interrupt_lock_waits()
             wait(futures, timeout=0.1)
 
-    def _one(self, program: Program) -> Artifact:
+    def _compile_or_report(self, program: Program) -> Artifact:
         try:
             artifact = self._compile_one(program, functools.partial(self._begin, program))
         except Exception as error:
-            self._tell(program, Stage.FAILED, detail=str(error))
+            self._report(program, CompileStage.FAILED, detail=str(error))
             raise
-        stage = Stage.REUSED if artifact.reused else Stage.COMPILED
-        self._tell(program, stage, finished=1, seconds=artifact.seconds)
+        stage = CompileStage.REUSED if artifact.reused else CompileStage.COMPILED
+        self._report(program, stage, finished=1, seconds=artifact.seconds)
         return artifact
 
     @contextlib.contextmanager
-    def _begin(self, program: Program, why: str) -> Iterator[None]:
-        with self._budget.take(self._load.memory_bytes):
-            self._tell(program, Stage.COMPILING, detail=why)
+    def _begin(self, program: Program, reason: str) -> Iterator[None]:
+        with self._budget.reserve(self._load.memory_bytes):
+            self._report(program, CompileStage.COMPILING, detail=reason)
             yield
 
-    def _tell(
-        self, program: Program, stage: Stage, finished: int = 0, seconds: float = 0.0, detail: str = ""
+    def _report(
+        self, program: Program, stage: CompileStage, finished: int = 0, seconds: float = 0.0, detail: str = ""
     ) -> None:
         with self._telling:
             self._done += finished

@@ -1,4 +1,4 @@
-"""What both sides are asked: ten kinds of prompt, for whatever tokenizer the checkpoint has."""
+"""The prompts of the gate: ten kinds, for any tokenizer."""
 
 from __future__ import annotations
 
@@ -23,24 +23,28 @@ LONG = (
 CODE = "def area(width, height):\n    # in metres\n    return width * height\n\n\nprint(area(3, 4))\n"
 LANGUAGES = "Grüße aus Köln. ¿Dónde está la estación? 東京は日本の首都です。 Привет, мир! مرحبا"
 EMOJI = "🚀 to the 🌙 and back: 👩‍🔬🧪 = 🎉!"
-ENDED = ("The capital of Spain is Madrid.", "The capital of Italy is")
+TEXT_BEFORE_EOS = ("The capital of Spain is Madrid.", "The capital of Italy is")
 CONVERSATION: tuple[Message, ...] = (
     {"role": "user", "content": "What is 3 plus 4?"},
     {"role": "assistant", "content": "3 + 4 = 7."},
     {"role": "user", "content": "Who are you?"},
 )
 
-MOST_TOKENS = 2048
-"""Of a prompt, whatever the model has positions for: transformers' passes in float32 are slow and large."""
+MAX_PROMPT_TOKENS = 2048
+"""Maximum tokens of a prompt, whatever the model has positions for: transformers' passes in float32 are slow
+and large.
+"""
 
-FEW = 2
-"""How many `make verify` takes. The second runs in the session that the first one has used."""
+QUICK_PROMPTS = 2
+"""The number of prompts of `make verify`. The second runs in the session that the first one has used."""
 
 
 @dataclass(frozen=True)
 class Prompt:
-    """`token_ids` are what the model is given. `message` is set where a chat makes them of this one message;
-    `every_position` where the prompt's own positions are compared too."""
+    """One prompt. token_ids: the model's input. message: set if a chat template made them of this one
+    message.
+    every_position: whether the prompt's own positions are compared too.
+    """
 
     name: str
     token_ids: tuple[int, ...]
@@ -49,26 +53,27 @@ class Prompt:
 
 
 def choose_prompts(session: Session, full: bool) -> list[Prompt]:
-    """Prompts that fit the session's model: the first two kinds, or all. Those that are too long are cut to
-    what can be read; chats are left out where there is no template, or they do not fit."""
+    """Prompts that fit the session's model: the first two kinds, or all. Too long ones are cut; chats are
+    left out if there is no template, or if they do not fit.
+    """
     kinds = list(_kinds(session.tokenizer, session.model))
-    return kinds if full else kinds[:FEW]
+    return kinds if full else kinds[:QUICK_PROMPTS]
 
 
-def longest_asked(config: ModelConfig, options: RuntimeOptions) -> int:
-    """The tokens of the longest of all prompts, in a session that is opened with these options."""
+def longest_prompt(config: ModelConfig, options: RuntimeOptions) -> int:
+    """The length in tokens of the longest prompt, in a session that is opened with these options."""
     blocks = options.blocks(config)
-    most = blocks.seq_len or blocks.largest_context or config.context
-    return min(most, config.context, MOST_TOKENS)
+    lengths = blocks.seq_len or blocks.largest_context or config.context
+    return min(lengths, config.context, MAX_PROMPT_TOKENS)
 
 
 def full_prompt(session: Session) -> list[int]:
-    """Ordinary text that fills the context, or MOST_TOKENS of it."""
-    return text_of(session.tokenizer, min(session.model.longest_prompt, MOST_TOKENS))
+    """Ordinary text that fills the context, up to MAX_PROMPT_TOKENS."""
+    return text_of_length(session.tokenizer, min(session.model.longest_prompt, MAX_PROMPT_TOKENS))
 
 
 def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
-    longest, eos = min(model.longest_prompt, MOST_TOKENS), model.config.eos_token_ids
+    longest, eos = min(model.longest_prompt, MAX_PROMPT_TOKENS), model.config.eos_token_ids
 
     def cut(name: str, ids: Sequence[int], every_position: bool = False) -> Prompt:
         return Prompt(name, tuple(ids[:longest]), every_position=every_position)
@@ -80,11 +85,11 @@ def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
     yield cut("code", tokenizer.encode(CODE))
     yield cut("short", tokenizer.encode(SHORT))
     yield cut("one token", tokenizer.encode(SHORT)[:1])
-    yield cut("near the end", text_of(tokenizer, longest - 1))
+    yield cut("near the end", text_of_length(tokenizer, longest - 1))
     yield cut("languages", tokenizer.encode(LANGUAGES))
     yield cut("emoji", tokenizer.encode(EMOJI))
     if eos:
-        before, after = (tokenizer.encode(text) for text in ENDED)
+        before, after = (tokenizer.encode(text) for text in TEXT_BEFORE_EOS)
         yield cut("end token inside", [*before, eos[0], *after])
     yield from chats[1:]
 
@@ -94,14 +99,14 @@ def _chats(tokenizer: Tokenizer, longest: int) -> Iterator[Prompt]:
     if not tokenizer.has_chat_template:
         return
     turn: Message = {"role": "user", "content": QUESTION}
-    asked, talked = (tuple(tokenizer.encode_chat(messages)) for messages in ([turn], CONVERSATION))
-    if len(asked) <= longest:
-        yield Prompt("chat turn", asked, message=QUESTION, every_position=True)
+    question_ids, talked = (tuple(tokenizer.encode_chat(messages)) for messages in ([turn], CONVERSATION))
+    if len(question_ids) <= longest:
+        yield Prompt("chat turn", question_ids, message=QUESTION, every_position=True)
         if len(talked) <= longest:
             yield Prompt("conversation", talked)
 
 
-def text_of(tokenizer: Tokenizer, length: int) -> list[int]:
-    """Ordinary text, over and over, until it has `length` tokens."""
-    ids = tokenizer.encode(" ".join([LONG, *ENDED, QUESTION]))
+def text_of_length(tokenizer: Tokenizer, length: int) -> list[int]:
+    """Ordinary text, repeated until it has `length` tokens."""
+    ids = tokenizer.encode(" ".join([LONG, *TEXT_BEFORE_EOS, QUESTION]))
     return list(islice(cycle(ids), max(1, length)))

@@ -1,7 +1,7 @@
 """Puts bare herds into a launch and a segment.
 
-A multi-launch module needs both around every herd: mlir-air's `airrt-to-npu` finds the work of a
-launch by its segment, and drops a bare herd as soon as other launches have segments.
+A multi-launch module needs both around every herd: mlir-air's `airrt-to-npu` finds the work of a launch by
+its segment, and drops a bare herd as soon as other launches have segments.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ _L3_USERS = (ChannelPutOp, ChannelGetOp, AllocOp, DeallocOp)
 
 
 def wrap_bare_herds(sub: SubModule) -> None:
-    """Wraps, in place, what stands outside a launch in a launch, and herds outside a segment in a segment.
+    """Wrap, in place, what is outside a launch in a launch, and herds outside a segment in a segment.
 
-    Where the kernel has no launch, its body from the first device operation to the last becomes one. Inside
-    the launch, everything moves into the segment but index arithmetic, L3 allocations and the L3 ends of
+    If the kernel has no launch, its body from the first device operation to the last becomes one. Inside the
+    launch, everything moves into the segment except index arithmetic, L3 allocations and the L3 ends of
     channels, which the launch keeps.
-    Raises StitchError where a token or a result would cross the border of the new launch or segment.
+    Raises StitchError if a token or a result would cross the border of the new launch or segment.
     """
     block = sub.entry
     if _contains(sub.function, LaunchOp):
@@ -81,9 +81,9 @@ def _stays_in_launch(op: Operation) -> bool:
 def _enclose(
     ops: Sequence[Operation], kind: type[LaunchOp] | type[SegmentOp], label: str, name: str | None
 ) -> None:
-    """Moves `ops`, of one block, into a new operation of `kind` at the place of the last.
+    """Move `ops`, of one block, into a new operation of `kind` at the place of the last.
 
-    Buffers and indices from outside come in as arguments; constants from outside are made again inside.
+    Buffers and indices from outside come in as arguments; constants from outside are created again inside.
     """
     constants, captured = _outside_values(ops)
     _check_closed(ops, captured, kind, label)
@@ -132,7 +132,7 @@ def _is_inside(owner: Operation | Block, ops: Sequence[Operation]) -> bool:
 def _check_closed(
     ops: Sequence[Operation], captured: Sequence[SSAValue], kind: type[HierarchyOp], label: str
 ) -> None:
-    """Refuses a token or a result that would cross the border of the new operation."""
+    """Refuse a token or a result that would cross the border of the new operation."""
     leaving = [use.operation for op in ops for result in op.results for use in result.uses]
     tied = [user for user in leaving if not _is_inside(user, ops)]
     tied += [op for op in ops if any(value in captured for value in _tokens(op))]
