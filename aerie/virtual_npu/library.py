@@ -136,8 +136,8 @@ class Library:
     def call(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> EntryCall:
         """A call of an entry on buffers at these addresses, one per argument, in order.
 
-        The caller keeps the buffers alive and of the sizes that `entries` tells. Raises VnpuArgumentError where
-        they do not fit the entry, KnobError for a number of threads that makes no sense.
+        The caller keeps the buffers alive, with the sizes in `entries`. Raises VnpuArgumentError if their
+        number does not fit the entry, KnobError for a wrong VNPU_THREADS.
         """
         entry_point = self.entries.get(entry)
         if entry_point is None:
