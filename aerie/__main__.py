@@ -77,9 +77,9 @@ def start() -> None:
         finally:
             standard_streams.finish()
     except standard_streams.OutputError as error:
-        sys.exit(standard_streams.tell(error))
+        sys.exit(standard_streams.report_output_error(error))
     except KeyboardInterrupt:
-        sys.exit(interrupts.tell())
+        sys.exit(interrupts.report_interrupt())
     finally:
         interrupts.finish()
 

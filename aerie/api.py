@@ -438,7 +438,7 @@ def load(
     other = select_backend(fallback) if fallback and fallback != chosen.name else None
     told = Told(progress)
     checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, told.note)
-    folder = cache_dir or folders.programs()
+    folder = cache_dir or folders.programs_folder()
     options = RuntimeOptions(
         seq_len,
         chosen,

@@ -370,7 +370,7 @@ class Comparison:
 
     @property
     def _env(self) -> dict[str, str]:
-        threads = str(knobs.threads())
+        threads = str(knobs.thread_count())
         cache = str((self.work / "vnpu").resolve())
         env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": cache}
         return env | self.choice.environment

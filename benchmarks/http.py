@@ -195,10 +195,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Print the table."""
-    report, work = Reporter(), folders.home() / "http"
+    report, work = Reporter(), folders.cache_folder() / "http"
     folder, tokens = find_checkpoint(arguments.model), arguments.tokens
     report.note(f"starting a server of {arguments.model}, and the engine alone")
-    with both_ways(folder, work, folders.programs(), {}) as ways:
+    with both_ways(folder, work, folders.programs_folder(), {}) as ways:
         costs(ways, 0, tokens)  # which nobody counts, as both ways warm up
         crowd(ways, 0, tokens)
         alone, together = [], []

@@ -24,7 +24,7 @@ NATIVE, ALL = "native", "all"
 class Limits:
     """How a set is asked of either side, and what is wanted of the comparison in it.
 
-    march: value of VNPU_MARCH, without what `also` of the set adds. aten, onednn, mkl: values of theirs.
+    march: value of VNPU_MARCH, without what `optional` of the set adds. aten, onednn, mkl: values of theirs.
     capability: what torch says of itself then. least: the least figure that is wanted, by its kind
     (figures.py); none on ARM, which nobody has measured.
     """
@@ -89,7 +89,7 @@ class Choice:
         if self.name == NATIVE or not self.best:
             return {}
         limits = LIMITS[self.best.name]
-        also = [name for name in self.best.also if name in cpu.features()]
+        also = [name for name in self.best.optional if name in cpu.cpu_features()]
         march = "+".join((limits.march, *also))
         return {
             name: value

@@ -31,7 +31,7 @@ def measure_peaks(seconds: float = SECONDS) -> dict[str, list[float]]:
     Raises ToolchainError where the C++ cannot be compiled.
     """
     multiply = load_host_code(FOLDER / "peaks.cc", (INCLUDE,))
-    counts = (1, knobs.threads())
+    counts = (1, knobs.thread_count())
 
     def rates(function: str) -> list[float]:
         rate = multiply[function]
@@ -59,7 +59,7 @@ class MemoryReader:
         self._read.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
         self._read.restype = ctypes.c_uint64
         self._memory = np.ones((nbytes or enough_to_read()) // 8, np.uint64)
-        self._threads = threads or knobs.threads()
+        self._threads = threads or knobs.thread_count()
 
     def sum(self, *, asks: bool) -> int:
         """The sum of all words: every one was read. asks: for them early, as programs do."""

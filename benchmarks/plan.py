@@ -15,7 +15,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
-from aerie.runtime.memory import size
+from aerie.runtime.memory import format_bytes
 from aerie.verify.reference import reference_bytes
 from benchmarks.drafts import fitting
 from benchmarks.peaks import enough_to_read
@@ -148,7 +148,8 @@ def check_memory(config: ModelConfig, nbytes: int) -> None:
     )
     read = enough_to_read()
     parts = (
-        f" (ours {size(ours)}, theirs {size(theirs)}, the checkpoint in the page cache {size(nbytes)}, "
-        f"memory to read {size(read)})"
+        f" (ours {format_bytes(ours)}, theirs {format_bytes(theirs)}, the checkpoint in the page cache "
+        f"{format_bytes(nbytes)}, "
+        f"memory to read {format_bytes(read)})"
     )
     require(ours + theirs + nbytes + read, "the comparison", ["measure the small one with MODEL=demo"], parts)

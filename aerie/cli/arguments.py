@@ -28,7 +28,7 @@ from aerie.engine.progress import end_as_at_ctrl_c
 from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
-from aerie.runtime.memory import available_bytes, share_arena, size
+from aerie.runtime.memory import available_bytes, format_bytes, use_one_malloc_arena
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -80,7 +80,7 @@ def real_number(text: str) -> float:
 
 def default_cache_dir() -> Path:
     """Where programs are kept unless --cache-dir names another folder. Raises KnobError."""
-    return folders.programs()
+    return folders.programs_folder()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -386,7 +386,7 @@ def _is_shortage(error: Exception) -> bool:
 def no_memory(error: Exception) -> str:
     """What is said where memory, or another thread, was not to be had in spite of the check before."""
     reason, available = str(error) or "without a reason", available_bytes()
-    left = "" if available is None else f", with {size(available)} available"
+    left = "" if available is None else f", with {format_bytes(available)} available"
     lacking = "memory" if isinstance(error, MemoryError) else "threads"
     return (
         f"the system gave no more {lacking} ({reason}){left}: take a shorter --seq-len (SEQ_LEN) or a "
@@ -399,7 +399,7 @@ def begin_process() -> None:
     standard_streams.begin()
     use_utf8()
     end_as_at_ctrl_c()
-    share_arena()
+    use_one_malloc_arena()
 
 
 def use_utf8() -> None:
@@ -438,4 +438,4 @@ def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> 
         standard_streams.discard()
         return BROKEN_PIPE
     except standard_streams.OutputError as error:
-        return standard_streams.tell(error)
+        return standard_streams.report_output_error(error)

@@ -15,8 +15,8 @@ from pathlib import Path
 
 from aerie.common import compiler_records, folders
 from aerie.common.errors import UserError
-from aerie.common.store import Group, Store
-from aerie.runtime.artifacts import Manifest, forget_missing, store_of
+from aerie.common.store import EntryGroup, Store
+from aerie.runtime.artifacts import Manifest, artifact_store, forget_missing
 from aerie.runtime.memory import GIB
 
 SHOW, CLEAR = "show", "clear"
@@ -43,7 +43,7 @@ class Part:
 
     what: str
     folder: Path
-    groups: list[Group]
+    groups: list[EntryGroup]
     remade: bool = False
     store: Store | None = None
 
@@ -66,7 +66,7 @@ def parts(home: Path, cache_dir: Path | None = None) -> list[Part]:
 
     cache_dir: of compiled programs, where they were kept elsewhere.
     """
-    built = folders.built_programs()
+    built = folders.vnpu_folder()
     kept = [_programs("compiled programs", cache_dir or home / folders.PROGRAMS)]
     if built is not None:
         kept.append(_stored("what the virtual NPU built", Store(built)))
@@ -77,7 +77,7 @@ def parts(home: Path, cache_dir: Path | None = None) -> list[Part]:
 
 
 def _files(folder: Path, what: str, remade: bool, patterns: Sequence[str]) -> Part:
-    return Part(what, folder, [Group([path]) for path in _found(folder, patterns)], remade)
+    return Part(what, folder, [EntryGroup([path]) for path in _found(folder, patterns)], remade)
 
 
 def bench_parts(folder: Path) -> list[Part]:
@@ -89,17 +89,17 @@ def bench_parts(folder: Path) -> list[Part]:
 
 
 def _programs(what: str, folder: Path) -> Part:
-    return _stored(what, store_of(folder))
+    return _stored(what, artifact_store(folder))
 
 
 def _stored(what: str, store: Store) -> Part:
     return Part(what, store.folder, store.groups(), remade=True, store=store)
 
 
-def _whole(folder: Path, *patterns: str) -> list[Group]:
+def _whole(folder: Path, *patterns: str) -> list[EntryGroup]:
     """Files that are of no use without each other."""
     found = _found(folder, patterns)
-    return [Group(found)] if found else []
+    return [EntryGroup(found)] if found else []
 
 
 def _found(folder: Path, patterns: Sequence[str]) -> list[Path]:
@@ -142,7 +142,7 @@ def _days(text: str) -> float:
 
 def cache(arguments: argparse.Namespace) -> int:
     """Show what is kept where, or clear it."""
-    found = parts(folders.home(), arguments.cache_dir)
+    found = parts(folders.cache_folder(), arguments.cache_dir)
     if arguments.what == SHOW:
         if arguments.all or arguments.older_than is not None:
             raise UserError("--all and --older-than say what to clear: aerie cache clear ...")
@@ -153,15 +153,15 @@ def cache(arguments: argparse.Namespace) -> int:
 
 
 def _show(found: Sequence[Part]) -> None:
-    print(f"{folders.home()}: {told(sum(part.nbytes for part in found))} of ours")
+    print(f"{folders.cache_folder()}: {told(sum(part.nbytes for part in found))} of ours")
     there = [part for part in found if part.files]
     for part in there:
         files = f"{part.files} file{'s' if part.files > 1 else ''}"
         kept = "" if part.remade else " (a result: only clear --all removes it)"
         print(f"  {told(part.nbytes):>9}  {files:>10}  {_ago(part.used):13}  {part.what}{kept}")
-        if not part.folder.is_relative_to(folders.home()):
+        if not part.folder.is_relative_to(folders.cache_folder()):
             print(f"{'':39}in {part.folder}")
-    if folders.built_programs() is None:
+    if folders.vnpu_folder() is None:
         print("  what the virtual NPU built is not kept (VNPU_CACHE=off)")
     if there:
         print("to remove it: aerie cache clear [--older-than DAYS] [--all]")
@@ -176,7 +176,7 @@ def _clear(found: Sequence[Part], older_than: float | None, everything: bool) ->
         if files:
             print(f"removed {files} file{'s' if files > 1 else ''}, {told(nbytes)}: {part.what}")
     left = "" if everything else "; records and reports stay (--all removes them too)"
-    print(f"{told(freed)} freed in {folders.home()}{left}")
+    print(f"{told(freed)} freed in {folders.cache_folder()}{left}")
 
 
 def clear(part: Part, older_than: float | None = None) -> tuple[int, int]:
@@ -206,9 +206,9 @@ def _tidy(store: Store, emptied: bool) -> None:
         store.remove_empty()
 
 
-def _remove_empty(part: Part, removed: Sequence[Group]) -> None:
+def _remove_empty(part: Part, removed: Sequence[EntryGroup]) -> None:
     """Folders that nothing is left in, below the folder of all that is kept, which may be somebody's own."""
-    home = folders.home()
+    home = folders.cache_folder()
     for folder in {path.parent for group in removed for path in group.paths} | {part.folder}:
         while folder != home and folder.is_relative_to(home):
             with contextlib.suppress(OSError):

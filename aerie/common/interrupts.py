@@ -19,7 +19,7 @@ STOPPED = 130
 """128 + SIGINT, as a shell has it."""
 
 
-def tell() -> int:
+def report_interrupt() -> int:
     """Say so, and give the exit status."""
     print("stopped", file=sys.stderr, flush=True)
     return STOPPED
@@ -37,15 +37,15 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
-    os._exit(tell())
+    os._exit(report_interrupt())
 
 
-def _unraisable(told: UnraisableHookArgs) -> None:
+def _unraisable(arguments: UnraisableHookArgs) -> None:
     """In a finaliser, where Python can raise nothing: it comes again outside of it."""
-    if issubclass(told.exc_type, KeyboardInterrupt):
+    if issubclass(arguments.exc_type, KeyboardInterrupt):
         _thread.interrupt_main()
     else:
-        sys.__unraisablehook__(told)
+        sys.__unraisablehook__(arguments)
 
 
 if sys.excepthook is sys.__excepthook__ and sys.unraisablehook is sys.__unraisablehook__:

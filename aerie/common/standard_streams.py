@@ -1,4 +1,4 @@
-"""The standard streams of a command's process: what its caller closed, and an output that takes no more."""
+"""The standard streams of a command: closed ones are opened, and failures of the output are told apart."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ written to it, notes that go nowhere. Else a file opened later would get its num
 
 
 class OutputError(OSError):
-    """Standard output takes no more; an OSError of a file is not one."""
+    """Standard output cannot be written. An OSError of another file is no OutputError."""
 
 
 class Output(io.TextIOWrapper):
@@ -26,17 +26,17 @@ class Output(io.TextIOWrapper):
         try:
             return super().write(text)
         except OSError as error:
-            raise _told_apart(error) from None
+            raise _as_output_error(error) from None
 
     def flush(self) -> None:
         try:
             super().flush()
         except OSError as error:
-            raise _told_apart(error) from None
+            raise _as_output_error(error) from None
 
 
 def begin() -> None:
-    """Open what is closed, and tell failures of standard output apart. Before anything else is opened."""
+    """Open the closed streams, and make failures of standard output OutputErrors. Call it before any open."""
     for number, flags in CLOSED:
         try:
             os.fstat(number)
@@ -44,10 +44,10 @@ def begin() -> None:
             _open_at(number, flags)
     sys.stdin = sys.stdin or io.TextIOWrapper(io.FileIO(0, closefd=False), "utf-8", "replace")
     sys.stderr = sys.stderr or io.TextIOWrapper(io.FileIO(2, "w", closefd=False), "utf-8", "replace")
-    sys.stdout = _told_apart_from_files(sys.stdout)
+    sys.stdout = _as_output(sys.stdout)
 
 
-def _told_apart_from_files(plain: TextIO | None) -> TextIO:
+def _as_output(plain: TextIO | None) -> TextIO:
     """Standard output as an Output. None is what Python has where it was closed."""
     if plain is None:
         return Output(io.BufferedWriter(io.FileIO(1, "w", closefd=False)), "utf-8", "replace")
@@ -58,7 +58,7 @@ def _told_apart_from_files(plain: TextIO | None) -> TextIO:
 
 
 def finish() -> None:
-    """Write out what is still kept. Raises OutputError; a reader that went away (`head`) is no error."""
+    """Flush standard output. Raises OutputError; a closed pipe (`head`) is no error."""
     try:
         if sys.stdout:
             sys.stdout.flush()
@@ -66,8 +66,8 @@ def finish() -> None:
         discard()
 
 
-def tell(error: OutputError) -> int:
-    """Say that the output is lost, and give the exit status. What is still to be written goes nowhere."""
+def report_output_error(error: OutputError) -> int:
+    """Print that the output is lost and discard the rest. Returns the exit status."""
     discard()
     reason = "it is closed" if error.errno == errno.EBADF else error.strerror
     print(
@@ -83,7 +83,7 @@ def discard() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
-def _told_apart(error: OSError) -> OSError:
+def _as_output_error(error: OSError) -> OSError:
     if isinstance(error, BrokenPipeError | OutputError):
         return error
     return OutputError(error.errno, error.strerror)

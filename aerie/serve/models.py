@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
-from aerie.runtime.memory import available_bytes, size
+from aerie.runtime.memory import available_bytes, format_bytes
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Metrics
 from aerie.serve.service import LOADING_S, Common, Limits, Offer, Service, State, TooLargeError
@@ -209,7 +209,8 @@ class Models:
         limit = self.memory.limit
         if limit is not None and needs > limit:
             raise TooLargeError(
-                f"the model {service.name!r} takes about {size(needs)} of memory, and {size(limit)} is the "
+                f"the model {service.name!r} takes about {format_bytes(needs)} of memory, and "
+                f"{format_bytes(limit)} is the "
                 "limit of all models (--memory); ask for another"
             )
         service.needs = needs
@@ -248,8 +249,10 @@ class Models:
         limit = self.memory.limit or 0
         return ApiError(
             503,
-            f"there is no room for the model {service.name!r} yet: it takes about {size(service.needs)} of "
-            f"memory, others that answer requests have {size(self._taken())}, and {size(limit)} is the limit "
+            f"there is no room for the model {service.name!r} yet: it takes about "
+            f"{format_bytes(service.needs)} of "
+            f"memory, others that answer requests have {format_bytes(self._taken())}, and "
+            f"{format_bytes(limit)} is the limit "
             "of all; ask again",
             code="no_room",
             retry_after=round(self.limits.load_s) or 1,

@@ -17,14 +17,14 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from aerie.common.errors import ProgramError
-from aerie.device import NPU2, Device, Report, check
-from aerie.device.memtiles import Memtile, memtiles
+from aerie.device import NPU2, CheckReport, DeviceModel, check
+from aerie.device.memtile_traffic import MemtileTraffic, memtiles
 from aerie.multi_launch_builder import Program
 from aerie.serve.errors import ApiError
 from aerie.virtual_npu import arrays
+from aerie.virtual_npu.cancellation import RunStopped, StopFlag
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 from aerie.virtual_npu.program import Program as VirtualProgram
-from aerie.virtual_npu.stopping import RunStopped, Stop
 
 MOST_BYTES = 64 * 2**20
 """Of a program's arguments together: a larger one is checked, and not run."""
@@ -44,7 +44,7 @@ class View:
     """A program, its check, and the record of its run; without one, `why` says why."""
 
     program: Program
-    report: Report
+    report: CheckReport
     record: Mapping[str, Any] | None
     why: str = ""
 
@@ -152,12 +152,12 @@ def _record(program: Program) -> Mapping[str, Any] | None:
             f"its arguments take up to {nbytes} bytes, {MOST_BYTES} is the most that is run for this page; "
             "`aerie vnpu run --stats --trace` has no limit"
         )
-    stop = Stop()
+    stop = StopFlag()
     timer = threading.Timer(RUN_S, stop.set)
     timer.start()
     try:
-        with stop.watched():
-            return built.run(*arrays.zeros(entry), stats=True, trace=True).record
+        with stop.watching():
+            return built.run(*arrays.zero_arrays(entry), stats=True, trace=True).record
     finally:
         timer.cancel()
 
@@ -184,7 +184,7 @@ def listed(programs: Mapping[str, Program]) -> dict[str, Any]:
     return {"programs": told, "device": limits(NPU2)}
 
 
-def limits(device: Device) -> dict[str, Any]:
+def limits(device: DeviceModel) -> dict[str, Any]:
     """The array as plain values: tiles, and bytes and DMA channels of each kind of tile."""
     return {
         "name": device.name,
@@ -207,7 +207,7 @@ def told(seen: View) -> dict[str, Any]:
     return {
         "name": seen.program.name,
         "device": limits(seen.report.device),
-        "check": seen.report.as_json(),
+        "check": seen.report.to_json(),
         "ran": seen.record is not None,
         "why": seen.why,
         "clock": CLOCK,
@@ -246,7 +246,7 @@ def launch(name: str) -> dict[str, Any]:
     return {"name": name, "shim": _none(), "memtile": _none(), "cores": []}
 
 
-def _memtiles(tiles: Sequence[Memtile] | None) -> list[dict[str, int]] | None:
+def _memtiles(tiles: Sequence[MemtileTraffic] | None) -> list[dict[str, int]] | None:
     return None if tiles is None else [tile._asdict() for tile in tiles]
 
 

@@ -20,7 +20,7 @@ from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.runtime.memory import give_back
+from aerie.runtime.memory import return_freed_memory
 from aerie.serve.answer import Ask
 from aerie.serve.asking import Asking, at_once
 from aerie.serve.bodies import IS_LARGE
@@ -245,7 +245,7 @@ class Service:
             await asyncio.to_thread(worker.join, self.limits.drain_s)
             await worker.over.wait()
             del worker
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(return_freed_memory)
         self.taken, self.state = 0, State.UNLOADED
 
     async def end(self) -> None:

@@ -23,7 +23,7 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import CheckpointError, TooLittleMemoryError
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
-from aerie.runtime.memory import give_back, resident_bytes
+from aerie.runtime.memory import resident_bytes, return_freed_memory
 from aerie.serve.app import make_app
 from aerie.serve.models import Memory, Models
 from aerie.serve.opening import Opening
@@ -452,7 +452,7 @@ def test_all_are_loaded_at_the_start(starting_models: Callable[[Models], Serving
 
 
 def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None:
-    options = RuntimeOptions(None, select_backend("virtual"), folders.programs(), decode=ROWS)
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder(), decode=ROWS)
     opening = Opening("demo", options, Reporter(quiet=True), "demo-drafter", 300 * MIB)
     serving = starting_models(Models([*offers("demo-drafter"), Offer("demo", opening.open, opening.needs)]))
     loaded(serving, "demo-drafter")
@@ -464,7 +464,7 @@ def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None
 
     with serving.http as http:
         for _ in range(12):
-            give_back()
+            return_freed_memory()
             before = resident_bytes()
             assert ask(serving, "demo", max_tokens=30).status_code == 200
             assert service.worker.opened is not None

@@ -12,7 +12,7 @@ from settings import files
 
 from aerie import AerieError
 from aerie.engine import form_schema, tool_calls
-from aerie.virtual_npu.errors import FAULTS
+from aerie.virtual_npu.errors import ERROR_KINDS
 
 LEFT_OUT = (
     ("uniqueItems, not, if, contains, propertyNames, dependentRequired, unevaluatedProperties", "not held"),
@@ -107,7 +107,7 @@ def errors_page() -> str:
         section(
             "What goes wrong in a run on the virtual NPU",
             "`kind` of the error, and of `--json`: "
-            + ", ".join(code(each) for each in (*FAULTS, "schedule", "garbage", "sanitizer", "crash"))
+            + ", ".join(code(each) for each in (*ERROR_KINDS, "schedule", "garbage", "sanitizer", "crash"))
             + ". [The virtual NPU](../explanation/virtual-npu.md#what-the-checks-find) explains each.",
         ),
     )

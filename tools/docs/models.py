@@ -9,8 +9,8 @@ from md_text import code, page, section, table
 
 from aerie.engine import refused
 from aerie.engine.families import FAMILIES
-from aerie.multi_launch_builder.limits import rules
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shape_limits import rules
 from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 
