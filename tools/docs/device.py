@@ -47,7 +47,7 @@ def devices() -> str:
 def _of_programs() -> list[str]:
     """The kernels that the six programs of the guide are made of."""
     plans = plan_programs(DEMO, DEMO_SEQ_LEN).values()
-    return sorted({step.kernel for plan in plans for step in plan.steps})
+    return sorted({launch.kernel for plan in plans for launch in plan.launches})
 
 
 def _uses(operations: Forms, forms: Forms) -> dict[Any, set[str]]:
@@ -125,7 +125,7 @@ def _options() -> Iterator[tuple[str, str, str]]:
 def toolchain_page() -> str:
     bad = [(code(each.version), each.reason) for each in versions.PEANO_KNOWN_BAD]
     ends = [
-        (code(final.name), final.meaning, final.usually)
+        (code(final.name), final.meaning, final.likely_cause)
         for value, final in failures.FINAL.items()
         if value != failures.COMPLETED
     ]
