@@ -19,8 +19,8 @@ from aerie.version import VERSION
 if TYPE_CHECKING:
     from aerie.answers import Result, Stream, Usage
     from aerie.api import Model, load
-    from aerie.batches import KV
-    from aerie.chunked import ChunkedLLM
+    from aerie.batch_api import KV
+    from aerie.chunked_llm import ChunkedLLM
     from aerie.engine.communication import between_processes
     from aerie.engine.generate import FinishReason
     from aerie.engine.kpis import Event, EventKind, Kpis
@@ -28,8 +28,8 @@ else:
     _HOMES = {
         "aerie.answers": ["Result", "Stream", "Usage"],
         "aerie.api": ["Model", "load"],
-        "aerie.batches": ["KV"],
-        "aerie.chunked": ["ChunkedLLM"],
+        "aerie.batch_api": ["KV"],
+        "aerie.chunked_llm": ["ChunkedLLM"],
         "aerie.engine.communication": ["between_processes"],
         "aerie.engine.generate": ["FinishReason"],
         "aerie.engine.kpis": ["Event", "EventKind", "Kpis"],

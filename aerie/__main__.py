@@ -1,6 +1,6 @@
-"""The command `aerie`: every command of every room, under one name.
+"""The command `aerie`: the commands of all packages under one name.
 
-A room is imported when one of its commands is asked for: `aerie run` loads neither the compiler nor torch.
+A package is imported only for its own commands: `aerie run` loads neither the compiler nor torch.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from aerie.version import VERSION
 
 
 class Command(NamedTuple):
-    """A command, the room whose command line it is, and what is said of it."""
+    """A command, the module whose command line has it, and its summary for --help."""
 
     name: str
-    room: str
+    module: str
     summary: str
 
 
@@ -43,7 +43,7 @@ COMMANDS: Final = (
     Command("test-npu", "board", "All that wants a board, and one report at the end."),
     Command("report", "board", "Gather what an issue needs in one file."),
 )
-"""Commands about models and machines: a room's own command line has them under the same name."""
+"""Commands for models and machines: the module's own command line has them under the same name."""
 
 TOOLS: Final = (
     Command("vnpu", "virtual_npu", "Run, check, build or translate an AIR program on the CPU."),
@@ -52,65 +52,65 @@ TOOLS: Final = (
     Command("synthetic", "llama32_1b.synthetic", "Write a checkpoint with random weights, to measure with."),
     Command("air", "air_dialect", "Parse a module in the AIR dialect, verify it and print it."),
 )
-"""For who writes kernels and compilers: each is a room's command line under a shorter name."""
+"""For developers of kernels and compilers: each is a module's command line under a shorter name."""
 
 USER_ERROR: Final = 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command in this process; returns its exit status."""
+    """Run one command in this process, and return its exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
-    found = find(words)
-    if isinstance(found, int):
-        return found
-    room, rest = found
-    status: int = importlib.import_module(f"{room}.__main__").main(rest)
+    result = find_command(words)
+    if isinstance(result, int):
+        return result
+    module, rest = result
+    status: int = importlib.import_module(f"{module}.__main__").main(rest)
     return status
 
 
 def start() -> None:
-    """What the installed command does: all that `python -m aerie.ROOM` does, signals and streams included."""
+    """The installed command: as `python -m aerie.MODULE`, signals and streams included."""
     try:
-        standard_streams.begin()
+        standard_streams.open_standard_streams()
         try:
             _start()
         finally:
-            standard_streams.finish()
+            standard_streams.flush_standard_output()
     except standard_streams.OutputError as error:
-        sys.exit(standard_streams.report_output_error(error))
+        sys.exit(standard_streams.report_lost_output(error))
     except KeyboardInterrupt:
         sys.exit(interrupts.report_interrupt())
     finally:
-        interrupts.finish()
+        interrupts.ignore_interrupts()
 
 
 def _start() -> None:
-    found = find(sys.argv[1:])
-    if isinstance(found, int):
-        sys.exit(found)
-    room, rest = found
+    result = find_command(sys.argv[1:])
+    if isinstance(result, int):
+        sys.exit(result)
+    module, rest = result
     sys.argv[1:] = rest
-    runpy.run_module(room, run_name="__main__", alter_sys=True)
+    runpy.run_module(module, run_name="__main__", alter_sys=True)
 
 
-def find(words: Sequence[str]) -> tuple[str, Sequence[str]] | int:
-    """The package whose command line has these words, and the words it takes; or the exit status, once help,
-    the version, or what is wrong with the words has been printed."""
+def find_command(words: Sequence[str]) -> tuple[str, Sequence[str]] | int:
+    """The module and the arguments for a command line; or the exit status, after help, the version or an
+    error was printed."""
     name = words[0] if words else ""
     if name in ("-h", "--help"):
-        return _tell(_help())
+        return _print(_help())
     if name == "--version":
-        return _tell(f"aerie {VERSION}")
+        return _print(f"aerie {VERSION}")
     for each in COMMANDS:
         if each.name == name:
-            return f"aerie.{each.room}", words
+            return f"aerie.{each.module}", words
     for each in TOOLS:
         if each.name == name:
-            return f"aerie.{each.room}", words[1:]
+            return f"aerie.{each.module}", words[1:]
     return _refuse(name)
 
 
-def _tell(text: str) -> int:
+def _print(text: str) -> int:
     print(text)
     return 0
 

@@ -1,4 +1,4 @@
-"""Answers of a model: a stream of pieces, and what it comes to."""
+"""Answers of a model: a stream of text, and its result."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ from aerie.engine.tool_calls import Tools, read_tools
 LOG = logging.getLogger("aerie")
 
 
-class IsAsked(Protocol):
+class HasModelSession(Protocol):
     """An aerie.Model."""
 
-    asked: Asked
+    session_state: SessionState
 
 
-class Options(Sampling, DecodeSettings, total=False):
-    """What an answer may be asked for with, beside its prompt and how long it may be; see Model.stream."""
+class GenerateOptions(Sampling, DecodeSettings, total=False):
+    """Options of an answer besides its prompt and length; see Model.stream."""
 
-    draft: str | IsAsked | None
+    draft: str | HasModelSession | None
     stop: str | int | Iterable[str | int]
     raw: bool
     json_schema: Schema
@@ -52,17 +52,17 @@ class Options(Sampling, DecodeSettings, total=False):
 
 
 OnEvent: TypeAlias = "Callable[[Event], object]"
-"""Told what happens to an answer, while nothing is computed; False stops it."""
+"""Called with each event of an answer, between engine steps. It stops the answer by returning False."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Counts of tokens, by the names of OpenAI's API."""
+    """Token counts, by the names of OpenAI's API."""
 
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int = 0
-    """Of the prompt: what was known, from the answer before or in the pool, and not computed again."""
+    """Prompt tokens from the prefix cache, which were not computed again."""
 
     @property
     def total_tokens(self) -> int:
@@ -71,10 +71,10 @@ class Usage:
 
 @dataclass(frozen=True)
 class Result:
-    """What a model answered, and how fast. `str()` of it is its text.
+    """A complete answer and its figures. `str()` of it is its text.
 
-    token_ids: what it generated, a token that ended it included. prompt_token_ids: what it was given,
-    none where these were embeddings. kpis: of this answer alone.
+    token_ids: generated ids, the end token included. prompt_token_ids: empty if the prompt was embeddings.
+    kpis: of this answer alone.
     """
 
     text: str
@@ -84,38 +84,39 @@ class Result:
     usage: Usage
     kpis: Kpis
     error: str = ""
-    """Of one of several requests: why it ended, where `finish_reason` is ERROR."""
+    """In a batch: the error of this request, if `finish_reason` is ERROR."""
     tool_calls: tuple[ToolCall, ...] = ()
-    """Of the functions that it was told of with `tools`; they are no part of the text."""
+    """Calls of functions in `tools`; they are not part of the text."""
 
     def __str__(self) -> str:
         return self.text
 
 
-NOTHING = Result("", (), (), FinishReason.ERROR, Usage(0, 0), Kpis())
-"""Of a request that could not be begun."""
+NO_RESULT = Result("", (), (), FinishReason.ERROR, Usage(0, 0), Kpis())
+"""The result of a request that could not start."""
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A model that is asked: its session, for as long as it is open, its turn, which one answer has at a
-    time, and the figures of all answers."""
+class SessionState:
+    """The session of an open model, its lock, which one answer at a time holds, and the figures of all
+    answers."""
 
     session: Callable[[], Session]
-    turn: threading.Lock
+    lock: threading.Lock
     kpis: Kpis
 
 
 class Stream(Iterator[str]):
-    """The text of an answer, piece by piece as it is made. Nothing is computed before the first is asked for.
+    """The text of an answer, piece by piece as it is generated. Nothing is computed before the first piece is
+    requested.
 
-    `text` is what has come so far. `close()`, or leaving a `with`, ends the answer where it is; `pause()`
-    has it rest until `resume()`.
+    `text` is the text so far. `close()`, or leaving a `with` block, ends the answer; `pause()` stops it until
+    `resume()`.
     """
 
     def __init__(
         self,
-        model: Asked,
+        model: SessionState,
         request: Request,
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
@@ -125,10 +126,10 @@ class Stream(Iterator[str]):
         self._request = request
         self._on_event = on_event
         self._ended: FinishReason | None = None
-        self._is_begun = self._is_over = False
-        self._told_tokens = 0
-        self._goes_on = threading.Event()
-        self._goes_on.set()
+        self._has_started = self._is_over = False
+        self._notified_tokens = 0
+        self._may_continue = threading.Event()
+        self._may_continue.set()
         ids = frozenset(one for one in stop if isinstance(one, int))
         self._stop = StopStrings([one for one in stop if isinstance(one, str)])
         self._pieces = model.session().pieces(request, ids, calls.shown if calls else ())
@@ -139,13 +140,13 @@ class Stream(Iterator[str]):
         self.text = ""
 
     def __next__(self) -> str:
-        if not self._is_begun:
-            self._is_begun = True
-            self._tell(EventKind.BEGIN)
+        if not self._has_started:
+            self._has_started = True
+            self._notify(EventKind.BEGIN)
         try:
             while not (piece := self._next_piece()):
                 if not self.token_ids:
-                    self._tell(EventKind.CONTINUE)
+                    self._notify(EventKind.CONTINUE)
         except StopIteration:
             self._request.stop()  # where a stop string ended it, it would go on beside others
             self._finish()
@@ -156,41 +157,40 @@ class Stream(Iterator[str]):
             self._finish()
             raise
         self.text += piece
-        self._tell(EventKind.CONTINUE, piece)
+        self._notify(EventKind.CONTINUE, piece)
         return piece
 
     def _next_piece(self) -> str:
-        """The text that the next step gives, which may be none. Waits where the answer rests."""
-        self._goes_on.wait()
-        with self._model.turn:
+        """The text of the next step, which may be empty. Waits while the answer is paused."""
+        self._may_continue.wait()
+        with self._model.lock:
             self._model.session()
             if not self._request.has_new:
                 self._request.advance()
             return next(self._text)
 
     def pause(self) -> None:
-        """Have the answer rest after the step under way, a part of the prompt or a token, until `resume`.
+        """Pause the answer after the current step (a part of the prompt, or a token), until `resume`.
 
-        May come from any thread, or from `on_event`. Whoever asks for a piece waits; other answers of the
-        model go on. What comes afterwards has the same bits.
+        Any thread may call this, and `on_event`. A caller that requests a piece waits; other answers of the
+        model continue. The remaining tokens have the same bits.
         """
-        self._goes_on.clear()
+        self._may_continue.clear()
 
     def resume(self) -> None:
-        """Go on after `pause`."""
-        self._goes_on.set()
+        """Continue after `pause`."""
+        self._may_continue.set()
 
     def close(self) -> None:
-        """End the answer. What has come of it stays; the model answers the next prompt as if nothing was.
+        """End the answer. Its text so far stays.
 
-        Another thread that waits for a piece is told at once that there is none, on the virtual NPU in the
-        middle of a program.
+        A thread that waits for a piece returns at once, on the virtual NPU in the middle of a program.
         """
         if self.finish_reason is None:
             self._ended = FinishReason.INTERRUPTED
         self._request.stop()
         self.resume()
-        with self._model.turn:
+        with self._model.lock:
             self._pieces.close()
         self._text = iter(())
         self._finish()
@@ -205,65 +205,65 @@ class Stream(Iterator[str]):
 
     @property
     def token_ids(self) -> tuple[int, ...]:
-        """The tokens so far."""
+        """The generated ids so far."""
         return tuple(self._request.token_ids)
 
     @property
     def tool_calls(self) -> tuple[ToolCall, ...]:
-        """The calls so far, of which the last may not be whole."""
+        """The tool calls so far. The last one may be incomplete."""
         return self._calls.calls if self._calls else ()
 
     @property
     def finish_reason(self) -> FinishReason | None:
-        """Why the answer ended; None while it has not."""
+        """Why the answer finished; None if it has not."""
         by_text = None if self._stop.found is None else FinishReason.STOP
         return self._ended or by_text or self._request.finish_reason
 
     @property
     def usage(self) -> Usage:
-        """Counts so far."""
-        made = self._request
-        return Usage(len(made.prompt), len(made.token_ids), made.cached_tokens)
+        """Token counts so far."""
+        generation = self._request
+        return Usage(len(generation.prompt), len(generation.token_ids), generation.cached_tokens)
 
     @property
     def kpis(self) -> Kpis:
-        """Figures of this answer, so far."""
-        return self._fed(Kpis())
+        """Figures of this answer so far."""
+        return self._add_figures(Kpis())
 
     def result(self) -> Result:
-        """What has come, after making what is left of it."""
+        """Generate the rest, and return the whole result."""
         for _ in self:
             pass
         reason = self.finish_reason or FinishReason.INTERRUPTED
         prompt = self._request.prompt_ids
-        told = self.text, self.token_ids, prompt, reason, self.usage, self.kpis
-        return Result(*told, tool_calls=self.tool_calls)
+        fields = self.text, self.token_ids, prompt, reason, self.usage, self.kpis
+        return Result(*fields, tool_calls=self.tool_calls)
 
     def _finish(self) -> None:
-        """Once, when nothing more comes; told to who was told of the beginning."""
-        with self._model.turn:
+        """Record the figures, and send the final event once."""
+        with self._model.lock:
             is_first, self._is_over = not self._is_over, True
             if is_first:
-                self._fed(self._model.kpis)
-        if is_first and self._is_begun:
+                self._add_figures(self._model.kpis)
+        if is_first and self._has_started:
             is_cut = self.finish_reason is FinishReason.INTERRUPTED
-            self._tell(EventKind.ABORT if is_cut else EventKind.END)
+            self._notify(EventKind.ABORT if is_cut else EventKind.END)
 
-    def _tell(self, kind: EventKind, text: str = "") -> None:
-        """Tell of what happened; an answer that is under way is stopped where the listener says False."""
-        made = self.token_ids[self._told_tokens :]
-        self._told_tokens += len(made)
+    def _notify(self, kind: EventKind, text: str = "") -> None:
+        """Call on_event. Ends a running answer if it returns False."""
+        token_ids = self.token_ids[self._notified_tokens :]
+        self._notified_tokens += len(token_ids)
         if self._on_event is None:
             return
         try:
-            goes_on = self._on_event(Event(kind, text, made)) is not False
+            continues = self._on_event(Event(kind, text, token_ids)) is not False
         except BaseException:
             self._request.stop()  # where a listener fails, its answer does not go on beside others
             raise
-        if not goes_on and not self._is_over:
+        if not continues and not self._is_over:
             self.close()
 
-    def _fed(self, kpis: Kpis) -> Kpis:
+    def _add_figures(self, kpis: Kpis) -> Kpis:
         figures = self._request.figures
         if figures.new_tokens:
             kpis.prompted(figures.prompt_tokens, figures.ttft_s, figures.first_tokens)
@@ -273,9 +273,9 @@ class Stream(Iterator[str]):
         return kpis
 
 
-def results_of(streams: Sequence[Stream | UserError]) -> list[Result]:
-    """What streams come to that are made side by side; of those that cannot be made, the error."""
-    errors = {id(one): one for one in streams if isinstance(one, UserError)}
+def collect_results(streams: Sequence[Stream | UserError]) -> list[Result]:
+    """The results of streams that share engine steps. A stream that fails gets its error in its result."""
+    errors = {id(stream): stream for stream in streams if isinstance(stream, UserError)}
 
     def is_left(stream: Stream) -> bool:
         try:
@@ -284,24 +284,24 @@ def results_of(streams: Sequence[Stream | UserError]) -> list[Result]:
             errors[id(stream)] = error
             return False
 
-    left = every = [one for one in streams if isinstance(one, Stream)]
+    running = all_streams = [stream for stream in streams if isinstance(stream, Stream)]
     try:
-        while left:
-            left = [one for one in left if is_left(one)]
+        while running:
+            running = [stream for stream in running if is_left(stream)]
     finally:
-        for one in every:  # of an interrupted batch nothing goes on in the next one
-            one.close()
-    return [_told(one, errors.get(id(one))) for one in streams]
+        for stream in all_streams:  # of an interrupted batch nothing goes on in the next one
+            stream.close()
+    return [_result_of(stream, errors.get(id(stream))) for stream in streams]
 
 
-def _told(stream: Stream | UserError, error: UserError | None) -> Result:
+def _result_of(stream: Stream | UserError, error: UserError | None) -> Result:
     if error is None and isinstance(stream, Stream):
         return stream.result()
-    made = stream.result() if isinstance(stream, Stream) else NOTHING
-    return replace(made, finish_reason=FinishReason.ERROR, error=str(error))
+    partial = stream.result() if isinstance(stream, Stream) else NO_RESULT
+    return replace(partial, finish_reason=FinishReason.ERROR, error=str(error))
 
 
-NOT_BUILT: Mapping[str, tuple[object, str]] = {
+UNSUPPORTED_OPTIONS: Mapping[str, tuple[object, str]] = {
     "num_beams": (1, "beam search is not built; tokens are the likeliest, or drawn (temperature)"),
     "pipeline_parallel_size": (1, "pipeline parallelism is not built; every device has all layers"),
     "use_block_cache": (
@@ -309,71 +309,74 @@ NOT_BUILT: Mapping[str, tuple[object, str]] = {
         "every pass sees a block as it is now; keys and values of its parts that are older are not kept",
     ),
 }
-"""What may be asked for by these names as this, and else is refused, and why."""
+"""Options with one supported value each, and the reason."""
 
 
-def check_built(name: str, given: object) -> None:
-    """UserError for what is not built."""
-    allowed, why = NOT_BUILT[name]
-    if given != allowed:
-        raise UserError(f"{name} is {given!r}: {why}; leave it out")
+def check_supported_option(name: str, value: object) -> None:
+    """Raise UserError if the value of an option is not supported."""
+    allowed, reason = UNSUPPORTED_OPTIONS[name]
+    if value != allowed:
+        raise UserError(f"{name} is {value!r}: {reason}; leave it out")
 
 
-def stops_of(stop: str | int | Iterable[str | int]) -> list[str | int]:
-    """Texts and token ids, these also of numpy's types. UserError for anything else, and an empty text."""
-    given: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
-    if "" in given:
+def parse_stops(stop: str | int | Iterable[str | int]) -> list[str | int]:
+    """Texts and token ids, also of numpy's types. Raises UserError for anything else, and for an empty
+    text."""
+    stops: list[object] = list(stop) if isinstance(stop, Iterable) and not isinstance(stop, str) else [stop]
+    if "" in stops:
         raise UserError("stop holds an empty text, at which every answer would end; leave it out")
-    if wrong := [one for one in given if not isinstance(one, str | Integral)]:
+    if wrong := [item for item in stops if not isinstance(item, str | Integral)]:
         raise UserError(f"stop takes texts and token ids, and not {reprlib.repr(wrong[0])}; leave it out")
-    return [one if isinstance(one, str) else int(one) for one in given if isinstance(one, str | Integral)]
+    return [
+        item if isinstance(item, str) else int(item) for item in stops if isinstance(item, str | Integral)
+    ]
 
 
-class Asking(NamedTuple):
-    """Options that were read. stops: texts and token ids. raw: whether a prompt is taken as it is. calls: of
-    tools, where the model is told of some. template_arguments: further values for the chat template."""
+class ParsedOptions(NamedTuple):
+    """Parsed options. stops: texts and token ids. raw: skip the chat template. tool_calls: the tools that the
+    model sees. template_arguments: further arguments for the chat template."""
 
     sampler: Sampler
     decode_config: DecodeConfig
     stops: list[str | int]
     raw: bool
-    calls: Calls | None
+    tool_calls: Calls | None
     template_arguments: Mapping[str, Any]
 
     @property
     def tools(self) -> Tools | None:
-        """What the model is told of."""
-        return self.calls.tools if self.calls else None
+        """The tools that the model sees."""
+        return self.tool_calls.tools if self.tool_calls else None
 
 
-def _drafting(draft: Any, session: Session) -> str | Drafting | None:
-    """Where guesses come from. UserError for a model that cannot guess for this one."""
+def _draft_source(draft: Any, session: Session) -> str | Drafting | None:
+    """The source of draft tokens. Raises UserError if the draft model does not fit."""
     if draft is None or isinstance(draft, str):
         return draft
-    asked = getattr(draft, "asked", None)
-    if not isinstance(asked, Asked):
+    state = getattr(draft, "session_state", None)
+    if not isinstance(state, SessionState):
         raise UserError(f"draft is {reprlib.repr(draft)}; give 'lookup', a model that drafts, or None")
-    other = asked.session()
+    other = state.session()
     if other is session:
         raise UserError("draft is the model itself, whose guesses cost what its answers do; name a smaller")
-    ours, theirs = ((each.model.config, each.tokenizer) for each in (session, other))
-    check_drafter(ours, theirs, "model")
-    return drafting_by(lambda: other.model, asked.turn, session.model.config)
+    own, others = ((each.model.config, each.tokenizer) for each in (session, other))
+    check_drafter(own, others, "model")
+    return drafting_by(lambda: other.model, state.lock, session.model.config)
 
 
-def _form(options: Mapping[str, Any], session: Session, calls: Calls | None) -> Grammar | None:
-    """The form of the answer, where one is asked for."""
+def _grammar(options: Mapping[str, Any], session: Session, tool_calls: Calls | None) -> Grammar | None:
+    """The grammar of the output, if any."""
     schema = options.get("json_schema")
-    if calls:
-        made = call_grammar(session.grammars, calls.tools, calls.form, schema)
-        if made.notes:
-            LOG.warning("calls are not held to: %s", "; ".join(made.notes))
-        return made
+    if tool_calls:
+        grammar = call_grammar(session.grammars, tool_calls.tools, tool_calls.form, schema)
+        if grammar.notes:
+            LOG.warning("calls are not held to: %s", "; ".join(grammar.notes))
+        return grammar
     return None if schema is None else session.grammars.json(schema)
 
 
-def _calls(options: Mapping[str, Any], session: Session) -> Calls | None:
-    """Those that the answer may have."""
+def _tool_calls(options: Mapping[str, Any], session: Session) -> Calls | None:
+    """The tools that may be called."""
     choice, parallel = options.get("tool_choice", "auto"), options.get("parallel_tool_calls", True)
     tools = read_tools(options.get("tools") or (), choice, parallel)
     if tools and options.get("raw"):
@@ -384,34 +387,37 @@ def _calls(options: Mapping[str, Any], session: Session) -> Calls | None:
 
 
 def _template_arguments(options: Mapping[str, Any]) -> Mapping[str, Any]:
-    given = options.get("chat_template_kwargs") or {}
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+    arguments = options.get("chat_template_kwargs") or {}
+    if not isinstance(arguments, Mapping) or not all(isinstance(name, str) for name in arguments):
         raise UserError(
-            f"chat_template_kwargs is {reprlib.repr(given)}; give a dict of what the chat template asks for"
+            f"chat_template_kwargs is {reprlib.repr(arguments)}; give a dict of what the chat "
+            "template asks for"
         )
-    if given and options.get("raw"):
+    if arguments and options.get("raw"):
         raise UserError(
             "chat_template_kwargs are for the chat template, which raw leaves out; leave out one of the two"
         )
-    return given
+    return arguments
 
 
-def asking(options: Mapping[str, Any], session: Session) -> Asking:
-    """What these options ask of a model. UserError for one that there is not, or that cannot be taken."""
-    known = Options.__annotations__
-    if unknown := next((name for name in options if name not in known), None):
-        raise UserError(f"there is no option {unknown!r}; there are {', '.join(known)}")
-    for name in NOT_BUILT.keys() & options.keys():
-        check_built(name, options[name])
+def parse_options(options: Mapping[str, Any], session: Session) -> ParsedOptions:
+    """Parse the options of a request. Raises UserError if an option is unknown or out of range."""
+    option_names = GenerateOptions.__annotations__
+    if unknown := next((name for name in options if name not in option_names), None):
+        raise UserError(f"there is no option {unknown!r}; there are {', '.join(option_names)}")
+    for name in UNSUPPORTED_OPTIONS.keys() & options.keys():
+        check_supported_option(name, options[name])
     decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}
-    decode_config["draft"] = _drafting(options.get("draft"), session)
+    decode_config["draft"] = _draft_source(options.get("draft"), session)
     sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
-    calls = _calls(options, session)
+    tool_calls = _tool_calls(options, session)
     try:
-        sampler = Sampler(**sampling, grammar=_form(options, session, calls))
+        sampler = Sampler(**sampling, grammar=_grammar(options, session, tool_calls))
     except TypeError as error:
         raise UserError(
             f"a setting cannot be taken ({error}); see Model.stream for what each may be"
         ) from None
-    stops, raw = stops_of(options.get("stop", ())), options.get("raw", False)
-    return Asking(sampler, DecodeConfig(**decode_config), stops, raw, calls, _template_arguments(options))
+    stops, raw = parse_stops(options.get("stop", ())), options.get("raw", False)
+    return ParsedOptions(
+        sampler, DecodeConfig(**decode_config), stops, raw, tool_calls, _template_arguments(options)
+    )

@@ -22,8 +22,17 @@ from typing import Any, TypeAlias, Unpack, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.answers import Asked, OnEvent, Options, Result, Stream, asking, check_built, results_of
-from aerie.batches import KV, Numbers, check_kvs, likelihoods, pick, samplers, split
+from aerie.answers import (
+    GenerateOptions,
+    OnEvent,
+    Result,
+    SessionState,
+    Stream,
+    check_supported_option,
+    collect_results,
+    parse_options,
+)
+from aerie.batch_api import KV, Numbers, check_kvs, make_samplers, sample_tokens, split_tokens, token_logprobs
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
@@ -49,13 +58,14 @@ Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
 token ids, which are taken as they are; or embeddings, (tokens, hidden_size) bfloat16 or float32."""
 
 BatchItem: TypeAlias = "Mapping[str, Any]"
-"""One of several prompts, `prompt`, with options of its own."""
+"""One of several prompts, `prompt`, with its own options."""
 MAX_TOKENS = 128
-"""The most tokens of an answer where nobody says how many."""
+"""Default limit of tokens of an answer."""
 
 
-class Told(Reporter):
-    """The reporter of a caller in Python: notes go to the caller's function, if there is one; no bars."""
+class CallbackReporter(Reporter):
+    """The reporter of a caller in Python: notes go to the caller's function, if there is one. It shows no
+    bars."""
 
     def __init__(self, progress: Callable[[str], None] | None) -> None:
         super().__init__(terminal=False)
@@ -67,20 +77,21 @@ class Told(Reporter):
 
 
 def _item(prompt: Prompt | BatchItem) -> Mapping[str, Any]:
-    """What a request of a batch is given of its own."""
+    """The options of one request of a batch."""
     is_item = isinstance(prompt, Mapping) and "prompt" in prompt
     return cast(Mapping[str, Any], prompt) if is_item else {"prompt": prompt}
 
 
-def _is_message(given: Mapping[Any, Any]) -> bool:
-    return "role" in given and ("content" in given or "tool_calls" in given)
+def _is_message(value: Mapping[Any, Any]) -> bool:
+    return "role" in value and ("content" in value or "tool_calls" in value)
 
 
 def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
-    """The messages, or the token ids, that a prompt is; the other is empty. PromptError for neither."""
+    """The messages or the token ids of a prompt; the other list is empty. Raises PromptError if it is
+    neither."""
     parts: list[object] = list(prompt) if isinstance(prompt, Iterable) else [None]
-    ids = [int(one) for one in parts if isinstance(one, Integral)]
-    messages = [one for one in parts if isinstance(one, Mapping) and _is_message(one)]
+    ids = [int(part) for part in parts if isinstance(part, Integral)]
+    messages = [part for part in parts if isinstance(part, Mapping) and _is_message(part)]
     if len(parts) not in (len(ids), len(messages)):
         raise PromptError(
             "a prompt is a text, a list of messages, each a dict with role and content, a list of token ids, "
@@ -90,18 +101,18 @@ def _parts(prompt: Prompt) -> tuple[list[Message], list[int]]:
 
 
 class Model:
-    """A model that is ready to answer; `load` makes one. Close it, or use it in a `with`.
+    """An opened model; `load` makes one. Close it, or use it in a `with` block.
 
-    Its answers do not know of each other: a conversation is the messages that you give. Several may be under
-    way at once, also from several threads: they take turns, a token or a step of a prompt each.
+    Answers are independent: a conversation is the messages that you pass. Several answers may run at once,
+    also from several threads: they take turns, a token or a step of a prompt each.
     """
 
     def __init__(self, session: Session) -> None:
         self._session: Session | None = session
-        self._turn = threading.Lock()
+        self._lock = threading.Lock()
         self.kpis = Kpis()
-        """Figures of all its answers that have ended."""
-        self.asked = Asked(self._open, self._turn, self.kpis)
+        """Figures of all finished answers."""
+        self.session_state = SessionState(self._open, self._lock, self.kpis)
         """Itself, for what asks it: streams, and aerie.ChunkedLLM."""
 
     def stream(
@@ -110,7 +121,7 @@ class Model:
         max_tokens: int = MAX_TOKENS,
         *,
         on_event: OnEvent | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Stream:
         """The answer to a prompt, piece by piece.
 
@@ -126,11 +137,11 @@ class Model:
         anything is computed; pulling pieces raises RunError where a device fails.
         """
         session = self._open()
-        asked = asking(options, session)
-        tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
-        with self._turn:
-            request = session.generate(tokens, max_tokens, asked.sampler, decode_config=asked.decode_config)
-        return Stream(self.asked, request, asked.stops, on_event, asked.calls)
+        parsed = parse_options(options, session)
+        tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
+        with self._lock:
+            request = session.generate(tokens, max_tokens, parsed.sampler, decode_config=parsed.decode_config)
+        return Stream(self.session_state, request, parsed.stops, on_event, parsed.tool_calls)
 
     def generate(
         self,
@@ -138,23 +149,26 @@ class Model:
         max_tokens: int = MAX_TOKENS,
         *,
         on_event: OnEvent | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Result:
-        """The whole answer; see stream."""
+        """Generate the whole answer; see stream."""
         return self.stream(prompt, max_tokens, on_event=on_event, **options).result()
 
-    def go_on(self, max_tokens: int = MAX_TOKENS, *, on_event: OnEvent | None = None) -> Stream:
+    def continue_answer(self, max_tokens: int = MAX_TOKENS, *, on_event: OnEvent | None = None) -> Stream:
         """More of the last answer, or of the one that `restore` brought: the very tokens that it would have
         had, had it not ended where it did, drawn by its own settings. `prompt_token_ids` of its result are
         the prompt and what was said before. An answer that the model itself ended stays ended. UserError
         where there is none, or its end can no longer be had, as after another prompt."""
         session = self._open()
-        with self._turn:
+        with self._lock:
             generation = session.go_on(max_tokens)
-        return Stream(self.asked, generation, (), on_event)
+        return Stream(self.session_state, generation, (), on_event)
 
     def generate_batch(
-        self, prompts: Iterable[Prompt | BatchItem], max_tokens: int = MAX_TOKENS, **options: Unpack[Options]
+        self,
+        prompts: Iterable[Prompt | BatchItem],
+        max_tokens: int = MAX_TOKENS,
+        **options: Unpack[GenerateOptions],
     ) -> list[Result]:
         """The answers to several prompts, which share passes through the weights; in the prompts' order.
 
@@ -164,21 +178,21 @@ class Model:
         has alone. What is wrong with one of them is told in its `error`, and no other is touched.
         """
         scheduler = self._open().scheduler
-        given: dict[str, Any] = {"max_tokens": max_tokens, **options}
-        with self._turn:
-            streams = [self._submitted(scheduler, {**given, **_item(prompt)}) for prompt in prompts]
-        return results_of(streams)
+        options_of_all: dict[str, Any] = {"max_tokens": max_tokens, **options}
+        with self._lock:
+            streams = [self._submit(scheduler, {**options_of_all, **_item(prompt)}) for prompt in prompts]
+        return collect_results(streams)
 
-    def _submitted(self, scheduler: Scheduler, item: dict[str, Any]) -> Stream | UserError:
-        """The stream of a request, or what is wrong with it."""
+    def _submit(self, scheduler: Scheduler, item: dict[str, Any]) -> Stream | UserError:
+        """The stream of a request, or its error."""
         try:
-            prompt, most, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
-            asked = asking(item, self._open())
-            tokens = self._tokens(prompt, asked.raw, asked.tools, asked.template_arguments)
-            sampler = asked.sampler
-            maker = asked.decode_config.maker(scheduler.model.config, sampler)
-            request = scheduler.submit(tokens, most, sampler, priority, maker)
-            return Stream(self.asked, request, asked.stops, calls=asked.calls)
+            prompt, max_tokens, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
+            parsed = parse_options(item, self._open())
+            tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
+            sampler = parsed.sampler
+            maker = parsed.decode_config.maker(scheduler.model.config, sampler)
+            request = scheduler.submit(tokens, max_tokens, sampler, priority, maker)
+            return Stream(self.session_state, request, parsed.stops, calls=parsed.tool_calls)
         except TypeError as error:
             return UserError(
                 f"a request has a setting that cannot be taken ({error}); see Model.generate_batch"
@@ -192,8 +206,8 @@ class Model:
         seed: of what infer_batch draws with it. Raises as generate_batch.
         """
         scheduler = self._open().scheduler
-        with self._turn:
-            return KV(scheduler.new_sequence(), self._turn, seed)
+        with self._lock:
+            return KV(scheduler.new_sequence(), self._lock, seed)
 
     def infer_batch(
         self,
@@ -217,10 +231,10 @@ class Model:
         """
         self._open().check_says_tokens("the next token of each request was asked for")
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
-        prompts = split(tokens, lengths)
-        chosen = samplers(len(prompts), settings)
-        with self._turn:
-            return pick(kvs, positions, chosen, self._forward(prompts, positions, kvs))
+        prompts = split_tokens(tokens, lengths)
+        chosen = make_samplers(len(prompts), settings)
+        with self._lock:
+            return sample_tokens(kvs, positions, chosen, self._forward(prompts, positions, kvs))
 
     def forward_batch(
         self,
@@ -236,10 +250,10 @@ class Model:
         Takes and raises what infer_batch does, and samples nothing. Without `kvs`, every request begins at 0,
         and nothing is kept.
         """
-        prompts = split(tokens, lengths)
-        with self._turn:
-            made = self._forward(prompts, positions, kvs, every)
-        return [np.array([np.asarray(row, np.float32) for row in rows]) for rows in made]
+        prompts = split_tokens(tokens, lengths)
+        with self._lock:
+            logits = self._forward(prompts, positions, kvs, every)
+        return [np.array([np.asarray(row, np.float32) for row in rows]) for rows in logits]
 
     def _forward(
         self,
@@ -249,13 +263,13 @@ class Model:
         every: bool = False,
     ) -> list[Rows]:
         """Logits in shared passes, and what the KVs hold by it."""
-        scheduler, wanted = self._open().scheduler, [len(each) if every else 1 for each in prompts]
+        scheduler, logits_counts = self._open().scheduler, [len(prompt) if every else 1 for prompt in prompts]
         if kvs is None and positions is None:
-            return scheduler.forward(prompts, wanted)
-        given, firsts = kvs or (), [0] * len(prompts) if positions is None else positions
-        check_kvs(given, firsts, len(prompts), scheduler.pool)
-        after = [(kv.sequence, int(first)) for kv, first in zip(given, firsts, strict=True)]
-        return scheduler.forward(prompts, wanted, after)
+            return scheduler.forward(prompts, logits_counts)
+        given_kvs, firsts = kvs or (), [0] * len(prompts) if positions is None else positions
+        check_kvs(given_kvs, firsts, len(prompts), scheduler.pool)
+        sequences = [(kv.sequence, int(first)) for kv, first in zip(given_kvs, firsts, strict=True)]
+        return scheduler.forward(prompts, logits_counts, sequences)
 
     def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
         """The natural logarithm of what the model gives each token of a prompt but the first, after those
@@ -264,9 +278,9 @@ class Model:
         texts = [self._tokens(prompt, raw) for prompt in prompts]
         if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
             raise PromptError("embeddings have no likelihood, as they are no tokens; give text or token ids")
-        with self._turn:
-            made = self._open().scheduler.forward(texts, [len(text) for text in texts])
-        return [likelihoods(rows[:-1], text[1:]) for rows, text in zip(made, texts, strict=True)]
+        with self._lock:
+            logits = self._open().scheduler.forward(texts, [len(text) for text in texts])
+        return [token_logprobs(rows[:-1], text[1:]) for rows, text in zip(logits, texts, strict=True)]
 
     def logits(self, prompt: Prompt, raw: bool = False) -> F32Array:
         """What the model says of the token after each of a prompt's, (tokens, vocab_size) float32. A model
@@ -275,7 +289,7 @@ class Model:
         Nothing is sampled. Raises as stream.
         """
         session, tokens = self._open(), self._tokens(prompt, raw)
-        with self._turn:
+        with self._lock:
             session.make_room(tokens)
             model = session.model
             if model.config.diffusion:
@@ -339,14 +353,14 @@ class Model:
         After `restore`, in any process, a prompt that begins so goes on from there, with the same bits.
         Raises UserError where there is nothing to save, or the file cannot be written.
         """
-        with self._turn:
+        with self._lock:
             self._open().save(Path(path))
 
     def restore(self, path: str | Path) -> int:
         """Keep what `save` wrote; how many tokens these are. Raises UserError for a torn or foreign file, and
         for one that other weights, programs, numerics or another family of decode made; what is kept stays
         then."""
-        with self._turn:
+        with self._lock:
             return self._open().restore(Path(path))
 
     def save_pages(self, prompt: Prompt, path: str | Path, raw: bool = False) -> int:
@@ -358,27 +372,27 @@ class Model:
         written.
         """
         tokens = self._tokens(prompt, raw)
-        with self._turn:
+        with self._lock:
             return self._open().save_pages(tokens, Path(path))
 
     def restore_pages(self, path: str | Path) -> int:
         """Have the pool of generate_batch hold what `save_pages` wrote, or `save` of a model with
         decode="rows"; how many tokens. Raises as restore, and PoolFullError."""
-        with self._turn:
+        with self._lock:
             return self._open().restore_pages(Path(path))
 
     @property
     def backend(self) -> str:
-        """Where programs run: virtual or npu; "npu, then virtual" after the one gave way to the other."""
+        """Where programs run: "virtual" or "npu"; "npu, then virtual" after a fallback."""
         return self._open().backend
 
     @property
     def profiler(self) -> Profiler:
-        """Where the time went since the model was loaded, or since its `reset()`."""
+        """Times since the model was loaded, or since `reset()` of the profiler."""
         return self._open().cache.profiler
 
     def close(self) -> None:
-        """Give up the device, the buffers and the weights in them."""
+        """Free the device, the buffers and the weights."""
         if self._session:
             self._session.close()
         self._session = None
@@ -431,19 +445,19 @@ def load(
     trained with others, which is noted. cache_dir: of compiled programs. progress: called with each line of
     what is going on; nothing is printed without it. Raises AerieError.
     """
-    check_built("pipeline_parallel_size", pipeline_parallel_size)
+    check_supported_option("pipeline_parallel_size", pipeline_parallel_size)
     check_decode(decode)
     chosen_devices = _indices(devices, group)
-    chosen = replace(select_backend(backend, numerics), device=chosen_devices[0])
-    other = select_backend(fallback) if fallback and fallback != chosen.name else None
-    told = Told(progress)
-    checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, told.note)
+    backend_ = replace(select_backend(backend, numerics), device=chosen_devices[0])
+    fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
+    reporter = CallbackReporter(progress)
+    checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, reporter.note)
     folder = cache_dir or folders.programs_folder()
     options = RuntimeOptions(
         seq_len,
-        chosen,
+        backend_,
         folder,
-        other,
+        fallback_backend,
         variants=variants,
         decode=decode,
         context_end=context_end,
@@ -451,22 +465,22 @@ def load(
         group=group or Alone(),
         kv_pool=kv_pool,
     )
-    return Model(prepare_runtime(checkpoint, options, told))
+    return Model(prepare_runtime(checkpoint, options, reporter))
 
 
 def _indices(devices: int | Sequence[int], group: Communication | None) -> tuple[int, ...]:
-    """The indices of the devices. UserError for none, for one twice, for what is no index, and for several
-    in one of several processes."""
-    given = [devices] if isinstance(devices, int) else [*devices]
-    if not given or any(not isinstance(one, Integral) or one < 0 for one in given):
+    """The device indices. Raises UserError if there is none, one is named twice or invalid, or a process of a
+    group names several."""
+    indices = [devices] if isinstance(devices, int) else [*devices]
+    if not indices or any(not isinstance(index, Integral) or index < 0 for index in indices):
         raise UserError(
             f"devices is {reprlib.repr(devices)}; give the index of a device, as 0, or of several, as [0, 1]"
         )
-    if len(set(given)) < len(given):
+    if len(set(indices)) < len(indices):
         raise UserError(f"devices is {reprlib.repr(devices)}; name each device once")
-    if group is not None and len(given) > 1:
+    if group is not None and len(indices) > 1:
         raise UserError(
             f"devices is {reprlib.repr(devices)}, and a process among several has one device; give one "
             "index, or leave group out"
         )
-    return tuple(int(one) for one in given)
+    return tuple(int(index) for index in indices)

@@ -1,5 +1,5 @@
-"""`python -m benchmarks`: ours against transformers on this machine, by instruction set: tables, and
-build/bench.json."""
+"""`python -m benchmarks`: compare Aerie with transformers on this machine, by instruction set. Prints tables,
+and writes build/bench.json."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from typing import Any
 
 from rich.console import Console
 
-from aerie.cli.arguments import KEPT_IN, Parser, begin_process, run_command, whole_number
+from aerie.cli.arguments import CACHE_FOLDER_HELP, CommandParser, int_at_least, run_command, setup_process
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import (
     folders,
@@ -28,16 +28,19 @@ from aerie.common.text_tables import print_tables
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from benchmarks import bench, instruction_sets
-from benchmarks.instruction_sets import Choice
-from benchmarks.machine import describe
+from benchmarks import comparison, instruction_sets
+from benchmarks.instruction_sets import SelectedSet
+from benchmarks.machine import describe_machine
 from benchmarks.plan import check_memory, make_plan
-from benchmarks.tables import by_set, comparison, machine_lines, missed, peaks_by_set
-from benchmarks.worker import working
+from benchmarks.tables import comparison_table, machine_lines, missed_targets, peaks_by_set, table_by_set
+from benchmarks.worker import running_worker
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m benchmarks", description="Measure Aerie against transformers in bf16.")
+    """The parser of this command."""
+    parser = CommandParser(
+        prog="python -m benchmarks", description="Measure Aerie against transformers in bf16."
+    )
     parser.add_argument(
         "--model",
         help="a checkpoint folder, a Hugging Face id, or 'demo' (default: a synthetic Llama-3.2-1B, made at "
@@ -49,11 +52,11 @@ def build_parser() -> argparse.ArgumentParser:
         help=f"what both sides are limited to: {', '.join(instruction_sets.LIMITS)}, native (default: "
         "nothing is limited), or all sets that this CPU has, in turn",
     )
-    parser.add_argument("--rounds", type=whole_number(1), default=3, help="rounds (default: %(default)s)")
+    parser.add_argument("--rounds", type=int_at_least(1), default=3, help="rounds (default: %(default)s)")
     parser.add_argument(
-        "--tokens", type=whole_number(1), default=8, help="tokens decoded per round and context (default: 8)"
+        "--tokens", type=int_at_least(1), default=8, help="tokens decoded per round and context (default: 8)"
     )
-    parser.add_argument("--out", type=Path, help=f"default: bench.json in {KEPT_IN}")
+    parser.add_argument("--out", type=Path, help=f"default: bench.json in {CACHE_FOLDER_HELP}")
     parser.add_argument(
         "--machine",
         action="store_true",
@@ -65,98 +68,103 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def measure(arguments: argparse.Namespace) -> int:
-    """Measure set after set; print the tables, write the figures after each."""
+    """Measure one instruction set after the other. Prints the tables, and writes the figures after each."""
     out = arguments.out or folders.cache_folder() / "bench.json"
     if arguments.show:
-        return show(out)
-    choices = instruction_sets.choose(arguments.isa)
+        return print_record(out)
+    selections = instruction_sets.choose(arguments.isa)
     if arguments.machine:
-        return show_machine(choices)
+        return print_machine(selections)
     report = Reporter()
     require_torch()
     require_writable(out)
     folder = find_checkpoint(arguments.model) if arguments.model else synthetic_checkpoint(report)
     plan = make_plan(folder, arguments.rounds, arguments.tokens)
     model = Path(arguments.model).resolve().name if arguments.model else "synthetic Llama-3.2-1B"
-    for choice in choices:
-        found = bench.run(plan, choice, folders.cache_folder() / "bench", report)
-        print_tables(Console(), comparison(model, choice.title, found))
-        tell_about(found, report)
-        write_record(added(read_record(out), model, describe(), found), out)
+    for selected in selections:
+        figures = comparison.run(plan, selected, folders.cache_folder() / "bench", report)
+        print_tables(Console(), comparison_table(model, selected.title, figures))
+        print_conditions(figures, report)
+        write_record(merge_figures(read_record(out), model, describe_machine(), figures), out)
     report.note(f"written to {out}")
-    return show(out)
+    return print_record(out)
 
 
-def tell_about(found: Mapping[str, Any], report: Reporter) -> None:
-    """What figures are nothing without: the load of the machine, what the other side used, knobs."""
-    load, theirs = found["load_average"], found["theirs_uses"]
+def print_conditions(figures: Mapping[str, Any], report: Reporter) -> None:
+    """Print the conditions of the measurement: load of the machine, what transformers used, variables that
+    are set."""
+    load, transformers_uses = figures["load_average"], figures["theirs_uses"]
     report.note(
-        f"memory reads at {found['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} "
-        f"before, {load['after']} after; transformers: torch with {theirs['torch']}, products by "
-        f"{'oneDNN, ' + theirs['product'] if theirs['product'] else 'torch itself'}"
+        f"memory reads at {figures['bandwidth_bytes_per_s'] / 1e9:.1f} GB/s; load average {load['before']} "
+        f"before, {load['after']} after; transformers: torch with {transformers_uses['torch']}, products by "
+        f"{'oneDNN, ' + transformers_uses['product'] if transformers_uses['product'] else 'torch itself'}"
     )
-    if found["knobs"]:
-        report.note("with " + ", ".join(f"{name}={value}" for name, value in found["knobs"].items()))
+    if figures["knobs"]:
+        report.note("with " + ", ".join(f"{name}={value}" for name, value in figures["knobs"].items()))
 
 
-def show(out: Path) -> int:
-    """Print all that was recorded, by instruction set. Raises UserError where nothing was."""
+def print_record(out: Path) -> int:
+    """Print everything recorded, by instruction set. Raises UserError if there is no record."""
     recorded = read_record(out)
     if not recorded:
         raise UserError(f"{out} has no comparison; `make bench` measures one")
-    console, sets = Console(), {found["title"]: found for found in in_order(recorded["sets"])}
+    console, sets = (
+        Console(),
+        {figures["title"]: figures for figures in sort_by_instruction_set(recorded["sets"])},
+    )
     for line in machine_lines(recorded["machine"]):
         console.print(line, highlight=False)
-    print_tables(console, by_set(recorded["model"], sets))
-    for line in missed(sets):
+    print_tables(console, table_by_set(recorded["model"], sets))
+    for line in missed_targets(sets):
         console.print(f"not met: {line}", highlight=False)
     return 0
 
 
-def show_machine(choices: Sequence[Choice]) -> int:
-    """What machine this is, and its peaks by instruction set: a few seconds each."""
+def print_machine(selections: Sequence[SelectedSet]) -> int:
+    """Print the machine and its peaks by instruction set, which takes a few seconds each."""
     console = Console()
-    for line in machine_lines(describe()):
+    for line in machine_lines(describe_machine()):
         console.print(line, highlight=False)
     with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
         peaks = {}
-        for choice in choices:
-            with working("machine", {}, Path(work) / "machine.log", choice.environment) as worker:
-                peaks[choice.title] = worker("peaks")
+        for selected in selections:
+            with running_worker("machine", {}, Path(work) / "machine.log", selected.environment) as worker:
+                peaks[selected.title] = worker("peaks")
     print_tables(console, peaks_by_set(peaks))
     return 0
 
 
 def read_record(out: Path) -> dict[str, Any]:
-    """What was recorded there; empty where nothing was, or what no bench of this release wrote."""
+    """The record in a file; empty if there is none, or another release wrote it."""
     try:
         recorded = json.loads(out.read_text())
     except (OSError, ValueError):
         return {}
     if not isinstance(recorded, dict) or not isinstance(recorded.get("sets"), dict):
         return {}
-    is_known = all("http_token_ms" in found.get("ours", {}) for found in recorded["sets"].values())
-    return recorded if is_known else {}
+    is_current = all("http_token_ms" in figures.get("ours", {}) for figures in recorded["sets"].values())
+    return recorded if is_current else {}
 
 
-def in_order(sets: Mapping[str, Any]) -> list[Any]:
-    """What was recorded, the lesser sets first."""
+def sort_by_instruction_set(sets: Mapping[str, Any]) -> list[Any]:
+    """The recorded figures, smaller instruction sets first."""
     order = [*instruction_sets.LIMITS, instruction_sets.NATIVE]
     return [sets[name] for name in order if name in sets]
 
 
-def added(
-    recorded: Mapping[str, Any], model: str, machine: Mapping[str, Any], found: Mapping[str, Any]
+def merge_figures(
+    recorded: Mapping[str, Any], model: str, machine: Mapping[str, Any], figures: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The record with one set's figures new; the others stay if they are of this model on this machine."""
-    about = {"model": model, "machine": machine}
-    same = all(recorded.get(name) == value for name, value in about.items())
-    return {**about, "sets": {**(recorded["sets"] if same else {}), found["isa"]: found}}
+    """The record with the figures of one instruction set replaced. Other sets stay if they are of the same
+    model and machine."""
+    header = {"model": model, "machine": machine}
+    same = all(recorded.get(name) == value for name, value in header.items())
+    return {**header, "sets": {**(recorded["sets"] if same else {}), figures["isa"]: figures}}
 
 
-def write_record(found: Mapping[str, Any], out: Path) -> None:
-    """Write what was found as JSON. Raises UserError where that cannot be."""
-    text = json.dumps(found, indent=2) + "\n"
+def write_record(recorded: Mapping[str, Any], out: Path) -> None:
+    """Write a record as JSON. Raises UserError if the file cannot be written."""
+    text = json.dumps(recorded, indent=2) + "\n"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         write_atomic(out, lambda file: file.write(text.encode()))
@@ -165,7 +173,7 @@ def write_record(found: Mapping[str, Any], out: Path) -> None:
 
 
 def require_writable(out: Path) -> None:
-    """UserError where `out` cannot be written, before anything is measured."""
+    """Raise UserError if `out` cannot be written, before anything is measured."""
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         if out.is_dir():
@@ -181,7 +189,7 @@ def _unwritable(out: Path, error: OSError) -> UserError:
 
 
 def require_torch() -> None:
-    """UserError where it is not installed, before anything else is done."""
+    """Raise UserError if torch is not installed."""
     if importlib.util.find_spec("torch") is None:
         raise UserError(
             "transformers needs torch on the CPU, which is not installed; `make bench` installs it, as does "
@@ -190,7 +198,7 @@ def require_torch() -> None:
 
 
 def synthetic_checkpoint(report: Reporter) -> Path:
-    """The synthetic Llama-3.2-1B, made where it is missing."""
+    """The synthetic Llama-3.2-1B, written if it is missing."""
     folder = folders.cache_folder() / "synthetic" / "llama-3.2-1b"
     if not folder.is_dir():
         check_memory(LLAMA_3_2_1B, weight_bytes(LLAMA_3_2_1B))
@@ -205,5 +213,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

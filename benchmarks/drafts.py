@@ -1,8 +1,8 @@
-"""`python -m benchmarks.drafts`: what guesses by lookup save, on texts that a model is made to say.
+"""`python -m benchmarks.drafts`: measure what prompt lookup saves on texts that a model is made to generate.
 
-A model of full size and random weights says nothing that repeats itself. So a committed text stands in for
-its choices: every pass is computed as for any answer, and then the text's next token is taken in place of
-the likeliest. That costs what a real model costs that says this text. Tokens are words and marks.
+A model with random weights generates nothing that repeats. So a sampler replays a committed text: every
+forward pass runs as usual, and the next token of the text is taken instead of the likeliest. The cost is that
+of a real model that generates this text. Tokens are words and punctuation marks.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
@@ -34,11 +34,11 @@ from aerie.engine.strategies.decode_config import LOOKUP, PLAIN, DecodeConfig
 from aerie.runtime import select_backend
 
 TEXTS = Path(__file__).parent / "texts"
-BETWEEN = "=====\n"
-"""In a text's file, what separates the question from the answer."""
+SEPARATOR = "=====\n"
+"""Separates the question from the answer in a text file."""
 
 
-class Text(NamedTuple):
+class RecordedText(NamedTuple):
     """A question and its answer, as token ids from 3 on."""
 
     name: str
@@ -46,33 +46,33 @@ class Text(NamedTuple):
     answer: list[int]
 
 
-def texts() -> list[Text]:
-    """Those that are committed, by name."""
+def texts() -> list[RecordedText]:
+    """The committed texts, by name."""
     return [_text(path) for path in sorted(TEXTS.glob("*.txt"))]
 
 
-def _text(path: Path) -> Text:
-    parts = path.read_text(encoding="utf-8").split(BETWEEN)
+def _text(path: Path) -> RecordedText:
+    parts = path.read_text(encoding="utf-8").split(SEPARATOR)
     words = [re.findall(r"\w+|\s+|[^\w\s]", part) for part in parts]
     ids = {word: number for number, word in enumerate(dict.fromkeys(words[0] + words[1]), start=3)}
     prompt, answer = ([ids[word] for word in part] for part in words)
-    return Text(path.stem, prompt, answer)
+    return RecordedText(path.stem, prompt, answer)
 
 
 @dataclass(frozen=True)
-class Replayed(Sampler):
-    """Takes a text's next token, whatever the logits are."""
+class ReplaySampler(Sampler):
+    """Takes the next token of a text, whatever the logits are."""
 
     text: Sequence[int] = field(default=())
 
     def __call__(self, logits: Any, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()) -> int:
-        super().__call__(logits, prompt_ids, token_ids)  # which takes its time
+        super().__call__(logits, prompt_ids, token_ids)  # for its cost
         return self.text[len(token_ids)]
 
 
-class Row(NamedTuple):
-    """Seconds of a token: plain in the family guide, in rows, and with lookup; tokens a pass with it; the
-    share of the guesses that was right."""
+class DraftFigures(NamedTuple):
+    """Seconds per token: in `guide`, in `rows`, and with prompt lookup; tokens per pass with it; the share of
+    draft tokens that were accepted."""
 
     guide: float
     rows: float
@@ -81,37 +81,41 @@ class Row(NamedTuple):
     share: float
 
 
-def measure(session: Session, text: Text, most: int) -> Row:
-    """All three in turn, of an answer's first tokens, so many at most."""
-    answer = text.answer[:most]
-    ways = ((PLAIN, GUIDE), (PLAIN, ROWS), (DecodeConfig(draft=LOOKUP), ROWS))
-    made = [_answered(session, text.prompt, answer, decode_config, decode) for decode_config, decode in ways]
-    plain, rows, lookup = (1 / (each.figures.tokens_per_s or 1) for each in made)
-    passes = made[-1].passes
+def measure(session: Session, text: RecordedText, max_tokens: int) -> DraftFigures:
+    """Measure all three in turn over the first `max_tokens` tokens of an answer."""
+    answer = text.answer[:max_tokens]
+    settings = ((PLAIN, GUIDE), (PLAIN, ROWS), (DecodeConfig(draft=LOOKUP), ROWS))
+    answers = [
+        _replay(session, text.prompt, answer, decode_config, decode) for decode_config, decode in settings
+    ]
+    plain, rows, lookup = (1 / (each.figures.tokens_per_s or 1) for each in answers)
+    passes = answers[-1].passes
     assert passes is not None
-    return Row(plain, rows, lookup, len(answer) / passes.passes, passes.accepted / max(1, passes.drafted))
+    return DraftFigures(
+        plain, rows, lookup, len(answer) / passes.passes, passes.accepted / max(1, passes.drafted)
+    )
 
 
-def fitting(config: ModelConfig, most: int) -> list[str]:
-    """Names of the texts which a model has positions and tokens for, with so many tokens of the answer."""
+def texts_that_fit(config: ModelConfig, max_tokens: int) -> list[str]:
+    """Names of the texts for which a model has enough positions and vocabulary."""
     return [
         text.name
         for text in texts()
-        if len(text.prompt) + min(most, len(text.answer)) <= config.context
+        if len(text.prompt) + min(max_tokens, len(text.answer)) <= config.context
         and max(text.prompt + text.answer) < config.vocab_size
     ]
 
 
-def _answered(
+def _replay(
     session: Session, prompt: Sequence[int], answer: Sequence[int], decode_config: DecodeConfig, decode: str
 ) -> Request:
-    """A whole answer that is this one."""
-    sampler = Replayed(text=answer)
+    """Generate the answer."""
+    sampler = ReplaySampler(text=answer)
     if decode == GUIDE:
-        made = session.generate(prompt, len(answer), sampler)
-        session.requests.forget()  # so that the next one reads its prompt too
-        list(made)
-        return made
+        generation = session.generate(prompt, len(answer), sampler)
+        session.requests.forget()  # so that the next one computes its prompt too
+        list(generation)
+        return generation
     maker = decode_config.maker(session.model.config, sampler)
     request = session.scheduler.submit(prompt, len(answer), sampler, strategy=maker)
     session.scheduler.make_room(len(prompt), len(answer))
@@ -122,39 +126,40 @@ def _answered(
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="python -m benchmarks.drafts", description=(__doc__ or "").partition("\n")[0])
+    """The parser of this command."""
+    parser = CommandParser(prog="python -m benchmarks.drafts", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--model", default="demo", help="as of make run; its weights do not matter")
-    parser.add_argument("--rounds", type=whole_number(1), default=3, help="(default: %(default)s)")
+    parser.add_argument("--rounds", type=int_at_least(1), default=3, help="(default: %(default)s)")
     parser.add_argument(
-        "--tokens", type=whole_number(2), default=160, help="of each answer, at most (default: %(default)s)"
+        "--tokens", type=int_at_least(2), default=160, help="of each answer, at most (default: %(default)s)"
     )
     parser.set_defaults(command=run)
     return parser
 
 
 def run(arguments: argparse.Namespace) -> int:
-    """Print the table."""
+    """Measure all texts and print the table."""
     report = Reporter()
     options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder())
     session = prepare_runtime(open_checkpoint(find_checkpoint(arguments.model)), options, report)
     figures = ("guide ms", "rows ms", "lookup ms", "times rows", "times guide", "tokens a pass", "right")
     table = compact_table("a token, in the median of all rounds", ("text",), figures)
     for text in texts():
-        found = [measure(session, text, arguments.tokens) for _ in range(arguments.rounds)]
+        rounds = [measure(session, text, arguments.tokens) for _ in range(arguments.rounds)]
         report.note(f"{text.name}: measured")
-        row = Row(*map(median, zip(*found, strict=True)))
+        figures_row = DraftFigures(*map(median, zip(*rounds, strict=True)))
         table.add_row(
             text.name,
-            *(f"{1000 * each:.1f}" for each in (row.guide, row.rows, row.lookup)),
-            f"{row.rows / row.lookup:.2f}",
-            f"{row.guide / row.lookup:.2f}",
-            f"{row.per_pass:.2f}",
-            f"{row.share:.0%}",
+            *(f"{1000 * each:.1f}" for each in (figures_row.guide, figures_row.rows, figures_row.lookup)),
+            f"{figures_row.rows / figures_row.lookup:.2f}",
+            f"{figures_row.guide / figures_row.lookup:.2f}",
+            f"{figures_row.per_pass:.2f}",
+            f"{figures_row.share:.0%}",
         )
     print_tables(Console(highlight=False), table)
     return 0
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(run_command(build_parser(), None))

@@ -1,4 +1,4 @@
-"""From measurements to figures: medians, ratios, shares of what the machine can do, targets."""
+"""Compute figures from measurements: medians, ratios, shares of the peaks of the machine, targets."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from aerie.engine.strategies.decode_config import LOOKUP
 
 OURS, THEIRS = "ours", "theirs"
 FEW_ROWS = (8, 16)
-"""Rows of a pass that are held against one."""
-TOGETHER = (1, 8, 16)
+"""Rows of passes that are compared with a pass of one row."""
+BATCH_SIZES = (1, 8, 16)
 """Requests that share passes."""
-AGAINST = 8
-"""Of these, those that are held against the other side's batch."""
-CROWD = 16
+COMPARED_BATCH = 8
+"""The batch size that is compared with transformers' batch."""
+CONCURRENT_CLIENTS = 16
 """Clients of the server at once."""
 
 TARGETS: dict[str, tuple[str, float]] = {
@@ -55,16 +55,16 @@ PRODUCT, CACHED, FLASH = "o_ffn_ar", "cached_attn_ar", "flash_attn"
 """Programs of products and of attention, by how their names begin."""
 
 Rates = Mapping[str, Mapping[str, float]]
-"""Of programs, as `with_rates` gives them."""
+"""Rates of programs, as `add_rates` returns them."""
 
 
 @dataclass
 class Samples:
-    """What was measured, by side and name, a number per round; and what the model weighs, in bytes.
+    """Measured values by side and name, one per round, and the sizes of the model in bytes.
 
     attention_flops: operations of attention in the longest prompt. prompts: their lengths, in order.
-    ratios_of: those of them whose speed has a target of the set. contexts: positions that a token attends to.
-    texts: answers that were said with guesses and without.
+    ratios_of: prompts whose speed has a target. contexts: positions that a decoded token attends to. texts:
+    names of replayed texts.
     """
 
     checkpoint_bytes: int
@@ -75,22 +75,22 @@ class Samples:
     ratios_of: Sequence[int]
     contexts: Sequence[int]
     texts: Sequence[str] = ()
-    of: dict[tuple[str, str], list[float]] = field(default_factory=dict)
+    values: dict[tuple[str, str], list[float]] = field(default_factory=dict)
 
     def add(self, side: str, name: str, value: float) -> None:
-        self.of.setdefault((side, name), []).append(value)
+        self.values.setdefault((side, name), []).append(value)
 
     def median(self, side: str, name: str) -> float:
-        return median(self.of[side, name])
+        return median(self.values[side, name])
 
     @property
     def bandwidth(self) -> float:
-        """Bytes per second: the best of the run, for what else runs on a machine can only take from it."""
-        return max(max(self.of["machine", f"bandwidth_{context}"]) for context in self.contexts)
+        """Bytes per second: the best of the run, as other programs can only lower it."""
+        return max(max(self.values["machine", f"bandwidth_{context}"]) for context in self.contexts)
 
 
 def side_figures(samples: Samples, side: str) -> dict[str, float]:
-    """One side's figures, each with its unit in its name."""
+    """One side's figures; each name ends with its unit."""
     figures = {
         f"first_token_{tokens}_s": samples.median(side, f"first_{tokens}") for tokens in samples.prompts
     }
@@ -100,24 +100,24 @@ def side_figures(samples: Samples, side: str) -> dict[str, float]:
         "ready_s": samples.median(side, "ready"),
         "peak_bytes": samples.median(side, "peak_bytes"),
     }
-    for number in TOGETHER if side == OURS else (AGAINST,):
+    for number in BATCH_SIZES if side == OURS else (COMPARED_BATCH,):
         figures[f"together_{number}_tokens_per_s"] = number / samples.median(side, f"together_{number}")
     for context in samples.contexts:
         spent = samples.median(side, f"decode_{context}")
         figures[f"decode_{context}_ms"] = 1e3 * spent
         figures[f"bandwidth_share_{context}"] = _share_of_memory(
             samples.weight_bytes_per_token,
-            samples.of[side, f"decode_{context}"],
-            samples.of["machine", f"bandwidth_{context}"],
+            samples.values[side, f"decode_{context}"],
+            samples.values["machine", f"bandwidth_{context}"],
         )
-    return figures | (_figures_of_ours(samples) if side == OURS else {})
+    return figures | (_aerie_figures(samples) if side == OURS else {})
 
 
-def _figures_of_ours(samples: Samples) -> dict[str, float]:
-    """What can be told of our side alone."""
+def _aerie_figures(samples: Samples) -> dict[str, float]:
+    """Figures of Aerie alone."""
     last = samples.contexts[-1]
     keys_and_values = last * samples.cache_bytes_per_position
-    beside = samples.of["machine", f"beside_{last}"]
+    beside = samples.values["machine", f"beside_{last}"]
     in_ms = {f"rows_{context}": f"decode_rows_{context}_ms" for context in samples.contexts}
     in_ms |= {f"few_rows_{rows}": f"few_rows_{rows}_ms" for rows in (1, *FEW_ROWS)}
     return {
@@ -130,7 +130,7 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
         **{f"{text}_right": samples.median(OURS, f"{text}_share") for text in samples.texts},
         "http_first_token_ms": 1e3 * samples.median(OURS, "http_first"),
         "http_token_ms": 1e3 * samples.median(OURS, "http_token"),
-        "http_together_tokens_per_s": CROWD / samples.median(OURS, "http_together"),
+        "http_together_tokens_per_s": CONCURRENT_CLIENTS / samples.median(OURS, "http_together"),
         "first_token_shared_s": samples.median(OURS, "shared"),
         "first_token_of_pool_s": samples.median(OURS, "pool_shared"),
         "decode_pages_ms": 1e3 * samples.median(OURS, "decode_pages"),
@@ -141,16 +141,16 @@ def _figures_of_ours(samples: Samples) -> dict[str, float]:
         "call_overhead_us": 1e6 * samples.median(OURS, f"call_overhead_{last}"),
         f"attention_{last}_ms": 1e3 * samples.median(OURS, f"attention_{last}"),
         f"attention_share_{last}": _share_of_memory(
-            keys_and_values, samples.of[OURS, f"attention_beside_{last}"], beside
+            keys_and_values, samples.values[OURS, f"attention_beside_{last}"], beside
         ),
         "gemv_share": _share_of_memory(
-            samples.weight_bytes_per_token, samples.of[OURS, f"programs_beside_{last}"], beside
+            samples.weight_bytes_per_token, samples.values[OURS, f"programs_beside_{last}"], beside
         ),
     }
 
 
-def with_rates(programs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """The programs' times with what they make of it: milliseconds a call, GFLOP/s, GB/s."""
+def add_rates(programs: Mapping[str, Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Program times with milliseconds per call, GFLOP/s and GB/s."""
     return {
         name: {
             "calls": times["calls"],
@@ -170,11 +170,11 @@ def shares_of_programs(samples: Samples, programs: Rates, peak_gflop_per_s: floa
     KV cache, by all programs cached_attn_ar*, and of flash_attn over that of the products. gemv_gb_per_s:
     bytes that the decode programs read, over their time.
     """
-    product = programs[max(_of_kind(programs, PRODUCT), key=lambda name: _seconds(programs, [name]))][
+    product = programs[max(_names_of_kind(programs, PRODUCT), key=lambda name: _seconds(programs, [name]))][
         "gflop_per_s"
     ]
-    flops = samples.attention_flops * len(samples.of[OURS, f"first_{samples.prompts[-1]}"])
-    cached = flops / _seconds(programs, _of_kind(programs, CACHED)) / 1e9
+    flops = samples.attention_flops * len(samples.values[OURS, f"first_{samples.prompts[-1]}"])
+    cached = flops / _seconds(programs, _names_of_kind(programs, CACHED)) / 1e9
     flash = programs[FLASH]["gflop_per_s"]
     read = sum(programs[name]["gb_per_s"] * _seconds(programs, [name]) for name in GEMVS)
     gemv = read / _seconds(programs, GEMVS)
@@ -189,18 +189,18 @@ def shares_of_programs(samples: Samples, programs: Rates, peak_gflop_per_s: floa
     }
 
 
-def _of_kind(programs: Rates, kind: str) -> list[str]:
+def _names_of_kind(programs: Rates, kind: str) -> list[str]:
     return [name for name in programs if name.startswith(kind)]
 
 
 def _seconds(programs: Rates, names: Sequence[str]) -> float:
-    """Those of all calls of these programs."""
+    """Total seconds of all calls of these programs."""
     return sum(programs[name]["calls"] * programs[name]["ms"] / 1e3 for name in names)
 
 
 def _share_of_memory(nbytes: int, seconds: Sequence[float], bandwidths: Sequence[float]) -> float:
-    """Of what memory gave beside each time: the median, as with `ratios`."""
-    return median(nbytes / spent / given for spent, given in zip(seconds, bandwidths, strict=True))
+    """Median share of the bandwidth that was measured beside each time."""
+    return median(nbytes / spent / bandwidth for spent, bandwidth in zip(seconds, bandwidths, strict=True))
 
 
 def ratios(samples: Samples) -> dict[str, float]:
@@ -220,77 +220,77 @@ def ratios(samples: Samples) -> dict[str, float]:
     alike. Of what one side measured once there is one round.
     """
     ours, theirs = ([(side, f"first_{tokens}") for tokens in samples.prompts] for side in (OURS, THEIRS))
-    found = {
+    figures = {
         f"first_token_ratio_{tokens}": _ratio(samples, *pair)
         for tokens, *pair in zip(samples.prompts, ours, theirs, strict=True)
     }
     for tokens in samples.ratios_of:
-        found[f"prefill_ratio_{tokens}"] = _ratio(
+        figures[f"prefill_ratio_{tokens}"] = _ratio(
             samples, (THEIRS, f"first_{tokens}"), (OURS, f"first_{tokens}")
         )
     for context in samples.contexts:
         decode = f"decode_{context}"
-        found[f"decode_ratio_{context}"] = _ratio(samples, (THEIRS, decode), (OURS, decode))
-        found[f"rows_ratio_{context}"] = _ratio(
+        figures[f"decode_ratio_{context}"] = _ratio(samples, (THEIRS, decode), (OURS, decode))
+        figures[f"rows_ratio_{context}"] = _ratio(
             samples, (OURS, f"rows_{context}"), (OURS, f"guide_{context}")
         )
     for rows in FEW_ROWS:
-        found[f"few_rows_ratio_{rows}"] = _ratio(samples, (OURS, f"few_rows_{rows}"), (OURS, "few_rows_1"))
-    found["shared_ratio"] = _ratio(samples, (OURS, "shared"), ours[-1])
-    for number in TOGETHER[1:]:
+        figures[f"few_rows_ratio_{rows}"] = _ratio(samples, (OURS, f"few_rows_{rows}"), (OURS, "few_rows_1"))
+    figures["shared_ratio"] = _ratio(samples, (OURS, "shared"), ours[-1])
+    for number in BATCH_SIZES[1:]:
         one = _ratio(samples, (OURS, "together_1"), (OURS, f"together_{number}"))
-        found[f"together_ratio_{number}"] = number * one
-    batch = f"together_{AGAINST}"
-    found["batch_ratio"] = _ratio(samples, (THEIRS, batch), (OURS, batch))
-    found["pool_ratio"] = _ratio(samples, (OURS, "pool_shared"), (OURS, "pool_new"))
-    found["paging_ratio"] = _ratio(samples, (OURS, "decode_pages"), (OURS, "decode_own"))
+        figures[f"together_ratio_{number}"] = number * one
+    batch = f"together_{COMPARED_BATCH}"
+    figures["batch_ratio"] = _ratio(samples, (THEIRS, batch), (OURS, batch))
+    figures["pool_ratio"] = _ratio(samples, (OURS, "pool_shared"), (OURS, "pool_new"))
+    figures["paging_ratio"] = _ratio(samples, (OURS, "decode_pages"), (OURS, "decode_own"))
     for text in samples.texts:
         with_guesses = (OURS, f"{text}_{LOOKUP}")
-        found[f"lookup_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{ROWS}"), with_guesses)
-        found[f"lookup_guide_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{GUIDE}"), with_guesses)
+        figures[f"lookup_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{ROWS}"), with_guesses)
+        figures[f"lookup_guide_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{GUIDE}"), with_guesses)
     together = (OURS, "engine_together"), (OURS, "http_together")
-    found[f"http_together_ratio_{CROWD}"] = _ratio(samples, *together)
-    found["rss_ratio"] = samples.median(OURS, "peak_bytes") / samples.checkpoint_bytes
-    return found
+    figures[f"http_together_ratio_{CONCURRENT_CLIENTS}"] = _ratio(samples, *together)
+    figures["rss_ratio"] = samples.median(OURS, "peak_bytes") / samples.checkpoint_bytes
+    return figures
 
 
 def _ratio(samples: Samples, over: tuple[str, str], under: tuple[str, str]) -> float:
-    return median(a / b for a, b in zip(samples.of[over], samples.of[under], strict=False))
+    return median(a / b for a, b in zip(samples.values[over], samples.values[under], strict=False))
 
 
-def verdicts(figures: Mapping[str, float], least: Mapping[str, float]) -> dict[str, dict[str, Any]]:
-    """For every figure that has a target: its value, the target, and whether it is met.
+def verdicts(figures: Mapping[str, float], targets: Mapping[str, float]) -> dict[str, dict[str, Any]]:
+    """For each figure with a target: its value, the target, and whether it is met.
 
-    least: targets of the instruction set, besides TARGETS.
+    targets: of the instruction set, besides TARGETS.
     """
-    targets = {**TARGETS, **{kind: (">=", bound) for kind, bound in least.items()}}
-    found = {}
+    all_targets = {**TARGETS, **{kind: (">=", bound) for kind, bound in targets.items()}}
+    by_name = {}
     for name, value in figures.items():
-        target = targets.get(name) or targets.get(name.rpartition("_")[0])
+        target = all_targets.get(name) or all_targets.get(name.rpartition("_")[0])
         if target:
             sense, bound = target
             met = value >= bound if sense == ">=" else value <= bound
-            found[name] = {"value": value, "target": f"{sense} {bound:g}", "met": met}
-    return found
+            by_name[name] = {"value": value, "target": f"{sense} {bound:g}", "met": met}
+    return by_name
 
 
 def record(
     samples: Samples,
     programs: Rates,
     peaks: Mapping[str, Sequence[float]],
-    least: Mapping[str, float] | None,
+    targets: Mapping[str, float] | None,
     **about: Any,
 ) -> dict[str, Any]:
-    """What build/bench.json holds of an instruction set: the ratios first, then what makes them.
+    """The entry of build/bench.json for an instruction set: the ratios first, then their inputs.
 
-    peaks: as `measure_peaks` gives them. least: targets of the set; None where no target applies, for they
-    are for one size of model.
+    peaks: as `measure_peaks` returns them. targets: of the set; None means no targets, as they are for one
+    size of model.
     """
-    ours, theirs, found = side_figures(samples, OURS), side_figures(samples, THEIRS), ratios(samples)
+    ours, theirs, ratio_figures = side_figures(samples, OURS), side_figures(samples, THEIRS), ratios(samples)
     ours |= shares_of_programs(samples, programs, peaks["product_gflop_per_s"][1])
     return {
-        **found,
-        "targets": {} if least is None else verdicts({**ours, **found}, least),
+        **ratio_figures,
+        "targets": {} if targets is None else verdicts({**ours, **ratio_figures}, targets),
         OURS: ours,
         THEIRS: theirs,
         "peaks": peaks,
@@ -300,5 +300,5 @@ def record(
         "contexts": list(samples.contexts),
         "texts": list(samples.texts),
         **about,
-        "samples": {f"{side}.{name}": values for (side, name), values in samples.of.items()},
+        "samples": {f"{side}.{name}": values for (side, name), values in samples.values.items()},
     }

@@ -21,12 +21,12 @@ NATIVE, ALL = "native", "all"
 
 
 @dataclass(frozen=True)
-class Limits:
-    """How a set is asked of either side, and what is wanted of the comparison in it.
+class InstructionSetLimits:
+    """How both sides are limited to an instruction set, and the targets of the comparison.
 
-    march: value of VNPU_MARCH, without what `optional` of the set adds. aten, onednn, mkl: values of theirs.
-    capability: what torch says of itself then. least: the least figure that is wanted, by its kind
-    (figures.py); none on ARM, which nobody has measured.
+    march: value of VNPU_MARCH, without the features in `optional` of the set. aten, onednn, mkl: values for
+    torch. capability: what torch reports then. targets: minimum figures, by kind (figures.py); none on ARM,
+    where nothing was measured.
     """
 
     march: str
@@ -34,41 +34,48 @@ class Limits:
     onednn: str
     mkl: str
     capability: str
-    least: Mapping[str, float]
+    targets: Mapping[str, float]
 
 
-def _least(prefill: float, decode: float, memory: float) -> Mapping[str, float]:
-    """Targets of a set: ratios of speed, and the share of memory's bandwidth that decoding takes."""
+def _targets(prefill: float, decode: float, memory: float) -> Mapping[str, float]:
+    """Targets of a set: ratios of speed, and the share of memory bandwidth in decode."""
     return {"prefill_ratio": prefill, "decode_ratio": decode, "gemv_share": memory, "attention_share": memory}
 
 
 LIMITS = {
-    "avx2": Limits("x86-64-v3", "avx2", "AVX2", "AVX2", "AVX2", _least(1.5, 1.5, 0.7)),
-    "avx512": Limits("x86-64-v4", "avx512", "AVX512_CORE", "AVX512", "AVX512", _least(1.2, 1.5, 0.8)),
-    "avx512_bf16": Limits(
-        *("x86-64-v4+avx512bf16", "avx512", "AVX512_CORE_BF16", "AVX512_E3", "AVX512"), _least(1.0, 2.0, 0.8)
+    "avx2": InstructionSetLimits("x86-64-v3", "avx2", "AVX2", "AVX2", "AVX2", _targets(1.5, 1.5, 0.7)),
+    "avx512": InstructionSetLimits(
+        "x86-64-v4", "avx512", "AVX512_CORE", "AVX512", "AVX512", _targets(1.2, 1.5, 0.8)
     ),
-    "amx": Limits(
+    "avx512_bf16": InstructionSetLimits(
+        *("x86-64-v4+avx512bf16", "avx512", "AVX512_CORE_BF16", "AVX512_E3", "AVX512"),
+        _targets(1.0, 2.0, 0.8),
+    ),
+    "amx": InstructionSetLimits(
         *("x86-64-v4+avx512bf16+amx-tile+amx-bf16", "avx512", "AVX512_CORE_AMX", "AVX512_E4", "AVX512"),
-        _least(1.0, 1.5, 0.8),
+        _targets(1.0, 1.5, 0.8),
     ),
-    "neon": Limits("armv8-a", "default", "", "", "DEFAULT", {}),
-    "neon_bf16": Limits("armv8.2-a+bf16", "default", "", "", "DEFAULT", {}),
+    "neon": InstructionSetLimits("armv8-a", "default", "", "", "DEFAULT", {}),
+    "neon_bf16": InstructionSetLimits("armv8.2-a+bf16", "default", "", "", "DEFAULT", {}),
 }
 """By the set's name (aerie/common/cpu.py)."""
 
-BEYOND = {"avx2": ("AVX-512", "bfloat16", "AMX"), "avx512": ("bfloat16", "AMX"), "avx512_bf16": ("AMX",)}
-"""Words of oneDNN's line on what it uses that say that it was not limited to a set."""
+ONEDNN_WORDS_BEYOND = {
+    "avx2": ("AVX-512", "bfloat16", "AMX"),
+    "avx512": ("bfloat16", "AMX"),
+    "avx512_bf16": ("AMX",),
+}
+"""Words in oneDNN's line that mean it was not limited to a set."""
 
 VARIABLES = (knobs.MARCH.name, "ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "MKL_ENABLE_INSTRUCTIONS")
-ALSO_READ = ("DNNL_MAX_CPU_ISA",)
+OLD_VARIABLES = ("DNNL_MAX_CPU_ISA",)
 
 
 @dataclass(frozen=True)
-class Choice:
-    """What one comparison is limited to: a set of this CPU, or all that it has.
+class SelectedSet:
+    """What one comparison is limited to: an instruction set of this CPU, or everything it has.
 
-    best: the set, or the best of this CPU; None where none is known.
+    best: the set, or the best of this CPU; None if none is known.
     """
 
     name: str
@@ -76,16 +83,16 @@ class Choice:
 
     @property
     def title(self) -> str:
-        known = self.best.title if self.best else "unknown"
-        return f"native, {known}" if self.name == NATIVE else known
+        best_title = self.best.title if self.best else "unknown"
+        return f"native, {best_title}" if self.name == NATIVE else best_title
 
     @property
-    def limits(self) -> Limits | None:
+    def limits(self) -> InstructionSetLimits | None:
         return LIMITS[self.best.name] if self.best else None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables of the processes of both sides."""
+        """Environment variables of both sides' processes."""
         if self.name == NATIVE or not self.best:
             return {}
         limits = LIMITS[self.best.name]
@@ -97,47 +104,48 @@ class Choice:
             if value
         }
 
-    def check(self, theirs: Mapping[str, Any]) -> None:
-        """Raises UserError where the other side is not limited as it was told to be.
+    def check(self, reported: Mapping[str, Any]) -> None:
+        """Raise UserError if transformers is not limited to the set.
 
-        theirs: as `Theirs.instructions` gives it.
+        theirs: as `TransformersSide.instructions` returns it.
         """
         if not self.environment or not self.limits:
             return
-        beyond = [word for word in BEYOND.get(self.name, ()) if word in theirs["onednn"]]
-        if theirs["torch"] == self.limits.capability and not beyond:
+        beyond = [word for word in ONEDNN_WORDS_BEYOND.get(self.name, ()) if word in reported["onednn"]]
+        if reported["torch"] == self.limits.capability and not beyond:
             return
-        told = " ".join(f"{name}={value}" for name, value in self.environment.items())
+        variables = " ".join(f"{name}={value}" for name, value in self.environment.items())
         raise UserError(
-            f"transformers is not limited to {self.title}: torch says {theirs['torch']}, oneDNN "
-            f"'{theirs['onednn']}', though {told} was set; so nothing is compared. Is it another release of "
+            f"transformers is not limited to {self.title}: torch says {reported['torch']}, oneDNN "
+            f"'{reported['onednn']}', though {variables} was set; so nothing is compared. Is it "
+            "another release of "
             "torch than constraints.txt names?"
         )
 
 
-def choose(isa: str) -> list[Choice]:
-    """The comparisons that ISA asks for, in order: a set's name, `native`, or `all` sets that this CPU has.
+def choose(isa: str) -> list[SelectedSet]:
+    """The comparisons for ISA, in order: a set's name, `native`, or `all` sets of this CPU.
 
-    Raises UserError for a name that is none, for a set that this CPU lacks, and where one side is limited.
+    Raises UserError if the name is unknown, the CPU lacks the set, or the environment limits one side.
     """
-    found = cpu.instruction_sets()
-    best = found[-1] if found else None
-    offered = [*(each.name for each in found), NATIVE, ALL]
+    available = cpu.instruction_sets()
+    best = available[-1] if available else None
+    offered = [*(instruction_set.name for instruction_set in available), NATIVE, ALL]
     _check_environment()
-    if isa == ALL and found:
-        return [Choice(each.name, each) for each in found]
+    if isa == ALL and available:
+        return [SelectedSet(instruction_set.name, instruction_set) for instruction_set in available]
     if isa in (NATIVE, ALL):
-        return [Choice(NATIVE, best)]
+        return [SelectedSet(NATIVE, best)]
     if isa not in LIMITS:
         raise UserError(f"ISA={isa} is no instruction set that is known; give one of {', '.join(offered)}")
-    for each in found:
-        if each.name == isa:
-            return [Choice(isa, each)]
+    for instruction_set in available:
+        if instruction_set.name == isa:
+            return [SelectedSet(isa, instruction_set)]
     raise UserError(f"ISA={isa}: this CPU has no such instructions; give one of {', '.join(offered)}")
 
 
 def _check_environment() -> None:
-    for name in (*VARIABLES, *ALSO_READ):
+    for name in (*VARIABLES, *OLD_VARIABLES):
         if os.environ.get(name):
             raise UserError(
                 f"{name}={os.environ[name]} limits one side alone, and the comparison would be none; unset "

@@ -1,4 +1,4 @@
-"""The machine in what matters to speed: its CPU and caches, its load, memory in use."""
+"""Describe the machine as far as it matters for speed: CPU, caches, load, memory."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ PROC = Path("/proc")
 CPUS = Path("/sys/devices/system/cpu")
 
 
-def describe() -> dict[str, Any]:
-    """The machine in what matters to speed."""
+def describe_machine() -> dict[str, Any]:
+    """CPU, caches, memory, compiler and versions, as JSON."""
     model = _first(r"^model name\s*: (.*)$", _text(PROC / "cpuinfo"))
     return {
         "cpu": model or platform.processor() or platform.machine(),
@@ -36,7 +36,7 @@ def describe() -> dict[str, Any]:
 
 
 def topology() -> dict[str, int]:
-    """CPUs that this process may use, and on how many cores they are: fewer where they are hyperthreads."""
+    """CPUs that this process may use, and their cores: fewer if some are hyperthreads."""
     cpus = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
     cores = {_text(CPUS / f"cpu{cpu}/topology/thread_siblings_list") or str(cpu) for cpu in cpus}
     return {"cpus": len(cpus), "cores": len(cores)}
@@ -47,38 +47,38 @@ def caches() -> dict[str, int]:
 
     Empty where the system does not say.
     """
-    found = {}
+    sizes = {}
     for index in sorted((CPUS / "cpu0/cache").glob("index*")):
         level, kind, size = (_text(index / name).strip() for name in ("level", "type", "size"))
         number = re.fullmatch(r"(\d+)K", size)
         if number and kind != "Instruction":
-            found[f"L{level}{'d' if kind == 'Data' else ''}"] = int(number[1]) * 1024
-    return found
+            sizes[f"L{level}{'d' if kind == 'Data' else ''}"] = int(number[1]) * 1024
+    return sizes
 
 
 def peak_bytes() -> int:
-    """The most memory that this process had resident, mapped files included."""
-    found = _first(r"^VmHWM:\s*(\d+) kB$", _text(PROC / "self/status"))
-    if found:
-        return int(found) * 1024
+    """Peak resident memory of this process, mapped files included."""
+    kilobytes = _first(r"^VmHWM:\s*(\d+) kB$", _text(PROC / "self/status"))
+    if kilobytes:
+        return int(kilobytes) * 1024
     import resource
 
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def load_average() -> float:
-    """Processes that wanted to run, averaged over the last minute."""
+    """Runnable processes, averaged over the last minute."""
     return round(os.getloadavg()[0], 2)
 
 
 def _meminfo(name: str) -> int | None:
-    found = _first(rf"^{name}:\s*(\d+) kB$", _text(PROC / "meminfo"))
-    return int(found) * 1024 if found else None
+    kilobytes = _first(rf"^{name}:\s*(\d+) kB$", _text(PROC / "meminfo"))
+    return int(kilobytes) * 1024 if kilobytes else None
 
 
 def _first(pattern: str, text: str) -> str | None:
-    found = re.search(pattern, text, re.MULTILINE)
-    return found[1] if found else None
+    match = re.search(pattern, text, re.MULTILINE)
+    return match[1] if match else None
 
 
 def _text(path: Path) -> str:

@@ -1,5 +1,5 @@
-"""What the machine can do at most, measured: products in the caches, memory. The limits of prefill and of
-decoding, where every weight is read once per token."""
+"""Measure the peaks of the machine: products in the caches, and memory bandwidth. They limit prefill, and
+decode, where each token reads every weight once."""
 
 from __future__ import annotations
 
@@ -15,20 +15,19 @@ from benchmarks.machine import caches
 
 FOLDER = Path(__file__).parent
 NBYTES = 1 << 28
-"""Of memory to read, at least."""
-CACHES = 4
-"""And so many times the largest cache, which is read faster than memory: a server's may hold as much as
-NBYTES."""
+"""Minimum size of the memory that is read."""
+CACHE_MULTIPLE = 4
+"""At least so many times the largest cache, which may hold NBYTES in a server."""
 
 SECONDS = 0.3
-"""Of one measurement of a peak."""
+"""Seconds of one measurement."""
 
 
 def measure_peaks(seconds: float = SECONDS) -> dict[str, list[float]]:
     """GFLOP/s of the micro-kernel of the matrix product and of f32 fused multiply-adds, GB/s of memory: each
-    with one thread, and with all together. By the instruction set that programs are compiled for.
+    with one thread and with all. Compiled for the instruction set of the programs.
 
-    Raises ToolchainError where the C++ cannot be compiled.
+    Raises ToolchainError if the C++ does not compile.
     """
     multiply = load_host_code(FOLDER / "peaks.cc", (INCLUDE,))
     counts = (1, knobs.thread_count())
@@ -45,32 +44,33 @@ def measure_peaks(seconds: float = SECONDS) -> dict[str, list[float]]:
     }
 
 
-def enough_to_read() -> int:
-    """Bytes that no cache holds a good part of."""
-    return max(NBYTES, CACHES * max(caches().values(), default=0))
+def bytes_to_read() -> int:
+    """Bytes to read so that no cache holds a large part of them."""
+    return max(NBYTES, CACHE_MULTIPLE * max(caches().values(), default=0))
 
 
 class MemoryReader:
-    """Reads the same memory again and again, with so many threads, or all."""
+    """Reads the same memory repeatedly, with `threads` threads or all."""
 
     def __init__(self, nbytes: int | None = None, threads: int | None = None) -> None:
-        """nbytes: `enough_to_read` by default. Raises ToolchainError where the C++ cannot be compiled."""
+        """nbytes: default is `bytes_to_read`. Raises ToolchainError if the C++ does not compile."""
         self._read = load_host_code(FOLDER / "read_memory.cc", (INCLUDE,)).read_memory
         self._read.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
         self._read.restype = ctypes.c_uint64
-        self._memory = np.ones((nbytes or enough_to_read()) // 8, np.uint64)
+        self._memory = np.ones((nbytes or bytes_to_read()) // 8, np.uint64)
         self._threads = threads or knobs.thread_count()
 
-    def sum(self, *, asks: bool) -> int:
-        """The sum of all words: every one was read. asks: for them early, as programs do."""
-        total: int = self._read(self._memory.ctypes.data, self._memory.nbytes, self._threads, asks)
+    def sum(self, *, prefetch: bool) -> int:
+        """The sum of all words, so that each is read. prefetch: issue prefetches, as programs do."""
+        total: int = self._read(self._memory.ctypes.data, self._memory.nbytes, self._threads, prefetch)
         return total
 
     def bytes_per_second(self, times: int = 10) -> float:
-        """The best of so many readings, in either way in turn: what else runs can only slow one down."""
-        return max(self._once(asks=number % 2 == 0) for number in range(times))
+        """The best of `times` reads, with and without prefetch in turn: other programs can only slow one
+        down."""
+        return max(self._once(prefetch=number % 2 == 0) for number in range(times))
 
-    def _once(self, *, asks: bool) -> float:
+    def _once(self, *, prefetch: bool) -> float:
         started = time.perf_counter()
-        self.sum(asks=asks)
+        self.sum(prefetch=prefetch)
         return self._memory.nbytes / (time.perf_counter() - started)

@@ -1,14 +1,15 @@
-"""One to 64 boxes that share conversations, simulated: `python -m benchmarks.scale` prints the page's tables.
+"""Simulate 1 to 64 engines that share conversations: `python -m benchmarks.scale` prints the tables of the
+page.
 
-What is simulated: when requests come, which box each is sent to, what its pool of pages still has of the
-prompt, and how long its steps take. What is not: the network, Ray, the front's time, tokens, and memory that
-answers under way keep others from using. A box's costs are those of the virtual NPU on two cores of a CPU
+Simulated: when requests arrive, to which engine each is sent, what its page pool still has of the prompt, and
+how long its steps take. Not simulated: the network, Ray, the proxy's time, token values, and the memory that
+running requests take from the pool. The times are those of the virtual NPU on two CPU cores
 (docs/dev/performance-notes.md, AVX512-BF16, the size of Llama-3.2-1B), as no NPU was measured. The routing
 policy `affinity` is the server's own class.
 
-Requests are turns of conversations: each has the system prompt of one of several applications, all that was
-said before, and something new. Conversations begin as a Poisson process; the next turn comes a while after
-the answer. Everything follows from the seed. The page is docs/dev/routing-simulation.md.
+Requests are turns of conversations: each has the system prompt of one of several applications, the
+conversation so far, and something new. Conversations start as a Poisson process; the next turn comes some
+time after the output. Everything follows from the seed. The page is docs/dev/routing-simulation.md.
 """
 
 from __future__ import annotations
@@ -24,19 +25,20 @@ import numpy as np
 
 from aerie.engine.pages import PAGE
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
-from aerie.serve.affinity import SLACK, Affinity
+from aerie.serve.prefix_affinity import LOAD_SLACK, PrefixAffinity
 
 RANDOM, LEAST, AFFINITY = POLICIES = ("random", "least loaded", "affinity")
 BOXES = (1, 2, 4, 8, 16, 32, 64)
 RATES = (0.1, 0.2, 0.4, 0.6, 0.8)
 SLACKS = (0, 2, 8, 32)
-SOME = 16
+DEFAULT_BOXES = 16
 
 
-class Costs(NamedTuple):
-    """Of a step, in seconds. From docs/dev/performance-notes.md: prompts of 64 and 2048 tokens take 0.21
-    and 5.5 s; 1 and 16 requests together make 13.1 and 166.4 tokens/s. pages: of a pool of a quarter of 23.5
-    GiB, at 32 KiB a position. chunk: tokens of prompts in a step, at most (docs/how-to/serve.md)."""
+class StepTimes(NamedTuple):
+    """Times of an engine step, in seconds. From docs/dev/performance-notes.md: prompts of 64 and 2048 tokens
+    take 0.21 and 5.5 s; 1 and 16 requests together make 13.1 and 166.4 tokens/s. pages: of a pool of a
+    quarter of 23.5 GiB, at 32 KiB a position. chunk: maximum prompt tokens of a step (docs/how-to/serve.md).
+    """
 
     prompt_token_s: float = (5.5 - 0.21) / (2048 - 64)
     row_s: float = (16 / 166.4 - 1 / 13.1) / 15
@@ -46,14 +48,14 @@ class Costs(NamedTuple):
 
 
 class Traffic(NamedTuple):
-    """rate: requests per second and box. Lengths, in tokens, and turns are means, of geometric distributions
-    but for `system`, which all prompts of an application begin with; `think_s` is the mean of an exponential
-    one. Of `apps` applications per box, one or more in all, the k-th has 1/k of the first one's
-    conversations. seconds: for so long conversations begin; all come to their end."""
+    """The load. rate: requests per second and engine. Lengths in tokens and `turns` are means of geometric
+    distributions, except `system`, the prefix of all prompts of an application; `think_s` is the mean of an
+    exponential one. Of `apps` applications per engine, at least one in all, the k-th has 1/k of the
+    conversations of the first. seconds: new conversations start during this time; all run to their end."""
 
     rate: float = 0.15
     system: int = 1024
-    said: int = 64
+    user_tokens: int = 64
     answer: int = 128
     turns: int = 5
     think_s: float = 15.0
@@ -65,183 +67,201 @@ ONE_APP = Traffic(rate=0.4, apps=0)
 
 
 @dataclass(eq=False)
-class Turn:
-    """A request. keys: of the pages of its prompt and then of its answer; lengths in tokens."""
+class SimulatedRequest:
+    """One request. keys: of the pages of its prompt and then its output. Lengths are in tokens."""
 
-    session: int
+    conversation: int
     number: int
     prompt: int
     answer: int
     keys: list[bytes]
-    came_s: float = 0.0
+    arrived_s: float = 0.0
     cached: int = 0
-    to_read: int = 0
-    left: int = 0
+    to_prefill: int = 0
+    remaining: int = 0
     first_s: float = math.nan
-    over_s: float = math.nan
+    finished_s: float = math.nan
 
 
 @dataclass
-class Session:
-    begins_s: float
+class SimulatedConversation:
+    """One conversation. user_tokens, answers: lengths of its turns. thinks_s: pauses after them."""
+
+    start_s: float
     app: int
-    said: Sequence[int]
+    user_tokens: Sequence[int]
     answers: Sequence[int]
     thinks_s: Sequence[float]
 
 
-class Box:
-    """An engine: its pool, and the steps that it makes. `ends_s`: when it looks at its queue next."""
+class SimulatedEngine:
+    """An engine: its pool and its steps. ends_s: when it looks at its queue next."""
 
-    def __init__(self, costs: Costs) -> None:
-        self._costs = costs
+    def __init__(self, costs: StepTimes) -> None:
+        self._step_times = costs
         self._pool: OrderedDict[bytes, None] = OrderedDict()
-        self._waiting: deque[Turn] = deque()
-        self._running: list[Turn] = []
-        self._block = (0.0, 0, 0.0)
+        self._waiting: deque[SimulatedRequest] = deque()
+        self._running: list[SimulatedRequest] = []
+        self._steps_in_progress = (0.0, 0, 0.0)
         self.ends_s = math.inf
         self.busy_s = 0.0
 
     @property
     def load(self) -> int:
-        """Answers under way or waiting."""
+        """Running and queued requests."""
         return len(self._waiting) + len(self._running)
 
-    def put(self, turn: Turn, now_s: float) -> None:
-        """Have it answered. A run of steps that is under way ends with the step that is."""
-        self._waiting.append(turn)
-        began_s, steps, each_s = self._block
+    def submit(self, request: SimulatedRequest, now_s: float) -> None:
+        """Queue a request. A series of steps in progress ends with its current step."""
+        self._waiting.append(request)
+        began_s, steps, each_s = self._steps_in_progress
         if not steps:
-            self._begin(now_s)
+            self._start_steps(now_s)
         elif len(self._running) < MAX_RUNNING_REQUESTS:
-            made = min(steps, max(1, math.ceil((now_s - began_s) / each_s)))
-            self._block, self.ends_s = (began_s, made, each_s), began_s + made * each_s
+            remaining_steps = min(steps, max(1, math.ceil((now_s - began_s) / each_s)))
+            self._steps_in_progress, self.ends_s = (
+                (began_s, remaining_steps, each_s),
+                began_s + remaining_steps * each_s,
+            )
 
-    def step(self) -> list[Turn]:
-        """Come to the end of the steps under way, and begin others. What is over."""
-        now_s, (began_s, steps, _) = self.ends_s, self._block
+    def step(self) -> list[SimulatedRequest]:
+        """End the steps in progress, and start new ones. Returns the finished requests."""
+        now_s, (began_s, steps, _) = self.ends_s, self._steps_in_progress
         self.busy_s += now_s - began_s
-        budget = self._costs.chunk
-        for turn in self._running:
-            if turn.to_read:
-                budget -= (part := min(turn.to_read, budget))
-                turn.to_read -= part
-                if not turn.to_read:
-                    turn.first_s, turn.left = now_s, turn.left - 1
-                    self._keep(turn.keys[: turn.prompt // PAGE])
+        budget = self._step_times.chunk
+        for request in self._running:
+            if request.to_prefill:
+                budget -= (computed := min(request.to_prefill, budget))
+                request.to_prefill -= computed
+                if not request.to_prefill:
+                    request.first_s, request.remaining = now_s, request.remaining - 1
+                    self._cache(request.keys[: request.prompt // PAGE])
             else:
-                turn.left -= steps
-        over = [turn for turn in self._running if not turn.left]
-        for turn in over:
-            turn.over_s = now_s
-            self._keep(turn.keys)
-        self._running = [turn for turn in self._running if turn.left]
-        self._begin(now_s)
-        return over
+                request.remaining -= steps
+        finished = [request for request in self._running if not request.remaining]
+        for request in finished:
+            request.finished_s = now_s
+            self._cache(request.keys)
+        self._running = [request for request in self._running if request.remaining]
+        self._start_steps(now_s)
+        return finished
 
-    def _begin(self, now_s: float) -> None:
+    def _start_steps(self, now_s: float) -> None:
         while self._waiting and len(self._running) < MAX_RUNNING_REQUESTS:
-            self._running.append(turn := self._waiting.popleft())
-            turn.cached = min(self._found(turn.keys) * PAGE, turn.prompt - 1)
-            turn.to_read, turn.left = turn.prompt - turn.cached, turn.answer
+            self._running.append(request := self._waiting.popleft())
+            request.cached = min(self._cached_pages(request.keys) * PAGE, request.prompt - 1)
+            request.to_prefill, request.remaining = request.prompt - request.cached, request.answer
         if not self._running:
-            self._block, self.ends_s = (now_s, 0, 0.0), math.inf
+            self._steps_in_progress, self.ends_s = (now_s, 0, 0.0), math.inf
             return
-        reading = min(self._costs.chunk, sum(turn.to_read for turn in self._running))
-        steps = 1 if reading else min(turn.left for turn in self._running)
-        rows = sum(not turn.to_read for turn in self._running)
-        each_s = self._costs.step_s + rows * self._costs.row_s + reading * self._costs.prompt_token_s
-        self._block, self.ends_s = (now_s, steps, each_s), now_s + steps * each_s
+        prefill_tokens = min(self._step_times.chunk, sum(request.to_prefill for request in self._running))
+        steps = 1 if prefill_tokens else min(request.remaining for request in self._running)
+        rows = sum(not request.to_prefill for request in self._running)
+        each_s = (
+            self._step_times.step_s
+            + rows * self._step_times.row_s
+            + prefill_tokens * self._step_times.prompt_token_s
+        )
+        self._steps_in_progress, self.ends_s = (now_s, steps, each_s), now_s + steps * each_s
 
-    def _found(self, keys: Sequence[bytes]) -> int:
-        """How many pages of the beginning the pool has."""
+    def _cached_pages(self, keys: Sequence[bytes]) -> int:
+        """How many pages of the prefix the pool has."""
         return next((number for number, key in enumerate(keys) if key not in self._pool), len(keys))
 
-    def _keep(self, keys: Sequence[bytes]) -> None:
+    def _cache(self, keys: Sequence[bytes]) -> None:
         for key in reversed(keys):
             self._pool[key] = None
             self._pool.move_to_end(key)
-        while len(self._pool) > self._costs.pages:
+        while len(self._pool) > self._step_times.pages:
             self._pool.popitem(last=False)
 
 
 @dataclass
-class Outcome:
-    """What came of a run. under_way_s: the integral of the requests in the system over time, kept apart."""
+class SimulationResult:
+    """The result of a simulation. in_system_s: the integral over time of the requests in the system, counted
+    separately."""
 
-    turns: list[Turn]
-    asked: int
-    under_way_s: float
+    requests: list[SimulatedRequest]
+    request_count: int
+    in_system_s: float
     ended_s: float
     busy_s: list[float] = field(default_factory=list)
 
     @property
     def hits(self) -> float:
-        """The share of the prompts' tokens that a pool had."""
-        return sum(turn.cached for turn in self.turns) / sum(turn.prompt for turn in self.turns)
+        """The share of prompt tokens found in a pool."""
+        return sum(turn.cached for turn in self.requests) / sum(turn.prompt for turn in self.requests)
 
     def first_s(self, percent: float) -> float:
-        """So many percent of the requests had their first token after so many seconds."""
-        return float(np.percentile([turn.first_s - turn.came_s for turn in self.turns], percent))
+        """The percentile of the seconds to the first token."""
+        return float(np.percentile([turn.first_s - turn.arrived_s for turn in self.requests], percent))
 
     @property
     def spread(self) -> float:
-        """The busiest box's time in steps over the mean of all."""
+        """The busiest engine's time in steps over the mean."""
         return max(self.busy_s) / (sum(self.busy_s) / len(self.busy_s))
 
 
-def sessions(traffic: Traffic, boxes: int, seed: int) -> list[Session]:
+def make_conversations(traffic: Traffic, boxes: int, seed: int) -> list[SimulatedConversation]:
     """The conversations, the same for every policy."""
     draw = np.random.default_rng([seed, boxes])
     count = int(draw.poisson(traffic.rate * boxes * traffic.seconds / traffic.turns))
     weights = 1 / np.arange(1, max(1, round(traffic.apps * boxes)) + 1)
     apps = draw.choice(len(weights), count, p=weights / weights.sum())
-    begins = np.sort(draw.uniform(0, traffic.seconds, count))
+    starts = np.sort(draw.uniform(0, traffic.seconds, count))
     turns = draw.geometric(1 / traffic.turns, count)
 
-    def lengths(mean: int, many: int) -> list[int]:
-        return [int(each) for each in draw.geometric(1 / mean, many)]
+    def lengths(mean: int, turn_count: int) -> list[int]:
+        return [int(value) for value in draw.geometric(1 / mean, turn_count)]
 
     return [
-        Session(
-            float(begin),
+        SimulatedConversation(
+            float(start),
             int(app),
-            lengths(traffic.said, many),
-            lengths(traffic.answer, many),
-            [float(each) for each in draw.exponential(traffic.think_s, many)],
+            lengths(traffic.user_tokens, turn_count),
+            lengths(traffic.answer, turn_count),
+            [float(value) for value in draw.exponential(traffic.think_s, turn_count)],
         )
-        for begin, app, many in zip(begins, apps, turns, strict=True)
+        for start, app, turn_count in zip(starts, apps, turns, strict=True)
     ]
 
 
-def turns_of(number: int, session: Session, system: int) -> Iterator[Turn]:
-    """Its requests: each prompt has all that was said before."""
-    there, keys = system, [b"app %d %d" % (session.app, page) for page in range(system // PAGE)]
-    for turn, (said, answer) in enumerate(zip(session.said, session.answers, strict=True)):
-        prompt = there + said
-        there = prompt + answer
-        keys = [*keys, *(b"%d %d" % (number, page) for page in range(len(keys), there // PAGE))]
-        yield Turn(number, turn, prompt, answer, keys)
+def make_requests(
+    number: int, conversation: SimulatedConversation, system: int
+) -> Iterator[SimulatedRequest]:
+    """The requests of a conversation: each prompt has the whole conversation so far."""
+    context, keys = system, [b"app %d %d" % (conversation.app, page) for page in range(system // PAGE)]
+    for turn_number, (user_tokens, answer) in enumerate(
+        zip(conversation.user_tokens, conversation.answers, strict=True)
+    ):
+        prompt = context + user_tokens
+        context = prompt + answer
+        keys = [*keys, *(b"%d %d" % (number, page) for page in range(len(keys), context // PAGE))]
+        yield SimulatedRequest(number, turn_number, prompt, answer, keys)
 
 
 class Router:
-    """Which box is asked, by its number."""
+    """Chooses the engine of a request, by index."""
 
     def __init__(self, policy: str, boxes: int, slack: float, seed: int) -> None:
         self._policy, self._draw = policy, np.random.default_rng([seed, boxes, 1])
         self._names = [f"{number:02}" for number in range(boxes)]
-        self._affinity = Affinity(slack)
+        self._affinity = PrefixAffinity(slack)
 
-    def __call__(self, turn: Turn, boxes: Sequence[Box]) -> int:
+    def __call__(self, request: SimulatedRequest, engines: Sequence[SimulatedEngine]) -> int:
         if self._policy == RANDOM:
-            return int(self._draw.integers(len(boxes)))
-        loads = {name: float(box.load) for name, box in zip(self._names, boxes, strict=True)}
-        keys = turn.keys[: turn.prompt // PAGE] if self._policy == AFFINITY else []
+            return int(self._draw.integers(len(engines)))
+        loads = {name: float(engine.load) for name, engine in zip(self._names, engines, strict=True)}
+        keys = request.keys[: request.prompt // PAGE] if self._policy == AFFINITY else []
         if self._policy == LEAST:
-            least = min(loads.values())
-            return int(self._draw.choice([number for number, box in enumerate(boxes) if box.load == least]))
+            min_load = min(loads.values())
+            return int(
+                self._draw.choice(
+                    [number for number, engine in enumerate(engines) if engine.load == min_load]
+                )
+            )
         name = self._affinity.choose(keys, loads)
-        self._affinity.note(keys, name)
+        self._affinity.record(keys, name)
         return int(name)
 
 
@@ -249,80 +269,83 @@ def simulate(
     policy: str,
     boxes: int,
     traffic: Traffic = Traffic(),  # noqa: B008
-    slack: float = SLACK,
+    slack: float = LOAD_SLACK,
     seed: int = 0,
-) -> Outcome:
-    """A run, from the first conversation to the end of the last. slack: of Affinity."""
-    engines = [Box(Costs()) for _ in range(boxes)]
-    drawn, route = sessions(traffic, boxes, seed), Router(policy, boxes, slack, seed)
-    coming = [list(turns_of(number, one, traffic.system)) for number, one in enumerate(drawn)]
-    events = [(one.begins_s, number, -1) for number, one in enumerate(drawn)]
-    outcome = Outcome([], sum(map(len, coming)), 0.0, 0.0)
-    under_way, before_s = 0, 0.0
+) -> SimulationResult:
+    """Simulate from the first conversation to the end of the last. slack: of PrefixAffinity."""
+    engines = [SimulatedEngine(StepTimes()) for _ in range(boxes)]
+    conversations, route = make_conversations(traffic, boxes, seed), Router(policy, boxes, slack, seed)
+    requests_by_conversation = [
+        list(make_requests(number, each, traffic.system)) for number, each in enumerate(conversations)
+    ]
+    events = [(each.start_s, number, -1) for number, each in enumerate(conversations)]
+    result = SimulationResult([], sum(map(len, requests_by_conversation)), 0.0, 0.0)
+    in_system, before_s = 0, 0.0
     heapq.heapify(events)
     while events:
-        now_s, session, box = heapq.heappop(events)
-        outcome.under_way_s += under_way * (now_s - before_s)
+        now_s, conversation, engine = heapq.heappop(events)
+        result.in_system_s += in_system * (now_s - before_s)
         before_s = now_s
-        if box < 0:
-            turn = coming[session].pop(0)
-            turn.came_s, box = now_s, route(turn, engines)
-            engines[box].put(turn, now_s)
-            under_way += 1
-        elif engines[box].ends_s != now_s:
+        if engine < 0:
+            request = requests_by_conversation[conversation].pop(0)
+            request.arrived_s, engine = now_s, route(request, engines)
+            engines[engine].submit(request, now_s)
+            in_system += 1
+        elif engines[engine].ends_s != now_s:
             continue  # what was planned to end now was cut short, and looked at already
         else:
-            for turn in engines[box].step():
-                under_way -= 1
-                outcome.turns.append(turn)
-                if coming[turn.session]:
-                    after_s = drawn[turn.session].thinks_s[turn.number]
-                    heapq.heappush(events, (now_s + after_s, turn.session, -1))
-        if engines[box].ends_s < math.inf:
-            heapq.heappush(events, (engines[box].ends_s, -1, box))
-    outcome.ended_s, outcome.busy_s = before_s, [box.busy_s for box in engines]
-    return outcome
+            for request in engines[engine].step():
+                in_system -= 1
+                result.requests.append(request)
+                if requests_by_conversation[request.conversation]:
+                    after_s = conversations[request.conversation].thinks_s[request.number]
+                    heapq.heappush(events, (now_s + after_s, request.conversation, -1))
+        if engines[engine].ends_s < math.inf:
+            heapq.heappush(events, (engines[engine].ends_s, -1, engine))
+    result.ended_s, result.busy_s = before_s, [engine.busy_s for engine in engines]
+    return result
 
 
-def row(first: str, policy: str, made: Outcome) -> str:
-    """Of a table."""
+def table_row(first: str, policy: str, result: SimulationResult) -> str:
+    """One row of a table."""
     return (
-        f"| {first} | {policy} | {len(made.turns)} | {made.hits:.2f} | {made.first_s(50):.2f} | "
-        f"{made.first_s(95):.2f} | {made.spread:.2f} |"
+        f"| {first} | {policy} | {len(result.requests)} | {result.hits:.2f} | {result.first_s(50):.2f} | "
+        f"{result.first_s(95):.2f} | {result.spread:.2f} |"
     )
 
 
-def heading(first: str) -> str:
+def table_heading(first: str) -> str:
+    """The heading of a table."""
     titles = ("policy", "requests", "tokens found", "first token, median, s", "95 %", "busiest over mean")
     return f"| {' | '.join((first, *titles))} |\n|{' --- |' * (1 + len(titles))}"
 
 
-def by_boxes(boxes: Sequence[int] = BOXES) -> Iterator[str]:
-    """The table of all policies at one rate."""
-    yield heading("boxes")
+def table_by_boxes(boxes: Sequence[int] = BOXES) -> Iterator[str]:
+    """All policies at one rate."""
+    yield table_heading("boxes")
     for each in boxes:
         for policy in POLICIES if each > 1 else POLICIES[:1]:
-            yield row(str(each), policy, simulate(policy, each))
+            yield table_row(str(each), policy, simulate(policy, each))
 
 
-def by_rate(rates: Sequence[float] = RATES) -> Iterator[str]:
-    """The table of all policies at SOME boxes."""
-    yield heading("requests/s and box")
+def table_by_rate(rates: Sequence[float] = RATES) -> Iterator[str]:
+    """All policies at DEFAULT_BOXES engines."""
+    yield table_heading("requests/s and box")
     for rate in rates:
         for policy in POLICIES:
-            yield row(f"{rate:g}", policy, simulate(policy, SOME, Traffic(rate=rate)))
+            yield table_row(f"{rate:g}", policy, simulate(policy, DEFAULT_BOXES, Traffic(rate=rate)))
 
 
-def by_slack(slacks: Sequence[float] = SLACKS) -> Iterator[str]:
-    """The table of Affinity's slack, where all conversations at SOME boxes begin alike."""
-    yield heading("slack")
+def table_by_slack(slacks: Sequence[float] = SLACKS) -> Iterator[str]:
+    """The slack of PrefixAffinity, where all conversations at DEFAULT_BOXES engines have the same prefix."""
+    yield table_heading("slack")
     for slack in slacks:
-        yield row(f"{slack:g}", AFFINITY, simulate(AFFINITY, SOME, ONE_APP, slack))
+        yield table_row(f"{slack:g}", AFFINITY, simulate(AFFINITY, DEFAULT_BOXES, ONE_APP, slack))
 
 
 def main() -> None:
-    """All tables."""
-    for number, table in enumerate((by_boxes(), by_rate(), by_slack())):
+    """Print all tables."""
+    for number, table in enumerate((table_by_boxes(), table_by_rate(), table_by_slack())):
         if number:
             print()
         for line in table:

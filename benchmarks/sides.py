@@ -1,4 +1,4 @@
-"""The two sides of the comparison, each in a process of its own: ours, and transformers in bf16."""
+"""The two sides of the comparison, each in its own process: Aerie, and transformers in bf16."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ from aerie.virtual_npu import Library
 from aerie.virtual_npu.pyxrt.batch import RunBatch
 from benchmarks.client import Client
 from benchmarks.drafts import measure, texts
-from benchmarks.figures import AGAINST, FEW_ROWS, TOGETHER
+from benchmarks.figures import BATCH_SIZES, COMPARED_BATCH, FEW_ROWS
 from benchmarks.machine import peak_bytes
 from benchmarks.peaks import measure_peaks
-from benchmarks.programs import overhead_of_load_and_run, time_flash_attention, work_of
+from benchmarks.program_times import overhead_of_load_and_run, program_work, time_flash_attention
 
 WARM_UP = 2
 """Tokens decoded before the clock runs."""
@@ -54,25 +54,25 @@ Answer = dict[str, Any]
 
 
 def prompt(length: int, vocab_size: int) -> list[int]:
-    """Token ids that look like no text in particular; the same for both sides."""
+    """Random token ids, the same for both sides."""
     return [int(token) for token in np.random.default_rng(0).integers(0, vocab_size, length)]
 
 
-def in_code() -> float:
-    """Seconds spent so far in compiled code of ours: programs, decode attention and writing the KV cache."""
+def native_seconds() -> float:
+    """Seconds so far in compiled code of Aerie: programs, decode attention, writes of the KV cache."""
     attention = native_attention()
     return Library.seconds + RunBatch.host_seconds + (attention.seconds if attention else 0.0)
 
 
-class Ours:
-    """Aerie on the virtual NPU as `make run` runs it: by the model's default set of variants, kept in
-    `cache_dir`. Prompts and decoding are of the family `guide` where no other is named."""
+class AerieSide:
+    """Aerie on the virtual NPU as `make run` runs it: the model's default variants, compiled into
+    `cache_dir`. The decode path is `guide` unless another is named."""
 
     def __init__(self, folder: str, cache_dir: str) -> None:
         self._folder = Path(folder)
         self._options = RuntimeOptions(None, select_backend("virtual"), Path(cache_dir))
         self._session: Session | None = None
-        self._in_rows: dict[int, LoadedModel] = {}
+        self._rows_models: dict[int, LoadedModel] = {}
         self._cache: KVCache | None = None
         self._changes = 0
 
@@ -88,16 +88,16 @@ class Ours:
         return {"seconds": time.perf_counter() - started}
 
     def load(self) -> Answer:
-        """Everything up to the first prompt, with compiled programs."""
+        """Load everything up to the first prompt, with compiled programs."""
         started = time.perf_counter()
         self._session = prepare_runtime(open_checkpoint(self._folder), self._options, Reporter())
         return {"seconds": time.perf_counter() - started}
 
     def first_token(self, length: int, shared: int = 0) -> Answer:
-        """A prompt of `length` tokens up to the choice of the next.
+        """Run a prompt of `length` tokens and sample the next token.
 
-        shared: how many of them the conversation has so far, which was such a prompt; the others are new. 0:
-        there was none. The answer's `computed` are the tokens that were not taken from it.
+        shared: how many of the tokens the conversation before has, which was such a prompt; 0 means no
+        conversation. `computed` in the answer: tokens not taken from it.
         """
         session, vocab_size = self.session, self.session.model.config.vocab_size
         ids = prompt(length, vocab_size)
@@ -113,34 +113,34 @@ class Ours:
         return {"seconds": spent, "token": token, "computed": length - generation.cached_tokens}
 
     def decode(self, context: int, tokens: int, family: str = GUIDE) -> Answer:
-        """`tokens` tokens after the first ones of the last prompt, the last seeing `context` positions:
-        medians over them.
+        """Decode `tokens` tokens after the last prompt, the last one attending to `context` positions.
+        Returns medians.
 
-        programs_seconds: in programs. attention_seconds: of decode attention and of writing the KV cache. In
-        the family `rows`, where those are programs and steps like others, `seconds` alone.
+        programs_seconds: in programs. attention_seconds: decode attention and writes of the KV cache. In
+        `rows`, `seconds` alone.
         """
         model, cache, sampler = self._model(family), self._read(context - tokens - WARM_UP), Sampler()
 
         def step() -> tuple[float, ...]:
-            calls = self._in_calls()
-            started, in_code_before, in_programs = time.perf_counter(), in_code(), Library.seconds
+            calls = self._call_totals()
+            started, in_code_before, in_programs = time.perf_counter(), native_seconds(), Library.seconds
             sampler(next_token_row(model, decode_step(model, 1, cache)))
             spent = time.perf_counter() - started
-            called = self._in_calls()
-            programs, code = Library.seconds - in_programs, in_code() - in_code_before
+            called = self._call_totals()
+            programs, code = Library.seconds - in_programs, native_seconds() - in_code_before
             overhead = (called[1] - calls[1]) - programs
             return spent, spent - code, overhead / (called[0] - calls[0]), programs, code - programs
 
         parts = ("python", "call_overhead", "programs", "attention")
         names = ("seconds", *(f"{part}_seconds" for part in parts))
-        found = dict(zip(names, _medians(step, tokens), strict=True))
-        return found if family == GUIDE else {"seconds": found["seconds"]}
+        by_name = dict(zip(names, _medians(step, tokens), strict=True))
+        return by_name if family == GUIDE else {"seconds": by_name["seconds"]}
 
-    def few_rows(self, context: int, times: int) -> Answer:
-        """Seconds of a pass of one row, of 8 and of 16, with logits of each: by the number of rows, as text.
+    def time_few_rows(self, context: int, times: int) -> Answer:
+        """Median seconds of a pass of 1, 8 and 16 rows with logits of each, by the number of rows as text.
 
-        Medians over so many of each, in turn; the last row sees `context` positions. One row is a decoded
-        token of the family `guide`.
+        `times` passes of each, in turn; the last row attends to `context` positions. One row is a decoded
+        token in `guide`.
         """
         ids, cache = prompt(context, self.session.model.config.vocab_size), self._read(context)
 
@@ -155,7 +155,7 @@ class Ours:
         return dict(zip(map(str, numbers), medians, strict=True))
 
     def _read(self, length: int) -> KVCache:
-        """A KV cache that holds the first so many tokens of a prompt; the same one each time."""
+        """A KV cache with the first `length` tokens of a prompt; the same cache each time."""
         if self._cache is None:
             self._cache = self.session.model.new_cache(length)
         cache, ids = self._cache, prompt(length, self.session.model.config.vocab_size)
@@ -165,7 +165,7 @@ class Ours:
         return cache
 
     def _pass(self, ids: Sequence[int], cache: KVCache) -> None:
-        """Tokens through all layers and the LM head, at once."""
+        """Run tokens through all layers and the LM head, in one pass."""
         if len(ids) == 1:
             model = self.session.model
             next_token_row(model, decode_step(model, ids[0], cache))
@@ -176,43 +176,43 @@ class Ours:
         model.runner.run(head, bo_key=buffer_set(head, 0), on_device=(), copy=False, x=x)
 
     def _model(self, family: str, rows: int = 0) -> LoadedModel:
-        """The model, decoding so; with variants of so many rows alone, where some are asked for."""
+        """The model in this decode path; with variants of `rows` rows only, unless 0."""
         model = self.session.model
         if family == GUIDE:
             return model
-        if rows not in self._in_rows:
+        if rows not in self._rows_models:
             variants = tuple(Variant(rows, context) for context in model.blocks.contexts if rows)
             blocks = replace(model.blocks, decode=family, variants=variants or model.blocks.variants)
             model.supply([blocks.head(rows or 1)])
-            self._in_rows[rows] = replace(model, blocks=blocks)
-        return self._in_rows[rows]
+            self._rows_models[rows] = replace(model, blocks=blocks)
+        return self._rows_models[rows]
 
     @cached_property
     def _scheduler(self) -> Scheduler:
-        """That of requests which no token ends, so that all do as much as they are asked for."""
+        """A scheduler whose requests have no EOS, so that all generate the requested number of tokens."""
         model = decoding_in(self.session.model, ROWS)
         model = replace(model, config=replace(model.config, eos_token_ids=()))
         pages = pages_for(model.stored, None, MAX_RUNNING_REQUESTS, available_bytes())
         return Scheduler(model, model.new_pool(pages))
 
-    def together(self, context: int, tokens: int) -> dict[str, float]:
-        """Seconds of a step of one request, of 8 and of 16 together, in the family `rows`: by their number,
-        as text. Medians over so many tokens; the last one sees `context` positions."""
-        scheduler, found = self._scheduler, dict[str, float]()
-        for number in TOGETHER:
+    def time_batch(self, context: int, tokens: int) -> dict[str, float]:
+        """Median seconds of an engine step of 1, 8 and 16 requests in `rows`, by their number as text. The
+        last token attends to `context` positions."""
+        scheduler, seconds = self._scheduler, dict[str, float]()
+        for number in BATCH_SIZES:
             length = context - 2 * tokens - WARM_UP  # the first to have read its prompt goes on meanwhile
-            requests = [self._submit(self._other(length), 2 * tokens + WARM_UP) for _ in range(number)]
+            requests = [self._submit(self._new_prompt(length), 2 * tokens + WARM_UP) for _ in range(number)]
             while not all(request.token_ids for request in requests):
                 scheduler.step()
-            found[str(number)] = _medians(lambda: (_timed(scheduler.step),), tokens)[0]
+            seconds[str(number)] = _medians(lambda: (_timed(scheduler.step),), tokens)[0]
             for request in requests:
                 request.stop()
-        return found
+        return seconds
 
     def first_token_of_pool(self, length: int, shared: int) -> Answer:
-        """First tokens of a prompt of `length` tokens through the scheduler, whose pool knows none of it, and
-        then of one that shares its first `shared` tokens."""
-        ids, vocab_size = self._other(length), self.session.model.config.vocab_size
+        """Seconds to the first token of a prompt of `length` tokens that the pool lacks, and then of one that
+        shares its first `shared` tokens."""
+        ids, vocab_size = self._new_prompt(length), self.session.model.config.vocab_size
         other = ids[:shared] + [(token + 1) % vocab_size for token in ids[shared:]]
         seconds, cached = [], []
         for prompt_ids in (ids, other):
@@ -221,9 +221,9 @@ class Ours:
             cached.append(request.cached_tokens)
         return {"new": seconds[0], "shared": seconds[1], "cached": cached}
 
-    def paging(self, context: int, tokens: int) -> dict[str, float]:
-        """Seconds of a token in the family `rows`, from pages by the scheduler and from a KV cache of its
-        own, in turn: medians over so many; the last sees `context` positions."""
+    def time_pages(self, context: int, tokens: int) -> dict[str, float]:
+        """Median seconds per token in `rows`, from pages by the scheduler and from a separate KV cache, in
+        turn. The last token attends to `context` positions."""
         scheduler, length = self._scheduler, context - tokens - WARM_UP - 1
         model, cache, sampler = self._model(ROWS), self._read(length), Sampler()
         request = self._submit(prompt(length, model.config.vocab_size), tokens + WARM_UP + 2)
@@ -240,30 +240,30 @@ class Ours:
         request.stop()
         return dict(zip(("pages", "own"), medians, strict=True))
 
-    def guesses(self, text: str, tokens: int) -> dict[str, float]:
-        """Of so many tokens of a text's answer, see drafts.Row."""
-        known = {each.name: each for each in texts()}
-        return measure(self.session, known[text], tokens)._asdict()
+    def time_drafts(self, text: str, tokens: int) -> dict[str, float]:
+        """Measure the first `tokens` tokens of a text; see drafts.DraftFigures."""
+        by_name = {each.name: each for each in texts()}
+        return measure(self.session, by_name[text], tokens)._asdict()
 
     @cached_property
     def _model_of_api(self) -> Model:
         return Model(self.session)
 
-    def answered(self, prompts: Sequence[str], tokens: int) -> Answer:
-        """Answers to several prompts at once by the Python API, of so many tokens each: seconds for all, and
-        their texts. UserError for one of another length."""
+    def time_answers(self, prompts: Sequence[str], tokens: int) -> Answer:
+        """Answer several prompts at once by the Python API. Returns total seconds and texts. Raises UserError
+        if an output has another length."""
         started = time.perf_counter()
-        made = self._model_of_api.generate_batch(prompts, tokens)
+        results = self._model_of_api.generate_batch(prompts, tokens)
         spent = time.perf_counter() - started
-        if wrong := [each for each in made if each.error or len(each.token_ids) != tokens]:
+        if wrong := [result for result in results if result.error or len(result.token_ids) != tokens]:
             raise UserError(
                 f"an answer of the engine has {len(wrong[0].token_ids)} tokens, and {tokens} were asked for; "
                 + (wrong[0].error or wrong[0].finish_reason.value)
             )
-        return {"seconds": spent, "texts": [each.text for each in made]}
+        return {"seconds": spent, "texts": [result.text for result in results]}
 
-    def _other(self, length: int) -> list[int]:
-        """A prompt like no other so far."""
+    def _new_prompt(self, length: int) -> list[int]:
+        """A prompt that differs from all before."""
         self._changes += 1
         vocab_size = self.session.model.config.vocab_size
         return [(token + self._changes) % vocab_size for token in prompt(length, vocab_size)]
@@ -273,34 +273,34 @@ class Ours:
 
     def programs(self) -> dict[str, Answer]:
         """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""
-        return work_of(self.session.cache.profiler)
+        return program_work(self.session.cache.profiler)
 
     def reset(self) -> None:
-        """Forget what `programs` counts."""
+        """Reset what `programs` counts."""
         self.session.cache.profiler.reset()
 
     def memory(self) -> Answer:
         return {"peak_bytes": peak_bytes()}
 
     def load_and_run(self) -> Answer:
-        """What it takes by itself."""
+        """Overhead of load_and_run alone."""
         folder, backend = self._options.cache_dir, self._options.backend
         return {"seconds": overhead_of_load_and_run(folder, backend)}
 
     def flash_attention(self, length: int) -> dict[str, Answer]:
-        """As `programs`, of flash_attn alone, for a prompt of so many tokens."""
+        """As `programs`, of flash_attn alone, for a prompt of `length` tokens."""
         folder, backend = self._options.cache_dir, self._options.backend
-        return work_of(time_flash_attention(folder, backend, self.session.model.config.shape, length))
+        return program_work(time_flash_attention(folder, backend, self.session.model.config.shape, length))
 
-    def _in_calls(self) -> tuple[int, float]:
-        """Calls of programs so far, and the seconds in them and between those that are replayed."""
+    def _call_totals(self) -> tuple[int, float]:
+        """Calls of programs so far, and the seconds in them and between replayed ones."""
         profiler = self.session.cache.profiler
         programs, between = profiler.programs.values(), profiler.spans.get(BETWEEN_PROGRAMS)
         seconds = sum(times.total for times in programs) + (between.total if between else 0.0)
         return sum(times.calls for times in programs), seconds
 
 
-class Theirs:
+class TransformersSide:
     """transformers in bf16 on the CPU, with its default attention."""
 
     def __init__(self, folder: str) -> None:
@@ -309,7 +309,7 @@ class Theirs:
         self._cache: Any = None
 
     def load(self) -> Answer:
-        """Everything up to the first prompt."""
+        """Load everything up to the first prompt."""
         started = time.perf_counter()
         from aerie.verify.reference import Reference, import_torch
 
@@ -319,9 +319,9 @@ class Theirs:
         return {"seconds": time.perf_counter() - started}
 
     def instructions(self) -> Answer:
-        """Which instructions it takes: what torch says, oneDNN's own line, and what that multiplied with.
+        """Which instructions it uses: torch's report, oneDNN's line, and the kernel of its products.
 
-        These two are empty where torch does not ask oneDNN for products of bf16.
+        The latter two are empty if torch does not use oneDNN for bf16 products.
         """
         from aerie.verify.reference import import_torch
 
@@ -333,9 +333,9 @@ class Theirs:
             with mkldnn.verbose(mkldnn.VERBOSE_ON), torch.inference_mode():
                 torch.nn.functional.linear(ones, ones)
 
-        said = printed(multiply)
-        isa = re.search(r"cpu,isa:(.*)", said)
-        product = re.search(r"exec,cpu,(?:matmul|inner_product),([^,]*)", said)
+        output = captured_stdout(multiply)
+        isa = re.search(r"cpu,isa:(.*)", output)
+        product = re.search(r"exec,cpu,(?:matmul|inner_product),([^,]*)", output)
         return {
             "torch": torch.backends.cpu.get_cpu_capability(),
             "onednn": isa[1] if isa else "",
@@ -343,14 +343,14 @@ class Theirs:
         }
 
     def first_token(self, length: int) -> Answer:
-        """As Ours.first_token, with no conversation before it."""
+        """As AerieSide.first_token, without a conversation before."""
         ids = prompt(length, self._model.config.vocab_size)
         started = time.perf_counter()
         token, self._cache = self._forward(ids, None)
         return {"seconds": time.perf_counter() - started, "token": token}
 
     def decode(self, context: int, tokens: int) -> Answer:
-        """As Ours.decode."""
+        """As AerieSide.decode."""
         if surplus := self._cache.get_seq_length() - (context - tokens - WARM_UP):
             self._cache.crop(-surplus)
 
@@ -361,24 +361,23 @@ class Theirs:
 
         return {"seconds": _medians(step, tokens)[0]}
 
-    def together(self, context: int, tokens: int) -> dict[str, float]:
-        """As Ours.together, of the number that is held against ours alone: a batch of prompts of one
-        length."""
+    def time_batch(self, context: int, tokens: int) -> dict[str, float]:
+        """As AerieSide.time_batch, for COMPARED_BATCH alone: a batch of prompts of one length."""
         length = context - tokens - WARM_UP
-        ids = [prompt(length, self._model.config.vocab_size)] * AGAINST
+        ids = [prompt(length, self._model.config.vocab_size)] * COMPARED_BATCH
         with self._torch.inference_mode():
-            kept = self._model(self._torch.tensor(ids), use_cache=True, logits_to_keep=1).past_key_values
+            cache = self._model(self._torch.tensor(ids), use_cache=True, logits_to_keep=1).past_key_values
 
             def step() -> None:
                 out = self._model(
-                    self._torch.tensor([[1]] * AGAINST),
-                    past_key_values=kept,
+                    self._torch.tensor([[1]] * COMPARED_BATCH),
+                    past_key_values=cache,
                     use_cache=True,
                     logits_to_keep=1,
                 )
                 out.logits[:, -1].argmax(-1)
 
-            return {str(AGAINST): _medians(lambda: (_timed(step),), tokens)[0]}
+            return {str(COMPARED_BATCH): _medians(lambda: (_timed(step),), tokens)[0]}
 
     def memory(self) -> Answer:
         return {"peak_bytes": peak_bytes()}
@@ -392,52 +391,52 @@ class Theirs:
 
 
 def _timed(call: Callable[[], object]) -> float:
-    """Its seconds."""
+    """Seconds of the call."""
     started = time.perf_counter()
     call()
     return time.perf_counter() - started
 
 
 def _medians(step: Callable[[], tuple[float, ...]], times: int) -> list[float]:
-    """Those of each of the numbers that `step` gives, over so many times, after a warm-up."""
+    """Medians of each number that `step` returns, over `times` calls after a warm-up."""
     for _ in range(WARM_UP):
         step()
     return [median(each) for each in zip(*(step() for _ in range(times)), strict=True)]
 
 
 PROBE = 256
-"""Rows and columns of a product that is large enough for oneDNN."""
+"""Rows and columns of a product large enough for oneDNN."""
 
 
-def printed(call: Callable[[], object]) -> str:
+def captured_stdout(call: Callable[[], object]) -> str:
     """What C and C++ print on standard output during a call."""
     with tempfile.TemporaryFile() as file:
-        kept = os.dup(1)
+        saved = os.dup(1)
         os.dup2(file.fileno(), 1)
         try:
             call()
         finally:
-            os.dup2(kept, 1)
-            os.close(kept)
+            os.dup2(saved, 1)
+            os.close(saved)
         file.seek(0)
         return file.read().decode(errors="replace")
 
 
 class Machine:
-    """The machine, limited as a side is."""
+    """The machine, limited like a side."""
 
     def peaks(self) -> Mapping[str, list[float]]:
-        """What it can do at most."""
+        """The peaks of the machine."""
         return measure_peaks()
 
     def features(self) -> list[str]:
-        """Those that programs are built for."""
+        """CPU features that programs are compiled for."""
         return cpu.cpu_identity().split()[1:]
 
 
-SIDES: dict[str, type[Ours] | type[Theirs] | type[Machine] | type[Client]] = {
-    "ours": Ours,
-    "theirs": Theirs,
+SIDES: dict[str, type[AerieSide] | type[TransformersSide] | type[Machine] | type[Client]] = {
+    "ours": AerieSide,
+    "theirs": TransformersSide,
     "machine": Machine,
     "client": Client,
 }

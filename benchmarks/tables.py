@@ -1,4 +1,4 @@
-"""The tables: one comparison in full, and all instruction sets side by side with what the machine is."""
+"""The tables: one comparison in full, and all instruction sets side by side."""
 
 from __future__ import annotations
 
@@ -8,25 +8,25 @@ from typing import Any
 from rich.table import Table
 
 from aerie.common.text_tables import compact_table
-from benchmarks.figures import AGAINST, CROWD, FEW_ROWS, OURS, THEIRS, TOGETHER
-from benchmarks.plan import BRIEF
+from benchmarks.figures import BATCH_SIZES, COMPARED_BATCH, CONCURRENT_CLIENTS, FEW_ROWS, OURS, THEIRS
+from benchmarks.plan import BRIEF_TOKENS
 
 Record = Mapping[str, Any]
-"""Of one instruction set, as figures.record makes it."""
+"""The entry of one instruction set, as figures.record makes it."""
 
 Row = tuple[str, str, str, int]
-"""Of a comparison: the figure of either side, what it is called, the ratio beside it, digits."""
+"""A row: the key of each side's figure, its label, the key of the ratio, digits."""
 
 
-def rows_of(found: Record) -> Iterator[Row]:
+def comparison_rows(figures: Record) -> Iterator[Row]:
     """The rows of a comparison."""
-    contexts, longest = found["contexts"], found["prompts"][-1]
-    for tokens in found["prompts"]:
+    contexts, longest = figures["contexts"], figures["prompts"][-1]
+    for tokens in figures["prompts"]:
         yield f"first_token_{tokens}_s", f"first token of {tokens}, s", f"first_token_ratio_{tokens}", 3
-        if f"prefill_ratio_{tokens}" in found:
+        if f"prefill_ratio_{tokens}" in figures:
             yield "", "  theirs over ours", f"prefill_ratio_{tokens}", 0
     yield "first_token_shared_s", f"  of {longest}, most of it known, s", "shared_ratio", 3
-    yield "first_token_cold_s", f"first token of {BRIEF}, from a cold start, s", "", 2
+    yield "first_token_cold_s", f"first token of {BRIEF_TOKENS}, from a cold start, s", "", 2
     for context in contexts:
         yield (
             f"decode_{context}_ms",
@@ -40,15 +40,15 @@ def rows_of(found: Record) -> Iterator[Row]:
     for rows in FEW_ROWS:
         yield f"few_rows_{rows}_ms", f"  of {rows} rows, over one", f"few_rows_ratio_{rows}", 1
     yield "together_1_tokens_per_s", "one request, tokens/s", "", 1
-    for number in TOGETHER[1:]:
+    for number in BATCH_SIZES[1:]:
         key = f"together_{number}_tokens_per_s"
         yield key, f"  {number} together, over one", f"together_ratio_{number}", 1
-    yield "", f"  {AGAINST} together, ours over theirs", "batch_ratio", 0
+    yield "", f"  {COMPARED_BATCH} together, ours over theirs", "batch_ratio", 0
     yield "first_token_of_pool_s", "first token, most of it in the pool, s", "pool_ratio", 3
     yield "decode_pages_ms", f"decode in rows at {contexts[-1]} from pages, ms", "paging_ratio", 1
-    for text in found.get("texts", ()):
-        said = text.replace("_", " ")
-        yield f"{text}_rows_ms", f"{said}: a token in rows, ms", "", 1
+    for text in figures.get("texts", ()):
+        text_name = text.replace("_", " ")
+        yield f"{text}_rows_ms", f"{text_name}: a token in rows, ms", "", 1
         yield f"{text}_lookup_ms", "  with lookup, times faster", f"lookup_ratio_{text}", 1
         yield f"{text}_guide_ms", "  than in guide", f"lookup_guide_ratio_{text}", 1
         yield f"{text}_per_pass", "  tokens a pass with lookup", "", 2
@@ -56,14 +56,19 @@ def rows_of(found: Record) -> Iterator[Row]:
     yield "http_first_token_ms", "HTTP: more to the first token, ms", "", 2
     yield "http_token_ms", "  more per streamed token, ms", "", 2
     key = "http_together_tokens_per_s"
-    yield key, f"  {CROWD} clients, over the engine", f"http_together_ratio_{CROWD}", 1
+    yield (
+        key,
+        f"  {CONCURRENT_CLIENTS} clients, over the engine",
+        f"http_together_ratio_{CONCURRENT_CLIENTS}",
+        1,
+    )
     last = contexts[-1]
-    for key, label, digits in OTHERS:
+    for key, label, digits in OTHER_FIGURES:
         ratio = "rss_ratio" if key == "peak_bytes" else ""
         yield key.format(last=last), label.format(last=last), ratio, digits
 
 
-OTHERS = (
+OTHER_FIGURES = (
     ("product_gflop_per_s", "products of o_ffn, GFLOP/s", 1),
     ("product_share", "  share of their micro-kernel's peak", 2),
     ("cached_gflop_per_s", "attention to the cache, GFLOP/s", 1),
@@ -82,19 +87,19 @@ OTHERS = (
     ("call_overhead_us", "overhead of a call in a token, µs", 1),
     ("python_ms", "all Python of a decoded token, ms", 2),
 )
-"""Figures without a ratio, and memory, whose ratio is to the checkpoint's size: key, label, digits."""
+"""Figures without a ratio, and peak memory, whose ratio is to the checkpoint's size: key, label, digits."""
 
 
-def comparison(model: str, title: str, found: Record) -> Table:
+def comparison_table(model: str, title: str, figures: Record) -> Table:
     """One comparison in full, side by side."""
-    shown = compact_table(f"{model}, {title}", ("figure",), ("ours", "transformers", "ratio", "target"))
-    for key, label, ratio, digits in rows_of(found):
-        cells = [_number(found[side].get(key), key, digits) for side in (OURS, THEIRS)]
-        verdict = found["targets"].get(ratio) or found["targets"].get(key)
-        share = f"{found[ratio]:.2f}" if ratio else ""
+    table = compact_table(f"{model}, {title}", ("figure",), ("ours", "transformers", "ratio", "target"))
+    for key, label, ratio, digits in comparison_rows(figures):
+        cells = [_number(figures[side].get(key), key, digits) for side in (OURS, THEIRS)]
+        verdict = figures["targets"].get(ratio) or figures["targets"].get(key)
+        share = f"{figures[ratio]:.2f}" if ratio else ""
         target = f"{verdict['target']} {'met' if verdict['met'] else 'not met'}" if verdict else ""
-        shown.add_row(label, *cells, share, target)
-    return shown
+        table.add_row(label, *cells, share, target)
+    return table
 
 
 def _number(value: float | None, key: str, digits: int) -> str:
@@ -105,7 +110,7 @@ def _number(value: float | None, key: str, digits: int) -> str:
 
 # by instruction set
 
-OF_ALL = (
+SHARED_FIGURES = (
     ("few_rows_ratio_8", "pass of 8 rows, of one's"),
     ("few_rows_ratio_16", "pass of 16 rows, of one's"),
     ("shared_ratio", "prompt mostly known, of new"),
@@ -116,7 +121,7 @@ OF_ALL = (
     ("paging_ratio", "decode from pages, of own cache"),
     ("http_first_token_ms", "HTTP: first token, ms more"),
     ("http_token_ms", "HTTP: a token, ms more"),
-    (f"http_together_ratio_{CROWD}", f"HTTP: {CROWD} clients, of engine"),
+    (f"http_together_ratio_{CONCURRENT_CLIENTS}", f"HTTP: {CONCURRENT_CLIENTS} clients, of engine"),
     ("rss_ratio", "peak memory, of checkpoint"),
     ("compile_s", "compiling all variants, s"),
     ("ready_s", "start to ready, s"),
@@ -126,7 +131,7 @@ OF_ALL = (
     ("gemv_share", "GEMVs, of bandwidth"),
     ("attention_share_{last}", "decode attention, of it"),
 )
-"""What each set has besides prompts and decoding."""
+"""Figures of each set besides prompts and decode."""
 PEAKS = (
     ("product_gflop_per_s", "product in L1, GFLOP/s"),
     ("f32_fma_gflop_per_s", "f32 FMA, GFLOP/s"),
@@ -135,7 +140,7 @@ PEAKS = (
 
 
 def machine_lines(machine: Mapping[str, Any]) -> list[str]:
-    """What machine it is (machine.describe), in two lines."""
+    """The machine (machine.describe_machine) in two lines."""
     has = ", ".join(machine["instruction_sets"])
     cpus, cores, threads = (_counted(machine, each) for each in ("cpus", "cores", "threads"))
     hyper = " (hyperthreads)" if machine["cpus"] > machine["cores"] else ""
@@ -149,9 +154,9 @@ def machine_lines(machine: Mapping[str, Any]) -> list[str]:
     ]
 
 
-def _counted(machine: Mapping[str, Any], what: str) -> str:
-    """Such as 1 core, 2 cores."""
-    return f"{machine[what]} {what if machine[what] > 1 else what.removesuffix('s')}"
+def _counted(machine: Mapping[str, Any], noun: str) -> str:
+    """A count with its noun, such as "1 core" or "2 cores"."""
+    return f"{machine[noun]} {noun if machine[noun] > 1 else noun.removesuffix('s')}"
 
 
 def _binary(nbytes: int) -> str:
@@ -162,63 +167,63 @@ def _binary(nbytes: int) -> str:
 
 
 def peaks_by_set(peaks: Mapping[str, Mapping[str, Sequence[float]]]) -> Table:
-    """What the machine can do at most, a column for each instruction set by its title."""
-    shown = compact_table("at most, by one thread and by all", ("",), tuple(peaks))
+    """The peaks of the machine, one column per instruction set."""
+    table = compact_table("at most, by one thread and by all", ("",), tuple(peaks))
     for key, label in PEAKS:
-        shown.add_row(label, *(" ".join(f"{rate:.0f}" for rate in of[key]) for of in peaks.values()))
-    return shown
+        table.add_row(label, *(" ".join(f"{rate:.0f}" for rate in of[key]) for of in peaks.values()))
+    return table
 
 
-def by_set(model: str, sets: Mapping[str, Record]) -> Table:
-    """All comparisons, which are of one model, a column for each instruction set by its title."""
-    shown = compact_table(f"{model}: ours against transformers bf16", ("",), tuple(sets))
+def table_by_set(model: str, sets: Mapping[str, Record]) -> Table:
+    """All comparisons of one model, one column per instruction set."""
+    table = compact_table(f"{model}: ours against transformers bf16", ("",), tuple(sets))
     every = list(sets.values())
     prompts, contexts = every[0]["prompts"], every[0]["contexts"]
 
     def add(key: str, label: str) -> None:
-        shown.add_row(label, *(_judged(found, key) for found in every))
+        table.add_row(label, *(_value_and_target(figures, key) for figures in every))
 
     def add_times(key: str, unit: str, digits: int) -> None:
         for side, name in ((OURS, "ours"), (THEIRS, "transformers")):
-            cells = (f"{found[side][key]:.{digits}f}" for found in every)
-            shown.add_row(f"  {name}, {unit}", *cells)
+            cells = (f"{figures[side][key]:.{digits}f}" for figures in every)
+            table.add_row(f"  {name}, {unit}", *cells)
 
     for tokens in prompts:
         add(f"first_token_ratio_{tokens}", f"prompt of {tokens}: ours/theirs")
         if f"prefill_ratio_{tokens}" in every[0]:
             add(f"prefill_ratio_{tokens}", "  theirs/ours")
         add_times(f"first_token_{tokens}_s", "s", 2)
-    shown.add_section()
+    table.add_section()
     for context in contexts:
         add(f"decode_ratio_{context}", f"decode at {context}: theirs/ours")
         add_times(f"decode_{context}_ms", "ms/token", 1)
         add(f"rows_ratio_{context}", "  in rows, of guide")
-    shown.add_section()
+    table.add_section()
     for text in every[0].get("texts", ()):
         add(f"lookup_ratio_{text}", f"{text.replace('_', ' ')}: lookup, of rows")
         add(f"lookup_guide_ratio_{text}", "  lookup, of guide")
-    for key, label in OF_ALL:
+    for key, label in SHARED_FIGURES:
         add(key.format(last=contexts[-1]), label)
-    shown.add_section()
+    table.add_section()
     for key, label in PEAKS:
-        shown.add_row(label, *(f"{found['peaks'][key][-1]:.0f}" for found in every))
-    return shown
+        table.add_row(label, *(f"{figures['peaks'][key][-1]:.0f}" for figures in every))
+    return table
 
 
-def _judged(found: Record, name: str) -> str:
-    """A figure, and beside it what it should be."""
-    value = found[name] if name in found else found[OURS][name]
-    verdict = found["targets"].get(name)
+def _value_and_target(figures: Record, name: str) -> str:
+    """A figure, and its target beside it."""
+    value = figures[name] if name in figures else figures[OURS][name]
+    verdict = figures["targets"].get(name)
     if verdict is None:
         return f"{value:.2f}"
-    missed = {">=": "<", "<=": ">"}
+    missed_targets = {">=": "<", "<=": ">"}
     sense, bound = verdict["target"].split()
-    return f"{value:.2f} {sense if verdict['met'] else missed[sense]} {bound}"
+    return f"{value:.2f} {sense if verdict['met'] else missed_targets[sense]} {bound}"
 
 
-def missed(sets: Mapping[str, Record]) -> Iterator[str]:
-    """What did not reach its target, a line for each."""
-    for title, found in sets.items():
-        for name, verdict in found["targets"].items():
+def missed_targets(sets: Mapping[str, Record]) -> Iterator[str]:
+    """One line for each missed target."""
+    for title, figures in sets.items():
+        for name, verdict in figures["targets"].items():
             if not verdict["met"]:
                 yield f"{title}: {name} {verdict['value']:.2f}, wanted {verdict['target']}"

@@ -1,8 +1,8 @@
-"""A side in a process of its own, so that its memory can be told: it answers calls, one JSON line each.
+"""Run a side in its own process, so that its memory can be measured. It answers calls, one JSON line each.
 
-`python -m benchmarks.worker SIDE ARGUMENTS` makes benchmarks.sides.SIDES[SIDE] of the JSON object ARGUMENTS;
-then each line `{"call": METHOD, "with": {...}}` on standard input is answered by `{"answer": ...}`, or by
-`{"error": ...}` for what a user can mend, on standard output. What it prints otherwise goes to its log.
+`python -m benchmarks.worker SIDE ARGUMENTS` makes benchmarks.sides.SIDES[SIDE] from the JSON object
+ARGUMENTS. Each line `{"call": METHOD, "with": {...}}` on standard input is answered on standard output by
+`{"answer": ...}`, or by `{"error": ...}` for a user's error. Other output goes to its log.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from aerie.virtual_npu.child_process import end_with_parent
 REPOSITORY = Path(__file__).resolve().parents[1]
 
 
-class Worker:
-    """The other end of a side's process. `started` is when it was, in time.perf_counter's seconds."""
+class SideProcess:
+    """The parent's end of a side's process. `started`: time.perf_counter when it was started."""
 
     def __init__(self, side: str, arguments: Mapping[str, Any], log: Path, env: Mapping[str, str]) -> None:
         self._side, self._log = side, log
@@ -43,7 +43,7 @@ class Worker:
             )
 
     def __call__(self, method: str, **arguments: Any) -> Any:
-        """Call a method of the side. UserError where it says so, or where its process is no more."""
+        """Call a method of the side. Raises UserError if the side does, or its process has ended."""
         assert self._process.stdin
         assert self._process.stdout
         line = ""
@@ -52,14 +52,14 @@ class Worker:
             self._process.stdin.flush()
             line = self._process.stdout.readline()
         if not line:
-            raise UserError(self._ended(method))
+            raise UserError(self._failure_message(method))
         reply = json.loads(line)
         if "error" in reply:
             raise UserError(reply["error"])
         return reply["answer"]
 
     def close(self) -> None:
-        """End the process, whatever it is doing."""
+        """Kill the process."""
         self._process.kill()
         self._process.wait()
         for stream in (self._process.stdin, self._process.stdout):
@@ -67,21 +67,23 @@ class Worker:
                 with contextlib.suppress(BrokenPipeError):
                     stream.close()
 
-    def _ended(self, method: str) -> str:
+    def _failure_message(self, method: str) -> str:
         code = self._process.wait()
         lines = self._log.read_text(errors="replace").strip().splitlines()
-        how = f"signal {-code} (9: too little memory, most likely)" if code < 0 else f"exit code {code}"
-        said = lines[-1] if lines else "nothing"
+        ending = f"signal {-code} (9: too little memory, most likely)" if code < 0 else f"exit code {code}"
+        last_line = lines[-1] if lines else "nothing"
         return (
-            f"the process of '{self._side}' ended during {method} with {how}; it said: {said} "
+            f"the process of '{self._side}' ended during {method} with {ending}; it said: {last_line} "
             f"(all of it: {self._log})"
         )
 
 
 @contextlib.contextmanager
-def working(side: str, arguments: Mapping[str, Any], log: Path, env: Mapping[str, str]) -> Iterator[Worker]:
-    """A worker that is gone afterwards."""
-    worker = Worker(side, arguments, log, env)
+def running_worker(
+    side: str, arguments: Mapping[str, Any], log: Path, env: Mapping[str, str]
+) -> Iterator[SideProcess]:
+    """Start a side, and end it afterwards."""
+    worker = SideProcess(side, arguments, log, env)
     try:
         yield worker
     finally:
@@ -89,13 +91,13 @@ def working(side: str, arguments: Mapping[str, Any], log: Path, env: Mapping[str
 
 
 def serve(side: Any) -> None:
-    """Answer calls until standard input ends."""
+    """Answer calls until the end of standard input."""
     answers = os.fdopen(os.dup(sys.stdout.fileno()), "w")
     os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no answer
     for line in sys.stdin:
-        asked = json.loads(line)
+        call = json.loads(line)
         try:
-            reply = {"answer": getattr(side, asked["call"])(**asked["with"])}
+            reply = {"answer": getattr(side, call["call"])(**call["with"])}
         except USER_ERRORS as error:
             reply = {"error": str(error)}
         answers.write(json.dumps(reply) + "\n")

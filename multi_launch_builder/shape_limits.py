@@ -23,7 +23,7 @@ class SizeRule:
     step: int
     why_step: str
     max: int
-    why_most: str
+    why_max: str
 
     def check(self, shape: ModelShape) -> None:
         """Raise UnsupportedShapeError with the nearest legal value."""
@@ -31,7 +31,7 @@ class SizeRule:
         _check_multiple(self.name, value, self.step, self.why_step)
         if value > self.max:
             raise UnsupportedShapeError(
-                f"{self.name}={value} is more than {self.max} ({self.why_most})",
+                f"{self.name}={value} is more than {self.max} ({self.why_max})",
                 f"the nearest legal value is {self.max}",
             )
 

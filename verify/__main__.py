@@ -14,18 +14,18 @@ from dataclasses import replace
 from pathlib import Path
 
 from aerie.cli.arguments import (
-    KEPT_IN,
-    Parser,
+    CACHE_FOLDER_HELP,
+    CommandParser,
     add_commands,
     add_model,
     add_prompt,
     add_runtime,
-    begin_process,
     run_command,
+    setup_process,
 )
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.commands import runtime_options
-from aerie.cli.prompts import ask
+from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions
@@ -58,7 +58,7 @@ RIGHT, WRONG = 0, 1
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="aerie", description="Compare a model with Hugging Face transformers.")
+    parser = CommandParser(prog="aerie", description="Compare a model with Hugging Face transformers.")
     add_commands(
         parser,
         ("verify|gate", gate, [add_model, add_runtime, _add_gate]),
@@ -79,7 +79,7 @@ def _add_gate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help=f"the folder of the JSON record (default: verify in {KEPT_IN})",
+        help=f"the folder of the JSON record (default: verify in {CACHE_FOLDER_HELP})",
     )
 
 
@@ -87,7 +87,7 @@ def _add_diagnosis(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out",
         type=Path,
-        help=f"the folder of diagnosis.html and diagnosis.json (default: {KEPT_IN})",
+        help=f"the folder of diagnosis.html and diagnosis.json (default: {CACHE_FOLDER_HELP})",
     )
 
 
@@ -106,7 +106,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # before anything is compiled in vain
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    asked = ask(checkpoint, arguments, options, report.note)
+    asked = tokenize_prompt(checkpoint, arguments, options, report.note)
     session, reference = _open_both(checkpoint, asked.options, report)
     report.note(f"diagnosis of {len(asked.ids)} tokens")
     result = diagnose(session, reference, asked.ids)
@@ -264,5 +264,5 @@ def _kinds(checkpoint: Checkpoint, report: Reporter) -> Iterator[tuple[str, Chec
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

@@ -15,11 +15,11 @@ from aerie.board.doctor.command import add_doctor, doctor
 from aerie.board.report.command import add_report, report
 from aerie.board.setup_npu import add_setup_npu, setup_npu
 from aerie.board.toolchain.command import add_toolchain, run_test_toolchain
-from aerie.cli.arguments import Parser, add_commands, begin_process, run_command
+from aerie.cli.arguments import CommandParser, add_commands, run_command, setup_process
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="aerie", description="What works on this machine, and what does not.")
+    parser = CommandParser(prog="aerie", description="What works on this machine, and what does not.")
     add_commands(
         parser,
         ("doctor", doctor, [add_doctor]),
@@ -38,5 +38,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

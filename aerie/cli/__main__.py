@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import sys
 
-from aerie.cli.arguments import begin_process, main
+from aerie.cli.arguments import main, setup_process
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

@@ -1,7 +1,7 @@
-"""The command line: what may be asked, with its limits, and how each failure ends.
+"""The arguments of the commands, and how each failure ends.
 
-Exit codes: 0 done, 2 a request that cannot be met (one line says what, the limit, what to do),
-130 stopped by Ctrl-C, 141 the reader of standard output went away.
+Exit codes: 0 done, 2 a user's error (one line: what, the limit, what to do), 130 interrupted by Ctrl-C, 141
+the reader of standard output closed it.
 """
 
 from __future__ import annotations
@@ -32,28 +32,30 @@ from aerie.runtime.memory import available_bytes, format_bytes, use_one_malloc_a
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
-# What a user can cause and mend. Anything else is a defect of ours, and keeps its traceback.
+# Errors of the user. Anything else is a defect of Aerie and keeps its traceback.
 USER_ERRORS = (UserError, UnsupportedShapeError, AerieRuntimeError, KnobError)
 
-KEPT_IN = "the folder that AERIE_CACHE names, else build in a checkout, else aerie in your cache folder"
-"""For the help of options; aerie/common/folders.py decides."""
+CACHE_FOLDER_HELP = (
+    "the folder that AERIE_CACHE names, else build in a checkout, else aerie in your cache folder"
+)
+"""For --help; aerie/common/folders.py decides."""
 
 
 Command = Callable[[argparse.Namespace], int]
-"""Takes the parsed arguments, gives the exit code."""
+"""Takes the parsed arguments and returns the exit code."""
 
 Subcommand = tuple[str, Command, Sequence[Callable[[argparse.ArgumentParser], None]]]
 
 
-class Parser(argparse.ArgumentParser):
-    """Raises instead of printing its usage, so that every failure is one line from one place."""
+class CommandParser(argparse.ArgumentParser):
+    """Raises UsageError instead of printing its usage, so that every failure is one line from one place."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{message} (see {self.prog} --help)")
 
 
-def whole_number(minimum: int) -> Callable[[str], int]:
-    """An argument type: a whole number, `minimum` or more."""
+def int_at_least(minimum: int) -> Callable[[str], int]:
+    """Argument type: an integer of `minimum` or more."""
 
     def parse(text: str) -> int:
         try:
@@ -67,8 +69,8 @@ def whole_number(minimum: int) -> Callable[[str], int]:
     return parse
 
 
-def real_number(text: str) -> float:
-    """An argument type: a finite number."""
+def finite_float(text: str) -> float:
+    """Argument type: a finite number."""
     try:
         value = float(text)
     except ValueError:
@@ -79,43 +81,53 @@ def real_number(text: str) -> float:
 
 
 def default_cache_dir() -> Path:
-    """Where programs are kept unless --cache-dir names another folder. Raises KnobError."""
+    """The folder of compiled programs without --cache-dir. Raises KnobError."""
     return folders.programs_folder()
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
+    """The parser of the commands of this package."""
+    parser = CommandParser(prog="aerie", description="Run a Llama on an AMD NPU, or a virtual one.")
     add_commands(
         parser,
         ("compile", commands.compile_, [add_model, add_runtime, _add_draft]),
         (
             "run",
             commands.run,
-            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_form, _add_json],
+            [
+                add_model,
+                add_runtime,
+                _add_generation,
+                add_prompt,
+                _add_sampling,
+                _add_structured_output,
+                _add_json,
+            ],
         ),
         (
             "chat",
             commands.chat,
-            [add_model, add_runtime, _add_answering, add_system, _add_sampling],
+            [add_model, add_runtime, _add_generation, add_system, _add_sampling],
         ),
         (
             "profile",
             commands.profile,
-            [add_model, add_runtime, _add_answering, add_prompt, _add_sampling, _add_form],
+            [add_model, add_runtime, _add_generation, add_prompt, _add_sampling, _add_structured_output],
         ),
         ("mlir", commands.mlir, [add_model, _add_out]),
-        ("export", export, [partial(add_export, whole_number(1))]),
+        ("export", export, [partial(add_export, int_at_least(1))]),
         ("cache", cache, [add_cache]),
     )
     return parser
 
 
 def add_commands(parser: argparse.ArgumentParser, *table: Subcommand) -> None:
-    """Subcommands, each with what adds its arguments; its docstring's first line is its help.
+    """Add subcommands, each with the functions that add its arguments. The first line of a command's
+    docstring is its help.
 
-    A name may be followed by a former one, which still works: "verify|gate".
+    A name may be followed by a former one that still works: "verify|gate".
     """
-    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=Parser)
+    subparsers = parser.add_subparsers(metavar="COMMAND", required=True, parser_class=CommandParser)
     for names, command, adders in table:
         name, *former = names.split("|")
         summary = (command.__doc__ or "").splitlines()[0]
@@ -135,7 +147,7 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--seq-len",
-        type=whole_number(1),
+        type=int_at_least(1),
         help="compile six programs for prompts of up to so many tokens, in place of those of variants; a "
         "longer prompt is refused",
     )
@@ -168,11 +180,11 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        help=f"where compiled programs are kept (default: programs in {KEPT_IN})",
+        help=f"where compiled programs are kept (default: programs in {CACHE_FOLDER_HELP})",
     )
 
 
-def _add_answering(parser: argparse.ArgumentParser) -> None:
+def _add_generation(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--devices",
         default="0",
@@ -193,7 +205,7 @@ def _add_answering(parser: argparse.ArgumentParser) -> None:
         help="where an answer goes on, from its KV cache, when the NPU fails in the middle of it: virtual "
         "(default: nowhere, the failure ends the command)",
     )
-    _add_manner(parser)
+    _add_decode_options(parser)
 
 
 def _add_draft(parser: argparse.ArgumentParser) -> None:
@@ -205,7 +217,7 @@ def _add_draft(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _add_manner(parser: argparse.ArgumentParser) -> None:
+def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     _add_draft(parser)
     parser.add_argument(
         "--rule",
@@ -214,22 +226,22 @@ def _add_manner(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--steps",
-        type=whole_number(1),
+        type=int_at_least(1),
         help="passes in which a block is filled in at most (default: one a token)",
     )
     parser.add_argument(
         "--threshold",
-        type=real_number,
+        type=finite_float,
         help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {Rule().threshold})",
     )
     parser.add_argument(
         "--entropy",
-        type=real_number,
+        type=finite_float,
         help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {Rule().entropy})",
     )
     parser.add_argument(
         "--block-size",
-        type=whole_number(1),
+        type=int_at_least(1),
         help="tokens of a block, where it is to be another than the model was trained with",
     )
 
@@ -267,9 +279,9 @@ def add_template(parser: argparse.ArgumentParser) -> None:
 
 
 def _template_argument(text: str) -> tuple[str, Any]:
-    """An argument type: a name, and a value in JSON, or as it is."""
-    name, sign, value = text.partition("=")
-    if not (name and sign):
+    """Argument type: a name, and a value that is JSON or else text."""
+    name, separator, value = text.partition("=")
+    if not (name and separator):
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a name, = and a value, such as enable_thinking=false"
         )
@@ -281,59 +293,59 @@ def _template_argument(text: str) -> tuple[str, Any]:
 
 def _add_sampling(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--n-tokens", type=whole_number(1), default=128, help="most tokens to make (default: %(default)s)"
+        "--n-tokens", type=int_at_least(1), default=128, help="most tokens to make (default: %(default)s)"
     )
     parser.add_argument(
         "--temperature",
-        type=real_number,
+        type=finite_float,
         default=0.0,
         help="0 takes the likeliest token; above 0 draws, flatter the higher (default: %(default)s)",
     )
     parser.add_argument(
         "--top-k",
-        type=whole_number(0),
+        type=int_at_least(0),
         default=0,
         help="draw from the k likeliest tokens only; 0: all (default: %(default)s)",
     )
     parser.add_argument(
         "--top-p",
-        type=real_number,
+        type=finite_float,
         default=1.0,
         help="draw from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
     )
     parser.add_argument(
         "--min-p",
-        type=real_number,
+        type=finite_float,
         default=0.0,
         help="draw from tokens at least p times as likely as the likeliest; 0: all (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=whole_number(0), help="makes drawing repeatable (default: none)")
+    parser.add_argument("--seed", type=int_at_least(0), help="makes drawing repeatable (default: none)")
     _add_penalties(parser)
 
 
 def _add_penalties(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--repetition-penalty",
-        type=real_number,
+        type=finite_float,
         default=1.0,
         help="makes every token of prompt and answer less likely, the more the larger; 1: none (default: "
         "%(default)s)",
     )
     parser.add_argument(
         "--presence-penalty",
-        type=real_number,
+        type=finite_float,
         default=0.0,
         help="taken from the logit of every token of the answer, from -2 to 2 (default: %(default)s)",
     )
     parser.add_argument(
         "--frequency-penalty",
-        type=real_number,
+        type=finite_float,
         default=0.0,
         help="the same, as often as the token was made, from -2 to 2 (default: %(default)s)",
     )
     parser.add_argument(
         "--logit-bias",
-        type=_bias,
+        type=_logit_bias,
         action="append",
         default=[],
         metavar="ID=VALUE",
@@ -341,18 +353,18 @@ def _add_penalties(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _bias(text: str) -> tuple[int, float]:
-    """An argument type: a token id and what is added to its logit."""
+def _logit_bias(text: str) -> tuple[int, float]:
+    """Argument type: a token id, and what is added to its logit."""
     token, _, value = text.partition("=")
     try:
-        return whole_number(0)(token), real_number(value)
+        return int_at_least(0)(token), finite_float(value)
     except argparse.ArgumentTypeError:
         raise argparse.ArgumentTypeError(
             f"{text!r} is not a token id, = and a number, such as 13=-5"
         ) from None
 
 
-def _add_form(parser: argparse.ArgumentParser) -> None:
+def _add_structured_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json-schema",
         metavar="FILE",
@@ -374,36 +386,37 @@ def _add_out(parser: argparse.ArgumentParser) -> None:
         type=Path,
         nargs="?",
         metavar="OUT",
-        help=f"the folder to write to (default: mlir in {KEPT_IN})",
+        help=f"the folder to write to (default: mlir in {CACHE_FOLDER_HELP})",
     )
 
 
 def _is_shortage(error: Exception) -> bool:
-    """Whether the system gave no memory, or no thread, which Python tells as a plain RuntimeError."""
+    """Whether the system had no memory or no thread left. Python reports the latter as a plain
+    RuntimeError."""
     return isinstance(error, MemoryError) or str(error) == "can't start new thread"
 
 
-def no_memory(error: Exception) -> str:
-    """What is said where memory, or another thread, was not to be had in spite of the check before."""
+def out_of_memory_error(error: Exception) -> str:
+    """The message if memory or a thread could not be had in spite of the check before."""
     reason, available = str(error) or "without a reason", available_bytes()
-    left = "" if available is None else f", with {format_bytes(available)} available"
+    remaining = "" if available is None else f", with {format_bytes(available)} available"
     lacking = "memory" if isinstance(error, MemoryError) else "threads"
     return (
-        f"the system gave no more {lacking} ({reason}){left}: take a shorter --seq-len (SEQ_LEN) or a "
+        f"the system gave no more {lacking} ({reason}){remaining}: take a shorter --seq-len (SEQ_LEN) or a "
         "smaller model, raise the limit (ulimit, container), or end other programs"
     )
 
 
-def begin_process() -> None:
-    """What a command's own process begins with: text, signals and memory, the same for all of them."""
-    standard_streams.begin()
+def setup_process() -> None:
+    """Set up a command's own process: text, signals and memory."""
+    standard_streams.open_standard_streams()
     use_utf8()
     end_as_at_ctrl_c()
     use_one_malloc_arena()
 
 
 def use_utf8() -> None:
-    """Text is UTF-8 on every stream, whatever the locale says; what is not becomes U+FFFD or "?"."""
+    """Use UTF-8 on every standard stream, whatever the locale. Invalid bytes become U+FFFD or "?"."""
     for stream in (sys.stdin, sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(encoding="utf-8", errors="replace")
@@ -415,27 +428,27 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def run_command(parser: argparse.ArgumentParser, argv: Sequence[str] | None) -> int:
-    """Run the command that `argv` names; what a user can mend is one line and an exit code."""
+    """Run the command in `argv`. A user's error is printed in one line and becomes an exit code."""
     try:
         arguments = parser.parse_args(argv)
         code: int = arguments.command(arguments)
         sys.stdout.flush()
         return code
     except ArrayError:
-        raise  # a program called wrongly: ours, not the user's
+        raise  # a program was called wrongly: a defect of Aerie
     except USER_ERRORS as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     except (MemoryError, RuntimeError) as error:
         if not _is_shortage(error):
             raise
-        print(f"error: {no_memory(error)}", file=sys.stderr)
+        print(f"error: {out_of_memory_error(error)}", file=sys.stderr)
         return 2
     except KeyboardInterrupt:
         print("stopped", file=sys.stderr)
         return commands.INTERRUPTED
     except BrokenPipeError:
-        standard_streams.discard()
+        standard_streams.discard_pending_output()
         return BROKEN_PIPE
     except standard_streams.OutputError as error:
-        return standard_streams.report_output_error(error)
+        return standard_streams.report_lost_output(error)

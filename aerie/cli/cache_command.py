@@ -1,7 +1,7 @@
-"""`aerie cache`: what lies in the folder of all that is kept, and clearing it.
+"""`aerie cache`: show what is in the cache folder, or clear it.
 
-What is ours is known by its name, file by file: AERIE_CACHE may name a folder with somebody's own files in
-it, and those are neither counted nor removed.
+Files of Aerie are recognized by name: AERIE_CACHE may name a folder with other files in it, which are neither
+counted nor removed.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ _DAY = 24 * 60 * 60
 CHECKPOINT = ("*.json", "*.safetensors")
 MLIR = ("kernels/*.mlir", "programs/*.mlir", "programs/*.args.json")
 BOARD = ("compare.json", "*.xml", "logs/*.log", "aerie-report-*.zip")
-LOOSE = ("diagnosis.html", "diagnosis.json", "bench.json", "setup-npu.log")
+REPORT_FILES = ("diagnosis.html", "diagnosis.json", "bench.json", "setup-npu.log")
 FILES: dict[str, tuple[str, bool, Sequence[str]]] = {
     "bench": ("logs of the last benchmark", True, ("*.log",)),
     "mlir": ("MLIR texts", True, MLIR),
     "verify": ("records of verify", False, ("verify-*.json",)),
     "board": ("comparisons and reports", False, BOARD),
-    ".": ("diagnosis, benchmark, setup", False, LOOSE),
+    ".": ("diagnosis, benchmark, setup", False, REPORT_FILES),
 }
-"""What lies in no store: in which folder, what it is, whether it is made again, names."""
+"""Files outside the stores, by folder: description, whether they are rebuilt when needed, name patterns."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One kind of what is kept. `remade`: it is made again when it is needed, so clearing loses nothing."""
+class CacheSection:
+    """One kind of cached files. is_rebuilt: rebuilt when needed, so clearing loses nothing."""
 
-    what: str
+    description: str
     folder: Path
     groups: list[EntryGroup]
-    remade: bool = False
+    is_rebuilt: bool = False
     store: Store | None = None
 
     @property
@@ -56,53 +56,57 @@ class Part:
         return sum(group.nbytes for group in self.groups)
 
     @property
-    def used(self) -> float:
-        """When any of it was used last, in seconds since 1970; 0 where there is nothing."""
+    def last_used_s(self) -> float:
+        """Last use of any of it, in seconds since 1970; 0 if there is none."""
         return max((group.used for group in self.groups), default=0.0)
 
 
-def parts(home: Path, cache_dir: Path | None = None) -> list[Part]:
-    """All that any command keeps in the folder `home`, also where there is none of it. Raises KnobError.
-
-    cache_dir: of compiled programs, where they were kept elsewhere.
-    """
+def cache_sections(home: Path, cache_dir: Path | None = None) -> list[CacheSection]:
+    """All kinds of files that commands keep in `home`, present or not. Raises KnobError. cache_dir: of
+    compiled programs, if they are elsewhere."""
     built = folders.vnpu_folder()
-    kept = [_programs("compiled programs", cache_dir or home / folders.PROGRAMS)]
+    sections = [_program_section("compiled programs", cache_dir or home / folders.PROGRAMS)]
     if built is not None:
-        kept.append(_stored("what the virtual NPU built", Store(built)))
+        sections.append(_store_section("what the virtual NPU built", Store(built)))
     synthetic = home / "synthetic" / "llama-3.2-1b"
-    kept += bench_parts(home / "bench")
-    kept.append(Part("the benchmark's checkpoint", synthetic, _whole(synthetic, *CHECKPOINT), remade=True))
-    return [*kept, *(_files(home / where, *about) for where, about in FILES.items())]
+    sections += bench_sections(home / "bench")
+    sections.append(
+        CacheSection(
+            "the benchmark's checkpoint", synthetic, _file_group(synthetic, *CHECKPOINT), is_rebuilt=True
+        )
+    )
+    return [*sections, *(_file_section(home / where, *about) for where, about in FILES.items())]
 
 
-def _files(folder: Path, what: str, remade: bool, patterns: Sequence[str]) -> Part:
-    return Part(what, folder, [EntryGroup([path]) for path in _found(folder, patterns)], remade)
+def _file_section(folder: Path, description: str, is_rebuilt: bool, patterns: Sequence[str]) -> CacheSection:
+    return CacheSection(
+        description, folder, [EntryGroup([path]) for path in _matching_files(folder, patterns)], is_rebuilt
+    )
 
 
-def bench_parts(folder: Path) -> list[Part]:
-    """What a benchmark compiled in its folder, apart from all else."""
+def bench_sections(folder: Path) -> list[CacheSection]:
+    """What a benchmark compiled in its own folder."""
     return [
-        _programs("the benchmark's programs", folder / "programs"),
-        _stored("what the virtual NPU built for it", Store(folder / "vnpu")),
+        _program_section("the benchmark's programs", folder / "programs"),
+        _store_section("what the virtual NPU built for it", Store(folder / "vnpu")),
     ]
 
 
-def _programs(what: str, folder: Path) -> Part:
-    return _stored(what, artifact_store(folder))
+def _program_section(description: str, folder: Path) -> CacheSection:
+    return _store_section(description, artifact_store(folder))
 
 
-def _stored(what: str, store: Store) -> Part:
-    return Part(what, store.folder, store.groups(), remade=True, store=store)
+def _store_section(description: str, store: Store) -> CacheSection:
+    return CacheSection(description, store.folder, store.groups(), is_rebuilt=True, store=store)
 
 
-def _whole(folder: Path, *patterns: str) -> list[EntryGroup]:
-    """Files that are of no use without each other."""
-    found = _found(folder, patterns)
-    return [EntryGroup(found)] if found else []
+def _file_group(folder: Path, *patterns: str) -> list[EntryGroup]:
+    """Files that are useless without each other, as one group."""
+    paths = _matching_files(folder, patterns)
+    return [EntryGroup(paths)] if paths else []
 
 
-def _found(folder: Path, patterns: Sequence[str]) -> list[Path]:
+def _matching_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
     return [path for pattern in patterns for path in sorted(folder.glob(pattern)) if path.is_file()]
 
 
@@ -142,59 +146,71 @@ def _days(text: str) -> float:
 
 def cache(arguments: argparse.Namespace) -> int:
     """Show what is kept where, or clear it."""
-    found = parts(folders.cache_folder(), arguments.cache_dir)
+    sections = cache_sections(folders.cache_folder(), arguments.cache_dir)
     if arguments.what == SHOW:
         if arguments.all or arguments.older_than is not None:
             raise UserError("--all and --older-than say what to clear: aerie cache clear ...")
-        _show(found)
+        _show(sections)
     else:
-        _clear([part for part in found if part.remade or arguments.all], arguments.older_than, arguments.all)
+        _clear(
+            [section for section in sections if section.is_rebuilt or arguments.all],
+            arguments.older_than,
+            arguments.all,
+        )
     return DONE
 
 
-def _show(found: Sequence[Part]) -> None:
-    print(f"{folders.cache_folder()}: {told(sum(part.nbytes for part in found))} of ours")
-    there = [part for part in found if part.files]
-    for part in there:
-        files = f"{part.files} file{'s' if part.files > 1 else ''}"
-        kept = "" if part.remade else " (a result: only clear --all removes it)"
-        print(f"  {told(part.nbytes):>9}  {files:>10}  {_ago(part.used):13}  {part.what}{kept}")
-        if not part.folder.is_relative_to(folders.cache_folder()):
-            print(f"{'':39}in {part.folder}")
+def _show(sections: Sequence[CacheSection]) -> None:
+    total = sum(section.nbytes for section in sections)
+    print(f"{folders.cache_folder()}: {format_exact_bytes(total)} of ours")
+    non_empty = [section for section in sections if section.files]
+    for section in non_empty:
+        files = f"{section.files} file{'s' if section.files > 1 else ''}"
+        remark = "" if section.is_rebuilt else " (a result: only clear --all removes it)"
+        print(
+            f"  {format_exact_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
+            f"{section.description}{remark}"
+        )
+        if not section.folder.is_relative_to(folders.cache_folder()):
+            print(f"{'':39}in {section.folder}")
     if folders.vnpu_folder() is None:
         print("  what the virtual NPU built is not kept (VNPU_CACHE=off)")
-    if there:
+    if non_empty:
         print("to remove it: aerie cache clear [--older-than DAYS] [--all]")
     print(f"another folder: {folders.VARIABLE}=/path/to/folder")
 
 
-def _clear(found: Sequence[Part], older_than: float | None, everything: bool) -> None:
+def _clear(sections: Sequence[CacheSection], older_than: float | None, everything: bool) -> None:
     freed = 0
-    for part in found:
-        files, nbytes = clear(part, older_than)
+    for section in sections:
+        files, nbytes = clear(section, older_than)
         freed += nbytes
         if files:
-            print(f"removed {files} file{'s' if files > 1 else ''}, {told(nbytes)}: {part.what}")
-    left = "" if everything else "; records and reports stay (--all removes them too)"
-    print(f"{told(freed)} freed in {folders.cache_folder()}{left}")
+            print(
+                f"removed {files} file{'s' if files > 1 else ''}, {format_exact_bytes(nbytes)}: "
+                f"{section.description}"
+            )
+    rest = "" if everything else "; records and reports stay (--all removes them too)"
+    print(f"{format_exact_bytes(freed)} freed in {folders.cache_folder()}{rest}")
 
 
-def clear(part: Part, older_than: float | None = None) -> tuple[int, int]:
-    """Remove what was not used for so many days, or all; how many files and bytes that was.
+def clear(section: CacheSection, older_than: float | None = None) -> tuple[int, int]:
+    """Remove everything, or what was not used for `older_than` days. Returns the number of files and bytes
+    removed.
 
-    Raises UserError for what cannot be removed.
+    Raises UserError if a file cannot be removed.
     """
     limit = None if older_than is None else time.time() - older_than * _DAY
-    old = [group for group in part.groups if limit is None or group.used < limit]
+    old = [group for group in section.groups if limit is None or group.used < limit]
     files, nbytes = sum(len(group.paths) for group in old), sum(group.nbytes for group in old)
     try:
         for group in old:
             group.remove()
-        if part.store is not None:
-            _tidy(part.store, emptied=len(old) == len(part.groups))
+        if section.store is not None:
+            _tidy(section.store, emptied=len(old) == len(section.groups))
     except OSError as error:
         raise UserError(f"cannot remove {error.filename} ({error.strerror}): whose is it?") from None
-    _remove_empty(part, old)
+    _remove_empty(section, old)
     return files, nbytes
 
 
@@ -206,18 +222,18 @@ def _tidy(store: Store, emptied: bool) -> None:
         store.remove_empty()
 
 
-def _remove_empty(part: Part, removed: Sequence[EntryGroup]) -> None:
-    """Folders that nothing is left in, below the folder of all that is kept, which may be somebody's own."""
+def _remove_empty(section: CacheSection, removed: Sequence[EntryGroup]) -> None:
+    """Remove empty folders below the cache folder, which itself may belong to the user."""
     home = folders.cache_folder()
-    for folder in {path.parent for group in removed for path in group.paths} | {part.folder}:
+    for folder in {path.parent for group in removed for path in group.paths} | {section.folder}:
         while folder != home and folder.is_relative_to(home):
             with contextlib.suppress(OSError):
                 folder.rmdir()
             folder = folder.parent
 
 
-def told(nbytes: int) -> str:
-    """A size in words, down to bytes."""
+def format_exact_bytes(nbytes: int) -> str:
+    """A size for people, such as "1.5 GiB"."""
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:
             return f"{nbytes / unit:.1f} {name}"

@@ -1,4 +1,4 @@
-"""The chat REPL: a conversation that is prefilled afresh, whole, for every answer."""
+"""The chat REPL: a conversation that is prefilled from its start for every answer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, TextIO
 
-from aerie.cli.line_input import Entry, Read, next_entry
+from aerie.cli.line_input import InputEntry, ReadLine, next_entry
 from aerie.common.errors import UserError
 from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError
@@ -18,12 +18,12 @@ from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer
 
-ROOM = "/undo takes back the last turn, /reset starts afresh"
-"""What to do where a conversation is too long."""
+TOO_LONG_ADVICE = "/undo takes back the last turn, /reset starts afresh"
+"""What to do if a conversation is too long."""
 
 
 class ChatSession(Protocol):
-    """What a chat needs of llama32_1b.session.Session."""
+    """What a chat needs of engine.session.Session."""
 
     @property
     def tokenizer(self) -> Tokenizer: ...
@@ -41,16 +41,16 @@ class ChatSession(Protocol):
     def text(self, generation: Request) -> Iterator[str]: ...
 
 
-class Command(NamedTuple):
-    """What a command is followed by ("": nothing), what is said of it, and what it does with that."""
+class ChatCommand(NamedTuple):
+    """A command of the chat. argument_name: "" if it takes none."""
 
-    takes: str
+    argument_name: str
     summary: str
-    do: Callable[[Chat, str], None]
+    run: Callable[[Chat, str], None]
 
 
 class Chat:
-    """One conversation. Answers go to `out`, everything else through `note`."""
+    """One conversation. Answers go to `out`, everything else to `note`."""
 
     def __init__(
         self,
@@ -60,7 +60,7 @@ class Chat:
         *,
         note: Callable[[str], None],
         out: TextIO,
-        read: Read,
+        read: ReadLine,
         system: str | None = None,
     ) -> None:
         self._session = session
@@ -75,12 +75,12 @@ class Chat:
         self._last: Request | None = None
         self._file: Path | None = None
         """Where this conversation is saved already."""
-        self._is_left = False
+        self._has_exited = False
 
     def run(self) -> None:
         """Read and answer until /exit or the end of input."""
         self._note("Type a message; /help lists the commands.")
-        while not self._is_left:
+        while not self._has_exited:
             try:
                 entry = next_entry(self._read)
             except EOFError:
@@ -90,7 +90,7 @@ class Chat:
             except KeyboardInterrupt:  # in the moment before or after an answer, or in a command
                 self._note("\nStopped.")
 
-    def _handle(self, entry: Entry) -> None:
+    def _handle(self, entry: InputEntry) -> None:
         if entry.text.startswith("/") and not entry.quoted:
             self._command(entry.text)
         elif entry.text:
@@ -104,20 +104,20 @@ class Chat:
                 f"There is no command {name}; there are {', '.join(COMMANDS)}. A message that begins with a "
                 'slash goes between """ and """.'
             )
-        elif rest.strip() and not command.takes:
+        elif rest.strip() and not command.argument_name:
             self._note(f"{name.lower()} takes nothing after it; nothing was done.")
         else:
             try:
-                command.do(self, rest.strip())
+                command.run(self, rest.strip())
             except UserError as error:
                 self._note(str(error))
 
     def _answer(self, text: str, turns: tuple[Turn, ...]) -> None:
-        """One turn after those given. A turn that fails leaves the conversation as it was."""
+        """Add a turn after `turns`. A turn that fails leaves the conversation unchanged."""
         self._unanswered = text, turns
-        before = replace(self._conversation, turns=turns)
+        conversation = replace(self._conversation, turns=turns)
         try:
-            prompt_ids = self._session.tokenizer.encode_chat(before.messages(text))
+            prompt_ids = self._session.tokenizer.encode_chat(conversation.messages(text))
             self._session.make_room(prompt_ids)
             with stop_on_interrupt() as interrupted:
                 generation = self._session.generate(
@@ -131,47 +131,48 @@ class Chat:
         except KeyboardInterrupt:
             self._note("\nStopped; this turn is forgotten.")
         else:
-            self._conversation = replace(before, turns=(*turns, (text, answer)))
+            self._conversation = replace(conversation, turns=(*turns, (text, answer)))
             self._unanswered, self._last = None, generation
-            self._note_ending(generation)
+            self._note_finish(generation)
 
-    def _note_ending(self, generation: Request) -> None:
+    def _note_finish(self, generation: Request) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
-            self._note(f"[{generation.ending}; {ROOM}]")
+            self._note(f"[{generation.ending}; {TOO_LONG_ADVICE}]")
         elif generation.finish_reason is not FinishReason.STOP:
             self._note(f"[{generation.ending}]")
 
     def _too_long(self, error: PromptTooLongError) -> str:
         if not self._conversation.turns:
             return str(error)
-        said = f"With this message the conversation is {error.length} tokens long, and "
+        start = f"With this message the conversation is {error.length} tokens long, and "
         if error.enough is None:
-            return f"{said}the model has {error.limit} positions: {ROOM}."
+            return f"{start}the model has {error.limit} positions: {TOO_LONG_ADVICE}."
         return (
-            f"{said}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: {ROOM}; a chat "
+            f"{start}--seq-len (SEQ_LEN) has programs compiled for at most {error.limit}: "
+            f"{TOO_LONG_ADVICE}; a chat "
             "without --seq-len goes on until the model's positions are used up."
         )
 
-    def _become(self, conversation: Conversation) -> None:
-        """Go on with another conversation, whose figures are not known."""
+    def _replace_conversation(self, conversation: Conversation) -> None:
+        """Switch to another conversation, without figures."""
         self._conversation, self._last, self._unanswered = conversation, None, None
 
     def reset(self, _: str) -> None:
-        self._become(Conversation(self._conversation.system))
+        self._replace_conversation(Conversation(self._conversation.system))
         self._file = None
-        kept = "" if self._conversation.system is None else "; the system message stays"
-        self._note(f"The conversation is forgotten{kept}.")
+        note_on_system = "" if self._conversation.system is None else "; the system message stays"
+        self._note(f"The conversation is forgotten{note_on_system}.")
 
     def undo(self, _: str) -> None:
         turns = self._conversation.turns
         if not turns:
             self._note("There is no turn to take back.")
             return
-        self._become(replace(self._conversation, turns=turns[:-1]))
+        self._replace_conversation(replace(self._conversation, turns=turns[:-1]))
         self._note(f"Taken back: {_shortened(turns[-1][0])!r} and its answer; {_turns(len(turns) - 1)} left.")
 
     def retry(self, _: str) -> None:
-        """The old answer stays until there is another."""
+        """Answer the last message again. The old answer stays until the new one is complete."""
         turns = self._conversation.turns
         if self._unanswered is not None:
             self._answer(*self._unanswered)
@@ -208,11 +209,11 @@ class Chat:
 
     def load(self, name: str) -> None:
         path = _path(name, "/load")
-        conversation, before = load(path), len(self._conversation.turns)
+        conversation, dropped_turns = load(path), len(self._conversation.turns)
         self._session.tokenizer.encode_chat(conversation.messages("Hello"))
-        self._become(conversation)
+        self._replace_conversation(conversation)
         self._file = path
-        forgotten = f"; {_turns(before)} before it forgotten" if before else ""
+        forgotten = f"; {_turns(dropped_turns)} before it forgotten" if dropped_turns else ""
         self._note(f"{_turns(len(conversation.turns))} loaded from {path}{forgotten}.")
 
     def stats(self, _: str) -> None:
@@ -226,20 +227,20 @@ class Chat:
     def help(self, _: str) -> None:
         self._note(HELP)
 
-    def leave(self, _: str) -> None:
-        self._is_left = True
+    def exit(self, _: str) -> None:
+        self._has_exited = True
 
 
 COMMANDS = {
-    "/reset": Command("", "forget the conversation, but not the system message", Chat.reset),
-    "/undo": Command("", "take back the last message and its answer", Chat.undo),
-    "/retry": Command("", "answer the last message again", Chat.retry),
-    "/system": Command("TEXT", 'set the system message; alone shows it, "" removes it', Chat.system),
-    "/save": Command("FILE", "write the conversation to a file, as JSON", Chat.save),
-    "/load": Command("FILE", "go on with a conversation from a file", Chat.load),
-    "/stats": Command("", "figures of the last answer and of the conversation", Chat.stats),
-    "/help": Command("", "this text", Chat.help),
-    "/exit": Command("", "leave (Ctrl-D does too)", Chat.leave),
+    "/reset": ChatCommand("", "forget the conversation, but not the system message", Chat.reset),
+    "/undo": ChatCommand("", "take back the last message and its answer", Chat.undo),
+    "/retry": ChatCommand("", "answer the last message again", Chat.retry),
+    "/system": ChatCommand("TEXT", 'set the system message; alone shows it, "" removes it', Chat.system),
+    "/save": ChatCommand("FILE", "write the conversation to a file, as JSON", Chat.save),
+    "/load": ChatCommand("FILE", "go on with a conversation from a file", Chat.load),
+    "/stats": ChatCommand("", "figures of the last answer and of the conversation", Chat.stats),
+    "/help": ChatCommand("", "this text", Chat.help),
+    "/exit": ChatCommand("", "leave (Ctrl-D does too)", Chat.exit),
 }
 
 HELP = "\n".join(
@@ -247,14 +248,14 @@ HELP = "\n".join(
         "Type a message and press Enter.",
         'Several lines: a backslash at the end of each but the last, or """ before and after them all.',
         "What is pasted at once is one message.",
-        *(f"{f'{name} {command.takes}':<14}{command.summary}" for name, command in COMMANDS.items()),
+        *(f"{f'{name} {command.argument_name}':<14}{command.summary}" for name, command in COMMANDS.items()),
         "Ctrl-C stops an answer and keeps the conversation.",
     ]
 )
 
 
 def stream(pieces: Iterator[str], out: TextIO | None) -> str:
-    """Write pieces of text to `out` as they come, and a line break after them; gives all of the text."""
+    """Write pieces of text to `out` as they come, and a line break at the end. Returns the whole text."""
     text = []
     for piece in pieces:
         text.append(piece)
@@ -271,9 +272,9 @@ def _turns(count: int) -> str:
     return f"{count} turn{'' if count == 1 else 's'}"
 
 
-def _shortened(text: str, most: int = 50) -> str:
+def _shortened(text: str, max_length: int = 50) -> str:
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[:most]}..."
+    return line if len(line) <= max_length else f"{line[:max_length]}..."
 
 
 def _path(name: str, command: str) -> Path:

@@ -1,4 +1,4 @@
-"""Where a checkpoint is: the demo's, one in a folder, or one of Hugging Face by its id or by a short name."""
+"""Find checkpoints: built-in ones, folders, and Hugging Face ids or short names of them."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ DEMO_FOLDER = rooms.folder("llama32_1b") / "demo" / "checkpoint"
 DIFFUSION_FOLDER = rooms.folder("llama32_1b") / "demo" / "diffusion" / "checkpoint"
 DRAFTER_FOLDER = rooms.folder("llama32_1b") / "demo" / "drafter" / "checkpoint"
 
-SHIPPED = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER, "demo-drafter": DRAFTER_FOLDER}
+BUILT_IN_MODELS = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER, "demo-drafter": DRAFTER_FOLDER}
 """Checkpoints that come with the project."""
 
 ALIASES = {"base": "meta-llama/Llama-3.2-1B", "instruct": "meta-llama/Llama-3.2-1B-Instruct"}
-"""Names that the project's guide has for its models. A folder of such a name comes first."""
+"""Short names of the guide's models. A folder of the same name takes precedence."""
 
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 HUB_OTHERS = ["consolidated*", "original/*", "onnx/*"]
-"""The same weights once more, in formats of others: Mistral's and Meta's own, ONNX."""
+"""The same weights in other formats: Mistral's and Meta's own, ONNX."""
 
 
 def find_checkpoint(model: str) -> Path:
-    """The folder of `model`: one of SHIPPED, a folder, one of ALIASES, or a Hugging Face id, as owner/name.
+    """The folder of `model`: one of BUILT_IN_MODELS, a folder, one of ALIASES, or a Hugging Face id, as
+    owner/name.
 
-    An id is looked for in the local Hugging Face cache and fetched where it is not there. Raises
-    CheckpointError where there is no such thing.
+    An id is looked up in the local Hugging Face cache, and downloaded if it is not there. Raises
+    CheckpointError if there is no such model.
     """
-    if model in SHIPPED:
-        return SHIPPED[model]
+    if model in BUILT_IN_MODELS:
+        return BUILT_IN_MODELS[model]
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
@@ -46,19 +47,19 @@ def find_checkpoint(model: str) -> Path:
     if hub_id(model) is None:
         raise CheckpointError(
             f"--model {model!r} is neither a folder, nor a Hugging Face id (owner/name), nor one of "
-            f"{', '.join((*SHIPPED, *ALIASES))}"
+            f"{', '.join((*BUILT_IN_MODELS, *ALIASES))}"
         )
     return _fetch(model)
 
 
 def hub_id(model: str) -> str | None:
-    """The Hugging Face id that `model` is, or stands for; None where it is none."""
+    """The Hugging Face id of `model`; None if it is none."""
     name = ALIASES.get(model, model)
     return name if HUB_ID.fullmatch(name) else None
 
 
 def cached_checkpoint(name: str) -> Path | None:
-    """The folder of a Hugging Face id in the local cache; None where it is not there, or not all of it."""
+    """The folder of a Hugging Face id in the local cache; None if it is missing or incomplete."""
     from huggingface_hub import snapshot_download
 
     try:
@@ -79,17 +80,19 @@ def _fetch(model: str) -> Path:
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_OTHERS))
     except Exception as error:  # network, authentication, disk: the hub raises many unrelated types
-        what = f"--model {model}" if name == model else f"--model {model}, which is {name} of Hugging Face,"
-        raise CheckpointError(f"{what} is not on this machine, and {_why_not(name, error)}") from error
+        subject = (
+            f"--model {model}" if name == model else f"--model {model}, which is {name} of Hugging Face,"
+        )
+        raise CheckpointError(f"{subject} is not on this machine, and {_why_not(name, error)}") from error
 
 
 def login_advice() -> str:
-    """How to log in to Hugging Face from here."""
+    """How to log in to Hugging Face."""
     return f"log in with `{own_command('hf', 'huggingface_hub.cli.hf')} auth login`, or set HF_TOKEN"
 
 
 def _why_not(name: str, error: Exception) -> str:
-    """Why an id could not be fetched, and what to do."""
+    """Why an id could not be downloaded, and what to do."""
     from huggingface_hub import constants, errors
 
     page = f"https://huggingface.co/{name}"

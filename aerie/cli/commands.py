@@ -1,4 +1,4 @@
-"""The five commands. Each takes parsed arguments and returns an exit code."""
+"""The commands on a model. Each takes parsed arguments and returns an exit code."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from typing import TextIO
 from aerie.cli.chat import Chat, stream
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.line_input import line_editing, piped_line, typed_line
-from aerie.cli.prompts import ask, read_text
-from aerie.cli.terminal import own_keys
+from aerie.cli.prompts import read_text, tokenize_prompt
+from aerie.cli.terminal import terminal_foreground
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.engine.blocks import ROWS
@@ -49,19 +49,19 @@ def compile_(arguments: argparse.Namespace) -> int:
     if arguments.draft is None or options.decode != ROWS:
         compile_programs(config, options, report, every=True)
     if arguments.draft not in (None, LOOKUP):
-        drafter = load_config(find_checkpoint(arguments.draft))
-        compile_programs(drafter, of_drafter(options), report, every=True)
+        draft_config = load_config(find_checkpoint(arguments.draft))
+        compile_programs(draft_config, draft_model_options(options), report, every=True)
     return DONE
 
 
 def run(arguments: argparse.Namespace) -> int:
     """Request one prompt."""
     out = sys.stdout
-    if arguments.json:  # which has standard output to itself
+    if arguments.json:  # JSON alone on standard output
         out = sys.stderr if sys.stderr.isatty() else None
     session, generation, text = _answer(arguments, Reporter(), out)
     if arguments.json:
-        print(json.dumps(_record(session, generation, text)), flush=True)
+        print(json.dumps(_to_json(session, generation, text)), flush=True)
     return _exit_code(generation)
 
 
@@ -69,19 +69,19 @@ def chat(arguments: argparse.Namespace) -> int:
     """Talk with the model; the conversation is kept until /reset."""
     report = Reporter()
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
-    checkpoint = _opened(arguments, report)
+    checkpoint = _open_checkpoint(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     check_text(arguments.system or "", "the system message")
     note_missing_template(checkpoint.tokenizer, report.note)
     checkpoint.tokenizer.template_arguments = dict(arguments.template_arg)
-    if arguments.system is not None or arguments.template_arg:  # which a template may refuse
+    if arguments.system is not None or arguments.template_arg:  # a template may refuse them
         checkpoint.tokenizer.encode_chat(Conversation(arguments.system).messages("Hello"))
     decode_config = _decode_config(arguments, checkpoint, sampler)
-    drafter = find_drafter(arguments.draft, checkpoint)
+    drafter = find_draft_model(arguments.draft, checkpoint)
     session = prepare_runtime(checkpoint, options, report)
-    session.decode_config = _with_drafter(decode_config, drafter, session, options, report)
+    session.decode_config = _with_draft_model(decode_config, drafter, session, options, report)
     is_typed = sys.stdin.isatty()
-    with own_keys(), line_editing(report.note) if is_typed else nullcontext():
+    with terminal_foreground(), line_editing(report.note) if is_typed else nullcontext():
         Chat(
             session,
             sampler,
@@ -120,28 +120,28 @@ def mlir(arguments: argparse.Namespace) -> int:
 def _answer(
     arguments: argparse.Namespace, report: Reporter, out: TextIO | None
 ) -> tuple[Session, Request, str]:
-    """Request the prompt, on `out` as it comes, then say the figures. All that can be refused is refused
-    first."""
+    """Answer the prompt, on `out` as the text comes, then print the figures. Everything that can be refused
+    is refused first."""
     sampler, options = _sampler(arguments, report), _answering_options(arguments)
     file = arguments.json_schema
     schema = None if file is None else read_text(file, f"the file {file} of --json-schema")
-    checkpoint = _opened(arguments, report)
+    checkpoint = _open_checkpoint(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     if schema is not None:
         grammars = Grammars(checkpoint.tokenizer, checkpoint.config)
         sampler = replace(sampler, grammar=grammars.json(schema))
     decode_config = _decode_config(arguments, checkpoint, sampler)
-    drafter = find_drafter(arguments.draft, checkpoint)
-    asked = ask(checkpoint, arguments, options, report.note)
-    session = prepare_runtime(checkpoint, asked.options, report)
-    decode_config = _with_drafter(decode_config, drafter, session, options, report)
+    drafter = find_draft_model(arguments.draft, checkpoint)
+    prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
+    session = prepare_runtime(checkpoint, prompt.options, report)
+    decode_config = _with_draft_model(decode_config, drafter, session, options, report)
     with stop_on_interrupt() as interrupted:
-        generation = session.generate(asked.ids, arguments.n_tokens, sampler, interrupted, decode_config)
+        generation = session.generate(prompt.ids, arguments.n_tokens, sampler, interrupted, decode_config)
         text = stream(session.text(generation), out)
-    told = [str(generation.figures), generation.ending, session.backend]
+    parts = [str(generation.figures), generation.ending, session.backend]
     if passes := _passes(generation):
-        told.insert(1, passes.told(len(generation.token_ids)))
-    report.note(" | ".join(told))
+        parts.insert(1, passes.told(len(generation.token_ids)))
+    report.note(" | ".join(parts))
     return session, generation, text
 
 
@@ -154,9 +154,9 @@ def _passes(request: Request) -> Passes | None:
     return request.passes if request.passes.drafted or request.passes.blocks else None
 
 
-def _record(session: Session, generation: Request, text: str) -> dict[str, object]:
-    """What --json prints. Times in seconds; tokens_per_s is null where there was no second token, and passes
-    where each token took one."""
+def _to_json(session: Session, generation: Request, text: str) -> dict[str, object]:
+    """What --json prints. Times are in seconds. tokens_per_s is null without a second token, passes is null
+    if each token took one."""
     figures, reason = generation.figures, generation.finish_reason
     passes = _passes(generation)
     return {
@@ -171,7 +171,7 @@ def _record(session: Session, generation: Request, text: str) -> dict[str, objec
     }
 
 
-def _opened(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
+def _open_checkpoint(arguments: argparse.Namespace, report: Reporter) -> Checkpoint:
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     return with_block_size(checkpoint, arguments.block_size, report.note)
 
@@ -192,46 +192,46 @@ def _decode_config(arguments: argparse.Namespace, checkpoint: Checkpoint, sample
     return decode_config
 
 
-def find_drafter(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
-    """The checkpoint of the model that guesses, where one was named. Raises as find_checkpoint, and UserError
-    for one that cannot guess for this model."""
+def find_draft_model(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
+    """Open the draft model of --draft; None if there is none. Raises as find_checkpoint, and UserError if it
+    does not fit the model."""
     if draft is None or draft == LOOKUP:
         return None
     try:
-        drafter = open_checkpoint(find_checkpoint(draft))
+        draft_model = open_checkpoint(find_checkpoint(draft))
     except CheckpointError as error:
         raise CheckpointError(
             f"--draft {draft!r} (DRAFT) is not {LOOKUP!r}, so it is to be a model: {error}"
         ) from None
-    ours, theirs = ((each.config, each.tokenizer) for each in (checkpoint, drafter))
+    ours, theirs = ((each.config, each.tokenizer) for each in (checkpoint, draft_model))
     check_drafter(ours, theirs, draft)
-    return drafter
+    return draft_model
 
 
-def _with_drafter(
+def _with_draft_model(
     decode_config: DecodeConfig,
     drafter: Checkpoint | None,
     session: Session,
     options: RuntimeOptions,
     report: Reporter,
 ) -> DecodeConfig:
-    """The decode_config, with guesses by this model, which is made ready beside the session's."""
+    """The decode configuration with drafts from this model, which is prepared here."""
     if drafter is None:
         return decode_config
-    _, drafting = beside(drafter, session.model.config, options, report)
+    _, drafting = load_draft_model(drafter, session.model.config, options, report)
     return replace(decode_config, draft=drafting)
 
 
-def beside(
-    drafter: Checkpoint, target: ModelConfig, options: RuntimeOptions, report: Reporter
+def load_draft_model(
+    draft_model: Checkpoint, target: ModelConfig, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Drafting]:
-    """The model that guesses, made ready, and its guesses for answers of the target."""
-    own = prepare_runtime(drafter, of_drafter(options), report)
-    return own, drafting_by(lambda: own.model, threading.Lock(), target)
+    """Prepare the draft model. Returns its session, and the source of drafts for the target."""
+    draft_session = prepare_runtime(draft_model, draft_model_options(options), report)
+    return draft_session, drafting_by(lambda: draft_session.model, threading.Lock(), target)
 
 
-def of_drafter(options: RuntimeOptions) -> RuntimeOptions:
-    """How the model that guesses runs beside one that runs so."""
+def draft_model_options(options: RuntimeOptions) -> RuntimeOptions:
+    """The options of a draft model beside a model with these options."""
     return RuntimeOptions(None, options.backend, options.cache_dir)
 
 
@@ -253,9 +253,9 @@ def _sampler(arguments: argparse.Namespace, report: Reporter) -> Sampler:
 
 
 def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -> RuntimeOptions:
-    """The length, backend and cache folder that the arguments ask for. Raises BackendError.
+    """The length, backend and cache folder of the arguments. Raises BackendError.
 
-    Comes before the model is opened: that may have to be fetched, which takes long.
+    Call it before the model is opened, as that may download it.
     """
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
     folder = arguments.cache_dir or folders.programs_folder()
@@ -265,7 +265,7 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
 
 
 def _devices(text: str) -> tuple[int, ...]:
-    """The numbers of the devices. UserError for what names none, or one twice."""
+    """Parse device numbers. Raises UserError if there is none, or one is named twice."""
     names = text.split(",")
     if not all(name.strip().isdecimal() for name in names) or len({*map(int, names)}) < len(names):
         raise UserError(
@@ -276,7 +276,7 @@ def _devices(text: str) -> tuple[int, ...]:
 
 
 def _answering_options(arguments: argparse.Namespace) -> RuntimeOptions:
-    """As runtime_options, with --context-end, --devices and --fallback, which is none where it is the same
+    """runtime_options with --context-end, --devices and --fallback, which is dropped if it names the same
     backend."""
     options, devices = runtime_options(arguments), _devices(arguments.devices)
     backend = replace(options.backend, device=devices[0])

@@ -1,7 +1,7 @@
-"""`aerie export`: the step of a block diffusion model as one AIR program of fixed shapes.
+"""`aerie export`: write the step of a block diffusion model as one AIR program of fixed shapes.
 
-What it writes: the program's text, its argument table as JSON, and an example in numpy that runs it. Weights
-stay in the checkpoint; the table says where each comes from (docs/how-to/export-static-form.md).
+It writes the program's text, its argument table as JSON, and a numpy example that runs it. Weights stay in
+the checkpoint; the table names the source of each.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aerie import rooms
-from aerie.cli.cache_command import told
+from aerie.cli.cache_command import format_exact_bytes
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
@@ -25,12 +25,12 @@ from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes
 
 DONE = 0
 MAX_LEN = 512
-"""Positions of the cache where nobody says how many, as far as the model has them."""
+"""Default positions of the cache, if the model has as many."""
 EXAMPLE = "example.py"
 
 
 def add_export(count: Callable[[str], int], parser: argparse.ArgumentParser) -> None:
-    """The arguments of `aerie export`; count: the type of a number of 1 or more."""
+    """Add the arguments of `aerie export`. count: the type of an integer of 1 or more."""
     parser.add_argument(
         "--model",
         required=True,
@@ -88,7 +88,8 @@ def export(arguments: argparse.Namespace) -> int:
 def _cache_note(sizes: StaticSizes) -> str:
     layers, kinds, batch, heads, positions, head_dim = sizes.kv_cache
     return (
-        f"kv_cache and updated_cache take {told(sizes.cache_bytes())} each: {layers} layers x {kinds} (keys "
+        f"kv_cache and updated_cache take {format_exact_bytes(sizes.cache_bytes())} each: {layers} layers x "
+        f"{kinds} (keys "
         f"and values) x {batch} sequences x {heads} heads x {positions} positions x {head_dim} elements x 2 "
         "bytes"
     )
@@ -100,7 +101,7 @@ def _check_new(out: Path) -> None:
 
 
 def _sizes(arguments: argparse.Namespace, config: ModelConfig, report: Reporter) -> StaticSizes:
-    """The sizes asked for. Raises UserError for those that the model does not have."""
+    """The requested sizes. Raises UserError if the model does not have them."""
     block = _block(arguments, config, report)
     layers = arguments.layers or config.num_hidden_layers
     if layers > config.num_hidden_layers:
@@ -128,7 +129,7 @@ def _sizes(arguments: argparse.Namespace, config: ModelConfig, report: Reporter)
 
 
 def _block(arguments: argparse.Namespace, config: ModelConfig, report: Reporter) -> int:
-    """Tokens of a block: the checkpoint's, or others where that is said twice."""
+    """Tokens of a diffusion block: the checkpoint's, or another size if that is confirmed."""
     if config.diffusion is None:
         others = ", ".join(name for name, family in FAMILIES.items() if family.diffusion)
         raise UserError(
@@ -152,7 +153,7 @@ def _block(arguments: argparse.Namespace, config: ModelConfig, report: Reporter)
 
 
 def _write(out: Path, texts: Mapping[str, str]) -> None:
-    """The folder, with all in it or not at all."""
+    """Write the folder completely or not at all."""
     unfinished = out.with_name(f".{out.name}.unfinished")
     try:
         shutil.rmtree(unfinished, ignore_errors=True)  # left behind by a process that was killed

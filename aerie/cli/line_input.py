@@ -1,7 +1,7 @@
-"""What is typed or piped to a chat: lines, messages of several lines, and what was typed in earlier chats.
+"""Read the input of a chat: lines, messages of several lines, and the history of earlier chats.
 
-A message goes on after a line that ends in a backslash, and between two lines of three quotation marks. A
-terminal marks what is pasted into it (bracketed paste), so that GNU readline takes it whole.
+A message continues after a line that ends in a backslash, and between two lines of three quotation marks. A
+terminal marks pasted text (bracketed paste), so that GNU readline reads it as one line.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from typing import NamedTuple
 
 PROMPT, MORE = ">>> ", "... "
 QUOTES = '"""'
-KEPT_LINES = 1000
-"""Of the history, from chat to chat."""
+MAX_HISTORY_LINES = 1000
+"""Lines of history that are kept between chats."""
 
-Read = Callable[[str], str]
-"""Gives a line, shown the prompt before it where someone types; EOFError at the end."""
+ReadLine = Callable[[str], str]
+"""Returns a line, after showing a prompt if the user types. Raises EOFError at the end."""
 
 
-class Entry(NamedTuple):
-    """What was entered; `quoted` between quotation marks, where nothing is a command."""
+class InputEntry(NamedTuple):
+    """One entry. quoted: it was between quotation marks, where nothing is a command."""
 
     text: str
     quoted: bool = False
 
 
 def typed_line(prompt: str) -> str:
-    """A line typed at a terminal, with editing and history where there is readline. EOFError for Ctrl-D."""
+    """Read a line from a terminal, with editing and history if there is readline. Raises EOFError for
+    Ctrl-D."""
     if not sys.stdout.isatty():  # input() would write the prompt among the answers
         print(prompt, end="", file=sys.stderr, flush=True)
         prompt = ""
@@ -43,29 +44,29 @@ def typed_line(prompt: str) -> str:
 
 
 def piped_line(prompt: str) -> str:  # noqa: ARG001
-    """A line of standard input, without a prompt; EOFError at its end."""
+    """Read a line of standard input without a prompt. Raises EOFError at its end."""
     line = sys.stdin.readline()
     if not line:
         raise EOFError
     return line
 
 
-def next_entry(read: Read) -> Entry:
-    """A command or a message, of one line or several. Ctrl-C drops it; EOFError where there is no more."""
+def next_entry(read: ReadLine) -> InputEntry:
+    """Read a command or a message, of one line or several. Ctrl-C drops it. Raises EOFError at the end."""
     try:
         line = read(PROMPT).rstrip("\r\n")
         if line.lstrip().startswith(QUOTES):
-            return Entry(_quoted(line.lstrip().removeprefix(QUOTES), read), quoted=True)
+            return InputEntry(_quoted(line.lstrip().removeprefix(QUOTES), read), quoted=True)
         while line.endswith("\\"):
             line = f"{line[:-1]}\n{_more(read)}"
-        return Entry(line.strip())
+        return InputEntry(line.strip())
     except KeyboardInterrupt:
         print("\nCtrl-D or /exit leaves.", file=sys.stderr)
-        return Entry("")
+        return InputEntry("")
 
 
-def _quoted(line: str, read: Read) -> str:
-    """All lines up to the closing quotation marks, or to the end of the input."""
+def _quoted(line: str, read: ReadLine) -> str:
+    """All lines up to the closing quotation marks or the end of the input."""
     lines = []
     while QUOTES not in line:
         lines.append(line)
@@ -78,7 +79,7 @@ def _quoted(line: str, read: Read) -> str:
     return "\n".join(lines).strip()
 
 
-def _more(read: Read) -> str:
+def _more(read: ReadLine) -> str:
     try:
         return read(MORE).rstrip("\r\n")
     except EOFError:
@@ -86,9 +87,9 @@ def _more(read: Read) -> str:
 
 
 def history_file() -> Path:
-    """Where typed lines are kept: aerie/chat_history in the user's folder for such things.
+    """The file of typed lines: aerie/chat_history in the user's state folder.
 
-    Raises FileNotFoundError for a user without a home.
+    Raises FileNotFoundError if the user has no home.
     """
     state = os.environ.get("XDG_STATE_HOME", "")
     folder = Path(state) if os.path.isabs(state) else Path(os.path.expanduser("~/.local/state"))
@@ -99,9 +100,10 @@ def history_file() -> Path:
 
 @contextmanager
 def line_editing(note: Callable[[str], None]) -> Iterator[None]:
-    """Within this, input() edits lines, takes pasted ones whole, and knows those of earlier chats.
+    """Within this context, input() edits lines, reads pasted text as one line, and has the history of earlier
+    chats.
 
-    Without readline it is as it was. A history that cannot be kept is told, once.
+    Without readline nothing changes. Prints a note if the history cannot be written.
     """
     try:
         import readline
@@ -111,7 +113,7 @@ def line_editing(note: Callable[[str], None]) -> Iterator[None]:
     if "libedit" not in (readline.__doc__ or ""):
         readline.parse_and_bind("set enable-bracketed-paste on")
     readline.clear_history()
-    readline.set_history_length(KEPT_LINES)
+    readline.set_history_length(MAX_HISTORY_LINES)
     with suppress(OSError):  # there is none yet, or it is another library's
         readline.read_history_file(history_file())
     try:

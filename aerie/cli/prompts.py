@@ -1,4 +1,4 @@
-"""What is asked: a prompt from a flag, a file or standard input, and the tokens that it becomes."""
+"""Read a prompt from a flag, a file or standard input, and tokenize it."""
 
 from __future__ import annotations
 
@@ -21,21 +21,22 @@ STANDARD_INPUT = "-"
 
 
 @dataclass(frozen=True)
-class Asked:
-    """A prompt, its ids, and the options for programs that take it."""
+class TokenizedPrompt:
+    """A prompt, its ids, and the options for programs that fit it."""
 
     text: str
     ids: list[int]
     options: RuntimeOptions
 
 
-def ask(
+def tokenize_prompt(
     checkpoint: Checkpoint,
     arguments: argparse.Namespace,
     options: RuntimeOptions,
     note: Callable[[str], None],
-) -> Asked:
-    """The prompt that the arguments name. Raises PromptError for one that cannot be run."""
+) -> TokenizedPrompt:
+    """Read and tokenize the prompt of the arguments. Raises PromptError if it cannot run, UsageError if flags
+    contradict."""
     if arguments.raw and arguments.system is not None:
         raise UsageError("--system needs the chat template, which --raw leaves out; give one of the two")
     if arguments.raw and arguments.template_arg:
@@ -45,17 +46,17 @@ def ask(
     if arguments.control_tokens and not arguments.raw:
         raise UsageError("--control-tokens is for text without the chat template; give --raw too")
     text = read_prompt(arguments.prompt, arguments.prompt_file)
-    ids = _encoded(checkpoint.tokenizer, text, arguments, note)
+    ids = _encode(checkpoint.tokenizer, text, arguments, note)
     options = replace(options, prompt_tokens=len(ids))
     seq_len, end = options.blocks(checkpoint.config).seq_len, options.end(checkpoint.config)
     check_prompt(ids, checkpoint.config, seq_len, endless=end.drops)
-    return Asked(text, ids, options)
+    return TokenizedPrompt(text, ids, options)
 
 
-def _encoded(
+def _encode(
     tokenizer: Tokenizer, text: str, arguments: argparse.Namespace, note: Callable[[str], None]
 ) -> list[int]:
-    """Ids of a user's message, or with --raw of bare text."""
+    """Ids of a user's message or, with --raw, of plain text."""
     if not arguments.raw:
         note_missing_template(tokenizer, note)
         check_text(arguments.system or "", "the system message")
@@ -67,28 +68,27 @@ def _encoded(
 
 
 def read_prompt(prompt: str | None, file: str | None) -> str:
-    """The prompt as given, or read: from standard input for "-". One line break at the end of what is read
-    is not part of it. Raises PromptError for what is empty, cannot be read or is no UTF-8.
-    """
+    """The prompt itself, or the content of a file; "-" is standard input. One line break at the end of a file
+    is dropped. Raises PromptError if it is empty, unreadable or not UTF-8."""
     if prompt is not None and prompt != STANDARD_INPUT:
         check_text(prompt, "the prompt")
         if not prompt.strip():
             raise PromptError("the prompt is empty; give it some text with --prompt")
         return prompt
     name = file or STANDARD_INPUT
-    what = "the prompt on standard input" if name == STANDARD_INPUT else f"the prompt file {name}"
-    text = read_text(name, what)
+    description = "the prompt on standard input" if name == STANDARD_INPUT else f"the prompt file {name}"
+    text = read_text(name, description)
     if not text.strip():
-        raise PromptError(f"{what} is empty; give it some text")
+        raise PromptError(f"{description} is empty; give it some text")
     return text
 
 
-def read_text(name: str, what: str) -> str:
-    """A file that a flag names; "-" is standard input. PromptError for what cannot be read or is no UTF-8."""
-    return _decoded(_content(name, what), what)
+def read_text(name: str, description: str) -> str:
+    """Read the file of a flag; "-" is standard input. Raises PromptError if it is unreadable or not UTF-8."""
+    return _decode(_read_bytes(name, description), description)
 
 
-def _content(name: str, what: str) -> bytes:
+def _read_bytes(name: str, description: str) -> bytes:
     try:
         if name != STANDARD_INPUT:
             return Path(os.path.expanduser(name)).read_bytes()
@@ -97,15 +97,16 @@ def _content(name: str, what: str) -> bytes:
         return sys.stdin.buffer.read()
     except (OSError, AttributeError) as error:  # sys.stdin is None where it was closed
         reason = getattr(error, "strerror", None) or "it is closed"
-        raise PromptError(f"{what} cannot be read ({reason}); name a text file") from None
+        raise PromptError(f"{description} cannot be read ({reason}); name a text file") from None
 
 
-def _decoded(content: bytes, what: str) -> str:
+def _decode(content: bytes, description: str) -> str:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise PromptError(
-            f"{what} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}); convert it "
+            f"{description} is not UTF-8 text (byte {error.start} is 0x{content[error.start]:02x}); "
+            "convert it "
             "first, for instance with iconv"
         ) from None
     return text.removesuffix("\n").removesuffix("\r")

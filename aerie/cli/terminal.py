@@ -1,8 +1,7 @@
-"""The keys of a terminal for a chat alone.
+"""Make a chat the foreground process group of its terminal.
 
-Ctrl-C goes to a whole process group. A `make` that gets one ends in an error when its command has ended,
-whatever the command made of the key. So a chat that was started in another process's group has one of its own
-meanwhile.
+Ctrl-C goes to a whole process group. A `make` that receives it fails after its command has ended, whatever
+the command did. So a chat that was started in another process's group gets its own group while it runs.
 """
 
 from __future__ import annotations
@@ -14,18 +13,18 @@ from contextlib import contextmanager, suppress
 
 
 @contextmanager
-def own_keys() -> Iterator[None]:
-    """Within this, Ctrl-C on the terminal of standard input reaches this process and no other.
+def terminal_foreground() -> Iterator[None]:
+    """Within this context, Ctrl-C on the terminal of standard input reaches this process only.
 
-    Ctrl-Z stops the group that started it too, as ever, and `fg` continues both. Nothing changes where
-    standard input is no terminal, where another group has it, and where this process leads its group, as a
-    shell's commands do. Only for the main thread.
+    Ctrl-Z still stops the starting group too, and `fg` continues both. Does nothing if standard input is no
+    terminal, another group has it, or this process leads its group, as commands of a shell do. Main thread
+    only.
     """
     started_in = os.getpgrp()
     if started_in == os.getpid() or not _has_terminal(started_in):
         yield
         return
-    keys = _Keys(started_in)
+    keys = _Foreground(started_in)
     before = {
         signal.SIGTTOU: signal.signal(signal.SIGTTOU, signal.SIG_IGN),  # sent to who takes the terminal back
         signal.SIGTSTP: signal.signal(signal.SIGTSTP, lambda *_: keys.suspend()),
@@ -47,10 +46,10 @@ def _has_terminal(group: int) -> bool:
         return False
 
 
-class _Keys:
-    """Who has the terminal: a group of this process alone, or the one that it was started in.
+class _Foreground:
+    """Gives the terminal to a group of this process alone, or back to the starting group.
 
-    What cannot be had, since that group has ended meanwhile, is left as it is.
+    Calls that fail because that group has ended are ignored.
     """
 
     def __init__(self, started_in: int) -> None:
@@ -69,7 +68,7 @@ class _Keys:
             os.setpgid(0, self._started_in)
 
     def suspend(self) -> None:
-        """Stop with the group that it was started in, which is what `fg` continues."""
+        """Stop together with the starting group, which `fg` continues."""
         self.give_back()
         again = signal.signal(signal.SIGTSTP, signal.SIG_DFL)
         os.killpg(os.getpgrp(), signal.SIGTSTP)

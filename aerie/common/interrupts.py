@@ -1,7 +1,7 @@
-"""Ctrl-C in a command's own process: one word and exit code 130, whatever is under way.
+"""Ctrl-C in a command's own process: print one word and exit with 130, whatever is running.
 
-Importing it is the first thing that a command does, as all other imports take time. Commands that have
-something to keep, such as an answer, see to it themselves; what nobody else took ends here.
+A command imports this first, as all other imports take time. Commands that have something to save, such as an
+answer, handle Ctrl-C themselves; the rest ends here.
 """
 
 from __future__ import annotations
@@ -15,25 +15,25 @@ if TYPE_CHECKING:
     from sys import UnraisableHookArgs
     from types import TracebackType
 
-STOPPED = 130
-"""128 + SIGINT, as a shell has it."""
+INTERRUPTED_STATUS = 130
+"""128 + SIGINT, as in a shell."""
 
 
 def report_interrupt() -> int:
-    """Say so, and give the exit status."""
+    """Print "stopped", and return the exit status."""
     print("stopped", file=sys.stderr, flush=True)
-    return STOPPED
+    return INTERRUPTED_STATUS
 
 
-def finish() -> None:
-    """The command is done: from here on Ctrl-C ends the process without a word."""
+def ignore_interrupts() -> None:
+    """Let Ctrl-C end the process silently from here on: the command is done."""
     import signal  # takes longer than all else here
 
     signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Before there was anyone to take it: in an import."""
+    """Handle Ctrl-C during an import."""
     if not issubclass(kind, KeyboardInterrupt):
         sys.__excepthook__(kind, error, trace)
         return
@@ -41,7 +41,7 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
 
 
 def _unraisable(arguments: UnraisableHookArgs) -> None:
-    """In a finaliser, where Python can raise nothing: it comes again outside of it."""
+    """Handle Ctrl-C in a finaliser, where Python cannot raise: interrupt the main thread again."""
     if issubclass(arguments.exc_type, KeyboardInterrupt):
         _thread.interrupt_main()
     else:

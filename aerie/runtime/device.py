@@ -112,7 +112,7 @@ class VirtualAccess:
         pass
 
     def execution(self, run: Any) -> Callable[[], None]:
-        if self.batches and not is_plain("calls") and can_be_one([run]):
+        if self.supports_batches and not is_plain("calls") and can_be_one([run]):
             return RunBatch([run]).execute
         return partial(_start_and_wait, run)
 
@@ -127,7 +127,7 @@ class VirtualAccess:
         return RunError(f"{action}: {error}")
 
     def explain(self, failure: FailedRun) -> RunError:
-        return self.failed(f"{failure.label} failed", failure.error)
+        return self.device_error(f"{failure.label} failed", failure.error)
 
 
 def _start_and_wait(run: Any) -> None:

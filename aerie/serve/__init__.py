@@ -1,5 +1,5 @@
-"""A model as a service: OpenAI's API, and a page to talk to it in a browser.
+"""Serve models over HTTP, with OpenAI's API and a chat page for the browser.
 
-HTTP is an asyncio loop's (`app.py`), the model one thread's (`worker.py`), in which answers share passes
-through the weights in the decode family `rows`: so no answer depends on the load.
+HTTP runs in an asyncio loop (`app.py`), each model in one thread (`worker.py`). Requests of a model share
+forward passes in the decode path `rows`, so no output depends on the load.
 """

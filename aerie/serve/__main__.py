@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 
-from aerie.cli.arguments import begin_process
+from aerie.cli.arguments import setup_process
 from aerie.serve.cli import main
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

@@ -1,4 +1,4 @@
-"""The addresses of the server, and what each does."""
+"""The routes of the server."""
 
 from __future__ import annotations
 
@@ -18,66 +18,75 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Lifespan
 
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.bodies import Reading, ReadingRoute
-from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
-from aerie.serve.embeddings import Embedding, EmbeddingsRequest, told
-from aerie.serve.errors import ApiError, answer_of, internal, of_http, of_validation
-from aerie.serve.events import answered
-from aerie.serve.fields import CompletionRequest, DetokenizeRequest
-from aerie.serve.forms import ChatForm, CompletionForm, Echo
-from aerie.serve.guards import Guard, Guarded
-from aerie.serve.kept import Keeping, Kept, add_kept
-from aerie.serve.loading import Held, Loading, Seen
-from aerie.serve.messages import CountRequest, MessagesForm, MessagesRequest
-from aerie.serve.models import Models
-from aerie.serve.native import NativeRequest, completed
-from aerie.serve.preparing import asked, check_ids, encoded, most_counted
-from aerie.serve.prompts import marked, read
-from aerie.serve.responses import ResponsesForm, ResponsesRequest
-from aerie.serve.service import Service
-from aerie.serve.showing import add_views
+from aerie.serve.anthropic import CountTokensRequest, MessagesRequest, MessagesWriter
+from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.common_fields import CompletionRequest, DetokenizeRequest
+from aerie.serve.embeddings import EmbeddingsRequest, MeanPooler, to_response
+from aerie.serve.errors import (
+    ApiError,
+    error_response,
+    from_http_error,
+    from_validation_errors,
+    internal_error,
+)
+from aerie.serve.event_stream import make_response
+from aerie.serve.info_routes import add_info_routes
+from aerie.serve.llama_cpp import LlamaCppRequest, complete
+from aerie.serve.model_middleware import LoadedService, ModelMiddleware, NamedService
+from aerie.serve.models import ModelManager
+from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
+from aerie.serve.preprocess import check_ids, encode_chat, max_countable_tokens, output_requests
+from aerie.serve.prompt_scoring import pool_prompts, score_prompts
+from aerie.serve.request_body import BodyMiddleware, ParsedBodyRoute
+from aerie.serve.request_guard import Guard, GuardedApp
+from aerie.serve.response_store import ResponseStore, StoreDependency, add_store_routes
+from aerie.serve.responses import ResponsesRequest, ResponsesWriter
+from aerie.serve.service import ModelService
 from aerie.serve.slot_files import SlotRequest
 
-NO_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
-"""FastAPI's pages of its own fetch scripts from elsewhere."""
-METHODS = ("GET", "POST", "DELETE", "OPTIONS")
-"""Those of all addresses."""
+NO_FASTAPI_PAGES = {"docs_url": None, "redoc_url": None, "openapi_url": None}
+"""FastAPI's own pages fetch scripts from other sites."""
+HTTP_METHODS = ("GET", "POST", "DELETE", "OPTIONS")
+"""The methods of all routes."""
 
 
-def make_app(models: Models) -> ASGIApp:
-    """The server, as ASGI. Models are loaded from its startup on, and closed at its shutdown."""
+def make_app(models: ModelManager) -> ASGIApp:
+    """The server as an ASGI app. Its startup starts loading models, its shutdown closes them."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
-        models.begin()
+        models.start()
         yield
         await models.end()
 
-    app = _addressed(lifespan)
-    app.state.models, app.state.kept = models, Kept(models.limits.kept, models.limits.kept_bytes)
-    return guarded(Reading(Loading(app, models, app.router), app), models, app)
+    app = _app_with_routes(lifespan)
+    app.state.models, app.state.store = (
+        models,
+        ResponseStore(models.limits.max_stored, models.limits.max_stored_bytes),
+    )
+    return with_guards(BodyMiddleware(ModelMiddleware(app, models, app.router), app), models, app)
 
 
-def guarded(app: ASGIApp, service: Guarded, addressed: FastAPI | None = None) -> ASGIApp:
-    """With who may ask, and from which sites. addressed: what has the addresses; None: they are those of
-    every server."""
-    paths = [route.path for route in (addressed or _addressed()).routes if isinstance(route, Route)]
+def with_guards(app: ASGIApp, service: GuardedApp, routed: FastAPI | None = None) -> ASGIApp:
+    """Wrap an app with the guard and, if pages of other sites are allowed, with CORS. routed: the app that
+    has the routes; None means the routes of every server."""
+    paths = [route.path for route in (routed or _app_with_routes()).routes if isinstance(route, Route)]
     guard: ASGIApp = Guard(app, service, paths)
     if origins := service.limits.origins:
-        return CORSMiddleware(guard, origins, allow_methods=METHODS, allow_headers=["*"])
+        return CORSMiddleware(guard, origins, allow_methods=HTTP_METHODS, allow_headers=["*"])
     return guard
 
 
-def _addressed(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
-    """All addresses; they find the models in the app's state."""
-    app = FastAPI(title="Aerie", lifespan=lifespan, strict_content_type=False, **NO_PAGES)  # type: ignore[arg-type]
-    app.router.route_class = ReadingRoute
+def _app_with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
+    """The app with all routes; they find the models in the app's state."""
+    app = FastAPI(title="Aerie", lifespan=lifespan, strict_content_type=False, **NO_FASTAPI_PAGES)  # type: ignore[arg-type]
+    app.router.route_class = ParsedBodyRoute
     _add_errors(app)
-    add_views(app)
+    add_info_routes(app)
     _add_texts(app)
     _add_answers(app)
     _add_other_apis(app)
-    add_kept(app)
+    add_store_routes(app)
     _add_native(app)
     _add_embeddings(app)
     _add_slots(app)
@@ -88,50 +97,54 @@ def _add_errors(app: FastAPI) -> None:
     async def refused(request: Request, error: Exception) -> JSONResponse:
         path = request.url.path
         if isinstance(error, RequestValidationError):
-            return answer_of(of_validation(error.errors()), path)
-        return answer_of(of_http(error, path) if isinstance(error, HTTPException) else internal(), path)
+            return error_response(from_validation_errors(error.errors()), path)
+        return error_response(
+            from_http_error(error, path) if isinstance(error, HTTPException) else internal_error(), path
+        )
 
     for kind in (RequestValidationError, HTTPException, Exception):
         app.add_exception_handler(kind, refused)
 
 
 def _add_texts(app: FastAPI) -> None:
-    """Between text and tokens."""
+    """Add the routes that convert between text and tokens."""
 
     @app.post("/tokenize")
-    async def tokenize(body: TokenizeRequest, service: Held) -> Response:
-        opened = service.ready()
-        most, positions = most_counted(opened), opened.session.model.positions
-        made = await service.encoded(partial(_tokenized, body, most, positions), body.place)
-        return Response(made, media_type="application/json")
+    async def tokenize(body: TokenizeRequest, service: LoadedService) -> Response:
+        opened = service.require_loaded()
+        most, positions = max_countable_tokens(opened), opened.session.model.positions
+        result = await service.run_with_tokenizer(partial(_tokenized, body, most, positions), body.field_path)
+        return Response(result, media_type="application/json")
 
     @app.post("/detokenize")
-    async def detokenize(body: DetokenizeRequest, service: Held) -> Mapping[str, Any]:
-        check_ids(service.ready(), body.tokens, "tokens")
-        text = await service.encoded(lambda tokenizer: tokenizer.decode(body.tokens))
+    async def detokenize(body: DetokenizeRequest, service: LoadedService) -> Mapping[str, Any]:
+        check_ids(service.require_loaded(), body.tokens, "tokens")
+        text = await service.run_with_tokenizer(lambda tokenizer: tokenizer.decode(body.tokens))
         return {"content": text, "prompt": text}
 
     @app.post("/apply-template")
-    async def apply_template(body: TemplateRequest, service: Held) -> Mapping[str, Any]:
-        service.ready()
-        made = await service.encoded(lambda tokenizer: tokenizer.chat_text(*body.chat), body.place)
-        return {"prompt": made}
+    async def apply_template(body: TemplateRequest, service: LoadedService) -> Mapping[str, Any]:
+        service.require_loaded()
+        result = await service.run_with_tokenizer(
+            lambda tokenizer: tokenizer.chat_text(*body.chat), body.field_path
+        )
+        return {"prompt": result}
 
 
 def _tokenized(body: TokenizeRequest, most: int, positions: int, tokenizer: Tokenizer) -> bytes:
-    """The response. positions: the model's."""
-    ids = _ids_of(body, most, tokenizer)
+    """The body of the response. positions: the context of the model."""
+    ids = _encode_body(body, most, tokenizer)
     tokens = json.dumps(ids)
-    if body.with_pieces:  # one by one: all at once would hold the other threads
-        told = (
+    if body.with_pieces:  # one by one: encoding all at once would block the other threads
+        entries = (
             {"id": each, "piece": piece.text, "bytes": list(piece.data)}
             for each, piece in zip(ids, tokenizer.pieces(ids), strict=True)
         )
-        tokens = f"[{','.join(map(json.dumps, told))}]"
+        tokens = f"[{','.join(map(json.dumps, entries))}]"
     return f'{{"tokens":{tokens},"count":{len(ids)},"max_model_len":{positions}}}'.encode()
 
 
-def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
+def _encode_body(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]:
     if body.messages is not None:
         return tokenizer.encode_chat(*body.chat, most=most)
     special = body.add_special if body.add_special_tokens is None else body.add_special_tokens
@@ -139,59 +152,78 @@ def _ids_of(body: TokenizeRequest, most: int, tokenizer: Tokenizer) -> list[int]
     return tokenizer.encode(text, special=special, most=most)
 
 
-async def _count(body: ChatRequest | CountRequest, service: Service) -> Mapping[str, Any]:
-    """The tokens of a conversation."""
-    most = most_counted(service.ready())
-    return {"input_tokens": len(await service.encoded(partial(encoded, body, most), body.place))}
+async def _count(body: ChatRequest | CountTokensRequest, service: ModelService) -> Mapping[str, Any]:
+    """Count the tokens of a conversation."""
+    most = max_countable_tokens(service.require_loaded())
+    return {
+        "input_tokens": len(
+            await service.run_with_tokenizer(partial(encode_chat, body, most), body.field_path)
+        )
+    }
 
 
 def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/chat/completions")
-    async def chat(body: ChatRequest, request: Request, service: Held) -> Response:
-        opened = service.ready()
-        ids, grammar, calls = await service.conversed(opened, body)
-        expected = await _expected(service, body.predicted, opened.session.model.positions)
-        asks = asked(opened, body, [ids], body.most, service.limits.time_limit_s, grammar, expected, calls)
-        marks = await marked(service, request, [ids], body.prompt_logprobs)
-        asking = service.asking(asks, request.state.line)
-        shown = service.name, body.choices, body.wants_usage, body.top is not None
-        form = ChatForm(*shown, marks, body.timings_per_token)
-        return await answered(request, asking, form, body.stream, service.limits.send_s)
+    async def chat(body: ChatRequest, request: Request, service: LoadedService) -> Response:
+        opened = service.require_loaded()
+        ids, grammar, tool_calls = await service.encode_chat(opened, body)
+        expected = await _encode_prediction(service, body.prediction_text, opened.session.model.positions)
+        requests = output_requests(
+            opened,
+            body,
+            [ids],
+            body.max_new_tokens,
+            service.limits.time_limit_s,
+            grammar,
+            expected,
+            tool_calls,
+        )
+        prompt_logprobs = await score_prompts(service, request, [ids], body.prompt_logprobs)
+        outputs = service.submit(requests, request.state.request_log)
+        shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
+        writer = ChatWriter(*shared, prompt_logprobs, body.timings_per_token)
+        return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/completions")
-    async def completions(body: CompletionRequest, request: Request, service: Held) -> Response:
-        opened = service.ready()
-        prompts = await _ids(service, body.prompts, "prompt")
-        grammar = await service.grammar(opened, body.form)
-        asks = asked(opened, body, prompts, body.most, service.limits.time_limit_s, grammar)
+    async def completions(body: CompletionRequest, request: Request, service: LoadedService) -> Response:
+        opened = service.require_loaded()
+        prompts = await _encode_prompts(service, body.prompts, "prompt")
+        grammar = await service.grammar(opened, body.structured_output)
+        requests = output_requests(
+            opened, body, prompts, body.max_new_tokens, service.limits.time_limit_s, grammar
+        )
         echoes = await _echoes(service, request, body, prompts) if body.echo else []
-        marks = await marked(service, request, prompts, body.prompt_logprobs)
-        asking = service.asking(asks, request.state.line)
-        shown = service.name, body.choices, body.wants_usage, body.top is not None
-        form = CompletionForm(*shown, echoes, marks)
-        return await answered(request, asking, form, body.stream, service.limits.send_s)
+        prompt_logprobs = await score_prompts(service, request, prompts, body.prompt_logprobs)
+        outputs = service.submit(requests, request.state.request_log)
+        shared = service.name, body.choices, body.wants_usage, body.num_logprobs is not None
+        writer = CompletionWriter(*shared, echoes, prompt_logprobs)
+        return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
 
-async def _expected(service: Service, text: str, most: int) -> Sequence[int]:
-    """The tokens that an answer is expected to be much like."""
-    return await service.encoded(partial(_continued, text, most)) if text else ()
+async def _encode_prediction(service: ModelService, text: str, most: int) -> Sequence[int]:
+    """The token ids of a predicted output."""
+    return await service.run_with_tokenizer(partial(_encode_continuation, text, most)) if text else ()
 
 
-def _continued(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
-    """The tokens of a text that follows others."""
+def _encode_continuation(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
+    """The token ids of a text that follows other text."""
     return tokenizer.encode(text, special=False, most=most)
 
 
-async def _ids(service: Service, given: Sequence[str | list[int]], param: str) -> list[list[int]]:
-    """Of texts and of lists of ids, which the client has from wherever. Raises ApiError."""
-    opened = service.ready()
-    for each in given:
-        if isinstance(each, list):
-            check_ids(opened, each, param)
+async def _encode_prompts(
+    service: ModelService, prompts: Sequence[str | list[int]], param: str
+) -> list[list[int]]:
+    """Encode texts, and check the token ids of a client. Raises ApiError."""
+    opened = service.require_loaded()
+    for prompt in prompts:
+        if isinstance(prompt, list):
+            check_ids(opened, prompt, param)
     most = opened.session.model.positions
     return [
-        each if isinstance(each, list) else await service.encoded(partial(_encode, each, most))
-        for each in given
+        prompt
+        if isinstance(prompt, list)
+        else await service.run_with_tokenizer(partial(_encode, prompt, most))
+        for prompt in prompts
     ]
 
 
@@ -200,100 +232,112 @@ def _encode(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
 
 
 async def _echoes(
-    service: Service, request: Request, body: CompletionRequest, prompts: Sequence[Sequence[int]]
-) -> list[Echo]:
-    """The texts of the prompts, and how likely their tokens are where that is told of answers."""
-    texts = [await service.encoded(partial(_begun, prompt)) for prompt in prompts]
-    marks = await marked(service, request, prompts, body.top) or [[] for _ in prompts]
-    return list(zip(texts, marks, strict=True))
+    service: ModelService, request: Request, body: CompletionRequest, prompts: Sequence[Sequence[int]]
+) -> list[EchoedPrompt]:
+    """The texts of the prompts, with logprobs of their tokens if the outputs have them."""
+    texts = [await service.run_with_tokenizer(partial(_decode_complete, prompt)) for prompt in prompts]
+    logprobs = await score_prompts(service, request, prompts, body.num_logprobs) or [[] for _ in prompts]
+    return list(zip(texts, logprobs, strict=True))
 
 
-def _begun(ids: Sequence[int], tokenizer: Tokenizer) -> str:
-    """The text of tokens, without the beginning of a character, which an answer goes on with."""
+def _decode_complete(ids: Sequence[int], tokenizer: Tokenizer) -> str:
+    """Decode tokens, without an incomplete character at the end, which the output completes."""
     return "".join(map(tokenizer.stream().feed, ids))
 
 
 def _add_other_apis(app: FastAPI) -> None:
-    """A newer one of OpenAI's, and Anthropic's."""
+    """Add OpenAI's /v1/responses and Anthropic's /v1/messages."""
 
     @app.post("/v1/responses")
-    async def responses(body: ResponsesRequest, request: Request, service: Held, kept: Keeping) -> Response:
-        opened, before = service.ready(), kept.before(body)
-        ids, grammar, calls = await service.conversed(opened, body.after(before.items))
-        asks = asked(
+    async def responses(
+        body: ResponsesRequest, request: Request, service: LoadedService, store: StoreDependency
+    ) -> Response:
+        opened, history = service.require_loaded(), store.history_before(body)
+        ids, grammar, tool_calls = await service.encode_chat(opened, body.with_history(history.items))
+        requests = output_requests(
             opened,
-            body.settings,
+            body.sampling_fields,
             [ids],
             body.max_output_tokens,
             service.limits.time_limit_s,
             grammar,
-            calls=calls,
+            tool_calls=tool_calls,
         )
-        asking = service.asking(asks, request.state.line)
-        form = ResponsesForm(service.name, body, partial(kept.keep, body, before))
-        return await answered(request, asking, form, body.stream, service.limits.send_s)
+        outputs = service.submit(requests, request.state.request_log)
+        writer = ResponsesWriter(service.name, body, partial(store.store_response, body, history))
+        return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/responses/input_tokens")
-    async def input_tokens(body: ResponsesRequest, service: Held, kept: Keeping) -> Mapping[str, Any]:
-        asked = body.after(kept.before(body).items)
-        ids, *_ = await service.conversed(service.ready(), asked)
+    async def input_tokens(
+        body: ResponsesRequest, service: LoadedService, store: StoreDependency
+    ) -> Mapping[str, Any]:
+        with_history = body.with_history(store.history_before(body).items)
+        ids, *_ = await service.encode_chat(service.require_loaded(), with_history)
         return {"object": "response.input_tokens", "input_tokens": len(ids)}
 
     @app.post("/v1/messages")
-    async def messages(body: MessagesRequest, request: Request, service: Held) -> Response:
-        opened = service.ready()
-        ids, grammar, calls = await service.conversed(opened, body)
-        asks = asked(
-            opened, body.settings, [ids], body.max_tokens, service.limits.time_limit_s, grammar, calls=calls
+    async def messages(body: MessagesRequest, request: Request, service: LoadedService) -> Response:
+        opened = service.require_loaded()
+        ids, grammar, tool_calls = await service.encode_chat(opened, body)
+        requests = output_requests(
+            opened,
+            body.sampling_fields,
+            [ids],
+            body.max_tokens,
+            service.limits.time_limit_s,
+            grammar,
+            tool_calls=tool_calls,
         )
-        asking = service.asking(asks, request.state.line)
-        form = MessagesForm(service.name, len(ids))
-        return await answered(request, asking, form, body.stream, service.limits.send_s)
+        outputs = service.submit(requests, request.state.request_log)
+        writer = MessagesWriter(service.name, len(ids))
+        return await make_response(request, outputs, writer, body.stream, service.limits.send_s)
 
     @app.post("/v1/messages/count_tokens")
-    async def count_tokens(body: CountRequest, service: Held) -> Mapping[str, Any]:
+    async def count_tokens(body: CountTokensRequest, service: LoadedService) -> Mapping[str, Any]:
         return await _count(body, service)
 
 
 def _add_slots(app: FastAPI) -> None:
-    """What the pool has of the last answers, by numbers."""
+    """Add the routes of slots."""
 
     @app.get("/slots")
-    async def slots(service: Seen, fail_on_no_slot: str = "") -> Sequence[Mapping[str, Any]]:
-        opened = service.ready()
-        there = service.worker.slots.told(opened.session.model.positions)
-        if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in there):
+    async def slots(service: NamedService, fail_on_no_slot: str = "") -> Sequence[Mapping[str, Any]]:
+        opened = service.require_loaded()
+        slots_json = service.worker.slots.to_json(opened.session.model.positions)
+        if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in slots_json):
             raise ApiError(
-                503, f"all {len(there)} slots are in use; ask again", code="no_slot", retry_after=1
+                503, f"all {len(slots_json)} slots are in use; ask again", code="no_slot", retry_after=1
             )
-        return there
+        return slots_json
 
     @app.post("/slots/{slot}")
     async def act(
-        slot: str, service: Held, body: SlotRequest | None = None, action: str = ""
+        slot: str, service: LoadedService, body: SlotRequest | None = None, action: str = ""
     ) -> Mapping[str, Any]:
-        given = body or SlotRequest()
-        service.ready()
-        return await service.slot_files.act(service.worker, slot, action, given.filename)
+        fields = body or SlotRequest()
+        service.require_loaded()
+        return await service.slot_files.run_action(service.worker, slot, action, fields.filename)
 
 
 def _add_native(app: FastAPI) -> None:
-    """llama.cpp's own."""
+    """Add llama.cpp's own routes."""
 
     @app.post("/completion")
-    async def completion(body: NativeRequest, request: Request, service: Held) -> Response:
-        return await completed(service, body, request)
+    async def completion(body: LlamaCppRequest, request: Request, service: LoadedService) -> Response:
+        return await complete(service, body, request)
 
     @app.post("/v1/chat/completions/input_tokens")
-    async def input_tokens(body: ChatRequest, service: Held) -> Mapping[str, Any]:
+    async def input_tokens(body: ChatRequest, service: LoadedService) -> Mapping[str, Any]:
         return await _count(body, service)
 
 
 def _add_embeddings(app: FastAPI) -> None:
     @app.post("/v1/embeddings")
-    async def embeddings(body: EmbeddingsRequest, request: Request, service: Held) -> Mapping[str, Any]:
-        prompts = await _ids(service, body.inputs, "input")
-        made = await read(service, request, prompts, [Embedding] * len(prompts))
+    async def embeddings(
+        body: EmbeddingsRequest, request: Request, service: LoadedService
+    ) -> Mapping[str, Any]:
+        prompts = await _encode_prompts(service, body.inputs, "input")
+        vectors = await pool_prompts(service, request, prompts, [MeanPooler] * len(prompts))
         tokens = sum(map(len, prompts))
-        request.state.line.prompt = tokens
-        return told(made, service.name, tokens, body.encoding_format)
+        request.state.request_log.prompt_tokens = tokens
+        return to_response(vectors, service.name, tokens, body.encoding_format)

@@ -1,4 +1,4 @@
-"""The command `aerie serve`: what may be asked for, and the server's life from its start to its end."""
+"""The command `aerie serve`, and the life of the server from start to end."""
 
 from __future__ import annotations
 
@@ -19,30 +19,30 @@ from typing import Protocol
 
 from starlette.types import ASGIApp
 
-from aerie.cli.arguments import Parser, add_commands, run_command
+from aerie.cli.arguments import CommandParser, add_commands, run_command
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
 from aerie.runtime.memory import available_bytes
-from aerie.serve.app import guarded, make_app
-from aerie.serve.connections import Listening, room_for
-from aerie.serve.flags import KEY, add_serve
-from aerie.serve.front import Front
-from aerie.serve.models import Memory, Models
-from aerie.serve.naming import aliases_of, drafts_of, models_of
-from aerie.serve.opening import Opening, Runtime, prompt_tokenizer
-from aerie.serve.origins import is_own, origins_of
-from aerie.serve.service import Limits, Offer
-from aerie.serve.slot_files import Storage
+from aerie.serve.app import make_app, with_guards
+from aerie.serve.arguments import KEY, add_serve
+from aerie.serve.connections import ListeningServer, max_connections
+from aerie.serve.model_names import parse_aliases, parse_drafts, parse_models
+from aerie.serve.model_spec import ModelFlags, ModelSpec, prompt_tokenizer
+from aerie.serve.models import MemoryLimit, ModelManager
+from aerie.serve.origins import is_local_name, parse_origins
+from aerie.serve.replica_proxy import ReplicaProxy
+from aerie.serve.service import ServedModel, ServerLimits
+from aerie.serve.slot_files import SlotFolder
 
 INTERRUPTED = 130
-SWITCH_S = 0.001
-MOST_PORT = 65535
+THREAD_SWITCH_S = 0.001
+MAX_PORT = 65535
 
 
-class Life(Protocol):
-    """What ends with the server: Models, or a Front."""
+class ServerLife(Protocol):
+    """What ends together with the server: a ModelManager or a ReplicaProxy."""
 
     @property
     def is_over(self) -> bool: ...
@@ -50,31 +50,31 @@ class Life(Protocol):
     def drain(self) -> None: ...
 
 
-class Server(Listening):
-    """A server which at the first SIGTERM or Ctrl-C has answers under way finish."""
+class DrainingServer(ListeningServer):
+    """A server that finishes running requests after the first SIGTERM or Ctrl-C."""
 
-    def __init__(self, app: ASGIApp, service: Life, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, service: ServerLife, limits: ServerLimits) -> None:
         super().__init__(app, limits)
         self._service, self.signal = service, 0
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         if threading.current_thread() is not threading.main_thread():
-            yield  # Python delivers signals there alone
+            yield  # Python delivers signals in the main thread only
             return
-        before = {each: signal.signal(each, self._told) for each in (signal.SIGTERM, signal.SIGINT)}
+        before = {each: signal.signal(each, self._on_signal) for each in (signal.SIGTERM, signal.SIGINT)}
         try:
             yield
         finally:
             for each, handler in before.items():
                 signal.signal(each, handler)
 
-    def _told(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         self.signal = self.signal or number
         self.handle_exit(number, frame)
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
+        """Called by uvicorn ten times a second."""
         if self.should_exit:
             self._service.drain()
         if self._service.is_over:
@@ -82,114 +82,129 @@ class Server(Listening):
         return await super().on_tick(counter)
 
 
-def make_server(models: Models) -> Server:
-    """Ready to `run` with a socket that listens."""
-    return Server(make_app(models), models, models.limits)
+def make_server(models: ModelManager) -> DrainingServer:
+    """A server that is ready to `run` with a listening socket."""
+    return DrainingServer(make_app(models), models, models.limits)
 
 
 def serve(arguments: argparse.Namespace) -> int:
     """Serve models over HTTP, with OpenAI's API and a web page."""
-    _share_the_interpreter()
+    _tune_interpreter()
     limits, report = _limits(arguments), Reporter()
-    named = models_of(arguments.model, arguments.models_dir, arguments.name)
-    drafts, aliases = drafts_of(arguments.draft, named), aliases_of(arguments.alias, named)
-    runtime = Runtime(
+    models_by_name = parse_models(arguments.model, arguments.models_dir, arguments.name)
+    drafts, aliases = (
+        parse_drafts(arguments.draft, models_by_name),
+        parse_aliases(arguments.alias, models_by_name),
+    )
+    runtime = ModelFlags(
         arguments.backend,
         arguments.numerics,
         arguments.variants,
         arguments.kv_pool,
         arguments.cache_dir or folders.programs_folder(),
         template_arguments=(*arguments.template_arg,),
-        warm=arguments.warm,
+        load_all_programs=arguments.warm,
     )
-    (first, *others) = named
+    (first, *others) = models_by_name
     with _listen(arguments.host, arguments.port) as listening:
-        said = f"{first} at {_address(listening)}; Ctrl-C ends"
+        address_line = f"{first} at {_address(listening)}; Ctrl-C ends"
         if arguments.replicas or arguments.max_replicas or arguments.cluster:
             _check_replicas(arguments, others)
             recipe = (
                 first,
-                named[first],
+                models_by_name[first],
                 runtime._replace(draft=drafts[first]),
-                replace(limits, kept=0),
+                replace(limits, max_stored=0),
                 (*aliases[first],),
             )
-            return _serve_replicas(arguments, recipe, listening, said)
-        models = _models(arguments, named, drafts, aliases, runtime, limits)
+            return _serve_replicas(arguments, recipe, listening, address_line)
+        models = _make_models(arguments, models_by_name, drafts, aliases, runtime, limits)
         server = make_server(models)
-        _log()
-        report.note(said)
+        _setup_logging()
+        report.note(address_line)
         if others:
             report.note(f"loaded when they are asked for: {', '.join(others)}")
         server.run(sockets=[listening])
     if error := models.error:
         raise error
-    return _code(server)
+    return _exit_status(server)
 
 
-def _share_the_interpreter() -> None:
-    """A thread that runs Python, as one that reads a long prompt, makes room for others after a millisecond:
-    the event loop and the model's steps wait so long each time that they come back from C. And what is
-    imported is not looked through for garbage whenever much is read: that takes a tenth of a second, and all
-    wait."""
-    sys.setswitchinterval(SWITCH_S)
+def _tune_interpreter() -> None:
+    """Let threads that run Python (encoding a long prompt) give way after a millisecond: the event loop and
+    the engine steps wait that long each time they return from C. Exempt imported modules from garbage
+    collection, which would stop all threads for a tenth of a second."""
+    sys.setswitchinterval(THREAD_SWITCH_S)
     gc.collect()
     gc.freeze()
 
 
-def _models(
+def _make_models(
     arguments: argparse.Namespace,
-    named: Mapping[str, str],
+    models_by_name: Mapping[str, str],
     drafts: Mapping[str, str | None],
     aliases: Mapping[str, Sequence[str]],
-    runtime: Runtime,
-    limits: Limits,
-) -> Models:
-    """Where there are several, their memory is limited whether it is said or not. Each has a backend of its
-    own, as it gives the device back when it is unloaded, and others do not."""
+    runtime: ModelFlags,
+    limits: ServerLimits,
+) -> ModelManager:
+    """The models of the command line. Several models always have a memory limit. Each has its own backend, as
+    unloading a model closes the device."""
     limit = arguments.memory
-    if limit is None and len(named) > 1:
+    if limit is None and len(models_by_name) > 1:
         limit = available_bytes()
     offers = []
-    for name, model in named.items():
-        given = runtime.options(), Reporter(), drafts[name], limit, runtime.template_arguments, runtime.warm
-        opening = Opening(model, *given)
-        offers.append(Offer(name, opening.open, opening.needs if limit is not None else int, aliases[name]))
-    return Models(offers, limits, Memory(limit), arguments.preload, arguments.idle_unload)
+    for name, model in models_by_name.items():
+        extras = (
+            runtime.runtime_options(),
+            Reporter(),
+            drafts[name],
+            limit,
+            runtime.template_arguments,
+            runtime.load_all_programs,
+        )
+        spec = ModelSpec(model, *extras)
+        offers.append(
+            ServedModel(name, spec.open, spec.memory_bytes if limit is not None else int, aliases[name])
+        )
+    return ModelManager(offers, limits, MemoryLimit(limit), arguments.preload, arguments.idle_unload)
 
 
 def _check_replicas(arguments: argparse.Namespace, others: Sequence[str]) -> None:
-    """UserError for what is of one engine."""
+    """Raise UserError for flags that replicas do not support."""
     if others:
         raise UserError(
             f"--replicas serves one model, and {len(others) + 1} were named; serve without replicas, or each "
             "model by a server of its own"
         )
-    given = {
+    flags = {
         "--memory": arguments.memory,
         "--idle-unload": arguments.idle_unload,
         "--preload": arguments.preload or None,
     }
-    if named := [name for name, value in given.items() if value is not None]:
-        raise UserError(f"{named[0]} is of one engine, and replicas keep their model loaded; leave it out")
+    if set_flags := [name for name, value in flags.items() if value is not None]:
+        raise UserError(
+            f"{set_flags[0]} is of one engine, and replicas keep their model loaded; leave it out"
+        )
 
 
-def _code(server: Server) -> int:
+def _exit_status(server: DrainingServer) -> int:
     return INTERRUPTED if server.signal == signal.SIGINT else 0
 
 
 def _serve_replicas(
     arguments: argparse.Namespace,
-    recipe: tuple[str, str, Runtime, Limits, tuple[str, ...]],
+    recipe: tuple[str, str, ModelFlags, ServerLimits, tuple[str, ...]],
     listening: socket.socket,
-    said: str,
+    address_line: str,
 ) -> int:
-    """The front in this process, and replicas under Ray. UserError where that is not installed."""
-    least = arguments.replicas or 1
-    most = arguments.max_replicas or least
-    if most < least:
+    """Run the proxy in this process, and replicas under Ray. Raises UserError if Ray is not installed or a
+    flag does not fit."""
+    min_replicas = arguments.replicas or 1
+    max_replicas = arguments.max_replicas or min_replicas
+    if max_replicas < min_replicas:
         raise UserError(
-            f"--max-replicas is {most}, below --replicas, which is {least}; give it more, or leave it out"
+            f"--max-replicas is {max_replicas}, below --replicas, which is {min_replicas}; give it "
+            "more, or leave it out"
         )
     if arguments.slot_save_path:
         raise UserError(
@@ -205,50 +220,54 @@ def _serve_replicas(
         from aerie.serve import replicas
     except ImportError:
         raise UserError(
-            f"--replicas is {least}, and Ray, which runs them, is not installed; pip install 'ray[serve]', "
+            f"--replicas is {min_replicas}, and Ray, which runs them, is not installed; pip install "
+            "'ray[serve]', "
             "or serve without"
         ) from None
     tokenizer = prompt_tokenizer(find_checkpoint(recipe[1]), arguments.template_arg)
     limits, report = recipe[3], Reporter()
-    report.note(f"{least} replicas are started")
-    with replicas.running(replicas.Recipe(*recipe), least, most, arguments.cluster) as ask:
-        front = Front(ask, tokenizer, limits, replicas.FULL)
-        server = Server(guarded(front, front), front, limits)
-        _log()
-        report.note(said)
+    report.note(f"{min_replicas} replicas are started")
+    with replicas.running_replicas(
+        replicas.ReplicaConfig(*recipe), min_replicas, max_replicas, arguments.cluster
+    ) as send:
+        proxy = ReplicaProxy(send, tokenizer, limits, replicas.QUEUE_FULL_ERROR)
+        server = DrainingServer(with_guards(proxy, proxy), proxy, limits)
+        _setup_logging()
+        report.note(address_line)
         server.run(sockets=[listening])
-    return _code(server)
+    return _exit_status(server)
 
 
-def _limits(arguments: argparse.Namespace) -> Limits:
-    """UserError where others could ask without a key."""
-    key, is_local = _key(arguments.api_key), is_own(arguments.host)
+def _limits(arguments: argparse.Namespace) -> ServerLimits:
+    """The limits of the command line. Raises UserError if other machines could send requests without a
+    key."""
+    key, is_local = _api_key(arguments.api_key), is_local_name(arguments.host)
     if not is_local and key is None:
         raise UserError(
             f"--host {arguments.host} lets other machines ask, and there is no API key; give --api-key, "
             f"or set {KEY.name}, or listen on 127.0.0.1"
         )
-    return Limits(
+    return ServerLimits(
         arguments.queue,
         arguments.time_limit,
         arguments.drain,
         body_bytes=arguments.max_body,
         api_key=key,
-        origins=origins_of(arguments.cors_origin, key is not None),
+        origins=parse_origins(arguments.cors_origin, key is not None),
         is_local=is_local,
-        connections=room_for(arguments.connections),
+        connections=max_connections(arguments.connections),
         head_s=arguments.head_time,
         body_s=arguments.body_time,
         send_s=arguments.send_time,
-        slots=_storage(arguments.slot_save_path, arguments.slot_save_bytes),
-        load_s=arguments.load_wait,
-        kept=Limits.kept if arguments.keep_responses is None else arguments.keep_responses,
-        kept_bytes=arguments.keep_bytes,
+        slot_folder=_slot_folder(arguments.slot_save_path, arguments.slot_save_bytes),
+        load_wait_s=arguments.load_wait,
+        max_stored=ServerLimits.max_stored if arguments.keep_responses is None else arguments.keep_responses,
+        max_stored_bytes=arguments.keep_bytes,
     )
 
 
-def _storage(folder: Path | None, most_bytes: int) -> Storage | None:
-    """The folder for slots, which is made where it is not there. UserError where it cannot be used."""
+def _slot_folder(folder: Path | None, most_bytes: int) -> SlotFolder | None:
+    """The folder for slot files, created if needed. Raises UserError if it cannot be used."""
     if folder is None:
         return None
     try:
@@ -257,18 +276,18 @@ def _storage(folder: Path | None, most_bytes: int) -> Storage | None:
         raise UserError(
             f"--slot-save-path is {folder}, and cannot be used ({error.strerror}); name another folder"
         ) from None
-    return Storage(folder, most_bytes)
+    return SlotFolder(folder, most_bytes)
 
 
-def _key(given: str | None) -> str | None:
-    """The API key, of the flag or the environment; None where there is none. UserError for one that no client
-    could send."""
-    name, key = (KEY.name, KEY.get() or None) if given is None else ("--api-key", given)
+def _api_key(value: str | None) -> str | None:
+    """The API key of the flag or the variable; None if there is none. Raises UserError if no client could
+    send it."""
+    name, key = (KEY.name, KEY.get() or None) if value is None else ("--api-key", value)
     if key is None:
         return None
     if not key.strip():
         raise UserError(f"{name} is blank, which would let everybody in; give a key, or leave it out")
-    if key != key.strip() or not all(" " <= each <= "~" for each in key):
+    if key != key.strip() or not all(" " <= char <= "~" for char in key):
         raise UserError(
             f"{name} holds blanks around it, control characters or some beyond ASCII, which clients cannot "
             "send in a header; give another key"
@@ -277,10 +296,10 @@ def _key(given: str | None) -> str | None:
 
 
 def _listen(host: str, port: int) -> socket.socket:
-    """A socket there. UserError where that cannot be had."""
-    if port > MOST_PORT:
+    """A listening socket. Raises UserError if the address cannot be used."""
+    if port > MAX_PORT:
         raise UserError(
-            f"--port is {port}, and ports go to {MOST_PORT}; give another, or 0 for any that is free"
+            f"--port is {port}, and ports go to {MAX_PORT}; give another, or 0 for any that is free"
         )
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
@@ -302,8 +321,8 @@ def _address(listening: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def _log() -> None:
-    """What is logged goes where notes go, with its time."""
+def _setup_logging() -> None:
+    """Log to standard error, with the time."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s"))
     for name, level in (("aerie.serve", logging.INFO), ("uvicorn", logging.WARNING)):
@@ -313,7 +332,8 @@ def _log() -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(prog="aerie", description="A model as a service.")
+    """The parser of `aerie serve`."""
+    parser = CommandParser(prog="aerie", description="A model as a service.")
     add_commands(parser, ("serve", serve, [add_serve]))
     return parser
 

@@ -1,10 +1,9 @@
 """Connections: how many there are at once, and how long a client may take for each part of a request.
 
-The rule: whoever keeps a connection does something with it. A request's head has `head_s` and its body
-`body_s` (guards.py), and a reader takes something of what was sent at least every `send_s`; else the socket
-is closed. There are `connections` at most, fewer than the process may have descriptors. When these are used
-up, a new one takes the place of the one that has been without a whole request for longest, and where there is
-none, it waits.
+A client has `head_s` seconds for the head of a request and `body_s` for its body (request_guard.py), and must
+take some of the response at least every `send_s` seconds; else the server closes the socket. There are at
+most `connections` connections, fewer than the file descriptors of the process. When all are in use, the
+server closes the connection that has been idle longest for a new one. If none is idle, the new client waits.
 """
 
 from __future__ import annotations
@@ -27,46 +26,48 @@ from uvicorn.server import ServerState
 
 from aerie.common.errors import UserError
 from aerie.serve.errors import ApiError
-from aerie.serve.events import as_json
-from aerie.serve.service import Limits
+from aerie.serve.event_stream import to_json_text
+from aerie.serve.service import ServerLimits
 
 LOG = logging.getLogger("aerie.serve")
 READ_BYTES: Final = 8 * 2**10
-"""That are read at once. A body in chunks of a byte is a thousand events of HTTP in so many."""
-SLOW_S, REST = 0.005, 3
-"""Who sends what takes longer to read is heard again after `REST` times as long: others come between."""
-REST_S: Final = 5.0
-"""That the rest of a body has which nobody reads any more: a client that still sends it sees the response."""
-AGAIN_S, WAIT_S = 1.0, 0.05
-"""After which it is tried again to take a connection, where there are no descriptors, and where there is no
-room."""
-NO_ROOM = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
-FEWEST: Final = 4
+"""Bytes of one read. A body in chunks of one byte has a thousand HTTP events in so many bytes."""
+SLOW_READ_S, PAUSE_FACTOR = 0.005, 3
+"""A client whose data took longer to parse is read again after PAUSE_FACTOR times as long, so that others get
+their turn."""
+DISCARD_S: Final = 5.0
+"""Seconds in which the rest of an unread body is discarded, so that a client that still sends sees the
+response."""
+ACCEPT_RETRY_S, ROOM_POLL_S = 1.0, 0.05
+"""Seconds until the next try to accept a connection, without file descriptors; and without room."""
+RESOURCE_ERRORS = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+MIN_CONNECTIONS: Final = 4
 STARTUP_FAILURE: Final = 3
-"""The exit code where the app could not be started; uvicorn's."""
+"""The exit status if the app could not start; uvicorn's."""
 
 
-def room_for(wanted: int) -> int:
-    """As many connections as are wanted, or as the descriptors of this process allow beside what else it
-    opens: programs, files of slots, compilers. UserError where these are too few."""
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    if most == resource.RLIM_INFINITY:
-        return wanted
-    beside = len(os.listdir("/proc/self/fd")) + min(256, max(24, most // 4))
-    if most - beside < FEWEST:
+def max_connections(requested: int) -> int:
+    """The requested number of connections, or as many as the file descriptors of this process allow besides
+    programs, slot files and compilers. Raises UserError if these are too few."""
+    descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    if descriptors == resource.RLIM_INFINITY:
+        return requested
+    reserved = len(os.listdir("/proc/self/fd")) + min(256, max(24, descriptors // 4))
+    if descriptors - reserved < MIN_CONNECTIONS:
         raise UserError(
-            f"this process may have {most} descriptors (ulimit -n), and {beside} are for other things than "
-            f"connections; allow {beside + FEWEST} or more"
+            f"this process may have {descriptors} descriptors (ulimit -n), and {reserved} are for "
+            "other things than "
+            f"connections; allow {reserved + MIN_CONNECTIONS} or more"
         )
-    return min(wanted, most - beside)
+    return min(requested, descriptors - reserved)
 
 
-class Written:
-    """A transport that counts what was written to it. ends: called where it is to be closed; whether it is
-    now."""
+class CountingTransport:
+    """A transport that counts the bytes written. can_close: called before it is closed; False postpones
+    that."""
 
-    def __init__(self, transport: asyncio.Transport, ends: Callable[[], bool]) -> None:
-        self._transport, self._ends, self._written = transport, ends, 0
+    def __init__(self, transport: asyncio.Transport, can_close: Callable[[], bool]) -> None:
+        self._transport, self._can_close, self._written = transport, can_close, 0
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
@@ -76,50 +77,56 @@ class Written:
         self._transport.write(data)
 
     def close(self) -> None:
-        if self._ends():
+        if self._can_close():
             self._transport.close()
 
     @property
-    def taken(self) -> int:
-        """Bytes that the client's side has taken."""
+    def bytes_taken(self) -> int:
+        """Bytes that have left the write buffer."""
         return self._written - self._transport.get_write_buffer_size()
 
 
-class Http(h11.Connection):
-    """h11's, which keeps what was wrong with what came."""
+class H11Connection(h11.Connection):
+    """An h11 connection that keeps the protocol error of the client."""
 
-    wrong: h11.RemoteProtocolError | None = None
+    error: h11.RemoteProtocolError | None = None
 
     def next_event(self) -> Any:
         try:
             return super().next_event()
         except h11.RemoteProtocolError as error:
-            self.wrong = error
+            self.error = error
             raise
 
 
 class Connection(H11Protocol, asyncio.BufferedProtocol):
-    """uvicorn's, with the time limits of the module. buffer: for what is read, shared by all of a loop."""
+    """uvicorn's HTTP protocol with the time limits of this module. buffer: for reads, shared by all
+    connections."""
 
     def __init__(
-        self, config: uvicorn.Config, state: ServerState, app_state: Any, limits: Limits, buffer: bytearray
+        self,
+        config: uvicorn.Config,
+        state: ServerState,
+        app_state: Any,
+        limits: ServerLimits,
+        buffer: bytearray,
     ) -> None:
         super().__init__(config, state, app_state)
-        self.conn: Http = Http(h11.SERVER, limits.header_bytes)
+        self.conn: H11Connection = H11Connection(h11.SERVER, limits.header_bytes)
         self._limits, self._buffer = limits, buffer
-        self._phase = ""  # what the client is waited for: head, rest, or nothing
+        self._phase = ""  # what the client has to send: "head", "rest", or "" for nothing
         self._timer: asyncio.TimerHandle | None = None
         self._has_begun = self._lingers = False
         self._taken, self._taken_s = 0, self.loop.time()
-        self.quiet_s = self.loop.time()
-        """When it last had a whole request."""
+        self.idle_since_s = self.loop.time()
+        """When its last response was complete."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(Written(transport, self._ends))  # type: ignore[arg-type]
-        self._watch()
+        super().connection_made(CountingTransport(transport, self._can_close))  # type: ignore[arg-type]
+        self._update_timer()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self._wait_for("")
+        self._set_phase("")
         super().connection_lost(exc)
 
     def get_buffer(self, sizehint: int) -> bytearray:  # noqa: ARG002
@@ -128,22 +135,22 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         began_s = self.loop.time()
         self.data_received(bytes(self._buffer[:nbytes]))
-        if (took_s := self.loop.time() - began_s) > SLOW_S and not self.transport.is_closing():
+        if (spent_s := self.loop.time() - began_s) > SLOW_READ_S and not self.transport.is_closing():
             self.transport.pause_reading()
-            self.loop.call_later(REST * took_s, self._read_on)
+            self.loop.call_later(PAUSE_FACTOR * spent_s, self._resume_reading)
 
-    def _read_on(self) -> None:
+    def _resume_reading(self) -> None:
         if not self.flow.read_paused and not self.transport.is_closing():
             self.transport.resume_reading()
 
-    def _ends(self) -> bool:
-        """Whether the socket can be closed. A client that still sends would be reset, and would not see the
-        response: what it sends is passed over for a while."""
+    def _can_close(self) -> bool:
+        """Whether the socket can be closed now. A client that still sends would be reset and not see the
+        response, so its data is discarded for a while first."""
         if self._lingers or self.conn.their_state not in (h11.SEND_BODY, h11.ERROR):
             return True
         self._lingers = True
         self.transport.write_eof()
-        self._wait_for("rest")
+        self._set_phase("rest")
         return False
 
     def data_received(self, data: bytes) -> None:
@@ -152,40 +159,40 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._has_begun = True
         try:
             super().data_received(data)
-        except h11.LocalProtocolError:  # no HTTP, while a response is on its way
+        except h11.LocalProtocolError:  # invalid HTTP while a response is being sent
             self.transport.abort()
-        self._watch()
+        self._update_timer()
 
     def on_response_complete(self) -> None:
         super().on_response_complete()
-        self.quiet_s = self.loop.time()
-        self._watch()
+        self.idle_since_s = self.loop.time()
+        self._update_timer()
 
     @property
-    def waits(self) -> bool:
-        """Whether there is no whole request that is being answered."""
+    def is_idle(self) -> bool:
+        """Whether no complete request is being answered."""
         return self.cycle is None or self.cycle.response_complete or self.cycle.more_body
 
-    def look(self, now_s: float) -> None:
-        """Drop a client that takes nothing of what was sent. Called about once a second."""
-        taken = self.transport.taken  # type: ignore[attr-defined]
+    def check_timeouts(self, now_s: float) -> None:
+        """Close the connection if the client takes nothing of the response. Called about once a second."""
+        taken = self.transport.bytes_taken  # type: ignore[attr-defined]
         if not self.transport.get_write_buffer_size() or taken != self._taken:
             self._taken, self._taken_s = taken, now_s
         elif now_s - self._taken_s > self._limits.send_s:
             self.transport.abort()
 
-    def _watch(self) -> None:
-        """Give the client time for what it owes."""
+    def _update_timer(self) -> None:
+        """Start or stop the timer for what the client has to send."""
         if self._lingers:
             return
         if self.conn.their_state is h11.IDLE:
-            self._wait_for("head")
+            self._set_phase("head")
         elif self.conn.their_state is h11.SEND_BODY and self.conn.our_state in (h11.DONE, h11.MUST_CLOSE):
-            self._wait_for("rest")
+            self._set_phase("rest")
         else:
-            self._wait_for("")
+            self._set_phase("")
 
-    def _wait_for(self, phase: str) -> None:
+    def _set_phase(self, phase: str) -> None:
         if phase == self._phase:
             return
         if self._timer:
@@ -193,10 +200,10 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
         self._phase, self._timer = phase, None
         if phase:
             self._has_begun = self._has_begun and phase != "head"
-            limit_s = self._limits.head_s if phase == "head" else REST_S
-            self._timer = self.loop.call_later(limit_s, self._late)
+            limit_s = self._limits.head_s if phase == "head" else DISCARD_S
+            self._timer = self.loop.call_later(limit_s, self._on_timeout)
 
-    def _late(self) -> None:
+    def _on_timeout(self) -> None:
         if self.transport.is_closing():
             return
         if self._phase == "head" and self._has_begun:
@@ -206,17 +213,17 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             self.transport.close()
 
     def send_400_response(self, msg: str) -> None:
-        """Called by uvicorn where what came is no HTTP."""
-        wrong = self.conn.wrong
-        most, status = self._limits.header_bytes, wrong.error_status_hint if wrong else 400
+        """Called by uvicorn if the client sent invalid HTTP."""
+        error = self.conn.error
+        limit, status = self._limits.header_bytes, error.error_status_hint if error else 400
         if status == 431:
-            self._refuse(ApiError(431, f"the headers have more than {most} bytes; send fewer"))
+            self._refuse(ApiError(431, f"the headers have more than {limit} bytes; send fewer"))
         else:
-            self._refuse(ApiError(400, f"this is no request of HTTP/1.1 ({str(wrong or msg)[:200]})"))
+            self._refuse(ApiError(400, f"this is no request of HTTP/1.1 ({str(error or msg)[:200]})"))
 
     def _refuse(self, error: ApiError) -> None:
-        """Tell it, and close: what comes next on this connection has no beginning."""
-        body = as_json(error.body).encode()
+        """Send an error and close the connection: what follows on it cannot be parsed."""
+        body = to_json_text(error.body).encode()
         headers = {
             "Content-Type": "application/json",
             "Content-Length": str(len(body)),
@@ -226,74 +233,80 @@ class Connection(H11Protocol, asyncio.BufferedProtocol):
             head = h11.Response(status_code=error.status_code, headers=[*headers.items()])
             for event in (head, h11.Data(data=body), h11.EndOfMessage()):
                 self.transport.write(self.conn.send(event) or b"")
-        except h11.LocalProtocolError:  # a response was on its way
+        except h11.LocalProtocolError:  # a response was being sent
             self.transport.abort()
         self.transport.close()
 
 
-class Door:
-    """Takes connections from a socket that listens; to be closed as asyncio's servers are. make: a protocol
-    for each. there: those that there are."""
+class Listener:
+    """Accepts connections from a listening socket; has the interface of asyncio's servers. make: makes the
+    protocol of a connection. connections: the open ones."""
 
     def __init__(
         self,
         listening: socket.socket,
         make: Callable[[], Connection],
-        there: Collection[Any],
-        most: int,
+        connections: Collection[Any],
+        limit: int,
     ) -> None:
         listening.setblocking(False)
-        self._listening, self._make, self._there, self._most = listening, make, there, most
-        self._is_told = False
-        self._task = asyncio.create_task(self._take_all())
+        self._listening, self._make, self._connections, self._max_connections = (
+            listening,
+            make,
+            connections,
+            limit,
+        )
+        self._was_logged = False
+        self._task = asyncio.create_task(self._accept_all())
 
     def close(self) -> None:
-        """Take no more."""
+        """Accept no more connections."""
         self._task.cancel()
 
     async def wait_closed(self) -> None:
         await asyncio.gather(self._task, return_exceptions=True)
 
-    async def _take_all(self) -> None:
+    async def _accept_all(self) -> None:
         loop = asyncio.get_running_loop()
         while True:
             try:
-                taken, _ = await loop.sock_accept(self._listening)
+                client, _ = await loop.sock_accept(self._listening)
             except OSError as error:
-                await self._failed(error)
+                await self._on_accept_error(error)
                 continue
             try:
-                await self._room()
-                await loop.connect_accepted_socket(self._make, taken)
-            except OSError:  # it is gone already
-                taken.close()
+                await self._make_room()
+                await loop.connect_accepted_socket(self._make, client)
+            except OSError:  # the client has disconnected
+                client.close()
             except BaseException:
-                taken.close()
+                client.close()
                 raise
 
-    async def _failed(self, error: OSError) -> None:
-        if error.errno not in NO_ROOM:
-            return  # the client went away before it was taken
-        if not self._is_told:
-            self._is_told = True
+    async def _on_accept_error(self, error: OSError) -> None:
+        if error.errno not in RESOURCE_ERRORS:
+            return  # the client disconnected before it was accepted
+        if not self._was_logged:
+            self._was_logged = True
             LOG.warning("no connection can be taken now (%s); it is tried every second", error.strerror)
-        await asyncio.sleep(AGAIN_S)
+        await asyncio.sleep(ACCEPT_RETRY_S)
 
-    async def _room(self) -> None:
-        """Wait until there is room for one more, and make it where one waits for nothing but its client."""
-        while len(self._there) >= self._most:
-            quiet = [each for each in self._there if each.waits]
-            if quiet:
-                min(quiet, key=lambda each: each.quiet_s).transport.abort()
+    async def _make_room(self) -> None:
+        """Wait until one more connection is allowed. Closes the connection that has been idle longest, if any
+        is idle."""
+        while len(self._connections) >= self._max_connections:
+            idle = [connection for connection in self._connections if connection.is_idle]
+            if idle:
+                min(idle, key=lambda connection: connection.idle_since_s).transport.abort()
                 await asyncio.sleep(0)
             else:
-                await asyncio.sleep(WAIT_S)
+                await asyncio.sleep(ROOM_POLL_S)
 
 
-class Listening(uvicorn.Server):
-    """uvicorn's server, with connections as above."""
+class ListeningServer(uvicorn.Server):
+    """uvicorn's server with the connections of this module."""
 
-    def __init__(self, app: ASGIApp, limits: Limits) -> None:
+    def __init__(self, app: ASGIApp, limits: ServerLimits) -> None:
         config = uvicorn.Config(
             app,
             http=Connection,
@@ -308,7 +321,8 @@ class Listening(uvicorn.Server):
         self._limits = limits
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As uvicorn's, which takes all that wait at once, however many descriptors there are."""
+        """Replaces uvicorn's startup, which accepts all waiting connections at once, whatever the number of
+        file descriptors."""
         await self.lifespan.startup()
         if self.lifespan.should_exit:
             sys.exit(STARTUP_FAILURE)
@@ -317,14 +331,14 @@ class Listening(uvicorn.Server):
         def make() -> Connection:
             return Connection(self.config, self.server_state, self.lifespan.state, self._limits, buffer)
 
-        there, most = self.server_state.connections, self._limits.connections
-        self.servers = [Door(each, make, there, most) for each in sockets or ()]  # type: ignore[misc]
+        connections, limit = self.server_state.connections, self._limits.connections
+        self.servers = [Listener(listening, make, connections, limit) for listening in sockets or ()]  # type: ignore[misc]
         self.started = True
 
     async def on_tick(self, counter: int) -> bool:
-        """Called ten times a second."""
+        """Called by uvicorn ten times a second."""
         if counter % 10 == 0:
             now_s = asyncio.get_running_loop().time()
             for each in list(self.server_state.connections):
-                each.look(now_s)  # type: ignore[union-attr]
+                each.check_timeouts(now_s)  # type: ignore[union-attr]
         return await super().on_tick(counter)

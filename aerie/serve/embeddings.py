@@ -1,7 +1,7 @@
-"""POST /v1/embeddings: the mean of the last hidden states of a text's tokens, of length 1.
+"""POST /v1/embeddings: the mean of the last hidden states of a text's tokens, scaled to length 1.
 
-They are what a model that was trained to say the next token has: it was not trained for texts that mean the
-same to lie near each other, and a model made for that does it better.
+The hidden states are those of a model trained to predict the next token. A model that was trained for
+embeddings separates meanings better.
 """
 
 from __future__ import annotations
@@ -16,58 +16,60 @@ from pydantic import Field
 from aerie.engine.numerics import F32Array, bf16, rms_norm, widen
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
-from aerie.serve.fields import Fields, Text, Tokens, Unbuilt
+from aerie.serve.common_fields import RequestFields, Text, Tokens, UnsupportedFields
 
-MOST_INPUTS = 256
+MAX_INPUTS = 256
 
 
-class EmbeddingsRequest(Fields):
+class EmbeddingsRequest(RequestFields):
     """input: a text, token ids, or several of either."""
 
     model: str | None = None
     input: (
         Text
         | Tokens
-        | Annotated[list[Text], Field(min_length=1, max_length=MOST_INPUTS)]
-        | Annotated[list[Tokens], Field(min_length=1, max_length=MOST_INPUTS)]
+        | Annotated[list[Text], Field(min_length=1, max_length=MAX_INPUTS)]
+        | Annotated[list[Tokens], Field(min_length=1, max_length=MAX_INPUTS)]
     )
     encoding_format: Literal["float", "base64"] = "float"
     dimensions: Any = None
     user: str | None = None
-    unbuilt: ClassVar[Unbuilt] = {"dimensions": ((), "embeddings are as long as the model's hidden states")}
+    unsupported: ClassVar[UnsupportedFields] = {
+        "dimensions": ((), "embeddings are as long as the model's hidden states")
+    }
 
     @property
     def inputs(self) -> list[str | list[int]]:
         if isinstance(self.input, str):
             return [self.input]
-        whole = [one for one in self.input if isinstance(one, int)]
-        return [whole] if whole else [one for one in self.input if not isinstance(one, int)]
+        token_ids = [item for item in self.input if isinstance(item, int)]
+        return [token_ids] if token_ids else [item for item in self.input if not isinstance(item, int)]
 
 
-class Embedding:
-    """See Reads. Of a text's tokens, (hidden_size,) float32."""
+class MeanPooler:
+    """Mean of the normed hidden states of a text's tokens, (hidden_size,) float32, of length 1. A Pooler."""
 
     hidden = True
 
     def __init__(self, session: Session) -> None:
         self._model, self._rows = session.model, list[Row]()
 
-    def take(self, rows: Sequence[Row]) -> None:
+    def add_rows(self, rows: Sequence[Row]) -> None:
         self._rows += rows
 
-    def made(self) -> F32Array:
+    def result(self) -> F32Array:
         model, hidden = self._model, np.array(self._rows, bf16)
         normed = widen(rms_norm(hidden, model.final_norm, model.config.rms_norm_eps))
         mean = normed.mean(axis=0, dtype=np.float32)
-        made: F32Array = mean / np.linalg.norm(mean)
-        return made
+        embedding: F32Array = mean / np.linalg.norm(mean)
+        return embedding
 
 
-def told(vectors: Sequence[F32Array], model: str, tokens: int, encoding: str) -> dict[str, Any]:
-    """As OpenAI's API has it: numbers, or the base64 of little-endian float32."""
+def to_response(vectors: Sequence[F32Array], model: str, tokens: int, encoding: str) -> dict[str, Any]:
+    """The response in OpenAI's format. encoding: "float" for numbers, "base64" for little-endian float32."""
     data = [
-        {"object": "embedding", "index": index, "embedding": _encoded(each, encoding)}
-        for index, each in enumerate(vectors)
+        {"object": "embedding", "index": index, "embedding": _encoded(vector, encoding)}
+        for index, vector in enumerate(vectors)
     ]
     usage = {"prompt_tokens": tokens, "total_tokens": tokens}
     return {"object": "list", "data": data, "model": model, "usage": usage}
@@ -76,4 +78,4 @@ def told(vectors: Sequence[F32Array], model: str, tokens: int, encoding: str) ->
 def _encoded(vector: F32Array, encoding: str) -> str | list[float]:
     if encoding == "base64":
         return base64.b64encode(vector.astype("<f4").tobytes()).decode()
-    return [float(each) for each in vector]
+    return [float(value) for value in vector]

@@ -1,8 +1,8 @@
-"""What is wrong with a request, in the shape of OpenAI's API: a status, a message, its kind, field and code.
+"""Errors of requests in OpenAI's format: a status, a message, its type, field and code.
 
-The statuses are those of OpenAI's page on error codes (platform.openai.com/docs/guides/error-codes) where
-it has them: 400 a wrong value, 401 no key or a wrong one, 404 no such model or address, 413 too large, 429
-too many, 500 an error of ours, 503 not ready.
+The statuses follow OpenAI's page on error codes (platform.openai.com/docs/guides/error-codes): 400 a wrong
+value, 401 no key or a wrong one, 404 no such model or address, 413 too large, 429 too many, 500 a defect of
+the server, 503 not ready.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ KINDS: Final[Mapping[int, str]] = {
     501: "not_supported_error",
     503: "unavailable_error",
 }
-"""By status; all others are invalid_request_error."""
+"""Error types by status; all others are invalid_request_error."""
 
-NAMED = re.compile(r"([a-z]+(?:-[a-z]+)*) (?:is|of|names|holds) ")
-"""How the engine's messages begin that are about a setting, such as "top-k is -1; it must be 0 or more"."""
+SETTING_IN_MESSAGE = re.compile(r"([a-z]+(?:-[a-z]+)*) (?:is|of|names|holds) ")
+"""The setting at the start of an engine message, as in "top-k is -1; it must be 0 or more"."""
 
 
 class ApiError(HTTPException):
-    """param: the field that is wrong. retry_after: in seconds, what a client is told to wait."""
+    """An error response. param: the wrong field. retry_after: seconds until the client should try again."""
 
     def __init__(
         self,
@@ -59,12 +59,12 @@ class ApiError(HTTPException):
 
     @property
     def body(self) -> dict[str, Any]:
-        """As OpenAI's API has it."""
+        """The body in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
 
     @property
-    def anthropic(self) -> dict[str, Any]:
-        """As Anthropic's API has it."""
+    def anthropic_body(self) -> dict[str, Any]:
+        """The body in Anthropic's format."""
         kind = {429: "rate_limit_error", 500: "api_error", 503: "overloaded_error", 413: "request_too_large"}
         return {
             "type": "error",
@@ -72,27 +72,27 @@ class ApiError(HTTPException):
         }
 
 
-def answer_of(error: ApiError, path: str) -> JSONResponse:
-    """The response that tells of it, in the shape of the API that was asked."""
-    body = error.anthropic if path.startswith("/v1/messages") else error.body
+def error_response(error: ApiError, path: str) -> JSONResponse:
+    """The response for an error, in the format of the API at `path`."""
+    body = error.anthropic_body if path.startswith("/v1/messages") else error.body
     return JSONResponse(body, error.status_code, error.headers)
 
 
-INTERNAL: Final = "the server failed in this request, and goes on; its log says why"
+INTERNAL_MESSAGE: Final = "the server failed in this request, and goes on; its log says why"
 
 
-def internal() -> ApiError:
-    """What is said of a defect of ours: its own words may name files."""
-    return ApiError(500, INTERNAL, code="internal_error")
+def internal_error() -> ApiError:
+    """The error for a defect of the server. The text of the exception could name files, so it is left out."""
+    return ApiError(500, INTERNAL_MESSAGE, code="internal_error")
 
 
-def of_engine(error: BaseException, place: Callable[[str], str] = str) -> ApiError:
-    """What an error of the engine is to a client, who knows a field that the engine names by its `place`."""
+def from_engine_error(error: BaseException, to_field_path: Callable[[str], str] = str) -> ApiError:
+    """Convert an error of the engine. to_field_path: gives the path of a field that the engine names."""
     if isinstance(error, ApiError):
         return error
     if isinstance(error, ToolsError):
-        at = place(error.place)
-        return ApiError(400, str(error).replace(error.place, at), at, "invalid_value")
+        path = to_field_path(error.place)
+        return ApiError(400, str(error).replace(error.place, path), path, "invalid_value")
     if isinstance(error, TemplateArgumentError):
         return ApiError(
             400, f"chat_template_kwargs: {error}", f"chat_template_kwargs.{error.name}", "invalid_value"
@@ -102,20 +102,20 @@ def of_engine(error: BaseException, place: Callable[[str], str] = str) -> ApiErr
     if isinstance(error, PoolFullError):
         return ApiError(503, str(error), code="no_room", retry_after=1)
     if isinstance(error, UserError) and not isinstance(error, AnswerError):
-        named = NAMED.match(str(error))
-        return ApiError(400, str(error), named and named[1].replace("-", "_"), "invalid_value")
-    return internal()
+        setting = SETTING_IN_MESSAGE.match(str(error))
+        return ApiError(400, str(error), setting and setting[1].replace("-", "_"), "invalid_value")
+    return internal_error()
 
 
-def blamed(error: UserError) -> ApiError:
-    """What is said of an answer that ended alone; a defect is in the log."""
+def from_request_error(error: UserError) -> ApiError:
+    """Convert the error of one failed output, and log it if it is a defect."""
     if isinstance(error, AnswerError):
         LOG.error("an answer failed, alone", exc_info=error)
-    return of_engine(error)
+    return from_engine_error(error)
 
 
-def of_http(error: HTTPException, path: str) -> ApiError:
-    """What the framework refuses by itself: an address, a method, a body that cannot be read."""
+def from_http_error(error: HTTPException, path: str) -> ApiError:
+    """Convert an error of the framework: an unknown address, a wrong method, an unreadable body."""
     if isinstance(error, ApiError):
         return error
     if error.status_code == 404:
@@ -128,36 +128,37 @@ def of_http(error: HTTPException, path: str) -> ApiError:
     return ApiError(error.status_code, str(error.detail))
 
 
-def of_validation(errors: Sequence[Any]) -> ApiError:
-    """The first thing that is wrong with the fields, by pydantic's list of them."""
-    first = _most_telling(errors)
-    place = [part for part in first["loc"] if part not in ("body", "query")]
+def from_validation_errors(errors: Sequence[Any]) -> ApiError:
+    """Convert pydantic's list of errors: the first wrong field."""
+    first = _most_specific(errors)
+    location = [part for part in first["loc"] if part not in ("body", "query")]
     if first["type"] == "json_invalid":
         reason = first.get("ctx", {}).get("error", "it cannot be read")
         return ApiError(400, f"the body is no JSON ({reason}); send one object", code="invalid_json")
-    param = param_of(place)
+    param = field_path(location)
     if first["type"] == "extra_forbidden":
         return ApiError(
             400, f"{param} is not a field that is taken here; leave it out", param, "unknown_parameter"
         )
     if first["type"] == "missing":
-        what = param or "a body, one object of JSON with Content-Type application/json,"
-        return ApiError(400, f"{what} is missing; give it", param, "missing_required_parameter")
-    told = first["msg"].removeprefix("Value error, ")
-    given = reprlib.repr(first.get("input"))
-    return ApiError(400, f"{param or 'the body'} is {given}: {told}", param, "invalid_value")
+        subject = param or "a body, one object of JSON with Content-Type application/json,"
+        return ApiError(400, f"{subject} is missing; give it", param, "missing_required_parameter")
+    reason = first["msg"].removeprefix("Value error, ")
+    value = reprlib.repr(first.get("input"))
+    return ApiError(400, f"{param or 'the body'} is {value}: {reason}", param, "invalid_value")
 
 
-def _most_telling(errors: Sequence[Any]) -> Any:
-    """Of a field that may be of several types, the error that is more than that it is not of one of them."""
-    field = [each for each in errors if each["loc"][:2] == errors[0]["loc"][:2]]
-    return next((each for each in field if not each["type"].endswith("_type")), errors[0])
+def _most_specific(errors: Sequence[Any]) -> Any:
+    """Of the errors of a field with several allowed types, one that is more than "not of this type"."""
+    same_field = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
+    return next((error for error in same_field if not error["type"].endswith("_type")), errors[0])
 
 
-def param_of(place: Sequence[str | int]) -> str | None:
-    """messages[0].content, of a place in the body. Names of pydantic's own for alternatives are left out."""
+def field_path(location: Sequence[str | int]) -> str | None:
+    """The path of a field as messages[0].content, from pydantic's location. Names of union alternatives are
+    left out."""
     name = ""
-    for part in place:
+    for part in location:
         if isinstance(part, int):
             name += f"[{part}]"
         elif part.isidentifier() and part not in ("str", "int", "float", "bool"):

@@ -1,9 +1,9 @@
-"""Which pages of browsers may ask, and by which names of this machine.
+"""Check which web pages may send requests, and by which host names.
 
-A page of another site may not have its visitor's browser ask a server on their machine: neither by its own
-name, nor by one of its own that it makes the machine's (DNS rebinding), nor by an image, a frame or a form,
-of which the page sees nothing and the server has the work. Browsers say who asks in `Origin`, and where they
-send none, in `Sec-Fetch-Site` (fetch.spec.whatwg.org, w3.org/TR/fetch-metadata).
+A page of another site must not make its visitor's browser send requests to a server on their machine: not by
+the server's own name, not by a name of the page's site that resolves to this machine (DNS rebinding), and not
+by an image, a frame or a form. Browsers name the page's site in `Origin`, and without it send
+`Sec-Fetch-Site` (fetch.spec.whatwg.org, w3.org/TR/fetch-metadata).
 """
 
 from __future__ import annotations
@@ -17,29 +17,31 @@ from starlette.datastructures import Headers
 
 from aerie.common.errors import UserError
 from aerie.serve.errors import ApiError
-from aerie.serve.service import Limits
+from aerie.serve.service import ServerLimits
 
 ANY: Final = "*"
-OWN: Final = "localhost, 127.0.0.0/8 and ::1"
-PAGES: Final = ("/", "/npu")
-"""What a link of another site may open: they have no data."""
-FOREIGN: Final = ("cross-site", "same-site")
-"""Of Sec-Fetch-Site. Another port of this machine is another server's, and of the same site."""
+LOCAL_NAMES: Final = "localhost, 127.0.0.0/8 and ::1"
+PAGE_PATHS: Final = ("/", "/npu")
+"""Pages that a link on another site may open: they contain no data."""
+OTHER_SITES: Final = ("cross-site", "same-site")
+"""Values of Sec-Fetch-Site. Another port of this machine is another server, and counts as same-site."""
 
 
-def is_own(name: str) -> bool:
-    """Whether a host's name or address is this machine's own, whoever asks."""
+def is_local_name(name: str) -> bool:
+    """Whether a host name or address always means this machine."""
     try:
         return name.lower() == "localhost" or ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
 
 
-def check_origin(limits: Limits, method: str, path: str, headers: Headers) -> None:
-    """ApiError 403 for a page that may not ask."""
+def check_origin(limits: ServerLimits, method: str, path: str, headers: Headers) -> None:
+    """Raise ApiError 403 if the page that sent the request may not."""
     host, origin = headers.get("host", ""), headers.get("origin")
-    if limits.is_local and limits.api_key is None and not is_own(_split(f"//{host}").hostname or ""):
-        raise ApiError(403, f"Host is {host[:80]!r}, and this server answers to {OWN} without an API key")
+    if limits.is_local and limits.api_key is None and not is_local_name(_split(f"//{host}").hostname or ""):
+        raise ApiError(
+            403, f"Host is {host[:80]!r}, and this server answers to {LOCAL_NAMES} without an API key"
+        )
     if ANY in limits.origins:
         return
     if origin is not None:
@@ -47,7 +49,7 @@ def check_origin(limits: Limits, method: str, path: str, headers: Headers) -> No
             raise ApiError(
                 403, f"pages of {origin[:80]!r} may not ask; start with --cors-origin {origin[:80]}"
             )
-    elif headers.get("sec-fetch-site", "").lower() in FOREIGN and not _opens_page(method, path, headers):
+    elif headers.get("sec-fetch-site", "").lower() in OTHER_SITES and not _opens_page(method, path, headers):
         raise ApiError(
             403,
             "a page of another site asks, and does not say which; open the address by itself, or start with "
@@ -56,13 +58,13 @@ def check_origin(limits: Limits, method: str, path: str, headers: Headers) -> No
 
 
 def _opens_page(method: str, path: str, headers: Headers) -> bool:
-    """Whether a user follows a link to a page."""
-    wanted = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
-    return method == "GET" and path in PAGES and wanted == ("navigate", "document")
+    """Whether the user follows a link to a page."""
+    destination = headers.get("sec-fetch-mode"), headers.get("sec-fetch-dest")
+    return method == "GET" and path in PAGE_PATHS and destination == ("navigate", "document")
 
 
 def _split(text: str) -> SplitResult:
-    """Its parts; none of what is no address."""
+    """The parts of a URL; empty parts if the text is no URL."""
     try:
         parts = urlsplit(text)
         parts.hostname  # noqa: B018 - which looks at the brackets
@@ -71,10 +73,10 @@ def _split(text: str) -> SplitResult:
     return parts
 
 
-def origins_of(given: Sequence[str], has_key: bool) -> tuple[str, ...]:
-    """The origins of --cors-origin. UserError for what no browser sends, and for all of them where there is
-    no key: any page would read what this machine's model says."""
-    for origin in given:
+def parse_origins(origins: Sequence[str], has_key: bool) -> tuple[str, ...]:
+    """Check and return the values of --cors-origin. Raises UserError if a value is nothing that a browser
+    sends, and if all sites are allowed without an API key: any page could then read the model's output."""
+    for origin in origins:
         if origin in (ANY, "null"):
             if not has_key:
                 raise UserError(
@@ -90,9 +92,9 @@ def origins_of(given: Sequence[str], has_key: bool) -> tuple[str, ...]:
             or "@" in origin
             or origin != origin.lower()
         ):
-            wanted = f"{bare.lower()}" if parts.scheme and parts.hostname else "https://example.org"
+            example = f"{bare.lower()}" if parts.scheme and parts.hostname else "https://example.org"
             raise UserError(
                 f"--cors-origin is {origin!r}, and browsers send a scheme, a host and no more, in small "
-                f"letters; give one such as {wanted}"
+                f"letters; give one such as {example}"
             )
-    return tuple(given)
+    return tuple(origins)

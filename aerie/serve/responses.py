@@ -1,4 +1,4 @@
-"""POST /v1/responses: OpenAI's newer API, in which a response is a list of items: a message, and calls."""
+"""POST /v1/responses: OpenAI's newer API. A response is a list of items: a message, and tool calls."""
 
 from __future__ import annotations
 
@@ -13,31 +13,40 @@ from pydantic import Field, field_validator, model_validator
 
 from aerie.engine.call_reader import CallPiece
 from aerie.engine.tool_calls import Tools, chosen
-from aerie.serve.answer import LENGTH, Ending, Piece
-from aerie.serve.asking import Whole
-from aerie.serve.chats import Chat, nth_told, with_effort
+from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
+from aerie.serve.common_fields import (
+    ANY_OBJECT,
+    JsonSchema,
+    RequestFields,
+    SamplingFields,
+    StructuredOutput,
+    Text,
+    UnsupportedFields,
+    enforcement_of,
+)
 from aerie.serve.errors import ApiError
-from aerie.serve.events import event
-from aerie.serve.fields import ANY_OBJECT, Fields, Form, JsonSchema, Settings, Text, Unbuilt, hold_of
-from aerie.serve.forms import new_id
-from aerie.serve.items import (
+from aerie.serve.event_stream import event
+from aerie.serve.openai_format import new_id
+from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta
+from aerie.serve.request_outputs import CompletedOutput
+from aerie.serve.response_items import (
     AllowedFunctions,
     AnyItem,
     CustomTool,
-    EachItem,
-    Item,
+    MessageItem,
     NamedFunction,
-    OwnTool,
     ResponsesTool,
-    answer_part,
-    echoed,
-    input_of,
-    messages_of,
+    SupportedTool,
+    TaggedItem,
+    custom_tool_input,
+    echo_settings,
+    output_text_part,
+    to_messages,
 )
 
 
 class TextFormat(JsonSchema):
-    """As in chats, with the schema beside the type."""
+    """As in chat completions, with the schema beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
 
@@ -48,15 +57,15 @@ class TextFormat(JsonSchema):
         return self
 
 
-class TextOptions(Fields):
-    """verbosity: told to no model."""
+class TextOptions(RequestFields):
+    """verbosity: accepted and ignored."""
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
 
 
-class Reasoning(Fields):
-    """How much to think, which is told to the chat template. Nothing is summarised."""
+class Reasoning(RequestFields):
+    """effort: passed to the chat template. No summary is made."""
 
     effort: str | None = None
     summary: str | None = None
@@ -64,21 +73,21 @@ class Reasoning(Fields):
     context: str | None = None
 
 
-class EventOptions(Fields):
+class EventOptions(RequestFields):
     include_obfuscation: bool | None = None
 
 
-class Conversed(Fields):
+class ConversationRef(RequestFields):
     """A conversation by its id, as an object."""
 
     id: str
 
 
-class ResponsesRequest(Fields):
-    """See the module. Where it goes on from what is kept (kept.py), `after` puts that before its items."""
+class ResponsesRequest(RequestFields):
+    """A request for a response. `with_history` puts a stored history (response_store.py) before its items."""
 
     model: str | None = None
-    input: Text | Annotated[list[AnyItem], Field(min_length=1)]
+    input: Text | Annotated[list[TaggedItem], Field(min_length=1)]
     instructions: Text | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: float | None = None
@@ -104,8 +113,8 @@ class ResponsesRequest(Fields):
     background: Any = None
     top_logprobs: Any = None
     previous_response_id: str | None = None
-    conversation: str | Conversed | None = None
-    unbuilt: ClassVar[Unbuilt] = {
+    conversation: str | ConversationRef | None = None
+    unsupported: ClassVar[UnsupportedFields] = {
         "truncation": (["disabled"], "nothing is cut from a prompt"),
         "top_logprobs": ([0], "/v1/chat/completions has it"),
         "background": ([False], "responses are made while their client waits"),
@@ -113,14 +122,15 @@ class ResponsesRequest(Fields):
 
     @field_validator("include")
     @classmethod
-    def _has_no_logprobs(cls, given: list[str] | None) -> list[str] | None:
-        """All else that can be included is of calls and thoughts, of which there are none."""
-        if given and "message.output_text.logprobs" in given:
+    def _has_no_logprobs(cls, include: list[str] | None) -> list[str] | None:
+        """Everything else that can be included belongs to calls and reasoning, which responses here do not
+        have."""
+        if include and "message.output_text.logprobs" in include:
             raise ValueError("logprobs are not told here; take /v1/chat/completions, or leave it out")
-        return given
+        return include
 
     @model_validator(mode="after")
-    def _goes_on_from_one(self) -> Self:
+    def _check_one_history(self) -> Self:
         if self.previous_response_id is not None and self.conversation is not None:
             raise ValueError(
                 "previous_response_id and conversation both say what came before; give one of them"
@@ -129,201 +139,209 @@ class ResponsesRequest(Fields):
 
     @property
     def conversation_id(self) -> str | None:
-        """The conversation that it goes on with, if any."""
-        return self.conversation.id if isinstance(self.conversation, Conversed) else self.conversation
+        """The conversation that the request continues, if any."""
+        return self.conversation.id if isinstance(self.conversation, ConversationRef) else self.conversation
 
     @property
-    def items(self) -> Sequence[EachItem]:
-        """Its own."""
-        return [Item(role="user", content=self.input)] if isinstance(self.input, str) else self.input
+    def items(self) -> Sequence[AnyItem]:
+        """The items of this request alone."""
+        return [MessageItem(role="user", content=self.input)] if isinstance(self.input, str) else self.input
 
-    def after(self, before: Sequence[EachItem]) -> Self:
-        """The same with these items first."""
+    def with_history(self, before: Sequence[AnyItem]) -> Self:
+        """The request with these items first."""
         return self.model_copy(update={"input": [*before, *self.items]})
 
     @property
-    def chat(self) -> Chat:
-        """Raises ToolsError."""
-        begins = [{"role": "system", "content": self.instructions}] if self.instructions else []
-        return Chat([*begins, *messages_of(self.items)], self._tools, self._template_arguments)
+    def chat(self) -> ChatInput:
+        """The conversation. Raises ToolsError."""
+        system = [{"role": "system", "content": self.instructions}] if self.instructions else []
+        return ChatInput([*system, *to_messages(self.items)], self._tools, self._template_arguments)
 
     @property
     def _template_arguments(self) -> Mapping[str, Any] | None:
-        return with_effort(self.chat_template_kwargs, self.reasoning.effort if self.reasoning else None)
+        return add_reasoning_effort(
+            self.chat_template_kwargs, self.reasoning.effort if self.reasoning else None
+        )
 
     @property
-    def own_tools(self) -> list[OwnTool]:
-        """Those that a model is told of."""
-        return [tool for tool in self.tools or () if isinstance(tool, OwnTool)]
+    def supported_tools(self) -> list[SupportedTool]:
+        """The tools that the model sees."""
+        return [tool for tool in self.tools or () if isinstance(tool, SupportedTool)]
 
     @property
     def _tools(self) -> Tools | None:
-        each = tuple(tool.tool for tool in self.own_tools)
+        tools = tuple(tool.tool for tool in self.supported_tools)
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, NamedFunction):
-            return chosen(each, "required", [choice.name], parallel=False)
+            return chosen(tools, "required", [choice.name], parallel=False)
         if isinstance(choice, AllowedFunctions):
-            return chosen(each, choice.mode, [tool.name for tool in choice.tools], is_parallel)
-        return chosen(each, choice or "auto", None, is_parallel)
+            return chosen(tools, choice.mode, [tool.name for tool in choice.tools], is_parallel)
+        return chosen(tools, choice or "auto", None, is_parallel)
 
-    def place(self, name: str) -> str:
-        """Where a field is here that the engine knows by this name: messages are made of items."""
+    def field_path(self, name: str) -> str:
+        """The path in this API of a field that the engine names `name`: messages are made from items."""
         names = {"messages": "input", "response_format": "text.format"}
-        at = nth_told(name, self.tools or (), OwnTool)
-        return next((to for of, to in names.items() if name.startswith(of)), at)
+        path = tool_field_path(name, self.tools or (), SupportedTool)
+        return next((field for prefix, field in names.items() if name.startswith(prefix)), path)
 
     @property
-    def form(self) -> Form | None:
-        """That of the answer."""
-        asked = self.text.format if self.text else None
-        if asked is None or asked.type == "text":
+    def structured_output(self) -> StructuredOutput | None:
+        """The structured output that the request asks for, if any."""
+        text_format = self.text.format if self.text else None
+        if text_format is None or text_format.type == "text":
             return None
-        given = ANY_OBJECT if asked.schema_ is None else asked.schema_
-        return Form("text.format", given, hold=hold_of(asked.strict))
+        schema = ANY_OBJECT if text_format.schema_ is None else text_format.schema_
+        return StructuredOutput("text.format", schema, enforcement=enforcement_of(text_format.strict))
 
     @property
-    def settings(self) -> Settings:
-        return Settings(temperature=self.temperature, top_p=self.top_p)
+    def sampling_fields(self) -> SamplingFields:
+        return SamplingFields(temperature=self.temperature, top_p=self.top_p)
 
 
-class ResponsesForm:
-    """Its items are a message, where there is text, or nothing else, and calls. Events count from 0, each
-    with its type as its name. keep: told of the response once it is complete."""
+class ResponsesWriter:
+    """Writes responses: a message item, unless there are only calls, and an item for each call. Events are
+    numbered from 0 and named by their type. keep: called with the complete response."""
 
-    def __init__(self, model: str, asked: ResponsesRequest, keep: Callable[[Response], None]) -> None:
-        self._keep = keep
-        self._of: dict[str, Any] = {
+    def __init__(self, model: str, request: ResponsesRequest, keep: Callable[[Response], None]) -> None:
+        self._store = keep
+        self._header: dict[str, Any] = {
             "id": new_id("resp_"),
             "object": "response",
             "created_at": time.time(),
             "model": model,
-            "instructions": asked.instructions,
-            "max_output_tokens": asked.max_output_tokens,
-            "metadata": asked.metadata or {},
-            "temperature": 1.0 if asked.temperature is None else asked.temperature,
-            "top_p": 1.0 if asked.top_p is None else asked.top_p,
-            **({"text": asked.text.model_dump(by_alias=True, exclude_none=True)} if asked.text else {}),
-            "parallel_tool_calls": asked.parallel_tool_calls is not False,
-            "tool_choice": echoed(asked.tool_choice) or "auto",
-            "tools": [tool.told for tool in asked.own_tools],
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "temperature": 1.0 if request.temperature is None else request.temperature,
+            "top_p": 1.0 if request.top_p is None else request.top_p,
+            **({"text": request.text.model_dump(by_alias=True, exclude_none=True)} if request.text else {}),
+            "parallel_tool_calls": request.parallel_tool_calls is not False,
+            "tool_choice": echo_settings(request.tool_choice) or "auto",
+            "tools": [tool.to_json() for tool in request.supported_tools],
             "error": None,
-            "previous_response_id": asked.previous_response_id,
-            **({"conversation": {"id": asked.conversation_id}} if asked.conversation_id else {}),
-            "store": asked.store is not False,
+            "previous_response_id": request.previous_response_id,
+            **({"conversation": {"id": request.conversation_id}} if request.conversation_id else {}),
+            "store": request.store is not False,
         }
         self._number, self._items = -1, list[dict[str, Any]]()
-        self._custom = {tool.name for tool in asked.own_tools if isinstance(tool, CustomTool)}
+        self._custom = {tool.name for tool in request.supported_tools if isinstance(tool, CustomTool)}
         self._arguments = ""
-        """Of the last call of a custom tool."""
+        """Arguments so far of the last call of a custom tool."""
 
-    def whole(self, made: Sequence[Whole]) -> Response:
-        (one,) = made
-        assert one.ending is not None
-        if one.text or not one.calls:
-            self._items.append(_message(one.text))
+    def write_whole(self, outputs: Sequence[CompletedOutput]) -> Response:
+        (output,) = outputs
+        assert output.finish is not None
+        if output.text or not output.tool_calls:
+            self._items.append(_message(output.text))
         self._items += [
-            _custom_call(call.name, input_of(call.arguments))
+            _custom_call(call.name, custom_tool_input(call.arguments))
             if call.name in self._custom
             else _call(call.name, call.arguments)
-            for call in one.calls
+            for call in output.tool_calls
         ]
-        return self._response(one.ending)
+        return self._response(output.finish)
 
-    def _response(self, ending: Ending) -> Response:
-        state: Literal["completed", "incomplete"] = "incomplete" if ending.reason == LENGTH else "completed"
-        details = IncompleteDetails(reason="max_output_tokens") if ending.reason == LENGTH else None
+    def _response(self, finish: FinishInfo) -> Response:
+        state: Literal["completed", "incomplete"] = "incomplete" if finish.reason == LENGTH else "completed"
+        details = IncompleteDetails(reason="max_output_tokens") if finish.reason == LENGTH else None
         usage = ResponseUsage(
-            input_tokens=ending.prompt,
-            input_tokens_details=InputTokensDetails(cached_tokens=ending.cached, cache_write_tokens=0),
-            output_tokens=ending.made,
+            input_tokens=finish.prompt_tokens,
+            input_tokens_details=InputTokensDetails(cached_tokens=finish.cached_tokens, cache_write_tokens=0),
+            output_tokens=finish.completion_tokens,
             output_tokens_details=OutputTokensDetails(reasoning_tokens=0),
-            total_tokens=ending.prompt + ending.made,
+            total_tokens=finish.prompt_tokens + finish.completion_tokens,
         )
         self._items[-1]["status"] = state
-        told: dict[str, Any] = {**self._of, "output": list(self._items), "usage": usage}
-        made = Response(**told, status=state, incomplete_details=details)
-        self._keep(made)
-        return made
+        fields: dict[str, Any] = {**self._header, "output": list(self._items), "usage": usage}
+        response = Response(**fields, status=state, incomplete_details=details)
+        self._store(response)
+        return response
 
-    def events(self, piece: Piece) -> Iterator[bytes]:
+    def delta_events(self, delta: OutputDelta) -> Iterator[bytes]:
         if self._number < 0:
-            begun = Response(**self._of, status="in_progress", incomplete_details=None, output=[], usage=None)
-            told = begun.model_dump(mode="json", exclude_unset=True, by_alias=True)
-            yield self._event("created", response=told)
-            yield self._event("in_progress", response=told)
-        if piece.text or (piece.ending and not self._items and not piece.calls):
-            yield from self._said(piece.text)
-        for call in piece.calls:
-            yield from self._called(call)
-        if piece.ending:
-            yield from self._closed("incomplete" if piece.ending.reason == LENGTH else "completed")
-            made = self._response(piece.ending).model_dump(mode="json", exclude_unset=True, by_alias=True)
-            yield self._event(made["status"], response=made)
+            response = Response(
+                **self._header, status="in_progress", incomplete_details=None, output=[], usage=None
+            )
+            body = response.model_dump(mode="json", exclude_unset=True, by_alias=True)
+            yield self._event("created", response=body)
+            yield self._event("in_progress", response=body)
+        if delta.text or (delta.finish and not self._items and not delta.tool_calls):
+            yield from self._text_events(delta.text)
+        for call in delta.tool_calls:
+            yield from self._call_events(call)
+        if delta.finish:
+            yield from self._close_item("incomplete" if delta.finish.reason == LENGTH else "completed")
+            body = self._response(delta.finish).model_dump(mode="json", exclude_unset=True, by_alias=True)
+            yield self._event(body["status"], response=body)
 
-    def _said(self, text: str) -> Iterator[bytes]:
+    def _text_events(self, text: str) -> Iterator[bytes]:
         if not self._items:
-            yield from self._opened(_message(None))
-            self._items[-1]["content"] = [answer_part("")]
-            yield self._event("content_part.added", **self._place, content_index=0, part=answer_part(""))
+            yield from self._open_item(_message(None))
+            self._items[-1]["content"] = [output_text_part("")]
+            yield self._event(
+                "content_part.added", **self._item_position, content_index=0, part=output_text_part("")
+            )
         if text:
             self._items[-1]["content"][0]["text"] += text
-            yield self._event("output_text.delta", **self._place, content_index=0, delta=text, logprobs=[])
+            yield self._event(
+                "output_text.delta", **self._item_position, content_index=0, delta=text, logprobs=[]
+            )
 
-    def _called(self, piece: CallPiece) -> Iterator[bytes]:
-        if piece.name is not None:
-            yield from self._closed("completed")
+    def _call_events(self, delta: CallPiece) -> Iterator[bytes]:
+        if delta.name is not None:
+            yield from self._close_item("completed")
             self._arguments = ""
-            begun = _custom_call if piece.name in self._custom else _call
-            yield from self._opened(begun(piece.name, ""))
-        if piece.arguments and "input" in self._items[-1]:
-            yield from self._put_in(piece.arguments)
-        elif piece.arguments:
-            self._items[-1]["arguments"] += piece.arguments
-            yield self._event("function_call_arguments.delta", **self._place, delta=piece.arguments)
+            make_item = _custom_call if delta.name in self._custom else _call
+            yield from self._open_item(make_item(delta.name, ""))
+        if delta.arguments and "input" in self._items[-1]:
+            yield from self._input_events(delta.arguments)
+        elif delta.arguments:
+            self._items[-1]["arguments"] += delta.arguments
+            yield self._event("function_call_arguments.delta", **self._item_position, delta=delta.arguments)
 
-    def _put_in(self, arguments: str) -> Iterator[bytes]:
-        """More of the input of a custom tool."""
+    def _input_events(self, arguments: str) -> Iterator[bytes]:
+        """Events of more input of a custom tool."""
         self._arguments += arguments
-        item, given = self._items[-1], input_of(self._arguments)
-        delta, item["input"] = given[len(item["input"]) :], given
+        item, text = self._items[-1], custom_tool_input(self._arguments)
+        delta, item["input"] = text[len(item["input"]) :], text
         if delta:
-            yield self._event("custom_tool_call_input.delta", **self._place, delta=delta)
+            yield self._event("custom_tool_call_input.delta", **self._item_position, delta=delta)
 
     @property
-    def _place(self) -> dict[str, Any]:
-        """Where the last item is."""
+    def _item_position(self) -> dict[str, Any]:
+        """Id and index of the last item."""
         return {"item_id": self._items[-1]["id"], "output_index": len(self._items) - 1}
 
-    def _opened(self, item: dict[str, Any]) -> Iterator[bytes]:
+    def _open_item(self, item: dict[str, Any]) -> Iterator[bytes]:
         item["status"] = "in_progress"
         self._items.append(item)
         yield self._event("output_item.added", output_index=len(self._items) - 1, item=item)
 
-    def _closed(self, state: str) -> Iterator[bytes]:
-        """The last item, where there is one."""
+    def _close_item(self, state: str) -> Iterator[bytes]:
+        """The events that end the last item, if there is one."""
         if not self._items:
             return
         item = self._items[-1]
         item["status"] = state
         if item["type"] == "message":
             (part,) = item["content"]
-            at = {**self._place, "content_index": 0}
-            yield self._event("output_text.done", **at, text=part["text"], logprobs=[])
-            yield self._event("content_part.done", **at, part=part)
+            position = {**self._item_position, "content_index": 0}
+            yield self._event("output_text.done", **position, text=part["text"], logprobs=[])
+            yield self._event("content_part.done", **position, part=part)
         elif "input" in item:
-            yield self._event("custom_tool_call_input.done", **self._place, input=item["input"])
+            yield self._event("custom_tool_call_input.done", **self._item_position, input=item["input"])
         else:
-            told = {"name": item["name"], "arguments": item["arguments"]}
-            yield self._event("function_call_arguments.done", **self._place, **told)
+            call = {"name": item["name"], "arguments": item["arguments"]}
+            yield self._event("function_call_arguments.done", **self._item_position, **call)
         yield self._event("output_item.done", output_index=len(self._items) - 1, item=item)
 
-    def last(self, endings: Mapping[int, Ending]) -> Iterator[bytes]:  # noqa: ARG002
+    def final_events(self, finished: Mapping[int, FinishInfo]) -> Iterator[bytes]:  # noqa: ARG002
         return iter(())
 
-    def failed(self, error: ApiError) -> bytes:
+    def error_event(self, error: ApiError) -> bytes:
         self._number += 1
-        told = {"code": error.code, "message": error.message, "param": error.param}
-        return event({"type": "error", "sequence_number": self._number, **told}, "error")
+        details = {"code": error.code, "message": error.message, "param": error.param}
+        return event({"type": "error", "sequence_number": self._number, **details}, "error")
 
     def _event(self, kind: str, **more: Any) -> bytes:
         self._number += 1
@@ -332,16 +350,16 @@ class ResponsesForm:
 
 
 def _message(text: str | None) -> dict[str, Any]:
-    content = [] if text is None else [answer_part(text)]
-    of = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
-    return {**of, "status": "completed", "content": content}
+    content = [] if text is None else [output_text_part(text)]
+    header = {"id": new_id("msg_"), "type": "message", "role": "assistant"}
+    return {**header, "status": "completed", "content": content}
 
 
 def _call(name: str, arguments: str) -> dict[str, Any]:
-    of = {"id": new_id("fc_"), "type": "function_call", "status": "completed", "call_id": new_id("call_")}
-    return {**of, "name": name, "arguments": arguments}
+    header = {"id": new_id("fc_"), "type": "function_call", "status": "completed", "call_id": new_id("call_")}
+    return {**header, "name": name, "arguments": arguments}
 
 
-def _custom_call(name: str, given: str) -> dict[str, Any]:
-    of = {"id": new_id("ctc_"), "type": "custom_tool_call", "status": "completed"}
-    return {**of, "call_id": new_id("call_"), "name": name, "input": given}
+def _custom_call(name: str, text: str) -> dict[str, Any]:
+    header = {"id": new_id("ctc_"), "type": "custom_tool_call", "status": "completed"}
+    return {**header, "call_id": new_id("call_"), "name": name, "input": text}

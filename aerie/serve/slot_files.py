@@ -1,7 +1,7 @@
-"""POST /slots/ID?action=save, restore and erase, in the words of llama.cpp's tools/server/README.md.
+"""POST /slots/ID?action=save, restore and erase, in the format of llama.cpp's tools/server/README.md.
 
-Reading and writing go on in a thread of their own, one file at a time, beside the model's steps: its thread
-takes hold of pages and lets them go (aerie/engine/saved.py). Files are by their names in one folder.
+Files are read and written in a thread, one at a time, while the model keeps stepping: the model thread only
+takes and releases the pages (aerie/engine/saved.py). All files are in one folder.
 """
 
 from __future__ import annotations
@@ -20,52 +20,54 @@ from typing import Any, NamedTuple, TypeVar
 from aerie.common.errors import UserError
 from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
 from aerie.engine.saved import MadeBy, PagesFile, held, save_sequence
-from aerie.serve.errors import ApiError, of_engine
-from aerie.serve.fields import Fields, Text
+from aerie.serve.common_fields import RequestFields, Text
+from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.slots import Slots
-from aerie.serve.worker import Opened, Worker
+from aerie.serve.worker import ModelThread, OpenedModel
 
-Made = TypeVar("Made")
+Result = TypeVar("Result")
 ACTIONS = ("save", "restore", "erase")
 NAME = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}")
-"""Of a file: no separator, and no dot in front, so that none is outside the folder, or hidden."""
+"""A file name without separators or a leading dot, so that no file is outside the folder or hidden."""
 
 
-class SlotRequest(Fields):
-    """POST /slots/ID. filename: of save and restore; of no use to erase, and taken."""
+class SlotRequest(RequestFields):
+    """POST /slots/ID. filename: for save and restore; ignored by erase."""
 
     filename: Text | None = None
     model: str | None = None
 
 
-class Storage(NamedTuple):
-    """A folder for files of slots, which have so many bytes together at most."""
+class SlotFolder(NamedTuple):
+    """A folder for slot files. max_bytes: limit of all files together."""
 
     folder: Path
-    most_bytes: int
+    max_bytes: int
 
 
 class SlotFiles:
-    """What is done with slots. storage: None where the server has none."""
+    """Runs the actions on slots. slot_folder: None if the server saves no slots."""
 
-    def __init__(self, storage: Storage | None) -> None:
-        self._storage = storage
+    def __init__(self, slot_folder: SlotFolder | None) -> None:
+        self._slot_folder = slot_folder
         self._thread = ThreadPoolExecutor(1, "slots")
 
     def end(self) -> None:
-        """Take no more."""
+        """Stop the thread after the current file."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
-    async def act(self, worker: Worker, slot: str, action: str, filename: str | None) -> dict[str, Any]:
-        """What an action comes to. Raises ApiError. It is done to its end, whether somebody listens or not:
-        pages that are read or written stay held."""
-        if self._storage is None:
+    async def run_action(
+        self, worker: ModelThread, slot: str, action: str, filename: str | None
+    ) -> dict[str, Any]:
+        """Run an action and return the body of the response. Raises ApiError. The action completes even if
+        the client disconnects, so that pages are released."""
+        if self._slot_folder is None:
             raise ApiError(
                 501, "this server saves no slots; start it with --slot-save-path", code="not_supported"
             )
-        number = _number(slot, len(worker.slots.all))
+        number = _slot_number(slot, len(worker.slots.all))
         if action == "erase":
-            erased = await worker.call(partial(_erased, worker.slots, number))
+            erased = await worker.run_in_thread(partial(_erase, worker.slots, number))
             return {"id_slot": number, "n_erased": erased}
         if action not in ACTIONS:
             raise ApiError(
@@ -74,19 +76,21 @@ class SlotFiles:
                 "action",
                 "invalid_value",
             )
-        work = self._saved if action == "save" else self._restored
-        path = self._storage.folder / _name(filename)
+        work = self._save if action == "save" else self._restore
+        path = self._slot_folder.folder / _check_filename(filename)
         try:
             return await asyncio.shield(asyncio.ensure_future(work(worker, number, path)))
         except UserError as error:
             raise _without_folder(error, path) from error
 
-    async def _saved(self, worker: Worker, number: int, path: Path) -> dict[str, Any]:
-        begun = time.perf_counter()
-        await self._marked(worker)
-        sequence, made_by, nbytes = await worker.call(partial(_held, worker.slots, number))
+    async def _save(self, worker: ModelThread, number: int, path: Path) -> dict[str, Any]:
+        start_s = time.perf_counter()
+        await self._fingerprint_weights(worker)
+        sequence, provenance, nbytes = await worker.run_in_thread(partial(_hold_pages, worker.slots, number))
         try:
-            written, before = await self._apart(partial(self._write, sequence, path, made_by, nbytes))
+            written, previous = await self._in_thread(
+                partial(self._write, sequence, path, provenance, nbytes)
+            )
         finally:
             sequence.pool.leave(sequence)
         return {
@@ -94,56 +98,56 @@ class SlotFiles:
             "filename": path.name,
             "n_saved": sequence.length,
             "n_written": written,
-            **({"before": before} if before else {}),
-            "timings": {"save_ms": _ms(begun)},
+            **({"before": previous} if previous else {}),
+            "timings": {"save_ms": _ms(start_s)},
         }
 
-    def _write(self, sequence: PagedSequence, path: Path, made_by: MadeBy, nbytes: int) -> tuple[int, str]:
-        """The bytes of the file, and the name under which the one before is kept, where that had more: the
-        pool may have lost what a slot had when it was saved last."""
-        self._check_room(path, nbytes, path.name)
-        fresh = path.with_name(f".{path.name[:120]}.new")
+    def _write(self, sequence: PagedSequence, path: Path, provenance: MadeBy, nbytes: int) -> tuple[int, str]:
+        """Write the file. Returns its size, and the name under which a larger file of the same name was kept:
+        the pool may have lost tokens since the last save."""
+        self._check_capacity(path, nbytes, path.name)
+        new_path = path.with_name(f".{path.name[:120]}.new")
         try:
-            save_sequence(sequence, None, fresh, made_by)
+            save_sequence(sequence, None, new_path, provenance)
         except UserError as error:
-            told = _without_folder(error, fresh).message.replace(fresh.name, path.name)
-            raise ApiError(507, told, code="not_written") from error
+            message = _without_folder(error, new_path).message.replace(new_path.name, path.name)
+            raise ApiError(507, message, code="not_written") from error
         try:
-            size, before = fresh.stat().st_size, ""
+            size, previous = new_path.stat().st_size, ""
             if path.is_file() and path.stat().st_size > size:
-                self._check_room(fresh, size, path.name)
-                before = path.rename(_aside(path)).name
-            fresh.rename(path)
+                self._check_capacity(new_path, size, path.name)
+                previous = path.rename(_free_path(path)).name
+            new_path.rename(path)
         finally:
-            fresh.unlink(missing_ok=True)
-        return size, before
+            new_path.unlink(missing_ok=True)
+        return size, previous
 
-    def _check_room(self, path: Path, nbytes: int, name: str) -> None:
-        """ApiError 507 where a file of so many bytes has no room beside all others than `path`."""
-        assert self._storage is not None
+    def _check_capacity(self, path: Path, nbytes: int, name: str) -> None:
+        """Raise ApiError 507 if a file of `nbytes` does not fit beside all others than `path`."""
+        assert self._slot_folder is not None
         others = sum(one.lstat().st_size for one in path.parent.iterdir() if one != path)
-        if others + nbytes > self._storage.most_bytes:
+        if others + nbytes > self._slot_folder.max_bytes:
             raise ApiError(
                 507,
                 f"slot {name} would have about {nbytes} bytes, the others have {others}, and "
-                f"{self._storage.most_bytes} is the limit of all; save over another one, or start "
+                f"{self._slot_folder.max_bytes} is the limit of all; save over another one, or start "
                 "with a higher --slot-save-bytes",
                 code="no_space",
             )
 
-    async def _restored(self, worker: Worker, number: int, path: Path) -> dict[str, Any]:
-        begun = time.perf_counter()
+    async def _restore(self, worker: ModelThread, number: int, path: Path) -> dict[str, Any]:
+        start_s = time.perf_counter()
         if path.is_symlink() or not path.is_file():
             raise ApiError(
                 404, f"no slot was saved as {path.name!r}; give the name that it was saved as", "filename"
             )
-        await self._marked(worker)
-        made_by = await worker.call(lambda opened: opened.session.pages_made_by(opened.scheduler))
-        file = await self._apart(partial(PagesFile, path, made_by))
-        sequence = await worker.call(lambda opened: file.room(opened.scheduler.pool))
+        await self._fingerprint_weights(worker)
+        provenance = await worker.run_in_thread(lambda opened: opened.session.pages_made_by(opened.scheduler))
+        file = await self._in_thread(partial(PagesFile, path, provenance))
+        sequence = await worker.run_in_thread(lambda opened: file.room(opened.scheduler.pool))
         try:
-            await self._apart(partial(file.fill, sequence))
-            await worker.call(partial(_published, worker.slots, number, file, sequence))
+            await self._in_thread(partial(file.fill, sequence))
+            await worker.run_in_thread(partial(_publish, worker.slots, number, file, sequence))
         finally:
             sequence.pool.leave(sequence)
         return {
@@ -151,20 +155,21 @@ class SlotFiles:
             "filename": path.name,
             "n_restored": len(file.token_ids),
             "n_read": path.stat().st_size,
-            "timings": {"restore_ms": _ms(begun)},
+            "timings": {"restore_ms": _ms(start_s)},
         }
 
-    async def _marked(self, worker: Worker) -> None:
-        """Have the weights' fingerprint, which takes long the first time, before the model's thread asks."""
+    async def _fingerprint_weights(self, worker: ModelThread) -> None:
+        """Compute the fingerprint of the weights, which takes long the first time, before the model thread
+        needs it."""
         if opened := worker.opened:
-            await self._apart(opened.session.mark)
+            await self._in_thread(opened.session.mark)
 
-    async def _apart(self, work: Callable[[], Made]) -> Made:
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _held(slots: Slots, number: int, opened: Opened) -> tuple[PagedSequence, MadeBy, int]:
-    """The pages of a slot, what made them, and the bytes that they take in a file, about."""
+def _hold_pages(slots: Slots, number: int, opened: OpenedModel) -> tuple[PagedSequence, MadeBy, int]:
+    """The pages of a slot, their provenance, and about how many bytes a file of them has."""
     tokens = slots.all[number].tokens
     if not tokens:
         raise ApiError(
@@ -173,52 +178,53 @@ def _held(slots: Slots, number: int, opened: Opened) -> tuple[PagedSequence, Mad
             "id_slot",
             "nothing_to_save",
         )
-    made_by = opened.session.pages_made_by(opened.scheduler)
+    provenance = opened.session.pages_made_by(opened.scheduler)
     sequence = held(opened.scheduler.pool, tokens)
-    return sequence, made_by, len(sequence.pages) * page_bytes(opened.session.model.stored)
+    return sequence, provenance, len(sequence.pages) * page_bytes(opened.session.model.stored)
 
 
-def _aside(path: Path) -> Path:
-    """The first name like this one that is free, and can be asked for."""
+def _free_path(path: Path) -> Path:
+    """The first numbered variant of a path that does not exist."""
     names = (path.with_name(f"{path.name[:120]}.{number}") for number in itertools.count(1))
     return next(name for name in names if not name.exists())
 
 
-def _published(slots: Slots, number: int, file: PagesFile, sequence: PagedSequence, _: Opened) -> None:
+def _publish(slots: Slots, number: int, file: PagesFile, sequence: PagedSequence, _: OpenedModel) -> None:
     file.publish(sequence)
     slots.restore(number, file.token_ids)
 
 
-def _erased(slots: Slots, number: int, opened: Opened) -> int:
+def _erase(slots: Slots, number: int, opened: OpenedModel) -> int:
     return slots.erase(number, opened.scheduler.pool)
 
 
-def _number(slot: str, count: int) -> int:
-    """Of a slot. ApiError 404."""
+def _slot_number(slot: str, count: int) -> int:
+    """Parse the number of a slot. Raises ApiError 404 if there is none."""
     if not (slot.isascii() and slot.isdecimal() and len(slot) < 5 and int(slot) < count):
         raise ApiError(404, f"there is no slot {slot[:80]!r}; there are 0 to {count - 1}", "id_slot")
     return int(slot)
 
 
-def _name(given: str | None) -> str:
-    """Of a file. ApiError for one that is not safe."""
-    if given is None or not NAME.fullmatch(given):
+def _check_filename(filename: str | None) -> str:
+    """Return the name if it is safe. Raises ApiError 400 if not."""
+    if filename is None or not NAME.fullmatch(filename):
         raise ApiError(
             400,
-            f"filename is {reprlib.repr(given)}; give up to 128 letters, digits, '.', '-' and '_' of ASCII, "
+            f"filename is {reprlib.repr(filename)}; give up to 128 letters, digits, '.', '-' and '_' "
+            "of ASCII, "
             "the first of which is no '.'",
             "filename",
             "invalid_value",
         )
-    return given
+    return filename
 
 
 def _without_folder(error: UserError, path: Path) -> ApiError:
-    """What is told to a client of an error that names the file: where it lies is nobody's business."""
+    """The error for the client, without the path of the folder."""
     if isinstance(error, PoolFullError):
-        return of_engine(error)
+        return from_engine_error(error)
     return ApiError(400, str(error).replace(str(path), path.name), "filename", "invalid_value")
 
 
-def _ms(begun: float) -> float:
-    return round(1000 * (time.perf_counter() - begun), 3)
+def _ms(start_s: float) -> float:
+    return round(1000 * (time.perf_counter() - start_s), 3)

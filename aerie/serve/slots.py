@@ -1,8 +1,7 @@
-"""Slots, as llama.cpp's server has them: numbers by which clients name what the KV pool holds of an answer
-and its prompt.
+"""Slots of llama.cpp's API: numbers by which clients name the cached tokens of an output and its prompt.
 
-A slot is a name, and no room of its own: pages are found by what they hold, whoever asks. So a slot has the
-token ids of what was answered in it last, and whether that goes on, and no page.
+A slot is only a name. It holds the token ids of the last output that used it and no pages: the prefix cache
+finds pages by their tokens, for any request.
 """
 
 from __future__ import annotations
@@ -20,8 +19,8 @@ from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 
 @dataclass
 class Slot:
-    """request: the last one that was answered in it. restored: what it has from a file, in its place. used:
-    the higher, the later it was used; 0: never."""
+    """One slot. request: the last one that used it. restored: token ids from a file, instead of a request.
+    used: larger means more recently used; 0 means never."""
 
     request: Request | None = None
     restored: Sequence[Token] = ()
@@ -29,66 +28,69 @@ class Slot:
 
     @property
     def tokens(self) -> Sequence[Token]:
-        """Of the prompt, and of the answer as far as it came."""
+        """Prompt and output token ids so far."""
         return self.request.tokens if self.request else self.restored
 
     @property
     def is_processing(self) -> bool:
         return self.request is not None and not self.request.is_over
 
-    def is_begun_by(self, prompt: Sequence[Token]) -> int:
-        """How many tokens of the slot's own prompt a prompt begins with: all of them, or 0."""
+    def prefix_length_in(self, prompt: Sequence[Token]) -> int:
+        """Length of the slot's prompt if `prompt` starts with all of it, else 0."""
         own = tuple(self.request.prompt if self.request else self.restored)
         return len(own) if own == tuple(prompt[: len(own)]) else 0
 
 
 class Slots:
-    """As many as answers are under way at once. `give`, `restore` and `erase` in the model's thread."""
+    """One slot per concurrently running request. Call assign, restore and erase in the model thread only."""
 
     def __init__(self) -> None:
         self.all = [Slot() for _ in range(MAX_RUNNING_REQUESTS)]
         self._uses = itertools.count(1)
 
-    def give(self, request: Request, wanted: int | None) -> None:
-        """The slot of a request that is about to be answered: the one that it wants; else one in which
-        nothing goes on, that whose prompt it begins with, as the next turn of a conversation does, or the one
-        that was not used for longest."""
-        self._put(self.all[self._idle(request.prompt) if wanted is None else wanted], Slot(request))
+    def assign(self, request: Request, number: int | None) -> None:
+        """Give a request its slot: `number`, else the idle slot with the longest prompt that the new prompt
+        starts with (the next turn of a conversation), else the least recently used idle slot."""
+        self._put(self.all[self._idle(request.prompt) if number is None else number], Slot(request))
 
     def restore(self, number: int, tokens: Sequence[Token]) -> None:
-        """A slot has these from now on."""
+        """Set the token ids of a slot."""
         self._put(self.all[number], Slot(restored=tokens))
 
     def erase(self, number: int, pool: PagePool) -> int:
-        """Have a slot be empty, and what it had found no more, but for what other slots have too; how many
-        tokens are forgotten."""
+        """Clear a slot and drop its pages from the prefix cache, except pages that other slots share. Returns
+        the number of dropped tokens."""
         tokens = self.all[number].tokens
         self._put(self.all[number], Slot())
-        shared = max(_alike(tokens, other.tokens) for other in self.all)
+        shared = max(_common_prefix(tokens, other.tokens) for other in self.all)
         keys = list(pool.keys(tokens, pool.first_key))[shared // PAGE :]
-        found = [key for key in keys if pool.manager.has([key])]
-        pool.manager.forget(found)
-        return len(found) * PAGE
+        cached = [key for key in keys if pool.manager.has([key])]
+        pool.manager.forget(cached)
+        return len(cached) * PAGE
 
-    def told(self, positions: int) -> list[dict[str, Any]]:
-        """As GET /slots has it. positions: of a sequence, at most."""
-        return [{"id": number, "n_ctx": positions, **_told(slot)} for number, slot in enumerate(self.all)]
+    def to_json(self, positions: int) -> list[dict[str, Any]]:
+        """The body of GET /slots. positions: the context of the model, in tokens."""
+        return [
+            {"id": number, "n_ctx": positions, **_slot_to_json(slot)} for number, slot in enumerate(self.all)
+        ]
 
-    def _put(self, slot: Slot, what: Slot) -> None:
-        slot.request, slot.restored, slot.used = what.request, what.restored, next(self._uses)
+    def _put(self, slot: Slot, content: Slot) -> None:
+        slot.request, slot.restored, slot.used = content.request, content.restored, next(self._uses)
 
     def _idle(self, prompt: Sequence[Token]) -> int:
-        """Of the slots in which nothing goes on; of all where there is none, as where clients want slots of
-        answers that are under way."""
+        """Index of the best idle slot; of any slot if none is idle, as clients may use the slots of running
+        requests."""
         numbers = range(len(self.all))
         idle = [number for number in numbers if not self.all[number].is_processing] or [*numbers]
-        return max(idle, key=lambda number: (self.all[number].is_begun_by(prompt), -self.all[number].used))
+        return max(
+            idle, key=lambda number: (self.all[number].prefix_length_in(prompt), -self.all[number].used)
+        )
 
 
-def _told(slot: Slot) -> dict[str, Any]:
+def _slot_to_json(slot: Slot) -> dict[str, Any]:
     request = slot.request
-    made, left = (len(request.token_ids), request.left) if request else (0, 0)
-    next_token = {"has_next_token": slot.is_processing, "n_remain": left, "n_decoded": made}
+    generated, remaining = (len(request.token_ids), request.left) if request else (0, 0)
+    next_token = {"has_next_token": slot.is_processing, "n_remain": remaining, "n_decoded": generated}
     return {
         "speculative": False,
         "is_processing": slot.is_processing,
@@ -98,6 +100,8 @@ def _told(slot: Slot) -> dict[str, Any]:
     }
 
 
-def _alike(one: Sequence[Token], other: Sequence[Token]) -> int:
-    """How many first tokens both have."""
-    return sum(1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False)))
+def _common_prefix(tokens: Sequence[Token], others: Sequence[Token]) -> int:
+    """Length of the common prefix of two token sequences."""
+    return sum(
+        1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(tokens, others, strict=False))
+    )

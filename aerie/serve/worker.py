@@ -1,9 +1,8 @@
-"""The thread that owns the model: it takes what is asked for from a queue, and steps while there is work.
+"""The thread that owns a model: it takes functions from an inbox and runs engine steps while there is work.
 
-All that comes from outside is a function in its inbox, which runs between two steps. What answers give is
-told to the event loop after each step, all pieces at once. What fails in work of one answer ends that one
-(engine/faults.py); what fails in a step that they share ends the answers that were in it, with an error each.
-Neither ends those that wait, nor the thread.
+Everything from outside is a function in the inbox, which runs between two steps. After each step the new
+deltas go to the event loop together. An error in the work of one output ends that output (engine/faults.py).
+An error in a shared step ends the outputs of that step. Neither ends the queued ones or the thread.
 """
 
 from __future__ import annotations
@@ -27,108 +26,121 @@ from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, MOST_READ, Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.drafting import Drafting
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.answer import Answer, Ask, Ending, Piece, ReadPrompt, Recorder
-from aerie.serve.errors import ApiError, blamed, internal, of_engine
-from aerie.serve.history import History
+from aerie.serve.errors import ApiError, from_engine_error, from_request_error, internal_error
+from aerie.serve.output_processor import (
+    FinishInfo,
+    LogprobSampler,
+    OutputDelta,
+    OutputProcessor,
+    OutputRequest,
+    PoolingOutput,
+)
+from aerie.serve.pass_history import PassHistory
 from aerie.serve.slots import Slots
 
 LOG = logging.getLogger("aerie.serve")
-Made = TypeVar("Made")
-Told = Callable[[Piece], None]
-"""Called on the event loop with what has come."""
+Result = TypeVar("Result")
+OnDelta = Callable[[OutputDelta], None]
+"""Called in the event loop with each delta."""
 
 
 @dataclass(frozen=True)
-class Opened:
-    """A model that is ready. tokenizer: one for prompts, apart from the session's, which is the thread's.
-    draft: where guesses come from where nobody says; drafter: the session of the model that makes them."""
+class OpenedModel:
+    """An opened model. tokenizer: for prompts, separate from the session's, which belongs to the model
+    thread. draft: the default source of draft tokens. draft_session: the session of the draft model."""
 
     session: Session
     scheduler: Scheduler
     tokenizer: Tokenizer
     draft: str | Drafting | None = None
-    drafter: Session | None = None
+    draft_session: Session | None = None
 
-    def check(self, ask: Ask) -> None:
-        """PromptError and UserError for what cannot be run at all. From any thread."""
-        check_asked(self.session.model, ask.prompt, max(1, ask.max_tokens), ask.sampler)
-        ask.decode_config.maker(self.session.model.config, ask.sampler)
-        pages, needed = self.scheduler.pool.manager.pages, -(-(len(ask.prompt) + 1) // PAGE)
+    def check(self, output_request: OutputRequest) -> None:
+        """Raise PromptError or UserError if the request cannot run at all. Any thread may call this."""
+        check_asked(
+            self.session.model,
+            output_request.prompt,
+            max(1, output_request.max_tokens),
+            output_request.sampler,
+        )
+        output_request.decode_config.maker(self.session.model.config, output_request.sampler)
+        pages, needed = self.scheduler.pool.manager.pages, -(-(len(output_request.prompt) + 1) // PAGE)
         if needed > pages:
             raise PoolFullError(needed, pages, pages)
 
     def close(self) -> None:
-        """Give up devices, buffers and weights."""
-        for session in filter(None, (self.session, self.drafter)):
+        """Free devices, buffers and weights."""
+        for session in filter(None, (self.session, self.draft_session)):
             session.close()
 
 
 class Job:
-    """An answer on its way. Its `told` is not called any more once it is cancelled."""
+    """One output from submission to its end. `on_delta` is not called after it is cancelled."""
 
-    def __init__(self, ask: Ask, told: Told) -> None:
-        self.ask, self.told = ask, told
-        self.came_s = time.monotonic()
+    def __init__(self, output_request: OutputRequest, on_delta: OnDelta) -> None:
+        self.output_request, self.on_delta = output_request, on_delta
+        self.arrived_s = time.monotonic()
         self.is_cancelled = False
-        self.answer: Answer | ReadPrompt | None = None
-        """None while it waits."""
+        self.output: OutputProcessor | PoolingOutput | None = None
+        """None while it is queued."""
 
     @property
     def is_late(self) -> bool:
-        return time.monotonic() - self.came_s > self.ask.time_limit_s
+        return time.monotonic() - self.arrived_s > self.output_request.time_limit_s
 
 
-class Worker:
-    """See the module. `open_model` is called in the thread, and may take long. It ends by
-    `stop`, or since the model cannot be opened: `error` says why, then. `settled` is set when it is opened,
-    or never will be; `over` when the thread ends."""
+class ModelThread:
+    """The thread of one model. `open_model` runs in the thread and may take long. The thread ends by `stop`,
+    or with `error` if the model cannot be opened or a defect occurs. `settled` is set when the model is open
+    or never will be, `ended` when the thread ends."""
 
-    def __init__(self, open_model: Callable[[], Opened]) -> None:
-        self.opened: Opened | None = None
+    def __init__(self, open_model: Callable[[], OpenedModel]) -> None:
+        self.opened: OpenedModel | None = None
         self.error: BaseException | None = None
         self._open, self._loop = open_model, asyncio.get_running_loop()
         self._inbox: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._waiting: deque[Job] = deque()
         self._running: list[Job] = []
         self._is_ended = False
-        self.settled, self.over, self.slots = asyncio.Event(), asyncio.Event(), Slots()
-        self.history = History()
+        self.settled, self.ended, self.slots = asyncio.Event(), asyncio.Event(), Slots()
+        self.history = PassHistory()
         self._thread = threading.Thread(target=self._run, name="model", daemon=True)
         self._thread.start()
 
     @property
     def running(self) -> int:
-        """Answers that the scheduler has."""
+        """Outputs in the scheduler."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """Answers that it was not given yet."""
+        """Outputs that are queued for the scheduler."""
         return len(self._waiting)
 
-    def put(self, job: Job) -> None:
-        """Have it answered when its turn comes. From the event loop, as all that is public here."""
-        self._inbox.put(lambda: self._waiting.append(job))  # to the queue of then, which may be another
+    def submit(self, job: Job) -> None:
+        """Queue a job. Call it, like all public methods, in the event loop."""
+        self._inbox.put(lambda: self._waiting.append(job))  # _waiting may be another deque by then
 
     def cancel(self, job: Job) -> None:
-        """Forget it, before the next step."""
+        """Drop a job before the next step."""
         job.is_cancelled = True
-        self._inbox.put(_nothing)
+        self._inbox.put(_wake)
 
-    def end_all(self, error: ApiError) -> None:
-        """End all that is asked for, with an error each."""
-        self._inbox.put(partial(self._end_each, error))
+    def abort_all(self, error: ApiError) -> None:
+        """End all jobs with an error."""
+        self._inbox.put(partial(self._end_all_jobs, error))
 
-    async def call(self, function: Callable[[Opened], Made]) -> Made:
-        """What a function makes of the model, between two steps. Raises what it raises."""
-        if self.over.is_set():
-            raise _unloaded()
-        made: asyncio.Future[Made] = self._loop.create_future()
-        self._inbox.put(partial(self._call, function, made))
-        return await made
+    async def run_in_thread(self, function: Callable[[OpenedModel], Result]) -> Result:
+        """Run a function with the model between two steps, and return its result. Raises what the function
+        raises, and ApiError 503 if the thread has ended."""
+        if self.ended.is_set():
+            raise _unloaded_error()
+        result: asyncio.Future[Result] = self._loop.create_future()
+        self._inbox.put(partial(self._call, function, result))
+        return await result
 
     def stop(self) -> None:
-        """End the thread after the step under way."""
+        """End the thread after the current step."""
         self._inbox.put(self._end)
 
     def join(self, timeout_s: float) -> None:
@@ -140,26 +152,26 @@ class Worker:
             self._on_loop(self.settled.set)
             try:
                 while not self._is_ended:
-                    self._take()
-                    self._turn(opened)
+                    self._run_inbox()
+                    self._step(opened)
             finally:
                 opened.close()
-        except BaseException as error:  # told by whoever started it
+        except BaseException as error:  # the event loop reports it
             self.error = error
-            self._end_each(internal())
+            self._end_all_jobs(internal_error())
         finally:
-            self._on_loop(self._tell_over)
+            self._on_loop(self._finish_on_loop)
 
-    def _tell_over(self) -> None:
-        """In the loop, once the thread takes nothing any more: what came too late is told."""
+    def _finish_on_loop(self) -> None:
+        """Runs in the event loop after the thread has ended: end what was submitted too late."""
         self.settled.set()
-        self.over.set()
+        self.ended.set()
         while not self._inbox.empty():
             self._inbox.get()()
-        self._end_each(_unloaded())
+        self._end_all_jobs(_unloaded_error())
 
-    def _take(self) -> None:
-        """Do what came; wait for it where there is nothing else to do."""
+    def _run_inbox(self) -> None:
+        """Run the functions of the inbox. Waits for one if there is nothing else to do."""
         try:
             while True:
                 self._inbox.get(block=not (self._waiting or self._running))()
@@ -168,98 +180,98 @@ class Worker:
         except queue.Empty:
             pass
 
-    def _turn(self, opened: Opened) -> None:
-        """A step for all, and what comes of it."""
-        told = self._left_out()
-        told += self._admitted(opened)
+    def _step(self, opened: OpenedModel) -> None:
+        """Run one engine step, and send the deltas."""
+        deltas = self._drop_ended()
+        deltas += self._admit(opened)
         try:
             self.history.step(opened.scheduler, opened.session.cache.profiler)
-        except BaseException as error:  # no signal comes in this thread
+        except BaseException as error:  # signals never arrive in this thread
             LOG.exception("a step failed, and %d answers with it", len(self._running))
-            told += self._cut(self._running, of_engine(error))
+            deltas += self._end_jobs(self._running, from_engine_error(error))
             self._running.clear()
-        told += self._come()
-        self.history.notice()
-        self._running = [job for job in self._running if job.answer and not job.answer.request.is_over]
-        if told:
-            self._on_loop(partial(_tell, told))
+        deltas += self._new_deltas()
+        self.history.collect_finished()
+        self._running = [job for job in self._running if job.output and not job.output.request.is_over]
+        if deltas:
+            self._on_loop(partial(_notify, deltas))
 
-    def _come(self) -> list[tuple[Job, Piece]]:
-        """What has come of each; one whose tokens cannot be told ends alone."""
-        told = []
+    def _new_deltas(self) -> list[tuple[Job, OutputDelta]]:
+        """The new delta of each output. An output whose tokens cannot be decoded ends alone."""
+        deltas = []
         for job in self._running:
             try:
                 with of_one_answer():
-                    piece = job.answer.piece() if job.answer else None
-                if piece:
-                    told.append((job, piece))
+                    delta = job.output.next_delta() if job.output else None
+                if delta:
+                    deltas.append((job, delta))
             except UserError as error:
-                told += self._cut([job], blamed(error))
-        return told
+                deltas += self._end_jobs([job], from_request_error(error))
+        return deltas
 
-    def _left_out(self) -> list[tuple[Job, Piece]]:
-        """Let go of what was cancelled, and of what is late, which is told."""
-        every = [*self._waiting, *self._running]
-        late = [job for job in every if job.is_late and not job.is_cancelled]
-        gone = {*late, *(job for job in every if job.is_cancelled)}
-        if not gone:
+    def _drop_ended(self) -> list[tuple[Job, OutputDelta]]:
+        """Drop cancelled and late jobs. Returns the final deltas of the late ones."""
+        jobs = [*self._waiting, *self._running]
+        late = [job for job in jobs if job.is_late and not job.is_cancelled]
+        removed = {*late, *(job for job in jobs if job.is_cancelled)}
+        if not removed:
             return []
-        for job in gone:
-            if job.answer:
-                job.answer.request.stop()
-        self._waiting = deque(job for job in self._waiting if job not in gone)
-        self._running = [job for job in self._running if job not in gone]
-        return self._cut(late, None)
+        for job in removed:
+            if job.output:
+                job.output.request.stop()
+        self._waiting = deque(job for job in self._waiting if job not in removed)
+        self._running = [job for job in self._running if job not in removed]
+        return self._end_jobs(late, None)
 
-    def _cut(self, jobs: list[Job], error: ApiError | None) -> list[tuple[Job, Piece]]:
-        """The last pieces of jobs that end here, with an error or because their time is up."""
-        return [(job, _last(job, error)) for job in jobs]
+    def _end_jobs(self, jobs: list[Job], error: ApiError | None) -> list[tuple[Job, OutputDelta]]:
+        """The final deltas of jobs that end now, with an error or because their time is up."""
+        return [(job, _final_delta(job, error)) for job in jobs]
 
-    def _admitted(self, opened: Opened) -> list[tuple[Job, Piece]]:
-        """Give the scheduler as many as it runs at once, of those that are answered and of those that are
-        read; what it refuses is told."""
-        refused, left = list[tuple[Job, Piece]](), deque[Job]()
-        read = sum(job.ask.reads is not None for job in self._running)
-        room = {False: MAX_RUNNING_REQUESTS - len(self._running) + read, True: MOST_READ - read}
+    def _admit(self, opened: OpenedModel) -> list[tuple[Job, OutputDelta]]:
+        """Give the scheduler as many outputs and pooled prompts as it runs at once. Returns the final deltas
+        of the refused ones."""
+        refused, still_waiting = list[tuple[Job, OutputDelta]](), deque[Job]()
+        pooling = sum(job.output_request.make_pooler is not None for job in self._running)
+        capacity = {False: MAX_RUNNING_REQUESTS - len(self._running) + pooling, True: MOST_READ - pooling}
         for job in self._waiting:
-            is_read = job.ask.reads is not None
-            if room[is_read] < 1:
-                left.append(job)
+            is_pooling = job.output_request.make_pooler is not None
+            if capacity[is_pooling] < 1:
+                still_waiting.append(job)
                 continue
             try:
                 with of_one_answer():
-                    self._begin(opened, job)
-                room[is_read] -= 1
+                    self._start_job(opened, job)
+                capacity[is_pooling] -= 1
             except UserError as error:
-                refused += self._cut([job], blamed(error))
-        self._waiting = left
+                refused += self._end_jobs([job], from_request_error(error))
+        self._waiting = still_waiting
         return refused
 
-    def _begin(self, opened: Opened, job: Job) -> None:
-        if job.ask.reads:
-            job.answer = ReadPrompt.of(job.ask, opened.session, opened.scheduler)
+    def _start_job(self, opened: OpenedModel, job: Job) -> None:
+        if job.output_request.make_pooler:
+            job.output = PoolingOutput.submit(job.output_request, opened.session, opened.scheduler)
         else:
-            job.answer = _begun(opened, job.ask)
-            self.slots.give(job.answer.request, job.ask.slot)
-            self.history.begin(job.answer.request)
+            job.output = _start_output(opened, job.output_request)
+            self.slots.assign(job.output.request, job.output_request.slot)
+            self.history.start_request(job.output.request)
         self._running.append(job)
 
-    def _end_each(self, error: ApiError) -> None:
-        told = self._cut([*self._waiting, *self._running], error)
+    def _end_all_jobs(self, error: ApiError) -> None:
+        deltas = self._end_jobs([*self._waiting, *self._running], error)
         self._waiting.clear()
         self._running.clear()
-        self._on_loop(partial(_tell, told))
+        self._on_loop(partial(_notify, deltas))
 
-    def _call(self, function: Callable[[Opened], Made], made: asyncio.Future[Made]) -> None:
+    def _call(self, function: Callable[[OpenedModel], Result], result: asyncio.Future[Result]) -> None:
         try:
-            if self.opened is None or self.over.is_set():
-                raise _unloaded()
-            self._on_loop(partial(_resolve, made, function(self.opened)))
+            if self.opened is None or self.ended.is_set():
+                raise _unloaded_error()
+            self._on_loop(partial(_resolve, result, function(self.opened)))
         except Exception as error:
-            self._on_loop(partial(_refuse, made, error))
-        except BaseException:  # a panic of a library, which the event loop does not survive
+            self._on_loop(partial(_fail, result, error))
+        except BaseException:  # a panic of a library would end the event loop
             LOG.exception("what was asked of the model failed")
-            self._on_loop(partial(_refuse, made, internal()))
+            self._on_loop(partial(_fail, result, internal_error()))
 
     def _end(self) -> None:
         self._is_ended = True
@@ -267,64 +279,73 @@ class Worker:
     def _on_loop(self, function: Callable[[], None]) -> None:
         try:
             self._loop.call_soon_threadsafe(function)
-        except RuntimeError:  # the loop is closed: nobody listens
+        except RuntimeError:  # the loop is closed
             LOG.debug("the event loop was closed before the model")
 
 
-def _begun(opened: Opened, ask: Ask) -> Answer:
-    sampler = ask.sampler
-    if ask.marks is not None:
-        sampler = Recorder(**sampler.settings, top=ask.marks, as_drawn=ask.as_drawn)
+def _start_output(opened: OpenedModel, output_request: OutputRequest) -> OutputProcessor:
+    sampler = output_request.sampler
+    if output_request.num_logprobs is not None:
+        sampler = LogprobSampler(
+            **sampler.settings,
+            num_logprobs=output_request.num_logprobs,
+            after_sampling=output_request.after_sampling,
+        )
     session = opened.session
-    maker = ask.decode_config.maker(session.model.config, sampler)
-    most = max(1, ask.max_tokens)  # a prompt that is only read ends with a token that nobody is told
-    request = opened.scheduler.submit(ask.prompt, most, sampler, strategy=maker)
-    return Answer(ask, request, sampler, session.tokenizer, session.model.config.eos_token_ids)
+    make_strategy = output_request.decode_config.maker(session.model.config, sampler)
+    max_tokens = max(1, output_request.max_tokens)  # without output, one token is generated and dropped
+    request = opened.scheduler.submit(output_request.prompt, max_tokens, sampler, strategy=make_strategy)
+    return OutputProcessor(
+        output_request, request, sampler, session.tokenizer, session.model.config.eos_token_ids
+    )
 
 
-def _last(job: Job, error: ApiError | None) -> Piece:
-    """The last piece of a job that ends here. Text that cannot be told is left out."""
-    if job.answer is None:
-        return _unbegun(job, error)
+def _final_delta(job: Job, error: ApiError | None) -> OutputDelta:
+    """The final delta of a job that ends now. Text that cannot be decoded is left out."""
+    if job.output is None:
+        return _unstarted_delta(job, error)
     try:
         with of_one_answer():
-            return job.answer.cut(error)
+            return job.output.abort(error)
     except UserError as fault:
-        job.answer.request.stop()
-        return _unbegun(job, error or blamed(fault))
+        job.output.request.stop()
+        return _unstarted_delta(job, error or from_request_error(fault))
 
 
-def _unbegun(job: Job, error: ApiError | None) -> Piece:
-    """The piece of a job of which nothing came."""
-    limit = job.ask.time_limit_s
+def _unstarted_delta(job: Job, error: ApiError | None) -> OutputDelta:
+    """The final delta of a job that never ran."""
+    limit = job.output_request.time_limit_s
     late = ApiError(
         503, f"its turn did not come within the {limit:g} s that a request has", code="time_limit"
     )
-    return Piece(job.ask.index, ending=Ending("error", len(job.ask.prompt), 0, 0, error=error or late))
+    return OutputDelta(
+        job.output_request.index,
+        finish=FinishInfo("error", len(job.output_request.prompt), 0, 0, error=error or late),
+    )
 
 
-def _tell(told: list[tuple[Job, Piece]]) -> None:
-    for job, piece in told:
+def _notify(deltas: list[tuple[Job, OutputDelta]]) -> None:
+    for job, delta in deltas:
         if not job.is_cancelled:
             try:
-                job.told(piece)
+                job.on_delta(delta)
             except Exception:
                 LOG.exception("a piece of an answer could not be told")
 
 
-def _resolve(made: asyncio.Future[Made], value: Made) -> None:
-    if not made.done():
-        made.set_result(value)
+def _resolve(future: asyncio.Future[Result], value: Result) -> None:
+    if not future.done():
+        future.set_result(value)
 
 
-def _refuse(made: asyncio.Future[Made], error: Exception) -> None:
-    if not made.done():
-        made.set_exception(error)
+def _fail(future: asyncio.Future[Result], error: Exception) -> None:
+    if not future.done():
+        future.set_exception(error)
 
 
-def _unloaded() -> ApiError:
+def _unloaded_error() -> ApiError:
     return ApiError(503, "the model was unloaded meanwhile; ask again", code="unloaded", retry_after=1)
 
 
-def _nothing() -> None:
-    """Wakes the thread."""
+def _wake() -> None:
+    """Does nothing; in the inbox it wakes the thread."""

@@ -49,7 +49,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         return 0
     except standard_streams.OutputError as error:
-        return standard_streams.report_output_error(error)
+        return standard_streams.report_lost_output(error)
     except Exception as error:
         if sys.flags.dev_mode:
             raise

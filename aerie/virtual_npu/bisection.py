@@ -77,8 +77,9 @@ def bisect(
 ) -> Iterator[DumpOutcome]:
     """Run dumps in order, each on the same arguments; ends after the first that is not as the first file.
 
-    A missing async token is a note if the order of a tile or locks of the device replace it. An exceeded limit
-    is a note if a later pass corrects it. A dump with an unsupported operation is skipped. A dump past AIR
+    A missing async token is a note if the order of a tile or locks of the device replace it. An exceeded
+    limit is a note if a later pass corrects it. A dump with an unsupported operation is skipped. A dump past
+    AIR
     (with operations of aie or airrt) is skipped too, and all after it.
 
     Raises the errors of the first file's run, whose outputs are the reference, and errors that no dump

@@ -9,7 +9,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.cli.arguments import Parser, begin_process, run_command, whole_number
+from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
 from aerie.common.errors import UserError
 from aerie.engine.config import MOST_LAYERS, ModelConfig
 from aerie.engine.families import FAMILIES
@@ -21,7 +21,7 @@ from aerie.runtime.memory import format_bytes
 
 
 def build_parser() -> argparse.ArgumentParser:
-    parser = Parser(
+    parser = CommandParser(
         prog="aerie synthetic",
         description="Write a model with random weights in Hugging Face format, for measuring.",
     )
@@ -30,9 +30,9 @@ def build_parser() -> argparse.ArgumentParser:
         "--shape", choices=SHAPES, default="llama-3.2-1b", help="the sizes (default: %(default)s)"
     )
     parser.add_argument("--family", choices=FAMILIES, help="another family than that of the shape")
-    parser.add_argument("--layers", type=whole_number(1), help="another number of layers")
-    parser.add_argument("--vocab-size", type=whole_number(1), help="another vocabulary, in tokens")
-    parser.add_argument("--seed", type=whole_number(0), default=0, help="what to draw (default: %(default)s)")
+    parser.add_argument("--layers", type=int_at_least(1), help="another number of layers")
+    parser.add_argument("--vocab-size", type=int_at_least(1), help="another vocabulary, in tokens")
+    parser.add_argument("--seed", type=int_at_least(0), default=0, help="what to draw (default: %(default)s)")
     parser.set_defaults(command=write)
     return parser
 
@@ -71,5 +71,5 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

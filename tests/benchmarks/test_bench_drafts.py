@@ -15,7 +15,7 @@ from benchmarks import drafts
 TEXTS = {text.name: text for text in drafts.texts()}
 
 
-def guessed(text: drafts.Text) -> float:
+def guessed(text: drafts.RecordedText) -> float:
     """The share of an answer's tokens that lookup guesses one by one."""
     look, right = Lookup(), 0
     for number, token in enumerate(text.answer):
@@ -35,9 +35,9 @@ def test_a_replayed_answer_is_the_text_in_every_way(monkeypatch: pytest.MonkeyPa
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="8,32x512")
     session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter())
     text = TEXTS["code_editing"]
-    row = drafts.measure(session, text._replace(prompt=text.prompt[:60]), most=12)
+    row = drafts.measure(session, text._replace(prompt=text.prompt[:60]), max_tokens=12)
     assert row.per_pass >= 1
     assert min(row.guide, row.rows, row.lookup) > 0
-    monkeypatch.setattr(drafts.Replayed, "__call__", lambda *_: 3)
+    monkeypatch.setattr(drafts.ReplaySampler, "__call__", lambda *_: 3)
     with pytest.raises(ValueError, match="the replayed answer is another"):
-        drafts.measure(session, text._replace(prompt=text.prompt[:60]), most=12)
+        drafts.measure(session, text._replace(prompt=text.prompt[:60]), max_tokens=12)

@@ -8,10 +8,10 @@ import pytest
 from rich.console import Console
 
 from aerie.common.text_tables import print_tables
-from benchmarks.drafts import Row
-from benchmarks.figures import OURS, THEIRS, Samples, record, shares_of_programs, verdicts, with_rates
+from benchmarks.drafts import DraftFigures
+from benchmarks.figures import OURS, THEIRS, Samples, add_rates, record, shares_of_programs, verdicts
 from benchmarks.instruction_sets import LIMITS
-from benchmarks.tables import by_set, comparison, machine_lines, missed, peaks_by_set
+from benchmarks.tables import comparison_table, machine_lines, missed_targets, peaks_by_set, table_by_set
 
 GB = 1e9
 PEAKS = {
@@ -19,7 +19,7 @@ PEAKS = {
     "f32_fma_gflop_per_s": [100.0, 200.0],
     "memory_gb_per_s": [20.0, 30.0],
 }
-PROGRAMS = with_rates(
+PROGRAMS = add_rates(
     {
         "o_ffn_ar2048": {"calls": 16, "seconds": 1.0, "flops": 300 * GB, "nbytes": GB},
         "o_ffn_ar8": {"calls": 1, "seconds": 0.1, "flops": GB, "nbytes": GB},
@@ -64,7 +64,7 @@ def measured(rounds=3, theirs_once=False) -> Samples:
             samples.add(OURS, f"together_{number}", seconds * slow)
         samples.add(THEIRS, "together_8", 0.375 * slow)
         for text, lookup in (("prose", 0.15), ("code_editing", 0.02)):
-            row = Row(0.1 * slow, 0.15 * slow, lookup * slow, 1.5, 0.75)
+            row = DraftFigures(0.1 * slow, 0.15 * slow, lookup * slow, 1.5, 0.75)
             for name, value in row._asdict().items():
                 samples.add(OURS, f"{text}_{name}", value)
         for name, seconds in (
@@ -243,7 +243,7 @@ def test_no_verdict_without_a_target():
 
 def test_each_set_has_targets_of_its_own():
     """Those of the comparison with transformers, and of memory's bandwidth."""
-    wanted = {name: tuple(limits.least.values())[:3] for name, limits in LIMITS.items() if limits.least}
+    wanted = {name: tuple(limits.targets.values())[:3] for name, limits in LIMITS.items() if limits.targets}
     assert wanted == {
         "avx2": (1.5, 1.5, 0.7),
         "avx512": (1.2, 1.5, 0.8),
@@ -259,7 +259,7 @@ def printed(*tables, width=80) -> str:
 
 
 def compared(judged=True, width=80) -> str:
-    return printed(comparison("a model", "AVX2", whole(judged)), width=width)
+    return printed(comparison_table("a model", "AVX2", whole(judged)), width=width)
 
 
 def row(text, label) -> list[str]:
@@ -292,13 +292,13 @@ def test_the_table_fits_80_columns_and_is_whole_on_a_narrower_terminal():
 def test_one_context_has_one_row():
     found = {**whole(judged=False), "contexts": [128]}
     found["ours"] |= {"attention_128_ms": 1.0, "attention_share_128": 0.5}
-    labels = [str(cell) for cell in comparison("a model", "AVX2", found).columns[0].cells]
+    labels = [str(cell) for cell in comparison_table("a model", "AVX2", found).columns[0].cells]
     assert len([label for label in labels if label.startswith("decode at 128")]) == 1
 
 
 def test_sets_stand_side_by_side_in_80_columns():
     titles = ("AVX2", "AVX-512", "AVX512-BF16", "AMX-BF16")
-    text = printed(by_set("a model", {title: whole() for title in titles}))
+    text = printed(table_by_set("a model", {title: whole() for title in titles}))
     assert max(map(len, text.splitlines())) <= 80
     assert row(text, "prompt of 2048: ours/theirs")[4:] == ["0.50", "<=", "1.1"] * 4
     assert row(text, "prompt of 16: ours/theirs")[4:] == ["1.20", ">", "1.1"] * 4
@@ -312,12 +312,12 @@ def test_sets_stand_side_by_side_in_80_columns():
 
 
 def test_a_set_alone_and_not_judged():
-    text = printed(by_set("a model", {"native, AVX2": whole(judged=False)}))
+    text = printed(table_by_set("a model", {"native, AVX2": whole(judged=False)}))
     assert row(text, "decode at 128: theirs/ours")[-1] == "4.00"
 
 
 def test_what_is_missed_is_told_by_set():
-    lines = list(missed({"AVX2": whole(), "AVX-512": whole(judged=False)}))
+    lines = list(missed_targets({"AVX2": whole(), "AVX-512": whole(judged=False)}))
     assert "AVX2: flash_share 0.40, wanted >= 0.5" in lines
     assert "AVX2: compile_s 100.00, wanted <= 90" in lines
     assert "AVX2: few_rows_ratio_8 1.50, wanted <= 1.35" in lines
@@ -356,5 +356,5 @@ def test_another_model_is_not_judged():
 
 
 def test_rates_of_programs():
-    rates = with_rates({"o_ffn": {"calls": 32, "seconds": 0.5, "flops": 2e9, "nbytes": 1e9}})
+    rates = add_rates({"o_ffn": {"calls": 32, "seconds": 0.5, "flops": 2e9, "nbytes": 1e9}})
     assert rates == {"o_ffn": {"calls": 32, "ms": 500.0, "gflop_per_s": 4.0, "gb_per_s": 2.0}}

@@ -20,8 +20,8 @@ from aerie.common.errors import UserError
 from aerie.engine.config import load_config
 from aerie.engine.generate import FinishReason
 from benchmarks import client, http, sides
-from benchmarks.client import Client, unchunked
-from benchmarks.figures import CROWD, TARGETS
+from benchmarks.client import Client, decode_chunked
+from benchmarks.figures import CONCURRENT_CLIENTS, TARGETS
 
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
@@ -73,7 +73,7 @@ def answering() -> Iterator[Callable[..., Client]]:
 
 
 def test_what_the_engine_takes_alone_is_subtracted() -> None:
-    found = http.costs_of({"seconds": 0.310, "first_seconds": 0.012}, 0.010, 0.208, 100)
+    found = http.overhead_from({"seconds": 0.310, "first_seconds": 0.012}, 0.010, 0.208, 100)
     assert found.first_s == pytest.approx(0.002)
     assert found.engine_token_s == pytest.approx(0.002)
     assert found.token_s == pytest.approx(0.298 / 99 - 0.002)
@@ -130,7 +130,7 @@ def test_a_server_that_says_nothing(answering: Any, monkeypatch: pytest.MonkeyPa
 
 
 def test_chunks() -> None:
-    assert unchunked(b"3\r\nabc\r\nb\r\n0123456789\n\r\n0\r\n\r\n") == b"abc0123456789\n"
+    assert decode_chunked(b"3\r\nabc\r\nb\r\n0123456789\n\r\n0\r\n\r\n") == b"abc0123456789\n"
 
 
 def test_answers_must_be_the_engines() -> None:
@@ -141,7 +141,7 @@ def test_answers_must_be_the_engines() -> None:
 
 def test_no_token_ends_an_answer_of_an_endless_checkpoint(tmp_path: Path) -> None:
     for _ in range(2):  # what was there before is replaced
-        made = http.endless(DEMO_FOLDER, tmp_path / "endless")
+        made = http.without_eos(DEMO_FOLDER, tmp_path / "endless")
     assert load_config(DEMO_FOLDER).eos_token_ids
     assert load_config(made).eos_token_ids == ()
     assert (made / "model.safetensors").stat().st_size > 1000
@@ -149,13 +149,13 @@ def test_no_token_ends_an_answer_of_an_endless_checkpoint(tmp_path: Path) -> Non
 
 def test_an_answer_of_the_engine_that_ends_early(monkeypatch: pytest.MonkeyPatch) -> None:
     made = SimpleNamespace(error="", token_ids=[1], finish_reason=FinishReason.STOP, text="a")
-    side = sides.Ours("folder", "cache")
+    side = sides.AerieSide("folder", "cache")
     side.__dict__["_model_of_api"] = SimpleNamespace(generate_batch=lambda prompts, tokens: [made])
-    assert side.answered(["a"], 1)["texts"] == ["a"]
+    assert side.time_answers(["a"], 1)["texts"] == ["a"]
     with pytest.raises(
         UserError, match=r"^an answer of the engine has 1 tokens, and 2 were asked for; stop$"
     ):
-        side.answered(["a"], 2)
+        side.time_answers(["a"], 2)
 
 
 def test_a_server_that_cannot_load_its_model(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_server_that_cannot_load_its_model(tmp_path: Path) -> None:
         r"^the server ended with exit code 2 before its model was loaded; it said: error: .*none.* "
         rf"\(all of it: {re.escape(str(log))}\)$"
     )
-    with pytest.raises(UserError, match=message), http.serving(tmp_path / "none", log, tmp_path, {}):
+    with pytest.raises(UserError, match=message), http.running_server(tmp_path / "none", log, tmp_path, {}):
         raise AssertionError
 
 
@@ -189,7 +189,7 @@ def test_a_whole_run_on_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         for label in ("first token, ms", "streamed token, ms", "clients, tokens/s", "over the engine's")
     }
     assert all(figures.values()), shown.out
-    assert f"{CROWD} clients" in shown.out
+    assert f"{CONCURRENT_CLIENTS} clients" in shown.out
     assert f"<= {TARGETS['http_token_ms'][1]:g}" in shown.out
     ratio = figures["over the engine's"]
     assert ratio is not None

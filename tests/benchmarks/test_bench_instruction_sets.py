@@ -12,9 +12,9 @@ import pytest
 from aerie.common import cpu
 from aerie.common.errors import UserError
 from benchmarks import __main__ as command
-from benchmarks import bench, worker
-from benchmarks.instruction_sets import ALSO_READ, VARIABLES, Choice, choose
-from benchmarks.worker import working
+from benchmarks import comparison, worker
+from benchmarks.instruction_sets import OLD_VARIABLES, VARIABLES, SelectedSet, choose
+from benchmarks.worker import running_worker
 
 BY_NAME = {each.name: each for each in (*cpu.X86_SETS, *cpu.ARM_SETS)}
 INTEL = ("avx2", "avx512", "avx512_bf16", "amx")
@@ -22,7 +22,7 @@ INTEL = ("avx2", "avx512", "avx512_bf16", "amx")
 
 @pytest.fixture(autouse=True)
 def unlimited(monkeypatch):
-    for name in (*VARIABLES, *ALSO_READ):
+    for name in (*VARIABLES, *OLD_VARIABLES):
         monkeypatch.delenv(name, raising=False)
 
 
@@ -79,7 +79,7 @@ def test_native_says_which_set_it_is(has):
     has("avx2", "avx512")
     (choice,) = choose("native")
     assert choice.title == "native, AVX-512"
-    assert choice.limits.least["prefill_ratio"] == 1.2
+    assert choice.limits.targets["prefill_ratio"] == 1.2
 
 
 def test_a_machine_of_which_nothing_is_known_has_native(has):
@@ -108,7 +108,7 @@ def test_a_set_that_is_not_there(has, isa, message, capsys):
     assert capsys.readouterr().err == f"error: {message}\n"
 
 
-@pytest.mark.parametrize("name", [*VARIABLES, *ALSO_READ])
+@pytest.mark.parametrize("name", [*VARIABLES, *OLD_VARIABLES])
 def test_a_limit_of_one_side_alone_is_refused(has, monkeypatch, name):
     has("avx2")
     monkeypatch.setenv(name, "x86-64-v3")
@@ -136,7 +136,7 @@ SAYS = {
 @pytest.mark.parametrize("isa", INTEL)
 @pytest.mark.parametrize("said", INTEL)
 def test_the_other_side_must_not_use_more_than_it_was_told(isa, said):
-    choice = Choice(isa, BY_NAME[isa])
+    choice = SelectedSet(isa, BY_NAME[isa])
     if INTEL.index(said) > INTEL.index(isa) or (isa != "avx2" and said == "avx2"):
         with pytest.raises(UserError, match=f"^transformers is not limited to {choice.title}: torch says"):
             choice.check(SAYS[said])
@@ -145,12 +145,12 @@ def test_the_other_side_must_not_use_more_than_it_was_told(isa, said):
 
 
 def test_native_is_not_held_to_anything():
-    Choice("native", BY_NAME["avx2"]).check(SAYS["amx"])
+    SelectedSet("native", BY_NAME["avx2"]).check(SAYS["amx"])
 
 
 def test_the_message_has_what_was_set_and_what_was_said():
     with pytest.raises(UserError) as refused:
-        Choice("avx512", BY_NAME["avx512"]).check(SAYS["avx512_bf16"])
+        SelectedSet("avx512", BY_NAME["avx512"]).check(SAYS["avx512_bf16"])
     assert str(refused.value) == (
         "transformers is not limited to AVX-512: torch says AVX512, oneDNN 'Intel AVX-512 with Intel DL "
         "Boost and bfloat16 support', though VNPU_MARCH=x86-64-v4 ATEN_CPU_CAPABILITY=avx512 "
@@ -166,11 +166,11 @@ def test_the_limits_take_effect(tmp_path):
     least = cpu.instruction_sets()[0].name
     (choice,) = choose(least)
     assert os.environ.keys().isdisjoint(choice.environment)
-    with working("theirs", {"folder": "none"}, tmp_path / "theirs.log", choice.environment) as theirs:
+    with running_worker("theirs", {"folder": "none"}, tmp_path / "theirs.log", choice.environment) as theirs:
         said = theirs("instructions")
     choice.check(said)
     assert said["torch"] == choice.limits.capability
-    with working("machine", {}, tmp_path / "machine.log", choice.environment) as machine:
+    with running_worker("machine", {}, tmp_path / "machine.log", choice.environment) as machine:
         assert machine("features") == list(choice.best.required)
 
 
@@ -179,11 +179,13 @@ def test_the_processes_of_all_sides_are_told(has, monkeypatch, tmp_path):
     has(*INTEL)
     (choice,) = choose("avx512")
     started = []
-    monkeypatch.setattr(bench, "working", lambda side, arguments, log, env: started.append((side, env)))
-    comparison = bench.Comparison.__new__(bench.Comparison)
-    comparison.choice, comparison.work = choice, tmp_path
+    monkeypatch.setattr(
+        comparison, "running_worker", lambda side, arguments, log, env: started.append((side, env))
+    )
+    compared = comparison.ComparisonRun.__new__(comparison.ComparisonRun)
+    compared.selected, compared.work = choice, tmp_path
     for side in ("machine", "ours", "theirs"):
-        comparison._working(side, {})
+        compared._running_side(side, {})
     assert [side for side, _ in started] == ["machine", "ours", "theirs"]
     for _, env in started:
         assert env.items() >= choice.environment.items()
@@ -197,7 +199,7 @@ def test_an_environment_reaches_a_process(tmp_path, monkeypatch):
     monkeypatch.setattr(
         worker.subprocess, "Popen", lambda arguments, **named: popen([sys.executable, program], **named)
     )
-    with working("ours", {}, tmp_path / "log", {"VNPU_MARCH": "x86-64-v3"}) as side:
+    with running_worker("ours", {}, tmp_path / "log", {"VNPU_MARCH": "x86-64-v3"}) as side:
         assert side("march") == "x86-64-v3"
 
 
@@ -210,18 +212,18 @@ def found(isa, title):
 
 def test_sets_measured_one_by_one_come_together():
     machine = {"cpu": "A CPU"}
-    recorded = command.added({}, "a model", machine, found("avx512", "AVX-512"))
-    recorded = command.added(recorded, "a model", machine, found("avx2", "AVX2"))
+    recorded = command.merge_figures({}, "a model", machine, found("avx512", "AVX-512"))
+    recorded = command.merge_figures(recorded, "a model", machine, found("avx2", "AVX2"))
     again = {**found("avx2", "AVX2"), "prefill_ratio_64": 2.0}
-    recorded = command.added(json.loads(json.dumps(recorded)), "a model", machine, again)
-    assert command.in_order(recorded["sets"]) == [again, found("avx512", "AVX-512")]
+    recorded = command.merge_figures(json.loads(json.dumps(recorded)), "a model", machine, again)
+    assert command.sort_by_instruction_set(recorded["sets"]) == [again, found("avx512", "AVX-512")]
     assert (recorded["model"], recorded["machine"]) == ("a model", machine)
 
 
 @pytest.mark.parametrize(("model", "machine"), [("another", "A CPU"), ("a model", "another")])
 def test_figures_of_another_model_or_machine_are_not_kept(model, machine):
-    recorded = command.added({}, "a model", {"cpu": "A CPU"}, found("avx2", "AVX2"))
-    recorded = command.added(recorded, model, {"cpu": machine}, found("avx512", "AVX-512"))
+    recorded = command.merge_figures({}, "a model", {"cpu": "A CPU"}, found("avx2", "AVX2"))
+    recorded = command.merge_figures(recorded, model, {"cpu": machine}, found("avx512", "AVX-512"))
     assert list(recorded["sets"]) == ["avx512"]
 
 

@@ -22,19 +22,19 @@ from aerie.engine.errors import CheckpointError
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from benchmarks import __main__ as command
-from benchmarks import bench, machine, peaks, sides, worker
+from benchmarks import comparison, machine, peaks, sides, worker
 from benchmarks.figures import TARGETS
-from benchmarks.instruction_sets import Choice
+from benchmarks.instruction_sets import SelectedSet
 from benchmarks.peaks import MemoryReader, measure_peaks
 from benchmarks.plan import (
-    FIRST_SAID,
-    SAID,
+    TEXT_TOKENS,
+    TEXT_WARM_UP_TOKENS,
     attention_flops,
     cache_bytes_per_position,
     make_plan,
     weight_bytes_per_token,
 )
-from benchmarks.worker import working
+from benchmarks.worker import running_worker
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +84,7 @@ def test_caches_are_those_of_data_whose_size_is_told(two_hyperthreads):
 
 
 def test_the_machine(proc):
-    described = machine.describe()
+    described = machine.describe_machine()
     assert described["cpu"] == "A CPU"
     assert described["instruction_sets"] == [each.title for each in cpu.instruction_sets()]
     assert described["memory_bytes"] == 24_576_000_000
@@ -95,7 +95,7 @@ def test_no_name_of_host_or_user():
     import getpass
     import socket
 
-    words = json.dumps(machine.describe()).replace('"', " ").split()
+    words = json.dumps(machine.describe_machine()).replace('"', " ").split()
     assert not {socket.gethostname(), getpass.getuser()} & set(words)
 
 
@@ -114,9 +114,9 @@ def test_every_byte_is_read(threads, monkeypatch):
     reader = MemoryReader(3 * (1 << 20))
     for asks in (True, False):
         reader._memory[-1] = 1
-        assert reader.sum(asks=asks) == 3 * (1 << 20) // 8
+        assert reader.sum(prefetch=asks) == 3 * (1 << 20) // 8
         reader._memory[-1] = 1000
-        assert reader.sum(asks=asks) == 3 * (1 << 20) // 8 + 999
+        assert reader.sum(prefetch=asks) == 3 * (1 << 20) // 8 + 999
     assert reader.bytes_per_second() > 1e6
 
 
@@ -126,7 +126,7 @@ def test_every_byte_is_read(threads, monkeypatch):
 )
 def test_more_is_read_than_a_cache_holds(found, nbytes, monkeypatch):
     monkeypatch.setattr(peaks, "caches", lambda: found)
-    assert peaks.enough_to_read() == nbytes
+    assert peaks.bytes_to_read() == nbytes
 
 
 def test_peaks_are_of_one_thread_and_of_all(monkeypatch):
@@ -170,7 +170,7 @@ def side(tmp_path, monkeypatch):
         worker.subprocess, "Popen", lambda arguments, **named: popen([arguments[0], str(program)], **named)
     )
     env = {"PYTHONPATH": str(worker.REPOSITORY)}
-    with working("ours", {}, tmp_path / "ours.log", env) as made:
+    with running_worker("ours", {}, tmp_path / "ours.log", env) as made:
         yield made
 
 
@@ -203,10 +203,10 @@ def test_a_worker_that_is_killed(side, tmp_path):
 ABANDONED = """
 import sys
 from pathlib import Path
-from benchmarks.worker import Worker
+from benchmarks.worker import SideProcess
 folder = Path(sys.argv[1])
 side = {"folder": sys.argv[2], "cache_dir": str(folder / "programs")}
-worker = Worker("ours", side, folder / "ours.log", {"VNPU_CACHE": str(folder / "vnpu")})
+worker = SideProcess("ours", side, folder / "ours.log", {"VNPU_CACHE": str(folder / "vnpu")})
 print(worker._process.pid, flush=True)
 worker("compile")
 """
@@ -304,7 +304,7 @@ def test_torch_is_missed_before_anything_is_done(monkeypatch, capsys):
 def test_knobs_are_told_and_folders_are_not(monkeypatch):
     for name in [name for name in os.environ if name.startswith(("VNPU_", "AERIE_"))]:
         monkeypatch.delenv(name)
-    assert bench.knobs_set() == {}
+    assert comparison.environment_overrides() == {}
     for name, value in {
         "VNPU_OPT": "0",
         "VNPU_CACHE": "/home/me",
@@ -312,7 +312,7 @@ def test_knobs_are_told_and_folders_are_not(monkeypatch):
     }.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("AERIE_PLAIN", "")
-    assert bench.knobs_set() == {"VNPU_OPT": "0"}
+    assert comparison.environment_overrides() == {"VNPU_OPT": "0"}
 
 
 def test_files_that_no_tensor_is_in_are_not_weighed(tiny, tmp_path):
@@ -340,7 +340,7 @@ def test_a_whole_run(tiny, tmp_path, monkeypatch, capsys):
     assert "[47/47] round 2 of 2: answers over HTTP, 16 at once" in shown.err
     recorded = json.loads(out.read_text())
     found = recorded["sets"]["native"]
-    assert recorded["machine"] == json.loads(json.dumps(machine.describe()))
+    assert recorded["machine"] == json.loads(json.dumps(machine.describe_machine()))
     assert set(found["programs"]) >= {"o_ffn_ar128", "cached_attn_ar128_cl512", "flash_attn", "lm_head_gemv"}
     figures = [*found["ours"].values(), *found["theirs"].values(), *map(min, found["peaks"].values())]
     assert np.isfinite(figures).all()
@@ -371,13 +371,15 @@ def test_how_long_it_takes_is_foretold(tiny, tmp_path, rounds, ours, theirs, sai
     comparison = comparing(tiny, tmp_path, rounds, notes)
     comparison.samples.add("ours", "first_64", ours)
     comparison.samples.add("theirs", "first_64", theirs)
-    comparison._tell_how_long()
+    comparison._note_duration()
     assert notes == ([said] if said else [])
 
 
-def comparing(tiny, folder, rounds, notes) -> bench.Comparison:
+def comparing(tiny, folder, rounds, notes) -> comparison.ComparisonRun:
     plan = make_plan(tiny, rounds, tokens=8)
-    return bench.Comparison(plan, Choice("native", None), folder, SimpleNamespace(note=notes.append))
+    return comparison.ComparisonRun(
+        plan, SelectedSet("native", None), folder, SimpleNamespace(note=notes.append)
+    )
 
 
 class Recorder:
@@ -390,9 +392,14 @@ class Recorder:
         self.log.append((self.name, method, arguments))
         shared = arguments.get("shared", 0)
         few_rows = {"1": 1.0, "8": 1.0, "16": 1.0}
-        answers = {"programs": {}, "flash_attention": {}, "memory": {"peak_bytes": 1}, "few_rows": few_rows}
-        answers |= {"together": few_rows, "first_token_of_pool": {"new": 1.0, "shared": 0.1}}
-        answers |= {"paging": {"pages": 1.0, "own": 1.0}, "guesses": {"guide": 1.0, "lookup": 1.0}}
+        answers = {
+            "programs": {},
+            "flash_attention": {},
+            "memory": {"peak_bytes": 1},
+            "time_few_rows": few_rows,
+        }
+        answers |= {"time_batch": few_rows, "first_token_of_pool": {"new": 1.0, "shared": 0.1}}
+        answers |= {"time_pages": {"pages": 1.0, "own": 1.0}, "time_drafts": {"guide": 1.0, "lookup": 1.0}}
         seconds = arguments.get("length", 64) * (1.0 if self.name == "theirs" else 0.1)
         computed = arguments.get("length", 0) - shared
         parts = {"programs_seconds": 0.1, "attention_seconds": 0.01} if self.name == "ours" else {}
@@ -416,23 +423,25 @@ def test_the_order_of_things(tiny, tmp_path):
     assert families[8:] == ["guide", "rows"] * 4
     beside = [(name, given["context"]) for name, given in decoding if given["tokens"] == 1]
     assert beside == [("ours", 512)] * 16
-    assert len(comparison.samples.of["machine", "beside_512"]) == 16
+    assert len(comparison.samples.values["machine", "beside_512"]) == 16
     methods = [method for _, method, _ in calls]
-    assert methods.index("memory") < methods.index("few_rows")
-    said = [given for _, method, given in calls if method == "guesses"]
-    assert said[0] == {"text": "code_editing", "tokens": FIRST_SAID}
-    assert said[1:] == [{"text": text, "tokens": SAID} for text in comparison.plan.texts for _ in range(2)]
+    assert methods.index("memory") < methods.index("time_few_rows")
+    said = [given for _, method, given in calls if method == "time_drafts"]
+    assert said[0] == {"text": "code_editing", "tokens": TEXT_WARM_UP_TOKENS}
+    assert said[1:] == [
+        {"text": text, "tokens": TEXT_TOKENS} for text in comparison.plan.texts for _ in range(2)
+    ]
     assert comparison.steps == comparison._done + 11  # before both sides are there, and over HTTP
-    assert len(comparison.samples.of["ours", "prose_lookup"]) == 2
+    assert len(comparison.samples.values["ours", "prose_lookup"]) == 2
     assert [given["shared"] for _, _, given in calls if given.get("shared")] == [464] * 3 + [464] * 3
-    assert len(comparison.samples.of["theirs", "first_512"]) == 1
-    assert len(comparison.samples.of["ours", "first_512"]) == 2
+    assert len(comparison.samples.values["theirs", "first_512"]) == 1
+    assert len(comparison.samples.values["ours", "first_512"]) == 2
 
 
 @pytest.mark.slow
 def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     """The session's own side, on the tiny model: a prompt that shares tokens, decoding, few rows."""
-    side = sides.Ours(str(tiny), str(tmp_path))
+    side = sides.AerieSide(str(tiny), str(tmp_path))
     side.load()
     assert side.first_token(64)["computed"] == 64
     assert side.first_token(64)["computed"] == 64
@@ -444,14 +453,14 @@ def test_what_ours_computes_anew_is_what_is_new(tiny, tmp_path):
     assert side.decode(64, 2).keys() >= {"seconds", "programs_seconds", "attention_seconds"}
     assert side._cache.length == 64
     side.reset()
-    assert set(side.few_rows(32, 1)) == {"1", "8", "16"}
+    assert set(side.time_few_rows(32, 1)) == {"1", "8", "16"}
     found = side.programs()
     assert {f"o_ffn_ar{rows}" for rows in (8, 16)} | {"lm_head_ar8", "lm_head_ar16"} <= set(found)
     assert found["o_gemv_ffn"]["calls"] == 3 * 2  # warm-up and one, of two layers
-    assert set(side.together(64, 2)) == {"1", "8", "16"}
+    assert set(side.time_batch(64, 2)) == {"1", "8", "16"}
     assert side.first_token_of_pool(120, 80)["cached"] == [0, 64]
-    assert set(side.paging(64, 2)) == {"pages", "own"}
-    assert set(side.guesses("prose", 3)) == {"guide", "rows", "lookup", "per_pass", "share"}
+    assert set(side.time_pages(64, 2)) == {"pages", "own"}
+    assert set(side.time_drafts("prose", 3)) == {"guide", "rows", "lookup", "per_pass", "share"}
 
 
 def test_where_nothing_can_be_written_nothing_is_measured(tiny, tmp_path, capsys):

@@ -12,7 +12,7 @@ from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.drafting import Lookup
 from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import DraftEstimate
-from benchmarks.drafts import BETWEEN, TEXTS
+from benchmarks.drafts import SEPARATOR, TEXTS
 
 AVX512_BF16, AVX512 = {8: 1.0, 16: 1.33, 32: 2.2}, {8: 1.0, 16: 1.57, 32: 3.1}
 """What a pass of up to so many rows takes, over one of 8 (docs/dev/performance-notes.md, few rows)."""
@@ -56,7 +56,7 @@ class Said:
 
 def text_of(name: str) -> tuple[list[int], list[int]]:
     """Question and answer; a token is a word with the space before it, as tokenizers have it."""
-    parts = (TEXTS / f"{name}.txt").read_text(encoding="utf-8").split(BETWEEN)
+    parts = (TEXTS / f"{name}.txt").read_text(encoding="utf-8").split(SEPARATOR)
     words = [re.findall(r" ?\w+|\n *| +|[^\w\s]", part) for part in parts]
     ids = {word: number for number, word in enumerate(dict.fromkeys(words[0] + words[1]), start=3)}
     prompt, answer = ([ids[word] for word in part] for part in words)

@@ -7,60 +7,65 @@ from pathlib import Path
 
 import pytest
 
-from aerie.serve.affinity import SLACK
+from aerie.serve.prefix_affinity import LOAD_SLACK
 from benchmarks import scale
-from benchmarks.scale import AFFINITY, LEAST, POLICIES, RANDOM, Costs, Outcome, Traffic, simulate
+from benchmarks.scale import AFFINITY, LEAST, POLICIES, RANDOM, SimulationResult, StepTimes, Traffic, simulate
 
 PAGE = (Path(__file__).parents[2] / "docs" / "dev/routing-simulation.md").read_text()
 BOXES, SHORT = 8, Traffic(rate=0.3, seconds=150.0)
 
 
 @pytest.fixture(scope="module")
-def outcomes() -> dict[str, Outcome]:
+def outcomes() -> dict[str, SimulationResult]:
     return {policy: simulate(policy, BOXES, SHORT) for policy in POLICIES}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_no_request_is_lost_and_none_is_early(outcomes: dict[str, Outcome], policy: str) -> None:
-    turns = outcomes[policy].turns
-    assert len({(turn.session, turn.number) for turn in turns}) == len(turns) == outcomes[policy].asked > 200
-    least_s = Costs().step_s
+def test_no_request_is_lost_and_none_is_early(outcomes: dict[str, SimulationResult], policy: str) -> None:
+    turns = outcomes[policy].requests
+    assert (
+        len({(turn.conversation, turn.number) for turn in turns})
+        == len(turns)
+        == outcomes[policy].request_count
+        > 200
+    )
+    least_s = StepTimes().step_s
     for turn in turns:
-        assert turn.came_s + least_s <= turn.first_s <= turn.over_s
-        assert (turn.to_read, turn.left) == (0, 0)
+        assert turn.arrived_s + least_s <= turn.first_s <= turn.finished_s
+        assert (turn.to_prefill, turn.remaining) == (0, 0)
         assert 0 <= turn.cached < turn.prompt
         # A token more takes a step at least, so an answer is never faster than a box by itself.
-        assert turn.over_s - turn.first_s >= (turn.answer - 1) * least_s - 1e-6
+        assert turn.finished_s - turn.first_s >= (turn.answer - 1) * least_s - 1e-6
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_a_turn_comes_after_the_answer_before(outcomes: dict[str, Outcome], policy: str) -> None:
-    by_turn = {(turn.session, turn.number): turn for turn in outcomes[policy].turns}
+def test_a_turn_comes_after_the_answer_before(outcomes: dict[str, SimulationResult], policy: str) -> None:
+    by_turn = {(turn.conversation, turn.number): turn for turn in outcomes[policy].requests}
     after = [(by_turn[s, n - 1], turn) for (s, n), turn in by_turn.items() if n]
     assert len(after) > 100
     for before, turn in after:
-        assert turn.came_s > before.over_s
+        assert turn.arrived_s > before.finished_s
         assert turn.prompt > before.prompt + before.answer
         assert turn.keys[: len(before.keys)] == before.keys
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-def test_littles_law(outcomes: dict[str, Outcome], policy: str) -> None:
+def test_littles_law(outcomes: dict[str, SimulationResult], policy: str) -> None:
     """The mean number in the system is the rate of arrivals times the mean time in it."""
     made = outcomes[policy]
-    in_system = made.under_way_s / made.ended_s
-    rate = len(made.turns) / made.ended_s
-    mean_s = sum(turn.over_s - turn.came_s for turn in made.turns) / len(made.turns)
+    in_system = made.in_system_s / made.ended_s
+    rate = len(made.requests) / made.ended_s
+    mean_s = sum(turn.finished_s - turn.arrived_s for turn in made.requests) / len(made.requests)
     assert in_system == pytest.approx(rate * mean_s, rel=1e-9)
 
 
-def test_a_box_is_busy_no_longer_than_there_is_time(outcomes: dict[str, Outcome]) -> None:
+def test_a_box_is_busy_no_longer_than_there_is_time(outcomes: dict[str, SimulationResult]) -> None:
     for made in outcomes.values():
         assert len(made.busy_s) == BOXES
         assert 0 < max(made.busy_s) <= made.ended_s
 
 
-def test_affinity_finds_more_and_answers_sooner(outcomes: dict[str, Outcome]) -> None:
+def test_affinity_finds_more_and_answers_sooner(outcomes: dict[str, SimulationResult]) -> None:
     hits = {policy: made.hits for policy, made in outcomes.items()}
     assert hits[AFFINITY] > hits[LEAST] + 0.2
     assert hits[AFFINITY] > hits[RANDOM] + 0.2
@@ -73,13 +78,13 @@ def test_one_box_has_nothing_to_choose() -> None:
 
 
 def _row_of_one(policy: str) -> str:
-    return scale.row("1", policy, simulate(policy, 1, SHORT))
+    return scale.table_row("1", policy, simulate(policy, 1, SHORT))
 
 
 def test_a_seed_gives_the_same_run_and_another_one_another() -> None:
     again, other = (simulate(AFFINITY, 2, SHORT, seed=seed) for seed in (0, 1))
-    assert again.turns[-1].over_s == simulate(AFFINITY, 2, SHORT).turns[-1].over_s
-    assert again.turns[-1].over_s != other.turns[-1].over_s
+    assert again.requests[-1].finished_s == simulate(AFFINITY, 2, SHORT).requests[-1].finished_s
+    assert again.requests[-1].finished_s != other.requests[-1].finished_s
 
 
 def test_waits_grow_once_boxes_cannot_keep_up() -> None:
@@ -91,17 +96,17 @@ def test_waits_grow_once_boxes_cannot_keep_up() -> None:
 
 def test_what_is_alone_takes_what_the_costs_say() -> None:
     """A conversation of one turn: chunks of its prompt, then its tokens one by one."""
-    costs, one = Costs(), Traffic(rate=0.01, turns=1, seconds=200.0)
+    costs, one = StepTimes(), Traffic(rate=0.01, turns=1, seconds=200.0)
     made = simulate(RANDOM, 1, one)
-    turn = made.turns[0]
+    turn = made.requests[0]
     to_read = turn.prompt - turn.cached
     reading_s = -(-to_read // costs.chunk) * costs.step_s + to_read * costs.prompt_token_s
-    assert turn.first_s - turn.came_s == pytest.approx(reading_s)
-    assert turn.over_s - turn.first_s == pytest.approx((turn.answer - 1) * (costs.step_s + costs.row_s))
+    assert turn.first_s - turn.arrived_s == pytest.approx(reading_s)
+    assert turn.finished_s - turn.first_s == pytest.approx((turn.answer - 1) * (costs.step_s + costs.row_s))
 
 
 def test_the_costs_are_those_that_were_measured() -> None:
-    costs = Costs()
+    costs = StepTimes()
     assert costs.step_s + costs.row_s == pytest.approx(1 / 13.1)
     assert 16 / (costs.step_s + 16 * costs.row_s) == pytest.approx(166.4)
     # 8 together were not given to it: measured 90.1 tokens/s.
@@ -111,9 +116,9 @@ def test_the_costs_are_those_that_were_measured() -> None:
 
 
 def test_the_page_has_the_figures() -> None:
-    for line in scale.by_boxes((1, 2, 4)):
+    for line in scale.table_by_boxes((1, 2, 4)):
         assert line in PAGE
-    assert SLACK in scale.SLACKS
+    assert LOAD_SLACK in scale.SLACKS
 
 
 @pytest.mark.slow

@@ -51,7 +51,7 @@ def test_in_an_import(target: str, module: str, words: list[str]) -> None:
         timeout=120,
         check=False,
     )
-    assert (done.returncode, done.stdout, done.stderr) == (interrupts.STOPPED, "", "stopped\n")
+    assert (done.returncode, done.stdout, done.stderr) == (interrupts.INTERRUPTED_STATUS, "", "stopped\n")
 
 
 def test_in_a_finaliser_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:

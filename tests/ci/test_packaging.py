@@ -21,7 +21,7 @@ from setuptools import build_meta
 
 import aerie
 from aerie import rooms
-from aerie.__main__ import COMMANDS, TOOLS, find, main
+from aerie.__main__ import COMMANDS, TOOLS, find_command, main
 from aerie.version import DISTRIBUTION
 
 PROJECT = Path(__file__).parents[2]
@@ -316,5 +316,5 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     ],
 )
 def test_what_is_no_command(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(words) == find(words) == 2
+    assert main(words) == find_command(words) == 2
     assert capsys.readouterr().err.startswith(told)

@@ -18,7 +18,7 @@ import pytest
 
 from aerie import ChunkedLLM, load
 from aerie.cli.arguments import default_cache_dir, main
-from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
+from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
 from aerie.engine.compiling import RuntimeOptions
@@ -295,7 +295,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
         with pytest.raises(UserError, match="chunks are texts of which no token sees one after it"):
             ChunkedLLM(model)
         with pytest.raises(UserError, match="an answer goes on after its last token, and this model"):
-            model.go_on()
+            model.continue_answer()
         with pytest.raises(UserError, match="the next token of each request was asked for, and this model"):
             model.infer_batch([5], [1], [0], [])
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
@@ -320,7 +320,7 @@ def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
 
 def test_a_block_that_takes_all_rows_is_committed_in_a_pass_of_its_own() -> None:
     """Where the largest variant has 32; and no token is another for it."""
-    checkpoint = with_block_size(open_checkpoint(SHIPPED["demo-diffusion"]), 32, lambda note: None)
+    checkpoint = with_block_size(open_checkpoint(BUILT_IN_MODELS["demo-diffusion"]), 32, lambda note: None)
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir(), variants="64x512")
     made = []
     for session in (session_of(checkpoint), prepare_runtime(checkpoint, options, Reporter())):

@@ -122,7 +122,7 @@ def test_every_mode_over_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each keeps its own heads of a chunk."""
     monkeypatch.setenv("VNPU_DEVICES", "2")
     with load("demo", decode="rows", devices=[0, 1], variants="8,32x512") as model:
-        found = [*try_modes("demo", model.asked.session(), Reference.open(DEMO_FOLDER))]
+        found = [*try_modes("demo", model.session_state.session(), Reference.open(DEMO_FOLDER))]
     assert [(one.laid, one.failures) for one in found] == [(1, []), (3, []), (3, [])]
 
 

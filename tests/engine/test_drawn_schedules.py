@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from aerie.cli.checkpoints import SHIPPED
+from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.generate import FinishReason
@@ -165,11 +165,11 @@ def check(session: Session, drafts: Sequence[Any], schedules: int) -> None:
 
 @pytest.fixture(scope="module", params=["demo-diffusion", "sdar"])
 def blocks(request: pytest.FixtureRequest) -> Iterator[Session]:
-    demo = open_checkpoint(SHIPPED["demo-diffusion"])
+    demo = open_checkpoint(BUILT_IN_MODELS["demo-diffusion"])
     if request.param == "demo-diffusion":
         yield session_of(demo)
         return
-    config = replace(random_model_config(open_checkpoint(SHIPPED["demo"]).config), rope_scaling=None)
+    config = replace(random_model_config(open_checkpoint(BUILT_IN_MODELS["demo"]).config), rope_scaling=None)
     with random_checkpoint(of_family(config, FAMILIES["sdar"]), Reporter()) as checkpoint:
         yield session_of(checkpoint)
 
@@ -186,7 +186,8 @@ def test_blocks_in_drawn_schedules(blocks: Session, schedules: int) -> None:
 @pytest.mark.parametrize("kind", ["lookup", "model", "at once"])
 def test_drafts_in_drawn_schedules(kind: str, schedules: int) -> None:
     """By lookup; by the demo's drafter; and by it as if it made its guesses at once."""
-    session, drafter = (session_of(open_checkpoint(SHIPPED[name])) for name in ("demo", "demo-drafter"))
+    names = ("demo", "demo-drafter")
+    session, drafter = (session_of(open_checkpoint(BUILT_IN_MODELS[name])) for name in names)
     model = drafter.model
     if kind == "at once":
         model = replace(model, config=replace(model.config, draft_mask_id=7))

@@ -38,7 +38,7 @@ def model() -> Iterator[Model]:
 
 @pytest.fixture(scope="module")
 def session(model: Model) -> Session:
-    return model.asked.session()
+    return model.session_state.session()
 
 
 def check(text: str) -> None:
@@ -91,9 +91,9 @@ def test_guesses_with_draws_keep_the_form(model: Model) -> None:
 
 def test_a_form_that_takes_no_token_back_is_found(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower that is asked about other tokens than those before, and does not go back."""
-    grammar = model.asked.session().grammars.json(SCHEMA)
-    ids = model.asked.session().tokenizer.encode('{"name": "x"', special=False)
-    other = model.asked.session().tokenizer.encode('{ "name": "yy"', special=False)
+    grammar = model.session_state.session().grammars.json(SCHEMA)
+    ids = model.session_state.session().tokenizer.encode('{"name": "x"', special=False)
+    other = model.session_state.session().tokenizer.encode('{ "name": "yy"', special=False)
     follower, fresh = grammar.follower(), grammar.follower()
     follower.possible(ids)
     assert np.array_equal(follower.possible(other), fresh.possible(other))
@@ -110,7 +110,7 @@ def test_an_answer_goes_on_from_a_file_in_its_form(model: Model, tmp_path: Path)
     model.save(tmp_path / "answer")
     model.generate("Something else", 4)
     model.restore(tmp_path / "answer")
-    rest = model.go_on(MOST).result()
+    rest = model.continue_answer(MOST).result()
     assert (*whole.token_ids[:7], *rest.token_ids) == whole.token_ids
 
 

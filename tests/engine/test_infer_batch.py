@@ -167,7 +167,7 @@ def test_kvs_hold_what_is_before_their_requests_where_a_call_fails(model: Model,
         with pytest.raises(PoolFullError, match="of its 20 pages of 64 positions free, and 1 are needed"):
             model.infer_batch([7] * 780, [380, 400], [60, 0], [one, three])
         assert (one.length, two.length, three.length) == (60, 400, 0)
-        drawn, calls = one.drawn, iter([5])
+        drawn, calls = one.sampler_state, iter([5])
 
         def failing(*_: Any) -> int:
             if token := next(calls, None):
@@ -177,7 +177,7 @@ def test_kvs_hold_what_is_before_their_requests_where_a_call_fails(model: Model,
         monkeypatch.setattr(Sampler, "__call__", failing)
         with pytest.raises(UserError, match="request 1: the logits hold values that are not finite"):
             model.infer_batch([7, 7], [1, 1], [60, 400], [one, two])
-        assert (one.length, two.length, one.drawn) == (60, 400, drawn)
+        assert (one.length, two.length, one.sampler_state) == (60, 400, drawn)
 
 
 def test_a_pool_that_is_full_queues_and_then_refuses(model: Model) -> None:

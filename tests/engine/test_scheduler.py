@@ -779,5 +779,5 @@ def test_an_answer_whose_stream_is_gone_ends_and_may_go_on() -> None:
         next(stream)
         said = stream.token_ids
         del stream
-        assert said + model.go_on().result().token_ids == whole
+        assert said + model.continue_answer().result().token_ids == whole
         assert not model._open().requests._running

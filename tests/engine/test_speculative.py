@@ -17,7 +17,7 @@ import pytest
 from safetensors.numpy import load_file, save_file
 
 from aerie import ChunkedLLM, load
-from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
+from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.generate import FinishReason
@@ -290,7 +290,7 @@ def test_a_drafter_with_other_tokens_is_refused() -> None:
     pair = ours.config, ours.tokenizer
     for vocab_size in (1400, ours.config.vocab_size, 2000):
         check_drafter(pair, (replace(ours.config, vocab_size=vocab_size), ours.tokenizer), "padded")
-    theirs = open_checkpoint(SHIPPED["demo-diffusion"]).tokenizer
+    theirs = open_checkpoint(BUILT_IN_MODELS["demo-diffusion"]).tokenizer
     with pytest.raises(UserError, match="draft other has another vocabulary"):
         check_drafter(pair, (ours.config, theirs), "other")
 
@@ -302,7 +302,7 @@ def test_a_drafter_of_another_number_of_rows_changes_no_token(
     """The demo's has 1500. Rows that only a drafter has would always be the likeliest; a prompt has tokens
     that it does not have."""
     folder = tmp_path / "drafter"
-    shutil.copytree(SHIPPED["demo-drafter"], folder)
+    shutil.copytree(BUILT_IN_MODELS["demo-drafter"], folder)
     tensors = load_file(folder / "model.safetensors")
     table = tensors[EMBED]
     more = np.full((max(0, rows - len(table)), table.shape[1]), 9.0, table.dtype)

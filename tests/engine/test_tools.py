@@ -421,7 +421,7 @@ def test_a_model_whose_template_marks_calls(tmp_path: Path) -> None:
     config["chat_template"] = f"{{# {TAGS.trigger} {{{{ tools }}}} #}}" + config["chat_template"]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with load(str(folder), decode="rows") as model:
-        assert model.asked.session().tokenizer.call_form is TAGS
+        assert model.session_state.session().tokenizer.call_form is TAGS
         stream = model.stream(ASKED, 200, tools=[NOW], tool_choice="required", parallel_tool_calls=False)
         made = stream.result()
     assert [(call.name, json.loads(call.arguments)) for call in made.tool_calls] == [("now-x", {})]

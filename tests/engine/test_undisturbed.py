@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from aerie.cli.arguments import default_cache_dir
-from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED
+from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
 from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_name
 from aerie.engine.executor import Executor
@@ -50,7 +50,7 @@ class Struck(Sampler):
 
 @pytest.fixture(scope="module", params=["demo", "demo-diffusion"])
 def session(request: pytest.FixtureRequest) -> Session:
-    return session_of(open_checkpoint(SHIPPED[request.param]))
+    return session_of(open_checkpoint(BUILT_IN_MODELS[request.param]))
 
 
 def manner_of(session: Session) -> DecodeConfig:
@@ -234,7 +234,7 @@ def contexts_of(model: LoadedModel, prompt: int) -> set[int]:
 
 
 def drafter_of(at_once: bool, report: Reporter) -> Session:
-    checkpoint = open_checkpoint(SHIPPED["demo-drafter"])
+    checkpoint = open_checkpoint(BUILT_IN_MODELS["demo-drafter"])
     if at_once:
         checkpoint = replace(checkpoint, config=replace(checkpoint.config, draft_mask_id=7))
     return fresh(checkpoint, report)
@@ -264,7 +264,7 @@ def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None
 def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int, prompt: int) -> None:
     """Drafts that are all right take the pass to its largest; blocks are filled behind frozen ones; some go
     on into the next context."""
-    config = open_checkpoint(SHIPPED["demo-diffusion" if block > 1 else "demo"]).config
+    config = open_checkpoint(BUILT_IN_MODELS["demo-diffusion" if block > 1 else "demo"]).config
     if config.diffusion:
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
     told = io.StringIO()
@@ -290,7 +290,7 @@ def test_what_compile_has_ready_is_all_that_steps_need(
     variants: str | None, devices: int, block: int, positions: int
 ) -> None:
     """Of any number of rows, wanted or not, in any window: by the names of programs alone."""
-    config = open_checkpoint(SHIPPED["demo-diffusion" if block > 1 else "demo"]).config
+    config = open_checkpoint(BUILT_IN_MODELS["demo-diffusion" if block > 1 else "demo"]).config
     config = replace(config, max_position_embeddings=positions)
     if config.diffusion:
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
@@ -325,7 +325,7 @@ def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
         None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
     )
     session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(told))
-    drafter = fresh(open_checkpoint(SHIPPED["demo-drafter"]), Reporter(told))
+    drafter = fresh(open_checkpoint(BUILT_IN_MODELS["demo-drafter"]), Reporter(told))
     for each in (session, drafter):
         each.warm()
     scheduler, before = session.scheduler, told.getvalue().count("programs: ")

@@ -179,7 +179,7 @@ def test_what_a_run_keeps_is_shown_and_cleared(tmp_path, command_line, monkeypat
 
 def test_every_default_folder_is_a_part(home):
     """What no option names goes below the folder, where `cache` finds it."""
-    assert {part.folder.relative_to(home).parts[:1] for part in cache_command.parts(home)} == {
+    assert {part.folder.relative_to(home).parts[:1] for part in cache_command.cache_sections(home)} == {
         *((name,) for name in ("programs", "virtual_npu", "bench", "synthetic", "mlir", "verify", "board")),
         (),
     }
@@ -193,4 +193,4 @@ def test_every_default_folder_is_a_part(home):
     ],
 )  # fmt: skip
 def test_a_size_in_words(nbytes: int, told: str) -> None:
-    assert cache_command.told(nbytes) == told
+    assert cache_command.format_exact_bytes(nbytes) == told

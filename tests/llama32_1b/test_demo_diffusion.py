@@ -9,7 +9,7 @@ import torch
 from tokenizers import Tokenizer
 
 from aerie.cli.arguments import main
-from aerie.cli.checkpoints import SHIPPED
+from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.llama32_1b.demo import CHECKPOINT as DEMO_CHECKPOINT
 from aerie.llama32_1b.demo.batches import Encoder, Sample
 from aerie.llama32_1b.demo.corpus import question_list
@@ -27,7 +27,7 @@ ENDS = end_ids(TOKENIZER)
 
 def test_what_ships_is_small_and_speaks_as_the_demo_does() -> None:
     assert sum(file.stat().st_size for file in CHECKPOINT.iterdir()) < 12e6
-    assert SHIPPED["demo-diffusion"] == CHECKPOINT
+    assert BUILT_IN_MODELS["demo-diffusion"] == CHECKPOINT
     theirs = Tokenizer.from_file(str(DEMO_CHECKPOINT / "tokenizer.json"))
     assert theirs.get_vocab() == {token: at for token, at in TOKENIZER.get_vocab().items() if at < MASK}
     assert new_tokenizer().get_vocab() == TOKENIZER.get_vocab()

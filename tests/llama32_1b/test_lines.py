@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from aerie.cli.line_input import (
-    Entry,
+    InputEntry,
     history_file,
     line_editing,
     next_entry,
@@ -37,15 +37,15 @@ def entries(*lines):
 @pytest.mark.parametrize(
     ("lines", "expected"),
     [
-        (["  one  ", "", "two"], [Entry("one"), Entry(""), Entry("two")]),
-        (["one\\", "  two\\", "three", "four"], [Entry("one\n  two\nthree"), Entry("four")]),
-        (["one\\"], [Entry("one")]),
-        (['"""', "/one", "", '  two"""', "three"], [Entry("/one\n\n  two", True), Entry("three")]),
-        (['"""one"""'], [Entry("one", True)]),
-        (['  """one', "two\\", '"""'], [Entry("one\ntwo\\", True)]),
-        (['"""one', "two"], [Entry("one\ntwo", True)]),
-        (['a """ b'], [Entry('a """ b')]),
-        (["pasted\nat once"], [Entry("pasted\nat once")]),
+        (["  one  ", "", "two"], [InputEntry("one"), InputEntry(""), InputEntry("two")]),
+        (["one\\", "  two\\", "three", "four"], [InputEntry("one\n  two\nthree"), InputEntry("four")]),
+        (["one\\"], [InputEntry("one")]),
+        (['"""', "/one", "", '  two"""', "three"], [InputEntry("/one\n\n  two", True), InputEntry("three")]),
+        (['"""one"""'], [InputEntry("one", True)]),
+        (['  """one', "two\\", '"""'], [InputEntry("one\ntwo\\", True)]),
+        (['"""one', "two"], [InputEntry("one\ntwo", True)]),
+        (['a """ b'], [InputEntry('a """ b')]),
+        (["pasted\nat once"], [InputEntry("pasted\nat once")]),
     ],
 )
 def test_messages_of_several_lines(lines, expected):
@@ -67,7 +67,7 @@ def test_ctrl_c_drops_what_was_being_entered(typed, capsys):
         except StopIteration:
             raise KeyboardInterrupt from None
 
-    assert next_entry(read) == Entry("")
+    assert next_entry(read) == InputEntry("")
     assert tuple(capsys.readouterr()) == ("", "\nCtrl-D or /exit leaves.\n")
 
 

@@ -111,7 +111,7 @@ def test_help_and_unknown_commands(session):
     """In any case; what a command does not take is told, and nothing is done."""
     out, notes = converse(session, "/HELP", "/what now", "/Reset it", '"""/reset"""', "/EXIT", "never read")
     assert notes[0] == HELP
-    assert all(f"\n{name} {command.takes}" in HELP for name, command in COMMANDS.items())
+    assert all(f"\n{name} {command.argument_name}" in HELP for name, command in COMMANDS.items())
     assert notes[1] == (
         "There is no command /what; there are /reset, /undo, /retry, /system, /save, /load, /stats, /help, "
         '/exit. A message that begins with a slash goes between """ and """.'

@@ -13,7 +13,7 @@ import pytest
 
 from aerie.cli import commands
 from aerie.cli.arguments import build_parser, default_cache_dir, main
-from aerie.cli.checkpoints import DEMO_FOLDER, SHIPPED, find_checkpoint
+from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER, find_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.requests import Request
 from aerie.engine.tokenizer import load_tokenizer
@@ -249,7 +249,7 @@ def test_compile_has_all_ready_that_the_same_words_run(words, wanted, monkeypatc
 
     monkeypatch.setattr(commands, "compile_programs", compiling)
     assert main(["compile", *words]) == 0
-    assert compiled == [(load_config(SHIPPED[model]), decode, True) for model, decode in wanted]
+    assert compiled == [(load_config(BUILT_IN_MODELS[model]), decode, True) for model, decode in wanted]
 
 
 def test_compile_needs_a_config_only(damaged, monkeypatch, capsys):

@@ -503,6 +503,6 @@ def test_words_of_a_sentencepiece_model_keep_their_blanks(tmp_path: Path) -> Non
     only = {tokenizer.token_to_id("▁tile"): 100.0}
     with load(folder, backend="virtual") as spoken:
         assert list(spoken.stream("the world", 3, raw=True, logit_bias=only)) == [" tile"] * 3
-        assert list(spoken.go_on(2)) == list(spoken.go_on(1)) * 2 == [" tile"] * 2
+        assert list(spoken.continue_answer(2)) == list(spoken.continue_answer(1)) * 2 == [" tile"] * 2
         (batched,) = spoken.generate_batch(["the world"], 2, raw=True, logit_bias=only)
         assert batched.text == " tile tile"

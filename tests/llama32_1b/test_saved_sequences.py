@@ -69,15 +69,15 @@ def test_an_answer_goes_on_with_the_very_tokens_that_it_would_have_had(tmp_path:
         whole = model.generate(FIRST, 24, **SAMPLING)
         first = model.generate(FIRST, 9, **SAMPLING)
         model.save(tmp_path / "answer")
-        then = model.go_on(8).result()
-        last = model.go_on(7).result()
+        then = model.continue_answer(8).result()
+        last = model.continue_answer(7).result()
     assert first.token_ids + then.token_ids + last.token_ids == whole.token_ids
     assert then.prompt_token_ids == first.prompt_token_ids + first.token_ids
     assert then.usage.cached_tokens == len(then.prompt_token_ids) - 1
     with opened(decode=decode) as other:
         other.generate("Who are you?")
         other.restore(tmp_path / "answer")
-        found = other.go_on(15).result()
+        found = other.continue_answer(15).result()
         assert first.token_ids + found.token_ids == whole.token_ids
         kpis = found.kpis
     assert (kpis.generate.samples, kpis.prompt.samples) == (1, 1)
@@ -86,13 +86,13 @@ def test_an_answer_goes_on_with_the_very_tokens_that_it_would_have_had(tmp_path:
 def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
     with opened() as model:
         with pytest.raises(UserError, match="there is no answer to go on with"):
-            model.go_on()
+            model.continue_answer()
         said = model.generate(FIRST, 40)
         assert said.finish_reason.value == "stop"
-        over = model.go_on(5).result()
+        over = model.continue_answer(5).result()
         assert (over.token_ids, over.finish_reason) == ((), said.finish_reason)
         model.generate(FIRST, 2)
-        late = model.go_on(5)
+        late = model.continue_answer(5)
         model.generate("Who are you?", 2)
         with pytest.raises(UserError, match="another one was begun since"):
             late.result()

@@ -21,11 +21,11 @@ from aerie.engine.blocks import ROWS
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
-from aerie.serve.cli import Server, make_server
-from aerie.serve.models import Models
-from aerie.serve.opening import open_model
-from aerie.serve.service import Limits, Offer, Service
-from aerie.serve.worker import Opened
+from aerie.serve.cli import DrainingServer, make_server
+from aerie.serve.model_spec import open_model
+from aerie.serve.models import ModelManager
+from aerie.serve.service import ModelService, ServedModel, ServerLimits
+from aerie.serve.worker import OpenedModel
 
 ENDLESS = {"temperature": 1.5, "logit_bias": {}, "max_tokens": 400}
 """Of a request that goes on to its last token; the bias is filled in with the tokens that would end it."""
@@ -35,8 +35,8 @@ ENDLESS = {"temperature": 1.5, "logit_bias": {}, "max_tokens": 400}
 class Serving:
     """A server that runs in a thread."""
 
-    models: Models
-    server: Server
+    models: ModelManager
+    server: DrainingServer
     url: str
     endless: dict[str, Any]
     openai: OpenAI
@@ -47,9 +47,9 @@ class Serving:
         return httpx2.Client(base_url=self.url, timeout=30)
 
     @property
-    def service(self) -> Service:
+    def service(self) -> ModelService:
         """The first model."""
-        return self.models.first
+        return self.models.default_model
 
     def running(self) -> int:
         return sum(service.running + service.waiting for service in self.models.all.values())
@@ -63,23 +63,25 @@ class Serving:
         return time.perf_counter() - began
 
 
-def opened(model: str, draft: str | None = None) -> Opened:
+def opened(model: str, draft: str | None = None) -> OpenedModel:
     """A model of those that are shipped."""
     backend = select_backend("virtual")
     options = RuntimeOptions(None, backend, folders.programs_folder(), decode=ROWS, kv_pool=64 * 256)
     return open_model(model, options, Reporter(quiet=True), draft)
 
 
-def demo() -> Opened:
+def demo() -> OpenedModel:
     return opened("demo")
 
 
-def start(limits: Limits, opening: Callable[[], Opened] = demo) -> tuple[Serving, Callable[[], None]]:
+def start(
+    limits: ServerLimits, opening: Callable[[], OpenedModel] = demo
+) -> tuple[Serving, Callable[[], None]]:
     """A server with one model, and what stops it."""
-    return start_models(Models([Offer("demo", opening)], limits))
+    return start_models(ModelManager([ServedModel("demo", opening)], limits))
 
 
-def start_models(models: Models) -> tuple[Serving, Callable[[], None]]:
+def start_models(models: ModelManager) -> tuple[Serving, Callable[[], None]]:
     """A server, and what stops it."""
     server = make_server(models)
     listening = socket.create_server(("127.0.0.1", 0))
@@ -102,7 +104,7 @@ def start_models(models: Models) -> tuple[Serving, Callable[[], None]]:
 @pytest.fixture(scope="session")
 def server_of_all() -> Iterator[Serving]:
     logging.getLogger("aerie.serve").setLevel(logging.INFO)
-    serving, stop = start(Limits(queue=4))
+    serving, stop = start(ServerLimits(queue=4))
     try:
         serving.wait_until(lambda: serving.server.started and serving.service.opened, 60)
         opened = serving.service.worker.opened
@@ -141,11 +143,11 @@ def alone() -> Iterator[Model]:
 
 
 @pytest.fixture
-def starting_models() -> Iterator[Callable[[Models], Serving]]:
+def starting_models() -> Iterator[Callable[[ModelManager], Serving]]:
     """starting_models(models): a server of the test's own."""
     stops: list[Callable[[], None]] = []
 
-    def begin(models: Models) -> Serving:
+    def begin(models: ModelManager) -> Serving:
         serving, stop = start_models(models)
         stops.append(stop)
         serving.wait_until(lambda: serving.server.started, 60)
@@ -157,10 +159,10 @@ def starting_models() -> Iterator[Callable[[Models], Serving]]:
 
 
 @pytest.fixture
-def starting(starting_models: Callable[[Models], Serving]) -> Callable[..., Serving]:
+def starting(starting_models: Callable[[ModelManager], Serving]) -> Callable[..., Serving]:
     """starting(limits, opening): the same, of one model."""
 
-    def begin(limits: Limits, opening: Callable[[], Opened] = demo) -> Serving:
-        return starting_models(Models([Offer("demo", opening)], limits))
+    def begin(limits: ServerLimits, opening: Callable[[], OpenedModel] = demo) -> Serving:
+        return starting_models(ModelManager([ServedModel("demo", opening)], limits))
 
     return begin

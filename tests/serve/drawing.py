@@ -13,8 +13,8 @@ from urllib.parse import quote
 
 from fastapi.routing import APIRoute
 
-from aerie.serve.app import _addressed
-from aerie.serve.bodies import body_kind
+from aerie.serve.app import _app_with_routes
+from aerie.serve.request_body import body_model
 
 RAW = "\N{SNOWMAN}"
 """Marks a text that is put into a body without its quotes: what json.dumps does not write."""
@@ -179,9 +179,9 @@ class Drawing:
     """Draws requests of all addresses, with forms of answers that are hard to compile."""
 
     def __init__(self) -> None:
-        routes = [route for route in _addressed().routes if isinstance(route, APIRoute)]
+        routes = [route for route in _app_with_routes().routes if isinstance(route, APIRoute)]
         self._routes = [
-            (route, kind and kind.json_schema()) for route in routes for kind in [body_kind(route)]
+            (route, kind and kind.json_schema()) for route in routes for kind in [body_model(route)]
         ]
 
     @property

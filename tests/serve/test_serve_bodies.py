@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aerie.serve.bodies import MOST_DEPTH, MOST_OBJECTS, MOST_VALUES, _outside, parsed
 from aerie.serve.errors import ApiError
+from aerie.serve.request_body import MAX_DEPTH, MAX_OBJECTS, MAX_VALUES, _without_strings, parse_body
 
 CHAT = "/v1/chat/completions"
 USER = [{"role": "user", "content": "Hello"}]
@@ -34,15 +34,15 @@ VALUES = st.recursive(
 @given(VALUES, st.booleans())
 def test_what_json_holds_is_read(value: Any, ascii_only: bool) -> None:
     body = json.dumps(value, ensure_ascii=ascii_only).encode()
-    assert parsed(body) == value
-    assert parsed(b"\xef\xbb\xbf" + body) == value
+    assert parse_body(body) == value
+    assert parse_body(b"\xef\xbb\xbf" + body) == value
 
 
 @settings(deadline=None, max_examples=40)
 @given(VALUES)
 def test_marks_outside_texts_are_those_of_values(value: Any) -> None:
     body = json.dumps(value).encode()
-    bare = b"".join(_outside(body))
+    bare = b"".join(_without_strings(body))
     texts: list[Any] = []
     empty = json.dumps(_without_texts(value, texts)).encode()
     assert [bare.count(each) for each in (b"{", b"[", b":", b",")] == [
@@ -68,8 +68,8 @@ WRONG = [
         "invalid_json",
         "a number has 5000 digits, 77777777777777777777..., and 100",
     ),
-    (b"[" * 100_000, "too_deep", f"nested deeper than {MOST_DEPTH} objects and lists"),
-    (b"[" * 150 + b"]" * 150, "too_deep", f"nested deeper than {MOST_DEPTH} objects and lists"),
+    (b"[" * 100_000, "too_deep", f"nested deeper than {MAX_DEPTH} objects and lists"),
+    (b"[" * 150 + b"]" * 150, "too_deep", f"nested deeper than {MAX_DEPTH} objects and lists"),
     (b'{"a": ' * 150 + b"1" + b"}" * 150, "too_deep", "send a flatter one"),
     (b'{"a": [{"b": "\\ud800"}]}', "invalid_value", "a[0].b holds half a character (a lone surrogate)"),
     (b'{"a": {"\\udfff": 1}}', "invalid_value", "a lone surrogate"),
@@ -81,14 +81,14 @@ WRONG = [
 @pytest.mark.parametrize(("body", "code", "words"), WRONG)
 def test_what_is_wrong_with_a_body(body: bytes, code: str, words: str) -> None:
     with pytest.raises(ApiError) as wrong:
-        parsed(body)
+        parse_body(body)
     assert (wrong.value.status_code, wrong.value.code) == (400, code)
     assert words in wrong.value.message
 
 
 @pytest.mark.parametrize("body", [b'"\\ud83d\\ude00"', b'["\\\\ud800"]', b"[" * 100 + b"]" * 100])
 def test_what_only_looks_wrong(body: bytes) -> None:
-    assert parsed(body) == json.loads(body)
+    assert parse_body(body) == json.loads(body)
 
 
 def test_forms_of_bodies(serving: Any) -> None:
@@ -110,15 +110,15 @@ def test_forms_of_bodies(serving: Any) -> None:
 
 def large() -> dict[str, tuple[str, Any, int, str]]:
     """Bodies near the limit, each with what it comes to."""
-    many, text = MOST_VALUES + 10, "the capital of " * 200_000
+    many, text = MAX_VALUES + 10, "the capital of " * 200_000
     return {
         "a list of numbers": (
             "/v1/completions",
             {"prompt": [5] * many},
             413,
-            f"{MOST_VALUES} values are the limit",
+            f"{MAX_VALUES} values are the limit",
         ),
-        "many messages": (CHAT, {"messages": USER * (MOST_OBJECTS + 1)}, 413, f"{MOST_OBJECTS} objects"),
+        "many messages": (CHAT, {"messages": USER * (MAX_OBJECTS + 1)}, 413, f"{MAX_OBJECTS} objects"),
         "messages": (
             CHAT,
             {"messages": USER * 12_000},

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from aerie.serve.models import Models
-from aerie.serve.service import Offer
+from aerie.serve.models import ModelManager
+from aerie.serve.service import ServedModel
 from tests.serve.conftest import opened
 
 playwright = pytest.importorskip("playwright.sync_api", reason="no playwright here: pip install playwright")
@@ -170,7 +170,7 @@ def test_tiles_numbers_and_trace_by_keyboard(page: Any, tmp_path: Any) -> None:
 
 def test_a_choice_of_models(browser: Any, starting_models: Any) -> None:
     serving = starting_models(
-        Models([Offer(name, partial(opened, name)) for name in ("demo", "demo-drafter")])
+        ModelManager([ServedModel(name, partial(opened, name)) for name in ("demo", "demo-drafter")])
     )
     serving.wait_until(lambda: not serving.models.is_starting, 30)
     context = browser.new_context(base_url=serving.url, viewport=PHONE)

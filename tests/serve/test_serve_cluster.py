@@ -17,14 +17,16 @@ with warnings.catch_warnings():
 
 from aerie.common.errors import UserError
 from aerie.serve import replicas
-from aerie.serve.affinity import page_keys
-from aerie.serve.front import LINE
-from aerie.serve.metrics import Line
-from aerie.serve.opening import Runtime
-from aerie.serve.replicas import PrefixRouter, Recipe, deployment, running
-from aerie.serve.service import Limits
+from aerie.serve.metrics import RequestLog
+from aerie.serve.model_spec import ModelFlags
+from aerie.serve.prefix_affinity import prefix_keys
+from aerie.serve.replica_proxy import LOG_MESSAGE_TYPE
+from aerie.serve.replicas import PrefixRouter, ReplicaConfig, deployment, running_replicas
+from aerie.serve.service import ServerLimits
 
-RECIPE = Recipe("demo", "demo", Runtime("virtual", None, None, None, Path("cache")), Limits(queue=8))
+RECIPE = ReplicaConfig(
+    "demo", "demo", ModelFlags("virtual", None, None, None, Path("cache")), ServerLimits(queue=8)
+)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 def begin(least: int = 2, cluster: str | None = None) -> None:
-    with running(RECIPE, least, least, cluster):
+    with running_replicas(RECIPE, least, least, cluster):
         pass
 
 
@@ -93,7 +95,7 @@ def test_a_replica_gives_the_messages_of_its_app_and_stops_it(monkeypatch: pytes
     ended = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"] = {"line": Line("POST", "/", "-", model="demo", made=3)}
+        scope["state"] = {"line": RequestLog("POST", "/", "-", model="demo", completion_tokens=3)}
         try:
             await send({"type": "http.response.body", "body": (await receive())["body"], "more_body": True})
             await send({"type": "http.response.body", "body": b"last"})
@@ -112,7 +114,7 @@ def test_a_replica_gives_the_messages_of_its_app_and_stops_it(monkeypatch: pytes
     monkeypatch.setattr(replica, "_app", app, raising=False)
     first, line, last = asyncio.run(asked())
     assert (first["body"], last["body"], ended) == (b"first", b"last", [True])
-    assert (line["type"], line["model"], line["made"]) == (LINE, "demo", 3)
+    assert (line["type"], line["model"], line["completion_tokens"]) == (LOG_MESSAGE_TYPE, "demo", 3)
 
 
 def test_what_ray_is_told() -> None:
@@ -129,7 +131,7 @@ def test_the_router_ranks_by_affinity_and_then_all_others() -> None:
     router.initialize_state()
     router._replica_queue_len_cache = SimpleNamespace(get={"b": 3, "c": None}.get)
     several = [SimpleNamespace(replica_id=_Name(each)) for each in "abc"]
-    keys = page_keys(range(128))
+    keys = prefix_keys(range(128))
     pending = SimpleNamespace(args=({}, b"", keys), routing_context=SimpleNamespace(should_backoff=False))
     router.on_request_routed(pending, _Name("b"), None)
     first, others = asyncio.run(router.choose_replicas(several, pending))

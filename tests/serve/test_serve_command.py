@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from aerie.serve.cli import _limits, _listen, build_parser
-from aerie.serve.naming import aliases_of, byte_count, drafts_of, models_of
+from aerie.serve.model_names import byte_count, parse_aliases, parse_drafts, parse_models
 
 
 @pytest.fixture(autouse=True)
@@ -71,20 +71,20 @@ def test_models_by_their_names(tmp_path: Path) -> None:
     for name in ("b", "a"):
         (tmp_path / name / "config.json").touch()
     found = {"a": str(tmp_path / "a"), "b": str(tmp_path / "b")}
-    assert models_of([], tmp_path, None) == found
-    assert list(models_of([], tmp_path, None)) == ["a", "b"]
-    assert models_of(["x=demo", "demo"], tmp_path, None) == {"x": "demo", "demo": "demo", **found}
-    assert models_of([], None, None) == {"demo": "demo"}
-    assert models_of(["demo"], None, "it") == {"it": "demo"}
-    assert models_of([str(tmp_path / "x=y")], None, None) == {"x=y": str(tmp_path / "x=y")}
-    assert models_of(["owner/name"], None, None) == {"owner/name": "owner/name"}
+    assert parse_models([], tmp_path, None) == found
+    assert list(parse_models([], tmp_path, None)) == ["a", "b"]
+    assert parse_models(["x=demo", "demo"], tmp_path, None) == {"x": "demo", "demo": "demo", **found}
+    assert parse_models([], None, None) == {"demo": "demo"}
+    assert parse_models(["demo"], None, "it") == {"it": "demo"}
+    assert parse_models([str(tmp_path / "x=y")], None, None) == {"x=y": str(tmp_path / "x=y")}
+    assert parse_models(["owner/name"], None, None) == {"owner/name": "owner/name"}
 
 
 def test_whose_guesses_and_other_names() -> None:
     models = {"demo": "demo", "it": "/models/it"}
-    assert drafts_of([], models) == {"demo": None, "it": None}
-    assert drafts_of(["lookup", "it=demo-drafter"], models) == {"demo": "lookup", "it": "demo-drafter"}
-    assert aliases_of(["gpt-4o", "fast=it"], models) == {"demo": ["gpt-4o"], "it": ["fast"]}
+    assert parse_drafts([], models) == {"demo": None, "it": None}
+    assert parse_drafts(["lookup", "it=demo-drafter"], models) == {"demo": "lookup", "it": "demo-drafter"}
+    assert parse_aliases(["gpt-4o", "fast=it"], models) == {"demo": ["gpt-4o"], "it": ["fast"]}
     assert [byte_count(text) for text in ("5", "2k", "1.5G", "3MiB")] == [5, 2048, 3 * 2**29, 3 * 2**20]
 
 

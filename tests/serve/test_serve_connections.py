@@ -16,7 +16,7 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.serve import connections
-from aerie.serve.service import Limits
+from aerie.serve.service import ServerLimits
 
 HEAD = b"GET /health HTTP/1.1\r\nHost: localhost\r\n"
 POST = b"POST /tokenize HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
@@ -27,7 +27,7 @@ def quick() -> Iterator[Any]:
     """A server with short limits, which needs no model."""
     from tests.serve.conftest import demo, start
 
-    limits = Limits(head_s=0.4, body_s=0.4, send_s=1.2, connections=8)
+    limits = ServerLimits(head_s=0.4, body_s=0.4, send_s=1.2, connections=8)
     serving, stop = start(limits, demo)
     serving.wait_until(lambda: serving.server.started and serving.service.opened, 60)
     yield serving
@@ -80,7 +80,7 @@ def test_a_head_that_does_not_come(quick: Any) -> None:
 
 
 def test_a_body_that_does_not_come(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connections, "REST_S", 0.4)
+    monkeypatch.setattr(connections, "DISCARD_S", 0.4)
     slow = connected(quick)
     slow.sendall(POST + b"Content-Length: 100\r\n\r\n")
     told = dripping(slow, lambda: b" ")
@@ -129,7 +129,7 @@ def test_idle_connections_make_room(quick: Any) -> None:
 def test_where_there_are_no_descriptors_it_waits(
     quick: Any, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ) -> None:
-    monkeypatch.setattr(connections, "AGAIN_S", 0.1)
+    monkeypatch.setattr(connections, "ACCEPT_RETRY_S", 0.1)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     waiting = [socket.socket() for _ in range(2)]
     host, port = urlsplit(quick.url).netloc.split(":")
@@ -202,13 +202,13 @@ def test_room_for_connections(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(resource, "getrlimit", lambda _: (most, most))
 
     allowed(resource.RLIM_INFINITY)
-    assert connections.room_for(1000) == 1000
+    assert connections.max_connections(1000) == 1000
     allowed(100_000)
-    assert connections.room_for(1000) == 1000
+    assert connections.max_connections(1000) == 1000
     allowed(1024)
-    assert 400 < connections.room_for(1000) < 1024 - 256
+    assert 400 < connections.max_connections(1000) < 1024 - 256
     allowed(10)
     with pytest.raises(
         UserError, match=r"this process may have 10 descriptors \(ulimit -n\), and \d+ are for"
     ):
-        connections.room_for(1000)
+        connections.max_connections(1000)

@@ -17,8 +17,8 @@ from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.runtime import select_backend
-from aerie.serve.opening import Opening
-from aerie.serve.service import Limits
+from aerie.serve.model_spec import ModelSpec
+from aerie.serve.service import ServerLimits
 from tests.serve.conftest import opened
 
 AGAIN = "Say it again: the ant has six legs, the ant has six legs, the ant has six legs, the ant"
@@ -86,7 +86,7 @@ def test_a_stream_and_the_metrics_count_guesses(serving: Any) -> None:
 
 
 def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
-    serving = starting(Limits(), partial(opened, "demo", "demo-drafter"))
+    serving = starting(ServerLimits(), partial(opened, "demo", "demo-drafter"))
     serving.wait_until(lambda: serving.service.opened, 60)
     own = alone.generate(FRANCE).text
     for extra, guesses in (({}, True), ({"draft": "none"}, False)):
@@ -98,7 +98,7 @@ def test_a_model_guesses_for_all_requests(starting: Any, alone: Model) -> None:
 
 
 def test_a_model_that_fills_blocks_in(starting: Any) -> None:
-    serving = starting(Limits(), partial(opened, "demo-diffusion", "lookup"))
+    serving = starting(ServerLimits(), partial(opened, "demo-diffusion", "lookup"))
     serving.wait_until(lambda: serving.service.opened, 60)
     with load("demo-diffusion", backend="virtual") as alone:
         for settings in ({}, {"rule": "sequential"}, {"rule": "low_confidence_static", "steps": 2}):
@@ -133,7 +133,7 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
     assert main(words) == 0
     told = io.StringIO()
     options = RuntimeOptions(None, select_backend("virtual"), tmp_path, decode=ROWS, kv_pool=64 * 512)
-    opened = Opening("demo", options, Reporter(told), "demo-drafter", warm=True).open()
+    opened = ModelSpec("demo", options, Reporter(told), "demo-drafter", load_all_programs=True).open()
     lines = [line for line in told.getvalue().splitlines() if line.startswith("programs: ")]
     assert lines
     assert all(line.startswith("programs: 0 compiled") for line in lines)

@@ -9,31 +9,31 @@ from hypothesis import given
 from hypothesis import strategies as st
 from openai.types.chat import ChatCompletionChunk
 
-from aerie.serve.answer import Piece
-from aerie.serve.events import LONGEST_NOTE, NOTE, event, noted
-from aerie.serve.forms import ChatForm, CompletionForm
-from aerie.serve.metrics import Line, Metrics
+from aerie.serve.event_stream import MAX_NOTE_LENGTH, NOTE_HEADER, event, notes_header
+from aerie.serve.metrics import Metrics, RequestLog
+from aerie.serve.openai_format import ChatWriter, CompletionWriter
+from aerie.serve.output_processor import OutputDelta
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"]), min_size=1)
 ODD = 'a "quote", \\ and \x00\x1f\x7f\u2028\n\t\b\f\r é 日本 😀 </script>'
 
 
 @pytest.mark.parametrize("usage", [False, True])
-@pytest.mark.parametrize("form", [ChatForm, CompletionForm])
+@pytest.mark.parametrize("form", [ChatWriter, CompletionWriter])
 @given(text=TEXTS)
 def test_every_text_is_told_as_the_types_tell_it(
-    form: type[ChatForm] | type[CompletionForm], usage: bool, text: str
+    form: type[ChatWriter] | type[CompletionWriter], usage: bool, text: str
 ) -> None:
     made = form('a "model"', 2, usage, False)
     for told in (text, ODD):
-        *_, written = made.events(Piece(1, told))
+        *_, written = made.delta_events(OutputDelta(1, told))
         assert written == event(made._with_text(1, told))
 
 
 def test_clients_read_them() -> None:
-    (told,) = CompletionForm("demo", 1, False, False).events(Piece(0, ODD))
+    (told,) = CompletionWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
     assert json.loads(told.removeprefix(b"data: "))["choices"][0]["text"] == ODD
-    role, told = ChatForm("demo", 1, False, False).events(Piece(0, ODD))
+    role, told = ChatWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
     assert b'"role":"assistant"' in role
     chunk = ChatCompletionChunk.model_validate_json(told.removeprefix(b"data: "))
     assert (chunk.choices[0].delta.content, chunk.choices[0].delta.role) == (ODD, None)
@@ -41,22 +41,30 @@ def test_clients_read_them() -> None:
 
 @given(notes=st.lists(TEXTS, min_size=1))
 def test_a_note_is_a_header_whatever_a_schema_says(notes: list[str]) -> None:
-    (told,) = noted(notes).values()
+    (told,) = notes_header(notes).values()
     assert told.isascii()
     assert told.isprintable()
-    assert len(told) <= LONGEST_NOTE + len(" ...")
+    assert len(told) <= MAX_NOTE_LENGTH + len(" ...")
 
 
 def test_a_note_names_all_that_is_not_held() -> None:
-    assert noted([]) == {}
-    assert noted(["a: b", "c\r\nd: é"]) == {NOTE: "not held to: a: b; c  d: \\xe9"}
+    assert notes_header([]) == {}
+    assert notes_header(["a: b", "c\r\nd: é"]) == {NOTE_HEADER: "not held to: a: b; c  d: \\xe9"}
 
 
 def test_tokens_of_the_last_request_and_of_all() -> None:
     metrics = Metrics()
-    line = Line("POST", "/v1/chat/completions", "here", prompt=70, cached=64, made=5, model="m")
+    log = RequestLog(
+        "POST",
+        "/v1/chat/completions",
+        "here",
+        prompt_tokens=70,
+        cached_tokens=64,
+        completion_tokens=5,
+        model="m",
+    )
     for _ in range(2):
-        metrics.count(line, line.path)
+        metrics.count(log, log.path)
     last = {"input_tokens": 6, "output_tokens": 5, "prompt_tokens": 70, "cache_tokens": 64}
     assert {name: metrics.last[name] for name in last} == last
     assert metrics.totals == {

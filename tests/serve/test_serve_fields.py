@@ -12,13 +12,13 @@ from openai.types.chat import ParsedChatCompletionMessage
 from openai.types.responses import ParsedResponse
 from pydantic import BaseModel, TypeAdapter, ValidationError
 
-from aerie.serve.chats import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.anthropic import CountTokensRequest, MessagesRequest
+from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
+from aerie.serve.common_fields import VLLM_UNSUPPORTED, CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest
-from aerie.serve.fields import OF_VLLM, CompletionRequest, DetokenizeRequest
-from aerie.serve.items import AnyItem
-from aerie.serve.kept import ConversationRequest
-from aerie.serve.messages import CountRequest, MessagesRequest
-from aerie.serve.native import NativeRequest
+from aerie.serve.llama_cpp import LlamaCppRequest
+from aerie.serve.response_items import TaggedItem
+from aerie.serve.response_store import ConversationRequest
 from aerie.serve.responses import ResponsesRequest
 
 CHAT, RESPONSES, MESSAGES = "/v1/chat/completions", "/v1/responses", "/v1/messages"
@@ -50,7 +50,7 @@ BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
     (TemplateRequest, {"messages": [USER]}),
     (DetokenizeRequest, {"tokens": [1]}),
     (EmbeddingsRequest, {"input": "x"}),
-    (NativeRequest, {"prompt": {"prompt_string": "x"}}),
+    (LlamaCppRequest, {"prompt": {"prompt_string": "x"}}),
     (
         ResponsesRequest,
         {
@@ -91,7 +91,7 @@ BODIES: list[tuple[type[BaseModel], dict[str, Any]]] = [
             "output_config": {"effort": "low"},
         },
     ),
-    (CountRequest, {"messages": [USER]}),
+    (CountTokensRequest, {"messages": [USER]}),
 ]
 
 
@@ -125,9 +125,9 @@ def test_null_is_absent_everywhere(model: type[BaseModel], body: dict[str, Any])
     assert model.model_validate(filled) == plain
 
 
-@pytest.mark.parametrize("name", OF_VLLM)
+@pytest.mark.parametrize("name", VLLM_UNSUPPORTED)
 def test_what_is_not_built_is_taken_where_it_asks_for_nothing_alone(name: str) -> None:
-    values, why = OF_VLLM[name]
+    values, why = VLLM_UNSUPPORTED[name]
     for value in (*values, None):
         ChatRequest(messages=[USER], **{name: value})
     for value in (one for one in (True, False, 0, 7, "x", []) if one not in values):
@@ -227,7 +227,7 @@ def test_how_much_to_think_is_told_to_the_template() -> None:
         ("disabled", {"enable_thinking": False}),
         ("adaptive", {}),
     ):
-        count = CountRequest.model_validate({"messages": [USER], "thinking": {"type": kind}})
+        count = CountTokensRequest.model_validate({"messages": [USER], "thinking": {"type": kind}})
         assert count.chat.template_arguments == told
 
 
@@ -270,7 +270,7 @@ def test_a_coding_agent_is_served(serving: Any) -> None:
         named = {"tool_choice": {"type": "tool", "name": "web_search"}}
         refused = http.post(MESSAGES, json={**body, **named}).json()["error"]["message"]
     assert "tool_choice names 'web_search', and the tools are Bash" in refused
-    count = CountRequest.model_validate({name: body[name] for name in ("messages", "system", "tools")})
+    count = CountTokensRequest.model_validate({name: body[name] for name in ("messages", "system", "tools")})
     assert [tool.name for tool in count.chat.tools.each] == ["Bash"]  # type: ignore[union-attr]
     roles = [message["role"] for message in count.chat.messages]
     assert roles == ["system", "user", "assistant", "system", "user"]
@@ -318,11 +318,11 @@ def test_another_coding_agent_is_served(serving: Any) -> None:
 
 
 def test_items_of_all_kinds_are_kept_as_they_came() -> None:
-    items: TypeAdapter[Any] = TypeAdapter(AnyItem)
+    items: TypeAdapter[Any] = TypeAdapter(TaggedItem)
     given = {"type": "web_search_call", "id": "ws_1", "status": "completed", "action": {"type": "search"}}
-    assert items.validate_python(given).told == given
+    assert items.validate_python(given).to_json() == given
     thought = {"type": "reasoning", "id": "rs_1", "summary": [{"type": "summary_text", "text": "t"}]}
-    assert items.validate_python(thought).named().told == {**thought, "status": "completed"}
+    assert items.validate_python(thought).with_id().to_json() == {**thought, "status": "completed"}
 
 
 @pytest.mark.parametrize(
@@ -345,8 +345,8 @@ def test_words_of_other_servers(given: dict[str, Any], settings: dict[str, Any])
 
 def test_no_limit_by_a_word_of_other_servers() -> None:
     for given in ({"max_tokens": -1}, {"max_completion_tokens": -1}, {}):
-        assert ChatRequest.model_validate({"messages": [USER], **given}).most is None
-    assert CompletionRequest(prompt="x", max_tokens=-1).most is None
+        assert ChatRequest.model_validate({"messages": [USER], **given}).max_new_tokens is None
+    assert CompletionRequest(prompt="x", max_tokens=-1).max_new_tokens is None
 
 
 def test_a_prompt_is_only_read(serving: Any) -> None:

@@ -13,11 +13,20 @@ from starlette.types import Message, Scope
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
-from aerie.serve.affinity import page_keys
-from aerie.serve.app import guarded
+from aerie.serve.app import with_guards
 from aerie.serve.cli import main
-from aerie.serve.front import COMPLETIONS, CONVERSATIONS, LINE, LOST, STOPPED, Ask, Front, keys_of
-from aerie.serve.service import Limits
+from aerie.serve.prefix_affinity import prefix_keys
+from aerie.serve.replica_proxy import (
+    COMPLETIONS,
+    CONVERSATIONS,
+    LOG_MESSAGE_TYPE,
+    REPLICA_LOST,
+    SERVER_STOPPED,
+    ReplicaProxy,
+    SendToReplica,
+    request_prefix_keys,
+)
+from aerie.serve.service import ServerLimits
 
 JSON, SSE = b"application/json", b"text/event-stream; charset=utf-8"
 LONG = "How many legs has a spider, and how many has an ant? " * 8
@@ -41,7 +50,7 @@ def part(body: bytes, more: bool = True) -> Message:
     return {"type": "http.response.body", "body": body, "more_body": more}
 
 
-def giving(*messages: Message | Exception) -> Ask:
+def giving(*messages: Message | Exception) -> SendToReplica:
     """A replica that answers so; an exception is its end."""
 
     async def ask(scope: Scope, body: bytes, keys: Sequence[bytes]) -> AsyncGenerator[Message]:
@@ -53,12 +62,16 @@ def giving(*messages: Message | Exception) -> Ask:
     return ask
 
 
-def asked(front: Front, path: str, body: bytes, meanwhile: Callable[[], Any] | None = None) -> list[Message]:
+def asked(
+    front: ReplicaProxy, path: str, body: bytes, meanwhile: Callable[[], Any] | None = None
+) -> list[Message]:
     """All that a client is sent."""
     return asyncio.run(_asked(front, path, body, meanwhile))
 
 
-async def _asked(front: Front, path: str, body: bytes, meanwhile: Callable[[], Any] | None) -> list[Message]:
+async def _asked(
+    front: ReplicaProxy, path: str, body: bytes, meanwhile: Callable[[], Any] | None
+) -> list[Message]:
     sent: list[Message] = []
     coming: list[Message] = [{"type": "http.request", "body": body}]
 
@@ -72,12 +85,12 @@ async def _asked(front: Front, path: str, body: bytes, meanwhile: Callable[[], A
 
     headers = [(b"host", b"localhost"), (b"content-type", JSON)]
     scope = {"type": "http", "method": "POST", "path": path, "headers": headers, "query_string": b""}
-    await guarded(front, front)(scope, receive, send)
+    await with_guards(front, front)(scope, receive, send)
     return sent
 
 
-def front_of(tokenizer: Tokenizer, ask: Ask, **limits: Any) -> Front:
-    return Front(ask, tokenizer, Limits(**limits), FullError)
+def front_of(tokenizer: Tokenizer, ask: SendToReplica, **limits: Any) -> ReplicaProxy:
+    return ReplicaProxy(ask, tokenizer, ServerLimits(**limits), FullError)
 
 
 def told(messages: Sequence[Message]) -> tuple[int, Any]:
@@ -86,7 +99,15 @@ def told(messages: Sequence[Message]) -> tuple[int, Any]:
 
 
 def test_what_a_replica_says_is_sent_on_and_counted(tokenizer: Tokenizer) -> None:
-    line = {"type": LINE, "model": "demo", "prompt": 7, "made": 3, "cached": 0, "first_s": 0.1, "endings": []}
+    line = {
+        "type": LOG_MESSAGE_TYPE,
+        "model": "demo",
+        "prompt_tokens": 7,
+        "completion_tokens": 3,
+        "cached_tokens": 0,
+        "first_token_s": 0.1,
+        "finish_reasons": [],
+    }
     messages = [begun(JSON), part(b"{"), line, part(b"}", more=False)]
     front = front_of(tokenizer, giving(*messages))
     assert asked(front, "/v1/completions", b"{}") == [messages[0], messages[1], messages[3]]
@@ -98,7 +119,11 @@ def test_what_a_replica_says_is_sent_on_and_counted(tokenizer: Tokenizer) -> Non
 
 @pytest.mark.parametrize(
     ("path", "shape"),
-    [("/v1/chat/completions", LOST.body), ("/v1/responses", LOST.body), ("/v1/messages", LOST.anthropic)],
+    [
+        ("/v1/chat/completions", REPLICA_LOST.body),
+        ("/v1/responses", REPLICA_LOST.body),
+        ("/v1/messages", REPLICA_LOST.anthropic_body),
+    ],
 )
 def test_a_replica_lost_before_its_response(tokenizer: Tokenizer, path: str, shape: Any) -> None:
     sent = asked(front_of(tokenizer, giving(RuntimeError("died"))), path, b"{}")
@@ -109,15 +134,15 @@ def test_a_replica_lost_before_its_response(tokenizer: Tokenizer, path: str, sha
 @pytest.mark.parametrize(
     ("path", "event"),
     [
-        ("/v1/chat/completions", LOST.body),
-        ("/v1/messages", LOST.anthropic),
+        ("/v1/chat/completions", REPLICA_LOST.body),
+        ("/v1/messages", REPLICA_LOST.anthropic_body),
         (
             "/v1/responses",
             {
                 "type": "error",
                 "sequence_number": 1,
                 "code": "replica_lost",
-                "message": LOST.message,
+                "message": REPLICA_LOST.message,
                 "param": None,
             },
         ),
@@ -133,7 +158,7 @@ def test_a_replica_lost_in_the_middle_of_a_stream(tokenizer: Tokenizer, path: st
 
 def test_a_replica_that_stops_talking_is_lost_too(tokenizer: Tokenizer) -> None:
     sent = asked(front_of(tokenizer, giving(begun(SSE), part(b"data: {}\n\n"))), "/v1/completions", b"{}")
-    assert json.loads(sent[-1]["body"].removeprefix(b"data: ")) == LOST.body
+    assert json.loads(sent[-1]["body"].removeprefix(b"data: ")) == REPLICA_LOST.body
 
 
 def test_half_a_body_closes_the_connection(tokenizer: Tokenizer) -> None:
@@ -161,7 +186,7 @@ def test_what_is_left_when_the_server_stops_ends_with_an_error(tokenizer: Tokeni
 
     front = front_of(tokenizer, ask, drain_s=0.05)
     sent = asked(front, "/v1/completions", b"{}", meanwhile=front.drain)
-    assert json.loads(sent[-1]["body"].removeprefix(b"data: ")) == STOPPED.body
+    assert json.loads(sent[-1]["body"].removeprefix(b"data: ")) == SERVER_STOPPED.body
     assert closed == [True]
 
 
@@ -196,7 +221,7 @@ def test_the_guard_stands_before_the_replicas(tokenizer: Tokenizer) -> None:
 
 def test_the_keys_are_those_of_the_prompt_that_is_computed(tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode_chat(USER)
-    assert len(page_keys(ids)) == 2
+    assert len(prefix_keys(ids)) == 2
     for path, body in (
         ("/v1/chat/completions", {"messages": USER}),
         ("/v1/messages", {"messages": USER, "max_tokens": 5}),
@@ -204,15 +229,15 @@ def test_the_keys_are_those_of_the_prompt_that_is_computed(tokenizer: Tokenizer)
         ("/v1/completions", {"prompt": ids}),
         ("/v1/completions", {"prompt": [ids, ids[5:]]}),
     ):
-        assert keys_of(path, json.dumps(body).encode(), tokenizer) == page_keys(ids), path
+        assert request_prefix_keys(path, json.dumps(body).encode(), tokenizer) == prefix_keys(ids), path
     text = json.dumps({"prompt": LONG}).encode()
-    assert keys_of("/v1/completions", text, tokenizer) == page_keys(tokenizer.encode(LONG))
+    assert request_prefix_keys("/v1/completions", text, tokenizer) == prefix_keys(tokenizer.encode(LONG))
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": []}', b'{"messages": 3}', b"\xff"])
 @pytest.mark.parametrize("path", [*CONVERSATIONS, COMPLETIONS, "/health", "/tokenize"])
 def test_what_is_wrong_has_no_keys(tokenizer: Tokenizer, path: str, body: bytes) -> None:
-    assert keys_of(path, body, tokenizer) == []
+    assert request_prefix_keys(path, body, tokenizer) == []
 
 
 def test_fewer_at_most_than_at_least(capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,13 +8,13 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from aerie.serve.service import Limits
+from aerie.serve.service import ServerLimits
 from tests.serve.drawing import Drawing, Drawn
 from tests.serve.fuzz import Fuzz, wrong_with
 
 
 def test_whatever_is_asked_is_answered_and_touches_no_other(starting: Any, caplog: Any) -> None:
-    serving = starting(Limits(time_limit_s=20))
+    serving = starting(ServerLimits(time_limit_s=20))
     serving.wait_until(lambda: serving.service.opened)
     report = Fuzz(urlsplit(serving.url).port or 0, seed=1, requests=300).run()
     assert report.is_well, str(report)

@@ -12,11 +12,11 @@ from openai.types.responses import Response
 
 from aerie import Model
 from aerie.serve.errors import ApiError
-from aerie.serve.items import Item
-from aerie.serve.kept import Conversation, Kept, KeptResponse, Past
-from aerie.serve.models import Models
+from aerie.serve.models import ModelManager
+from aerie.serve.response_items import MessageItem
+from aerie.serve.response_store import ItemHistory, ResponseStore, StoredConversation, StoredResponse
 from aerie.serve.responses import ResponsesRequest
-from aerie.serve.service import Limits, Offer
+from aerie.serve.service import ServedModel, ServerLimits
 from tests.serve.conftest import Serving, demo
 
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
@@ -169,29 +169,29 @@ def test_what_is_refused(serving: Any) -> None:
         )
 
 
-def past(*texts: str) -> Past:
-    return Past().and_then([Item(role="user", content=text).named() for text in texts])
+def past(*texts: str) -> ItemHistory:
+    return ItemHistory().extended_by([MessageItem(role="user", content=text).with_id() for text in texts])
 
 
-def response(*texts: str) -> KeptResponse:
+def response(*texts: str) -> StoredResponse:
     made = past(*texts)
-    return KeptResponse({"id": ""}, made.items, made)
+    return StoredResponse({"id": ""}, made.items, made)
 
 
 def test_the_oldest_go_first() -> None:
-    by_count, by_bytes = Kept(3, 10**6), Kept(100, 3 * response("x" * 500).nbytes)
+    by_count, by_bytes = ResponseStore(3, 10**6), ResponseStore(100, 3 * response("x" * 500).nbytes)
     for kept in (by_count, by_bytes):
         for name in "abcdef":
             assert kept.put(name, response("x" * 500))
         kept.put("d", response("x" * 500))  # is the newest now
         kept.put("g", response("x" * 500))
         assert len(kept) == 3
-        assert kept.response("d").asked[0].told["content"][0]["text"] == "x" * 500
+        assert kept.response("d").input_items[0].to_json()["content"][0]["text"] == "x" * 500
         for name in "abce":
             with pytest.raises(Exception, match="had to give way to newer ones"):
                 kept.response(name)
         for name in "dfg":
-            kept.drop(name)
+            kept.remove(name)
         assert (len(kept), kept.nbytes) == (0, 0)
     assert not by_bytes.put("h", response("x" * 5000))
     assert len(by_bytes) == 0
@@ -200,28 +200,28 @@ def test_the_oldest_go_first() -> None:
 def test_what_came_before_counts_with_each_response() -> None:
     long = "x" * 1000
     first = past(long)
-    second = first.and_then([Item(role="user", content=long).named()])
-    assert json.dumps([item.told for item in second.items]).count(long) == 2
+    second = first.extended_by([MessageItem(role="user", content=long).with_id()])
+    assert json.dumps([item.to_json() for item in second.items]).count(long) == 2
     assert second.nbytes == 2 * first.nbytes > 2000
 
 
 def test_a_conversation_that_has_no_room_stays_as_it_was() -> None:
-    kept = Kept(10, 3000)
-    talk = kept.change(Conversation({}, past("x" * 100)))
+    kept = ResponseStore(10, 3000)
+    talk = kept.store_conversation(StoredConversation({}, past("x" * 100)))
     with pytest.raises(Exception, match="bytes, and 3000 is the limit of all that is kept; begin a new one"):
-        kept.change(Conversation({}, past("x" * 4000)))
+        kept.store_conversation(StoredConversation({}, past("x" * 4000)))
     asked = ResponsesRequest(input="x" * 4000, conversation=talk.id)
     told = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
     made = Response(**told, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
-    kept.keep(asked, kept.before(asked), made)
-    assert kept.conversation(talk.id).past == talk.past
+    kept.store_response(asked, kept.history_before(asked), made)
+    assert kept.conversation(talk.id).history == talk.history
     with pytest.raises(ApiError, match="had no room for its last response; list its items") as full:
-        kept.before(asked)
+        kept.history_before(asked)
     assert (full.value.status_code, full.value.code) == (400, "conversation_full")
 
 
-def test_a_server_that_keeps_nothing(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models([Offer("demo", demo)], Limits(kept=0)))
+def test_a_server_that_keeps_nothing(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager([ServedModel("demo", demo)], ServerLimits(max_stored=0)))
     made = serving.openai.responses.create(**ASKED, input=FRANCE)
     assert made.output_text == PARIS
     with pytest.raises(openai.NotFoundError, match="this server keeps no responses; send the whole"):

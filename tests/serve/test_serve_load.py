@@ -20,8 +20,8 @@ import pytest
 from aerie import Model
 from aerie.engine.sampler import Sampler
 from aerie.engine.stopping import StopStrings
-from aerie.serve.answer import Answer
-from aerie.serve.service import Limits
+from aerie.serve.output_processor import OutputProcessor
+from aerie.serve.service import ServerLimits
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 FRANCE = "What is the capital of France?"
@@ -146,7 +146,7 @@ def test_a_request_that_cannot_be_begun_ends_alone(serving: Any, monkeypatch: py
 def test_tokens_that_cannot_be_told_end_their_answer_alone(
     serving: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def failing(answer: Answer) -> None:
+    def failing(answer: OutputProcessor) -> None:
         monkeypatch.undo()
         raise ValueError("broken")
 
@@ -154,7 +154,7 @@ def test_tokens_that_cannot_be_told_end_their_answer_alone(
         with http.stream("POST", COMPLETIONS, json=endless(serving, stream=True, max_tokens=100)) as other:
             lines = other.iter_lines()
             next(lines)
-            monkeypatch.setattr(Answer, "piece", failing)
+            monkeypatch.setattr(OutputProcessor, "next_delta", failing)
             assert [line for line in lines if line][-1].startswith(
                 'data: {"error": {"message": "the server failed'
             )
@@ -177,7 +177,7 @@ def test_what_fails_in_one_answer_ends_it_alone(
     place = {
         "sampler": "aerie.engine.sampler.Sampler._penalise",
         "mask": "aerie.engine.grammar.Follower.possible",
-        "logprobs": "aerie.serve.answer.likeliest",
+        "logprobs": "aerie.serve.output_processor.top_logprobs",
         "stop strings": "aerie.engine.stopping._begun",
         "cut": "aerie.engine.stopping._begun",
     }[fails]
@@ -330,19 +330,19 @@ def test_the_log_has_no_text(serving: Any, caplog: pytest.LogCaptureFixture) -> 
 
 
 def test_a_server_that_is_told_to_stop(starting: Any, server_of_all: Any) -> None:
-    serving = starting(Limits(drain_s=0.5))
+    serving = starting(ServerLimits(drain_s=0.5))
     serving.wait_until(lambda: serving.service.opened, 60)
     with serving.http as http:
         with http.stream("POST", COMPLETIONS, json=endless(server_of_all, stream=True)) as response:
             lines = response.iter_lines()
             next(lines)
             serving.server.should_exit = True
-            serving.wait_until(lambda: serving.models.common.is_draining)
+            serving.wait_until(lambda: serving.models.shared.is_draining)
             with pytest.raises(httpx2.ConnectError):
                 serving.http.get("/health")
             left = [line for line in lines if line]
         assert "the server was stopped before this answer was complete" in left[-1]
-    serving.wait_until(lambda: serving.service.worker.over.is_set())
+    serving.wait_until(lambda: serving.service.worker.ended.is_set())
     assert serving.service.worker.error is None
 
 

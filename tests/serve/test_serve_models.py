@@ -25,10 +25,10 @@ from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
 from aerie.runtime.memory import resident_bytes, return_freed_memory
 from aerie.serve.app import make_app
-from aerie.serve.models import Memory, Models
-from aerie.serve.opening import Opening
-from aerie.serve.service import RETRY_S, Limits, Offer, State
-from aerie.serve.worker import Opened
+from aerie.serve.model_spec import ModelSpec
+from aerie.serve.models import MemoryLimit, ModelManager
+from aerie.serve.service import RELOAD_DELAY_S, ModelState, ServedModel, ServerLimits
+from aerie.serve.worker import OpenedModel
 from tests.serve.conftest import Serving, opened, start_models
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -38,8 +38,8 @@ SHIPPED = ("demo", "demo-diffusion", "demo-drafter")
 MIB = 2**20
 
 
-def offers(*names: str, needs: int = 0) -> list[Offer]:
-    return [Offer(name, partial(opened, name), lambda: needs) for name in names]
+def offers(*names: str, needs: int = 0) -> list[ServedModel]:
+    return [ServedModel(name, partial(opened, name), lambda: needs) for name in names]
 
 
 def states(serving: Serving) -> dict[str, str]:
@@ -66,8 +66,8 @@ def loaded(serving: Serving, *names: str) -> None:
 @pytest.fixture(scope="module")
 def three() -> Iterator[Serving]:
     """A server of the three that are shipped, without a limit."""
-    serving, stop = start_models(Models(offers(*SHIPPED)))
-    serving.wait_until(lambda: serving.server.started and serving.service.state is State.LOADED, 60)
+    serving, stop = start_models(ModelManager(offers(*SHIPPED)))
+    serving.wait_until(lambda: serving.server.started and serving.service.state is ModelState.LOADED, 60)
     yield serving
     stop()
 
@@ -112,8 +112,8 @@ def test_a_model_is_loaded_when_it_is_asked_for(three: Serving, each: dict[str, 
     assert 'aerie_tokens_total{kind="made",model="demo-drafter"}' in text
 
 
-def test_in_the_words_of_lemonade(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models(offers("demo", "demo-drafter")))
+def test_in_the_words_of_lemonade(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager(offers("demo", "demo-drafter")))
 
     def post(path: str, **body: Any) -> tuple[int, dict[str, Any]]:
         with serving.http as http:
@@ -186,8 +186,8 @@ def test_answers_of_several_models_at_once_are_those_alone(three: Serving, each:
     ]
 
 
-def test_who_is_idle_longest_gives_way(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models(offers(*SHIPPED, needs=40), memory=Memory(100, lambda: None)))
+def test_who_is_idle_longest_gives_way(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager(offers(*SHIPPED, needs=40), memory=MemoryLimit(100, lambda: None)))
     loaded(serving, "demo")
     assert ask(serving, "demo-drafter").status_code == 200
     assert ask(serving, "demo").status_code == 200
@@ -199,10 +199,12 @@ def test_who_is_idle_longest_gives_way(starting_models: Callable[[Models], Servi
     assert 'aerie_model_memory_bytes{model="demo-drafter"} 0.0' in told
 
 
-def test_who_answers_does_not_give_way(starting_models: Callable[[Models], Serving]) -> None:
-    limits = Limits(load_s=0.3, heartbeat_s=0.1)
+def test_who_answers_does_not_give_way(starting_models: Callable[[ModelManager], Serving]) -> None:
+    limits = ServerLimits(load_wait_s=0.3, heartbeat_s=0.1)
     serving = starting_models(
-        Models(offers("demo", "demo-drafter", needs=60 * MIB), limits, Memory(100 * MIB, lambda: None))
+        ModelManager(
+            offers("demo", "demo-drafter", needs=60 * MIB), limits, MemoryLimit(100 * MIB, lambda: None)
+        )
     )
     loaded(serving, "demo")
     with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
@@ -215,7 +217,7 @@ def test_who_answers_does_not_give_way(starting_models: Callable[[Models], Servi
             "answer requests have 60 MiB, and 100 MiB is the limit of all; ask again"
         )
         serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")  # nobody waits any more
-        serving.models.limits = Limits(load_s=30, heartbeat_s=0.1)
+        serving.models.limits = ServerLimits(load_wait_s=30, heartbeat_s=0.1)
         body = {"model": "demo-drafter", "messages": USER, "temperature": 0, "stream": True}
         with serving.http as other, other.stream("POST", CHAT, json=body) as waiting:
             told = waiting.iter_lines()
@@ -226,9 +228,9 @@ def test_who_answers_does_not_give_way(starting_models: Callable[[Models], Servi
     assert states(serving) == {"demo": "unloaded", "demo-drafter": "loaded"}
 
 
-def test_what_can_never_fit(starting_models: Callable[[Models], Serving]) -> None:
+def test_what_can_never_fit(starting_models: Callable[[ModelManager], Serving]) -> None:
     small, large = offers("demo", needs=MIB), offers("demo-drafter", needs=300 * MIB)
-    serving = starting_models(Models([*small, *large], memory=Memory(200 * MIB, lambda: None)))
+    serving = starting_models(ModelManager([*small, *large], memory=MemoryLimit(200 * MIB, lambda: None)))
     loaded(serving, "demo")
     expected = (
         "the model 'demo-drafter' takes about 300 MiB of memory, and 200 MiB is the limit of all models "
@@ -243,10 +245,10 @@ def test_what_can_never_fit(starting_models: Callable[[Models], Serving]) -> Non
     assert states(serving)["demo"] == "loaded"
 
 
-def test_memory_that_others_took(starting_models: Callable[[Models], Serving]) -> None:
+def test_memory_that_others_took(starting_models: Callable[[ModelManager], Serving]) -> None:
     available = [100]
-    memory = Memory(100, lambda: available[0])
-    serving = starting_models(Models(offers("demo", "demo-drafter", needs=40), memory=memory))
+    memory = MemoryLimit(100, lambda: available[0])
+    serving = starting_models(ModelManager(offers("demo", "demo-drafter", needs=40), memory=memory))
     loaded(serving, "demo")
     available[0] = 20
     assert ask(serving, "demo-drafter").status_code == 200  # alone, and the engine looks by itself
@@ -269,8 +271,8 @@ def test_health_of_the_only_model_that_cannot_be_loaded() -> None:
     """Until the server has ended."""
 
     async def asked() -> httpx2.Response:
-        models = Models(offers("demo"))
-        await models.first.failed(CheckpointError("config.json: hidden_size is missing"))
+        models = ModelManager(offers("demo"))
+        await models.default_model.mark_failed(CheckpointError("config.json: hidden_size is missing"))
         transport = httpx2.ASGITransport(make_app(models))
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
             return await http.get("/health")
@@ -281,22 +283,22 @@ def test_health_of_the_only_model_that_cannot_be_loaded() -> None:
 
 @pytest.mark.parametrize(("error", "code", "reason"), BROKEN)
 def test_a_model_that_cannot_be_loaded_ends_nothing_else(
-    starting_models: Callable[[Models], Serving], error: BaseException, code: str, reason: str
+    starting_models: Callable[[ModelManager], Serving], error: BaseException, code: str, reason: str
 ) -> None:
     tries: list[float] = []
 
-    def opening() -> Opened:
+    def opening() -> OpenedModel:
         tries.append(time.monotonic())
         if len(tries) == 1:
             raise error
         return opened("demo-drafter")
 
-    serving = starting_models(Models([*offers("demo"), Offer("broken", opening)]))
+    serving = starting_models(ModelManager([*offers("demo"), ServedModel("broken", opening)]))
     loaded(serving, "demo")
     for _ in range(2):
         response = ask(serving, "broken")
         status, found, message = error_of(response)
-        assert (status, found, response.headers["retry-after"]) == (503, code, str(RETRY_S))
+        assert (status, found, response.headers["retry-after"]) == (503, code, str(RELOAD_DELAY_S))
         assert message.startswith(f"the model 'broken' could not be loaded: {reason}")
         assert "/home" not in message
         assert "\n" not in message
@@ -311,18 +313,18 @@ def test_a_model_that_cannot_be_loaded_ends_nothing_else(
     assert ask(serving, "broken").status_code == 200
 
 
-def test_the_first_of_several_may_fail(starting_models: Callable[[Models], Serving]) -> None:
-    def opening() -> Opened:
+def test_the_first_of_several_may_fail(starting_models: Callable[[ModelManager], Serving]) -> None:
+    def opening() -> OpenedModel:
         raise CheckpointError("it is damaged")
 
-    serving = starting_models(Models([Offer("broken", opening), *offers("demo")]))
+    serving = starting_models(ModelManager([ServedModel("broken", opening), *offers("demo")]))
     serving.wait_until(lambda: not serving.models.is_starting)
     assert states(serving) == {"broken": "failed", "demo": "unloaded"}
     assert ask(serving, "demo").status_code == 200
 
 
-def test_a_model_whose_thread_ends(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models(offers("demo", "demo-drafter")))
+def test_a_model_whose_thread_ends(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager(offers("demo", "demo-drafter")))
     loaded(serving, "demo")
     with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
         lines = response.iter_lines()
@@ -338,15 +340,15 @@ def test_a_model_whose_thread_ends(starting_models: Callable[[Models], Serving])
 
 
 def test_while_a_model_is_loaded(
-    starting_models: Callable[[Models], Serving], caplog: pytest.LogCaptureFixture
+    starting_models: Callable[[ModelManager], Serving], caplog: pytest.LogCaptureFixture
 ) -> None:
     go_on = threading.Event()
 
-    def opening() -> Opened:
+    def opening() -> OpenedModel:
         assert go_on.wait(20)
         return opened("demo-drafter")
 
-    models = Models([*offers("demo"), Offer("slow", opening)], Limits(heartbeat_s=0.1))
+    models = ModelManager([*offers("demo"), ServedModel("slow", opening)], ServerLimits(heartbeat_s=0.1))
     serving = starting_models(models)
     loaded(serving, "demo")
     bodies = {
@@ -364,21 +366,21 @@ def test_while_a_model_is_loaded(
     with ThreadPoolExecutor(5) as threads:
         told = [threads.submit(stream, one) for one in streams]
         whole = threads.submit(ask, serving, "slow")
-        serving.wait_until(lambda: serving.models.all["slow"].holds == 4)
+        serving.wait_until(lambda: serving.models.all["slow"].active_requests == 4)
         assert ask(serving, "demo").status_code == 200
         with serving.http as http:
             for wrong in ("load", "unload"):
                 response = http.post(f"/models/{wrong}", json={"model": "slow"})
                 assert error_of(response)[2].startswith("the model 'slow' is loading")
-        models.limits = Limits(load_s=0.05)
+        models.limits = ServerLimits(load_wait_s=0.05)
         assert error_of(ask(serving, "slow"))[:2] == (503, "loading")
-        models.all["slow"].holds += 96
+        models.all["slow"].active_requests += 96
         assert error_of(ask(serving, "slow")) == (
             429,
             "queue_full",
             "96 requests wait for the model 'slow' to be loaded, and that is the limit; ask again in 2 s",
         )
-        models.all["slow"].holds -= 96
+        models.all["slow"].active_requests -= 96
         go_on.set()
         assert whole.result().status_code == 200
         chat, responses, messages = (one.result() for one in told)
@@ -392,9 +394,9 @@ def test_while_a_model_is_loaded(
 
 
 def test_a_client_that_goes_away_while_it_waits_for_room(
-    starting_models: Callable[[Models], Serving],
+    starting_models: Callable[[ModelManager], Serving],
 ) -> None:
-    models = Models(offers("demo", "demo-drafter", needs=60), memory=Memory(100, lambda: None))
+    models = ModelManager(offers("demo", "demo-drafter", needs=60), memory=MemoryLimit(100, lambda: None))
     serving = starting_models(models)
     loaded(serving, "demo")
     with serving.http as http, http.stream("POST", COMPLETIONS, json=endless(serving, "demo")) as response:
@@ -405,8 +407,8 @@ def test_a_client_that_goes_away_while_it_waits_for_room(
         next(lines)
 
 
-def test_loading_and_unloading_by_request(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models(offers("demo", "demo-drafter"), Limits(api_key="k")))
+def test_loading_and_unloading_by_request(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager(offers("demo", "demo-drafter"), ServerLimits(api_key="k")))
     with httpx2.Client(base_url=serving.url, timeout=30) as anybody:
         for path in ("/models/load", "/models/unload"):
             assert anybody.post(path, json={"model": "demo"}).status_code == 401
@@ -429,15 +431,15 @@ def test_loading_and_unloading_by_request(starting_models: Callable[[Models], Se
             assert (status, code) == (409, "in_use")
             assert message.startswith("1 requests of the model 'demo-drafter' are under way")
             next(lines)
-        serving.wait_until(lambda: not serving.models.all["demo-drafter"].holds)
+        serving.wait_until(lambda: not serving.models.all["demo-drafter"].active_requests)
         assert posted("unload").json() == {"success": True}
         assert states(serving) == {"demo": "loaded", "demo-drafter": "unloaded"}
         assert error_of(http.get("/props?model=demo-drafter"))[1] == "not_loaded"
         assert error_of(http.post("/models/load", json={}))[2] == "model is missing; give it"
 
 
-def test_what_nobody_asks_for_is_unloaded(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models(offers("demo"), idle_s=0.2))
+def test_what_nobody_asks_for_is_unloaded(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager(offers("demo"), idle_s=0.2))
     loaded(serving, "demo")
     for _ in range(2):
         assert ask(serving, "demo").status_code == 200
@@ -445,16 +447,18 @@ def test_what_nobody_asks_for_is_unloaded(starting_models: Callable[[Models], Se
     assert not serving.models.is_over
 
 
-def test_all_are_loaded_at_the_start(starting_models: Callable[[Models], Serving]) -> None:
-    serving = starting_models(Models(offers("demo", "demo-drafter"), preload=True))
+def test_all_are_loaded_at_the_start(starting_models: Callable[[ModelManager], Serving]) -> None:
+    serving = starting_models(ModelManager(offers("demo", "demo-drafter"), preload=True))
     serving.wait_until(lambda: not serving.models.is_starting, 30)
     assert set(states(serving).values()) == {"loaded"}
 
 
-def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None:
+def test_memory_comes_back(starting_models: Callable[[ModelManager], Serving]) -> None:
     options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder(), decode=ROWS)
-    opening = Opening("demo", options, Reporter(quiet=True), "demo-drafter", 300 * MIB)
-    serving = starting_models(Models([*offers("demo-drafter"), Offer("demo", opening.open, opening.needs)]))
+    opening = ModelSpec("demo", options, Reporter(quiet=True), "demo-drafter", 300 * MIB)
+    serving = starting_models(
+        ModelManager([*offers("demo-drafter"), ServedModel("demo", opening.open, opening.memory_bytes)])
+    )
     loaded(serving, "demo-drafter")
     service = serving.models.all["demo"]
     after: list[tuple[int, int]] = []
@@ -471,8 +475,8 @@ def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None
             for arrays in service.worker.opened.scheduler.pool.layers:
                 for array in arrays:
                     array[...] = 1
-            assert 20 * MIB < service.taken < 300 * MIB
-            assert resident_bytes() - before < service.taken
+            assert 20 * MIB < service.reserved_bytes < 300 * MIB
+            assert resident_bytes() - before < service.reserved_bytes
             assert http.post("/models/unload", json={"model": "demo"}).json() == {"success": True}
             after.append((resident_bytes(), len(ours())))
     # A thread keeps the buffers that it has once needed: steps of 4 MiB, early or late. A leak goes on.
@@ -483,11 +487,13 @@ def test_memory_comes_back(starting_models: Callable[[Models], Serving]) -> None
 
 @pytest.mark.slow
 def test_many_clients_of_models_that_give_way_to_each_other(
-    starting_models: Callable[[Models], Serving], each: dict[str, Model]
+    starting_models: Callable[[ModelManager], Serving], each: dict[str, Model]
 ) -> None:
     names = (*SHIPPED, "again")
-    several = [*offers(*SHIPPED, needs=40), Offer("again", partial(opened, "demo"), lambda: 40)]
-    serving = starting_models(Models(several, Limits(load_s=100), Memory(100, lambda: None)))
+    several = [*offers(*SHIPPED, needs=40), ServedModel("again", partial(opened, "demo"), lambda: 40)]
+    serving = starting_models(
+        ModelManager(several, ServerLimits(load_wait_s=100), MemoryLimit(100, lambda: None))
+    )
     own = {name: each.get(name, each["demo"]).generate(FRANCE, 12).text for name in names}
 
     def client(number: int) -> list[bool]:
@@ -510,9 +516,11 @@ def test_many_clients_of_models_that_give_way_to_each_other(
     with ThreadPoolExecutor(8) as threads:
         assert all(all(told) for told in threads.map(client, range(8)))
     every = serving.models.all.values()
-    serving.wait_until(lambda: all(service.state in (State.LOADED, State.UNLOADED) for service in every))
-    assert sum(service.taken for service in every) <= 100
-    assert not any(service.holds for service in every)
+    serving.wait_until(
+        lambda: all(service.state in (ModelState.LOADED, ModelState.UNLOADED) for service in every)
+    )
+    assert sum(service.reserved_bytes for service in every) <= 100
+    assert not any(service.active_requests for service in every)
     with serving.http as http:
         lines = [
             line for line in http.get("/metrics").text.splitlines() if "aerie_model_loads_total{" in line

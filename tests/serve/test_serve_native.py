@@ -10,7 +10,7 @@ import pytest
 
 from aerie import Model
 from aerie.engine.sampler import Sampler
-from aerie.serve.answer import Answer, Ask
+from aerie.serve.output_processor import OutputProcessor, OutputRequest
 
 FRANCE = "What is the capital of France?"
 PROMPT = "The capital of"
@@ -169,19 +169,19 @@ def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
     tokenizer = alone._open().tokenizer
     request = SimpleNamespace(prompt=range(200), prompt_ids=range(200), token_ids=[], read=0)
     request.cached_tokens, request.is_over, request.times_s = 0, False, (0.0, 0.0)
-    ask = Ask(range(200), 5, Sampler(temperature=0), shows_progress=True)
-    answer = Answer(ask, cast(Any, request), Sampler(temperature=0), tokenizer, ())
-    assert answer.piece() is None
+    ask = OutputRequest(range(200), 5, Sampler(temperature=0), shows_progress=True)
+    answer = OutputProcessor(ask, cast(Any, request), Sampler(temperature=0), tokenizer, ())
+    assert answer.next_delta() is None
     told = []
     for request.read, request.cached_tokens in ((100, 64), (100, 64), (150, 64)):
-        piece = answer.piece()
-        told += [to for to, _ in piece.read] if piece else []
+        piece = answer.next_delta()
+        told += [to for to, _ in piece.progress] if piece else []
     request.token_ids.append(5)
-    piece = answer.piece()
+    piece = answer.next_delta()
     assert piece
-    assert [*told, *(to for to, _ in piece.read)] == [64, 100, 150, 200]
+    assert [*told, *(to for to, _ in piece.progress)] == [64, 100, 150, 200]
     request.token_ids.append(6)
-    assert not (later := answer.piece()) or not later.read
+    assert not (later := answer.next_delta()) or not later.progress
 
 
 @pytest.mark.parametrize(

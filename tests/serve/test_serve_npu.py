@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import aerie.serve.app
-from aerie.serve import npu
+from aerie.serve import npu_view
 
 PAGE = (Path(aerie.serve.app.__file__).parent / "npu.html").read_text(encoding="utf-8")
 NAME = "cached_attn_ar8_cl512"
@@ -64,9 +64,9 @@ def test_the_page_has_no_outside_asset_and_writes_no_html() -> None:
 
 
 def test_a_program_too_large_is_checked_and_not_run(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(npu, "MOST_BYTES", 1000)
-    seen = npu.view(serving.service.ready().session.model.programs[NAME])
-    told = npu.told(seen)
+    monkeypatch.setattr(npu_view, "MAX_ARGUMENT_BYTES", 1000)
+    seen = npu_view.make_view(serving.service.require_loaded().session.model.programs[NAME])
+    told = npu_view.view_to_json(seen)
     assert (told["ran"], told["launches"], told["check"]["ok"]) == (False, [], True)
     assert told["why"].endswith(
         "1000 is the most that is run for this page; `aerie vnpu run --stats --trace` has no limit"
@@ -80,7 +80,7 @@ def test_herds_at_one_place_add_up() -> None:
     tiles = [
         {"where": where, "peak_l1_bytes": peak, **counted} for where, peak in zip(wheres, peaks, strict=True)
     ]
-    first, second = npu.launches(tiles)
+    first, second = npu_view.launches(tiles)
     assert (first["name"], second["name"]) == ("a", "b")
     assert first["cores"] == [
         {"x": 1, "y": 2, "bytes_in": 8, "bytes_out": 4, "transfers": 2, "kernel_calls": 2, "peak_bytes": 30}

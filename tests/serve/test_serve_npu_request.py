@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from aerie.runtime import Profiler
-from aerie.serve import history, npu, npu_request
-from aerie.serve.history import History
+from aerie.serve import npu_request, npu_view, pass_history
+from aerie.serve.pass_history import PassHistory
 from aerie.virtual_npu import arrays
 from aerie.virtual_npu.program import Program
 
@@ -34,7 +34,7 @@ def test_every_pass_of_a_request_is_told(serving: Any) -> None:
     assert [one["rows"] for one in passes] in ([41, 1, 1, 1, 1], [32, 9, 1, 1, 1, 1])
     assert sum(one["made"] for one in passes) == 5
     assert {one["answers"] for one in passes} == {1}
-    layers = serving.service.ready().session.model.config.num_hidden_layers
+    layers = serving.service.require_loaded().session.model.config.num_hidden_layers
     attention = [one for one in told["programs"] if one["kind"] == "cached_attn"]
     assert sum(one["calls"] for one in attention) >= layers * len(passes)
     assert [one["at_ms"] for one in passes] == sorted(one["at_ms"] for one in passes)
@@ -79,7 +79,7 @@ OTHERS = "rms_gemms_rope_ar8", "o_ffn_ar8", "lm_head_ar8"
 
 @pytest.mark.parametrize("name", [NAME, *(pytest.param(each, marks=pytest.mark.slow) for each in OTHERS)])
 def test_a_program_moves_the_same_whatever_its_numbers_are(serving: Any, name: str) -> None:
-    program = serving.service.ready().session.model.programs[name]
+    program = serving.service.require_loaded().session.model.programs[name]
     built = Program.from_text(program.text, name)
     drawn, entry = np.random.default_rng(5), built.entry()
     seen = []
@@ -115,7 +115,7 @@ def test_the_trace_has_passes_programs_and_the_host(serving: Any) -> None:
 
 
 def test_nothing_was_asked_yet(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(serving.service.worker, "history", History())
+    monkeypatch.setattr(serving.service.worker, "history", PassHistory())
     with serving.http as http:
         answers = [http.get("/npu/request"), http.post(f"/npu/request/moved/{NAME}")]
         answers.append(http.get("/npu/request/trace"))
@@ -125,11 +125,11 @@ def test_nothing_was_asked_yet(serving: Any, monkeypatch: pytest.MonkeyPatch) ->
 
 def test_what_is_not_counted_says_why(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     asked(serving)
-    monkeypatch.setattr(npu, "MOST_BYTES", 1000)
-    opened, worker = serving.service.ready(), serving.service.worker
+    monkeypatch.setattr(npu_view, "MAX_ARGUMENT_BYTES", 1000)
+    opened, worker = serving.service.require_loaded(), serving.service.worker
 
     async def why(programs: Any) -> str:
-        told = await npu_request.moved(worker.history.last, npu.Views(), programs, NAME)
+        told = await npu_request.traffic_to_json(worker.history.last, npu_view.ProgramViews(), programs, NAME)
         assert (told["launch"], told["channels"]) == (None, ())
         return str(told["why"])
 
@@ -150,15 +150,15 @@ class Stepping:
 
 
 def test_of_a_long_answer_the_last_passes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(history, "MOST_PASSES", 10)
+    monkeypatch.setattr(pass_history, "MAX_PASSES", 10)
     facts = {"prompt": [1, 2], "token_ids": [], "is_over": False, "error": None, "finish_reason": None}
     request = type("", (), {**facts, "cached_tokens": 0})()
-    kept: Any = History()
-    kept.begin(request)
+    kept: Any = PassHistory()
+    kept.start_request(request)
     stepping: Any = Stepping(request)
     for _ in range(25):
         kept.step(stepping, Profiler())
     request.is_over = True
-    kept.notice()
-    assert (len(kept.last.passes), kept.last.left_out, kept.last.made) == (10, 15, 25)
-    assert [one["made"] for one in npu_request.passes(kept.last)] == [16] + 9 * [1]
+    kept.collect_finished()
+    assert (len(kept.last.passes), kept.last.omitted_passes, kept.last.completion_tokens) == (10, 15, 25)
+    assert [one["made"] for one in npu_request.passes_to_json(kept.last)] == [16] + 9 * [1]

@@ -11,16 +11,16 @@ from fastapi.routing import APIRoute
 from starlette.datastructures import Headers
 
 from aerie.common.errors import UserError
-from aerie.serve import npu
-from aerie.serve.app import _addressed
+from aerie.serve import npu_view
+from aerie.serve.app import _app_with_routes
 from aerie.serve.cli import _limits, build_parser
 from aerie.serve.errors import ApiError
-from aerie.serve.origins import check_origin, is_own, origins_of
-from aerie.serve.service import Limits
+from aerie.serve.origins import check_origin, is_local_name, parse_origins
+from aerie.serve.service import ServerLimits
 
 ROUTES = [
     (method, route.path)
-    for route in _addressed().routes
+    for route in _app_with_routes().routes
     if isinstance(route, APIRoute)
     for method in sorted(route.methods)
 ]
@@ -53,7 +53,7 @@ def test_no_page_of_another_site_asks_anything(serving: Any) -> None:
             assert response.json()["error"]["type"] == "permission_error"
             for other in FOREIGN:
                 with pytest.raises(ApiError, match=r"may not ask|answers to localhost|does not say which"):
-                    check_origin(Limits(), method, path, Headers({"Host": "localhost", **other}))
+                    check_origin(ServerLimits(), method, path, Headers({"Host": "localhost", **other}))
 
 
 def test_what_is_asked_by_get_changes_nothing_and_costs_nothing(
@@ -66,15 +66,20 @@ def test_what_is_asked_by_get_changes_nothing_and_costs_nothing(
 
     worker, models = serving.service.worker, serving.models
     for owner, name in (
-        (worker, "put"),
-        (worker, "call"),
+        (worker, "submit"),
+        (worker, "run_in_thread"),
         (models, "load"),
         (models, "unload"),
-        (npu, "view"),
+        (npu_view, "make_view"),
     ):
         monkeypatch.setattr(owner, name, never)
-    kept = serving.server.config.app._app._app._app.state.kept
-    before = (dict(kept._all), kept.nbytes, dict(serving.service.views._kept), serving.service.state)
+    kept = serving.server.config.app._app._app._app.state.store
+
+    def state() -> tuple[Any, ...]:
+        service = serving.service
+        return dict(kept._entries), kept.nbytes, dict(service.views._views), service.state
+
+    before = state()
     program = next(iter(serving.service.opened.session.model.programs))
     with serving.http as http:
         for method, path in ROUTES:
@@ -82,7 +87,7 @@ def test_what_is_asked_by_get_changes_nothing_and_costs_nothing(
                 continue
             for name in ("demo", "none", program):
                 assert http.get(address(path, name)).status_code in (200, 404), (path, name)
-    assert (dict(kept._all), kept.nbytes, dict(serving.service.views._kept), serving.service.state) == before
+    assert state() == before
 
 
 LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch-Dest": "document"}
@@ -91,45 +96,45 @@ LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch
 @pytest.mark.parametrize(
     ("limits", "method", "path", "headers"),
     [
-        (Limits(), "GET", "/", {"host": "localhost", **LINK}),
-        (Limits(), "GET", "/npu", {"host": "127.0.0.2:8000", **LINK}),
-        (Limits(), "GET", "/health", {"host": "[::1]:8000", "sec-fetch-site": "same-origin"}),
+        (ServerLimits(), "GET", "/", {"host": "localhost", **LINK}),
+        (ServerLimits(), "GET", "/npu", {"host": "127.0.0.2:8000", **LINK}),
+        (ServerLimits(), "GET", "/health", {"host": "[::1]:8000", "sec-fetch-site": "same-origin"}),
         (
-            Limits(),
+            ServerLimits(),
             "GET",
             "/health",
             {"host": "LOCALHOST", "origin": "http://localhost", "sec-fetch-site": "none"},
         ),
         (
-            Limits(origins=("http://a",)),
+            ServerLimits(origins=("http://a",)),
             "POST",
             "/x",
             {"host": "localhost", "origin": "http://a", **FOREIGN[0]},
         ),
         (
-            Limits(origins=("*",), api_key="k"),
+            ServerLimits(origins=("*",), api_key="k"),
             "POST",
             "/x",
             {"host": "b", "origin": "http://c", **FOREIGN[0]},
         ),
-        (Limits(origins=("*",), api_key="k"), "GET", "/x", {"host": "b", **FOREIGN[0]}),
-        (Limits(is_local=False, api_key="k"), "GET", "/x", {"host": "our.example"}),
+        (ServerLimits(origins=("*",), api_key="k"), "GET", "/x", {"host": "b", **FOREIGN[0]}),
+        (ServerLimits(is_local=False, api_key="k"), "GET", "/x", {"host": "our.example"}),
     ],
 )
-def test_who_may_ask(limits: Limits, method: str, path: str, headers: Mapping[str, str]) -> None:
+def test_who_may_ask(limits: ServerLimits, method: str, path: str, headers: Mapping[str, str]) -> None:
     check_origin(limits, method, path, Headers(headers))
 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 def test_a_link_opens_pages_alone(path: str) -> None:
     with pytest.raises(ApiError, match="a page of another site asks, and does not say which"):
-        check_origin(Limits(), "GET", path, Headers({"host": "localhost", **LINK}))
+        check_origin(ServerLimits(), "GET", path, Headers({"host": "localhost", **LINK}))
 
 
 def test_this_machines_own_names() -> None:
     own = ("localhost", "Localhost", "127.0.0.1", "127.0.0.2", "127.255.255.254", "::1")
     others = ("", "127.0.0.1.evil.example", "localhost.evil.example", "128.0.0.1", "0.0.0.0", "::2", "[", "1")
-    assert [name for name in (*own, *others) if is_own(name)] == list(own)
+    assert [name for name in (*own, *others) if is_local_name(name)] == list(own)
 
 
 @pytest.mark.parametrize(
@@ -146,13 +151,13 @@ def test_this_machines_own_names() -> None:
 )
 def test_origins_that_no_browser_sends(origin: str, words: str) -> None:
     with pytest.raises(UserError) as wrong:
-        origins_of([origin], has_key=False)
+        parse_origins([origin], has_key=False)
     assert words in str(wrong.value)
 
 
 def test_origins() -> None:
     given = ["http://a.example", "https://b:8443", "*", "null"]
-    assert origins_of(given, has_key=True) == tuple(given)
+    assert parse_origins(given, has_key=True) == tuple(given)
 
 
 def test_pages_of_all_sites_may_ask_with_the_key(serving: Any, limit: Any) -> None:

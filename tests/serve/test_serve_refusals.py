@@ -12,8 +12,8 @@ import openai
 import pytest
 
 from aerie.serve.app import make_app
-from aerie.serve.models import Models
-from aerie.serve.service import Limits, Offer
+from aerie.serve.models import ModelManager
+from aerie.serve.service import ServedModel, ServerLimits
 from tests.serve.conftest import demo
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
@@ -372,7 +372,7 @@ def test_cross_origin_headers() -> None:
     }
 
     async def preflight(origins: tuple[str, ...]) -> httpx2.Response:
-        app = make_app(Models([Offer("demo", demo)], Limits(origins=origins)))
+        app = make_app(ModelManager([ServedModel("demo", demo)], ServerLimits(origins=origins)))
         transport = httpx2.ASGITransport(app=app)
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.options(CHAT, headers=asked)
@@ -396,7 +396,7 @@ def test_while_the_model_is_loaded(starting: Any) -> None:
         assert go_on.wait(20)
         raise RuntimeError("cannot be read: /home/somebody/model")
 
-    serving = starting(Limits(load_s=0.1), opening)
+    serving = starting(ServerLimits(load_wait_s=0.1), opening)
     with serving.http as http:
         for path, sent in (("/health", {}), (COMPLETIONS, {"json": {"prompt": "x"}}), ("/props", {})):
             response = http.request("POST" if sent else "GET", path, **sent)

@@ -18,7 +18,7 @@ import httpx2
 import pytest
 from openai import OpenAI
 
-from aerie.serve.front import LOST
+from aerie.serve.replica_proxy import REPLICA_LOST
 
 pytestmark = pytest.mark.slow
 pytest.importorskip("ray", reason="replicas need the extra ray, which make test does not install")
@@ -151,7 +151,7 @@ def test_a_replica_that_ends_costs_its_own_answers_alone(replicated: Replicated,
         thread.join()
     (lost,) = [each for each in told if each.error]
     (kept,) = [each for each in told if not each.error]
-    assert lost.error == LOST.body["error"]
+    assert lost.error == REPLICA_LOST.body["error"]
     assert not lost.is_done
     assert kept.is_done
     alone = [Told(), Told()]

@@ -13,8 +13,8 @@ from safetensors import safe_open
 from aerie.engine.pages import PAGE, page_bytes
 from aerie.engine.session import Session
 from aerie.serve.cli import build_parser
-from aerie.serve.service import Limits
-from aerie.serve.slot_files import SlotFiles, Storage
+from aerie.serve.service import ServerLimits
+from aerie.serve.slot_files import SlotFiles, SlotFolder
 from aerie.serve.slots import Slots
 from tests import crafted
 
@@ -45,13 +45,13 @@ def refusal(answer: Any) -> tuple[int, str]:
 @pytest.fixture
 def saving(serving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The server, with a folder for slots, none of which were used."""
-    monkeypatch.setattr(serving.service, "slot_files", SlotFiles(Storage(tmp_path, GIB)))
+    monkeypatch.setattr(serving.service, "slot_files", SlotFiles(SlotFolder(tmp_path, GIB)))
     monkeypatch.setattr(serving.service.worker, "slots", Slots())
     return serving
 
 
 def pool_of(serving: Any) -> Any:
-    return serving.service.ready().scheduler.pool
+    return serving.service.require_loaded().scheduler.pool
 
 
 def test_another_server_finds_what_was_saved(
@@ -63,7 +63,7 @@ def test_another_server_finds_what_was_saved(
     assert (saved["id_slot"], saved["filename"], saved["n_saved"]) == (3, "talk.bin", 3 * PAGE)
     assert saved["n_written"] == (tmp_path / "talk.bin").stat().st_size
     assert saved["timings"]["save_ms"] > 0
-    other = starting(Limits(slots=Storage(tmp_path, GIB)))
+    other = starting(ServerLimits(slot_folder=SlotFolder(tmp_path, GIB)))
     other.wait_until(lambda: other.service.opened, 60)
     with other.http as http:
         restored = act(http, "restore", slot=0, filename="talk.bin").json()
@@ -101,7 +101,7 @@ def test_slots_are_told_and_a_conversation_stays_in_its_own(saving: Any) -> None
         told = http.get("/slots").json()
     assert [slot["id"] for slot in told] == [*range(32)]
     assert [slot["n_prompt_tokens"] for slot in told[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
-    assert told[0]["n_ctx"] == saving.service.ready().session.model.positions
+    assert told[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
     assert (told[0]["n_prompt_tokens_cache"], told[0]["is_processing"]) == (3 * PAGE, False)
     made = first["usage"]["completion_tokens"]
     assert told[1]["next_token"][0]["n_decoded"] <= made
@@ -112,9 +112,9 @@ def test_slots_are_told_and_a_conversation_stays_in_its_own(saving: Any) -> None
 def test_slots_in_use(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with saving.http as http:
         assert http.get("/slots?fail_on_no_slot=1").status_code == 200
-        told = saving.service.worker.slots.told(512)
+        told = saving.service.worker.slots.to_json(512)
         busy = [{**slot, "is_processing": True} for slot in told]
-        monkeypatch.setattr(saving.service.worker.slots, "told", lambda _: busy)
+        monkeypatch.setattr(saving.service.worker.slots, "to_json", lambda _: busy)
         answer = http.get("/slots?fail_on_no_slot=1")
     assert refusal(answer) == (503, "all 32 slots are in use; ask again")
 
@@ -192,8 +192,8 @@ def test_a_save_of_less_keeps_what_was_saved(saving: Any, tmp_path: Path) -> Non
 
 
 def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = page_bytes(saving.service.ready().session.model.stored)
-    monkeypatch.setattr(saving.service, "slot_files", SlotFiles(Storage(tmp_path, 4 * page)))
+    page = page_bytes(saving.service.require_loaded().session.model.stored)
+    monkeypatch.setattr(saving.service, "slot_files", SlotFiles(SlotFolder(tmp_path, 4 * page)))
     with saving.http as http:
         ask(http, id_slot=3)
         assert act(http, "save", filename="a").status_code == 200
@@ -262,7 +262,7 @@ def test_a_file_of_another_model(saving: Any, monkeypatch: pytest.MonkeyPatch) -
     with saving.http as http:
         ask(http, id_slot=3)
         act(http, "save", filename="ours")
-        session = saving.service.ready().session
+        session = saving.service.require_loaded().session
         others = {**session.made_by(session.model), "weights": "others"}
         monkeypatch.setattr(Session, "pages_made_by", lambda *_: others)
         status, message = refusal(act(http, "restore", filename="ours"))

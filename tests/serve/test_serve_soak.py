@@ -19,7 +19,7 @@ import httpx2
 import pytest
 
 from aerie import Model
-from aerie.serve.service import Limits
+from aerie.serve.service import ServerLimits
 
 CHAT, COMPLETIONS = "/v1/chat/completions", "/v1/completions"
 COUNTRIES = ("France", "Egypt", "Spain", "Italy", "Japan")
@@ -218,14 +218,14 @@ async def whole_day(day: Day, aborts: int, slow: int, nonsense: int) -> None:
 
 @pytest.mark.slow
 def test_a_bad_day(starting: Any, serving: Any, alone: Model) -> None:
-    own = starting(Limits(queue=250))
+    own = starting(ServerLimits(queue=250))
     own.wait_until(lambda: own.service.opened, 60)
     with quiet_log():
         asyncio.run(whole_day(Day(own, alone, serving.endless), 1000, 200, 5000))
     own.wait_until(lambda: own.running() == 0)
     manager = own.service.worker.opened.scheduler.pool.manager
     own.wait_until(lambda: manager.free == manager.pages)
-    assert not own.service._askings
+    assert not own.service._outputs
 
 
 def test_a_bad_minute(serving: Any, limit: Any, alone: Model) -> None:

@@ -16,7 +16,7 @@ from spm import llama_2
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer
-from aerie.serve.service import Limits
+from aerie.serve.service import ServerLimits
 from tests.serve.conftest import Serving, opened, start
 
 TEMPLATE = (
@@ -45,7 +45,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def spoken(folder: Path) -> Iterator[Serving]:
-    serving, stop = start(Limits(queue=4), lambda: opened(str(folder)))
+    serving, stop = start(ServerLimits(queue=4), lambda: opened(str(folder)))
     try:
         serving.wait_until(lambda: serving.server.started and serving.service.opened, 60)
         yield serving
@@ -139,7 +139,7 @@ def test_pieces_of_a_text(spoken: Serving) -> None:
 
 def test_parts_of_characters_and_special_tokens(serving: Serving) -> None:
     """Of the demo, whose tokens are bytes: as many of the likeliest as were asked for."""
-    end = next(iter(serving.service.ready().session.model.config.eos_token_ids))
+    end = next(iter(serving.service.require_loaded().session.model.config.eos_token_ids))
     asked = {"regex": "😀é日本!", "temperature": 0, "max_tokens": 40, "logit_bias": {str(end): 0}}
     made = post(serving, "/v1/chat/completions", messages=USER, logprobs=True, top_logprobs=5, **asked)
     content = made["choices"][0]["logprobs"]["content"]

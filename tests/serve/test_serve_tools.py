@@ -12,7 +12,7 @@ import pytest
 from pydantic import BaseModel
 
 from aerie import Model
-from aerie.serve.items import input_of
+from aerie.serve.response_items import custom_tool_input
 
 FRANCE, PARIS = "What is the capital of France?", "The capital of France is Paris."
 USER = [{"role": "user", "content": FRANCE}]
@@ -202,7 +202,7 @@ def test_any_text_of_a_custom_tool_that_is_cut(serving: Any) -> None:
 def test_the_input_in_arguments_that_are_coming() -> None:
     text = 'a"\\\n ü 😀 \t/'
     for whole in (json.dumps({"input": text}), json.dumps({"input": text}, ensure_ascii=False)):
-        told = [input_of(whole[:length]) for length in range(len(whole) + 1)]
+        told = [custom_tool_input(whole[:length]) for length in range(len(whole) + 1)]
         assert (told[0], told[-1]) == ("", text)
         assert all(text.startswith(each) for each in told)
         assert told == sorted(told, key=len)

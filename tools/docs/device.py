@@ -47,7 +47,7 @@ def devices() -> str:
 def _of_programs() -> list[str]:
     """The kernels that the six programs of the guide are made of."""
     plans = plan_programs(DEMO, DEMO_SEQ_LEN).values()
-    return sorted({launch.kernel for plan in plans for launch in plan.launches})
+    return sorted({step.kernel for plan in plans for step in plan.launches})
 
 
 def _uses(operations: Forms, forms: Forms) -> dict[Any, set[str]]:

@@ -116,7 +116,7 @@ MEANS = {
 
 def addresses() -> Iterator[tuple[str, str, Any]]:
     """(methods, path, endpoint) of each address."""
-    for route in serving._addressed().routes:
+    for route in serving._app_with_routes().routes:
         path, endpoint = getattr(route, "path", ""), getattr(route, "endpoint", None)
         methods = sorted(set(getattr(route, "methods", None) or ()) - {"HEAD"})
         if path and endpoint and methods:

@@ -23,7 +23,7 @@ def models_page() -> str:
         (code(family.model_type), code(family.name), _has(family), family.examples)
         for family in sorted(FAMILIES.values(), key=lambda each: each.model_type)
     ]
-    limits = [(code(rule.name), rule.step, rule.max, rule.why_most) for rule in rules()]
+    limits = [(code(rule.name), rule.step, rule.max, rule.why_max) for rule in rules()]
     facts = [
         (
             ", ".join(map(code, fact.names)),
@@ -93,11 +93,11 @@ def programs_page() -> str:
 
 def _programs(plans: dict[str, Any]) -> Iterator[str]:
     for name, plan in plans.items():
-        launches = ", ".join(launch.label for launch in plan.launches)
+        launches = ", ".join(step.label for step in plan.steps)
         rows = [(code(each.name), "x".join(map(str, each.shape)), each.role.value) for each in plan.arguments]
         yield section(
             code(name),
-            f"{len(plan.launches)} launches: {launches}.",
+            f"{len(plan.steps)} launches: {launches}.",
             table(("argument", "shape", "role"), rows),
             level=3,
         )

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from rich.console import Console
 
-from aerie.cli.arguments import Parser, begin_process, run_command
+from aerie.cli.arguments import CommandParser, run_command, setup_process
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.checkpoint import open_checkpoint
@@ -79,7 +79,7 @@ def opened(folder: Path, report: Reporter) -> Session:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = Parser(prog="python -m aerie.verify.recall", description=__doc__)
+    parser = CommandParser(prog="python -m aerie.verify.recall", description=__doc__)
     parser.add_argument("--model", type=Path, default=CHECKPOINT, help="folder of the model (%(default)s)")
     parser.add_argument("--questions", type=int, default=200, help="of each kind (%(default)s)")
     parser.set_defaults(command=run_probe)
@@ -105,5 +105,5 @@ def run_probe(arguments: argparse.Namespace) -> int:
 
 
 if __name__ == "__main__":
-    begin_process()
+    setup_process()
     sys.exit(main())

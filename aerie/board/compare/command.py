@@ -13,7 +13,7 @@ from pathlib import Path
 from aerie.board.compare.items import ComparisonItem, choose
 from aerie.board.compare.processes import compare_all, compile_ahead, subprocess_comparer
 from aerie.board.compare.records import ItemOutcome, line_of, print_outcomes, save
-from aerie.cli.arguments import KEPT_IN
+from aerie.cli.arguments import CACHE_FOLDER_HELP
 from aerie.common import folders
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
@@ -41,7 +41,9 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--first", action="store_true", help="of each kernel, its first case alone")
     parser.add_argument("--cache-dir", type=Path, help="of compiled programs")
     parser.add_argument(
-        "--out", type=Path, help=f"the folder of compare.json and of the logs (default: board in {KEPT_IN})"
+        "--out",
+        type=Path,
+        help=f"the folder of compare.json and of the logs (default: board in {CACHE_FOLDER_HELP})",
     )
 
 

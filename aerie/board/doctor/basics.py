@@ -13,7 +13,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
-from aerie.cli.cache_command import parts, told
+from aerie.cli.cache_command import cache_sections, format_exact_bytes
 from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
@@ -150,8 +150,8 @@ def disk(machine: ExaminedMachine, free_bytes: Callable[[Path], int] = _free) ->
 
 def cache(machine: ExaminedMachine) -> CheckResult:
     """The cache folder: its path, its content, and whether it can be written."""
-    folder, entries = machine.cache_dir, parts(machine.cache_dir)
-    actual = f"{folder}, {told(sum(part.nbytes for part in entries))} of ours"
+    folder, entries = machine.cache_dir, cache_sections(machine.cache_dir)
+    actual = f"{folder}, {format_exact_bytes(sum(part.nbytes for part in entries))} of ours"
     required = "a folder that can be written, for compiled programs"
     try:
         folders.check_private(folder)

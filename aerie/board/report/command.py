@@ -19,7 +19,7 @@ from aerie.board.compare.command import board_folder
 from aerie.board.compare.records import ItemStatus
 from aerie.board.report.parts import ReportPart, ReportSource, all_parts
 from aerie.board.report.redaction import Redactor
-from aerie.cli.arguments import KEPT_IN
+from aerie.cli.arguments import CACHE_FOLDER_HELP
 from aerie.common import folders, store
 from aerie.common.errors import UserError
 from aerie.engine.progress import Reporter
@@ -122,7 +122,9 @@ WRITTEN = 0
 
 def add_report(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--out", type=Path, help=f"the file to write (default: board/aerie-report-DATE.zip in {KEPT_IN})"
+        "--out",
+        type=Path,
+        help=f"the file to write (default: board/aerie-report-DATE.zip in {CACHE_FOLDER_HELP})",
     )
     parser.add_argument(
         "--with-prompts",

@@ -21,7 +21,7 @@ from pathlib import Path
 from aerie.board.toolchain.records import SubjectOutcome, comparison_line, line_of, print_outcomes, record
 from aerie.board.toolchain.results import compare, core_findings, product_note
 from aerie.board.toolchain.subjects import ToolchainSubject, build_subjects, select_subjects
-from aerie.cli.arguments import add_model, whole_number
+from aerie.cli.arguments import add_model, int_at_least
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.compiling import choose_seq_len
@@ -56,7 +56,7 @@ def add_toolchain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep every stage's texts and logs there")
     parser.add_argument(
         "--run-up-to",
-        type=whole_number(0),
+        type=int_at_least(0),
         default=MAX_MIB,
         metavar="MIB",
         help="run placed texts against their sources where the arguments take at most this many MiB; "

@@ -98,8 +98,8 @@ def check_made_packets(scope: ArrayConfiguration) -> Iterator[Finding]:
         direction = "from L3 to" if space == 0 else "to L3 from"
         message = (
             f"more streams {direction} cores than the {scope.device.shim.mm2s_channels} channels of a shim "
-            "tile; air-dma-to-channel makes packets of all, which take turns on one channel, so stage through "
-            "L2 where speed matters"
+            "tile; air-dma-to-channel makes packets of all, which take turns on one channel, so stage "
+            "through L2 where speed matters"
         )
         yield Fault("packets", scope.place, message, DMA_TO_CHANNEL, scope.root, certain=False)
 

@@ -29,7 +29,7 @@ from math import prod
 from xdsl.dialects.builtin import DictionaryAttr, MemRefType, ModuleOp
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, constant_int
+from aerie.air_dialect.index_analysis import LinearForm, constant_int, linear_form
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp, LaunchOp, SegmentOp
 from aerie.air_dialect.values import is_defined_in, resolve_alias
 from aerie.virtual_npu.codegen import types
@@ -180,10 +180,10 @@ def _starts(launch: LaunchOp, product: ProductOp, leave: DmaMemcpyNdOp) -> list[
     return known if len(known) == len(forms) else None
 
 
-def _lifted(linear_form: LinearForm, launch: LaunchOp) -> LinearForm | None:
+def _lifted(form: LinearForm, launch: LaunchOp) -> LinearForm | None:
     """A form over values in the segment, over the coordinates of the launch; None where it has others."""
-    total = LinearForm(linear_form.constant)
-    for value, factor in linear_form.terms.items():
+    total = LinearForm(form.constant)
+    for value, factor in form.terms.items():
         outer = value if value in launch.ids else resolve_alias(value)
         if outer is None:
             return None

@@ -9,7 +9,7 @@ from functools import cached_property
 from xdsl.dialects import func, scf
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import LinearForm, analyze_loop, interval
+from aerie.air_dialect.index_analysis import LinearForm, analyze_loop, interval, linear_form
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
 
 
@@ -69,10 +69,10 @@ class LoopNest:
                 value = next((operand for argument, operand in pairs if argument is value), value)
         return value
 
-    def resolve(self, linear_form: LinearForm) -> LinearForm | None:
+    def resolve(self, form: LinearForm) -> LinearForm | None:
         """A linear form with each argument of a herd replaced by the form of the value outside."""
-        total = LinearForm(linear_form.constant)
-        for value, factor in linear_form.terms.items():
+        total = LinearForm(form.constant)
+        for value, factor in form.terms.items():
             outer = self.outer_value(value)
             known = LinearForm(0, {value: 1}) if outer is value else linear_form(outer)
             if known is None:

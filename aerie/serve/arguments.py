@@ -1,25 +1,26 @@
-"""The flags of `aerie serve`."""
+"""The command line arguments of `aerie serve`."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from aerie.cli.arguments import add_template, real_number, whole_number
+from aerie.cli.arguments import add_template, finite_float, int_at_least
 from aerie.common.knobs import Knob
-from aerie.serve.naming import byte_count, seconds
-from aerie.serve.service import Limits
+from aerie.serve.model_names import byte_count, seconds
+from aerie.serve.service import ServerLimits
 
 KEY = Knob("AERIE_API_KEY", "", "what clients of aerie serve have to send; empty: nothing, or --api-key")
-"""A list of processes shows a flag's value, and not this one's."""
-STANDARD = Limits()
+"""Unlike the value of a flag, a variable does not show in lists of processes."""
+STANDARD = ServerLimits()
 
 
 def add_serve(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `aerie serve` to a parser."""
     _add_models(parser)
     parser.add_argument("--host", default="127.0.0.1", help="the address to listen on (default: %(default)s)")
     parser.add_argument(
-        "--port", type=whole_number(0), default=8000, help="0: any that is free (default: %(default)s)"
+        "--port", type=int_at_least(0), default=8000, help="0: any that is free (default: %(default)s)"
     )
     parser.add_argument(
         "--api-key", help=f"what clients have to send (default: {KEY.name}, else none is wanted)"
@@ -73,7 +74,7 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--load-wait",
         type=seconds,
-        default=STANDARD.load_s,
+        default=STANDARD.load_wait_s,
         metavar="SECONDS",
         help="that a request waits for its model to be loaded (default: %(default)s)",
     )
@@ -82,50 +83,52 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
 def _add_limits(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--queue",
-        type=whole_number(0),
+        type=int_at_least(0),
         default=STANDARD.queue,
         help="answers that may wait beside 32 under way; more are told to come again (default: %(default)s)",
     )
-    for name, default, what in (
+    for name, default, description in (
         ("--time-limit", STANDARD.time_limit_s, "seconds that a request has"),
         ("--drain", STANDARD.drain_s, "seconds that answers have when the server is told to stop"),
     ):
-        parser.add_argument(name, type=real_number, default=default, help=f"{what} (default: %(default)s)")
+        parser.add_argument(
+            name, type=finite_float, default=default, help=f"{description} (default: %(default)s)"
+        )
     parser.add_argument(
         "--max-body",
-        type=whole_number(1),
+        type=int_at_least(1),
         default=STANDARD.body_bytes,
         help="bytes of a request's body, at most (default: %(default)s)",
     )
     parser.add_argument(
         "--connections",
-        type=whole_number(1),
+        type=int_at_least(1),
         default=STANDARD.connections,
         help="connections at once; fewer where the process may have fewer descriptors (default: %(default)s)",
     )
-    for name, default, what in (
+    for name, default, description in (
         ("--head-time", STANDARD.head_s, "the head of a request has"),
         ("--body-time", STANDARD.body_s, "its body has"),
         ("--send-time", STANDARD.send_s, "a reader has to take some of what was sent"),
     ):
         parser.add_argument(
             name,
-            type=whole_number(1),
+            type=int_at_least(1),
             default=round(default),
             metavar="SECONDS",
-            help=f"that {what} (default: %(default)s)",
+            help=f"that {description} (default: %(default)s)",
         )
     parser.add_argument(
         "--keep-responses",
-        type=whole_number(0),
+        type=int_at_least(0),
         metavar="COUNT",
         help="responses and conversations that clients may go on from; the oldest go first, 0 keeps none "
-        f"(default: {STANDARD.kept})",
+        f"(default: {STANDARD.max_stored})",
     )
     parser.add_argument(
         "--keep-bytes",
         type=byte_count,
-        default=STANDARD.kept_bytes,
+        default=STANDARD.max_stored_bytes,
         metavar="BYTES",
         help="of all of them, at most (default: %(default)s)",
     )
@@ -134,7 +137,7 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--slot-save-bytes",
-        type=whole_number(1),
+        type=int_at_least(1),
         default=16 * 2**30,
         help="bytes of all files there, at most (default: %(default)s)",
     )
@@ -146,7 +149,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--variants", help="as for `aerie run` (default: a set for the model's size)")
     parser.add_argument(
         "--kv-pool",
-        type=whole_number(1),
+        type=int_at_least(1),
         help="positions of which keys and values are kept (default: what a quarter of the memory holds)",
     )
     parser.add_argument(
@@ -168,7 +171,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
-    more_than_none = whole_number(1)
+    more_than_none = int_at_least(1)
     parser.add_argument(
         "--replicas",
         type=more_than_none,

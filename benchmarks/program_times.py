@@ -1,4 +1,4 @@
-"""Programs by themselves: what one call takes, of a session's or of one that is made for it."""
+"""Time single programs: calls of a session, or of a program built here."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aerie.virtual_npu import Library
 
 ELEMENTS = 128
 CALLS_BEFORE, CALLS = 20, 200
-"""Of `load_and_run`: before the clock counts, and those that it counts."""
+"""Calls of load_and_run as warm-up, and those that are timed."""
 
 
 def overhead_of_load_and_run(cache_dir: Path, backend: Backend) -> float:
-    """Seconds, the median of many calls, without the time in the program's own code."""
+    """Median seconds of load_and_run, without the time in the program's own code."""
     module = eltwise_add.build(None, ELEMENTS)
     program = Program.from_module(module.module, module.arguments, module.name)
     arrays = [np.zeros(argument.shape, argument.dtype.numpy) for argument in program.arguments]
@@ -38,11 +38,11 @@ def overhead_of_load_and_run(cache_dir: Path, backend: Backend) -> float:
 
 
 FLASH_CALLS = 4
-"""Of flash_attn, beside a first one that is not counted."""
+"""Timed calls of flash_attn, after one warm-up."""
 
 
 def time_flash_attention(cache_dir: Path, backend: Backend, shape: ModelShape, length: int) -> Profiler:
-    """What calls of flash_attn take for prompts of so many tokens, on queries, keys and values near 1."""
+    """Time flash_attn for prompts of `length` tokens, on standard normal queries, keys and values."""
     program = program_store.load_programs(shape, length)["flash_attn"]
     random = np.random.default_rng(0)
     arrays = [
@@ -59,8 +59,8 @@ def time_flash_attention(cache_dir: Path, backend: Backend, shape: ModelShape, l
     return profiler
 
 
-def work_of(profiler: Profiler) -> dict[str, dict[str, float]]:
-    """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""
+def program_work(profiler: Profiler) -> dict[str, dict[str, float]]:
+    """For each program: calls so far, seconds of a call, and operations and bytes of a call."""
     return {
         name: {
             "calls": times.calls,

@@ -1,8 +1,8 @@
 """One comparison, limited to an instruction set: compile, load both sides, then rounds in turn.
 
-First short prompts, which tell how long the long ones will take, with decoding at the end of some; then what
-is asked of our side alone. Each measure goes through all its rounds before the next, so that what takes the
-other side minutes can be measured once.
+Short prompts come first; they tell how long the long ones will take. Decode follows at the end of some
+prompts, then the measures of Aerie alone. Each measure runs all its rounds before the next one, so that a
+measure that takes transformers minutes can run once.
 """
 
 from __future__ import annotations
@@ -17,25 +17,25 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from aerie.cli.cache_command import bench_parts, clear
+from aerie.cli.cache_command import bench_sections, clear
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common import knobs
 from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.progress import Reporter, Step, no_step
 from aerie.runtime.knobs import NPU_LOCK
-from benchmarks.figures import CROWD, OURS, THEIRS, Samples, record, with_rates
-from benchmarks.http import both_ways, costs, crowd
-from benchmarks.instruction_sets import Choice
+from benchmarks.figures import CONCURRENT_CLIENTS, OURS, THEIRS, Samples, add_rates, record
+from benchmarks.http import measure_concurrent, measure_overhead, open_both
+from benchmarks.instruction_sets import SelectedSet
 from benchmarks.machine import load_average
 from benchmarks.peaks import MemoryReader
 from benchmarks.plan import (
-    BRIEF,
-    CROWD_TOKENS,
-    FIRST_SAID,
+    BRIEF_TOKENS,
+    CONCURRENT_TOKENS,
     HTTP_TIMES,
     HTTP_TOKENS,
-    POOLED_NEW,
-    SAID,
+    POOLED_NEW_TOKENS,
+    TEXT_TOKENS,
+    TEXT_WARM_UP_TOKENS,
     Plan,
     attention_flops,
     cache_bytes_per_position,
@@ -43,80 +43,80 @@ from benchmarks.plan import (
     weight_bytes_per_token,
 )
 from benchmarks.sides import WARM_UP
-from benchmarks.worker import Worker, working
+from benchmarks.worker import SideProcess, running_worker
 
 SLOW_S = 60.0
-"""A prompt that takes the other side longer than this is measured once."""
+"""A prompt that takes transformers longer than this is measured once."""
 
-READINGS = 2
-"""Of memory beside a token: one of either kind."""
+MEMORY_READS = 2
+"""Memory reads beside a token: one of either kind."""
 
-FOLDERS = {knobs.HOME.name, knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
-"""Knobs that name a place, which is nobody's business."""
+FOLDER_VARIABLES = {knobs.HOME.name, knobs.CACHE.name, knobs.KEEP.name, NPU_LOCK.name}
+"""Variables that name folders, which are left out of the record."""
 
 
-def knobs_set() -> dict[str, str]:
-    """Our environment variables that are set, but for folders: a figure is nothing without them."""
+def environment_overrides() -> dict[str, str]:
+    """The variables of Aerie that are set, without those that name folders."""
     ours = sorted(name for name in os.environ if name.startswith(("VNPU_", "AERIE_")))
-    return {name: os.environ[name] for name in ours if name not in FOLDERS and os.environ[name]}
+    return {name: os.environ[name] for name in ours if name not in FOLDER_VARIABLES and os.environ[name]}
 
 
-def run(plan: Plan, choice: Choice, work: Path, report: Reporter) -> dict[str, Any]:
-    """Measure, and give what build/bench.json holds of an instruction set.
+def run(plan: Plan, selected: SelectedSet, work: Path, report: Reporter) -> dict[str, Any]:
+    """Run the comparison, and return the entry of build/bench.json for an instruction set.
 
-    `work` is a folder for programs and logs, made anew. Raises UserError where a side is not limited.
+    work: a folder for programs and logs, cleared first. Raises UserError if a side is not limited to the set.
     """
     check_memory(plan.config, plan.checkpoint_bytes)
-    for part in bench_parts(work):
-        clear(part)
+    for section in bench_sections(work):
+        clear(section)
     work.mkdir(parents=True, exist_ok=True)
     load_before = load_average()
-    comparison = Comparison(plan, choice, work, report)
-    with _bar(report, f"measuring {choice.title}", comparison.steps) as comparison.show:
-        programs, peaks = comparison.measure()
-    least = choice.limits.least if choice.limits else {}
+    comparison_run = ComparisonRun(plan, selected, work, report)
+    with _bar(report, f"measuring {selected.title}", comparison_run.steps) as comparison_run.on_progress:
+        programs, peaks = comparison_run.measure()
+    targets = selected.limits.targets if selected.limits else {}
     return record(
-        comparison.samples,
+        comparison_run.samples,
         programs,
         peaks,
-        least if plan.is_judged else None,
-        isa=choice.name,
-        title=choice.title,
-        limited_by=choice.environment,
-        theirs_uses=comparison.instructions,
+        targets if plan.has_targets else None,
+        isa=selected.name,
+        title=selected.title,
+        limited_by=selected.environment,
+        theirs_uses=comparison_run.instructions,
         measured=f"{datetime.datetime.now(datetime.UTC):%Y-%m-%d %H:%M} UTC",
         load_average={"before": load_before, "after": load_average()},
         settings={"rounds": plan.rounds, "tokens": plan.tokens},
-        knobs=knobs_set(),
+        knobs=environment_overrides(),
         checkpoint_bytes=plan.checkpoint_bytes,
     )
 
 
 @contextlib.contextmanager
 def _bar(report: Reporter, title: str, total: int) -> Iterator[Step]:
-    """A progress bar; where there is none, a line per step."""
+    """A progress bar; without a terminal, a line per step."""
     with report.bar(title, total) as step:
 
-        def tell(what: str, done: int) -> None:
-            step(what, done)
+        def on_step(description: str, done: int) -> None:
+            step(description, done)
             if not report.has_bars:
-                report.note(f"[{done + 1}/{total}] {what}")
+                report.note(f"[{done + 1}/{total}] {description}")
 
-        yield tell
+        yield on_step
 
 
-Sides = Mapping[str, Worker]
+Sides = Mapping[str, SideProcess]
 
 
 @dataclass
-class Comparison:
-    """One run of it: what it measures, and what it has found so far."""
+class ComparisonRun:
+    """One comparison in progress: what it measures, and its samples so far."""
 
     plan: Plan
-    choice: Choice
+    selected: SelectedSet
     work: Path
     report: Reporter
-    show: Step = no_step
+    on_progress: Step = no_step
     samples: Samples = field(init=False)
     instructions: Mapping[str, str] = field(default_factory=dict)
     _done: int = 0
@@ -126,29 +126,29 @@ class Comparison:
         weights, cache = weight_bytes_per_token(config), cache_bytes_per_position(config)
         attention, prompts = attention_flops(config, plan.longest), plan.prompts
         about = (plan.checkpoint_bytes, weights, cache, attention, prompts)
-        self.samples = Samples(*about, sorted({BRIEF, plan.longest}), plan.contexts, plan.texts)
+        self.samples = Samples(*about, sorted({BRIEF_TOKENS, plan.longest}), plan.contexts, plan.texts)
 
     @property
     def steps(self) -> int:
-        """Peaks, compiling, reading, two starts, few rows, programs by themselves, two servers; a warm-up for
-        each prompt; then the measures, round by round."""
+        """Number of steps of the progress bar: peaks, compiling, reading, two starts, few rows, single
+        programs, two servers; a warm-up for each prompt; then the measures, round by round."""
         prompts, contexts = len(self.plan.prompts), len(self.plan.contexts)
         measures = prompts + 6 + 2 * contexts + len(self.plan.texts)
         return 9 + prompts + self.plan.rounds * measures
 
     def measure(self) -> tuple[dict[str, Any], dict[str, Any]]:
-        """Everything, in order; gives the programs' own rates, and what the machine can do at most."""
+        """Measure everything in order. Returns the programs' rates and the peaks of the machine."""
         self._step("what the machine can do at most")
-        with self._working("machine", {}) as worker:
+        with self._running_side("machine", {}) as worker:
             peaks = worker("peaks")
         self._compile()
         self._step("reading the checkpoint into the page cache")
         read_files(self.plan.files)
         with self._ours() as ours:
             self._start(OURS, ours)
-            with self._working(THEIRS, {"folder": self._folder}) as theirs:
+            with self._running_side(THEIRS, {"folder": self._folder}) as theirs:
                 self._start(THEIRS, theirs)
-                programs = with_rates(self._compare({OURS: ours, THEIRS: theirs}))
+                programs = add_rates(self._compare({OURS: ours, THEIRS: theirs}))
         self._over_http()
         return programs, peaks
 
@@ -158,41 +158,40 @@ class Comparison:
             self.samples.add(OURS, "compile", worker("compile")["seconds"])
 
     def _compare(self, sides: Sides) -> dict[str, Any]:
-        """All that is measured once both sides are there; gives what ours says of its programs."""
+        """The measures that need both sides. Returns the program times of Aerie."""
         plan, ours = self.plan, sides[OURS]
         programs: dict[str, Any] = {}
         for tokens in plan.prompts:
             self._prompts(sides, tokens)
             programs = ours("programs")
             if tokens == plan.longest:
-                self._shared(ours)
+                self._shared_prompt(ours)
             ours("reset")
             if tokens in plan.contexts:
                 self._decoding(sides, tokens)
         programs = {**programs, **ours("programs")}
         for name, worker in sides.items():
             self.samples.add(name, "peak_bytes", worker("memory")["peak_bytes"])
-        self._of_ours_alone(ours)
-        self._many(sides)
-        self._guesses(ours)
+        self._aerie_alone(ours)
+        self._together(sides)
+        self._drafts(ours)
         return {**programs, **ours("flash_attention", length=plan.longest)}
 
-    def _start(self, name: str, worker: Worker) -> None:
-        """Load and make the first token, timed from when the process was started."""
+    def _start(self, name: str, worker: SideProcess) -> None:
+        """Load and generate the first token, timed from the start of the process."""
         self._step(f"starting {name}")
         samples, started = self.samples, worker.started
         samples.add(name, "load", worker("load")["seconds"])
         if name == THEIRS:
             self.instructions = worker("instructions")
-            self.choice.check(self.instructions)
+            self.selected.check(self.instructions)
         samples.add(name, "ready", time.perf_counter() - started)
-        worker("first_token", length=BRIEF)
+        worker("first_token", length=BRIEF_TOKENS)
         samples.add(name, "cold", time.perf_counter() - started)
 
     def _prompts(self, sides: Sides, tokens: int) -> None:
-        """Rounds of the first token of a prompt, after one that nobody counts; one in all of the other side
-        where it takes long."""
-        once = tokens > BRIEF and self._takes(THEIRS, tokens) > SLOW_S
+        """Rounds of the first token of a prompt, after one warm-up; transformers runs once if it is slow."""
+        once = tokens > BRIEF_TOKENS and self._takes(THEIRS, tokens) > SLOW_S
         self._step(f"{tokens} tokens: one that is not counted")
         for worker in [sides[OURS]] if once else sides.values():
             worker("first_token", length=tokens)
@@ -202,17 +201,17 @@ class Comparison:
             for name, worker in both.items():
                 if name == OURS or not (once and number):
                     self.samples.add(name, f"first_{tokens}", worker("first_token", length=tokens)["seconds"])
-        if tokens == BRIEF:
-            self._tell_how_long()
+        if tokens == BRIEF_TOKENS:
+            self._note_duration()
 
     def _takes(self, side: str, tokens: int) -> float:
-        """Seconds that a prompt will take, by what the short one took."""
-        return self.samples.median(side, f"first_{BRIEF}") * tokens / BRIEF
+        """Estimated seconds of a prompt, from the time of the short one."""
+        return self.samples.median(side, f"first_{BRIEF_TOKENS}") * tokens / BRIEF_TOKENS
 
-    def _tell_how_long(self) -> None:
-        """A note on how long the prompts to come will take, where that is long."""
+    def _note_duration(self) -> None:
+        """Print how long the remaining prompts will take, if that is long."""
         longest, rounds = self.plan.longest, self.plan.rounds
-        longer = [tokens for tokens in self.plan.prompts if tokens > BRIEF]
+        longer = [tokens for tokens in self.plan.prompts if tokens > BRIEF_TOKENS]
         once = [tokens for tokens in longer if self._takes(THEIRS, tokens) > SLOW_S]
         seconds = sum(self._takes(OURS, tokens) * (rounds + 1) for tokens in longer)
         seconds += sum(
@@ -222,13 +221,13 @@ class Comparison:
             return
         measured = ", transformers measured once where that is over a minute" if once else ""
         self.report.note(
-            f"as {BRIEF} tokens tell, {longest} take {self._takes(OURS, longest):.0f} s, and "
+            f"as {BRIEF_TOKENS} tokens tell, {longest} take {self._takes(OURS, longest):.0f} s, and "
             f"{self._takes(THEIRS, longest):.0f} s in transformers; all longer prompts about "
             f"{seconds / 60:.1f} minutes{measured}" + ("; fewer --rounds take less" if rounds > 1 else "")
         )
 
-    def _shared(self, ours: Worker) -> None:
-        """The longest prompt, where the conversation has had most of it."""
+    def _shared_prompt(self, ours: SideProcess) -> None:
+        """The longest prompt, when the conversation before it has most of its tokens."""
         longest, shared = self.plan.longest, self.plan.shared
         ours("first_token", length=longest, shared=shared)
         for number in range(self.plan.rounds):
@@ -242,8 +241,9 @@ class Comparison:
             self._step(f"{self._round(number)}: decode at context {context}")
             self._decode(both, context)
 
-    def _of_ours_alone(self, ours: Worker) -> None:
-        """Decoding in the family rows beside guide, passes of few rows, calls of programs by themselves."""
+    def _aerie_alone(self, ours: SideProcess) -> None:
+        """Measures of Aerie alone: decode in `rows` beside `guide`, passes of few rows, calls of single
+        programs."""
         plan = self.plan
         for context in reversed(plan.contexts):
             ours("first_token", length=context)
@@ -254,67 +254,72 @@ class Comparison:
                     self.samples.add(OURS, f"{family}_{context}", answer["seconds"])
         self._step(f"passes of few rows at context {plan.few_rows_context}")
         for _ in range(plan.rounds):
-            for rows, seconds in ours("few_rows", context=plan.few_rows_context, times=plan.tokens).items():
+            for rows, seconds in ours(
+                "time_few_rows", context=plan.few_rows_context, times=plan.tokens
+            ).items():
                 self.samples.add(OURS, f"few_rows_{rows}", seconds)
         self._step("programs by themselves")
         self.samples.add(OURS, "load_and_run", ours("load_and_run")["seconds"])
 
-    def _many(self, sides: Sides) -> None:
-        """Requests together, on both sides; of ours, a prompt that is mostly in the pool, and what pages
-        take."""
+    def _together(self, sides: Sides) -> None:
+        """Requests together on both sides; of Aerie alone, a prompt that is mostly in the pool, and the cost
+        of pages."""
         plan, ours = self.plan, sides[OURS]
         for number, both in self._rounds(sides):
             self._step(f"{self._round(number)}: requests together at context {plan.few_rows_context}")
             for name, worker in both.items():
-                found = worker("together", context=plan.few_rows_context, tokens=plan.tokens)
-                for requests, seconds in found.items():
+                seconds_by_requests = worker("time_batch", context=plan.few_rows_context, tokens=plan.tokens)
+                for requests, seconds in seconds_by_requests.items():
                     self.samples.add(name, f"together_{requests}", seconds)
-        ours("first_token_of_pool", length=plan.pooled, shared=plan.pooled - POOLED_NEW)
+        ours("first_token_of_pool", length=plan.pooled, shared=plan.pooled - POOLED_NEW_TOKENS)
         for number in range(plan.rounds):
             self._step(
-                f"{self._round(number)}: first token of {plan.pooled}, all but {POOLED_NEW} in the pool"
+                f"{self._round(number)}: first token of {plan.pooled}, all but {POOLED_NEW_TOKENS} in "
+                "the pool"
             )
-            found = ours("first_token_of_pool", length=plan.pooled, shared=plan.pooled - POOLED_NEW)
+            seconds_by_requests = ours(
+                "first_token_of_pool", length=plan.pooled, shared=plan.pooled - POOLED_NEW_TOKENS
+            )
             for name in ("new", "shared"):
-                self.samples.add(OURS, f"pool_{name}", found[name])
+                self.samples.add(OURS, f"pool_{name}", seconds_by_requests[name])
         for number in range(plan.rounds):
             self._step(f"{self._round(number)}: decode at context {plan.longest}, from pages")
-            for name, seconds in ours("paging", context=plan.longest, tokens=plan.tokens).items():
+            for name, seconds in ours("time_pages", context=plan.longest, tokens=plan.tokens).items():
                 self.samples.add(OURS, f"decode_{name}", seconds)
 
-    def _guesses(self, ours: Worker) -> None:
-        """Answers of ours that are texts, with guesses by lookup and without."""
+    def _drafts(self, ours: SideProcess) -> None:
+        """Outputs of Aerie that replay texts, with and without prompt lookup."""
         for text in self.plan.texts[:1]:
-            ours("guesses", text=text, tokens=FIRST_SAID)  # loads the programs
+            ours("time_drafts", text=text, tokens=TEXT_WARM_UP_TOKENS)  # loads the programs
         for text, number in itertools.product(self.plan.texts, range(self.plan.rounds)):
             self._step(f"{self._round(number)}: {text.replace('_', ' ')}, with guesses and without")
-            for name, value in ours("guesses", text=text, tokens=SAID).items():
+            for name, value in ours("time_drafts", text=text, tokens=TEXT_TOKENS).items():
                 self.samples.add(OURS, f"{text}_{name}", value)
 
     def _over_http(self) -> None:
-        """What a server costs beside the engine alone: to the first token and by token with the demo, whose
-        passes are short enough for it to be seen; in a crowd with the model itself."""
+        """The cost of the server over the engine: first token and time per token with the demo, whose passes
+        are short enough for it to show, and throughput with the model itself."""
         plan = self.plan
         self._step("starting a server of the demo, and its engine")
-        with both_ways(DEMO_FOLDER, self.work, self._programs, self._env, "demo_") as ways:
-            costs(ways, 0, HTTP_TOKENS)
+        with open_both(DEMO_FOLDER, self.work, self._programs, self._env, "demo_") as endpoints:
+            measure_overhead(endpoints, 0, HTTP_TOKENS)
             for number in range(plan.rounds):
                 self._step(f"{self._round(number)}: answers over HTTP, one by one")
                 for time_of_round in range(1, 1 + HTTP_TIMES):
-                    found = costs(ways, number * HTTP_TIMES + time_of_round, HTTP_TOKENS)
-                    self.samples.add(OURS, "http_first", found.first_s)
-                    self.samples.add(OURS, "http_token", found.token_s)
+                    overhead = measure_overhead(endpoints, number * HTTP_TIMES + time_of_round, HTTP_TOKENS)
+                    self.samples.add(OURS, "http_first", overhead.first_s)
+                    self.samples.add(OURS, "http_token", overhead.token_s)
         self._step("starting a server of the model, and its engine")
-        with both_ways(plan.folder, self.work, self._programs, self._env) as ways:
-            crowd(ways, 0, WARM_UP)
+        with open_both(plan.folder, self.work, self._programs, self._env) as endpoints:
+            measure_concurrent(endpoints, 0, WARM_UP)
             for number in range(plan.rounds):
-                self._step(f"{self._round(number)}: answers over HTTP, {CROWD} at once")
-                together = crowd(ways, number + 1, CROWD_TOKENS)
-                self.samples.add(OURS, "http_together", together.http_s / CROWD_TOKENS)
-                self.samples.add(OURS, "engine_together", together.engine_s / CROWD_TOKENS)
+                self._step(f"{self._round(number)}: answers over HTTP, {CONCURRENT_CLIENTS} at once")
+                times = measure_concurrent(endpoints, number + 1, CONCURRENT_TOKENS)
+                self.samples.add(OURS, "http_together", times.http_s / CONCURRENT_TOKENS)
+                self.samples.add(OURS, "engine_together", times.engine_s / CONCURRENT_TOKENS)
 
     def _decode(self, sides: Sides, context: int) -> None:
-        """With readings of memory's bandwidth before, between and after; at the longest, in turn as well."""
+        """Decode with memory reads before, between and after; at the longest context also in turn."""
         memory = MemoryReader()
         bandwidths = [memory.bytes_per_second()]
         for name, worker in sides.items():
@@ -327,20 +332,20 @@ class Comparison:
         if context == self.plan.contexts[-1]:
             self._in_turn_with_memory(sides[OURS], memory, context)
 
-    def _in_turn_with_memory(self, ours: Worker, memory: MemoryReader, context: int) -> None:
-        """Tokens of ours, each between two readings: what memory gives changes by the second where others use
-        the machine too."""
-        before = memory.bytes_per_second(READINGS)
+    def _in_turn_with_memory(self, ours: SideProcess, memory: MemoryReader, context: int) -> None:
+        """Time single tokens of Aerie, each between two memory reads: bandwidth changes by the second if
+        others use the machine."""
+        before = memory.bytes_per_second(MEMORY_READS)
         for _ in range(self.plan.tokens):
             answer = ours("decode", context=context, tokens=1)
-            after = memory.bytes_per_second(READINGS)
+            after = memory.bytes_per_second(MEMORY_READS)
             self.samples.add("machine", f"beside_{context}", (before + after) / 2)
             for part in ("programs", "attention"):
                 self.samples.add(OURS, f"{part}_beside_{context}", answer[f"{part}_seconds"])
             before = after
 
     def _rounds(self, sides: Sides) -> Iterator[tuple[int, Sides]]:
-        """The rounds; who goes first changes from one to the next."""
+        """Yield the rounds; the order of the sides alternates."""
         for number in range(self.plan.rounds):
             yield number, dict(list(sides.items())[:: -1 if number % 2 else 1])
 
@@ -348,32 +353,32 @@ class Comparison:
         return f"round {number + 1} of {self.plan.rounds}"
 
     def _step(self, what: str) -> None:
-        self.show(what, self._done)
+        self.on_progress(what, self._done)
         self._done += 1
 
     @property
     def _folder(self) -> str:
         return str(self.plan.folder.resolve())
 
-    def _ours(self, log: str = OURS) -> contextlib.AbstractContextManager[Worker]:
-        return self._working(OURS, {"folder": self._folder, "cache_dir": str(self._programs)}, log)
+    def _ours(self, log: str = OURS) -> contextlib.AbstractContextManager[SideProcess]:
+        return self._running_side(OURS, {"folder": self._folder, "cache_dir": str(self._programs)}, log)
 
     @property
     def _programs(self) -> Path:
         return (self.work / "programs").resolve()
 
-    def _working(
+    def _running_side(
         self, side: str, arguments: Mapping[str, Any], log: str = ""
-    ) -> contextlib.AbstractContextManager[Worker]:
+    ) -> contextlib.AbstractContextManager[SideProcess]:
         """A side's process, limited to the instruction set before it starts."""
-        return working(side, arguments, self.work / f"{log or side}.log", self._env)
+        return running_worker(side, arguments, self.work / f"{log or side}.log", self._env)
 
     @property
     def _env(self) -> dict[str, str]:
         threads = str(knobs.thread_count())
         cache = str((self.work / "vnpu").resolve())
         env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": cache}
-        return env | self.choice.environment
+        return env | self.selected.environment
 
 
 def read_files(files: Sequence[Path]) -> None:

@@ -1,6 +1,6 @@
-"""The fields of conversations in OpenAI's API: messages, tools, and what is asked of a chat.
+"""The fields of conversations in OpenAI's API: messages, tools, and settings of a chat.
 
-Whether tools, choices and calls go together, the engine checks (tool_calls.py): its errors name a place.
+The engine checks how tools, choices and calls fit together (tool_calls.py); its errors name a field.
 """
 
 from __future__ import annotations
@@ -12,51 +12,50 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 from pydantic import Field, model_validator
 
 from aerie.engine.tool_calls import Tool, Tools, chosen
-from aerie.serve.fields import (
-    MOST_TOP,
-    OF_VLLM,
+from aerie.serve.common_fields import (
+    MAX_TOP_LOGPROBS,
+    VLLM_UNSUPPORTED,
+    ClientMessagePart,
     Content,
-    Fields,
-    Formed,
-    Most,
-    Said,
-    Settings,
+    MaxTokens,
+    RequestFields,
+    SamplingFields,
+    StructuredOutputFields,
     Text,
     TextPart,
-    Unbuilt,
-    room_of,
-    text_of,
+    UnsupportedFields,
+    content_text,
+    max_tokens_or_none,
 )
 
 OLDER: Final = "this is OpenAI's older way"
 
 
-class CalledFunction(Said):
-    """parsed_arguments: as the official client has them beside the text."""
+class FunctionCallFields(ClientMessagePart):
+    """parsed_arguments: what the official client stores beside the text; ignored."""
 
     name: Text
     arguments: Text
     parsed_arguments: Any = None
 
 
-class Call(Said):
-    """index: of a call that was put together from a stream."""
+class ToolCallFields(ClientMessagePart):
+    """A tool call of an earlier answer. index: set if a client assembled it from a stream; ignored."""
 
     id: Text
     type: Literal["function"] = "function"
-    function: CalledFunction
+    function: FunctionCallFields
     index: int | None = None
 
-    @property
-    def as_call(self) -> dict[str, Any]:
+    def to_tool_call(self) -> dict[str, Any]:
         function = {"name": self.function.name, "arguments": self.function.arguments}
         return {"id": self.id, "type": "function", "function": function}
 
 
-class ChatMessage(Said):
-    """`developer` is `system`. name: taken, and told to no template. reasoning_content, or reasoning: of an
-    earlier answer, told to templates, which mostly leave it out. annotations, parsed, cache_control: taken,
-    and change no prompt."""
+class ChatMessage(ClientMessagePart):
+    """A message. The role `developer` is `system`. name: accepted and ignored. reasoning_content or
+    reasoning: of an earlier answer, passed to the template, which mostly drops it. annotations, parsed,
+    cache_control: accepted and ignored."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
@@ -64,20 +63,20 @@ class ChatMessage(Said):
     refusal: str | None = None
     reasoning_content: Text | None = None
     reasoning: Text | None = None
-    tool_calls: list[Call] | None = None
+    tool_calls: list[ToolCallFields] | None = None
     tool_call_id: str | None = None
     function_call: Any = None
     annotations: Any = None
     parsed: Any = None
     cache_control: Any = None
     audio: Any = None
-    unbuilt: ClassVar[Unbuilt] = {
+    unsupported: ClassVar[UnsupportedFields] = {
         "function_call": ((), f"{OLDER}: write tool_calls"),
         "audio": ((), "messages are text"),
     }
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_role(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise ValueError(f"a message of the {self.role} has a content; give a text")
         if self.tool_calls and self.role != "assistant":
@@ -86,23 +85,23 @@ class ChatMessage(Said):
             raise ValueError("tool_call_id goes with the role tool, which has it; give both, or neither")
         return self
 
-    @property
-    def as_message(self) -> dict[str, Any]:
-        made: dict[str, Any] = {
+    def to_message(self) -> dict[str, Any]:
+        message: dict[str, Any] = {
             "role": "system" if self.role == "developer" else self.role,
-            "content": text_of(self.content),
+            "content": content_text(self.content),
         }
-        if thought := self.reasoning_content or self.reasoning:
-            made["reasoning_content"] = thought
+        if reasoning := self.reasoning_content or self.reasoning:
+            message["reasoning_content"] = reasoning
         if self.tool_calls:
-            made["tool_calls"] = [call.as_call for call in self.tool_calls]
+            message["tool_calls"] = [call.to_tool_call() for call in self.tool_calls]
         if self.tool_call_id is not None:
-            made["tool_call_id"] = self.tool_call_id
-        return made
+            message["tool_call_id"] = self.tool_call_id
+        return message
 
 
-class Function(Fields):
-    """strict: a schema is refused of which something cannot be held; else that is told in a note."""
+class Function(RequestFields):
+    """strict: refuse a schema that cannot be enforced in full; else a response header notes what is not
+    enforced."""
 
     name: Text
     description: Text | None = None
@@ -114,52 +113,52 @@ class Function(Fields):
         return Tool(self.name, self.description or "", self.parameters, bool(self.strict))
 
 
-class ChatTool(Fields):
+class ChatTool(RequestFields):
     type: Literal["function"]
     function: Function
 
 
-class Named(Fields):
+class FunctionName(RequestFields):
     name: str
 
 
-class NamedChoice(Fields):
-    """One function, which is to be called."""
+class FunctionChoice(RequestFields):
+    """The function that must be called."""
 
     type: Literal["function"]
-    function: Named
+    function: FunctionName
 
 
-class Allowed(Fields):
+class AllowedTools(RequestFields):
     mode: Literal["auto", "required"]
-    tools: list[NamedChoice]
+    tools: list[FunctionChoice]
 
 
-class AllowedChoice(Fields):
-    """Some of the functions: the model is told of all."""
+class AllowedToolsChoice(RequestFields):
+    """The functions that may be called. The model sees all functions."""
 
     type: Literal["allowed_tools"]
-    allowed_tools: Allowed
+    allowed_tools: AllowedTools
 
 
-ToolChoice = Literal["none", "auto", "required"] | NamedChoice | AllowedChoice
+ToolChoice = Literal["none", "auto", "required"] | FunctionChoice | AllowedToolsChoice
 
 
-def nth_told(name: str, tools: Sequence[object], kind: Any) -> str:
-    """The place of a tool, `tools[0].name`, among all that were given, where the engine is given those of a
-    kind, a class or several, alone."""
+def tool_field_path(name: str, tools: Sequence[object], kind: Any) -> str:
+    """The path of a tool field among all tools of the request, where the engine was given only the tools of
+    `kind` (a class or several) and names `tools[0].name`."""
     numbers = [number for number, tool in enumerate(tools) if isinstance(tool, kind)]
-    return re.sub(r"^tools\[(\d+)\]", lambda found: f"tools[{numbers[int(found[1])]}]", name)
+    return re.sub(r"^tools\[(\d+)\]", lambda match: f"tools[{numbers[int(match[1])]}]", name)
 
 
-def with_effort(given: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any] | None:
-    """Values for a chat template, and among them how much to reason, by the name that templates have."""
-    return given if effort is None else {"reasoning_effort": effort, **(given or {})}
+def add_reasoning_effort(values: Mapping[str, Any] | None, effort: str | None) -> Mapping[str, Any] | None:
+    """Template arguments with reasoning_effort, which templates read by this name."""
+    return values if effort is None else {"reasoning_effort": effort, **(values or {})}
 
 
-class Chat(NamedTuple):
-    """A conversation, the tools that its model is told of, further values for the chat template, and whether
-    the answer goes on with the last message."""
+class ChatInput(NamedTuple):
+    """The messages, the tools, further arguments for the chat template, and whether the output continues the
+    last message."""
 
     messages: list[dict[str, Any]]
     tools: Tools | None
@@ -167,10 +166,10 @@ class Chat(NamedTuple):
     continues: bool = False
 
 
-class HasTools(Fields):
-    """What a conversation may have beside its messages. chat_template_kwargs, continue_final_message and
-    add_generation_prompt are vLLM's names: further values for the chat template, and whether the answer goes
-    on with the last message or is a new one."""
+class ToolFields(RequestFields):
+    """Fields of a conversation besides its messages. chat_template_kwargs, continue_final_message and
+    add_generation_prompt are vLLM's names: arguments for the chat template, and whether the output continues
+    the last message."""
 
     chat_template_kwargs: dict[str, Any] | None = None
     continue_final_message: bool = False
@@ -180,7 +179,7 @@ class HasTools(Fields):
     parallel_tool_calls: bool | None = None
 
     @model_validator(mode="after")
-    def _begins_or_goes_on(self) -> Self:
+    def _check_continuation(self) -> Self:
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError(
                 "continue_final_message goes on with the last message, and add_generation_prompt begins a "
@@ -193,48 +192,48 @@ class HasTools(Fields):
             )
         return self
 
-    def chat_of(self, messages: Sequence[ChatMessage]) -> Chat:
-        """Raises ToolsError."""
-        each = [message.as_message for message in messages]
-        return Chat(each, self.asked_tools, self.template_arguments, self.continue_final_message)
+    def to_chat_input(self, messages: Sequence[ChatMessage]) -> ChatInput:
+        """The conversation with these messages. Raises ToolsError."""
+        rendered = [message.to_message() for message in messages]
+        return ChatInput(rendered, self.callable_tools, self.template_arguments, self.continue_final_message)
 
     @property
     def template_arguments(self) -> Mapping[str, Any] | None:
-        """Further values for the chat template."""
+        """Further arguments for the chat template."""
         return self.chat_template_kwargs
 
     @property
-    def asked_tools(self) -> Tools | None:
-        """Those that may be called. Raises ToolsError."""
-        each = tuple(tool.function.tool for tool in self.tools or ())
+    def callable_tools(self) -> Tools | None:
+        """The tools that may be called. Raises ToolsError."""
+        tools = tuple(tool.function.tool for tool in self.tools or ())
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
-        if isinstance(choice, NamedChoice):
-            return chosen(each, "required", [choice.function.name], parallel=False)
-        if isinstance(choice, AllowedChoice):
+        if isinstance(choice, FunctionChoice):
+            return chosen(tools, "required", [choice.function.name], parallel=False)
+        if isinstance(choice, AllowedToolsChoice):
             allowed = choice.allowed_tools
-            return chosen(each, allowed.mode, [tool.function.name for tool in allowed.tools], is_parallel)
-        return chosen(each, choice or "auto", None, is_parallel)
+            return chosen(tools, allowed.mode, [tool.function.name for tool in allowed.tools], is_parallel)
+        return chosen(tools, choice or "auto", None, is_parallel)
 
-    def place(self, name: str) -> str:
-        """Where a field is here that the engine knows by this name."""
+    def field_path(self, name: str) -> str:
+        """The path in this API of a field that the engine names `name`."""
         return re.sub(r"^(tools\[\d+\])\.", r"\1.function.", name)
 
 
-class Prediction(Fields):
-    """What an answer is expected to be much like."""
+class Prediction(RequestFields):
+    """Text that the output is expected to resemble."""
 
     type: Literal["content"]
     content: Text | list[TextPart]
 
 
-class ChatRequest(Settings, Formed, HasTools):
+class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
     """POST /v1/chat/completions."""
 
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
-    max_completion_tokens: Most = None
+    max_completion_tokens: MaxTokens = None
     return_progress: bool = False
     logprobs: bool | None = None
-    top_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     functions: Any = None
     function_call: Any = None
     modalities: Any = None
@@ -246,8 +245,8 @@ class ChatRequest(Settings, Formed, HasTools):
     echo: Any = None
     add_special_tokens: Any = None
     documents: Any = None
-    unbuilt: ClassVar[Unbuilt] = {
-        **OF_VLLM,
+    unsupported: ClassVar[UnsupportedFields] = {
+        **VLLM_UNSUPPORTED,
         "web_search_options": ((), "nothing is searched here"),
         "echo": ([False], "/v1/completions has it"),
         "add_special_tokens": ([False], "the chat template writes them"),
@@ -260,17 +259,19 @@ class ChatRequest(Settings, Formed, HasTools):
     }
 
     @model_validator(mode="after")
-    def _asks_for_marks(self) -> Self:
+    def _check_top_logprobs(self) -> Self:
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs is for logprobs=true; set it, or leave top_logprobs out")
         return self
 
     @property
-    def most(self) -> int | None:
-        return room_of(self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens)
+    def max_new_tokens(self) -> int | None:
+        return max_tokens_or_none(
+            self.max_tokens if self.max_completion_tokens is None else self.max_completion_tokens
+        )
 
     @property
-    def top(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.top_logprobs or 0 if self.logprobs else None
 
     @property
@@ -279,19 +280,19 @@ class ChatRequest(Settings, Formed, HasTools):
 
     @property
     def template_arguments(self) -> Mapping[str, Any] | None:
-        return with_effort(self.chat_template_kwargs, self.reasoning_effort)
+        return add_reasoning_effort(self.chat_template_kwargs, self.reasoning_effort)
 
     @property
-    def predicted(self) -> str:
-        return text_of(self.prediction.content) if self.prediction else ""
+    def prediction_text(self) -> str:
+        return content_text(self.prediction.content) if self.prediction else ""
 
     @property
-    def chat(self) -> Chat:
-        """Raises ToolsError."""
-        return self.chat_of(self.messages)
+    def chat(self) -> ChatInput:
+        """The conversation. Raises ToolsError."""
+        return self.to_chat_input(self.messages)
 
 
-class TokenizeRequest(HasTools):
+class TokenizeRequest(ToolFields):
     """POST /tokenize: one of content (llama.cpp's name), prompt and messages (vLLM's)."""
 
     model: str | None = None
@@ -309,18 +310,18 @@ class TokenizeRequest(HasTools):
         return self
 
     @property
-    def chat(self) -> Chat:
-        """Raises ToolsError."""
-        return self.chat_of(self.messages or ())
+    def chat(self) -> ChatInput:
+        """The conversation. Raises ToolsError."""
+        return self.to_chat_input(self.messages or ())
 
 
-class TemplateRequest(HasTools):
+class TemplateRequest(ToolFields):
     """POST /apply-template."""
 
     model: str | None = None
     messages: Annotated[list[ChatMessage], Field(min_length=1)]
 
     @property
-    def chat(self) -> Chat:
-        """Raises ToolsError."""
-        return self.chat_of(self.messages)
+    def chat(self) -> ChatInput:
+        """The conversation. Raises ToolsError."""
+        return self.to_chat_input(self.messages)

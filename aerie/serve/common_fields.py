@@ -1,8 +1,8 @@
-"""The fields of requests, with the names that OpenAI's API has for them, and some of vLLM's and llama.cpp's.
+"""The fields of requests, by the names of OpenAI's API, and some of vLLM's and llama.cpp's.
 
-A field that is not here is refused, as OpenAI's API does it: a setting that is passed over in silence is
-taken to work. What changes no answer (`user`, `metadata`, ...) is taken; what is not built is refused by its
-name unless it asks for nothing. A field that is null is absent, at any depth, whether it is known or not.
+An unknown field is refused, as OpenAI does: a client would think that an ignored setting works. Fields that
+change no output (`user`, `metadata`, ...) are accepted. A field that is not supported is refused unless its
+value disables it. A null field is absent, at any depth, known or not.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ from aerie.engine.sampler import MOST_BIAS, Sampling
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.strategies.decode_config import DecodeSettings
 
-STRONGEST = MOST_BIAS
-"""A bias that leaves a token out, below 0: false in logit_bias, and ignore_eos."""
-SEEDS = 2**64
-LONGEST_STOP = 1000
-"""Characters of a stop string: all of them are looked for in each piece of an answer."""
-MOST_STOPS, MOST_TOP, MOST_MARKED = 16, 20, 1024
-"""Strings and ids of `stop`; tokens of top_logprobs; tokens of a prompt whose logits are told: they are all
-in memory at once."""
+EXCLUDING_BIAS = MOST_BIAS
+"""Its negative excludes a token: false in logit_bias, and ignore_eos."""
+SEED_LIMIT = 2**64
+MAX_STOP_LENGTH = 1000
+"""Characters of a stop string: each delta is searched for all of them."""
+MAX_STOPS, MAX_TOP_LOGPROBS, MAX_SCORED_TOKENS = 16, 20, 1024
+"""Strings and ids of `stop`; tokens of top_logprobs; tokens of a prompt with logprobs, whose logits are in
+memory together."""
 
 
 def _text(text: str) -> str:
-    """Refuses halves of characters, which JSON can write and no tokenizer takes."""
+    """Refuse lone surrogates, which JSON can write and no tokenizer accepts."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -47,65 +47,65 @@ def _text(text: str) -> str:
 
 
 Text = Annotated[str, AfterValidator(_text)]
-StopText = Annotated[str, Field(min_length=1, max_length=LONGEST_STOP), AfterValidator(_text)]
+StopText = Annotated[str, Field(min_length=1, max_length=MAX_STOP_LENGTH), AfterValidator(_text)]
 
 
 def is_id(text: str) -> bool:
-    """Whether it is a token id in digits."""
+    """Whether the text is a token id in digits."""
     return text.isascii() and text.isdecimal() and len(text) < 12
 
 
-Unbuilt = Mapping[str, tuple[Sequence[Any], str]]
-"""Fields that are not built, each with the values that ask for nothing, and why not."""
+UnsupportedFields = Mapping[str, tuple[Sequence[Any], str]]
+"""Unsupported fields, each with the values that disable it, and the reason."""
 
 
-class Fields(BaseModel):
+class RequestFields(BaseModel):
+    """Base of all bodies."""
+
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
-    unbuilt: ClassVar[Unbuilt] = {}
+    unsupported: ClassVar[UnsupportedFields] = {}
 
     @model_validator(mode="before")
     @classmethod
-    def _without_nothing(cls, given: Any) -> Any:
-        if not isinstance(given, Mapping):
-            return given
-        return {name: value for name, value in given.items() if not cls._says_nothing(name, value)}
+    def _drop_empty(cls, data: Any) -> Any:
+        if not isinstance(data, Mapping):
+            return data
+        return {name: value for name, value in data.items() if not cls._is_empty(name, value)}
 
     @classmethod
-    def _says_nothing(cls, name: str, value: Any) -> bool:  # noqa: ARG003
+    def _is_empty(cls, name: str, value: Any) -> bool:  # noqa: ARG003
         return value is None
 
     @field_validator("*", mode="before")
     @classmethod
-    def _is_built(cls, given: Any, field: ValidationInfo) -> Any:
-        values, why = cls.unbuilt.get(field.field_name or "", ((), ""))
-        if why and given is not None and given not in values:
-            raise ValueError(f"{why}; leave it out")
-        return given
+    def _check_supported(cls, value: Any, field: ValidationInfo) -> Any:
+        values, reason = cls.unsupported.get(field.field_name or "", ((), ""))
+        if reason and value is not None and value not in values:
+            raise ValueError(f"{reason}; leave it out")
+        return value
 
 
-class Said(Fields):
-    """What may come from an earlier answer, of ours or of another server: a message, or a part of one.
+class ClientMessagePart(RequestFields):
+    """A message or a part of one, which may come from an earlier answer of this or another server.
 
-    A client sends it back as it was told, with all fields of its own types: one that is not known here and
-    is empty says nothing.
+    Clients send it back with all fields of their own types: an unknown field that is empty is ignored.
     """
 
     @classmethod
-    def _says_nothing(cls, name: str, value: Any) -> bool:
+    def _is_empty(cls, name: str, value: Any) -> bool:
         return value is None or (name not in cls.model_fields and value in ("", [], {}))
 
 
-class Foreign(Said):
-    """What belongs to another server: a tool that it runs, a call of such a tool, what came of it. It is
-    taken with all that it has, and no model here is told of it."""
+class OtherServerItem(ClientMessagePart):
+    """Something of another server: a tool that it runs, a call of it, or the result. All fields are accepted,
+    and the model sees none of it."""
 
     model_config = ConfigDict(extra="allow")
     type: Text
 
 
-class TextPart(Said):
-    """A part of a message; other kinds, such as images, are not taken. What stands beside the text changes
-    no prompt: what was read stays in the cache without cache_control."""
+class TextPart(ClientMessagePart):
+    """A text of a message; other kinds, such as images, are refused. The other fields change no prompt."""
 
     type: Literal["text", "input_text", "output_text"]
     text: Text
@@ -115,8 +115,8 @@ class TextPart(Said):
     parsed: Any = None
 
 
-class RefusalPart(Said):
-    """What an assistant said instead of an answer."""
+class RefusalPart(ClientMessagePart):
+    """A refusal of an earlier answer."""
 
     type: Literal["refusal"]
     refusal: Text
@@ -126,12 +126,12 @@ class RefusalPart(Said):
         return self.refusal
 
 
-def by_type(names: Mapping[str, str], other: str) -> Discriminator:
-    """Which of several an object is, by its `type`. names: the tags of the types, which pydantic puts into
-    places of errors, where what is no word is left out; other: that of all else, whose errors are told."""
+def tagged_union(names: Mapping[str, str], other: str) -> Discriminator:
+    """Select a type by the object's `type`. names: tag by type; pydantic puts tags into error locations, and
+    field_path leaves out those with a blank. other: the tag of all other types, whose errors are reported."""
 
-    def tag(given: Any) -> str:
-        kind = given.get("type") if isinstance(given, Mapping) else getattr(given, "type", None)
+    def tag(value: Any) -> str:
+        kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
         return names.get(kind, other) if isinstance(kind, str) else other
 
     return Discriminator(tag)
@@ -139,40 +139,39 @@ def by_type(names: Mapping[str, str], other: str) -> Discriminator:
 
 AnyPart = Annotated[
     Annotated[TextPart, Tag("a text")] | Annotated[RefusalPart, Tag("a refusal")],
-    by_type({"refusal": "a refusal"}, "a text"),
+    tagged_union({"refusal": "a refusal"}, "a text"),
 ]
 Content = Text | list[AnyPart]
 
 
-def text_of(content: Content | list[TextPart] | None) -> str:
-    """Of a message: its parts, one after the other."""
+def content_text(content: Content | list[TextPart] | None) -> str:
+    """The parts of a message, joined."""
     if content is None:
         return ""
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 
-class Form(NamedTuple):
-    """A form that an answer is asked for: JSON of a schema, or text of a grammar in llama.cpp's GBNF, or of a
-    regular expression. param: the field that asks for it. hold: what of a schema answers are held to
-    (form_process.Wanted)."""
+class StructuredOutput(NamedTuple):
+    """The required format of an output: a JSON schema, a grammar in GBNF, or a regular expression. param: the
+    field that asks for it. enforcement: of a schema (form_process.Wanted)."""
 
     param: str
     schema: Mapping[str, Any] | None = None
     gbnf: str | None = None
     regex: str | None = None
-    hold: str = "meaning"
+    enforcement: str = "meaning"
 
 
 ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 
 
-def hold_of(strict: bool | None) -> str:
-    """What of a schema a client wants answers held to: all, or what can be."""
+def enforcement_of(strict: bool | None) -> str:
+    """What of a schema is enforced: "all", or "known" for what can be."""
     return "all" if strict else "known"
 
 
-class JsonSchema(Fields):
-    """name and description change nothing. strict: a schema is refused of which something cannot be held."""
+class JsonSchema(RequestFields):
+    """name and description are ignored. strict: refuse a schema that cannot be enforced in full."""
 
     name: str | None = None
     description: str | None = None
@@ -180,8 +179,8 @@ class JsonSchema(Fields):
     schema_: dict[str, Any] | None = Field(None, alias="schema")
 
 
-class ResponseFormat(Fields):
-    """Of chats: `json_schema` has the schema. llama.cpp's clients give `schema` beside the type."""
+class ResponseFormat(RequestFields):
+    """response_format of chats. llama.cpp's clients put `schema` beside the type."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -189,25 +188,25 @@ class ResponseFormat(Fields):
 
     @model_validator(mode="after")
     def _has_schema(self) -> Self:
-        if self.type == "json_schema" and self._given is None:
+        if self.type == "json_schema" and self._schema is None:
             raise ValueError("the type json_schema wants json_schema: {name, schema}; give it")
         return self
 
     @property
-    def _given(self) -> dict[str, Any] | None:
+    def _schema(self) -> dict[str, Any] | None:
         return self.schema_ if self.json_schema is None else self.json_schema.schema_
 
     @property
-    def form(self) -> Form | None:
+    def structured_output(self) -> StructuredOutput | None:
         if self.type == "text":
             return None
-        given = ANY_OBJECT if self._given is None else self._given
+        schema = ANY_OBJECT if self._schema is None else self._schema
         strict = self.json_schema is not None and self.json_schema.strict
-        return Form("response_format", given, hold=hold_of(strict))
+        return StructuredOutput("response_format", schema, enforcement=enforcement_of(strict))
 
 
-class Formed(Fields):
-    """Which form an answer has: OpenAI's field, two of llama.cpp's, and a regular expression."""
+class StructuredOutputFields(RequestFields):
+    """Fields that ask for structured output: OpenAI's, two of llama.cpp's, and a regular expression."""
 
     response_format: ResponseFormat | None = None
     json_schema: dict[str, Any] | None = None
@@ -215,31 +214,31 @@ class Formed(Fields):
     regex: Text | None = None
 
     @model_validator(mode="after")
-    def _is_one_form(self) -> Self:
-        given = (self.response_format, self.json_schema, self.grammar, self.regex)
-        if sum(each is not None for each in given) > 1:
+    def _check_one(self) -> Self:
+        fields = (self.response_format, self.json_schema, self.grammar, self.regex)
+        if sum(field is not None for field in fields) > 1:
             raise ValueError("give one of response_format, json_schema, grammar and regex")
         return self
 
     @property
-    def form(self) -> Form | None:
-        """That of the answer."""
+    def structured_output(self) -> StructuredOutput | None:
+        """The structured output that the request asks for, if any."""
         if self.regex is not None:
-            return Form("regex", regex=self.regex)
+            return StructuredOutput("regex", regex=self.regex)
         if self.grammar is not None:
-            return Form("grammar", gbnf=self.grammar)
+            return StructuredOutput("grammar", gbnf=self.grammar)
         if self.json_schema is not None:
-            return Form("json_schema", self.json_schema)
-        return self.response_format.form if self.response_format else None
+            return StructuredOutput("json_schema", self.json_schema)
+        return self.response_format.structured_output if self.response_format else None
 
 
-class StreamOptions(Fields):
+class StreamOptions(RequestFields):
     include_usage: bool = False
     include_obfuscation: bool | None = None
 
 
-class Harmless(Fields):
-    """What changes no answer here, and is taken so that clients that send it are served."""
+class IgnoredFields(RequestFields):
+    """Fields that change no output, accepted so that clients that send them are served."""
 
     user: str | None = None
     metadata: dict[str, Any] | None = None
@@ -253,22 +252,22 @@ class Harmless(Fields):
     request_id: str | None = None
 
 
-def _most(given: int) -> int:
-    if given < -1 or given == 0:
+def _check_max_tokens(value: int) -> int:
+    if value < -1 or value == 0:
         raise ValueError("give 1 or more, or -1 for as many as the context has room for")
-    return given
+    return value
 
 
-Most = Annotated[int, AfterValidator(_most)] | None
-"""Tokens of an answer at most; -1, as None: as many as the context has room for."""
+MaxTokens = Annotated[int, AfterValidator(_check_max_tokens)] | None
+"""Maximum output tokens; -1 or None means up to the end of the context."""
 
 
-def room_of(most: int | None) -> int | None:
-    """Tokens at most; None: as many as there is room for."""
-    return None if most == -1 else most
+def max_tokens_or_none(max_tokens: int | None) -> int | None:
+    """Convert -1 to None, which means no limit."""
+    return None if max_tokens == -1 else max_tokens
 
 
-OF_VLLM: Unbuilt = {
+VLLM_UNSUPPORTED: UnsupportedFields = {
     "min_tokens": ([0], "answers end where the model ends them; take ignore_eos, or logit_bias"),
     "skip_special_tokens": ([True], "special tokens are not shown"),
     "spaces_between_special_tokens": ([True], "special tokens are not shown"),
@@ -284,12 +283,12 @@ OF_VLLM: Unbuilt = {
     "return_tokens_as_token_ids": ([False], "tokens are told as texts"),
     "return_token_ids": ([False], "tokens are told as texts; take /completion with return_tokens"),
 }
-"""Fields of vLLM's, each with the values that ask for nothing."""
+"""Unsupported fields of vLLM, each with the values that disable it."""
 
 
-class Settings(Harmless):
-    """How tokens are drawn and where answers end. Ranges are the engine's Sampler's; -1 is no setting for
-    top_k and seed, and no limit for max_tokens, as in vLLM and llama.cpp."""
+class SamplingFields(IgnoredFields):
+    """Fields for sampling and stopping. The engine's Sampler checks ranges. As in vLLM and llama.cpp, -1
+    means unset for top_k and seed, and no limit for max_tokens."""
 
     model: str | None = None
     stream: bool = False
@@ -305,17 +304,17 @@ class Settings(Harmless):
     )
     logit_bias: dict[str, float] | None = None
     seed: int | None = None
-    stop: StopText | Annotated[list[StopText], Field(max_length=MOST_STOPS)] | None = None
-    stop_token_ids: Annotated[list[int], Field(max_length=MOST_STOPS)] | None = None
+    stop: StopText | Annotated[list[StopText], Field(max_length=MAX_STOPS)] | None = None
+    stop_token_ids: Annotated[list[int], Field(max_length=MAX_STOPS)] | None = None
     ignore_eos: bool = False
-    max_tokens: Most = None
+    max_tokens: MaxTokens = None
     n: Annotated[int, Field(ge=1, le=MAX_RUNNING_REQUESTS)] | None = None
     draft: Literal["lookup", "none"] | None = None
     rule: str | None = None
     steps: int | None = None
     threshold: float | None = None
     entropy: float | None = None
-    prompt_logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     id_slot: Annotated[int, Field(ge=-1, lt=MAX_RUNNING_REQUESTS)] | None = None
     timings_per_token: bool = False
     min_tokens: Any = None
@@ -332,17 +331,17 @@ class Settings(Harmless):
     priority: Any = None
     return_tokens_as_token_ids: Any = None
     return_token_ids: Any = None
-    unbuilt: ClassVar[Unbuilt] = OF_VLLM
+    unsupported: ClassVar[UnsupportedFields] = VLLM_UNSUPPORTED
 
     @model_validator(mode="after")
-    def _goes_together(self) -> Self:
+    def _check_combinations(self) -> Self:
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for stream=true; leave it out, or set stream")
         if self.prompt_logprobs is not None and self.stream:
             raise ValueError("prompt_logprobs is not told in a stream; leave stream out")
-        wrong = [each for each in self.logit_bias or () if not is_id(each)]
-        if wrong:
-            raise ValueError(f"logit_bias names {wrong[0][:80]!r}; name a token by its id, a whole number")
+        invalid = [name for name in self.logit_bias or () if not is_id(name)]
+        if invalid:
+            raise ValueError(f"logit_bias names {invalid[0][:80]!r}; name a token by its id, a whole number")
         return self
 
     @property
@@ -355,12 +354,12 @@ class Settings(Harmless):
 
     @property
     def slot(self) -> int | None:
-        """In which the first answer is made; None, for which llama.cpp has -1, in any."""
+        """The slot of the first output; None, or -1 in llama.cpp, means any."""
         return None if self.id_slot in (None, -1) else self.id_slot
 
     @property
-    def manners(self) -> DecodeSettings:
-        """How an answer of block diffusion is made."""
+    def decode_settings(self) -> DecodeSettings:
+        """Settings of block diffusion."""
         return {"rule": self.rule, "steps": self.steps, "threshold": self.threshold, "entropy": self.entropy}
 
     @property
@@ -369,49 +368,49 @@ class Settings(Harmless):
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
-    def top(self) -> int | None:
-        """How many of the likeliest tokens are told of each; None: nothing of that."""
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are returned for each token; None means no logprobs."""
         return None
 
     @property
     def shows_progress(self) -> bool:
-        """Whether a stream tells how much of the prompt is read."""
+        """Whether a stream reports the progress of prefill."""
         return False
 
     @property
-    def as_drawn(self) -> bool:
-        """Whether they are told with all settings, in place of what the logits give them."""
+    def logprobs_after_sampling(self) -> bool:
+        """Whether logprobs are those after all sampling settings."""
         return False
 
     def sampling(self, choice: int, eos: Collection[int]) -> Sampling:
-        """A Sampler's settings. eos: the tokens that end an answer. The temperature is 1 where none is given,
-        as in OpenAI's API; a seed is that of the first choice, and the next ones have the next ones. One
-        below 0, which OpenAI's API takes, is read as 64 bits without a sign."""
-        made: Sampling = {"temperature": 1.0}
+        """The arguments of a Sampler. eos: ids that end an output. The default temperature is 1, as in
+        OpenAI's API. Choice n gets the seed plus n. A negative seed, which OpenAI accepts, is taken modulo
+        2**64."""
+        sampling: Sampling = {"temperature": 1.0}
         names = ("temperature", "top_p", "top_k", "min_p")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
-        given = {name: getattr(self, name) for name in (*names, *penalties)}
-        made.update({name: each for name, each in given.items() if each is not None})  # type: ignore[typeddict-item]
-        if made.get("top_k") == -1:
-            made["top_k"] = 0
+        fields = {name: getattr(self, name) for name in (*names, *penalties)}
+        sampling.update({name: value for name, value in fields.items() if value is not None})  # type: ignore[typeddict-item]
+        if sampling.get("top_k") == -1:
+            sampling["top_k"] = 0
         if self.seed is not None and self.seed != -1:
-            made["seed"] = (self.seed if self.seed >= 0 else self.seed % SEEDS) + choice
+            sampling["seed"] = (self.seed if self.seed >= 0 else self.seed % SEED_LIMIT) + choice
         biases = {int(token): bias for token, bias in (self.logit_bias or {}).items()}
         if self.ignore_eos:
-            biases |= dict.fromkeys(eos, -STRONGEST)
+            biases |= dict.fromkeys(eos, -EXCLUDING_BIAS)
         if biases:
-            made["logit_bias"] = biases
-        return made
+            sampling["logit_bias"] = biases
+        return sampling
 
 
 Tokens = Annotated[list[int], Field(min_length=1)]
-COMPLETION_TOKENS = 16
-"""At most, where a completion does not say: OpenAI's default."""
+DEFAULT_COMPLETION_TOKENS = 16
+"""Default of max_tokens in /v1/completions; OpenAI's."""
 
 
-class CompletionRequest(Settings, Formed):
-    """POST /v1/completions. prompt: a text, token ids, or several of either. max_tokens: 0 makes nothing, for
-    who wants to know how likely the prompt is."""
+class CompletionRequest(SamplingFields, StructuredOutputFields):
+    """POST /v1/completions. prompt: a text, token ids, or several of either. max_tokens: 0 generates nothing,
+    to get the logprobs of the prompt."""
 
     prompt: (
         Text
@@ -420,19 +419,19 @@ class CompletionRequest(Settings, Formed):
         | Annotated[list[Tokens], Field(min_length=1)]
     )
     echo: bool = False
-    logprobs: Annotated[int, Field(ge=0, le=MOST_TOP)] | None = None
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     best_of: int | None = None
     suffix: Any = None
     max_tokens: Annotated[int, Field(ge=-1)] | None = None
     add_special_tokens: Any = None
-    unbuilt: ClassVar[Unbuilt] = {
-        **OF_VLLM,
+    unsupported: ClassVar[UnsupportedFields] = {
+        **VLLM_UNSUPPORTED,
         "suffix": ([""], "no model here is told what follows"),
         "add_special_tokens": ([True], "give token ids, which stand as they are"),
     }
 
     @model_validator(mode="after")
-    def _has_room(self) -> Self:
+    def _check_answer_count(self) -> Self:
         if self.best_of not in (None, self.choices):
             raise ValueError(
                 f"best_of is {self.best_of} and n {self.choices}; answers are not ranked: leave it out"
@@ -447,22 +446,22 @@ class CompletionRequest(Settings, Formed):
 
     @property
     def prompts(self) -> list[str | list[int]]:
-        """One or more, each a text or token ids."""
+        """One or more prompts, each a text or token ids."""
         if isinstance(self.prompt, str):
             return [self.prompt]
-        whole = [one for one in self.prompt if isinstance(one, int)]
-        return [whole] if whole else [one for one in self.prompt if not isinstance(one, int)]
+        token_ids = [item for item in self.prompt if isinstance(item, int)]
+        return [token_ids] if token_ids else [item for item in self.prompt if not isinstance(item, int)]
 
     @property
-    def most(self) -> int | None:
-        return COMPLETION_TOKENS if self.max_tokens is None else room_of(self.max_tokens)
+    def max_new_tokens(self) -> int | None:
+        return DEFAULT_COMPLETION_TOKENS if self.max_tokens is None else max_tokens_or_none(self.max_tokens)
 
     @property
-    def top(self) -> int | None:
+    def num_logprobs(self) -> int | None:
         return self.logprobs
 
 
-class DetokenizeRequest(Fields):
+class DetokenizeRequest(RequestFields):
     """POST /detokenize."""
 
     model: str | None = None

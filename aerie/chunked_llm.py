@@ -1,4 +1,4 @@
-"""Chunks of context in Python: registered once, and composed in any order for any number of answers."""
+"""Chunks of context in Python: registered once, then composed in any order for any number of answers."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Unpack
 
 import numpy as np
 
-from aerie.answers import OnEvent, Options, Result, Stream, asking
+from aerie.answers import GenerateOptions, OnEvent, Result, Stream, parse_options
 from aerie.api import MAX_TOKENS, Model
 from aerie.common.errors import UserError
 from aerie.engine.blocks import ROWS, check_decode
@@ -37,8 +37,10 @@ class ChunkedLLM:
     def __init__(self, model: Model, folder: str | Path | None = None, decode: str = ROWS) -> None:
         check_decode(decode)
         self._model, self._decode = model, decode
-        with model.asked.turn:
-            self._registry = model.asked.session().chunk_registry(Path(folder) if folder else None, decode)
+        with model.session_state.lock:
+            self._registry = model.session_state.session().chunk_registry(
+                Path(folder) if folder else None, decode
+            )
 
     def register(self, content: str | Sequence[int], *, pinned: bool = False, special: bool = False) -> str:
         """The id of this content, the SHA-256 of its token ids; it is read now, unless it was before.
@@ -50,7 +52,7 @@ class ChunkedLLM:
         Raises PromptError for what cannot be run, UserError for a file that cannot be written.
         """
         token_ids = self._tokens(content, special)
-        with self._model.asked.turn:
+        with self._model.session_state.lock:
             return self._registry.register(token_ids, pinned)
 
     def stream_from_chunks(
@@ -60,7 +62,7 @@ class ChunkedLLM:
         max_tokens: int = MAX_TOKENS,
         *,
         on_event: OnEvent | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Stream:
         """The answer to these chunks, one after the other, piece by piece; the last is the one that asks.
 
@@ -69,16 +71,16 @@ class ChunkedLLM:
         Raises UserError for ids that are not registered, a mode that is none or not for this model, and as
         Model.stream.
         """
-        asked = self._model.asked
-        how = asking(options, asked.session())  # of which `raw` says nothing: chunks always are
+        state = self._model.session_state
+        parsed = parse_options(options, state.session())  # of which `raw` says nothing: chunks always are
         composition = self._composition(ids, mode)
-        with asked.turn:
-            scheduler = asked.session().scheduler
-            maker = how.decode_config.maker(scheduler.model.config, how.sampler)
+        with state.lock:
+            scheduler = state.session().scheduler
+            maker = parsed.decode_config.maker(scheduler.model.config, parsed.sampler)
             request = scheduler.submit(
-                composition, max_tokens, how.sampler, strategy=maker, decode=self._decode
+                composition, max_tokens, parsed.sampler, strategy=maker, decode=self._decode
             )
-        return Stream(asked, request, how.stops, on_event)
+        return Stream(state, request, parsed.stops, on_event)
 
     def generate_from_chunks(
         self,
@@ -87,9 +89,9 @@ class ChunkedLLM:
         max_tokens: int = MAX_TOKENS,
         *,
         on_event: OnEvent | None = None,
-        **options: Unpack[Options],
+        **options: Unpack[GenerateOptions],
     ) -> Result:
-        """The whole answer; see stream_from_chunks."""
+        """Generate the whole answer; see stream_from_chunks."""
         return self.stream_from_chunks(ids, mode, max_tokens, on_event=on_event, **options).result()
 
     def divergence(self, ids: Sequence[str], mode: str) -> float:
@@ -97,51 +99,51 @@ class ChunkedLLM:
         of the token after the chunks, from what it says where all see all before them. Raises as
         stream_from_chunks."""
         prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
-        with self._model.asked.turn:
-            rows = self._model.asked.session().scheduler.forward(prompts, decode=self._decode)
+        with self._model.session_state.lock:
+            rows = self._model.session_state.session().scheduler.forward(prompts, decode=self._decode)
         causal, other = (log_softmax(row) for (row,) in rows)
         return float(np.sum(np.exp(causal) * (causal - other)))
 
     def chunks(self) -> list[ChunkInfo]:
-        """All that are registered, in the order in which they came."""
-        with self._model.asked.turn:
+        """All registered chunks, in the order of registration."""
+        with self._model.session_state.lock:
             return self._registry.chunks()
 
-    def text(self, name: str) -> str:
-        """The text of a chunk. UserError for an id that is not registered."""
-        return self._model.decode(self._registry.chunk(name).tokens)
+    def text(self, chunk_id: str) -> str:
+        """The text of a chunk. Raises UserError if the id is unknown."""
+        return self._model.decode(self._registry.chunk(chunk_id).tokens)
 
-    def pin(self, name: str, pinned: bool = True) -> None:
-        """Have a chunk's keys and values stay in the pool, or not any more. Raises as register, and UserError
-        for an id that is not registered."""
-        with self._model.asked.turn:
-            self._registry.pin(name, pinned)
+    def pin(self, chunk_id: str, pinned: bool = True) -> None:
+        """Keep the keys and values of a chunk in the pool, or stop that. Raises as register, and UserError if
+        the id is unknown."""
+        with self._model.session_state.lock:
+            self._registry.pin(chunk_id, pinned)
 
-    def evict(self, name: str) -> None:
-        """Forget a chunk, its file too; answers under way with it go on. UserError for an id that is not
-        registered."""
-        with self._model.asked.turn:
-            self._registry.evict(name)
+    def evict(self, chunk_id: str) -> None:
+        """Forget a chunk and its file; running answers that use it continue. Raises UserError if the id is
+        unknown."""
+        with self._model.session_state.lock:
+            self._registry.evict(chunk_id)
 
     def _tokens(self, content: str | Sequence[int], special: bool) -> list[int]:
         if not isinstance(content, str):
             return self._model.encode(content)
         check_text(content, "the chunk")
-        return self._model.asked.session().tokenizer.encode(content, special=special)
+        return self._model.session_state.session().tokenizer.encode(content, special=special)
 
     def _composition(self, ids: Sequence[str], mode: str) -> Composition:
         if isinstance(ids, str) or not ids:
             raise PromptError(
                 f"chunks are a list of one or more ids, and not {ids!r}; give those of register"
             )
-        chosen, session = mode_of(mode), self._model.asked.session()
+        chosen, session = mode_of(mode), self._model.session_state.session()
         if chosen.blind:
             _check_rope(session.model.config.rope_scaling, mode)
         return Composition([self._registry.chunk(name) for name in ids], chosen)
 
 
 def _check_rope(rule: RopeRule | None, mode: str) -> None:
-    """UserError for a rule whose frequencies depend on how long a text is."""
+    """Raise UserError if the RoPE frequencies depend on the length of the text."""
     if rule and rule.positions is not None:
         raise UserError(
             f"mode {mode} sets a chunk's keys anywhere in a text, and RoPE's rule {rule.name} of this model "

@@ -1,0 +1,156 @@
+"""From the name of a model to an opened model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.commands import draft_model_options, find_draft_model, load_draft_model
+from aerie.engine.blocks import ROWS
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.errors import CheckpointError
+from aerie.engine.footprint import foreseen
+from aerie.engine.pages import PAGE, pages_for
+from aerie.engine.progress import Reporter
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
+from aerie.engine.session import prepare_runtime
+from aerie.engine.strategies.decode_config import LOOKUP
+from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
+from aerie.runtime import select_backend
+from aerie.serve.worker import OpenedModel
+
+
+class ModelFlags(NamedTuple):
+    """The flags of `aerie serve` for a model; they mean the same on every machine. draft: "lookup" or a draft
+    model, for autoregressive models. template_arguments: for the chat template. load_all_programs: compile
+    and load all programs before the model is ready."""
+
+    backend: str
+    numerics: str | None
+    variants: str | None
+    kv_pool: int | None
+    cache_dir: Path
+    draft: str | None = None
+    template_arguments: tuple[tuple[str, Any], ...] = ()
+    load_all_programs: bool = False
+
+    def runtime_options(self) -> RuntimeOptions:
+        """The options on this machine. Raises AerieError if the backend is not available."""
+        return RuntimeOptions(
+            None,
+            select_backend(self.backend, self.numerics),
+            self.cache_dir,
+            variants=self.variants,
+            decode=ROWS,
+            kv_pool=self.kv_pool,
+        )
+
+
+class ModelSpec(NamedTuple):
+    """A model, by name or folder, and how it runs. draft, template_arguments, load_all_programs: as in
+    ModelFlags. memory_limit: bytes for all models of the server; the pool gets at most a quarter of what is
+    left. None means the size follows the available memory."""
+
+    model: str
+    options: RuntimeOptions
+    report: Reporter
+    draft: str | None = None
+    memory_limit: int | None = None
+    template_arguments: tuple[tuple[str, Any], ...] = ()
+    load_all_programs: bool = False
+
+    def open(self) -> OpenedModel:
+        """Open the model. Raises AerieError."""
+        folder = find_checkpoint(self.model)
+        options = self._with_pool(load_config(folder))
+        extras = self.draft, self.template_arguments, self.load_all_programs
+        return open_model(self.model, options, self.report, *extras)
+
+    def memory_bytes(self) -> int:
+        """Estimated bytes of memory beyond what is allocated now, with all variants loaded and the draft
+        model. Raises AerieError."""
+        folder = find_checkpoint(self.model)
+        config = load_config(folder)
+        return foreseen(config, self._with_pool(config)).beside + self._draft_model_bytes(config, folder)
+
+    def _with_pool(self, config: ModelConfig) -> RuntimeOptions:
+        options = self.options
+        if self.memory_limit is None or options.kv_pool is not None:
+            return options
+        remaining = max(0, self.memory_limit - foreseen(config, options).beside)
+        pages = pages_for(config, None, MAX_RUNNING_REQUESTS, remaining)
+        return replace(options, kv_pool=pages * PAGE)
+
+    def _draft_model_bytes(self, config: ModelConfig, folder: Path) -> int:
+        """Memory of the draft model, with a KV cache for each running request."""
+        if self.draft is None or self.draft == LOOKUP or not uses_drafts(config, folder, self.draft):
+            return 0
+        estimate = foreseen(load_config(find_checkpoint(self.draft)), draft_model_options(self.options))
+        return estimate.beside + (MAX_RUNNING_REQUESTS - 1) * estimate.kv_cache
+
+
+def open_model(
+    model: str,
+    options: RuntimeOptions,
+    report: Reporter,
+    draft: str | None = None,
+    template_arguments: Iterable[tuple[str, Any]] = (),
+    load_all_programs: bool = False,
+) -> OpenedModel:
+    """Open a model with a scheduler in the decode path `rows`. draft, template_arguments, load_all_programs:
+    as in ModelFlags. Raises AerieError."""
+    opened = _open_with_draft(model, options, report, draft, template_arguments)
+    for session in filter(None, (opened.session, opened.draft_session) if load_all_programs else ()):
+        session.warm()
+    return opened
+
+
+def _open_with_draft(
+    model: str,
+    options: RuntimeOptions,
+    report: Reporter,
+    draft: str | None,
+    template_arguments: Iterable[tuple[str, Any]],
+) -> OpenedModel:
+    folder = find_checkpoint(model)
+    checkpoint, tokenizer = open_checkpoint(folder), prompt_tokenizer(folder, template_arguments)
+    drafter = draft_model_of(checkpoint, folder, draft)
+    note_missing_template(checkpoint.tokenizer, report.note)
+    session = prepare_runtime(checkpoint, options, report)
+    opened = OpenedModel(session, session.scheduler, tokenizer)
+    if drafter is not None:
+        draft_session, draft_source = load_draft_model(drafter, checkpoint.config, options, report)
+        return replace(opened, draft=draft_source, draft_session=draft_session)
+    return (
+        replace(opened, draft=LOOKUP) if draft and uses_drafts(checkpoint.config, folder, draft) else opened
+    )
+
+
+def prompt_tokenizer(folder: Path, template_arguments: Iterable[tuple[str, Any]]) -> Tokenizer:
+    """Load a tokenizer for prompts. template_arguments: for its chat template, if it has one. Raises
+    CheckpointError or TemplateArgumentError."""
+    tokenizer = load_tokenizer(folder)
+    if tokenizer.has_chat_template:
+        tokenizer.template_arguments = dict(template_arguments)
+    return tokenizer
+
+
+def draft_model_of(checkpoint: Checkpoint, folder: Path, draft: str | None) -> Checkpoint | None:
+    """Open the draft model for a checkpoint; None if there is none or drafts come from prompt lookup. Raises
+    as find_draft_model."""
+    return find_draft_model(draft, checkpoint) if uses_drafts(checkpoint.config, folder, draft) else None
+
+
+def uses_drafts(config: ModelConfig, folder: Path, draft: str | None) -> bool:
+    """Whether outputs of this model are drafted: it is autoregressive, and is not the draft model itself."""
+    if draft is None or config.diffusion is not None:
+        return False
+    try:
+        return draft == LOOKUP or find_checkpoint(draft) != folder
+    except CheckpointError:
+        return True  # which find_draft_model says in words of its own

@@ -1,0 +1,298 @@
+"""Items and tools of /v1/responses: as request fields, as response JSON, and as messages for the chat
+template.
+
+Items are messages, tool calls and tool outputs. A custom tool has a text as its input. For the model it is a
+function with one argument, INPUT.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal, Self
+
+from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+
+from aerie.engine.tool_calls import Tool
+from aerie.serve.chat_fields import Function
+from aerie.serve.common_fields import (
+    ClientMessagePart,
+    Content,
+    OtherServerItem,
+    RequestFields,
+    Text,
+    content_text,
+    tagged_union,
+)
+from aerie.serve.openai_format import new_id
+
+ITEM_TAGS = {
+    "function_call": "a call",
+    "custom_tool_call": "a custom call",
+    "function_call_output": "a result",
+    "custom_tool_call_output": "a result",
+    "reasoning": "a thought",
+    **dict.fromkeys(
+        (
+            "web_search_call",
+            "file_search_call",
+            "code_interpreter_call",
+            "image_generation_call",
+            "mcp_list_tools",
+            "mcp_call",
+        ),
+        "a server's call",
+    ),
+}
+SERVER_TOOLS = (
+    *("web_search", "file_search", "tool_search", "code_interpreter", "image_generation", "mcp"),
+    *("computer", "local_shell", "shell", "apply_patch"),
+)
+"""Prefixes of the types of tools that OpenAI's servers run. The model is only given tools that a client
+describes in full; these are left out of the response."""
+INPUT = "input"
+"""The argument of a custom tool as a function."""
+INPUT_START = re.compile(rf'\s*\{{\s*"{INPUT}"\s*:\s*"')
+STRING_CHARACTERS = re.compile(r'(?:[^"\\]|\\u[0-9a-fA-F]{4}|\\[^u])*')
+"""The complete characters of a JSON string."""
+
+
+class ItemBase(ClientMessagePart):
+    """Fields of all items. id, status: set if the server sent the item before."""
+
+    id: str | None = None
+    status: str | None = None
+    id_prefix: ClassVar[str] = "msg_"
+
+    def with_id(self) -> Self:
+        """The completed item with an id, as it is stored."""
+        return self.model_copy(update={"id": self.id or new_id(self.id_prefix), "status": "completed"})
+
+    def to_json(self) -> dict[str, Any]:
+        """The item as the API returns it."""
+        return self.model_dump(exclude_none=True)
+
+
+def output_text_part(text: str) -> dict[str, Any]:
+    """A part of an assistant message, as JSON."""
+    return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def _input_text_part(text: str) -> dict[str, Any]:
+    return {"type": "input_text", "text": text}
+
+
+class MessageItem(ItemBase):
+    """A message. An output item of an earlier response may be sent back unchanged. phase: accepted and
+    ignored."""
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+    phase: str | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
+        part_of = output_text_part if self.role == "assistant" else _input_text_part
+        return {**super().to_json(), "content": [part_of(text) for text in texts]}
+
+    def to_message(self) -> dict[str, Any]:
+        return {
+            "role": "system" if self.role == "developer" else self.role,
+            "content": content_text(self.content),
+        }
+
+
+class CallItem(ItemBase):
+    """A function call of an earlier response."""
+
+    id_prefix = "fc_"
+
+    type: Literal["function_call"]
+    call_id: str
+    name: Text
+    arguments: Text
+    parsed_arguments: Any = None
+
+    def to_tool_call(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class CustomCallItem(ItemBase):
+    """A call of a custom tool."""
+
+    id_prefix = "ctc_"
+    type: Literal["custom_tool_call"]
+    call_id: str
+    name: Text
+    input: Text
+
+    def to_tool_call(self) -> dict[str, Any]:
+        function = {"name": self.name, "arguments": json.dumps({INPUT: self.input}, ensure_ascii=False)}
+        return {"id": self.call_id, "type": "function", "function": function}
+
+
+class ToolOutputItem(ItemBase):
+    """The output of a tool call."""
+
+    id_prefix = "fco_"
+    type: Literal["function_call_output", "custom_tool_call_output"]
+    call_id: str
+    output: Content
+
+    def to_json(self) -> dict[str, Any]:
+        parts = (
+            self.output
+            if isinstance(self.output, str)
+            else [_input_text_part(part.text) for part in self.output]
+        )
+        return {**super().to_json(), "output": parts}
+
+    def to_message(self) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": self.call_id, "content": content_text(self.output)}
+
+
+class ReasoningItem(ItemBase):
+    """Reasoning of an earlier response. It is not given to the model."""
+
+    id_prefix = "rs_"
+    type: Literal["reasoning"]
+    summary: list[dict[str, Any]] = Field(default_factory=list)
+    content: list[dict[str, Any]] | None = None
+    encrypted_content: str | None = None
+
+
+class OtherServerToolItem(ItemBase, OtherServerItem):
+    """A call of a tool that another server ran."""
+
+    id_prefix = "st_"
+
+
+AnyItem = MessageItem | CallItem | CustomCallItem | ToolOutputItem | ReasoningItem | OtherServerToolItem
+TaggedItem = Annotated[
+    Annotated[MessageItem, Tag("a message")]
+    | Annotated[CallItem, Tag("a call")]
+    | Annotated[CustomCallItem, Tag("a custom call")]
+    | Annotated[ToolOutputItem, Tag("a result")]
+    | Annotated[ReasoningItem, Tag("a thought")]
+    | Annotated[OtherServerToolItem, Tag("a server's call")],
+    tagged_union(ITEM_TAGS, "a message"),
+]
+
+
+def to_messages(items: Sequence[AnyItem]) -> list[dict[str, Any]]:
+    """Messages for the chat template. Calls are added to the assistant message before them."""
+    messages: list[dict[str, Any]] = []
+    for item in items:
+        if isinstance(item, MessageItem | ToolOutputItem):
+            messages.append(item.to_message())
+            continue
+        if not isinstance(item, CallItem | CustomCallItem):
+            continue
+        if not messages or messages[-1]["role"] != "assistant":
+            messages.append({"role": "assistant", "content": ""})
+        messages[-1].setdefault("tool_calls", []).append(item.to_tool_call())
+    return messages
+
+
+class FunctionType(RequestFields):
+    type: Literal["function"]
+
+
+class FunctionTool(Function, FunctionType):
+    """A function. `type` is its first field, so that a wrong type is the first error."""
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool as the response repeats it."""
+        return {"parameters": {}, "strict": False, **echo_settings(self)}
+
+
+class CustomFormat(RequestFields):
+    type: Literal["text", "grammar"]
+    syntax: Literal["lark", "regex"] | None = None
+    definition: Text | None = None
+
+    @model_validator(mode="after")
+    def _is_regex(self) -> Self:
+        if self.type == "text":
+            return self
+        if self.syntax is None or self.definition is None:
+            raise ValueError("the type grammar wants syntax and definition; give both")
+        return self
+
+    @property
+    def regex(self) -> str | None:
+        """The regular expression that the input must match, if any."""
+        return self.definition if self.syntax == "regex" else None
+
+
+class CustomTool(RequestFields):
+    """A tool with a text as its input. A regular expression as its format is enforced; a Lark grammar is
+    not."""
+
+    type: Literal["custom"]
+    name: Text
+    description: Text | None = None
+    format: CustomFormat | None = None
+
+    @property
+    def tool(self) -> Tool:
+        text = {"type": "string"}
+        if self.format and self.format.regex is not None:
+            text["pattern"] = f"^(?:{self.format.regex})$"
+        parameters = {"properties": {INPUT: text}, "required": [INPUT], "additionalProperties": False}
+        return Tool(self.name, self.description or "", parameters, is_strict=True)
+
+    def to_json(self) -> dict[str, Any]:
+        """The tool as the response repeats it."""
+        body: dict[str, Any] = echo_settings(self)
+        return body
+
+
+def _tool_kind(value: Any) -> str:
+    kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
+    if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):
+        return "a server's"
+    return "a custom tool" if kind == "custom" else "a function"
+
+
+SupportedTool = FunctionTool | CustomTool
+ResponsesTool = Annotated[
+    Annotated[FunctionTool, Tag("a function")]
+    | Annotated[CustomTool, Tag("a custom tool")]
+    | Annotated[OtherServerItem, Tag("a server's")],
+    Discriminator(_tool_kind),
+]
+
+
+class NamedFunction(RequestFields):
+    """The tool that must be called."""
+
+    type: Literal["function", "custom"]
+    name: str
+
+
+class AllowedFunctions(RequestFields):
+    """The tools that may be called. The model sees all tools."""
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedFunction]
+
+
+def custom_tool_input(arguments: str) -> str:
+    """The input of a custom tool in its arguments, which may be incomplete: as much of it as is certain."""
+    start = INPUT_START.match(arguments)
+    if not start:
+        return ""
+    text = STRING_CHARACTERS.match(arguments, start.end())
+    assert text is not None
+    value: str = json.loads(f'"{text[0]}"')
+    return value[:-1] if value and "\ud800" <= value[-1] < "\udc00" else value  # half a surrogate pair
+
+
+def echo_settings(value: Any) -> Any:
+    """A setting of the request as the response repeats it."""
+    return value.model_dump(exclude_none=True) if isinstance(value, BaseModel) else value
