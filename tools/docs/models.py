@@ -93,11 +93,11 @@ def programs_page() -> str:
 
 def _programs(plans: dict[str, Any]) -> Iterator[str]:
     for name, plan in plans.items():
-        launches = ", ".join(step.label for step in plan.steps)
+        launches = ", ".join(launch.label for launch in plan.launches)
         rows = [(code(each.name), "x".join(map(str, each.shape)), each.role.value) for each in plan.arguments]
         yield section(
             code(name),
-            f"{len(plan.steps)} launches: {launches}.",
+            f"{len(plan.launches)} launches: {launches}.",
             table(("argument", "shape", "role"), rows),
             level=3,
         )
