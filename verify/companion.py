@@ -21,7 +21,7 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
-from aerie.llama32_1b.synthetic.shape import of_family, with_vocabulary
+from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.variants import CONTEXTS
@@ -54,7 +54,7 @@ def of_another_family(config: ModelConfig) -> ModelConfig:
     that say one token after another."""
     said = [each for each in FAMILIES.values() if each.diffusion is None]
     others = (each for each in reversed(said) if each.tensors != config.family.tensors)
-    return replace(of_family(config, next(others)), sliding_window=None)
+    return replace(in_family(config, next(others)), sliding_window=None)
 
 
 @contextmanager
