@@ -452,7 +452,7 @@ def load(
     fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
     reporter = CallbackReporter(progress)
     checkpoint = with_block_size(open_checkpoint(find_checkpoint(str(model))), block_size, reporter.note)
-    folder = cache_dir or folders.programs()
+    folder = cache_dir or folders.programs_folder()
     options = RuntimeOptions(
         seq_len,
         backend_,

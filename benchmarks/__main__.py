@@ -23,7 +23,7 @@ from aerie.common import (
     interrupts,  # noqa: F401  # isort: split
 )
 from aerie.common.errors import UserError
-from aerie.common.store import write_whole
+from aerie.common.store import write_atomic
 from aerie.common.text_tables import print_tables
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -69,7 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 def measure(arguments: argparse.Namespace) -> int:
     """Measure one instruction set after the other. Prints the tables, and writes the figures after each."""
-    out = arguments.out or folders.home() / "bench.json"
+    out = arguments.out or folders.cache_folder() / "bench.json"
     if arguments.show:
         return print_record(out)
     selections = instruction_sets.choose(arguments.isa)
@@ -82,7 +82,7 @@ def measure(arguments: argparse.Namespace) -> int:
     plan = make_plan(folder, arguments.rounds, arguments.tokens)
     model = Path(arguments.model).resolve().name if arguments.model else "synthetic Llama-3.2-1B"
     for selected in selections:
-        figures = comparison.run(plan, selected, folders.home() / "bench", report)
+        figures = comparison.run(plan, selected, folders.cache_folder() / "bench", report)
         print_tables(Console(), comparison_table(model, selected.title, figures))
         print_conditions(figures, report)
         write_record(merge_figures(read_record(out), model, describe_machine(), figures), out)
@@ -167,7 +167,7 @@ def write_record(recorded: Mapping[str, Any], out: Path) -> None:
     text = json.dumps(recorded, indent=2) + "\n"
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(out, lambda file: file.write(text.encode()))
+        write_atomic(out, lambda file: file.write(text.encode()))
     except OSError as error:
         raise _unwritable(out, error) from None
 
@@ -199,7 +199,7 @@ def require_torch() -> None:
 
 def synthetic_checkpoint(report: Reporter) -> Path:
     """The synthetic Llama-3.2-1B, written if it is missing."""
-    folder = folders.home() / "synthetic" / "llama-3.2-1b"
+    folder = folders.cache_folder() / "synthetic" / "llama-3.2-1b"
     if not folder.is_dir():
         check_memory(LLAMA_3_2_1B, weight_bytes(LLAMA_3_2_1B))
         report.note(f"writing a synthetic Llama-3.2-1B of 2.5 GB to {folder}, once")

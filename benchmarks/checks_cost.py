@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie import virtual_npu
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.virtual_npu import arrays
 
 ROUNDS = 7
@@ -45,7 +45,7 @@ def median_times(text: str) -> list[float]:
             for library, spent in zip(libraries, times, strict=True):
                 values = [array.copy() for array in given]
                 started = time.perf_counter()
-                arrays.run(library, entry, values)
+                arrays.run_entry(library, entry, values)
                 spent.append(time.perf_counter() - started)
     return [statistics.median(spent) for spent in times]
 
@@ -54,7 +54,7 @@ def main(names: list[str]) -> None:
     """Measure the kernels named, or all that have a shape here."""
     print(f"{'kernel':16} {'off, ms':>9} {'on, ms':>9} {'ratio':>6}")
     for name in names or SHAPES:
-        spec = registry()[name]
+        spec = all_kernels()[name]
         kernel = spec.build(**{**spec.cases[0], **SHAPES[name]})
         off, on = median_times(kernel.text)
         print(f"{name:16} {off * 1e3:9.2f} {on * 1e3:9.2f} {on / off:6.2f}", flush=True)

@@ -375,7 +375,7 @@ class ComparisonRun:
 
     @property
     def _env(self) -> dict[str, str]:
-        threads = str(knobs.threads())
+        threads = str(knobs.thread_count())
         cache = str((self.work / "vnpu").resolve())
         env = {"VNPU_THREADS": threads, "OMP_NUM_THREADS": threads, "VNPU_CACHE": cache}
         return env | self.selected.environment

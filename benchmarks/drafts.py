@@ -140,7 +140,7 @@ def build_parser() -> argparse.ArgumentParser:
 def run(arguments: argparse.Namespace) -> int:
     """Measure all texts and print the table."""
     report = Reporter()
-    options = RuntimeOptions(None, select_backend("virtual"), folders.programs())
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder())
     session = prepare_runtime(open_checkpoint(find_checkpoint(arguments.model)), options, report)
     figures = ("guide ms", "rows ms", "lookup ms", "times rows", "times guide", "tokens a pass", "right")
     table = compact_table("a token, in the median of all rounds", ("text",), figures)

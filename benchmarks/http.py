@@ -199,10 +199,10 @@ def build_parser() -> argparse.ArgumentParser:
 
 def run(arguments: argparse.Namespace) -> int:
     """Measure and print the table."""
-    report, work = Reporter(), folders.home() / "http"
+    report, work = Reporter(), folders.cache_folder() / "http"
     folder, tokens = find_checkpoint(arguments.model), arguments.tokens
     report.note(f"starting a server of {arguments.model}, and the engine alone")
-    with open_both(folder, work, folders.programs(), {}) as endpoints:
+    with open_both(folder, work, folders.programs_folder(), {}) as endpoints:
         measure_overhead(endpoints, 0, tokens)  # warm-up of both
         measure_concurrent(endpoints, 0, tokens)
         overheads, concurrent = [], []

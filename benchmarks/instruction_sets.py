@@ -24,7 +24,7 @@ NATIVE, ALL = "native", "all"
 class InstructionSetLimits:
     """How both sides are limited to an instruction set, and the targets of the comparison.
 
-    march: value of VNPU_MARCH, without the features in `also` of the set. aten, onednn, mkl: values for
+    march: value of VNPU_MARCH, without the features in `optional` of the set. aten, onednn, mkl: values for
     torch. capability: what torch reports then. targets: minimum figures, by kind (figures.py); none on ARM,
     where nothing was measured.
     """
@@ -96,7 +96,7 @@ class SelectedSet:
         if self.name == NATIVE or not self.best:
             return {}
         limits = LIMITS[self.best.name]
-        also = [name for name in self.best.also if name in cpu.features()]
+        also = [name for name in self.best.optional if name in cpu.cpu_features()]
         march = "+".join((limits.march, *also))
         return {
             name: value

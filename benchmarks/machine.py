@@ -24,9 +24,9 @@ def describe_machine() -> dict[str, Any]:
     return {
         "cpu": model or platform.processor() or platform.machine(),
         **topology(),
-        "threads": knobs.threads(),
+        "threads": knobs.thread_count(),
         "instruction_sets": [each.title for each in cpu.instruction_sets()],
-        "features": list(cpu.features()),
+        "features": list(cpu.cpu_features()),
         "cache_bytes": caches(),
         "memory_bytes": _meminfo("MemTotal"),
         "compiler": find_compiler().version,

@@ -30,7 +30,7 @@ def measure_peaks(seconds: float = SECONDS) -> dict[str, list[float]]:
     Raises ToolchainError if the C++ does not compile.
     """
     multiply = load_host_code(FOLDER / "peaks.cc", (INCLUDE,))
-    counts = (1, knobs.threads())
+    counts = (1, knobs.thread_count())
 
     def rates(function: str) -> list[float]:
         rate = multiply[function]
@@ -58,7 +58,7 @@ class MemoryReader:
         self._read.argtypes = [ctypes.c_void_p, *[ctypes.c_int64] * 3]
         self._read.restype = ctypes.c_uint64
         self._memory = np.ones((nbytes or bytes_to_read()) // 8, np.uint64)
-        self._threads = threads or knobs.threads()
+        self._threads = threads or knobs.thread_count()
 
     def sum(self, *, prefetch: bool) -> int:
         """The sum of all words, so that each is read. prefetch: issue prefetches, as programs do."""

@@ -15,7 +15,7 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
-from aerie.runtime.memory import size
+from aerie.runtime.memory import format_bytes
 from aerie.verify.reference import reference_bytes
 from benchmarks.drafts import texts_that_fit
 from benchmarks.peaks import bytes_to_read
@@ -149,9 +149,9 @@ def check_memory(config: ModelConfig, nbytes: int) -> None:
     )
     read = bytes_to_read()
     parts = (
-        f" (ours {size(aerie_bytes)}, theirs {size(transformers_bytes)}, the checkpoint in the page "
-        f"cache {size(nbytes)}, "
-        f"memory to read {size(read)})"
+        f" (ours {format_bytes(aerie_bytes)}, theirs {format_bytes(transformers_bytes)}, "
+        f"the checkpoint in the page cache {format_bytes(nbytes)}, "
+        f"memory to read {format_bytes(read)})"
     )
     require(
         aerie_bytes + transformers_bytes + nbytes + read,

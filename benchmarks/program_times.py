@@ -10,7 +10,7 @@ import numpy as np
 
 from aerie.engine.programs import program_flops
 from aerie.kernel_builder.kernels import eltwise_add
-from aerie.multi_launch_builder import Program, cached
+from aerie.multi_launch_builder import Program, program_store
 from aerie.multi_launch_builder.shapes import ModelShape
 from aerie.runtime import Backend, KernelCache, Profiler
 from aerie.virtual_npu import Library
@@ -43,7 +43,7 @@ FLASH_CALLS = 4
 
 def time_flash_attention(cache_dir: Path, backend: Backend, shape: ModelShape, length: int) -> Profiler:
     """Time flash_attn for prompts of `length` tokens, on standard normal queries, keys and values."""
-    program = cached.programs(shape, length)["flash_attn"]
+    program = program_store.load_programs(shape, length)["flash_attn"]
     random = np.random.default_rng(0)
     arrays = [
         random.standard_normal(argument.shape).astype(argument.dtype.numpy) for argument in program.arguments

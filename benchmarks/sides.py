@@ -36,10 +36,10 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
 from aerie.runtime import select_backend
-from aerie.runtime.calls import BETWEEN
+from aerie.runtime.calls import BETWEEN_PROGRAMS
 from aerie.runtime.memory import available_bytes
 from aerie.virtual_npu import Library
-from aerie.virtual_npu.pyxrt.batch import Batch
+from aerie.virtual_npu.pyxrt.batch import RunBatch
 from benchmarks.client import Client
 from benchmarks.drafts import measure, texts
 from benchmarks.figures import BATCH_SIZES, COMPARED_BATCH, FEW_ROWS
@@ -61,7 +61,7 @@ def prompt(length: int, vocab_size: int) -> list[int]:
 def native_seconds() -> float:
     """Seconds so far in compiled code of Aerie: programs, decode attention, writes of the KV cache."""
     attention = native_attention()
-    return Library.seconds + Batch.host_seconds + (attention.seconds if attention else 0.0)
+    return Library.seconds + RunBatch.host_seconds + (attention.seconds if attention else 0.0)
 
 
 class AerieSide:
@@ -295,7 +295,7 @@ class AerieSide:
     def _call_totals(self) -> tuple[int, float]:
         """Calls of programs so far, and the seconds in them and between replayed ones."""
         profiler = self.session.cache.profiler
-        programs, between = profiler.programs.values(), profiler.spans.get(BETWEEN)
+        programs, between = profiler.programs.values(), profiler.spans.get(BETWEEN_PROGRAMS)
         seconds = sum(times.total for times in programs) + (between.total if between else 0.0)
         return sum(times.calls for times in programs), seconds
 
@@ -314,7 +314,7 @@ class TransformersSide:
         from aerie.verify.reference import Reference, import_torch
 
         self._torch = import_torch()
-        self._torch.set_num_threads(knobs.threads())
+        self._torch.set_num_threads(knobs.thread_count())
         self._model = Reference.open(self._folder).model
         return {"seconds": time.perf_counter() - started}
 
@@ -431,7 +431,7 @@ class Machine:
 
     def features(self) -> list[str]:
         """CPU features that programs are compiled for."""
-        return cpu.identity().split()[1:]
+        return cpu.cpu_identity().split()[1:]
 
 
 SIDES: dict[str, type[AerieSide] | type[TransformersSide] | type[Machine] | type[Client]] = {

@@ -1,4 +1,4 @@
 """Kernels for the NPU: the language to write them in (`dsl`), and the kernels themselves (`kernels`).
 
-`aerie kernels` shows them, and what they take of the device (`aerie.device`).
+`aerie kernels` lists them, and what they use of the device (`aerie.device`).
 """

@@ -2,15 +2,15 @@
 
     list                                  every kernel and what it computes
     show KERNEL [--param=value ...]       its MLIR
-    check KERNEL [--param=value ...]      its results on the virtual NPU, against its reference; and whether
-                                          the device can have it
-    preflight KERNEL|FILE [--param=value ...]   what it takes of the device, and whether that fits
+    check KERNEL [--param=value ...]      its results on the virtual NPU, compared with its reference; and
+                                          whether it fits the device
+    preflight KERNEL|FILE [--param=value ...]   what it uses of the device, and whether that fits
     numerics [--size N]                   errors published for an NPU, and those on the virtual NPU
 
-Parameters that are not given are those of the kernel's first case; `none` stands for None. Without any,
-`check` runs every case. Errors go to standard error. The exit status is 1 where a result is out of
-tolerance, an error is not the published one, or a kernel fails as it runs, and 2 for what is refused or
-cannot be built. `check` says in one line what of a case cannot; `preflight` says all of it.
+Missing parameters have the values of the kernel's first case; `none` means None. Without any, `check` runs
+every case. Errors go to standard error. The exit status is 1 if a result is out of tolerance, an error
+differs from the published one, or a kernel fails while it runs; 2 if something is refused or cannot be built.
+`check` prints one line about a case that does not fit the device; `preflight` prints all of it.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from aerie.common.cli_parser import OneLineParser
 from aerie.common.text_tables import text_table
 from aerie.device import check
 from aerie.device.npu2 import DEVICES, NPU2
-from aerie.kernel_builder import numerics
+from aerie.kernel_builder import published_errors
 from aerie.kernel_builder.arguments import KernelBuilderError
-from aerie.kernel_builder.kernels import registry
-from aerie.kernel_builder.spec import Difference, KernelModule, KernelSpec, Parameters
+from aerie.kernel_builder.kernels import all_kernels
+from aerie.kernel_builder.spec import KernelDifference, KernelModule, KernelSpec, Parameters
 from aerie.kernel_builder.testing import compare
 from aerie.virtual_npu import ProgramError, VirtualNpuRuntimeError
-from aerie.virtual_npu.texts import print_table
+from aerie.virtual_npu.console import print_table
 
 WRONG_RESULT, REFUSED = 1, 2
 
@@ -46,7 +46,7 @@ class UsageError(KernelBuilderError):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; 0, 1 for wrong results, or 2 where it was refused or the program does not fit."""
+    """Run one command. Returns 0; 1 for wrong results; 2 if it was refused or the program does not fit."""
     parser = _parser()
     options, rest = parser.parse_known_args(arguments)
     try:
@@ -91,16 +91,16 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _size(text: str) -> int:
-    smallest = min(row.work for row in numerics.ROWS)
+    smallest = min(row.work for row in published_errors.ROWS)
     if not text.isdecimal() or int(text) ** 3 < smallest:
-        least = math.ceil(smallest ** (1 / 3))
-        raise argparse.ArgumentTypeError(f"'{text}' leaves no row; give a whole number of {least} or more")
+        min_size = math.ceil(smallest ** (1 / 3))
+        raise argparse.ArgumentTypeError(f"'{text}' leaves no row; give a whole number of {min_size} or more")
     return int(text)
 
 
 def _list(_: argparse.Namespace, rest: list[str]) -> int:
-    _nothing_more(rest)
-    for name, spec in registry().items():
+    _check_no_more(rest)
+    for name, spec in all_kernels().items():
         print(f"{name:<16} {spec.title}\n{'':<16} parameters: {', '.join(spec.parameters)}")
     return 0
 
@@ -113,7 +113,9 @@ def _show(options: argparse.Namespace, rest: list[str]) -> int:
 def _check(options: argparse.Namespace, rest: list[str]) -> int:
     spec = _spec(options.kernel)
     cases = [_parameters(spec, rest)] if rest else spec.cases
-    results = [(_words(case), name, found) for case in cases for name, found in compare(spec, case).items()]
+    results = [
+        (_parameters_text(case), name, found) for case in cases for name, found in compare(spec, case).items()
+    ]
     header = ("case", "result", "worst error", "allowed", "differ", "")
     print(text_table([header, *(_row(*result) for result in results)], "<<>>><"))
     wrong = [
@@ -126,77 +128,79 @@ def _check(options: argparse.Namespace, rest: list[str]) -> int:
 
 
 def _misfits(spec: KernelSpec, case: Parameters) -> list[str]:
-    """What of a case cannot be built for the device, in a line; the virtual NPU runs it all the same."""
+    """What of a case cannot be built for the device, one line each; the virtual NPU runs it anyway."""
     faults = check(spec.build(**case).module, NPU2).faults
     if not faults:
         return []
     more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
     words = " ".join(f"--{name}={value}" for name, value in case.items())
     return [
-        f"error: {spec.name} {_words(case)}: cannot be built for {NPU2.name}: {faults[0]}{more}; "
+        f"error: {spec.name} {_parameters_text(case)}: cannot be built for {NPU2.name}: {faults[0]}{more}; "
         f"`aerie kernels preflight {spec.name} {words}` tells all"
     ]
 
 
-def _row(case: str, name: str, found: Difference) -> tuple[str, ...]:
-    worst = found.worst
+def _row(case: str, name: str, difference: KernelDifference) -> tuple[str, ...]:
+    worst = difference.worst
     error, allowed = (f"{worst.error:.3g}", f"{worst.allowed:.3g}") if worst else ("0", "")
-    verdict = "ok" if found.passes else "WRONG"
-    return case, name, error, allowed, f"{found.differing} of {found.size}", verdict
+    verdict = "ok" if difference.passes else "WRONG"
+    return case, name, error, allowed, f"{difference.differing} of {difference.size}", verdict
 
 
-def _words(parameters: Parameters) -> str:
+def _parameters_text(parameters: Parameters) -> str:
     return " ".join(f"{name}={value}" for name, value in parameters.items())
 
 
 def _preflight(options: argparse.Namespace, rest: list[str]) -> int:
     path = Path(options.target)
-    if options.target not in registry() and (path.suffix or path.exists()):
-        _nothing_more(rest)
+    if options.target not in all_kernels() and (path.suffix or path.exists()):
+        _check_no_more(rest)
         module = parse(_read(path), str(path))
     else:
         module = _built(options.target, rest).module
     report = check(module, DEVICES[options.device])
     print(report.table(), flush=True)
-    for level, found in (("warning", report.warnings), ("error", report.faults)):
-        for fault in found:
+    for level, findings in (("warning", report.warnings), ("error", report.faults)):
+        for fault in findings:
             print(f"{level}: {fault}", file=sys.stderr)
     return 0 if report.ok else REFUSED
 
 
 def _numerics(options: argparse.Namespace, rest: list[str]) -> int:
-    _nothing_more(rest)
-    found = list(_measured(numerics.up_to(options.size)))
-    off = [number for number, row in enumerate(found) if not row.agrees]
+    _check_no_more(rest)
+    comparisons = list(_measured(published_errors.rows_up_to(options.size)))
+    off = [number for number, row in enumerate(comparisons) if not row.agrees]
     print_table(
         "mean |error| / mean |result|",
         ("row", "published", "here", "ratio", "same digits"),
-        [_numbers(row) for row in found],
+        [_numbers(row) for row in comparisons],
         "<>>><",
         sys.stdout,
         off,
     )
-    print("not compared:", *(f"  {row}: {why}" for row, why in numerics.NOT_COMPARED.items()), sep="\n")
-    for row in (found[number] for number in off):
+    print(
+        "not compared:", *(f"  {row}: {why}" for row, why in published_errors.NOT_COMPARED.items()), sep="\n"
+    )
+    for row in (comparisons[number] for number in off):
         print(
-            f"error: {row.name}: published {row.published}, here {row.here:.2e}; "
-            f"more than {numerics.TOLERANCE:.0%} apart",
+            f"error: {row.name}: published {row.published}, here {row.measured:.2e}; "
+            f"more than {published_errors.TOLERANCE:.0%} apart",
             file=sys.stderr,
         )
     return WRONG_RESULT if off else 0
 
 
-def _measured(rows: Sequence[numerics.Row]) -> Iterator[numerics.Comparison]:
-    """The comparisons; a terminal shows which one is being made."""
+def _measured(rows: Sequence[published_errors.PublishedError]) -> Iterator[published_errors.ErrorComparison]:
+    """The comparisons; a terminal shows which one is running."""
     with Progress(console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty()) as bars:
         task = bars.add_task("", total=len(rows))
-        for row, comparison in zip(rows, numerics.compare(rows), strict=True):
+        for row, comparison in zip(rows, published_errors.compare(rows), strict=True):
             yield comparison
             bars.update(task, advance=1, description=row.name)
 
 
-def _numbers(row: numerics.Comparison) -> tuple[str, ...]:
-    mantissa, exponent = f"{row.here:.3e}".split("e")
+def _numbers(row: published_errors.ErrorComparison) -> tuple[str, ...]:
+    mantissa, exponent = f"{row.measured:.3e}".split("e")
     here = f"{mantissa}e{int(exponent)}"
     return row.name, row.published, here, f"{row.ratio:.4f}", "yes" if row.same_digits else "no"
 
@@ -209,13 +213,13 @@ def _read(path: Path) -> str:
         raise UsageError(f"cannot read {path}: {reason}; name an .mlir file or a kernel") from error
 
 
-def _nothing_more(rest: list[str]) -> None:
+def _check_no_more(rest: list[str]) -> None:
     if rest:
         raise UsageError(f"unknown argument {rest[0]}; see aerie kernels --help")
 
 
 def _spec(name: str) -> KernelSpec:
-    specs = registry()
+    specs = all_kernels()
     if name not in specs:
         raise UsageError(f"no kernel named '{name}'; there are: {', '.join(specs)}")
     return specs[name]
@@ -235,8 +239,10 @@ def _parameter(spec: KernelSpec, word: str) -> tuple[str, Any]:
     name, equals, text = word.removeprefix("--").partition("=")
     name = name.replace("-", "_")
     if not word.startswith("--") or not equals or name not in spec.parameters:
-        known = ", ".join(spec.parameters)
-        raise UsageError(f"'{word}' is no parameter of {spec.name}; write --name=value with one of: {known}")
+        supported = ", ".join(spec.parameters)
+        raise UsageError(
+            f"'{word}' is no parameter of {spec.name}; write --name=value with one of: {supported}"
+        )
     return name, _value(word, text)
 
 

@@ -1,7 +1,7 @@
-"""What kernels and programs are called with: element types and argument tables; and the errors of this room.
+"""Element types and argument tables of kernels and programs, and the errors of this room.
 
-Slots, static and intermediate sets are derived from roles here, so that no caller ever writes a slot number.
-Needs no IR, so that whoever runs programs need not load it.
+Slots, static and intermediate sets are derived from roles here, so that no caller writes a slot number. This
+file needs no IR, so that running a program does not load it.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class KernelBuilderError(AerieError):
 
 
 class DslError(KernelBuilderError):
-    """A kernel was written in a way that cannot become a legal program."""
+    """The code of a kernel cannot become a legal program."""
 
 
 class IllegalShapeError(KernelBuilderError, ValueError):
-    """A shape or tile size that a kernel cannot serve; the message names a legal one."""
+    """A kernel does not support a shape or tile size. The message names a supported one."""
 
 
-class ArgumentError(AerieError, ValueError):
-    """An argument that is not in the table, or does not fit it."""
+class ArgumentTableError(AerieError, ValueError):
+    """An argument is not in the table, or does not fit it."""
 
 
 @dataclass(frozen=True)
@@ -66,17 +66,19 @@ DTYPES: tuple[DType, ...] = (bf16, f16, f32, i8, i16, i32, i64)
 
 u8 = DType("u8", np.uint8, "ui8")
 u16 = DType("u16", np.uint16, "ui16")
-"""Of quantised results alone: no kernel of ours takes or makes them."""
+"""Used for quantised results only: no kernel of ours reads or writes it."""
 
 
-def bit_words(bits: NDArray[np.bool_]) -> NDArray[np.int32]:
-    """Booleans, (rows, columns), as a bit each, column 0 lowest: (rows, columns / 32) int32, as masks are."""
+def pack_bits(bits: NDArray[np.bool_]) -> NDArray[np.int32]:
+    """Pack booleans (rows, columns) into bits, column 0 in the lowest: (rows, columns / 32) int32, a mask's
+    layout.
+    """
     packed = np.packbits(np.ascontiguousarray(bits, bool), axis=1, bitorder="little")
     return packed.view("<u4").view(np.int32)
 
 
 class Role(enum.Enum):
-    """What an argument is to its caller.
+    """How the caller uses an argument.
 
     INPUT is written before every call. WEIGHT and LUT are written once per buffer-object set.
     INTERMEDIATE and OUTPUT are overwritten by the program; an OUTPUT is read back.
@@ -90,15 +92,15 @@ class Role(enum.Enum):
 
 
 STATIC_ROLES = frozenset({Role.WEIGHT, Role.LUT})
-OVERWRITTEN_ROLES = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
+WRITTEN_ROLES = frozenset({Role.INTERMEDIATE, Role.OUTPUT})
 
 
 @dataclass(frozen=True)
 class Argument:
     """One argument: its name, shape in elements, element type and role.
 
-    scale, offset: where it is quantised, an element q stands for (q + offset) * scale. None and 0: an element
-    is the number it stands for.
+    scale, offset: of a quantised argument: an element q means (q + offset) * scale. None and 0: an element is
+    its own value.
     """
 
     name: str
@@ -110,12 +112,12 @@ class Argument:
 
     def __post_init__(self) -> None:
         if self.scale is None and self.offset:
-            raise ArgumentError(
+            raise ArgumentTableError(
                 f"argument {self} has offset={self.offset} and no scale, so nothing says what its elements "
                 "stand for; give both, or neither"
             )
         if self.scale is not None and not (math.isfinite(self.scale) and self.scale > 0):
-            raise ArgumentError(
+            raise ArgumentTableError(
                 f"argument {self} has scale={self.scale}, and a step is a positive number; give that of its "
                 "quantisation"
             )
@@ -125,13 +127,13 @@ class Argument:
         """Bytes of the whole argument."""
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def numbers(self, elements: NDArray[Any]) -> NDArray[np.float32]:
-        """What elements of this argument stand for, in f32: logits of any element type, quantised or not.
+    def dequantise(self, elements: NDArray[Any]) -> NDArray[np.float32]:
+        """The values of elements of this argument in f32: logits of any element type, quantised or not.
 
-        Raises ArgumentError for elements of another type.
+        Raises ArgumentTableError for elements of another type.
         """
         if elements.dtype != np.dtype(self.dtype.numpy):
-            raise ArgumentError(
+            raise ArgumentTableError(
                 f"argument {self} was given elements of {elements.dtype}, which would be read as other "
                 f"numbers; give {np.dtype(self.dtype.numpy)}"
             )
@@ -152,7 +154,7 @@ class ArgumentTable(Sequence[Argument]):
         if len(self._slots) != len(self._arguments):
             names = [argument.name for argument in self._arguments]
             twice = sorted({name for name in names if names.count(name) > 1})
-            raise ArgumentError(f"argument declared twice: {', '.join(twice)}; give each its own name")
+            raise ArgumentTableError(f"argument declared twice: {', '.join(twice)}; give each its own name")
 
     @overload
     def __getitem__(self, key: int | str) -> Argument: ...
@@ -170,12 +172,12 @@ class ArgumentTable(Sequence[Argument]):
         return tuple(argument.name for argument in self._arguments)
 
     def slot(self, name: str) -> int:
-        """The slot of `name`; ArgumentError, with the nearest names, where there is none."""
+        """The slot of `name`. Raises ArgumentTableError, with the nearest names, if there is none."""
         try:
             return self._slots[name]
         except KeyError:
             near = difflib.get_close_matches(name, self.names, n=3) or self.names
-            raise ArgumentError(f"no argument named '{name}'; there are: {', '.join(near)}") from None
+            raise ArgumentTableError(f"no argument named '{name}'; there are: {', '.join(near)}") from None
 
     def _slots_of(self, roles: frozenset[Role]) -> tuple[int, ...]:
         return tuple(slot for slot, argument in enumerate(self._arguments) if argument.role in roles)
@@ -187,8 +189,8 @@ class ArgumentTable(Sequence[Argument]):
 
     @property
     def intermediate_indices(self) -> frozenset[int]:
-        """Slots the program overwrites: what they hold on entry does not matter."""
-        return frozenset(self._slots_of(OVERWRITTEN_ROLES))
+        """Slots that the program overwrites; their content on entry does not matter."""
+        return frozenset(self._slots_of(WRITTEN_ROLES))
 
     @property
     def output_indices(self) -> tuple[int, ...]:

@@ -36,18 +36,18 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, View
-from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, bf16, f32
+from aerie.kernel_builder.dsl import L1, L2, ChannelRef, Index, Kernel, bf16, f32
 from aerie.kernel_builder.spec import KernelModule, largest_divisor, require_multiple
-from aerie.kernel_builder.values import ArgumentType, External, Optimize
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction, OptLevel
 
-BLOCK = 8
+MMUL_BLOCK = 8
 """Rows and columns of a block of the core's matrix product, and columns of a panel."""
 STAGES = 4
 """Rows of cores by default: the array's. A fixed number, as results depend on it in their last bits."""
-OPTIMIZE = Optimize(
+OPTIMIZE = OptLevel(
     "O2",
     "what upstream builds its attn_npu2.cc with (mlir-air programming_examples/flash_attention/"
     "kernel_fusion_based/Makefile); seven functions in one object make it the one to watch in 16 KiB",
@@ -55,17 +55,17 @@ OPTIMIZE = Optimize(
 
 
 def kv_rows(head_dim: int) -> int:
-    """Rows of a K/V tile. They depend on head_dim alone, so that padding lk moves no tile."""
+    """Rows of a K/V tile. They depend on head_dim only, so that padding lk moves no tile."""
     return 64 if head_dim <= 64 else 32
 
 
 @dataclass(frozen=True)
-class Tiles:
-    """How attention is cut: rows and columns of cores, and the rows of a tile in each.
+class AttentionTiles:
+    """How attention is divided: rows and columns of cores, and the rows of a tile in each.
 
     q_rows: query rows of one core. lkp: rows of a K/V tile, of which there are kv_tiles. num_q_tiles x
-    num_stages cores. kv_copies: how often a core holds K and V, twice where the compiler may double-buffer
-    what a loop receives.
+    num_stages cores. kv_copies: copies of K and V in a core: 2 if the compiler may double-buffer what a loop
+    receives.
     """
 
     q_rows: int
@@ -76,18 +76,19 @@ class Tiles:
     num_stages: int
     kv_copies: int = 2
 
-    def tiles_of(self, stage: int) -> int:
-        """K/V tiles that a stage sees, at least one."""
+    def kv_tiles_of_stage(self, stage: int) -> int:
+        """The number of K/V tiles of a stage, at least one."""
         return -(-(self.kv_tiles - stage) // self.num_stages)
 
     @property
     def held(self) -> CoreBuffers:
-        """What a core holds. The accumulator of the next stage comes into the buffer of scores, unless that
-        has fewer columns."""
+        """The buffers of a core. The next stage's accumulator arrives in the buffer of scores, unless that
+        has fewer columns.
+        """
         rows = self.q_rows
         tile, stats = L1((rows * self.head_dim,), f32), L1((4 * rows,), f32)
         kv = L1((self.lkp * self.head_dim,), bf16)
-        held = {
+        buffers = {
             "l1_q": (L1((rows * self.head_dim,), bf16), 1),
             "l1_k": (kv, self.kv_copies),
             "l1_v": (kv, self.kv_copies),
@@ -97,15 +98,15 @@ class Tiles:
             "l1_stats": (stats, 1),
         }
         if self.num_stages > 1:
-            held["l1_other_stats"] = (stats, 1)
-            held |= {"l1_other_acc": (tile, 1)} if self.lkp > self.head_dim else {}
-        return held
+            buffers["l1_other_stats"] = (stats, 1)
+            buffers |= {"l1_other_acc": (tile, 1)} if self.lkp > self.head_dim else {}
+        return buffers
 
 
-class Attention(ABC):
-    """One attention kernel being written: channels, the launch's transfers, the relay through L2.
+class AttentionKernel(ABC):
+    """One attention kernel under construction: channels, the launch's transfers, the relay through L2.
 
-    What a kernel says of its own: how its arguments lie in L3, and what a core does with a K and a V tile.
+    A subclass defines how its arguments are laid out in L3, and what a core does with a K and a V tile.
     """
 
     q: Buffer
@@ -113,7 +114,9 @@ class Attention(ABC):
     v_rows: View
     out: Buffer
 
-    def __init__(self, kernel: Kernel, tiles: Tiles, functions: Callable[[], Mapping[str, External]]) -> None:
+    def __init__(
+        self, kernel: Kernel, tiles: AttentionTiles, functions: Callable[[], Mapping[str, ExternalFunction]]
+    ) -> None:
         self.k, self.tiles = kernel, tiles
         rows, stages = tiles.num_q_tiles, tiles.num_stages
         columns = [column % kernel.device.columns for column in range(rows + 2 * stages)]
@@ -127,24 +130,24 @@ class Attention(ABC):
         self.out_l3 = self._shim_channels("out_l3", columns[:rows])
         self.call = functions()
 
-    def _shim_channels(self, name: str, columns: Iterable[int]) -> list[ChannelEnd]:
-        """name_0, name_1, ..., one for each of the columns: of a bundle all members would share one."""
+    def _shim_channels(self, name: str, columns: Iterable[int]) -> list[ChannelRef]:
+        """Channels name_0, name_1, ..., one per column: all members of one bundle would share a column."""
         return [self.k.channel(f"{name}_{i}", 1, shim_column=column)[0] for i, column in enumerate(columns)]
 
     @abstractmethod
-    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
-        """The rows of query tile `tile` at a launch's point, in L3: of `q`, and alike of `out`."""
+    def query_tile(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
+        """The rows of query tile `tile` at a launch's point, in L3: of `q`, and in the same way of `out`."""
 
     @abstractmethod
-    def keys_in(self, buffer: View, block: Index, head: Index, first: Index) -> View:
-        """A K/V tile from row `first` on, in L3: of `k_rows`, and alike of `v_rows`."""
+    def key_tile(self, buffer: View, block: Index, head: Index, first: Index) -> View:
+        """A K/V tile from row `first` on, in L3: of `k_rows`, and in the same way of `v_rows`."""
 
     @abstractmethod
-    def core(self, block: Index, tx: Index, ty: Index) -> Core:
-        """What core (tx, ty) does for a block of queries."""
+    def core(self, block: Index, tx: Index, ty: Index) -> AttentionCore:
+        """What core (tx, ty) computes for a block of queries."""
 
     def module(self, blocks: int, heads: int) -> KernelModule:
-        """The whole kernel, of a launch of heads x blocks points."""
+        """The whole kernel: a launch of heads x blocks points."""
         k, tiles = self.k, self.tiles
         with k.launch(heads, blocks) as (head, block):
             self.feed(block, head)
@@ -155,52 +158,54 @@ class Attention(ABC):
         return k.finish()
 
     def feed(self, block: Index, head: Index) -> None:
-        """The launch: queries and K/V tiles leave L3, results arrive. Every channel has a loop of its own."""
+        """In the launch: send queries and K/V tiles from L3, receive results. Every channel has
+        its own loop.
+        """
         k, tiles = self.k, self.tiles
         for tile in range(tiles.num_q_tiles):
             self.feed_queries(block, head, tile)
-            k.get(self.out_l3[tile], self.queries_in(self.out, block, head, tile))
+            k.get(self.out_l3[tile], self.query_tile(self.out, block, head, tile))
         for stage in range(tiles.num_stages):
             for source, into in ((self.k_rows, self.k_in[stage]), (self.v_rows, self.v_in[stage])):
-                for i in k.loop(0, tiles.tiles_of(stage)):
+                for i in k.loop(0, tiles.kv_tiles_of_stage(stage)):
                     first = (i * tiles.num_stages + stage) * tiles.lkp
-                    k.put(into, self.keys_in(source, block, head, first))
+                    k.put(into, self.key_tile(source, block, head, first))
 
     def relay(self) -> None:
-        """The segment: tiles pass through L2, where they are put into panels; results pass back."""
+        """In the segment: tiles pass through L2, where they are cut into panels; results pass back."""
         k, tiles = self.k, self.tiles
         for tile in range(tiles.num_q_tiles):
             self.relay_queries(tile)
         for stage in range(tiles.num_stages):
             l2_k, l2_v = (k.alloc(L2, (tiles.lkp, tiles.head_dim), bf16, f"l2_{name}") for name in "kv")
-            for _ in k.loop(0, tiles.tiles_of(stage)):
-                self.pass_on(self.k_in[stage], l2_k, self.kv_l1[0, stage])
-                self.pass_on(self.v_in[stage], l2_v, self.kv_l1[0, stage])
+            for _ in k.loop(0, tiles.kv_tiles_of_stage(stage)):
+                self.relay_tile(self.k_in[stage], l2_k, self.kv_l1[0, stage])
+                self.relay_tile(self.v_in[stage], l2_v, self.kv_l1[0, stage])
         for tile in range(tiles.num_q_tiles):
             l2_out = k.alloc(L2, (tiles.q_rows, tiles.head_dim), bf16, "l2_out")
             k.get(self.out_l2[tile], l2_out)
             k.put(self.out_l3[tile], l2_out)
 
     def feed_queries(self, block: Index, head: Index, tile: int) -> None:
-        """The launch: what goes to the cores of a query tile beside keys and values."""
-        self.k.put(self.q_in[tile], self.queries_in(self.q, block, head, tile))
+        """In the launch: send what the cores of a query tile need besides keys and values."""
+        self.k.put(self.q_in[tile], self.query_tile(self.q, block, head, tile))
 
     def relay_queries(self, tile: int) -> None:
-        """The segment: the same on its way through L2."""
+        """In the segment: relay the same through L2."""
         l2_q = self.k.alloc(L2, (self.tiles.q_rows, self.tiles.head_dim), bf16, "l2_q")
-        self.pass_on(self.q_in[tile], l2_q, self.q_l1[tile, 0])
+        self.relay_tile(self.q_in[tile], l2_q, self.q_l1[tile, 0])
 
-    def pass_on(self, source: ChannelEnd, tile: Buffer, to: ChannelEnd) -> None:
+    def relay_tile(self, source: ChannelRef, tile: Buffer, channel: ChannelRef) -> None:
         """Receive a row-major tile, and send it as panels: in the order panel, row, column of the panel."""
         rows, columns = tile.type.shape
         self.k.get(source, tile)
-        self.k.put(to, tile.reshape(rows, columns // BLOCK, BLOCK).permute(1, 0, 2))
+        self.k.put(channel, tile.reshape(rows, columns // MMUL_BLOCK, MMUL_BLOCK).permute(1, 0, 2))
 
 
-class Core(ABC):
-    """What one core does: its query tile against the K/V tiles of its stage, then the merge."""
+class AttentionCore(ABC):
+    """What one core does: its query tile with the K/V tiles of its stage, then the merge."""
 
-    def __init__(self, attention: Attention, tx: Index, ty: Index) -> None:
+    def __init__(self, attention: AttentionKernel, tx: Index, ty: Index) -> None:
         self.attention, self.tx, self.ty = attention, tx, ty
         self.k, self.tiles, self.call = attention.k, attention.tiles, attention.call
         self.l1 = l1 = self.k.alloc_each(self.held())
@@ -210,27 +215,27 @@ class Core(ABC):
         self.incoming, self.other = l1.get("l1_other_acc", self.work), l1.get("l1_other_stats", self.stats)
 
     def held(self) -> CoreBuffers:
-        """The buffers of the core, one of each of which is allocated."""
+        """The buffers of the core; one of each is allocated."""
         return self.tiles.held
 
     @abstractmethod
-    def take_tiles(self, i: Index) -> None:
-        """Take the i-th K tile of this stage and the V tile beside it, and compute on them."""
+    def receive_tiles(self, i: Index) -> None:
+        """Receive the i-th K tile of this stage and its V tile, and compute with them."""
 
     def run(self) -> None:
         self.k.get(self.attention.q_l1[self.tx, self.ty], self.q)
         self.call["init"](self.acc, self.stats)
-        self.take_all()
+        self.receive_all()
         self._merge()
 
-    def take_all(self) -> None:
-        """Take all that comes to this stage, tile by tile."""
+    def receive_all(self) -> None:
+        """Receive everything that this stage gets, tile by tile."""
         tiles = self.tiles
         for i in self.k.loop(0, (tiles.kv_tiles + tiles.num_stages - 1 - self.ty) // tiles.num_stages):
-            self.take_tiles(i)
+            self.receive_tiles(i)
 
     def _merge(self) -> None:
-        """Partial results go down the stages; stage 0 stores. The query buffer takes the result."""
+        """Merge partial results down the stages; stage 0 stores. The query buffer takes the result."""
         k, tiles, partial = self.k, self.tiles, self.attention.partial
         if partial is not None:
             with k.when(self.ty <= tiles.num_stages - 2):
@@ -242,20 +247,22 @@ class Core(ABC):
                 k.put(partial[self.tx, self.ty - 1], self.stats)
         with k.when(self.ty == 0):
             self.call["store"](self.acc, self.stats, self.q)
-            panels = self.q.reshape(tiles.head_dim // BLOCK, tiles.q_rows, BLOCK)
+            panels = self.q.reshape(tiles.head_dim // MMUL_BLOCK, tiles.q_rows, MMUL_BLOCK)
             k.put(self.attention.out_l2[self.tx], panels.permute(1, 0, 2))
 
 
-def functions(
+def declare_functions(
     k: Kernel,
-    tiles: Tiles,
+    tiles: AttentionTiles,
     own: Mapping[str, list[ArgumentType]],
     heads: int | None = None,
     macros: Mapping[str, int] | None = None,
-) -> dict[str, External]:
-    """The functions of attn_npu2.cc for these tiles, under symbols of their own: those of every attention,
-    and the kernel's `own` with their types. heads: query heads in a tile, where a mask says what is seen.
-    macros: what else the kernel's functions are built with, which is in their symbols too."""
+) -> dict[str, ExternalFunction]:
+    """Declare the functions of attn_npu2.cc for these tiles, under their own symbols: those of every
+    attention, and the kernel's `own` with their types. heads: query heads in a tile, if a mask says which
+    keys are visible.
+    macros: further macros of the build, which are part of the symbols too.
+    """
     q, acc, stats = (tiles.held[f"l1_{name}"][0] for name in ("q", "acc", "stats"))
     types: dict[str, list[ArgumentType]] = {
         "init": [acc, stats],
@@ -271,23 +278,28 @@ def functions(
     sizes = {"ATTN_Q_ROWS": tiles.q_rows, "ATTN_KV_ROWS": tiles.lkp, "ATTN_HEAD_DIM": tiles.head_dim}
     defines = {**sizes, **macros, **{f"attn_{each}": f"attn_{each}_{name}" for each in types}}
 
-    def declared(each: str) -> External:
+    def declared(function_name: str) -> ExternalFunction:
         return k.external(
-            f"attn_{each}_{name}", f"attn_{name}.o", types[each], "attn_npu2.cc", defines, OPTIMIZE
+            f"attn_{function_name}_{name}",
+            f"attn_{name}.o",
+            types[function_name],
+            "attn_npu2.cc",
+            defines,
+            OPTIMIZE,
         )
 
     return {each: declared(each) for each in types if each != "merge" or tiles.num_stages > 1}
 
 
 def check_heads(kernel: str, n_heads: int, n_kv_heads: int, head_dim: int) -> None:
-    """IllegalShapeError for heads that no attention kernel serves."""
+    """Raise IllegalShapeError for heads that no attention kernel supports."""
     require_multiple(kernel, "n_kv_heads", n_kv_heads, 1, "there must be a head")
     require_multiple(kernel, "n_heads", n_heads, n_kv_heads, "every KV head serves as many query heads")
-    require_multiple(kernel, "head_dim", head_dim, BLOCK, "a panel has 8 columns")
+    require_multiple(kernel, "head_dim", head_dim, MMUL_BLOCK, "a panel has 8 columns")
 
 
-def check_stages(kernel: str, num_stages: int, device: Device) -> None:
-    """IllegalShapeError for more stages than the array has rows."""
+def check_stages(kernel: str, num_stages: int, device: DeviceModel) -> None:
+    """Raise IllegalShapeError for more stages than the array has rows."""
     if not 1 <= num_stages <= device.rows:
         raise IllegalShapeError(
             f"{kernel}: num_stages={num_stages} rows of cores, the array has {device.rows}; "
@@ -295,22 +307,23 @@ def check_stages(kernel: str, num_stages: int, device: Device) -> None:
         )
 
 
-def columns_for(tiles: int, stages: int, device: Device) -> int:
-    """Columns of cores that share so many query tiles: the most that divide them, but one rather than fewer
-    columns than stages.
+def choose_columns(tiles: int, stages: int, device: DeviceModel) -> int:
+    """Columns of cores for this many query tiles: the largest number that divides them, but 1 rather than
+    fewer columns than stages.
 
-    In a herd of several columns and more rows mlir-air e972f294 gives the cores of the last rows what is for
-    the next column: it takes the columns for the bound of the rows as well (AIRMiscPasses.cpp).
+    In a herd of several columns and more rows, mlir-air e972f294 gives the cores of the last rows the data of
+    the next column: it uses the number of columns as the bound of the rows too (AIRMiscPasses.cpp).
     """
     columns = largest_divisor(tiles, device.columns)
     return columns if columns >= stages else 1
 
 
-def check_streams(kernel: str, num_q_tiles: int, stages: int, device: Device) -> None:
-    """A query tile is one stream from L3, a stage two: K and V."""
-    taken, most = num_q_tiles + 2 * stages, device.launch_mm2s
-    if taken > most:
+def check_streams(kernel: str, num_q_tiles: int, stages: int, device: DeviceModel) -> None:
+    """Check the streams from L3: a query tile needs one, a stage two (K and V)."""
+    taken, max_streams = num_q_tiles + 2 * stages, device.launch_mm2s
+    if taken > max_streams:
         raise IllegalShapeError(
             f"{kernel}: {num_q_tiles} query tiles and K and V of {stages} stages take {taken} shim "
-            f"channels from L3, the device has {most}; use num_stages={max(1, (most - num_q_tiles) // 2)}"
+            f"channels from L3, the device has {max_streams}; use "
+            f"num_stages={max(1, (max_streams - num_q_tiles) // 2)}"
         )

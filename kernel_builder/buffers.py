@@ -29,7 +29,7 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Attribute, SSAValue
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DslError, DType
 from aerie.kernel_builder.index import Index, IndexLike
 
@@ -53,7 +53,7 @@ def element_type(dtype: DType) -> ElementType:
 
 
 @dataclass(frozen=True)
-class Space:
+class BufferSpace:
     """A memory of the device: L3 (host DRAM, 0), L2 (memtiles, 1), L1 (one core tile, 2)."""
 
     name: str
@@ -67,16 +67,16 @@ class Space:
         return self.name
 
 
-L3 = Space("L3", 0)
-L2 = Space("L2", 1)
-L1 = Space("L1", 2)
+L3 = BufferSpace("L3", 0)
+L2 = BufferSpace("L2", 1)
+L1 = BufferSpace("L1", 2)
 
 
 @dataclass(frozen=True)
 class BufferType:
     """Where a buffer lives, its shape in elements and its element type; row-major."""
 
-    space: Space
+    space: BufferSpace
     shape: tuple[int, ...]
     dtype: DType
 
@@ -100,39 +100,40 @@ class BufferType:
 
 
 CoreBuffers: TypeAlias = Mapping[str, tuple[BufferType, int]]
-"""What a core holds in L1, by name, and how many of each: two where the compiler may double-buffer."""
+"""The buffers of a core in L1, by name, and how many copies of each: 2 if the compiler may double-buffer."""
 
 
-def l1_bytes(held: CoreBuffers) -> int:
+def l1_bytes(buffers: CoreBuffers) -> int:
     """Bytes of L1 that the buffers take together."""
-    return sum(type_.nbytes * copies for type_, copies in held.values())
+    return sum(type_.nbytes * copies for type_, copies in buffers.values())
 
 
 @dataclass(frozen=True)
-class Dim:
-    """One dimension of a view: element i of it lies at (offset + i) * stride. `kept` is False for a
-    dimension that an index has pinned: it stays in the descriptor with size 1, not in the shape."""
+class ViewDim:
+    """One dimension of a view: element i is at (offset + i) * stride. is_kept is False for a dimension that
+    an index has fixed: it stays in the descriptor with size 1, and is not in the shape.
+    """
 
     offset: Index
     size: int
     stride: int
-    kept: bool = True
+    is_kept: bool = True
 
 
 Subscript: TypeAlias = Union[IndexLike, slice, "EllipsisType"]
 
 
 class View:
-    """A strided view of a buffer, without data of its own. `shape` in elements; `dims` outermost first."""
+    """A strided view of a buffer, without data of its own. shape: in elements. dims: outermost first."""
 
-    def __init__(self, buffer: Buffer, dims: Sequence[Dim]) -> None:
+    def __init__(self, buffer: Buffer, dims: Sequence[ViewDim]) -> None:
         self.buffer = buffer
         self.dims = tuple(dims)
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """The sizes of all dimensions but those that an index has pinned, in elements."""
-        return tuple(dim.size for dim in self.dims if dim.kept)
+        """The sizes of all dimensions, in elements, without those that an index has fixed."""
+        return tuple(dim.size for dim in self.dims if dim.is_kept)
 
     @property
     def dtype(self) -> DType:
@@ -141,12 +142,12 @@ class View:
 
     @property
     def size(self) -> int:
-        """Elements."""
+        """The number of elements."""
         return math.prod(self.shape)
 
     @property
-    def whole(self) -> bool:
-        """Whether the view is all of its buffer, in memory order."""
+    def is_whole_buffer(self) -> bool:
+        """Whether the view covers its whole buffer, in memory order."""
         full = row_major(self.buffer.type.shape)
         return len(full) == len(self.dims) and all(
             (a.size, a.stride, a.offset.static) == (b.size, b.stride, 0)
@@ -157,32 +158,36 @@ class View:
         """Slices with a plain extent (`v[i : i + 8, :]`) keep a dimension, single indices drop one."""
         keys = _fill(key if isinstance(key, tuple) else (key,), self.shape)
         subscripts = iter(keys)
-        dims = [_narrow(dim, next(subscripts), self) if dim.kept else dim for dim in self.dims]
+        dims = [_narrow(dim, next(subscripts), self) if dim.is_kept else dim for dim in self.dims]
         return View(self.buffer, dims)
 
     def reshape(self, *shape: int) -> View:
-        """The same elements in the same order under another shape; DslError where strides forbid it."""
+        """The same elements in the same order with another shape. Raises DslError if the strides do not allow
+        it.
+        """
         if math.prod(shape) != self.size:
             raise DslError(
                 f"cannot view {self} as shape {shape}: {self.size} elements against {math.prod(shape)}"
             )
-        pinned = [dim for dim in self.dims if not dim.kept]
-        free = [dim for dim in self.dims if dim.kept]
+        pinned = [dim for dim in self.dims if not dim.is_kept]
+        free = [dim for dim in self.dims if dim.is_kept]
         return View(self.buffer, [*pinned, *_regroup(free, list(shape), self)])
 
     def permute(self, *order: int) -> View:
         """Dimensions in another order, as `numpy.transpose` does."""
-        free = [dim for dim in self.dims if dim.kept]
+        free = [dim for dim in self.dims if dim.is_kept]
         if sorted(order) != list(range(len(free))):
             raise DslError(f"permute{order} does not name each of the {len(free)} dimensions of {self} once")
-        return View(self.buffer, [*(d for d in self.dims if not d.kept), *(free[i] for i in order)])
+        return View(self.buffer, [*(d for d in self.dims if not d.is_kept), *(free[i] for i in order)])
 
     def blocks(self, *sizes: int) -> View:
         """Cut every dimension into blocks: (M, K).blocks(8, 8) has shape (M/8, K/8, 8, 8)."""
         if len(sizes) != len(self.shape):
             raise DslError(f"blocks{sizes} needs one block size for each dimension of {self}")
         split = [
-            part for extent, by in zip(self.shape, sizes, strict=True) for part in _cut(extent, by, self)
+            part
+            for extent, by in zip(self.shape, sizes, strict=True)
+            for part in _check_blocks(extent, by, self)
         ]
         outer, inner = range(0, len(split), 2), range(1, len(split), 2)
         return self.reshape(*split).permute(*outer, *inner)
@@ -202,56 +207,56 @@ class Buffer(View):
         super().__init__(self, row_major(type.shape))
 
 
-def row_major(shape: Sequence[int]) -> tuple[Dim, ...]:
+def row_major(shape: Sequence[int]) -> tuple[ViewDim, ...]:
     """The dimensions of a dense buffer of this shape."""
-    return tuple(Dim(Index({}), size, math.prod(shape[i + 1 :])) for i, size in enumerate(shape))
+    return tuple(ViewDim(Index({}), size, math.prod(shape[i + 1 :])) for i, size in enumerate(shape))
 
 
 def _fill(keys: tuple[Subscript, ...], shape: tuple[int, ...]) -> tuple[IndexLike | slice, ...]:
     """`keys` with `...` and missing trailing dimensions written out."""
     places = [i for i, key in enumerate(keys) if key is Ellipsis]
-    given = len(keys) - len(places)
-    if len(places) > 1 or given > len(shape):
-        raise DslError(f"{given} subscripts for {len(shape)} dimensions of shape {shape}")
+    count = len(keys) - len(places)
+    if len(places) > 1 or count > len(shape):
+        raise DslError(f"{count} subscripts for {len(shape)} dimensions of shape {shape}")
     at = places[0] if places else len(keys)
-    missing = (slice(None),) * (len(shape) - given)
+    missing = (slice(None),) * (len(shape) - count)
     return tuple(key for key in (*keys[:at], *missing, *keys[at + 1 :]) if not isinstance(key, EllipsisType))
 
 
-def _narrow(dim: Dim, key: IndexLike | slice, view: View) -> Dim:
-    """`dim` under one subscript."""
+def _narrow(dim: ViewDim, key: IndexLike | slice, view: View) -> ViewDim:
+    """`dim` after one subscript."""
     if not isinstance(key, slice):
-        _inside(Index.of(key), 1, dim, view)
-        return Dim(dim.offset + key, 1, dim.stride, kept=False)
+        _check_inside(Index.from_value(key), 1, dim, view)
+        return ViewDim(dim.offset + key, 1, dim.stride, is_kept=False)
     if key.step not in (None, 1):
         raise DslError(
             f"a slice of {view} has step {key.step}; split the dimension with reshape and index that"
         )
-    start = Index.of(0 if key.start is None else key.start)
-    extent = (Index.of(dim.size if key.stop is None else key.stop) - start).static
+    start = Index.from_value(0 if key.start is None else key.start)
+    extent = (Index.from_value(dim.size if key.stop is None else key.stop) - start).static
     if extent is None:
         raise DslError(f"a slice of {view} has an extent known only on the device; write it as [i : i + 16]")
     if extent <= 0:
         raise DslError(f"a slice of {view} is empty: extent {extent}")
-    _inside(start, extent, dim, view)
-    return Dim(dim.offset + start, extent, dim.stride)
+    _check_inside(start, extent, dim, view)
+    return ViewDim(dim.offset + start, extent, dim.stride)
 
 
-def _inside(start: Index, extent: int, dim: Dim, view: View) -> None:
+def _check_inside(start: Index, extent: int, dim: ViewDim, view: View) -> None:
     at = start.static
     if extent > dim.size or (at is not None and not 0 <= at <= dim.size - extent):
-        where = f"{extent} elements" if at is None else f"elements {at} to {at + extent - 1}"
-        raise DslError(f"{where} are outside of {view}, whose dimension there has {dim.size}")
+        described = f"{extent} elements" if at is None else f"elements {at} to {at + extent - 1}"
+        raise DslError(f"{described} are outside of {view}, whose dimension there has {dim.size}")
 
 
-def _cut(extent: int, by: int, view: View) -> tuple[int, int]:
+def _check_blocks(extent: int, by: int, view: View) -> tuple[int, int]:
     if by <= 0 or extent % by:
         raise DslError(f"{extent} of {view} is no multiple of the block size {by}")
     return extent // by, by
 
 
-def _merge(dims: Sequence[Dim], view: View) -> Dim:
-    """Adjacent dimensions as one, where memory order allows it."""
+def _merge(dims: Sequence[ViewDim], view: View) -> ViewDim:
+    """Merge adjacent dimensions into one, if the memory order allows it."""
     merged = dims[0]
     for dim in dims[1:]:
         if merged.size != 1 and merged.stride != dim.size * dim.stride:
@@ -263,24 +268,24 @@ def _merge(dims: Sequence[Dim], view: View) -> Dim:
                 f"cannot merge dimensions of {view}: stride {merged.stride} is no multiple of {dim.stride}"
             )
         offset = merged.offset * (merged.stride // dim.stride) + dim.offset
-        merged = Dim(offset, merged.size * dim.size, dim.stride)
+        merged = ViewDim(offset, merged.size * dim.size, dim.stride)
     return merged
 
 
-def _split(dim: Dim, shape: Sequence[int]) -> list[Dim]:
-    """One dimension as several.
+def _split(dim: ViewDim, shape: Sequence[int]) -> list[ViewDim]:
+    """Split one dimension into several.
 
-    The offset stays with the innermost, whose stride is that of the memref's own dimension: by that mlir-air
-    finds the dimension along which it spreads an L2 buffer over memtiles (`getMemrefDimFromOffsetDim`).
+    The offset stays with the innermost, whose stride is that of the memref's own dimension: mlir-air uses it
+    to find the dimension along which it spreads an L2 buffer over memtiles (`getMemrefDimFromOffsetDim`).
     """
-    parts = [Dim(Index({}), size, dim.stride * math.prod(shape[i + 1 :])) for i, size in enumerate(shape)]
+    parts = [ViewDim(Index({}), size, dim.stride * math.prod(shape[i + 1 :])) for i, size in enumerate(shape)]
     parts[-1] = replace(parts[-1], offset=dim.offset)
     return parts
 
 
-def _regroup(dims: list[Dim], shape: list[int], view: View) -> list[Dim]:
+def _regroup(dims: list[ViewDim], shape: list[int], view: View) -> list[ViewDim]:
     """`dims` as dimensions of sizes `shape`: the smallest groups of equal size are merged, then split."""
-    result = [] if dims else [Dim(Index({}), size, 1) for size in shape]
+    result = [] if dims else [ViewDim(Index({}), size, 1) for size in shape]
     while dims:
         left, right = [dims.pop(0)], [shape.pop(0)]
         while (a := math.prod(d.size for d in left)) != (b := math.prod(right)):
@@ -296,8 +301,8 @@ def _regroup(dims: list[Dim], shape: list[int], view: View) -> list[Dim]:
     return result
 
 
-def check_transfer(destination: View, source: View, device: Device = NPU2) -> None:
-    """Raises DslError where no DMA of the device can move `source` into `destination`."""
+def check_transfer(destination: View, source: View, device: DeviceModel = NPU2) -> None:
+    """Raise DslError if no DMA of the device can move `source` into `destination`."""
     if destination.dtype != source.dtype:
         raise DslError(
             f"a DMA cannot convert {source} to {destination.dtype}; load, convert with .to and store"
@@ -316,11 +321,11 @@ def check_transfer(destination: View, source: View, device: Device = NPU2) -> No
     check_pattern(source, device)
 
 
-def check_pattern(view: View, device: Device = NPU2) -> None:
-    """Raises DslError where no buffer descriptor of the device can walk `view`."""
+def check_pattern(view: View, device: DeviceModel = NPU2) -> None:
+    """Raise DslError if no buffer descriptor of the device can walk `view`."""
     width, granule = view.dtype.itemsize, device.granule_bytes
     dims = [dim for dim in view.dims if dim.size != 1]
-    innermost = dims[-1] if dims else Dim(Index({}), 1, 1)
+    innermost = dims[-1] if dims else ViewDim(Index({}), 1, 1)
     if width < granule and innermost.stride != 1:
         raise DslError(
             f"the innermost stride of {view} is {innermost.stride}: elements narrower than {granule} bytes "

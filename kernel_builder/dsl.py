@@ -56,26 +56,34 @@ from xdsl.rewriter import Rewriter
 from xdsl.utils.exceptions import VerifyException
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, DmaMemcpyNdOp
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, DslError, DType, Role, bf16, f32, i32
 from aerie.kernel_builder.buffers import (
     L1,
     L2,
     L3,
     Buffer,
+    BufferSpace,
     BufferType,
     CoreBuffers,
-    Dim,
-    Space,
     View,
+    ViewDim,
     check_pattern,
     check_transfer,
 )
 from aerie.kernel_builder.index import Index, IndexLike
-from aerie.kernel_builder.regions import Carried, Regions
-from aerie.kernel_builder.scopes import LEFT_EARLY
+from aerie.kernel_builder.regions import LoopCarried, Regions
+from aerie.kernel_builder.scopes import UNFINISHED_LOOP
 from aerie.kernel_builder.spec import KernelModule
-from aerie.kernel_builder.values import ArgumentType, External, Optimize, Value, contract, declaration, fma
+from aerie.kernel_builder.values import (
+    ArgumentType,
+    ExternalFunction,
+    OptLevel,
+    Value,
+    contract,
+    external_declaration,
+    fma,
+)
 
 __all__ = ["L1", "L2", "L3", "Index", "Kernel", "Role", "Value", "bf16", "contract", "f32", "fma", "i32"]
 
@@ -90,16 +98,16 @@ class Channel:
         self.name = name
         self.shape = shape
 
-    def __getitem__(self, indices: IndexLike | tuple[IndexLike, ...]) -> ChannelEnd:
+    def __getitem__(self, indices: IndexLike | tuple[IndexLike, ...]) -> ChannelRef:
         picked = indices if isinstance(indices, tuple) else (indices,)
         if len(picked) != len(self.shape):
             raise DslError(
                 f"channel {self.name} has {len(self.shape)} dimensions, {len(picked)} indices given"
             )
-        return ChannelEnd(self, tuple(Index.of(i) for i in picked))
+        return ChannelRef(self, tuple(Index.from_value(i) for i in picked))
 
 
-class ChannelEnd:
+class ChannelRef:
     """One channel of a bundle, by its indices."""
 
     def __init__(self, channel: Channel, indices: tuple[Index, ...]) -> None:
@@ -115,14 +123,14 @@ class ChannelEnd:
 class Kernel(Regions):
     """A kernel being written for a device: one function `name` of its arguments, built region by region."""
 
-    def __init__(self, name: str, device: Device = NPU2) -> None:
+    def __init__(self, name: str, device: DeviceModel = NPU2) -> None:
         self.name = name
         self.device = device
         self._block = Block()
         super().__init__(self._block)
         self._arguments: list[Argument] = []
         self._declarations: dict[str, Operation] = {}
-        self._objects: dict[str, tuple[str | None, dict[str, object], Optimize | None]] = {}
+        self._objects: dict[str, tuple[str | None, dict[str, object], OptLevel | None]] = {}
 
     def argument(self, name: str, shape: Sequence[int], dtype: DType, role: Role) -> Buffer:
         """The next argument: a row-major buffer in L3. Declare all before the first launch."""
@@ -136,8 +144,10 @@ class Kernel(Regions):
         self._arguments.append(Argument(name, tuple(shape), dtype, role))
         return Buffer(name, type_, value)
 
-    def alloc(self, space: Space, shape: Sequence[int], dtype: DType, name: str | None = None) -> Buffer:
-        """A buffer that lives until the region it is made in ends.
+    def alloc(
+        self, space: BufferSpace, shape: Sequence[int], dtype: DType, name: str | None = None
+    ) -> Buffer:
+        """Allocate a buffer that lives until the enclosing region ends.
 
         L1 in a herd is private to each core; L1 in a segment is shared by the herds in it, so give it leading
         dimensions [herd x, herd y] and index those with the tile id. L2 belongs in a segment.
@@ -154,10 +164,11 @@ class Kernel(Regions):
         self.scopes.current.allocated.append(value)
         return Buffer(value.name_hint, type_, value)
 
-    def alloc_each(self, held: CoreBuffers) -> dict[str, Buffer]:
-        """The buffers of a core, one of each: the compiler makes the copies."""
+    def alloc_each(self, buffer_types: CoreBuffers) -> dict[str, Buffer]:
+        """Allocate the buffers of a core, one of each: the compiler makes the copies."""
         return {
-            name: self.alloc(type_.space, type_.shape, type_.dtype, name) for name, (type_, _) in held.items()
+            name: self.alloc(type_.space, type_.shape, type_.dtype, name)
+            for name, (type_, _) in buffer_types.items()
         }
 
     def dma(self, destination: View, source: View) -> None:
@@ -182,13 +193,13 @@ class Kernel(Regions):
 
     def _pattern(self, view: View) -> tuple[list[SSAValue], list[SSAValue], list[SSAValue], list[SSAValue]]:
         """[memref], offsets, sizes, strides; the lists are empty for a whole buffer."""
-        buffer = [self.scopes.use(view.buffer.ssa)]
-        if view.whole:
+        buffer = [self.scopes.capture(view.buffer.ssa)]
+        if view.is_whole_buffer:
             return buffer, [], [], []
         dims = view.dims
         if dims[-1].stride != 1:
             # mlir-air's get1DOffset takes the last offset without its stride: give it one of stride 1.
-            dims = (*dims, Dim(Index({}), 1, 1))
+            dims = (*dims, ViewDim(Index({}), 1, 1))
         constant = self.scopes.index_constant
         return (
             buffer,
@@ -217,23 +228,23 @@ class Kernel(Regions):
         self._declare(name, declared)
         return Channel(name, tuple(shape))
 
-    def put(self, end: ChannelEnd, source: View) -> None:
+    def put(self, end: ChannelRef, source: View) -> None:
         """Send what `source` walks into a channel."""
         self._transfer(ChannelPutOp, end, source)
 
-    def get(self, end: ChannelEnd, destination: View) -> None:
+    def get(self, end: ChannelRef, destination: View) -> None:
         """Receive from a channel into what `destination` walks."""
         self._transfer(ChannelGetOp, end, destination)
 
-    def _transfer(self, kind: type[ChannelPutOp] | type[ChannelGetOp], end: ChannelEnd, view: View) -> None:
+    def _transfer(self, kind: type[ChannelPutOp] | type[ChannelGetOp], end: ChannelRef, view: View) -> None:
         check_pattern(view, self.device)
         indices = self.scopes.indices(end.indices)
         (buffer,), *pattern = self._pattern(view)
         self.scopes.emit(kind(end.channel.name, indices, buffer, *pattern))
 
     def _declare(self, name: str, op: Operation) -> None:
-        known = self._declarations.setdefault(name, op)
-        if known is not op and not known.is_structurally_equivalent(op):
+        declared = self._declarations.setdefault(name, op)
+        if declared is not op and not declared.is_structurally_equivalent(op):
             raise DslError(f"{name} is declared twice in {self.name}, differently; give each its own name")
 
     def external(
@@ -243,8 +254,8 @@ class Kernel(Regions):
         types: Sequence[ArgumentType],
         source: str | None = None,
         defines: Mapping[str, object] | None = None,
-        optimize: Optimize | None = None,
-    ) -> External:
+        optimize: OptLevel | None = None,
+    ) -> ExternalFunction:
         """Declare the `extern "C"` function `name` of the object file `link_with`.
 
         types: a `BufferType` (`L1((64,), bf16)`) for a pointer, a dtype for a scalar.
@@ -258,10 +269,10 @@ class Kernel(Regions):
                 f"{link_with} is built in two ways, for {name} and before: one object file has one source, "
                 "one set of macros and one level of optimisation; name a second object file"
             )
-        self._declare(name, declaration(name, types, link_with, source, defines or {}, optimize))
-        return External(name, tuple(types), self.scopes)
+        self._declare(name, external_declaration(name, types, link_with, source, defines or {}, optimize))
+        return ExternalFunction(name, tuple(types), self.scopes)
 
-    def round_to_even(self, first: Buffer) -> None:
+    def round_to_even(self, first_buffer: Buffer) -> None:
         """Have the core round f32 to nearest even from here on. first: the L1 buffer that it works on next.
 
         A core rounds as a register says, which starts with floor: towards minus infinity. No operation of a
@@ -273,18 +284,18 @@ class Kernel(Regions):
         mlir-air orders what a core does by its buffers (air-dependency), so the call takes one. Where a loop
         fills that buffer, call inside the loop: used outside as well it would no longer be double-buffered.
         """
-        symbol = "_".join([ROUND_TO_EVEN, first.dtype.name, *map(str, first.type.shape)])
+        symbol = "_".join([ROUND_TO_EVEN, first_buffer.dtype.name, *map(str, first_buffer.type.shape)])
         source, defines = f"{ROUND_TO_EVEN}.cc", {ROUND_TO_EVEN: symbol}
-        self.external(symbol, f"{symbol}.o", [first.type], source, defines)(first)
+        self.external(symbol, f"{symbol}.o", [first_buffer.type], source, defines)(first_buffer)
 
     def constant(self, value: float, dtype: DType, *shape: int) -> Value:
         """A scalar constant, or with a shape a vector of it."""
         ssa = self.scopes.constant(value, dtype, shape or None)
         return Value(ssa, dtype, shape or None, self.scopes)
 
-    def carried(self, start: Value) -> Carried:
+    def carried(self, start: Value) -> LoopCarried:
         """A value that loops named in `carry=` hand from one iteration to the next."""
-        return Carried(start)
+        return LoopCarried(start)
 
     def load(self, view: View) -> Value:
         """What `view` covers: a scalar where every dimension is indexed, else a vector of its shape.
@@ -309,10 +320,12 @@ class Kernel(Regions):
             )
         buffer, indices = self._core_access(view)
         if not view.shape:
-            self.scopes.emit(memref.StoreOp.get(value.here(), buffer, indices))
+            self.scopes.emit(memref.StoreOp.get(value.in_region(), buffer, indices))
             return
         self.scopes.emit(
-            TransferWriteOp(value.here(), buffer, indices, _in_bounds(view), permutation_map=_minor_map(view))
+            TransferWriteOp(
+                value.in_region(), buffer, indices, _in_bounds(view), permutation_map=_minor_map(view)
+            )
         )
 
     def _core_access(self, view: View) -> tuple[SSAValue, list[SSAValue]]:
@@ -321,14 +334,14 @@ class Kernel(Regions):
             raise DslError(
                 f"{view} is loaded or stored outside of a core's L1: bring it to L1 with k.dma, in a herd"
             )
-        kept = [dim.kept for dim in view.dims]
+        are_kept = [dim.is_kept for dim in view.dims]
         plain = [d.stride for d in view.dims] == [d.stride for d in view.buffer.dims]
-        if not plain or kept != sorted(kept):
+        if not plain or are_kept != sorted(are_kept):
             raise DslError(
                 f"a load or store of {view} needs a plain slice: index the leading dimensions and slice the "
                 "trailing ones; reshape and permute are for DMAs"
             )
-        return self.scopes.use(view.buffer.ssa), self.scopes.indices([dim.offset for dim in view.dims])
+        return self.scopes.capture(view.buffer.ssa), self.scopes.indices([dim.offset for dim in view.dims])
 
     def finish(self) -> KernelModule:
         """Close the kernel and verify it. A verification failure here is a fault of this DSL, and says so."""
@@ -337,7 +350,7 @@ class Kernel(Regions):
                 f"{self.name} is finished inside an open {self.scopes.current.kind}; close it first"
             )
         if self.scopes.abandoned:
-            raise DslError(f"a loop of {self.name} was left early; {LEFT_EARLY}")
+            raise DslError(f"a loop of {self.name} was left early; {UNFINISHED_LOOP}")
         self.scopes.emit(func.ReturnOp())
         inputs = [argument.type for argument in self._block.args]
         body = func.FuncOp(self.name, FunctionType.from_lists(inputs, []), Region(self._block))
@@ -351,7 +364,7 @@ class Kernel(Regions):
         return KernelModule(self.name, module, ArgumentTable(self._arguments))
 
 
-def without_rounding(module: ModuleOp) -> ModuleOp:
+def remove_rounding_calls(module: ModuleOp) -> ModuleOp:
     """A copy whose cores nobody tells how to round: as upstream's own, or ours if the call had no effect."""
     copy = module.clone()
     for op in [op for op in copy.walk() if _sets_rounding(op)]:

@@ -1,9 +1,9 @@
-"""Index arithmetic: values that are known only on the device, as symbolic affine expressions.
+"""Index arithmetic: values that only the device knows, as symbolic affine expressions.
 
-An `Index` is a sum of integer multiples of atoms plus an integer. Atoms are loop variables, tile ids,
-launch ids, and floor divisions and remainders of other expressions. Keeping sums symbolic is what makes
-`(row + 8) - row` the plain number 8, so that a slice's extent is known, and makes one `affine.apply` out
-of a long formula. Nothing here touches the program being built; `scopes.Scopes.index` does.
+An `Index` is a sum of integer multiples of atoms plus an integer. Atoms are loop variables, tile ids, launch
+ids, and floor divisions and remainders of other expressions. Symbolic sums make `(row + 8) - row` the plain
+number 8, so that a slice's extent is known, and make one `affine.apply` of a long formula. This file does not
+touch the program being built; `scopes.RegionStack.index` does.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ from typing import NoReturn, TypeAlias, Union
 from xdsl.ir import SSAValue
 from xdsl.ir.affine import AffineExpr
 
-from aerie.air_dialect.readings import MULTIPLES, Multiple
+from aerie.air_dialect.index_analysis import MULTIPLES, Divisibility
 from aerie.kernel_builder.arguments import DslError
 
 
 @dataclass(frozen=True, eq=False)
 class Variable:
-    """A loop variable, tile id or launch id; `kind` is the region that it counts: "loop", "herd", "launch",
-    ...
+    """A loop variable, tile id or launch id. kind: the region that it counts: "loop", "herd", "launch", ...
 
-    `order` is the order in which variables were made, so that printed text is the same on every run.
-    Every value it takes is a multiple of `multiple` (a loop's step).
+    order: the order of creation, so that printed text is the same in every run. multiple: a number that
+    divides every value (a loop's step).
     """
 
     ssa: SSAValue
@@ -57,8 +56,8 @@ IndexLike: TypeAlias = Union["Index", int]
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """One affine constraint: `left >= 0` or, when `equal`, `left == 0`."""
+class AffineConstraint:
+    """One affine constraint: `left >= 0`, or `left == 0` if `equal`."""
 
     left: Index
     equal: bool
@@ -66,9 +65,9 @@ class Comparison:
 
 @dataclass(frozen=True)
 class Condition:
-    """Comparisons that must all hold. Only the device can decide it: use `with k.when(condition)`."""
+    """Constraints that must all hold. Only the device can decide it: use `with k.when(condition)`."""
 
-    comparisons: tuple[Comparison, ...]
+    comparisons: tuple[AffineConstraint, ...]
 
     def __and__(self, other: Condition) -> Condition:
         return Condition(self.comparisons + other.comparisons)
@@ -93,8 +92,8 @@ class Index:
         self.constant = constant
 
     @staticmethod
-    def of(value: object) -> Index:
-        """`value` as an Index; DslError when it is neither an Index nor an int."""
+    def from_value(value: object) -> Index:
+        """Convert `value` to an Index. Raises DslError unless it is an Index or an int."""
         if isinstance(value, Index):
             return value
         if isinstance(value, bool) or not hasattr(value, "__index__"):
@@ -103,35 +102,35 @@ class Index:
 
     @property
     def static(self) -> int | None:
-        """The value where it is a plain number, else None."""
+        """The value if it is a plain number, else None."""
         return None if self.terms else self.constant
 
     @property
     def multiple(self) -> int:
-        """The largest number known to divide every value of this; 0 where it is the number 0."""
+        """The largest number known to divide every value; 0 if it is the number 0."""
         variables = list(self.variables())
         expression = self.affine(lambda variable: AffineExpr.dimension(variables.index(variable)))
-        known = [Multiple(variable.multiple) for variable in variables]
-        found = MULTIPLES.expression(expression, known, len(variables))
-        assert found is not None  # something divides every number
-        return found.divisor
+        divisors = [Divisibility(variable.multiple) for variable in variables]
+        divisor = MULTIPLES.analyze_affine(expression, divisors, len(variables))
+        assert divisor is not None  # something divides every number
+        return divisor.divisor
 
     def variables(self) -> frozenset[Variable]:
         """Every loop variable and id that it depends on."""
-        found: set[Variable] = set()
+        variables: set[Variable] = set()
         for atom in self.terms:
             if isinstance(atom, Variable):
-                found.add(atom)
+                variables.add(atom)
             else:
-                found |= Index(dict(atom.numerator)).variables()
-        return frozenset(found)
+                variables |= Index(dict(atom.numerator)).variables()
+        return frozenset(variables)
 
     def key(self) -> tuple[frozenset[tuple[Atom, int]], int]:
-        """A hashable form, equal for equal expressions."""
+        """A hashable key, equal for equal expressions."""
         return frozenset(self.terms.items()), self.constant
 
     def __add__(self, other: IndexLike) -> Index:
-        right = Index.of(other)
+        right = Index.from_value(other)
         terms = dict(self.terms)
         for atom, factor in right.terms.items():
             terms[atom] = terms.get(atom, 0) + factor
@@ -143,13 +142,13 @@ class Index:
         return self * -1
 
     def __sub__(self, other: IndexLike) -> Index:
-        return self + Index.of(other) * -1
+        return self + Index.from_value(other) * -1
 
     def __rsub__(self, other: IndexLike) -> Index:
-        return Index.of(other) - self
+        return Index.from_value(other) - self
 
     def __mul__(self, other: IndexLike) -> Index:
-        right = Index.of(other)
+        right = Index.from_value(other)
         if right.static is None:
             if self.static is None:
                 raise DslError(
@@ -163,7 +162,9 @@ class Index:
     __rmul__ = __mul__
 
     def _split(self, divisor: object) -> tuple[Index, Index, int]:
-        """(whole, rest, divisor) with self == whole * divisor + rest; rest holds what does not divide."""
+        """(whole, rest, divisor) with self == whole * divisor + rest; rest has the terms that do
+        not divide.
+        """
         if isinstance(divisor, Index) and divisor.static is not None:
             divisor = divisor.static
         if not isinstance(divisor, int) or divisor <= 0:
@@ -174,10 +175,10 @@ class Index:
         return Index(whole, quotient), Index(rest, remainder), divisor
 
     def __floordiv__(self, divisor: IndexLike) -> Index:
-        whole, rest, by = self._split(divisor)
+        quotient, rest, by = self._split(divisor)
         if rest.static is not None:
-            return whole
-        return whole + Index({FloorDiv(tuple(rest.terms.items()), rest.constant, by): 1})
+            return quotient
+        return quotient + Index({FloorDiv(tuple(rest.terms.items()), rest.constant, by): 1})
 
     def __mod__(self, divisor: IndexLike) -> Index:
         _, rest, by = self._split(divisor)
@@ -186,7 +187,7 @@ class Index:
         return Index({Remainder(tuple(rest.terms.items()), rest.constant, by): 1})
 
     def __eq__(self, other: object) -> Condition:  # type: ignore[override]
-        return Condition((Comparison(self - Index.of(other), True),))
+        return Condition((AffineConstraint(self - Index.from_value(other), True),))
 
     def __ne__(self, other: object) -> NoReturn:
         raise DslError(
@@ -194,16 +195,16 @@ class Index:
         )
 
     def __ge__(self, other: IndexLike) -> Condition:
-        return Condition((Comparison(self - other, False),))
+        return Condition((AffineConstraint(self - other, False),))
 
     def __gt__(self, other: IndexLike) -> Condition:
-        return self >= Index.of(other) + 1
+        return self >= Index.from_value(other) + 1
 
     def __le__(self, other: IndexLike) -> Condition:
-        return Index.of(other) >= self
+        return Index.from_value(other) >= self
 
     def __lt__(self, other: IndexLike) -> Condition:
-        return Index.of(other) >= self + 1
+        return Index.from_value(other) >= self + 1
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -216,7 +217,7 @@ class Index:
         return self.constant
 
     def affine(self, leaf: Callable[[Variable], AffineExpr]) -> AffineExpr:
-        """This as an xDSL affine expression, `leaf` giving the expression of each variable."""
+        """Convert to an xDSL affine expression. leaf: the expression of each variable."""
         total = AffineExpr.constant(0)
         for atom, factor in self.terms.items():
             total = total + _affine_atom(atom, leaf) * factor

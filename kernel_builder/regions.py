@@ -13,22 +13,22 @@ from xdsl.ir.affine import AffineConstraintExpr, AffineConstraintKind, AffineExp
 
 from aerie.air_dialect.ops import HerdOp, HierarchyOp, LaunchOp, SegmentOp
 from aerie.kernel_builder.arguments import DslError
-from aerie.kernel_builder.index import Comparison, Condition, Index, IndexLike, Variable
-from aerie.kernel_builder.scopes import Scope, Scopes
+from aerie.kernel_builder.index import AffineConstraint, Condition, Index, IndexLike, Variable
+from aerie.kernel_builder.scopes import KernelRegion, RegionStack
 from aerie.kernel_builder.values import Value
 
 _AXES = "xyzw"
 
 
-class Carried:
-    """A value handed from one loop iteration to the next; after the loop, what the last one left."""
+class LoopCarried:
+    """A value passed from one loop iteration to the next; after the loop it is the last one."""
 
     def __init__(self, start: Value) -> None:
         self.value = start
 
     def set(self, value: Value) -> None:
-        """The value for the next iteration; of the same type."""
-        self.value = self.value.like(value)
+        """Set the value for the next iteration, of the same type."""
+        self.value = self.value.coerce(value)
 
     def _become(self, ssa: SSAValue) -> None:
         self.value = Value(ssa, self.value.dtype, self.value.shape, self.value.scopes)
@@ -38,7 +38,7 @@ class Regions:
     """The part of `Kernel` that opens and closes regions."""
 
     def __init__(self, body: Block) -> None:
-        self.scopes = Scopes(body)
+        self.scopes = RegionStack(body)
         self._variables = 0
 
     def _variable(self, ssa: SSAValue, kind: str, multiple: int = 1) -> Index:
@@ -47,17 +47,17 @@ class Regions:
 
     @contextmanager
     def launch(self, *sizes: int, name: str | None = None) -> Iterator[tuple[Index, ...]]:
-        """`air.launch`, which the host dispatches: the body runs for each point of `sizes`, in any order."""
+        """`air.launch`, which the host starts: the body runs for each point of `sizes`, in any order."""
         if self.scopes.current.kind != "func":
-            raise DslError("a launch is opened inside another region; launches stand side by side")
+            raise DslError("a launch is opened inside another region; open it at the top level")
         with self._hierarchy("launch", LaunchOp, sizes, name) as ids:
             yield ids
 
     @contextmanager
     def segment(self, name: str | None = None, unroll: Sequence[int] = ()) -> Iterator[tuple[Index, ...]]:
-        """`air.segment`: a part of the array with its memtiles; `unroll` makes several side by side."""
+        """`air.segment`: a part of the array with its memtiles. `unroll` makes several in parallel."""
         if self.scopes.current.kind != "launch":
-            raise DslError("a segment stands directly in a launch; open `with k.launch(...):` around it")
+            raise DslError("a segment must be directly inside a launch; open `with k.launch(...):` around it")
         with self._hierarchy("segment", SegmentOp, unroll, name) as ids:
             yield ids
 
@@ -66,7 +66,8 @@ class Regions:
         """`air.herd`: x columns by y rows of cores that all run the body; yields the core's (x, y)."""
         if not self.scopes.inside("segment") or self.scopes.inside("herd"):
             raise DslError(
-                "a herd stands in a segment, not in another herd; open `with k.segment(...):` around it"
+                "a herd must be inside a segment, not inside another herd; open `with k.segment(...):` "
+                "around it"
             )
         with self._hierarchy("herd", HerdOp, (x, y), name) as ids:
             yield ids[0], ids[1]
@@ -87,43 +88,53 @@ class Regions:
             yield ids
             self._free(scope)
         extents = [self.scopes.index_constant(size) for size in sizes]
-        operands = [self.scopes.use(value) for value in scope.captured]
+        operands = [self.scopes.capture(value) for value in scope.captured]
         self.scopes.emit(op(extents, operands, Region(block), sym_name=name))
 
-    def _free(self, scope: Scope) -> None:
-        """Give back what was allocated in a region, at its end."""
+    def _free(self, scope: KernelRegion) -> None:
+        """Free the buffers of a region at its end."""
         for value in scope.allocated:
             self.scopes.emit(memref.DeallocOp.get(value))
 
     def loop(
-        self, start: IndexLike, stop: IndexLike | None = None, step: int = 1, carry: Sequence[Carried] = ()
+        self,
+        start: IndexLike,
+        stop: IndexLike | None = None,
+        step: int = 1,
+        carry: Sequence[LoopCarried] = (),
     ) -> Iterator[Index]:
         """A loop on the device, with `range`'s arguments. Write `for i in k.loop(...)`, without break."""
-        first, last = (Index.of(0), Index.of(start)) if stop is None else (Index.of(start), Index.of(stop))
+        first, last = (
+            (Index.from_value(0), Index.from_value(start))
+            if stop is None
+            else (Index.from_value(start), Index.from_value(stop))
+        )
         if step <= 0:
             raise DslError(f"a loop has step {step}; it must be positive")
         low, high = (self.scopes.index(bound, "bound") for bound in (first, last))
         starts = [carried.value for carried in carry]
         block = Block(arg_types=[IndexType(), *(value.mlir_type for value in starts)])
-        op = scf.ForOp(low, high, self.scopes.index_constant(step), [v.here() for v in starts], Region(block))
+        op = scf.ForOp(
+            low, high, self.scopes.index_constant(step), [v.in_region() for v in starts], Region(block)
+        )
         self.scopes.emit(op)
         block.args[0].name_hint = "i"
         return self._iterate(op, math.gcd(first.multiple, step), carry)
 
-    def _iterate(self, op: scf.ForOp, multiple: int, carry: Sequence[Carried]) -> Iterator[Index]:
+    def _iterate(self, op: scf.ForOp, multiple: int, carry: Sequence[LoopCarried]) -> Iterator[Index]:
         block = op.body.block
         with self.scopes.open("loop", block) as scope:
             for carried, argument in zip(carry, block.args[1:], strict=True):
                 carried._become(argument)
             yield self._variable(block.args[0], "loop", multiple)
             self._free(scope)
-            self.scopes.emit(scf.YieldOp(*(carried.value.here() for carried in carry)))
+            self.scopes.emit(scf.YieldOp(*(carried.value.in_region() for carried in carry)))
         for carried, result in zip(carry, op.results, strict=True):
             carried._become(result)
 
     @contextmanager
     def parallel(self, *sizes: int) -> Iterator[tuple[Index, ...]]:
-        """Points that all exist side by side, as channels of a bundle do (`scf.parallel`)."""
+        """Points that all exist at once, as the channels of a bundle do (`scf.parallel`)."""
         zero, one = self.scopes.index_constant(0), self.scopes.index_constant(1)
         extents = [self.scopes.index_constant(size) for size in sizes]
         block = Block(arg_types=[IndexType()] * len(sizes))
@@ -136,15 +147,15 @@ class Regions:
 
     @contextmanager
     def when(self, condition: Condition | Value) -> Iterator[None]:
-        """A branch: the body runs where the condition holds.
+        """A branch: the body runs if the condition holds.
 
-        Conditions on tile ids alone become `affine.if`, which mlir-air decides for each core while it builds;
+        Conditions on tile ids alone become `affine.if`, which mlir-air decides for each core at compile time;
         others become `scf.if`.
         """
         if isinstance(condition, bool):
             raise DslError("this condition is decided while the kernel is written; use a Python `if`")
         if isinstance(condition, Value):
-            op: Operation = scf.IfOp(condition.here(), [], Region(Block()), Region())
+            op: Operation = scf.IfOp(condition.in_region(), [], Region(Block()), Region())
         elif all(v.kind == "herd" for c in condition.comparisons for v in c.left.variables()):
             op = self._affine_if(condition)
         else:
@@ -184,7 +195,7 @@ class Regions:
             for c in condition.comparisons
         )
         return affine.IfOp.create(
-            operands=[self.scopes.use(variable.ssa) for variable in variables],
+            operands=[self.scopes.capture(variable.ssa) for variable in variables],
             properties={"condition": AffineSetAttr(AffineSet(0, len(variables), constraints))},
             regions=[Region(Block()), Region()],
         )
@@ -197,6 +208,6 @@ class Regions:
             result = self.scopes.result(arith.AndIOp(result, other))
         return result
 
-    def _compare(self, comparison: Comparison) -> SSAValue:
-        left, zero = self.scopes.index(comparison.left), self.scopes.index_constant(0)
-        return self.scopes.result(arith.CmpiOp(left, zero, "eq" if comparison.equal else "sge"))
+    def _compare(self, comparison: AffineConstraint) -> SSAValue:
+        difference, zero = self.scopes.index(comparison.left), self.scopes.index_constant(0)
+        return self.scopes.result(arith.CmpiOp(difference, zero, "eq" if comparison.equal else "sge"))

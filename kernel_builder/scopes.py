@@ -1,8 +1,9 @@
-"""The program under construction: open regions, and what each region can see.
+"""The program under construction: open regions, and which values each region can use.
 
-The bodies of launch, segment and herd are isolated from above: they see only their own arguments. A value
-from outside is therefore carried in through `args(...)` of every such body between, and a constant is made
-anew inside. `Scopes` does both when a value is used, so that whoever writes a kernel never does.
+The bodies of launch, segment and herd are isolated from above: they see only their own arguments. So a value
+from outside is passed through `args(...)` of every such body in between, and a constant is created again
+inside.
+`RegionStack` does both when a value is used; the code of a kernel never does.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ ISOLATED = ("launch", "segment", "herd")
 
 
 @dataclass
-class Scope:
-    """An open region. `captured` maps outer values to this region's arguments, in order of first use."""
+class KernelRegion:
+    """An open region. captured: outer values and this region's arguments for them, in order of first use."""
 
     kind: str
     block: Block
@@ -50,21 +51,21 @@ class Scope:
         return self.kind in ISOLATED or self.kind == "func"
 
 
-class Scopes:
-    """The stack of open regions; operations go to the end of the innermost."""
+class RegionStack:
+    """The stack of open regions. New operations go to the end of the innermost one."""
 
     def __init__(self, body: Block) -> None:
-        self.stack = [Scope("func", body)]
+        self.stack = [KernelRegion("func", body)]
         self.abandoned = False
 
     @property
-    def current(self) -> Scope:
+    def current(self) -> KernelRegion:
         """The innermost region."""
         return self.stack[-1]
 
     @property
-    def root(self) -> Scope:
-        """The innermost isolated region: where constants live."""
+    def root(self) -> KernelRegion:
+        """The innermost isolated region: constants are created there."""
         return next(scope for scope in reversed(self.stack) if scope.isolated)
 
     def inside(self, kind: str) -> bool:
@@ -72,16 +73,17 @@ class Scopes:
         return any(scope.kind == kind for scope in self.stack)
 
     @contextmanager
-    def open(self, kind: str, block: Block) -> Iterator[Scope]:
-        """Operations emitted within go to `block`. After an error the stack is as it was before."""
-        scope = Scope(kind, block)
+    def open(self, kind: str, block: Block) -> Iterator[KernelRegion]:
+        """Operations emitted inside go to `block`. After an error the stack is as it was before."""
+        scope = KernelRegion(kind, block)
         depth = len(self.stack)
         self.stack.append(scope)
         try:
             yield scope
             if len(self.stack) != depth + 1:
                 raise DslError(
-                    f"a {self.current.kind} is still open at the end of the {kind} around it; {LEFT_EARLY}"
+                    f"a {self.current.kind} is still open at the end of the {kind} around it; "
+                    f"{UNFINISHED_LOOP}"
                 )
         except GeneratorExit:  # a `for` over a loop of the device was left by break
             self.abandoned = True
@@ -95,13 +97,13 @@ class Scopes:
         return op
 
     def result(self, op: Operation) -> SSAValue:
-        """Append `op` to the innermost region; gives its only result."""
+        """Append `op` to the innermost region. Returns its only result."""
         return self.emit(op).results[0]
 
-    def use(self, value: SSAValue) -> SSAValue:
-        """`value` as the innermost region sees it, carried in through `args(...)` where needed."""
+    def capture(self, value: SSAValue) -> SSAValue:
+        """`value` as the innermost region sees it, passed in through `args(...)` if needed."""
         owner = value.owner if isinstance(value.owner, Block) else value.owner.parent
-        crossed: list[Scope] = []
+        crossed: list[KernelRegion] = []
         for scope in reversed(self.stack):
             if scope.block is owner:
                 break
@@ -115,7 +117,7 @@ class Scopes:
         return value
 
     @staticmethod
-    def _capture(scope: Scope, value: SSAValue) -> SSAValue:
+    def _capture(scope: KernelRegion, value: SSAValue) -> SSAValue:
         if value not in scope.captured:
             argument: BlockArgument = scope.block.insert_arg(value.type, len(scope.block.args))
             argument.name_hint = value.name_hint
@@ -137,11 +139,11 @@ class Scopes:
         return scope.constants[key]
 
     def index_constant(self, value: int) -> SSAValue:
-        """An index constant of the innermost isolated region; each is made once."""
+        """An index constant of the innermost isolated region, created once."""
         return self._constant(("index", value), IntegerAttr.from_index_int_value(value), f"c{value}")
 
     def constant(self, value: float, dtype: DType, shape: tuple[int, ...] | None = None) -> SSAValue:
-        """A scalar constant, or, with a shape, a vector holding `value` everywhere."""
+        """A scalar constant, or with a shape a vector with `value` in every lane."""
         type_ = element_type(dtype)
         if isinstance(type_, IntegerType):
             scalar: Any = IntegerAttr(int(value), type_)
@@ -161,14 +163,14 @@ class Scopes:
         if not value.constant and len(value.terms) == 1:
             ((atom, factor),) = value.terms.items()
             if factor == 1 and isinstance(atom, Variable):
-                return self.use(atom.ssa)
+                return self.capture(atom.ssa)
         return self._known_index(value) or self._apply(value, hint)
 
     def _known_index(self, value: Index) -> SSAValue | None:
-        """The same expression computed earlier in a region that this one can see."""
+        """The same expression, if it was computed before in a region that is visible here."""
         for scope in reversed(self.stack):
-            if (found := scope.indices.get(value.key())) is not None:
-                return found
+            if (known := scope.indices.get(value.key())) is not None:
+                return known
             if scope.isolated:
                 return None
         return None
@@ -179,15 +181,15 @@ class Scopes:
         expression = value.affine(places.__getitem__)
         # Symbols, not dimensions: the form mlir-air's own programs use for tile ids and loop variables alike.
         map_ = AffineMapAttr(AffineMap(0, len(variables), (expression,)))
-        operands = [self.use(variable.ssa) for variable in variables]
+        operands = [self.capture(variable.ssa) for variable in variables]
         result = self.result(affine.ApplyOp(operands, map_))
         result.name_hint = hint
         self.current.indices[value.key()] = result
         return result
 
     def indices(self, values: Sequence[Index]) -> list[SSAValue]:
-        """As `index`, of several."""
+        """Compute several values as `index` does."""
         return [self.index(value) for value in values]
 
 
-LEFT_EARLY = "a `for ... in k.loop(...)` must run to its end: no break, no return"
+UNFINISHED_LOOP = "a `for ... in k.loop(...)` must run to its end: no break, no return"

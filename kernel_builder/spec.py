@@ -1,7 +1,7 @@
-"""What makes a file a kernel: its builder, its numpy reference, its cases and its tolerance.
+"""The parts of a kernel file: its builder, its numpy reference, its cases and its tolerance.
 
-And what a builder needs beside the language: the finished module; sizes that are legal, and a refusal that
-names the nearest legal one.
+Also what a builder needs besides the language: the finished module, legal sizes, and errors that name the
+nearest legal size.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie.air_dialect import print_module
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import ArgumentTable, IllegalShapeError
 
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ Parameters = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class KernelModule:
-    """`module` holds one public func.func called `name`; `arguments` are its arguments in order."""
+    """A built kernel. module: holds one public func.func called `name`. arguments: its arguments in order."""
 
     name: str
     module: ModuleOp = field(repr=False)
@@ -41,132 +41,138 @@ class KernelModule:
 
 
 @dataclass(frozen=True)
-class Element:
-    """One element of a result: where it is, what was got and wanted, and how far apart they may be."""
+class WorstElement:
+    """One element of a result: its index, actual and expected value, and the allowed difference."""
 
     index: tuple[int, ...]
-    got: float
-    want: float
+    actual: float
+    expected: float
     allowed: float
 
     @property
     def error(self) -> float:
-        """The distance; infinite where only one of the two is a NaN."""
-        return math.inf if math.isnan(self.got - self.want) else abs(self.got - self.want)
+        """The absolute difference; infinite if exactly one of the two is a NaN."""
+        return math.inf if math.isnan(self.actual - self.expected) else abs(self.actual - self.expected)
 
     def __str__(self) -> str:
         allowed = f", allowed error {self.allowed:.3g}" if self.allowed else ""
-        return f"index {list(self.index)}: got {self.got:.6g}, wanted {self.want:.6g}{allowed}"
+        return f"index {list(self.index)}: got {self.actual:.6g}, wanted {self.expected:.6g}{allowed}"
 
 
 @dataclass(frozen=True)
-class Difference:
+class KernelDifference:
     """How a result differs from its reference.
 
-    size: its elements; differing: how many of them differ at all; most: how many may. worst: the element that
-    is farthest beyond its own allowed distance; ratio: its distance over that allowed distance.
+    size: the number of elements. differing: how many differ at all. max_differing: how many may differ.
+    worst: the element farthest beyond its allowed difference. ratio: its difference divided by the allowed
+    one.
     """
 
     size: int
     differing: int
-    most: float
-    worst: Element | None = None
+    max_differing: float
+    worst: WorstElement | None = None
     ratio: float = 0.0
 
     @property
     def excess(self) -> float:
-        """The larger of two shares, of the allowed distance and of the allowed number of differences."""
-        return max(self.ratio, self.differing / self.most)
+        """The larger of two ratios: of the worst element's difference, and of the number of differing
+        elements.
+        """
+        return max(self.ratio, self.differing / self.max_differing)
 
     @property
     def passes(self) -> bool:
-        """Whether the result lies within its tolerance."""
+        """Whether the result is within its tolerance."""
         return self.excess <= 1
 
     def __str__(self) -> str:
-        limit = f", at most {int(self.most)} may" if self.differing > self.most else ""
+        limit = f", at most {int(self.max_differing)} may" if self.differing > self.max_differing else ""
         return f"{self.differing} of {self.size} elements differ{limit}, worst at {self.worst}"
 
 
 @dataclass(frozen=True)
 class Tolerance:
-    """How far a kernel's result may lie from its reference, and why.
+    """How far a kernel's result may be from its reference, and why.
 
-    Every element: |got - want| <= atol + rtol * |want|; zero for both means bit-identical.
-    differing: the share of elements that may differ at all, beyond a first two. Where results differ only
-    when a last rounding tips, this is what notices a small error that is everywhere.
-    reason: where the difference comes from.
+    Every element: |actual - expected| <= atol + rtol * |expected|; zero for both means bit-identical.
+    max_differing_share: the share of elements that may differ at all, beyond a first two. If results differ
+    only because a last rounding changes, this detects a small error in all elements.
+    reason: the source of the difference.
     """
 
     rtol: float
     atol: float
     reason: str
-    differing: float = 1.0
+    max_differing_share: float = 1.0
 
-    def compare(self, got: Array, want: Array) -> Difference:
-        """How far `got` is from `want`, two arrays of one shape.
+    def compare(self, actual: Array, expected: Array) -> KernelDifference:
+        """Compare two arrays of one shape.
 
         A NaN or an infinity that only one of the two has counts as infinitely far.
         """
-        left, right = got.astype(np.float64), want.astype(np.float64)
-        if left.shape != right.shape:
-            raise ValueError(f"the result has shape {left.shape}, its reference {right.shape}")
-        differs = (left != right) & ~(np.isnan(left) & np.isnan(right))
-        most = 2 + self.differing * differs.size
+        lhs, rhs = actual.astype(np.float64), expected.astype(np.float64)
+        if lhs.shape != rhs.shape:
+            raise ValueError(f"the result has shape {lhs.shape}, its reference {rhs.shape}")
+        differs = (lhs != rhs) & ~(np.isnan(lhs) & np.isnan(rhs))
+        max_differing = 2 + self.max_differing_share * differs.size
         if not differs.any():
-            return Difference(differs.size, 0, most)
+            return KernelDifference(differs.size, 0, max_differing)
         with np.errstate(invalid="ignore", divide="ignore"):
-            error = np.nan_to_num(np.abs(left - right), nan=np.inf, posinf=np.inf)
-            allowed = self.atol + self.rtol * np.abs(right)
+            error = np.nan_to_num(np.abs(lhs - rhs), nan=np.inf, posinf=np.inf)
+            allowed = self.atol + self.rtol * np.abs(rhs)
             ratio = np.where(differs, np.nan_to_num(error / allowed, nan=np.inf, posinf=np.inf), 0.0)
         flat = int(np.argmax(np.where(ratio == ratio.max(), error, -1.0)))
         index = tuple(int(i) for i in np.unravel_index(flat, ratio.shape))
-        worst = Element(index, float(left[index]), float(right[index]), float(allowed[index]))
-        return Difference(differs.size, int(np.count_nonzero(differs)), most, worst, float(ratio[index]))
+        worst = WorstElement(index, float(lhs[index]), float(rhs[index]), float(allowed[index]))
+        return KernelDifference(
+            differs.size, int(np.count_nonzero(differs)), max_differing, worst, float(ratio[index])
+        )
 
-    def excess(self, got: Array, want: Array) -> float:
-        """`Difference.excess` of two arrays: at most 1 passes."""
-        return self.compare(got, want).excess
+    def excess(self, actual: Array, expected: Array) -> float:
+        """`KernelDifference.excess` of two arrays: at most 1 passes."""
+        return self.compare(actual, expected).excess
 
 
 @dataclass(frozen=True)
 class Allowance:
-    """How far a board's result may lie from the virtual NPU's, beyond the tolerance, where a core does what
-    the virtual NPU does not model.
+    """How far an NPU's result may be from the virtual NPU's, beyond the tolerance, because a core does
+    something that the virtual NPU does not model.
 
-    share: most mean |got - want| / mean |want|. largest: most |got - want|, times the rms of its row.
-    reason: what is not modelled, and what was measured of it.
+    share: maximum mean |actual - expected| / mean |expected|. largest: maximum |actual - expected|, in units
+    of its row's rms. reason: what is not modelled, and what was measured of it.
     """
 
     share: float
     largest: float
     reason: str
 
-    def mask(self, got: Array, want: Array) -> Array:
-        """Which elements are farther off than `largest`; a NaN or infinity always is."""
-        left, right = got.astype(np.float64), want.astype(np.float64)
-        scale = np.sqrt((right**2).mean(axis=-1, keepdims=True))
+    def mask(self, actual: Array, expected: Array) -> Array:
+        """The elements that differ by more than `largest`; a NaN or infinity always does."""
+        lhs, rhs = actual.astype(np.float64), expected.astype(np.float64)
+        scale = np.sqrt((rhs**2).mean(axis=-1, keepdims=True))
         with np.errstate(invalid="ignore"):
-            return np.asarray(~(np.abs(left - right) <= self.largest * scale))
+            return np.asarray(~(np.abs(lhs - rhs) <= self.largest * scale))
 
 
 @dataclass(frozen=True)
 class KernelSpec:
-    """One kernel, with everything that the tests, the board's comparison and the pages need to know of it.
+    """One kernel, with everything that the tests, the comparison with an NPU and the pages use.
 
-    build(**parameters) makes the module; an illegal shape raises IllegalShapeError. What is keyword-only in
-    it is no choice of whoever asks for a kernel: `device`, the Device that it is built for.
-    reference(parameters, arrays) takes the parameters and the arrays of every argument that is read, by
-    name, and returns the arrays of every OUTPUT argument, by name.
+    build(**parameters) makes the module; an illegal shape raises IllegalShapeError. Keyword-only arguments
+    are not parameters of the kernel: `device` is the Device that it is built for.
+    reference(parameters, arrays) takes the parameters and the arrays of every argument that is read, by name,
+    and returns the arrays of every OUTPUT argument, by name.
     cases: parameters that every test runs.
-    random_case(rng): legal parameters drawn at random, small enough to run in a test.
-    random_inputs(parameters, rng): arrays for the arguments that are read, where standard normal numbers
-    would not do; may be None.
+    random_case(rng): random legal parameters, small enough for a test.
+    random_inputs(parameters, rng): arrays for the arguments that are read, if standard normal numbers are not
+    valid; may be None.
     summary: what it computes, in a line; by default the first line of its file.
-    rows: the parameter, if the kernel has it, that counts rows which do not touch each other: no bit of a row
-    may depend on it. allowance: what a board may do beyond the tolerance; None: nothing.
-    any_order: whether it sums products of matrices, which the virtual NPU's fast paths may do in another
-    order. without_evidence: forms of it (docs/explanation/lowering.md) that no file of upstream shows.
+    rows: the parameter, if the kernel has it, that counts independent rows: no bit of a row may depend on it.
+    allowance: what an NPU may do beyond the tolerance; None means nothing.
+    sums_may_reorder: whether it sums products of matrices, which the virtual NPU's fast paths may do in
+    another order. unproven_forms: forms that it uses (docs/explanation/lowering.md) and no upstream file
+    shows.
     """
 
     name: str
@@ -179,8 +185,8 @@ class KernelSpec:
     summary: str = ""
     rows: str = "rows"
     allowance: Allowance | None = None
-    any_order: bool = False
-    without_evidence: tuple[str, ...] = ()
+    sums_may_reorder: bool = False
+    unproven_forms: tuple[str, ...] = ()
 
     @property
     def title(self) -> str:
@@ -190,15 +196,17 @@ class KernelSpec:
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """The names of what can be chosen of the kernel."""
-        known = inspect.signature(self.build).parameters.values()
-        return tuple(parameter.name for parameter in known if parameter.kind is not parameter.KEYWORD_ONLY)
+        """The names of the kernel's parameters."""
+        signature = inspect.signature(self.build).parameters.values()
+        return tuple(
+            parameter.name for parameter in signature if parameter.kind is not parameter.KEYWORD_ONLY
+        )
 
 
 def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
     """The largest divisor of `value` that is at most `limit` and a multiple of `multiple_of`.
 
-    Raises IllegalShapeError where there is none.
+    Raises IllegalShapeError if there is none.
     """
     for candidate in range(min(value, limit) // multiple_of * multiple_of, 0, -multiple_of):
         if value % candidate == 0:
@@ -206,32 +214,34 @@ def largest_divisor(value: int, limit: int, multiple_of: int = 1) -> int:
     raise IllegalShapeError(f"{value} has no divisor up to {limit} that is a multiple of {multiple_of}")
 
 
-def require_multiple(kernel: str, name: str, value: int, of: int, why: str) -> None:
-    """Raises IllegalShapeError, naming legal values, unless `value` is a positive multiple of `of`."""
+def require_multiple(kernel: str, name: str, value: int, step: int, reason: str) -> None:
+    """Raise IllegalShapeError, naming legal values, unless `value` is a positive multiple of `step`."""
     if not isinstance(value, int):
-        raise IllegalShapeError(f"{kernel}: {name}={value} is no whole number; use a multiple of {of}")
-    if value > 0 and value % of == 0:
+        raise IllegalShapeError(f"{kernel}: {name}={value} is no whole number; use a multiple of {step}")
+    if value > 0 and value % step == 0:
         return
-    below, above = value // of * of, (value // of + 1) * of
-    legal = f"{below} or {above}" if below > 0 else str(max(above, of))
-    raise IllegalShapeError(f"{kernel}: {name}={value} is no positive multiple of {of} ({why}); use {legal}")
+    below, above = value // step * step, (value // step + 1) * step
+    legal = f"{below} or {above}" if below > 0 else str(max(above, step))
+    raise IllegalShapeError(
+        f"{kernel}: {name}={value} is no positive multiple of {step} ({reason}); use {legal}"
+    )
 
 
-def cores(kernel: str, unit: str, work: int, asked: int | None, device: Device = NPU2) -> int:
-    """How many cores in a row share `work` units evenly: `asked`, or the most where it is None.
+def cores(kernel: str, unit: str, work: int, requested: int | None, device: DeviceModel = NPU2) -> int:
+    """How many cores in a row share `work` units evenly: `requested`, or the maximum if it is None.
 
-    `kernel` and `unit` (such as "rows") are for the message.
+    kernel, unit: for the message; unit is a plural such as "rows".
 
-    Raises IllegalShapeError where `asked` does not divide the work or the device has fewer columns.
+    Raises IllegalShapeError if `requested` does not divide the work or the device has fewer columns.
     """
     if work <= 0:
         raise IllegalShapeError(f"{kernel}: {work} {unit} leave nothing to do; use at least 1")
-    most = largest_divisor(work, device.columns)
-    if asked is None:
-        return most
-    if not 1 <= asked <= device.columns or work % asked:
+    max_cores = largest_divisor(work, device.columns)
+    if requested is None:
+        return max_cores
+    if not 1 <= requested <= device.columns or work % requested:
         raise IllegalShapeError(
-            f"{kernel}: {asked} cores (herd_x) cannot share {work} {unit} evenly in "
-            f"{device.columns} columns; use {most}"
+            f"{kernel}: {requested} cores (herd_x) cannot share {work} {unit} evenly in "
+            f"{device.columns} columns; use {max_cores}"
         )
-    return asked
+    return requested

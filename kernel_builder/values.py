@@ -1,7 +1,7 @@
-"""What a core computes with: scalars, vectors, arithmetic on them, and functions written in C++.
+"""The values that a core computes with: scalars, vectors, arithmetic on them, and functions written in C++.
 
-Arithmetic happens in the type of its operands and rounds once per operation; mixing types is refused, so
-that every conversion is written: `x.to(f32)`. A plain number takes the type and shape of the other side.
+Arithmetic has the type of its operands and rounds once per operation. Mixed types are refused, so that every
+conversion is visible: `x.to(f32)`. A plain number takes the type and shape of the other side.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from aerie.air_dialect.upstream import vector as upstream_vector
 from aerie.kernel_builder.arguments import DslError, DType, i1
 from aerie.kernel_builder.buffers import Buffer, BufferType, View, element_type
 from aerie.kernel_builder.index import Index
-from aerie.kernel_builder.scopes import Scopes
+from aerie.kernel_builder.scopes import RegionStack
 
 Operand: TypeAlias = Union["Value", int, float]
 
@@ -54,7 +54,9 @@ class Value:
 
     __slots__ = ("dtype", "scopes", "shape", "ssa")
 
-    def __init__(self, ssa: SSAValue, dtype: DType, shape: tuple[int, ...] | None, scopes: Scopes) -> None:
+    def __init__(
+        self, ssa: SSAValue, dtype: DType, shape: tuple[int, ...] | None, scopes: RegionStack
+    ) -> None:
         self.ssa = ssa
         self.dtype = dtype
         self.shape = shape
@@ -70,18 +72,20 @@ class Value:
         """Whether its elements are floating-point numbers."""
         return self.dtype.name in FLOATS
 
-    def here(self) -> SSAValue:
-        """The SSA value in the innermost open region, passed in through `args(...)` where needed."""
-        return self.scopes.use(self.ssa)
+    def in_region(self) -> SSAValue:
+        """The SSA value in the innermost open region, passed in through `args(...)` if needed."""
+        return self.scopes.capture(self.ssa)
 
-    def _made(
+    def _result(
         self, op: Any, dtype: DType | None = None, shape: tuple[int, ...] | str | None = "same"
     ) -> Value:
-        kept = self.shape if isinstance(shape, str) else shape
-        return Value(self.scopes.result(op), dtype or self.dtype, kept, self.scopes)
+        result_shape = self.shape if isinstance(shape, str) else shape
+        return Value(self.scopes.result(op), dtype or self.dtype, result_shape, self.scopes)
 
-    def like(self, other: Operand) -> Value:
-        """`other` as a value of this type; a plain number becomes a constant. DslError for another type."""
+    def coerce(self, other: Operand) -> Value:
+        """Convert `other` to this type: a plain number becomes a constant. Raises DslError for
+        another type.
+        """
         if not isinstance(other, Value):
             return Value(
                 self.scopes.constant(other, self.dtype, self.shape), self.dtype, self.shape, self.scopes
@@ -97,8 +101,8 @@ class Value:
         op = _ARITHMETIC[symbol][0 if self.is_float else 1]
         if op is None:
             raise DslError(f"`{symbol}` is not defined for {self}")
-        right = self.like(other)
-        return self._made(op(self.here(), right.here()))
+        right = self.coerce(other)
+        return self._result(op(self.in_region(), right.in_region()))
 
     def __add__(self, other: Operand) -> Value:
         return self._binary("+", other)
@@ -119,33 +123,33 @@ class Value:
         return self._binary("%", other)
 
     def __radd__(self, other: Operand) -> Value:
-        return self.like(other) + self
+        return self.coerce(other) + self
 
     def __rsub__(self, other: Operand) -> Value:
-        return self.like(other) - self
+        return self.coerce(other) - self
 
     def __rmul__(self, other: Operand) -> Value:
-        return self.like(other) * self
+        return self.coerce(other) * self
 
     def __rtruediv__(self, other: Operand) -> Value:
-        return self.like(other) / self
+        return self.coerce(other) / self
 
     def __neg__(self) -> Value:
-        return self._made(arith.NegfOp(self.here())) if self.is_float else 0 - self
+        return self._result(arith.NegfOp(self.in_region())) if self.is_float else 0 - self
 
     def maximum(self, other: Operand) -> Value:
-        """The larger of both, lane by lane; DslError where types differ."""
+        """The larger of both, lane by lane. Raises DslError if the types differ."""
         return self._binary("maximum", other)
 
     def minimum(self, other: Operand) -> Value:
-        """The smaller of both, lane by lane; DslError where types differ."""
+        """The smaller of both, lane by lane. Raises DslError if the types differ."""
         return self._binary("minimum", other)
 
     def _compare(self, symbol: str, other: Operand) -> Value:
-        right = self.like(other)
+        right = self.coerce(other)
         predicate = _COMPARE[symbol][0 if self.is_float else 1]
         kind: Any = upstream_arith.CmpfOp if self.is_float else upstream_arith.CmpiOp
-        return self._made(kind(self.here(), right.here(), predicate), i1)
+        return self._result(kind(self.in_region(), right.in_region(), predicate), i1)
 
     def __lt__(self, other: Operand) -> Value:
         return self._compare("<", other)
@@ -172,100 +176,104 @@ class Value:
                 f"{self} cannot choose for {then}; select with a comparison of scalars, or of vectors of the "
                 "same shape"
             )
-        chosen = upstream_arith.SelectOp(self.here(), then.here(), then.like(otherwise).here())
-        return then._made(chosen)
+        chosen = upstream_arith.SelectOp(
+            self.in_region(), then.in_region(), then.coerce(otherwise).in_region()
+        )
+        return then._result(chosen)
 
     def to(self, dtype: DType) -> Value:
-        """Converted to `dtype`: exact when widening. A float that is narrowed is rounded as the core is set
-        to: to nearest even where the kernel calls `Kernel.round_to_even`, C++ or a matrix product that sets
-        it."""
+        """Convert to `dtype`. Widening is exact. Narrowing a float rounds in the core's mode: to nearest even
+        if the kernel calls `Kernel.round_to_even`, a C++ function or a matrix product that sets it.
+        """
         if dtype == self.dtype:
             return self
         target = _type(dtype, self.shape)
-        return self._made(_conversion(self.dtype, dtype)(self.here(), target), dtype)
+        return self._result(_conversion(self.dtype, dtype)(self.in_region(), target), dtype)
 
     def broadcast(self, *shape: int) -> Value:
         """This scalar in every lane of a vector of `shape`."""
         if self.shape is not None:
             raise DslError(f"{self} is a vector already; only a scalar is broadcast")
-        return self._made(
-            vector.BroadcastOp(self.here(), VectorType(element_type(self.dtype), shape)), shape=shape
+        return self._result(
+            vector.BroadcastOp(self.in_region(), VectorType(element_type(self.dtype), shape)), shape=shape
         )
 
     def _unary(self, op: Any) -> Value:
         if not self.is_float:
             raise DslError(f"{op.name} needs a float, not {self}; convert with .to(f32)")
-        return self._made(op(self.here()))
+        return self._result(op(self.in_region()))
 
     def rsqrt(self) -> Value:
-        """1 / sqrt(x), lane by lane; DslError for integers."""
+        """1 / sqrt(x), lane by lane. Raises DslError for integers."""
         return self._unary(math.RsqrtOp)
 
     def sqrt(self) -> Value:
-        """The square root, lane by lane; DslError for integers."""
+        """The square root, lane by lane. Raises DslError for integers."""
         return self._unary(math.SqrtOp)
 
     def exp(self) -> Value:
-        """e**x, lane by lane; DslError for integers. AIE2P lowers it for vectors of bf16 only."""
+        """e**x, lane by lane. Raises DslError for integers. AIE2P lowers it for vectors of bf16 only."""
         return self._unary(math.ExpOp)
 
     def exp2(self) -> Value:
-        """2**x, lane by lane; DslError for integers."""
+        """2**x, lane by lane. Raises DslError for integers."""
         return self._unary(math.Exp2Op)
 
     def tanh(self) -> Value:
-        """The hyperbolic tangent, lane by lane; DslError for integers. AIE2P lowers it for 16 bf16 only."""
+        """The hyperbolic tangent, lane by lane. Raises DslError for integers. AIE2P lowers it for 16 bf16
+        only.
+        """
         return self._unary(math.TanhOp)
 
     def reduce(self, kind: str) -> Value:
-        """All lanes of a 1-D vector as one scalar: kind "add", "mul", "max" or "min"."""
+        """Reduce all lanes of a 1-D vector to one scalar. kind: "add", "mul", "max" or "min"."""
         if self.shape is None or len(self.shape) != 1:
             raise DslError(f"reduce needs a 1-D vector, not {self}; use .reshape first")
         flag = _REDUCE[kind][0 if self.is_float else 1]
         op = vector.ReductionOp.build(
-            operands=[self.here(), None],
+            operands=[self.in_region(), None],
             result_types=[element_type(self.dtype)],
             properties={"kind": CombiningKindAttr(flag)},
         )
-        return self._made(op, shape=None)
+        return self._result(op, shape=None)
 
     def reshape(self, *shape: int) -> Value:
-        """The lanes, in row-major order, under another shape."""
-        op = upstream_vector.ShapeCastOp(self.here(), VectorType(element_type(self.dtype), shape))
-        return self._made(op, shape=shape)
+        """The lanes, in row-major order, with another shape."""
+        op = upstream_vector.ShapeCastOp(self.in_region(), VectorType(element_type(self.dtype), shape))
+        return self._result(op, shape=shape)
 
     def transpose(self) -> Value:
         """A 2-D vector with its dimensions swapped."""
         if self.shape is None or len(self.shape) != 2:
             raise DslError(f"transpose needs a 2-D vector, not {self}")
         shape = self.shape[::-1]
-        return self._made(upstream_vector.TransposeOp(self.here(), [1, 0]), shape=shape)
+        return self._result(upstream_vector.TransposeOp(self.in_region(), [1, 0]), shape=shape)
 
     def __str__(self) -> str:
         kind = "scalar" if self.shape is None else "x".join(map(str, self.shape)) + " vector"
         return f"a {kind} of {self.dtype}"
 
 
-def fma(left: Value, right: Value, addend: Value) -> Value:
+def fma(lhs: Value, rhs: Value, addend: Value) -> Value:
     """left * right + addend, rounded once; all of one type."""
-    operands = (left.here(), left.like(right).here(), left.like(addend).here())
-    return left._made(math.FmaOp(*operands) if left.shape is None else vector.FMAOp(*operands))
+    operands = (lhs.in_region(), lhs.coerce(rhs).in_region(), lhs.coerce(addend).in_region())
+    return lhs._result(math.FmaOp(*operands) if lhs.shape is None else vector.FMAOp(*operands))
 
 
-def contract(left: Value, right: Value, addend: Value) -> Value:
+def contract(lhs: Value, rhs: Value, addend: Value) -> Value:
     """addend (M, N) + left (M, K) @ right (K, N), in addend's type; 8x8x8 bf16 is AIE2P's own."""
-    shapes = (left.shape, right.shape, addend.shape)
+    shapes = (lhs.shape, rhs.shape, addend.shape)
     if any(shape is None or len(shape) != 2 for shape in shapes):
-        raise DslError(f"contract needs three 2-D vectors, not {left}, {right}, {addend}")
-    (m, k), (k2, n), out = left.shape, right.shape, addend.shape  # type: ignore[misc]
+        raise DslError(f"contract needs three 2-D vectors, not {lhs}, {rhs}, {addend}")
+    (m, k), (k2, n), out = lhs.shape, rhs.shape, addend.shape  # type: ignore[misc]
     if k != k2 or out != (m, n):
-        raise DslError(f"contract of {left} with {right} gives {m}x{n}, not {addend}")
+        raise DslError(f"contract of {lhs} with {rhs} gives {m}x{n}, not {addend}")
     row, col, along = (AffineExpr.dimension(axis) for axis in range(3))
     maps = [AffineMap(3, 0, pair) for pair in ((row, along), (along, col), (row, col))]
     op = upstream_vector.ContractOp(
-        left.here(), right.here(), addend.here(), maps, ["parallel", "parallel", "reduction"]
+        lhs.in_region(), rhs.in_region(), addend.in_region(), maps, ["parallel", "parallel", "reduction"]
     )
-    return addend._made(op)
+    return addend._result(op)
 
 
 def _type(dtype: DType, shape: Sequence[int] | None) -> Attribute:
@@ -295,11 +303,12 @@ CallArgument: TypeAlias = View | Value | Index | int | float
 
 
 @dataclass(frozen=True)
-class Optimize:
-    """How hard the compiler of the cores (Peano) works on an object: `O1`, `O2`, `O3`, `Os`; and why so hard.
+class OptLevel:
+    """The optimisation level of Peano, the compiler of the cores, for an object: `O1`, `O2`, `O3`, `Os`; and
+    why.
 
-    The level is no matter of taste: a core's program memory has 16 KiB, and upstream knows kernels that hang
-    at another level than theirs (mlir-air programming_examples/llms/qwen25_3b_q4/Makefile).
+    The level matters for correctness: a core's program memory has 16 KiB, and upstream knows kernels that
+    hang at another level than theirs (mlir-air programming_examples/llms/qwen25_3b_q4/Makefile).
     """
 
     level: str
@@ -307,7 +316,7 @@ class Optimize:
 
 
 @dataclass(frozen=True)
-class External:
+class ExternalFunction:
     """A C++ function on a core. Call it inside a herd: `matvec(8, 2048, row, a, b, c)`.
 
     The core passes a buffer as a bare pointer to its first element and a scalar as itself
@@ -316,7 +325,7 @@ class External:
 
     name: str
     types: tuple[ArgumentType, ...]
-    scopes: Scopes
+    scopes: RegionStack
 
     def __call__(self, *arguments: CallArgument) -> None:
         if not self.scopes.inside("herd"):
@@ -327,41 +336,41 @@ class External:
         operands = [self._operand(i, argument, type_) for i, (argument, type_) in enumerate(pairs)]
         self.scopes.emit(func.CallOp(self.name, operands, []))
 
-    def _operand(self, place: int, argument: CallArgument, type_: ArgumentType) -> SSAValue:
+    def _operand(self, position: int, argument: CallArgument, type_: ArgumentType) -> SSAValue:
         if isinstance(type_, BufferType):
             if not isinstance(argument, Buffer) or argument.type != type_:
-                given = f"{argument} ({argument.type})" if isinstance(argument, Buffer) else str(argument)
+                described = f"{argument} ({argument.type})" if isinstance(argument, Buffer) else str(argument)
                 raise DslError(
-                    f"argument {place} of {self.name} is a whole buffer of {type_}, not {given}; "
+                    f"argument {position} of {self.name} is a whole buffer of {type_}, not {described}; "
                     "to reach into a buffer pass it whole, with an i32 offset"
                 )
-            return self.scopes.use(argument.ssa)
-        return self._scalar(place, argument, type_)
+            return self.scopes.capture(argument.ssa)
+        return self._scalar(position, argument, type_)
 
-    def _scalar(self, place: int, argument: CallArgument, dtype: DType) -> SSAValue:
+    def _scalar(self, position: int, argument: CallArgument, dtype: DType) -> SSAValue:
         if isinstance(argument, int | float):
             return self.scopes.constant(argument, dtype)
         if isinstance(argument, Value) and argument.shape is None and argument.dtype == dtype:
-            return argument.here()
+            return argument.in_region()
         if isinstance(argument, Index) and dtype.name.startswith("i"):
             index = self.scopes.index(argument)
             return self.scopes.result(arith.IndexCastOp(index, element_type(dtype)))
-        raise DslError(f"argument {place} of {self.name} is a scalar of {dtype}, not {argument}")
+        raise DslError(f"argument {position} of {self.name} is a scalar of {dtype}, not {argument}")
 
 
-def declaration(
+def external_declaration(
     name: str,
     types: Sequence[ArgumentType],
     link_with: str,
     source: str | None,
     defines: Mapping[str, object],
-    optimize: Optimize | None,
+    optimize: OptLevel | None,
 ) -> func.FuncOp:
     """`func.func private @name(...)` with the object file to link and how to build it.
 
-    `link_source`, `link_defines` and `link_optimize` are plain attributes that mlir-air passes over; whoever
-    builds the object file reads them: the C++ file, where it is not the object's stem, its -D macros, and the
-    level of optimisation for a core (on a CPU it is the virtual NPU's own).
+    `link_source`, `link_defines` and `link_optimize` are plain attributes that mlir-air ignores. The build of
+    the object file reads them: the C++ file if it is not the object's stem, its -D macros, and the
+    optimisation level for a core (on a CPU the virtual NPU has its own).
     """
     inputs: list[Attribute] = [t.memref if isinstance(t, BufferType) else element_type(t) for t in types]
     op = func.FuncOp.external(name, inputs, [])

@@ -22,8 +22,8 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.static_form import empty_cache, inputs, results, statics
-from aerie.multi_launch_builder.building import read_program
-from aerie.multi_launch_builder.static_form import KIND, StaticSizes
+from aerie.multi_launch_builder.builder import read_program
+from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes
 from aerie.runtime import KernelCache, select_backend
 
 HERE = Path(__file__).parent
@@ -31,15 +31,18 @@ HERE = Path(__file__).parent
 
 def main(text: str) -> None:
     """Continue `text` by the rest of its last block, or by a block if that one is full."""
-    table = json.loads((HERE / f"{KIND}.args.json").read_text())
+    table = json.loads((HERE / f"{STATIC_STEP_KIND}.args.json").read_text())
     sizes = StaticSizes(**table["sizes"])
-    program, checkpoint = read_program(HERE, KIND), open_checkpoint(find_checkpoint(table["model"]))
+    program, checkpoint = (
+        read_program(HERE, STATIC_STEP_KIND),
+        open_checkpoint(find_checkpoint(table["model"])),
+    )
     diffusion, vocab_size = checkpoint.config.diffusion, checkpoint.config.vocab_size
     assert diffusion is not None
     mask, block = diffusion.mask_token_id, sizes.block
     prompt = checkpoint.tokenizer.encode(text)
     ids = np.array(prompt + [mask] * (block - len(prompt) % block))
-    with KernelCache(folders.programs(), select_backend("virtual")) as cache:
+    with KernelCache(folders.programs_folder(), select_backend("virtual")) as cache:
         cache.compile_and_cache(program)
         weights: dict[str, Any] = statics(checkpoint.weights, program)
         cache.preload(program, **weights)

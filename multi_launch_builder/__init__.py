@@ -1,7 +1,7 @@
-"""Stitches kernel modules into multi-launch programs, and knows those of a Llama-class model: the six, and
-those of variants, which compute several tokens against a KV cache.
+"""Stitches kernel modules into multi-launch programs, and defines those of a Llama-class model: the six
+programs, and those of variants, which compute several tokens with a KV cache.
 
-What a program is, which arguments it has and what shapes a model has need no IR: only what builds does.
+Plans, argument tables and model shapes need no IR: only building does.
 """
 
 from typing import TYPE_CHECKING
@@ -11,14 +11,14 @@ from aerie.multi_launch_builder.program import CompileOption, ExternalObject, Pr
 from aerie.multi_launch_builder.shapes import (
     ModelShape,
     UnsupportedShapeError,
-    legal_seq_len,
     padded_vocab_size,
+    round_up_seq_len,
 )
 from aerie.multi_launch_builder.variants import GraphType, Variant, graph_type, plan_variant_programs
 
 if TYPE_CHECKING:
-    from aerie.multi_launch_builder.building import build_programs, build_variant_programs
-    from aerie.multi_launch_builder.limits import check_shape
+    from aerie.multi_launch_builder.builder import build_programs, build_variant_programs
+    from aerie.multi_launch_builder.shape_limits import check_shape
     from aerie.multi_launch_builder.stitcher import Stitcher
     from aerie.multi_launch_builder.submodule import (
         DataflowError,
@@ -28,8 +28,8 @@ if TYPE_CHECKING:
     )
 else:
     _HOMES = {
-        "aerie.multi_launch_builder.building": ["build_programs", "build_variant_programs"],
-        "aerie.multi_launch_builder.limits": ["check_shape"],
+        "aerie.multi_launch_builder.builder": ["build_programs", "build_variant_programs"],
+        "aerie.multi_launch_builder.shape_limits": ["check_shape"],
         "aerie.multi_launch_builder.stitcher": ["Stitcher"],
         "aerie.multi_launch_builder.submodule": [
             "DataflowError",
@@ -57,7 +57,7 @@ __all__ = [
     "build_variant_programs",
     "check_shape",
     "graph_type",
-    "legal_seq_len",
     "padded_vocab_size",
     "plan_variant_programs",
+    "round_up_seq_len",
 ]

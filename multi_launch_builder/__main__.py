@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aerie.common.cli_parser import OneLineParser
-from aerie.multi_launch_builder.building import write_mlir
+from aerie.multi_launch_builder.builder import write_mlir
 from aerie.multi_launch_builder.shapes import (
     DEMO,
     DEMO_SEQ_LEN,
@@ -58,14 +58,14 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _shape(options: argparse.Namespace) -> ModelShape:
-    """The demo's, but for what is given."""
+    """The demo's shape, with the options' changes."""
     names = [field.name for field in dataclasses.fields(ModelShape)]
-    given = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
-    return dataclasses.replace(DEMO, **given)
+    overrides = {name: getattr(options, name) for name in names if getattr(options, name) is not None}
+    return dataclasses.replace(DEMO, **overrides)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the command line; 0, or 2 with one line on standard error."""
+    """Run the command line. Returns 0, or 2 with one line on standard error."""
     options = _parser().parse_args(arguments)
     try:
         variants = map(Variant.parse, options.variants)

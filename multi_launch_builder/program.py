@@ -1,4 +1,4 @@
-"""A program: as a plan (which kernels, wired how), and as what a toolchain is given. Loads no IR."""
+"""A program as a plan (which kernels, wired how), and as the input of a toolchain. Loads no IR."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CompileOption:
-    """One flag of aircc, why the program needs it, and upstream's file that says so or does the same."""
+    """One flag of aircc, why the program needs it, and the upstream file that says so or does the same."""
 
     flag: str
     reason: str
@@ -23,7 +23,7 @@ class CompileOption:
 
 
 @dataclass(frozen=True)
-class Step:
+class LaunchPlan:
     """One launch: the kernel's name and build parameters, and kernel argument -> program argument."""
 
     label: str
@@ -34,15 +34,15 @@ class Step:
 
 @dataclass(frozen=True)
 class ProgramPlan:
-    """The steps of a program, in launch order, between its arguments; `options` are its own, for aircc.
+    """The launches of a program, in order, and its arguments. options: its own, for aircc.
 
     kind: what it does, the same for programs of any number of rows. rows: tokens of a call. context:
-    positions of the KV cache that it is built for; 0 where it has none. Without a kind: one kernel alone.
+    positions of the KV cache that it is built for; 0 if it has none. Without a kind it is one kernel alone.
     """
 
     name: str
     arguments: ArgumentTable
-    steps: tuple[Step, ...]
+    launches: tuple[LaunchPlan, ...]
     options: tuple[CompileOption, ...] = ()
     kind: str = ""
     rows: int = 0
@@ -51,9 +51,9 @@ class ProgramPlan:
 
 @dataclass(frozen=True)
 class ExternalObject:
-    """An object file the program links: its C++ source, its -D macros, the functions taken from it.
+    """An object file that the program links: its C++ source, its -D macros, the functions taken from it.
 
-    optimize: the level of optimisation for a core, such as `O2`; empty where the kernel declares none.
+    optimize: the optimisation level for a core, such as `O2`; "" if the kernel declares none.
     """
 
     name: str
@@ -67,7 +67,7 @@ class ExternalObject:
 class Program:
     """One `func.func` named `name` in `text`, called with `arguments` in table order.
 
-    `launches` are the names of its launches in the order they run. kind, rows, context: as in its plan.
+    launches: the names of its launches in order. kind, rows, context: as in its plan.
     """
 
     name: str
@@ -85,17 +85,17 @@ class Program:
         """The flags for aircc."""
         return tuple(option.flag for option in self.options)
 
-    def option(self, name: str) -> str | None:
-        """The value of the last flag of this name, empty where it has none; None where it is not given."""
-        return next(reversed(self.option_values(name)), None)
+    def last_option(self, name: str) -> str | None:
+        """The value of the last flag of this name, "" if it has none; None if the flag is not set."""
+        return next(reversed(self.all_options(name)), None)
 
-    def option_values(self, name: str) -> list[str]:
-        """The values of every flag of this name, empty for one that has none."""
+    def all_options(self, name: str) -> list[str]:
+        """The values of every flag of this name, "" for one without a value."""
         pairs = (flag.partition("=") for flag in self.flags)
         return [value for given, _, value in pairs if given == name]
 
-    def of(self, plan: ProgramPlan) -> Program:
-        """The same, told what it is: built from `plan`."""
+    def with_plan(self, plan: ProgramPlan) -> Program:
+        """The same program with kind, rows and context of the plan that it was built from."""
         return replace(self, kind=plan.kind, rows=plan.rows, context=plan.context)
 
     @staticmethod
@@ -128,5 +128,5 @@ def _object(name: str, functions: list[Operation]) -> ExternalObject:
 
 
 def _text(op: Operation, key: str) -> str:
-    """The string in an attribute or property; empty where there is none."""
+    """The string in an attribute or property; "" if there is none."""
     return str(getattr(op.get_attr_or_prop(key), "data", ""))

@@ -29,14 +29,14 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
-from aerie.multi_launch_builder.program import CompileOption, ProgramPlan, Step
+from aerie.multi_launch_builder.program import CompileOption, LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS, ModelShape, padded_vocab_size
 
 PREFILL = "mlir-air programming_examples/llms/llama32_1b/llama32_1b_prefill.py"
 
 
 def _tiled(*sizes: int, reason: str) -> tuple[CompileOption, ...]:
-    """How many steps of a launch's grid, outermost first, are sent to the shim before it is waited for."""
+    """How many points of a launch's grid, outermost dimension first, are sent to the shim before a wait."""
     return tuple(CompileOption(f"--air-runtime-loop-tiling-sizes={size}", reason, PREFILL) for size in sizes)
 
 
@@ -51,13 +51,13 @@ ATTENTION_GRID = _tiled(
     1,
     reason="one step of the grid at a time: the next queries may come once all results of a step have left",
 )
-ONE_COPY = CompileOption(
+NO_PING_PONG = CompileOption(
     "--omit-ping-pong-transform=all",
     "K and V tiles alternate on one channel, so V is loaded while the scores are computed; mlir-air's own "
     "attention kernels are built this way",
     PREFILL,
 )
-ATTENTION_OPTIONS = (*ATTENTION_GRID, ONE_COPY)
+ATTENTION_OPTIONS = (*ATTENTION_GRID, NO_PING_PONG)
 
 
 def bf16_table(*rows: tuple[str, tuple[int, ...], Role]) -> ArgumentTable:
@@ -66,47 +66,46 @@ def bf16_table(*rows: tuple[str, tuple[int, ...], Role]) -> ArgumentTable:
 
 
 def _activation(rows: int | None, width: int) -> tuple[int, ...]:
-    """The shape of what has `width` elements for each token."""
+    """The shape of an activation with `width` elements for each token."""
     return (width,) if rows is None else (rows, width)
 
 
-FEW_ROWS = 32
-"""A product of so many rows or fewer is one of `gemm_rows`: each core has all of them, and a weight is read
-once."""
+MAX_TAIL_ROWS = 32
+"""Up to this many rows a product uses `gemm_rows`: each core has all of them, and a weight is read once."""
 
 
-def _product(label: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> Step:
-    """out = x @ weight.T, x k wide and out n wide: of one token, of few rows, or of many."""
+def _product(label: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> LaunchPlan:
+    """out = x @ weight.T, x k wide and out n wide: for one token, few rows, or many."""
     if rows is None:
-        return Step(label, "gemv", {"m": n, "k": k}, {"weight": weight, "x": x, "out": out})
-    few = rows <= FEW_ROWS
+        return LaunchPlan(label, "gemv", {"m": n, "k": k}, {"weight": weight, "x": x, "out": out})
+    few = rows <= MAX_TAIL_ROWS
     parameters = {"m": rows, "k": k, "n": n} | ({} if few else {"b_transposed": True})
-    return Step(label, "gemm_rows" if few else "gemm", parameters, {"a": x, "b": weight, "c": out})
+    return LaunchPlan(label, "gemm_rows" if few else "gemm", parameters, {"a": x, "b": weight, "c": out})
 
 
-def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> Step:
+def _projection(name: str, rows: int | None, k: int, n: int, x: str, weight: str, out: str) -> LaunchPlan:
     """As `_product`, labelled as a GEMM of rows, or the GEMV of one token."""
     return _product(f"{name}_{'gemv' if rows is None else 'gemm'}", rows, k, n, x, weight, out)
 
 
-def _norm(label: str, rows: int | None, shape: ModelShape, x: str, weight: str) -> Step:
+def _norm(label: str, rows: int | None, shape: ModelShape, x: str, weight: str) -> LaunchPlan:
     """normed = RMSNorm of x."""
     parameters = {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps}
-    return Step(label, "rms_norm", parameters, {"x": x, "weight": weight, "out": "normed"})
+    return LaunchPlan(label, "rms_norm", parameters, {"x": x, "weight": weight, "out": "normed"})
 
 
 def _grid(rows: int | None) -> tuple[CompileOption, ...]:
     return () if rows is None else GEMM_GRID
 
 
-def before_attention(
+def plan_before_attention(
     kind: str, shape: ModelShape, rows: int | None, rope: tuple[str, Role], name: str = ""
 ) -> ProgramPlan:
     """RMSNorm, the Q, K and V projections, RoPE on Q and K, six launches: x -> q_roped, k_roped, v.
 
-    Where the model has biases of these, three launches more add them; where it normalizes queries and keys,
-    two. rope: what RoPE reads. Prefill keeps the table of all positions on the device; whoever starts
-    elsewhere than at position 0 is given the rows of its positions.
+    If the model has biases of these, three more launches add them; if it normalizes queries and keys, there
+    are two more. rope: RoPE's input. Prefill keeps the table of all positions on the device; programs that
+    start at other positions than 0 receive the rows of their positions.
     """
     emb = shape.emb_dim
     lut, lut_role = rope
@@ -136,9 +135,9 @@ def before_attention(
 
 @dataclass(frozen=True)
 class _Projection:
-    """The way of queries, keys or values (`of`: q, k, v) from the normed rows on, through what the model has.
+    """The launches of queries, keys or values (`of`: q, k, v) after the normed rows.
 
-    q_product -> q -> q_normed -> q_roped: the first where there is a bias, the third where there is QK-norm.
+    q_product -> q -> q_normed -> q_roped: the first only with a bias, the third only with QK-norm.
     """
 
     of: str
@@ -159,7 +158,7 @@ class _Projection:
         return self.shape.qk_norm and self.of != "v"
 
     @property
-    def made(self) -> str:
+    def product_output(self) -> str:
         """The argument that the product writes."""
         return f"{self.of}_product" if self.shape.qkv_bias else self.of
 
@@ -169,7 +168,7 @@ class _Projection:
         table: list[tuple[str, tuple[int, ...], Role]]
         table = [(f"w{of}", (self.width, self.shape.emb_dim), Role.WEIGHT)]
         if self.shape.qkv_bias:
-            table += [(self.made, self.activation, scratch), (f"b{of}", (self.width,), Role.WEIGHT)]
+            table += [(self.product_output, self.activation, scratch), (f"b{of}", (self.width,), Role.WEIGHT)]
         table.append((of, self.activation, Role.OUTPUT if of == "v" else scratch))
         if self.has_norm:
             weight = (f"{of}_norm", (self.shape.head_dim,), Role.WEIGHT)
@@ -177,30 +176,32 @@ class _Projection:
         return table
 
     @property
-    def product(self) -> Step:
+    def product(self) -> LaunchPlan:
         emb = self.shape.emb_dim
-        return _projection(self.of, self.rows, emb, self.width, "normed", f"w{self.of}", self.made)
+        return _projection(self.of, self.rows, emb, self.width, "normed", f"w{self.of}", self.product_output)
 
     @property
-    def bias(self) -> Step:
+    def bias(self) -> LaunchPlan:
         parameters = {"rows": self.rows, "cols": self.width}
-        wiring = {"x": self.made, "bias": f"b{self.of}", "out": self.of}
-        return Step(f"{self.of}_bias", "bias_add", parameters, wiring)
+        wiring = {"x": self.product_output, "bias": f"b{self.of}", "out": self.of}
+        return LaunchPlan(f"{self.of}_bias", "bias_add", parameters, wiring)
 
     @property
-    def norm(self) -> Step:
+    def norm(self) -> LaunchPlan:
         """RMSNorm of each head."""
         head = {"cols": self.shape.head_dim, "heads": self.heads, "eps": self.shape.rms_norm_eps}
         wiring = {"x": self.of, "weight": f"{self.of}_norm", "out": f"{self.of}_normed"}
-        return Step(f"{self.of}_norm", "rms_norm", {"rows": self.rows, **head}, wiring)
+        return LaunchPlan(f"{self.of}_norm", "rms_norm", {"rows": self.rows, **head}, wiring)
 
-    def rope(self, lut: str) -> Step:
+    def rope(self, lut: str) -> LaunchPlan:
         parameters = {"rows": self.rows, "head_dim": self.shape.head_dim, "n_heads": self.heads}
         read = f"{self.of}_normed" if self.has_norm else self.of
-        return Step(f"{self.of}_rope", "rope", parameters, {"x": read, "lut": lut, "out": f"{self.of}_roped"})
+        return LaunchPlan(
+            f"{self.of}_rope", "rope", parameters, {"x": read, "lut": lut, "out": f"{self.of}_roped"}
+        )
 
 
-def after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
+def plan_after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
     """Output projection, residual, RMSNorm, SwiGLU FFN, residual, eight launches: attn_out, x -> x_next."""
     emb = shape.emb_dim
     arguments = bf16_table(
@@ -213,20 +214,20 @@ def after_attention(kind: str, shape: ModelShape, rows: int | None, name: str = 
     narrow = {"rows": rows, "cols": emb}
     steps = (
         _output_projection(shape, rows),
-        Step("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
+        LaunchPlan("attn_add", "eltwise_add", narrow, {"a": "x", "b": "proj", "out": "res1"}),
         *_ffn_steps(shape, rows),
-        Step("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
+        LaunchPlan("ffn_add", "eltwise_add", narrow, {"a": "res1", "b": "down", "out": "x_next"}),
     )
     return ProgramPlan(name or kind, arguments, steps, _grid(rows), kind, rows or 1)
 
 
-def attention_output(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
-    """Output projection of the heads of a device, one launch: attn_out -> proj, its part of a sum."""
+def plan_attention_output(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
+    """Output projection of a device's heads, one launch: attn_out -> proj, its part of a sum."""
     arguments = bf16_table(*_output_arguments(shape, rows, Role.OUTPUT))
     return ProgramPlan(name or kind, arguments, (_output_projection(shape, rows),), _grid(rows), kind, rows)
 
 
-def ffn(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
+def plan_ffn(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
     """RMSNorm and SwiGLU FFN of a device's part of the width, five launches: res1 -> down, part of a sum."""
     x = ("res1", _activation(rows, shape.emb_dim), Role.INPUT)
     arguments = bf16_table(x, *_ffn_arguments(shape, rows, Role.OUTPUT))
@@ -234,24 +235,24 @@ def ffn(kind: str, shape: ModelShape, rows: int, name: str = "") -> ProgramPlan:
 
 
 Rows = tuple[tuple[str, tuple[int, ...], Role], ...]
-"""Of an argument table, as bf16_table takes them."""
+"""Rows of an argument table, as bf16_table takes them."""
 
 
-def _output_arguments(shape: ModelShape, rows: int | None, made: Role) -> Rows:
-    """Of the output projection; made: the role of what it makes."""
+def _output_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
+    """Arguments of the output projection. made: the role of its result."""
     return (
         ("attn_out", _activation(rows, shape.q_dim), Role.INPUT),
         ("wo", (shape.emb_dim, shape.q_dim), Role.WEIGHT),
-        ("proj", _activation(rows, shape.emb_dim), made),
+        ("proj", _activation(rows, shape.emb_dim), result_role),
     )
 
 
-def _output_projection(shape: ModelShape, rows: int | None) -> Step:
+def _output_projection(shape: ModelShape, rows: int | None) -> LaunchPlan:
     return _projection("o", rows, shape.q_dim, shape.emb_dim, "attn_out", "wo", "proj")
 
 
-def _ffn_arguments(shape: ModelShape, rows: int | None, made: Role) -> Rows:
-    """Of the FFN with its norm, without what it reads; made: the role of what it makes."""
+def _ffn_arguments(shape: ModelShape, rows: int | None, result_role: Role) -> Rows:
+    """Arguments of the FFN with its norm, without its inputs. made: the role of its result."""
     emb, hidden = shape.emb_dim, shape.hidden_dim
     return (
         ("ffn_norm", (emb,), Role.WEIGHT),
@@ -262,24 +263,25 @@ def _ffn_arguments(shape: ModelShape, rows: int | None, made: Role) -> Rows:
         ("up", _activation(rows, hidden), Role.INTERMEDIATE),
         ("swiglu", _activation(rows, hidden), Role.INTERMEDIATE),
         ("w_down", (emb, hidden), Role.WEIGHT),
-        ("down", _activation(rows, emb), made),
+        ("down", _activation(rows, emb), result_role),
     )
 
 
-def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[Step, ...]:
+def _ffn_steps(shape: ModelShape, rows: int | None) -> tuple[LaunchPlan, ...]:
     emb, hidden = shape.emb_dim, shape.hidden_dim
     gated = {"gate": "gate", "up": "up", "out": "swiglu"}
     return (
         _norm("ffn_norm", rows, shape, "res1", "ffn_norm"),
         _projection("gate", rows, emb, hidden, "normed", "w_gate", "gate"),
         _projection("up", rows, emb, hidden, "normed", "w_up", "up"),
-        Step("swiglu", "swiglu", {"rows": rows, "cols": hidden}, gated),
+        LaunchPlan("swiglu", "swiglu", {"rows": rows, "cols": hidden}, gated),
         _projection("down", rows, hidden, emb, "swiglu", "w_down", "down"),
     )
 
 
 def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
-    """Causal attention of a prompt, grouped query heads: q_roped, k_roped, v -> attn_out, as q_roped lies.
+    """Causal attention of a prompt, grouped query heads: q_roped, k_roped, v -> attn_out, laid out as
+    q_roped.
 
     One launch, never stitched with others: its many channels make mlir-air's `air-opt-shim-dma-bds` pass grow
     faster than linearly with the launches of a module (more than ten minutes at nine launches).
@@ -298,11 +300,11 @@ def _attention(name: str, shape: ModelShape, rows: int) -> ProgramPlan:
         "head_dim": shape.head_dim,
     }
     wiring = {"q": "q_roped", "k": "k_roped", "v": "v", "out": "attn_out"}
-    step = Step("flash_attention", "flash_attention", parameters, wiring)
+    step = LaunchPlan("flash_attention", "flash_attention", parameters, wiring)
     return ProgramPlan(name, arguments, (step,), ATTENTION_OPTIONS, name, rows)
 
 
-def lm_head(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
+def plan_lm_head(kind: str, shape: ModelShape, rows: int | None, name: str = "") -> ProgramPlan:
     """The logits of a token, or of rows of them: x, lm_head_i (Vp/8, E) -> logits_i; Vp is V padded.
 
     Eight launches, as mlir-air runs its LM heads: one task of a shim DMA queue repeats at most 255 times.
@@ -324,12 +326,12 @@ LUT, ROW = ("rope_lut", Role.LUT), ("rope_row", Role.INPUT)
 
 
 PLANS: dict[str, Callable[[ModelShape, int], ProgramPlan]] = {
-    "rms_gemms_rope": lambda shape, seq_len: before_attention("rms_gemms_rope", shape, seq_len, LUT),
+    "rms_gemms_rope": lambda shape, seq_len: plan_before_attention("rms_gemms_rope", shape, seq_len, LUT),
     "flash_attn": lambda shape, seq_len: _attention("flash_attn", shape, seq_len),
-    "o_ffn": lambda shape, seq_len: after_attention("o_ffn", shape, seq_len),
-    "rms_gemv_rope": lambda shape, _: before_attention("rms_gemv_rope", shape, None, ROW),
-    "o_gemv_ffn": lambda shape, _: after_attention("o_gemv_ffn", shape, None),
-    "lm_head_gemv": lambda shape, _: lm_head("lm_head_gemv", shape, None),
+    "o_ffn": lambda shape, seq_len: plan_after_attention("o_ffn", shape, seq_len),
+    "rms_gemv_rope": lambda shape, _: plan_before_attention("rms_gemv_rope", shape, None, ROW),
+    "o_gemv_ffn": lambda shape, _: plan_after_attention("o_gemv_ffn", shape, None),
+    "lm_head_gemv": lambda shape, _: plan_lm_head("lm_head_gemv", shape, None),
 }
 """Every program by name: from the model's shape and the compiled prompt length to its plan."""
 
@@ -337,10 +339,10 @@ PLANS: dict[str, Callable[[ModelShape, int], ProgramPlan]] = {
 def plan_programs(
     shape: ModelShape, seq_len: int, only: Collection[str] | None = None
 ) -> dict[str, ProgramPlan]:
-    """The plans of a model's programs for prompts of `seq_len` tokens, by name; `only` some of them.
+    """The plans of a model's programs for prompts of `seq_len` tokens, by name. only: names of a subset.
 
-    Raises ValueError for a name in `only` that is no program. Whether the kernels accept the shape is not
-    asked here (`limits`).
+    Raises ValueError for an unknown name in `only`. Does not check that the kernels accept the shape
+    (`shape_limits` does).
     """
     unknown = sorted(set(only or ()) - set(PLANS))
     if unknown:

@@ -1,6 +1,6 @@
-"""What a program is parameterised by: the shape of the model and the compiled prompt length.
+"""The parameters of a program: the shape of the model and the compiled prompt length.
 
-Needs no IR and no kernel. Which shapes the kernels accept is for `limits` to say.
+This needs no IR and no kernel. `shape_limits` knows which shapes the kernels accept.
 """
 
 from __future__ import annotations
@@ -11,9 +11,10 @@ from aerie.common.errors import AerieError
 
 
 class UnsupportedShapeError(AerieError, ValueError):
-    """A model shape or sequence length that the kernels do not accept.
+    """The kernels do not accept a model shape or sequence length.
 
-    problem: what does not fit, without the nearest legal value, which helps only who can choose another.
+    problem: what does not fit, without the nearest legal value, which helps only callers that can choose
+    another.
     """
 
     def __init__(self, problem: str, nearest: str = "") -> None:
@@ -25,7 +26,8 @@ LM_HEAD_PARTITIONS = 8
 """Launches of an LM head."""
 LM_HEAD_ROWS = 256
 """A partition has a block of eight rows for each of 32 cores, so that a product of several tokens finds cores
-to share it, whatever the vocabulary. For one token it is whole rounds of eight cores with eight rows each."""
+to share it, whatever the vocabulary. For one token, eight cores do whole rounds of eight rows each.
+"""
 SEQ_LEN_STEP = 64
 """Rows of the highest K and V tile of flash_attn: whole tiles at every length, so padding changes no bit."""
 
@@ -88,7 +90,7 @@ LLAMA_3_2_1B = ModelShape(
 """meta-llama/Llama-3.2-1B, from its config.json."""
 
 
-def legal_seq_len(tokens: int) -> int:
+def round_up_seq_len(tokens: int) -> int:
     """The smallest compiled prompt length, in tokens, that holds `tokens` tokens."""
     return max(1, -(-tokens // SEQ_LEN_STEP)) * SEQ_LEN_STEP
 

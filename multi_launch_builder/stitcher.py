@@ -1,8 +1,8 @@
-"""Many kernel modules in, one multi-launch module out.
+"""Merges many kernel modules into one multi-launch module.
 
-Each kernel comes as MLIR text or as a parsed module, is parsed, renamed, wrapped and wired as IR, and
-its launches are appended to one function whose arguments are the program's. Launches run one after
-the other, in the order added; intermediates stay in L3 (DDR) and the host is not involved.
+Each kernel comes as MLIR text or as a parsed module, is parsed, renamed, wrapped and wired as IR, and its
+launches are appended to one function whose arguments are the program's. Launches run one after the other, in
+the order added; intermediates stay in L3 (DDR) and the host is not involved.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from xdsl.dialects.func import FuncOp, ReturnOp
 from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.parser import Parser
 
-from aerie.air_dialect import context, verify
+from aerie.air_dialect import make_context, verify
 from aerie.kernel_builder.arguments import Argument, ArgumentTable
-from aerie.multi_launch_builder.dataflow import argument_accesses
-from aerie.multi_launch_builder.flow import Flow
+from aerie.multi_launch_builder.buffer_access import argument_accesses
+from aerie.multi_launch_builder.buffer_flow import BufferFlow
 from aerie.multi_launch_builder.submodule import (
     Source,
     StitchError,
@@ -31,24 +31,24 @@ from aerie.multi_launch_builder.submodule import (
 )
 from aerie.multi_launch_builder.symbols import Externals, Namer, rename_symbols
 from aerie.multi_launch_builder.wiring import Wire, Wiring, resolve_wiring
-from aerie.multi_launch_builder.wrapping import wrap_bare_herds
+from aerie.multi_launch_builder.wrap_herds import wrap_bare_herds
 
 _LABEL = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Stitcher:
-    """Builds the function `name` with `arguments` out of kernels added one by one."""
+    """Builds the function `name` with `arguments` out of kernels that are added one by one."""
 
     def __init__(self, name: str, arguments: ArgumentTable) -> None:
         self.name = name
         self.arguments = arguments
         self._externals = Externals(name)
-        self._flow = Flow(arguments)
+        self._flow = BufferFlow(arguments)
         self._parts: list[tuple[SubModule, list[Wire]]] = []
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """The labels given so far, in launch order."""
+        """The labels so far, in launch order."""
         return tuple(sub.label for sub, _ in self._parts)
 
     def add(
@@ -60,18 +60,18 @@ class Stitcher:
         argument_names: Sequence[str] | None = None,
         reshape: bool = False,
     ) -> None:
-        """Appends the kernel in `source`, its arguments wired to the program's by `wiring`.
+        """Append the kernel in `source`, with its arguments wired to the program's by `wiring`.
 
-        `label` names the launch in messages and prefixes its symbols. `argument_names` names the kernel's
-        arguments where the source does not. `reshape` lets a wire join two shapes of one element count.
-        Raises StitchError (WiringError, SymbolConflictError, DataflowError) where the kernel does not fit,
-        and air_dialect.AirParseError for text that does not parse.
+        label: names the launch in messages and prefixes its symbols. argument_names: names the kernel's
+        arguments if the source does not. reshape: a wire may join two shapes of one element count.
+        Raises StitchError (WiringError, SymbolConflictError, DataflowError) if the kernel does not fit, and
+        air_dialect.AirParseError if the text does not parse.
         """
         self._check_label(label)
         sub = read_submodule(source, label, argument_names)
         wires = resolve_wiring(sub, wiring, self.arguments, reshape=reshape)
         self._flow.add_launch(label, wires, argument_accesses(sub))
-        self._externals.share(sub)
+        self._externals.merge(sub)
         for wire in wires:
             sub.arguments[wire.position].name_hint = wire.argument.name
         wrap_bare_herds(sub)
@@ -89,9 +89,9 @@ class Stitcher:
             )
 
     def finish(self) -> ModuleOp:
-        """The verified program; the stitcher is spent after it.
+        """The verified program. The stitcher cannot be used afterwards.
 
-        Raises DataflowError for an argument that no launch uses as declared.
+        Raises DataflowError if no launch uses an argument as declared.
         """
         self._flow.finish()
         namer = Namer({self.name, *self._externals.names})
@@ -102,7 +102,7 @@ class Stitcher:
         return module
 
     def _assemble(self) -> ModuleOp:
-        kinds = [_memref_type(argument, context()) for argument in self.arguments]
+        kinds = [_memref_type(argument, make_context()) for argument in self.arguments]
         function = FuncOp(self.name, (kinds, []))
         for value, argument in zip(function.args, self.arguments, strict=True):
             value.name_hint = argument.name
@@ -137,7 +137,8 @@ def _append_body(function: FuncOp, sub: SubModule, wires: list[Wire], arguments:
 
 
 def _reshape(value: SSAValue, target: MemRefType[Attribute]) -> list[Operation]:
-    """Operations that show the contiguous memref `value` in the shape of `target`, the last one's result.
+    """Operations that view the contiguous memref `value` in the shape of `target`; the last one has the
+    result.
 
     Row-major order stays: all dimensions collapse into one, which expands into the new ones.
     """

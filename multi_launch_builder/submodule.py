@@ -1,7 +1,7 @@
-"""Reads one kernel module, from any source, into the form the stitcher works on.
+"""Reads one kernel module, from any source, into the data structure that the stitcher works on.
 
-A kernel module has one public function with a body: that is the kernel. Everything else at
-module level (external declarations, channels, globals, private functions) belongs to it.
+A kernel module has one public function with a body, which is the kernel. Everything else at module level
+(external declarations, channels, globals, private functions) belongs to it.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ from aerie.kernel_builder.arguments import ArgumentTable
 
 
 class StitchError(AerieError, ValueError):
-    """A module that cannot become part of a multi-launch program."""
+    """A module cannot become part of a multi-launch program."""
 
 
 class WiringError(StitchError):
-    """A launch argument and a program argument that do not fit, or an argument without a wire."""
+    """A launch argument and a program argument do not fit, or an argument has no wire."""
 
 
 class SymbolConflictError(StitchError):
-    """One symbol or object file with two meanings in one program."""
+    """One symbol or object file has two meanings in one program."""
 
 
 class DataflowError(StitchError):
-    """A buffer read before it is written, written where it must not be, or never used."""
+    """A buffer is read before it is written, written where it must not be, or never used."""
 
 
 NAME_ATTRIBUTE = "aerie.name"
@@ -54,7 +54,7 @@ Source: TypeAlias = str | ModuleOp | NamedModule
 
 @dataclass
 class SubModule:
-    """A private copy of one kernel module, and the names its arguments are wired by."""
+    """A private copy of one kernel module, and the argument names for its wiring."""
 
     label: str
     module: ModuleOp
@@ -80,18 +80,18 @@ class SubModule:
 
     @property
     def definitions(self) -> list[Operation]:
-        """Module-level symbols that this kernel brings along: channels, globals, private functions."""
+        """Module-level symbols that belong to this kernel: channels, globals, private functions."""
         declared = set(map(id, self.declarations))
         ops = self.module.body.block.ops
         return [op for op in ops if op is not self.function and id(op) not in declared]
 
 
 def read_submodule(source: Source, label: str, argument_names: Sequence[str] | None = None) -> SubModule:
-    """The kernel in `source` under the name `label`; the caller's module is left as it is.
+    """The kernel in `source` under the name `label`. The caller's module is not changed.
 
-    Argument names come from `argument_names`, else from the source's own argument table, else per
-    argument from its `aerie.name` attribute, its SSA name, or `arg<position>`.
-    Raises StitchError for a module that is not one kernel, air_dialect.AirParseError for bad text.
+    Argument names come from `argument_names`, else from the source's own argument table, else per argument
+    from its `aerie.name` attribute, its SSA name, or `arg<position>`.
+    Raises StitchError if the module is not one kernel, air_dialect.AirParseError if the text is invalid.
     """
     if argument_names is None and not isinstance(source, (str, ModuleOp)):
         argument_names = source.arguments.names
@@ -118,10 +118,10 @@ def _kernel_function(module: ModuleOp, label: str) -> FuncOp:
     functions = [op for op in module.body.block.ops if isinstance(op, FuncOp)]
     kernels = [op for op in functions if _is_public(op) and not op.is_declaration]
     if len(kernels) != 1:
-        found = ", ".join(f"@{op.sym_name.data}" for op in kernels) or "none"
+        names = ", ".join(f"@{op.sym_name.data}" for op in kernels) or "none"
         raise StitchError(
             f"launch '{label}': a kernel module has exactly one public func.func with a body, this one has "
-            f"{len(kernels)} ({found}); make the others private or pass them one by one"
+            f"{len(kernels)} ({names}); make the others private or pass them one by one"
         )
     _check_signature(kernels[0], label)
     return kernels[0]
@@ -147,14 +147,14 @@ def _check_module_level(module: ModuleOp, label: str) -> None:
         if not op.has_trait(SymbolOpInterface, value_if_unregistered=False):
             raise StitchError(
                 f"launch '{label}': operation '{op.name}' at module level is not a symbol "
-                "(function, channel, global), so nothing says where it belongs in the program; "
+                "(function, channel, global), so its place in the program is unknown; "
                 "move it into the kernel function"
             )
 
 
-def _argument_names(function: FuncOp, label: str, given: Sequence[str] | None) -> tuple[str, ...]:
+def _argument_names(function: FuncOp, label: str, requested: Sequence[str] | None) -> tuple[str, ...]:
     count = len(function.args)
-    names = tuple(given) if given is not None else _names_in_text(function)
+    names = tuple(requested) if requested is not None else _names_in_text(function)
     if len(names) != count:
         raise StitchError(
             f"launch '{label}': {len(names)} argument names for kernel @{function.sym_name.data}, "

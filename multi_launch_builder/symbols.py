@@ -23,13 +23,13 @@ BUILD_ATTRIBUTES = ("link_source", "link_defines", "link_optimize")
 
 
 def symbol_name(op: Operation) -> str | None:
-    """The name a symbol or hierarchy operation carries, or None."""
+    """The name of a symbol or hierarchy operation, or None."""
     name = op.get_attr_or_prop("sym_name")
     return name.data if isinstance(name, StringAttr) else None
 
 
 def set_symbol_name(op: Operation, name: str) -> None:
-    """Renames `op`, wherever it keeps its name."""
+    """Rename `op`, wherever it stores its name."""
     holder = op.attributes if "sym_name" in op.attributes else op.properties
     holder["sym_name"] = StringAttr(name)
 
@@ -52,10 +52,10 @@ class Externals:
         """The symbols that are declared so far."""
         return set(self._declared)
 
-    def share(self, sub: SubModule) -> None:
-        """Takes in the declarations of `sub`.
+    def merge(self, sub: SubModule) -> None:
+        """Add the declarations of `sub`.
 
-        Raises SymbolConflictError where one symbol is declared, or one object file is built, in two ways.
+        Raises SymbolConflictError if one symbol is declared, or one object file is built, in two ways.
         """
         for declaration in sub.declarations:
             self._share_symbol(declaration, sub.label)
@@ -68,11 +68,12 @@ class Externals:
                 f"launch '{label}' calls an external function @{name}, which is also the name of the "
                 "program; rename the program"
             )
-        known, owner = self._declared.setdefault(name, (declaration, label))
-        if _signature(known) != _signature(declaration):
+        declared, owner = self._declared.setdefault(name, (declaration, label))
+        if _signature(declared) != _signature(declaration):
             raise SymbolConflictError(
                 f"external function @{name} is declared in two ways: launch '{owner}' has "
-                f"{_describe(known)}, launch '{label}' has {_describe(declaration)}; one program links one "
+                f"{_describe(declared)}, launch '{label}' has {_describe(declaration)}; one program links "
+                "one "
                 f"@{name}, so build the second under another name"
             )
 
@@ -81,11 +82,11 @@ class Externals:
         if not isinstance(object_file, StringAttr):
             return
         build = tuple(declaration.attributes.get(key) for key in BUILD_ATTRIBUTES)
-        known, owner = self._built.setdefault(object_file.data, (build, label))
-        if known != build:
+        declared, owner = self._built.setdefault(object_file.data, (build, label))
+        if declared != build:
             raise SymbolConflictError(
                 f"object file {object_file.data} is built in two ways: for launch '{owner}' from "
-                f"{_describe_build(known)}, for launch '{label}' from {_describe_build(build)}; "
+                f"{_describe_build(declared)}, for launch '{label}' from {_describe_build(build)}; "
                 "give the second build an object name and symbols of its own"
             )
 
@@ -107,28 +108,28 @@ def _describe_build(build: Iterable[Attribute | None]) -> str:
 
 
 class Namer:
-    """Hands out names that nobody in the program has yet."""
+    """Generates names that the program does not have yet."""
 
     def __init__(self, taken: Iterable[str]) -> None:
         self._taken = set(taken)
 
-    def fresh(self, wanted: str) -> str:
-        """`wanted`, or `wanted_1`, `wanted_2`, ... where that is taken."""
-        name, count = wanted, 0
+    def fresh(self, base: str) -> str:
+        """`base`, or `base_1`, `base_2`, ... if that is taken."""
+        name, count = base, 0
         while name in self._taken:
             count += 1
-            name = f"{wanted}_{count}"
+            name = f"{base}_{count}"
         self._taken.add(name)
         return name
 
 
 def _labelled(label: str, name: str) -> str:
-    """The name with the label before it, unless it starts with the label already."""
+    """The name with the label as prefix, unless it starts with the label already."""
     return name if name.startswith(label + "_") else f"{label}_{name}"
 
 
 def rename_symbols(sub: SubModule, namer: Namer) -> None:
-    """Gives everything that `sub` names, and every reference to it, a name of its own in the program."""
+    """Give everything that `sub` names, and every reference to it, a unique name in the program."""
     symbols = {}
     for definition in sub.definitions:
         old = symbol_name(definition)

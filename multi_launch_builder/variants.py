@@ -32,15 +32,15 @@ from dataclasses import dataclass
 
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, i32
 from aerie.multi_launch_builder import programs
-from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
 
 ROWS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048)
-"""Tokens of a call that there are programs for."""
-LM_HEAD_ROWS = tuple(n for n in ROWS if 1 < n <= programs.FEW_ROWS)
-"""Rows of the LM head's programs beside the one of `lm_head_gemv`."""
+"""Tokens of a call that programs exist for."""
+LM_HEAD_ROWS = tuple(n for n in ROWS if 1 < n <= programs.MAX_TAIL_ROWS)
+"""Rows of the LM head's programs, besides the one row of `lm_head_gemv`."""
 CONTEXTS = tuple(512 << doubled for doubled in range(7))
-"""Positions of a KV cache that there are programs for: 512 to 32768, with heads wider than 64 to 16384."""
+"""Positions of a KV cache that programs exist for: 512 to 32768, with heads wider than 64 to 16384."""
 MASK_WORD = 32
 """Positions of a word of the mask, the lowest in its lowest bit."""
 
@@ -49,7 +49,7 @@ MASK_WORD = 32
 class Variant:
     """AR-rows x CL-context: tokens of a call, and positions of the KV cache that they are part of.
 
-    Raises UnsupportedShapeError, naming the nearest legal one, for a variant that there are no programs for.
+    Raises UnsupportedShapeError, naming the nearest legal one, if no programs exist for the variant.
     """
 
     rows: int
@@ -69,14 +69,14 @@ class Variant:
 
     @staticmethod
     def parse(text: str) -> Variant:
-        """The variant that is written so. Raises UnsupportedShapeError where it is none."""
-        found = re.fullmatch(r"AR-(\d+)x?_?CL-(\d+)", text.strip(), re.IGNORECASE)
-        if not found:
+        """Parse a variant's name. Raises UnsupportedShapeError if it is not one."""
+        match = re.fullmatch(r"AR-(\d+)x?_?CL-(\d+)", text.strip(), re.IGNORECASE)
+        if not match:
             raise UnsupportedShapeError(
                 f"'{text}' is no variant: tokens of a call and positions of the cache",
                 "write AR-8xCL-512 for 8 and 512",
             )
-        return Variant(*map(int, found.groups()))
+        return Variant(*map(int, match.groups()))
 
 
 def _nearest(number: int, legal: Sequence[int]) -> int:
@@ -92,13 +92,14 @@ def _check_among(name: str, number: int, legal: Sequence[int], variant: Variant)
 
 
 ROPE_ROWS = ("rope_rows", Role.INPUT)
-"""A row (D) of RoPE's table for each token, as in `rope_lut`: tokens may stand anywhere."""
+"""A row (D) of RoPE's table for each token, as in `rope_lut`: tokens may be at any positions."""
 
 
 def _cached_attention(shape: ModelShape, rows: int, context: int) -> ProgramPlan:
-    """Attention of rows to a cache, each over what its mask shows: q_roped, keys, values, mask -> attn_out.
+    """Attention of rows to a cache, each with the positions that its mask shows: q_roped, keys, values, mask
+    -> attn_out.
 
-    The cache lies heads first, as the kernel reads it: a head's K/V tile is one run of memory.
+    The cache is stored heads first, as the kernel reads it: a head's K/V tile is one run of memory.
     """
     cache = (shape.n_kv_heads, context, shape.head_dim)
     arguments = ArgumentTable(
@@ -112,45 +113,47 @@ def _cached_attention(shape: ModelShape, rows: int, context: int) -> ProgramPlan
     )
     heads = {"n_heads": shape.n_heads, "n_kv_heads": shape.n_kv_heads, "head_dim": shape.head_dim}
     wiring = {"q": "q_roped", "k": "keys", "v": "values", "mask": "mask", "out": "attn_out"}
-    step = Step("cached_attention", "cached_attention", {"n": rows, "m": context, **heads}, wiring)
+    step = LaunchPlan("cached_attention", "cached_attention", {"n": rows, "m": context, **heads}, wiring)
     name, options = program_name("cached_attn", rows, context), programs.ATTENTION_OPTIONS
     return ProgramPlan(name, arguments, (step,), options, "cached_attn", rows, context)
 
 
 PLANS: dict[str, Callable[[ModelShape, int, int], ProgramPlan]] = {
-    "rms_gemms_rope": lambda shape, rows, _: programs.before_attention(
+    "rms_gemms_rope": lambda shape, rows, _: programs.plan_before_attention(
         "rms_gemms_rope", shape, rows, ROPE_ROWS, program_name("rms_gemms_rope", rows)
     ),
     "cached_attn": _cached_attention,
-    "o_ffn": lambda shape, rows, _: programs.after_attention(
+    "o_ffn": lambda shape, rows, _: programs.plan_after_attention(
         "o_ffn", shape, rows, program_name("o_ffn", rows)
     ),
-    "o": lambda shape, rows, _: programs.attention_output("o", shape, rows, program_name("o", rows)),
-    "ffn": lambda shape, rows, _: programs.ffn("ffn", shape, rows, program_name("ffn", rows)),
-    "lm_head": lambda shape, rows, _: programs.lm_head("lm_head", shape, rows, program_name("lm_head", rows)),
+    "o": lambda shape, rows, _: programs.plan_attention_output("o", shape, rows, program_name("o", rows)),
+    "ffn": lambda shape, rows, _: programs.plan_ffn("ffn", shape, rows, program_name("ffn", rows)),
+    "lm_head": lambda shape, rows, _: programs.plan_lm_head(
+        "lm_head", shape, rows, program_name("lm_head", rows)
+    ),
 }
 """Every kind of program of several rows: from the model's shape, rows and context to its plan."""
-WITH_CONTEXT = frozenset({"cached_attn"})
-"""Kinds that are built for a context; the others serve all of them."""
-ONE_ROW = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
+CONTEXT_KINDS = frozenset({"cached_attn"})
+"""Kinds that are built for a context; the others serve all contexts."""
+ONE_ROW_KINDS = ("rms_gemv_rope", "o_gemv_ffn", "lm_head_gemv")
 """The programs of AR-1."""
 
 
 def program_name(kind: str, rows: int, context: int = 0) -> str:
-    """What a program of several rows is called."""
-    return f"{kind}_ar{rows}_cl{context}" if kind in WITH_CONTEXT else f"{kind}_ar{rows}"
+    """The name of a program of several rows."""
+    return f"{kind}_ar{rows}_cl{context}" if kind in CONTEXT_KINDS else f"{kind}_ar{rows}"
 
 
-def plan_named(shape: ModelShape, name: str) -> ProgramPlan | None:
-    """The plan of a variants' program called `name`; None where no program has such a name.
+def plan_by_name(shape: ModelShape, name: str) -> ProgramPlan | None:
+    """The plan of a variants' program called `name`; None if no program has such a name.
 
-    Raises UnsupportedShapeError for a number of rows, or a context, that there are no programs for.
+    Raises UnsupportedShapeError if no programs exist for the number of rows or the context.
     """
-    found = re.fullmatch(r"([a-z_]+)_ar(\d+)(?:_cl(\d+))?", name)
-    if not found or found[1] not in PLANS or (found[3] is not None) != (found[1] in WITH_CONTEXT):
+    match = re.fullmatch(r"([a-z_]+)_ar(\d+)(?:_cl(\d+))?", name)
+    if not match or match[1] not in PLANS or (match[3] is not None) != (match[1] in CONTEXT_KINDS):
         return None
-    kind, rows = found[1], int(found[2])
-    variant = Variant(rows, int(found[3] or CONTEXTS[-1]))
+    kind, rows = match[1], int(match[2])
+    variant = Variant(rows, int(match[3] or CONTEXTS[-1]))
     legal = LM_HEAD_ROWS if kind == "lm_head" else ROWS[1:]
     if rows not in legal:
         raise UnsupportedShapeError(
@@ -160,20 +163,20 @@ def plan_named(shape: ModelShape, name: str) -> ProgramPlan | None:
     return PLANS[kind](shape, rows, variant.context)
 
 
-LAYER = ("rms_gemms_rope", "cached_attn", "o_ffn")
+LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o_ffn")
 """The kinds that take rows through a layer."""
-SHARED_LAYER = ("rms_gemms_rope", "cached_attn", "o", "ffn")
-"""The same on one of several devices: after each of the last two, what all have made is added up."""
+PARALLEL_LAYER_KINDS = ("rms_gemms_rope", "cached_attn", "o", "ffn")
+"""The same on one of several devices: after each of the last two, the results of all devices are summed."""
 
 
 def plan_variant_programs(
-    shape: ModelShape, variants: Iterable[Variant], layer: Sequence[str] = LAYER
+    shape: ModelShape, variants: Iterable[Variant], layer: Sequence[str] = LAYER_KINDS
 ) -> dict[str, ProgramPlan]:
-    """The plans of all programs that these variants need, by name, each once; `layer`: the kinds of a layer.
+    """The plans of all programs that these variants need, by name, each once. layer: the kinds of a layer.
 
-    An LM head of 8 rows comes with any variant of several rows, as whatever was prefilled goes on from its
-    last row; those of 16 and 32 with variants of as many. Whether the kernels accept the shape is not asked
-    here (`limits`).
+    Every variant of several rows has the LM head of 8 rows, because decode continues from its last row; those
+    of 16 and 32 rows come with variants of as many. Does not check that the kernels accept the shape
+    (`shape_limits` does).
     """
     plans = (plan for variant in sorted(set(variants)) for plan in _plans_of(shape, variant, layer))
     return {plan.name: plan for plan in plans}
@@ -181,7 +184,7 @@ def plan_variant_programs(
 
 def _plans_of(shape: ModelShape, variant: Variant, layer: Sequence[str]) -> Iterator[ProgramPlan]:
     if variant.rows == 1:
-        yield from programs.plan_programs(shape, variant.context, ONE_ROW).values()
+        yield from programs.plan_programs(shape, variant.context, ONE_ROW_KINDS).values()
         return
     for kind in layer:
         yield PLANS[kind](shape, variant.rows, variant.context)
@@ -191,7 +194,7 @@ def _plans_of(shape: ModelShape, variant: Variant, layer: Sequence[str]) -> Iter
 
 
 class GraphType(enum.Enum):
-    """What a program is for, as far as its argument table tells."""
+    """What a program is for, as far as its argument table shows."""
 
     LUT = "lut"
     DECODER = "decoder"
@@ -215,16 +218,16 @@ def graph_type(arguments: ArgumentTable) -> GraphType:
     images.
     """
     taken = [a.name for a in arguments if a.role is Role.INPUT]
-    made = [a.name for a in arguments if a.role is Role.OUTPUT]
-    if image := next(filter(IMAGE.fullmatch, (*taken, *made)), None):
+    outputs = [a.name for a in arguments if a.role is Role.OUTPUT]
+    if image := next(filter(IMAGE.fullmatch, (*taken, *outputs)), None):
         raise UnsupportedShapeError(
             f"IMAGE_ENCODER: a program with an argument '{image}' encodes images, and only decoders of text "
             "are built and run here"
         )
-    ids, logits = any(map(TOKEN_IDS.fullmatch, taken)), any(map(LOGITS.fullmatch, made))
-    kept = [name for name in made if NEW_KEYS_OR_VALUES.fullmatch(name)]
-    if ids and not kept and not logits:
+    ids, logits = any(map(TOKEN_IDS.fullmatch, taken)), any(map(LOGITS.fullmatch, outputs))
+    new_keys_values = [name for name in outputs if NEW_KEYS_OR_VALUES.fullmatch(name)]
+    if ids and not new_keys_values and not logits:
         return GraphType.LUT
-    if kept and not ids and not logits:
-        return GraphType.DECODER_PREFILL if kept == made else GraphType.DECODER
-    return GraphType.LMHEAD if logits and not ids and not kept else GraphType.DEFAULT
+    if new_keys_values and not ids and not logits:
+        return GraphType.DECODER_PREFILL if new_keys_values == outputs else GraphType.DECODER
+    return GraphType.LMHEAD if logits and not ids and not new_keys_values else GraphType.DEFAULT

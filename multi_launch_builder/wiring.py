@@ -31,17 +31,17 @@ class Wire:
 def resolve_wiring(sub: SubModule, wiring: Wiring, arguments: ArgumentTable, *, reshape: bool) -> list[Wire]:
     """One wire per kernel argument, in kernel order.
 
-    With `reshape`, a program argument of the same element count may have another shape.
-    Raises WiringError, naming both ends with shapes, for a wire that is missing, doubled, to or from
-    an unknown name, or between two types or shapes.
+    reshape: a program argument of the same element count may have another shape.
+    Raises WiringError, naming both ends with shapes, if a wire is missing, doubled, to or from an unknown
+    name, or between two types or shapes.
     """
     targets = _by_position(sub, wiring)
     wires = []
     for position, name in enumerate(sub.argument_names):
         if position not in targets:
             raise WiringError(
-                f"launch '{sub.label}': argument '{name}' ({_type_of(sub, position)}) is wired to nothing, "
-                "so the launch would run on a buffer nobody gave it; wire it to one of: "
+                f"launch '{sub.label}': argument '{name}' ({_type_text(sub, position)}) is wired to nothing, "
+                "so the launch would have no buffer for it; wire it to one of: "
                 f"{', '.join(arguments.names)}"
             )
         argument = _program_argument(sub, position, targets[position], arguments)
@@ -80,14 +80,15 @@ def _position(sub: SubModule, key: str | int) -> int:
 
 
 def _near(name: str, names: Iterable[str]) -> str:
-    known = list(names)
-    return ", ".join(difflib.get_close_matches(name, known, n=3) or known)
+    known_names = list(names)
+    return ", ".join(difflib.get_close_matches(name, known_names, n=3) or known_names)
 
 
 def _program_argument(sub: SubModule, position: int, target: str, arguments: ArgumentTable) -> Argument:
     if target not in arguments.names:
         raise WiringError(
-            f"launch '{sub.label}': argument '{sub.argument_names[position]}' ({_type_of(sub, position)}) is "
+            f"launch '{sub.label}': argument '{sub.argument_names[position]}' "
+            f"({_type_text(sub, position)}) is "
             f"wired to program argument '{target}', which does not exist; there are: "
             f"{_near(target, arguments.names)}"
         )
@@ -95,7 +96,7 @@ def _program_argument(sub: SubModule, position: int, target: str, arguments: Arg
 
 
 def _check_type(sub: SubModule, position: int, argument: Argument, *, reshape: bool) -> bool:
-    """True where the two ends differ in shape and may; WiringError where they may not."""
+    """True if the two ends differ in shape and may. Raises WiringError if they must not differ."""
     kernel_type = sub.arguments[position].type
     ends = f"launch '{sub.label}': argument '{sub.argument_names[position]}' is {_describe(kernel_type)}"
     if not isinstance(kernel_type, MemRefType):
@@ -125,20 +126,20 @@ def _check_plain(ends: str, kernel_type: MemRefType[Attribute], argument: Argume
 
 
 def _check_reshape(ends: str, kind: MemRefType[Attribute], argument: Argument, *, reshape: bool) -> None:
-    count, wanted = math.prod(kind.get_shape()), math.prod(argument.shape)
-    if count != wanted:
+    count, expected = math.prod(kind.get_shape()), math.prod(argument.shape)
+    if count != expected:
         raise WiringError(
-            f"{ends}, program argument {argument} has another shape ({count} elements against {wanted}): "
+            f"{ends}, program argument {argument} has another shape ({count} elements against {expected}): "
             "the launch would leave its buffer; build the kernel at the program's shape"
         )
     if not reshape:
         raise WiringError(
             f"{ends}, program argument {argument} has another shape with the same {count} elements; "
-            "if the row-major order is meant to stay, say so with reshape=True"
+            "pass reshape=True to keep the elements in row-major order"
         )
 
 
-def _type_of(sub: SubModule, position: int) -> str:
+def _type_text(sub: SubModule, position: int) -> str:
     return _describe(sub.arguments[position].type)
 
 

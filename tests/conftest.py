@@ -22,7 +22,7 @@ from hypothesis import HealthCheck, settings
 from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
-from aerie.virtual_npu.pyxrt.batch import Batch
+from aerie.virtual_npu.pyxrt.batch import RunBatch
 
 pytest_plugins = ["cpu_seconds", "shards"]
 
@@ -146,17 +146,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture
-def batches(monkeypatch: pytest.MonkeyPatch) -> list[Batch]:
+def batches(monkeypatch: pytest.MonkeyPatch) -> list[RunBatch]:
     """Every batch of several steps, as often as it is executed: a program by itself is a batch of one."""
-    executed: list[Batch] = []
-    real = Batch.execute
+    executed: list[RunBatch] = []
+    real = RunBatch.execute
 
-    def execute(batch: Batch) -> None:
+    def execute(batch: RunBatch) -> None:
         if len(batch.nanoseconds) > 1:
             executed.append(batch)
         real(batch)
 
-    monkeypatch.setattr(Batch, "execute", execute)
+    monkeypatch.setattr(RunBatch, "execute", execute)
     return executed
 
 

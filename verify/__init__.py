@@ -1,1 +1,1 @@
-"""The gate: a model on the NPU, real or virtual, against Hugging Face transformers on the CPU."""
+"""The gate: compares a model on the NPU, real or virtual, with Hugging Face transformers on the CPU."""

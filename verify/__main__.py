@@ -1,7 +1,7 @@
 """`aerie verify|diagnosis`.
 
-Exit codes: 0 passed, or no step named; 1 failed, or one named; 2 nothing could be verified (one line says
-why); 130 stopped by Ctrl-C.
+Exit codes: 0 passed, or no step at fault; 1 failed, or a step at fault; 2 nothing could be verified (one line
+says why); 130 stopped by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -33,25 +33,25 @@ from aerie.engine.context_end import STOP
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
-from aerie.verify.companion import (
-    companion,
-    companion_config,
-    longer,
-    of_another_family,
-    random_checkpoint,
-)
+from aerie.verify.bounds import session_numerics
 from aerie.verify.composed import Composed, try_modes
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
-from aerie.verify.gate import Record, verify, verify_blocks
+from aerie.verify.gate import GateRecord, verify, verify_blocks
+from aerie.verify.gate_prompts import Prompt, choose_prompts, full_prompt, longest_prompt
 from aerie.verify.identity import Case, Identity, in_the_session, reopened
-from aerie.verify.ladder import Ladder, try_ladder
-from aerie.verify.prompts import Prompt, choose_prompts, full_prompt, longest_asked
+from aerie.verify.layer_check import LayerReport, try_layers
+from aerie.verify.random_model import (
+    in_another_family,
+    open_random_model,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
-from aerie.verify.rules import numerics_of
 from aerie.verify.subject import BROKEN, one_line
-from aerie.verify.token_ids import read_apart
+from aerie.verify.token_ids import compare_token_ids
 from aerie.verify.ways import identities_in_blocks, in_few_rows, in_rows
 
 RIGHT, WRONG = 0, 1
@@ -68,7 +68,7 @@ def build_parser() -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one command. Returns the exit code."""
     return run_command(build_parser(), argv)
 
 
@@ -94,44 +94,44 @@ def _add_diagnosis(parser: argparse.ArgumentParser) -> None:
 def _open_both(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Reference]:
-    """Ours and theirs, once it is known that there is memory for both."""
+    """Open the session and the reference, after a check that there is memory for both."""
     needs = needs_of(checkpoint.config, options)
-    check_memory_beside(checkpoint.config, needs, options.backend.access.copies)
+    check_memory_beside(checkpoint.config, needs, options.backend.access.copies_per_buffer)
     reference = Reference.open(checkpoint.folder)
     return prepare_runtime(checkpoint, options, report), reference
 
 
 def diagnosis(arguments: argparse.Namespace) -> int:
-    """Name the first step that is not what transformers computes, from the kernels up to the answer."""
+    """Print the first step that differs from transformers, from the kernels up to the answer."""
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # before anything is compiled in vain
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
     asked = tokenize_prompt(checkpoint, arguments, options, report.note)
     session, reference = _open_both(checkpoint, asked.options, report)
     report.note(f"diagnosis of {len(asked.ids)} tokens")
-    found = diagnose(session, reference, asked.ids)
+    result = diagnose(session, reference, asked.ids)
     about = {
         "model": arguments.model,
         "prompt": asked.text,
         "backend": session.backend,
-        "numerics": numerics_of(session),
+        "numerics": session_numerics(session),
     }
-    page, record = (arguments.out or folders.home()) / "diagnosis.html", as_json(found, about)
-    write_report(page, render(found, about))
+    page, record = (arguments.out or folders.cache_folder()) / "diagnosis.html", as_json(result, about)
+    write_report(page, render(result, about))
     write_report(page.with_suffix(".json"), json.dumps(record, indent=1, allow_nan=False))
-    print_diagnosis(found)
+    print_diagnosis(result)
     report.note(f"page: {page}")
-    return RIGHT if found.first is None else WRONG
+    return RIGHT if result.first is None else WRONG
 
 
 def gate(arguments: argparse.Namespace) -> int:
-    """Say PASS or FAIL: the model's answers and logits against those of transformers in bf16."""
+    """Print PASS or FAIL: compare the model's answers and logits with those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
     import_torch()  # what may be missing is looked for before anything is compiled in vain
-    out = arguments.out or folders.home() / "verify"
+    out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    options = replace(options, prompt_tokens=longest_asked(checkpoint.config, options))
+    options = replace(options, prompt_tokens=longest_prompt(checkpoint.config, options))
     session, reference = _open_both(checkpoint, options, report)
     verified = _verify if checkpoint.config.diffusion is None else _verify_blocks
     record = verified(session, reference, checkpoint, options, report, arguments.full)
@@ -142,8 +142,8 @@ def gate(arguments: argparse.Namespace) -> int:
     return WRONG if record.failures else RIGHT
 
 
-def _record_name(record: Record, arguments: argparse.Namespace) -> str:
-    """Each model, backend, kind of numbers and set of prompts has a file of its own."""
+def _record_name(record: GateRecord, arguments: argparse.Namespace) -> str:
+    """The record's file name: one per model, backend, numerics and set of prompts."""
     kind = "verify-full" if arguments.full else "verify"
     model = Path(arguments.model).resolve().name
     numbers = record.numerics if record.rounding == "conv_even" else f"{record.numerics}-{record.rounding}"
@@ -157,19 +157,19 @@ def _verify(
     options: RuntimeOptions,
     report: Reporter,
     full: bool,
-) -> Record:
-    """Prompts and ladders; with `full` all prompts, and what must be the same to the bit.
+) -> GateRecord:
+    """Check the prompts and the layers; with `full` all prompts, and results that must be bit-identical.
 
-    There is one session of the model at a time: the first is closed before others are opened.
+    Only one session of the model is open at a time: the first is closed before others are opened.
     """
     prompts = choose_prompts(session, full)
     case = _case(session, prompts[0]) if full else None
     record = verify(session, reference, prompts, report.note)
-    record = record.with_identities([read_apart(session.tokenizer, checkpoint.folder)])
-    ladders = _ladders(session, reference, report)
+    record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
+    ladders = _layer_reports(session, reference, report)
     same = list(in_the_session(session, case)) if isinstance(case, Case) else []
     session.cache.close()
-    record = record.with_ladders([*ladders, _beside(session, options, report)])
+    record = record.with_ladders([*ladders, _random_layers(session, options, report)])
     if case is None:
         return record
     report.note("bit identity")
@@ -189,50 +189,54 @@ def _verify_blocks(
     options: RuntimeOptions,
     report: Reporter,
     full: bool,
-) -> Record:
-    """As _verify, of a model that fills blocks in: it, and random weights in its shape."""
+) -> GateRecord:
+    """As _verify, for a block diffusion model: itself, and random weights in its shape."""
     record = verify_blocks(session, reference, choose_prompts(session, full), "the model", full, report.note)
-    record = record.with_identities([read_apart(session.tokenizer, checkpoint.folder)])
+    record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
     session.cache.close()
-    alike = longer(companion_config(checkpoint.config))
+    alike = with_longer_context(random_model_config(checkpoint.config))
     with random_checkpoint(alike, report) as random:
         other, theirs = _open_both(random, options, report)
         prompts = choose_prompts(other, full=False)
         beside = verify_blocks(other, theirs, prompts, "random weights", full, report.note)
-        ladder = try_ladder("random weights", other, theirs, full_prompt(other))
+        ladder = try_layers("random weights", other, theirs, full_prompt(other))
         other.cache.close()
-    return replace(record, filled=[*record.filled, *beside.filled]).with_ladders([ladder])
+    return replace(
+        record, diffusion_results=[*record.diffusion_results, *beside.diffusion_results]
+    ).with_ladders([ladder])
 
 
 def _case(session: Session, prompt: Prompt) -> Case | Identity:
-    """What later runs are compared with, from a session that is fresh; or that it cannot be had."""
+    """The results of a fresh session that later runs are compared with; or why they cannot be computed."""
     try:
         return Case.take(session, prompt)
     except BROKEN as error:
         return Identity("in a fresh session", broken=one_line(error))
 
 
-def _ladders(session: Session, reference: Reference, report: Reporter) -> list[Ladder]:
-    """The model's: as it is run, and where there are variants by those of few rows, in decode too."""
+def _layer_reports(session: Session, reference: Reference, report: Reporter) -> list[LayerReport]:
+    """The layer reports of the model: as it runs, and if there are variants by those of few rows,
+    decode too.
+    """
     report.note("every step of the model")
     ids = full_prompt(session)
-    ladders = [try_ladder("the model", session, reference, ids)]
+    ladders = [try_layers("the model", session, reference, ids)]
     if session.model.blocks.variants:
         report.note("every step of the model, in few rows")
-        ladders.append(try_ladder("in few rows", in_few_rows(session), reference, ids))
+        ladders.append(try_layers("in few rows", in_few_rows(session), reference, ids))
     return ladders
 
 
-def _beside(session: Session, options: RuntimeOptions, report: Reporter) -> Ladder:
-    """That of random weights in the model's shape."""
+def _random_layers(session: Session, options: RuntimeOptions, report: Reporter) -> LayerReport:
+    """The layer report of random weights in the model's shape."""
     report.note("every step of random weights in its shape")
     alike = replace(options, seq_len=session.model.seq_len or None)
-    with companion(session.model.config, alike, report) as (other, theirs):
-        return try_ladder("random weights", other, theirs, full_prompt(other))
+    with open_random_model(session.model.config, alike, report) as (other, theirs):
+        return try_layers("random weights", other, theirs, full_prompt(other))
 
 
 def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Identity]:
-    """All ways through blocks: of the model, and of random weights in its family and in another one."""
+    """All schedules in blocks: of the model, and of random weights in its model family and in another one."""
 
     def open_(which: Checkpoint, how: RuntimeOptions) -> Session:
         return prepare_runtime(which, how, report)
@@ -251,10 +255,10 @@ def _composed(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter)
 
 
 def _kinds(checkpoint: Checkpoint, report: Reporter) -> Iterator[tuple[str, Checkpoint]]:
-    """The model, and random weights in its family and in another one."""
+    """The model, and random weights in its model family and in another one."""
     yield "the model", checkpoint
-    alike = longer(companion_config(checkpoint.config))
-    for config in (alike, of_another_family(alike)):
+    alike = with_longer_context(random_model_config(checkpoint.config))
+    for config in (alike, in_another_family(alike)):
         with random_checkpoint(config, report) as random:
             yield f"random {config.family.model_type}", random
 

@@ -1,9 +1,10 @@
-"""Chunks that are composed, against transformers with the mask that each mode means.
+"""Checks composed chunks against transformers with the mask that each mode means.
 
-The reference runs one forward pass with a 4-D mask and positions of its own. A chunk's first tokens, where a
-mode links them, stand in it twice: by themselves, as the rest of their chunk sees them, and linked, as all
-that comes later sees them. How far a mode is from one text, in which all see all before them, is told beside:
-it is what the mode means, and no failure.
+The reference runs one forward pass with a 4-D mask and its own positions. A chunk's first tokens, if a mode
+links them, are in it twice: unlinked, as the rest of their chunk sees them, and linked, as all later tokens
+see them.
+How far a mode is from one text, in which every token sees all before it, is reported too: it is a property of
+the mode, and no failure.
 """
 
 from __future__ import annotations
@@ -19,19 +20,21 @@ from numpy.typing import NDArray
 from aerie.engine.composing import Composition, Mode, mode_of
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
+from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds
 from aerie.verify.reference import Reference
-from aerie.verify.rules import Distance, Failure, bounds_of, compare, judge
 from aerie.verify.subject import BROKEN, one_line
 
 MODES = ("prefix", "block", "block+link-8")
 LENGTHS = (70, 30, 130, 33)
-"""Tokens of the chunks, in a context that takes them all: shorter and longer than a page, none a multiple."""
+"""Tokens of the chunks, in a context that holds all of them: shorter and longer than a page, none a multiple.
+"""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """A sequence of which a forward pass with this mask has the rows of a composition: of each row its token,
-    its position, and what it sees, (rows, rows) bool. The last `asked` are the last chunk's."""
+    """A sequence whose forward pass, with this mask, has the rows of a composition: the token and position of
+    each row, and what it sees, (rows, rows) bool. The last `last_chunk_tokens` rows are the last chunk's.
+    """
 
     token_ids: list[int]
     positions: list[int]
@@ -44,13 +47,13 @@ class _Row(NamedTuple):
     position: int
     token: int
     alone: bool
-    """Whether it sees its own chunk alone."""
+    """Whether it sees its own chunk only."""
     shown: bool
     """Whether later chunks see it."""
 
 
 def layout(chunks: Sequence[Sequence[int]], mode: Mode) -> Layout:
-    """Of these chunks, each 1 token or more."""
+    """The masked sequence of these chunks, each of 1 token or more."""
     rows = [*_rows(chunks, mode)]
     position, chunk = (np.array([getattr(row, name) for row in rows]) for name in ("position", "chunk"))
     alone, shown = (np.array([getattr(row, name) for row in rows]) for name in ("alone", "shown"))
@@ -72,21 +75,23 @@ def _rows(chunks: Sequence[Sequence[int]], mode: Mode) -> Iterator[_Row]:
 
 @dataclass(frozen=True)
 class Composed:
-    """What a mode gave: `distance` of our logits in the last chunk from the reference's, `rounding` of the
-    reference itself; how many chunks were laid; and how far the mode is from one text, in nats, by us."""
+    """The result of one mode. distance: of our logits in the last chunk from the reference's. rounding: of
+    the reference itself. Also how many chunks were inserted, and how far the mode is from one text, in nats,
+    in our engine.
+    """
 
     whose: str
     mode: str
     tokens: int
     laid: int = 0
-    distance: Distance | None = None
-    rounding: Distance | None = None
+    distance: LogitsDistance | None = None
+    rounding: LogitsDistance | None = None
     from_causal: float = 0.0
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[GateFailure] = field(default_factory=list)
 
 
 def try_modes(whose: str, session: Session, reference: Reference) -> Iterator[Composed]:
-    """Every mode with random chunks, in a session of the family `rows`."""
+    """Check every mode with random chunks, in a session of decode path `rows`."""
     rng, most = np.random.default_rng(5), session.model.config.vocab_size
     share = min(1.0, session.model.positions / sum(LENGTHS))
     chunks = [[int(token) for token in rng.integers(3, most, int(count * share))] for count in LENGTHS]
@@ -105,26 +110,31 @@ def try_mode(
     mode: Mode,
     causal: F32Array | None = None,
 ) -> Composed:
-    """One mode. causal: logits of the last chunk in one text. What breaks the forward pass is a failure, and
-    so is a mode in which nothing was laid."""
+    """Check one mode. causal: logits of the last chunk in one text. An error of the forward pass is a
+    failure, and so is a mode in which no chunk was inserted.
+    """
     tokens = sum(map(len, chunks))
     try:
         ours, laid = _logits(session, chunks, mode)
     except BROKEN as error:
-        return Composed(whose, str(mode), tokens, failures=[Failure("chunks", whose, None, one_line(error))])
+        return Composed(
+            whose, str(mode), tokens, failures=[GateFailure("chunks", whose, None, one_line(error))]
+        )
     wanted = layout(chunks, mode)
     asked = wanted.token_ids, wanted.positions, wanted.seen, wanted.asked
     theirs, exact = (each.masked(*asked) for each in (reference, reference.exact))
     distance, rounding = compare(theirs, ours), compare(theirs, exact)
-    failures = [*judge("chunks", f"{whose}, {mode}", distance, rounding, bounds_of(session))]
+    failures = [*judge("chunks", f"{whose}, {mode}", distance, rounding, session_bounds(session))]
     if not laid:
-        failures.append(Failure("chunks", f"{whose}, {mode}", None, "nothing was laid from a chunk"))
+        failures.append(GateFailure("chunks", f"{whose}, {mode}", None, "nothing was laid from a chunk"))
     from_causal = compare(causal, ours).mean_kl if causal is not None else 0.0
     return Composed(whose, str(mode), tokens, laid, distance, rounding, from_causal, failures)
 
 
 def _logits(session: Session, chunks: Sequence[Sequence[int]], mode: Mode) -> tuple[F32Array, int]:
-    """After every token of the last chunk, (tokens, vocab_size); and how many chunks were laid."""
+    """The logits after every token of the last chunk, (tokens, vocab_size); and how many chunks were
+    inserted.
+    """
     registry = session.chunk_registry()
     parts = [registry.chunk(registry.register(chunk)) for chunk in chunks]
     rows = session.scheduler.forward([Composition(parts, mode)], [len(chunks[-1])])[0]

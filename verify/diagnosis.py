@@ -1,4 +1,4 @@
-"""Diagnosis: one prompt up the ladder and on to the answer, and the first step that does not hold."""
+"""Diagnosis: checks every layer step of one prompt, then its answer, and finds the first step at fault."""
 
 from __future__ import annotations
 
@@ -7,35 +7,35 @@ from dataclasses import dataclass
 
 from aerie.engine.forward import check_prompt
 from aerie.engine.session import Session
-from aerie.verify.ladder import Row, climb
+from aerie.verify.layer_check import LayerStepResult, check_layers
 from aerie.verify.reference import Reference
 from aerie.verify.subject import Subject
 
 ANSWER_TOKENS = 4
-"""Enough to see that an answer goes on after its first token."""
+"""Enough to see that an answer continues after its first token."""
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """Every step of prefill, then every step of decode, then the answer, in the order they run."""
+    """Every step of prefill, then every step of decode, then the answer, in order."""
 
     token_ids: list[int]
-    rows: list[Row]
+    rows: list[LayerStepResult]
 
     @property
-    def first(self) -> Row | None:
+    def first(self) -> LayerStepResult | None:
         """The first step at fault; without one, the first that is too far from transformers' run."""
         guilty = next((row for row in self.rows if row.problem), None)
         return guilty or next((row for row in self.rows if row.drift), None)
 
     @property
     def phases(self) -> tuple[str, ...]:
-        """Those with layers, in the order they run."""
+        """The phases that have layers, in order."""
         return tuple(dict.fromkeys(row.phase for row in self.rows if row.layer is not None))
 
     @property
     def focus(self) -> tuple[str, int]:
-        """The phase and layer to look into: of the first step at fault, else of the one nearest its bound."""
+        """The phase and layer to look at: of the first step at fault, else of the one nearest its bound."""
         first = self.first
         if first is not None and first.layer is not None:
             return first.phase, first.layer
@@ -43,12 +43,12 @@ class Diagnosis:
         nearest = max(inside, key=lambda row: row.used)
         return nearest.phase, nearest.layer or 0
 
-    def steps(self, phase: str, layer: int | None) -> list[Row]:
-        """Every step of a layer; None: those after the layers."""
+    def steps(self, phase: str, layer: int | None) -> list[LayerStepResult]:
+        """Every step of a layer; layer None: the steps after the layers."""
         return [row for row in self.rows if (row.phase, row.layer) == (phase, layer)]
 
-    def outputs(self, phase: str) -> Iterator[tuple[str, Row, list[Row]]]:
-        """What comes out: of each layer, with all steps in it, then of each step after the layers."""
+    def phase_outputs(self, phase: str) -> Iterator[tuple[str, LayerStepResult, list[LayerStepResult]]]:
+        """The outputs of a phase: of each layer, with all its steps, then of each step after the layers."""
         layers = dict.fromkeys(row.layer for row in self.rows if row.phase == phase)
         for layer in layers:
             inside = self.steps(phase, layer)
@@ -59,22 +59,22 @@ class Diagnosis:
 
 
 def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -> Diagnosis:
-    """Climb the ladder with one prompt, and look at its answer.
+    """Check every layer step for one prompt, and its answer.
 
-    A prompt of one token gets the reference's next one, to be decoded. Raises PromptError for a prompt that
-    cannot be run.
+    A prompt of one token gets the reference's next one, so that there is a token to decode. Raises
+    PromptError if the prompt cannot run.
     """
     ids = list(token_ids)
     check_prompt(ids, session.model.config, session.model.seq_len)
     if len(ids) == 1:
         ids += reference.greedy(ids, 1).token_ids
-    return Diagnosis(ids, [*climb(session, reference, ids), _answer(Subject(session), ids)])
+    return Diagnosis(ids, [*check_layers(session, reference, ids), _answer(Subject(session), ids)])
 
 
-def _answer(subject: Subject, ids: Sequence[int]) -> Row:
-    """What the session answers has to be what its own logits say, token by token, and as long as asked."""
+def _answer(subject: Subject, ids: Sequence[int]) -> LayerStepResult:
+    """Check the answer: each token must follow from its own logits, and it must be as long as requested."""
     tokens = subject.answer(ids, ANSWER_TOKENS).token_ids
-    return Row("answer", None, "answer", remark=_answer_problem(subject, ids, tokens))
+    return LayerStepResult("answer", None, "answer", remark=_answer_problem(subject, ids, tokens))
 
 
 def _answer_problem(subject: Subject, ids: Sequence[int], tokens: Sequence[int]) -> str:

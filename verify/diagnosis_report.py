@@ -1,5 +1,4 @@
-"""What diagnosis found: for the terminal, as JSON, and as a page, one file of HTML that needs nothing from
-elsewhere."""
+"""The results of a diagnosis: for the terminal, as JSON, and as a page of HTML in one file."""
 
 from __future__ import annotations
 
@@ -15,11 +14,11 @@ from rich.table import Table
 
 from aerie.common.text_tables import VERDICT, compact_table, print_tables
 from aerie.verify.diagnosis import Diagnosis
-from aerie.verify.ladder import Judged, Row
+from aerie.verify.layer_check import CheckedMeasures, LayerStepResult
+from aerie.verify.layer_steps import MEANINGS
 from aerie.verify.plots import HeatMap, LineChart, heat_map, line_chart
-from aerie.verify.steps import MEANINGS
 
-MOST = 1000  # times a bound: beyond that, numbers say nothing
+MAX_ROWS = 1000  # times a bound: beyond that, numbers say nothing
 
 EXPLANATION = """\
 Of a layer: its output against transformers' bf16 run, where errors add up. Of
@@ -31,7 +30,7 @@ towards zero)."""
 
 
 def print_diagnosis(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
-    """Tables, and the verdict as the last line."""
+    """Print tables, and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
     print_tables(console, *_tables(diagnosis))
     console.print(EXPLANATION, soft_wrap=True)
@@ -39,7 +38,7 @@ def print_diagnosis(diagnosis: Diagnosis, file: TextIO | None = None) -> None:
 
 
 def verdict_line(diagnosis: Diagnosis) -> str:
-    """The first step that leaves its bound, and how far; or that none does."""
+    """The first step that leaves its bound, and by how much; or that none does."""
     first = diagnosis.first
     if first is None:
         return "[diagnosis] no step leaves its bound"
@@ -49,10 +48,10 @@ def verdict_line(diagnosis: Diagnosis) -> str:
 
 
 def percent(used: float) -> str:
-    """A share of a bound: as a percentage, or as a multiple where that is easier to read."""
+    """A share of a bound: as a percentage, or as a multiple if that is easier to read."""
     if used < 10:
         return f"{used:.0%}"
-    return f"{used:.0f}x" if used <= MOST else f"over {MOST}x"
+    return f"{used:.0f}x" if used <= MAX_ROWS else f"over {MAX_ROWS}x"
 
 
 def _tables(diagnosis: Diagnosis) -> Iterator[Table]:
@@ -64,19 +63,22 @@ def _tables(diagnosis: Diagnosis) -> Iterator[Table]:
 
 def _layer_table(diagnosis: Diagnosis, phase: str) -> Table:
     table = _table(f"{phase}: the output of each layer", "layer", "in it, nearest its bound")
-    for name, output, inside in diagnosis.outputs(phase):
+    for name, output, inside in diagnosis.phase_outputs(phase):
         worst = max(inside, key=lambda row: row.used)
         nearest = f"{worst.step} ({percent(worst.used)})"
         table.add_row(
-            name, *_numbers(output.run), nearest, _verdict(any(row.problem or row.drift for row in inside))
+            name,
+            *_numbers(output.whole_run),
+            nearest,
+            _verdict(any(row.problem or row.drift for row in inside)),
         )
     return table
 
 
-def _step_table(title: str, rows: Sequence[Row]) -> Table:
+def _step_table(title: str, rows: Sequence[LayerStepResult]) -> Table:
     table = _table(title, "step", "bound used")
     for row in rows:
-        table.add_row(row.step, *_numbers(row.own), percent(row.used), _verdict(bool(row.problem)))
+        table.add_row(row.step, *_numbers(row.own_inputs), percent(row.used), _verdict(bool(row.problem)))
     return table
 
 
@@ -89,21 +91,21 @@ def _verdict(is_left: bool) -> str:
     return "LEFT" if is_left else "ok"
 
 
-def _numbers(judged: Judged | None) -> list[str]:
+def _numbers(judged: CheckedMeasures | None) -> list[str]:
     if judged is None:
         return ["-"] * 5
-    ours = judged.ours
+    ours = judged.measures
     return [
         f"{ours.cosine:.6f}",
         f"{ours.max_diff:.2e}",
         f"{ours.mean_diff:+.1e}",
         f"{ours.relative_l1:.5f}",
-        f"{judged.yardstick.relative_l1:.5f}",
+        f"{judged.rounding_measures.relative_l1:.5f}",
     ]
 
 
 def as_json(diagnosis: Diagnosis, about: dict[str, str]) -> dict[str, Any]:
-    """Everything: `about` the run, the verdict, and each step with its measures and bounds."""
+    """All results: `about` the run, the verdict, and each step with its measures and bounds."""
     first = diagnosis.first
     return {
         "verdict": verdict_line(diagnosis),
@@ -114,7 +116,7 @@ def as_json(diagnosis: Diagnosis, about: dict[str, str]) -> dict[str, Any]:
     }
 
 
-def row_json(row: Row) -> dict[str, Any]:
+def row_json(row: LayerStepResult) -> dict[str, Any]:
     """A step, with its measures and bounds."""
     return {
         "phase": row.phase,
@@ -122,17 +124,17 @@ def row_json(row: Row) -> dict[str, Any]:
         "step": row.step,
         "problem": row.problem,
         "drift": row.drift,
-        "own": _judged(row.own),
-        "run": _judged(row.run),
+        "own": _judged(row.own_inputs),
+        "run": _judged(row.whole_run),
     }
 
 
-def _judged(judged: Judged | None) -> dict[str, Any] | None:
+def _judged(judged: CheckedMeasures | None) -> dict[str, Any] | None:
     if judged is None:
         return None
     return {
-        "ours": judged.ours.as_dict(),
-        "rounding": judged.yardstick.as_dict(),
+        "ours": judged.measures.as_dict(),
+        "rounding": judged.rounding_measures.as_dict(),
         "bounds": {
             check.name: check.bound if math.isfinite(check.bound) else None for check in judged.checks
         },
@@ -149,7 +151,7 @@ ANSWER_MEANING = {"answer": "tokens, as a user gets them"}
 
 
 def render(diagnosis: Diagnosis, about: Mapping[str, str]) -> str:
-    """The page as text; `about` says what was run, by name."""
+    """The page as text. about: what was run, by name."""
     phase, layer = diagnosis.focus
     page = _environment().get_template("diagnosis.html.j2")
     return page.render(
@@ -166,33 +168,37 @@ def render(diagnosis: Diagnosis, about: Mapping[str, str]) -> str:
 
 
 def run_chart(diagnosis: Diagnosis, phase: str) -> LineChart:
-    """Against transformers' run, from layer to layer."""
-    outputs = [(name.removeprefix("layer "), row.run) for name, row, _ in diagnosis.outputs(phase)]
+    """The error against transformers' run, from layer to layer."""
+    outputs = [
+        (name.removeprefix("layer "), row.whole_run) for name, row, _ in diagnosis.phase_outputs(phase)
+    ]
     return _chart(f"{phase}: relative L1 by layer", outputs)
 
 
 def step_chart(diagnosis: Diagnosis, phase: str, layer: int) -> LineChart:
-    """Each step of a layer on its own inputs."""
-    return _chart("relative L1 by step", [(row.step, row.own) for row in diagnosis.steps(phase, layer)])
+    """The error of each step of a layer on its own inputs."""
+    return _chart(
+        "relative L1 by step", [(row.step, row.own_inputs) for row in diagnosis.steps(phase, layer)]
+    )
 
 
-def _chart(title: str, judged: Sequence[tuple[str, Judged | None]]) -> LineChart:
-    """Relative L1 of ours, of rounding alone and of the bound, where there is a value."""
+def _chart(title: str, judged: Sequence[tuple[str, CheckedMeasures | None]]) -> LineChart:
+    """Relative L1 of our values, of rounding alone and of the bound, for each step that has a value."""
     shown = [(name, each) for name, each in judged if each]
     return line_chart(
         title,
         [name for name, _ in shown],
         [
             ("bound", "bound", [each.check("relative L1").bound for _, each in shown]),
-            ("rounding alone", "rounding", [each.yardstick.relative_l1 for _, each in shown]),
-            ("ours", "ours", [each.ours.relative_l1 for _, each in shown]),
+            ("rounding alone", "rounding", [each.rounding_measures.relative_l1 for _, each in shown]),
+            ("ours", "ours", [each.measures.relative_l1 for _, each in shown]),
         ],
     )
 
 
 def step_map(diagnosis: Diagnosis, phase: str) -> HeatMap:
-    """For each step and layer, how much of the step's own bound is used up."""
-    layers = [inside for name, _, inside in diagnosis.outputs(phase) if name.startswith("layer")]
+    """For each step and layer, how much of the step's own bound is used."""
+    layers = [inside for name, _, inside in diagnosis.phase_outputs(phase) if name.startswith("layer")]
     return heat_map(
         phase,
         [row.step for row in layers[0]],

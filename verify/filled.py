@@ -39,9 +39,9 @@ from aerie.engine.strategies.choosing import (
     Rule,
 )
 from aerie.engine.strategies.strategy import Row
-from aerie.verify.prompts import Prompt
+from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds, token_rank
+from aerie.verify.gate_prompts import Prompt
 from aerie.verify.reference import Reference, import_torch
-from aerie.verify.rules import Distance, Failure, bounds_of, compare, judge, place
 from aerie.verify.subject import BROKEN, one_line
 
 PART = "blocks"
@@ -82,9 +82,9 @@ class Filled:
     passes: int = 0
     blocks: int = 0
     sure: int = 0
-    distance: Distance | None = None
-    rounding: Distance | None = None
-    failures: list[Failure] = field(default_factory=list)
+    distance: LogitsDistance | None = None
+    rounding: LogitsDistance | None = None
+    failures: list[GateFailure] = field(default_factory=list)
 
 
 def staircase(tokens: int, block: int) -> NDArray[np.bool_]:
@@ -223,14 +223,14 @@ class _Told:
 
 def try_forced(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
     """Part 1. What breaks a pass is a failure."""
-    blocks, bounds = _blocks(session), bounds_of(session)
+    blocks, bounds = _blocks(session), session_bounds(session)
     most, eos = _most(session, prompt), session.model.config.eos_token_ids
     passes = [*walk(reference, blocks, prompt.token_ids, rule, most, eos)]
     sampler = Sampler()
     told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes)
     found = Filled(whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes}))
     failures, name = found.failures, f"{whose}, {prompt.name}, {rule.name}"
-    failures += [Failure(PART, name, None, line) for line in _run(session, prompt, told, sampler, passes)]
+    failures += [GateFailure(PART, name, None, line) for line in _run(session, prompt, told, sampler, passes)]
     if failures:
         return found
     theirs = np.concatenate([one.logits for one in passes])
@@ -302,12 +302,14 @@ def _sure(passes: Sequence[Pass], rule: Rule, blocks: Blocks, noise: float) -> I
             yield number
 
 
-def _judge_choices(name: str, passes: Sequence[Pass], told: _Told, sure: Sequence[int]) -> Iterator[Failure]:
+def _judge_choices(
+    name: str, passes: Sequence[Pass], told: _Told, sure: Sequence[int]
+) -> Iterator[GateFailure]:
     for number in sure:
         ours, theirs = told.chosen[number], passes[number]
         if _said(ours) != _said(theirs):
             what = f"ours fills in {_said(ours)} and the reference {_said(theirs)}"
-            return (yield Failure(PART, name, number, what))
+            return (yield GateFailure(PART, name, number, what))
 
 
 def _drawing() -> Sampler:
@@ -316,11 +318,11 @@ def _drawing() -> Sampler:
 
 def try_free(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
     """Part 2."""
-    blocks, bounds = _blocks(session), bounds_of(session)
+    blocks, bounds = _blocks(session), session_bounds(session)
     sampler = _drawing()
     told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id))
     name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
-    failures = [Failure(PART, name, None, line) for line in _run(session, prompt, told, sampler)]
+    failures = [GateFailure(PART, name, None, line) for line in _run(session, prompt, told, sampler)]
     states = [*_states(blocks, prompt.token_ids, told, reference)]
     found = Filled(whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures)
     if failures or not states:
@@ -355,7 +357,7 @@ def _states(
         left -= len(chosen.positions)
 
 
-def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator[Failure]:
+def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
     """The sampler alone, with the same seed and our logits, draws the same tokens, each of the k likeliest;
     PyTorch says how sure they are by all logits, and the rule keeps those that ours kept."""
     sampler, part = _drawing().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
@@ -367,15 +369,17 @@ def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator
         places = filled_by(rule, part, step, drawn.sure, drawn.entropy)
         if _said(chosen) != (kept := {masked[at]: int(tokens[at]) for at in places}):
             what = f"ours fills in {_said(chosen)}, and by what was drawn the rule keeps {kept}"
-            yield Failure(PART, name, number, what)
+            yield GateFailure(PART, name, number, what)
             return
         for at, sure in zip(places, chosen.confidences, strict=True):
             token, off = int(tokens[at]), abs(float(drawn.sure[at]) - sure)
-            if place(_unmasked(logits, blocks.mask_token_id)[at], token) > TOP_K:
-                yield Failure(PART, name, number, f"token {token} was drawn, not of the {TOP_K} likeliest")
+            if token_rank(_unmasked(logits, blocks.mask_token_id)[at], token) > TOP_K:
+                yield GateFailure(
+                    PART, name, number, f"token {token} was drawn, not of the {TOP_K} likeliest"
+                )
             if not off <= CONFIDENCE_ERROR:
                 what = f"how sure token {token} is, {sure:.4g}, less the softmax of all logits"
-                yield Failure(PART, name, number, what, off, CONFIDENCE_ERROR)
+                yield GateFailure(PART, name, number, what, off, CONFIDENCE_ERROR)
 
 
 def rules(full: bool) -> list[Rule]:
@@ -393,8 +397,8 @@ def try_blocks(
     yield try_free(whose, session, reference, prompts[0], Rule())
 
 
-def nothing_sure(found: Sequence[Filled]) -> list[Failure]:
+def nothing_sure(found: Sequence[Filled]) -> list[GateFailure]:
     """A gate that compared no choice must not pass."""
     if any(one.sure for one in found if not one.how.endswith("drawn")) or any(one.failures for one in found):
         return []
-    return [Failure(PART, "all prompts", None, "no choice was sure enough to be compared")]
+    return [GateFailure(PART, "all prompts", None, "no choice was sure enough to be compared")]

@@ -1,15 +1,17 @@
-"""The gate: each prompt through three parts, ours against the reference, and a verdict.
+"""The gate: takes each prompt through four parts, compares our results with the reference, and gives a
+verdict.
 
-1. Free-running: both answer greedily. Where they first differ, each side's token must be in the other's
-   top k. After that they say different things, and part 2 goes on.
-2. Teacher-forced: both are fed the reference's tokens, all of them, and every step is compared.
+1. Free-running: both answer greedily. At the first difference each side's token must be in the other's top k.
+   The answers differ from there on, and part 2 continues.
+2. Teacher-forced: both get the reference's tokens, all of them, and every step is compared.
 3. Prompt positions: the logits after every position of the prompt, for one prompt.
-4. Penalty: that prompt once more, with tokens that are drawn under a repetition penalty, which has to change
-   the logits of part 2 as transformers' does.
+4. Penalty: the same prompt once more, with tokens drawn under a repetition penalty, which must change the
+logits
+   of part 2 as transformers' penalty does.
 
-And a prompt that goes on from the first one's answer has the logits that it has alone, to the bit. Then the
-ladder (`ladder.py`): every step of every layer, for a prompt that fills the context, of the model and of a
-random one of its shape (`companion.py`).
+A prompt that continues the first one's answer must have the same bits as when it runs alone. Then every layer
+step is checked (`layer_check.py`), for a prompt that fills the context, of the model and of a random one of
+its shape (`random_model.py`).
 """
 
 from __future__ import annotations
@@ -21,33 +23,33 @@ import numpy as np
 
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
-from aerie.verify.composed import Composed
-from aerie.verify.filled import Filled, nothing_sure, try_blocks
-from aerie.verify.identity import GOES_ON, Identity, going_on, try_identity
-from aerie.verify.ladder import Ladder
-from aerie.verify.prompts import Prompt
-from aerie.verify.reference import Answer, Expected, Note, Reference, penalised, silent
-from aerie.verify.rules import (
+from aerie.verify.bounds import (
     Bounds,
-    Distance,
-    Failure,
-    bounds_of,
+    GateFailure,
+    LogitsDistance,
     compare,
     join,
     judge,
     judge_bias,
     kl_divergence,
-    numerics_of,
-    place,
-    rounding_of,
+    session_bounds,
+    session_numerics,
+    session_rounding,
+    token_rank,
 )
+from aerie.verify.composed import Composed
+from aerie.verify.filled import Filled, nothing_sure, try_blocks
+from aerie.verify.gate_prompts import Prompt
+from aerie.verify.identity import GOES_ON, Identity, going_on, try_identity
+from aerie.verify.layer_check import LayerReport
+from aerie.verify.reference import Answer, Expected, Note, Reference, penalised, silent
 from aerie.verify.subject import BROKEN, Said, Subject, one_line
 
 FREE_RUNNING = "free-running"
 
 
-def divergence(ours: Sequence[int], theirs: Sequence[int], eos: Collection[int]) -> int | None:
-    """The first step at which the answers differ, looking no further than the end of theirs."""
+def first_divergence(ours: Sequence[int], theirs: Sequence[int], eos: Collection[int]) -> int | None:
+    """The first step at which the answers differ, up to the end of the reference's; None if there is none."""
     for step, (our_token, their_token) in enumerate(zip(ours, theirs, strict=False)):
         if our_token != their_token:
             return step
@@ -57,147 +59,162 @@ def divergence(ours: Sequence[int], theirs: Sequence[int], eos: Collection[int])
 
 
 def judge_answer(
-    prompt: str, said: Said, theirs: Answer, forced: F32Array, eos: Collection[int], top_k: int
-) -> Iterator[Failure]:
-    """All rules of part 1. `forced` are our logits of part 2, (steps, vocab_size): up to where the answers
-    part both runs have seen the same tokens, so their logits must be the same to the bit."""
-    parted = divergence(said.token_ids, theirs.token_ids, eos)
-    yield from _judge_length(prompt, said, len(theirs.token_ids), eos)
-    yield from _judge_sampling(prompt, said)
-    yield from _judge_repetition(prompt, said, forced, parted)
+    prompt: str, ours: Said, reference: Answer, forced: F32Array, eos: Collection[int], top_k: int
+) -> Iterator[GateFailure]:
+    """All rules of part 1. forced: our logits of part 2, (steps, vocab_size). Until the answers differ both
+    runs have the same tokens, so their logits must be bit-identical.
+    """
+    parted = first_divergence(ours.token_ids, reference.token_ids, eos)
+    yield from _judge_length(prompt, ours, len(reference.token_ids), eos)
+    yield from _judge_sampling(prompt, ours)
+    yield from _judge_repetition(prompt, ours, forced, parted)
     if parted is not None:
-        yield from _judge_parting(prompt, said, theirs, parted, top_k)
+        yield from _judge_divergence(prompt, ours, reference, parted, top_k)
 
 
-def _judge_length(prompt: str, said: Said, steps: int, eos: Collection[int]) -> Iterator[Failure]:
-    """An answer goes on until its end token or for all `steps`, and no further."""
-    tokens = said.token_ids
+def _judge_length(prompt: str, run: Said, steps: int, eos: Collection[int]) -> Iterator[GateFailure]:
+    """An answer continues until its end token or for all `steps`, and no further."""
+    tokens = run.token_ids
     if not tokens:
-        yield Failure(FREE_RUNNING, prompt, 0, "our answer is empty")
+        yield GateFailure(FREE_RUNNING, prompt, 0, "our answer is empty")
         return
     if tokens[-1] not in eos and len(tokens) < steps:
         what = f"our answer stops after {len(tokens)} of {steps} tokens, without an end token"
-        yield Failure(FREE_RUNNING, prompt, len(tokens), what)
+        yield GateFailure(FREE_RUNNING, prompt, len(tokens), what)
     ended = next((step for step, token in enumerate(tokens[:-1]) if token in eos), None)
     if ended is not None:
-        yield Failure(FREE_RUNNING, prompt, ended + 1, f"our answer goes on after end token {tokens[ended]}")
+        yield GateFailure(
+            FREE_RUNNING, prompt, ended + 1, f"our answer goes on after end token {tokens[ended]}"
+        )
 
 
-def _judge_sampling(prompt: str, said: Said) -> Iterator[Failure]:
-    """What is said is what was sampled; told for the first step where it is not."""
-    sampled = [int(np.argmax(logits)) for logits in said.logits]
-    for step, token in enumerate(said.token_ids):
+def _judge_sampling(prompt: str, run: Said) -> Iterator[GateFailure]:
+    """The answer must be what was sampled; reports the first step where it is not."""
+    sampled = [int(np.argmax(logits)) for logits in run.logits]
+    for step, token in enumerate(run.token_ids):
         if sampled[step : step + 1] != [token]:
             likeliest = f"{sampled[step]} is the likeliest" if step < len(sampled) else "nothing was sampled"
             what = f"our answer says token {token} where {likeliest} of ours"
-            yield Failure(FREE_RUNNING, prompt, step, what)
+            yield GateFailure(FREE_RUNNING, prompt, step, what)
             return
 
 
-def _judge_repetition(prompt: str, said: Said, forced: F32Array, parted: int | None) -> Iterator[Failure]:
-    until = len(forced) if parted is None else parted + 1
-    for step, (free, again) in enumerate(zip(said.logits, forced[:until], strict=False)):
+def _judge_repetition(
+    prompt: str, run: Said, forced: F32Array, divergence_step: int | None
+) -> Iterator[GateFailure]:
+    until = len(forced) if divergence_step is None else divergence_step + 1
+    for step, (free, again) in enumerate(zip(run.logits, forced[:until], strict=False)):
         if not np.array_equal(free, again, equal_nan=True):
             largest = float(np.abs(free - again).max())
             what = "the largest difference between our logits and those of the same tokens, forced,"
-            yield Failure(FREE_RUNNING, prompt, step, what, largest, 0)
+            yield GateFailure(FREE_RUNNING, prompt, step, what, largest, 0)
             return
 
 
-def _judge_parting(prompt: str, said: Said, theirs: Answer, step: int, top_k: int) -> Iterator[Failure]:
+def _judge_divergence(prompt: str, run: Said, theirs: Answer, step: int, top_k: int) -> Iterator[GateFailure]:
     for what, found in (
-        ("the place of our token in the reference's order", place(theirs.logits[step], said.token_ids[step])),
-        ("the place of the reference's token in our order", place(said.logits[step], theirs.token_ids[step])),
+        (
+            "the place of our token in the reference's order",
+            token_rank(theirs.logits[step], run.token_ids[step]),
+        ),
+        (
+            "the place of the reference's token in our order",
+            token_rank(run.logits[step], theirs.token_ids[step]),
+        ),
     ):
         if found > top_k:
-            yield Failure(FREE_RUNNING, prompt, step, what, found, top_k)
+            yield GateFailure(FREE_RUNNING, prompt, step, what, found, top_k)
 
 
 STEPS = 32
-"""Tokens that both sides make, where the model's context has room for as many."""
+"""Tokens that both sides generate, if the model's context has room."""
 
 FORCED, POSITIONS, PENALTY = "teacher-forced", "prompt positions", "penalty"
 
 REPETITION_PENALTY = 1.25
 DRAWN = 8
-"""Tokens that are drawn under it."""
-PENALTY_KL = 1e-8
-"""Nats. The same logits make the same probabilities but for rounding in float32, which leaves 1e-10."""
+"""Tokens that are drawn under the penalty."""
+MIN_PENALTY_KL = 1e-8
+"""Nats. Equal logits give equal probabilities but for rounding in float32, which leaves 1e-10."""
 
 
 @dataclass
 class Trial:
-    """What one prompt gave. `divergence` is the step at which the answers part, None where they do not;
-    distances are None for a part that was not reached or not asked for. `penalty_kl`: how far the
-    distributions under a penalty are from transformers', in nats, of each token drawn."""
+    """The results of one prompt. divergence: the step at which the answers differ, or None. Distances are
+    None for a part that was not reached or not requested. penalty_kl: how far the distributions under a
+    penalty are from transformers', in nats, for each drawn token.
+    """
 
     prompt: Prompt
     expected: Expected
-    said: Said | None = None
+    free_run: Said | None = None
     divergence: int | None = None
-    forced: Distance | None = None
-    positions: Distance | None = None
+    forced_distance: LogitsDistance | None = None
+    positions: LogitsDistance | None = None
     penalty_kl: list[float] = field(default_factory=list)
-    failures: list[Failure] = field(default_factory=list)
+    failures: list[GateFailure] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
-class Record:
-    """Everything that was found. `overall` is what is wrong with all prompts together.
+class GateRecord:
+    """All results. overall: failures of all prompts together.
 
     On the virtual NPU `numerics` is exact or bfp16 and `rounding` conv_even or floor; else both are the
-    backend's name."""
+    backend's name.
+    """
 
     backend: str
     numerics: str
     bounds: Bounds
     trials: list[Trial]
-    overall: list[Failure]
+    overall: list[GateFailure]
     identities: list[Identity] = field(default_factory=list)
     rounding: str = "conv_even"
-    ladders: list[Ladder] = field(default_factory=list)
-    composed: list[Composed] = field(default_factory=list)
-    filled: list[Filled] = field(default_factory=list)
+    layer_reports: list[LayerReport] = field(default_factory=list)
+    chunk_results: list[Composed] = field(default_factory=list)
+    diffusion_results: list[Filled] = field(default_factory=list)
 
     @property
-    def failures(self) -> list[Failure]:
-        """In the order of what was run."""
+    def failures(self) -> list[GateFailure]:
+        """All failures, in the order of what was run."""
         of_prompts = [failure for trial in self.trials for failure in trial.failures]
-        of_steps = [failure for ladder in self.ladders for failure in ladder.failures]
+        of_steps = [failure for ladder in self.layer_reports for failure in ladder.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
-        of_chunks = [failure for composed in self.composed for failure in composed.failures]
-        of_blocks = [failure for filled in self.filled for failure in filled.failures]
+        of_chunks = [failure for composed in self.chunk_results for failure in composed.failures]
+        of_blocks = [failure for filled in self.diffusion_results for failure in filled.failures]
         return [*of_prompts, *self.overall, *of_steps, *of_bits, *of_chunks, *of_blocks]
 
     @property
     def verdict(self) -> str:
         return "FAIL" if self.failures else "PASS"
 
-    def with_composed(self, composed: Sequence[Composed]) -> Record:
-        return replace(self, composed=list(composed))
+    def with_composed(self, composed: Sequence[Composed]) -> GateRecord:
+        return replace(self, chunk_results=list(composed))
 
-    def with_ladders(self, ladders: Sequence[Ladder]) -> Record:
-        return replace(self, ladders=list(ladders))
+    def with_ladders(self, ladders: Sequence[LayerReport]) -> GateRecord:
+        return replace(self, layer_reports=list(ladders))
 
-    def with_identities(self, identities: Sequence[Identity]) -> Record:
-        """Those that it has, and these."""
+    def with_identities(self, identities: Sequence[Identity]) -> GateRecord:
+        """The record with further identities."""
         return replace(self, identities=[*self.identities, *identities])
 
 
-def verify(session: Session, reference: Reference, prompts: Sequence[Prompt], note: Note = silent) -> Record:
-    """Take the prompts through the three parts, one after the other in the same session."""
+def verify(
+    session: Session, reference: Reference, prompts: Sequence[Prompt], note: Note = silent
+) -> GateRecord:
+    """Take the prompts through all parts, one after the other in the same session."""
     if not prompts:
         raise ValueError("there is no prompt, and a gate that looks at nothing must not pass")
-    expected = reference.expect([(prompt, steps_of(session, prompt)) for prompt in prompts], note)
-    subject, bounds = Subject(session), bounds_of(session)
+    expected = reference.expect([(prompt, steps_for_prompt(session, prompt)) for prompt in prompts], note)
+    subject, bounds = Subject(session), session_bounds(session)
     trials = []
     for prompt, wanted in zip(prompts, expected, strict=True):
         note(f"{session.backend}: {prompt.name}, {len(prompt.token_ids)} tokens")
         trials.append(try_prompt(subject, prompt, wanted, bounds))
     overall = _overall(trials, bounds)
     same = [try_identity(GOES_ON, lambda _: going_on(subject, prompts[0]))]
-    record = Record(session.backend, numerics_of(session), bounds, trials, overall, same)
-    return replace(record, rounding=rounding_of(session))
+    record = GateRecord(session.backend, session_numerics(session), bounds, trials, overall, same)
+    return replace(record, rounding=session_rounding(session))
 
 
 def verify_blocks(
@@ -207,41 +224,45 @@ def verify_blocks(
     whose: str,
     full: bool,
     note: Note = silent,
-) -> Record:
-    """Fill blocks in after the prompts, in a model of block diffusion."""
+) -> GateRecord:
+    """Fill blocks after the prompts, in a block diffusion model."""
     filled = []
     for one in try_blocks(whose, session, reference, prompts, full):
         note(f"{session.backend}: {whose}, {one.prompt}, {one.how}: {one.passes} passes")
         filled.append(one)
-    bounds, overall = bounds_of(session), nothing_sure(filled)
-    record = Record(session.backend, numerics_of(session), bounds, [], overall, filled=filled)
-    return replace(record, rounding=rounding_of(session))
+    bounds, overall = session_bounds(session), nothing_sure(filled)
+    record = GateRecord(
+        session.backend, session_numerics(session), bounds, [], overall, diffusion_results=filled
+    )
+    return replace(record, rounding=session_rounding(session))
 
 
-def steps_of(session: Session, prompt: Prompt) -> int:
-    """Tokens to make: STEPS, or what the context has room for. The last one made needs no position."""
+def steps_for_prompt(session: Session, prompt: Prompt) -> int:
+    """Tokens to generate: STEPS, or what the context has room for. The last one needs no position."""
     return min(STEPS, session.model.config.context - len(prompt.token_ids) + 1)
 
 
 def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bounds) -> Trial:
-    """One prompt through all parts. What breaks the forward pass is a failure like any other."""
+    """Take one prompt through all parts. An error of the forward pass is a failure."""
     trial = Trial(prompt, expected)
     try:
         _run_parts(subject, trial, bounds)
     except BROKEN as error:
-        part = FREE_RUNNING if trial.said is None else FORCED if trial.forced is None else POSITIONS
-        trial.failures.append(Failure(part, prompt.name, None, one_line(error)))
+        part = (
+            FREE_RUNNING if trial.free_run is None else FORCED if trial.forced_distance is None else POSITIONS
+        )
+        trial.failures.append(GateFailure(part, prompt.name, None, one_line(error)))
     return trial
 
 
 def _run_parts(subject: Subject, trial: Trial, bounds: Bounds) -> None:
     prompt, expected, eos = trial.prompt, trial.expected, subject.model.config.eos_token_ids
     theirs = expected.answer
-    trial.said = _ask(subject, prompt, len(theirs.token_ids))
+    trial.free_run = _free_run(subject, prompt, len(theirs.token_ids))
     forced = subject.forced(prompt.token_ids, theirs.token_ids)
-    trial.divergence = divergence(trial.said.token_ids, theirs.token_ids, eos)
-    trial.failures += judge_answer(prompt.name, trial.said, theirs, forced.logits, eos, bounds.top_k)
-    trial.forced = _compare(trial, FORCED, theirs.logits, forced.logits, expected.rounding, bounds)
+    trial.divergence = first_divergence(trial.free_run.token_ids, theirs.token_ids, eos)
+    trial.failures += judge_answer(prompt.name, trial.free_run, theirs, forced.logits, eos, bounds.top_k)
+    trial.forced_distance = _compare(trial, FORCED, theirs.logits, forced.logits, expected.rounding, bounds)
     if expected.positions is not None and expected.positions_rounding is not None:
         ours = subject.position_logits(forced.rows)
         trial.positions = _compare(
@@ -250,48 +271,48 @@ def _run_parts(subject: Subject, trial: Trial, bounds: Bounds) -> None:
         trial.failures += _draw(subject, trial)
 
 
-def _draw(subject: Subject, trial: Trial) -> Iterator[Failure]:
+def _draw(subject: Subject, trial: Trial) -> Iterator[GateFailure]:
     """Part 4. The logits are those of the same tokens, forced."""
     ids = trial.prompt.token_ids
     steps = min(DRAWN, len(trial.expected.answer.token_ids))
     tokens, drawn = subject.drawn(ids, steps, REPETITION_PENALTY)
     if not tokens:
-        yield Failure(PENALTY, trial.prompt.name, 0, "our answer is empty")
+        yield GateFailure(PENALTY, trial.prompt.name, 0, "our answer is empty")
         return
     logits = subject.forced(ids, tokens).logits
     for step, (ours, row) in enumerate(zip(drawn, logits, strict=True)):
         theirs = penalised(row, [*ids, *tokens[:step]], REPETITION_PENALTY)
         trial.penalty_kl.append(kl_divergence(theirs, np.log(np.maximum(ours, np.finfo(ours.dtype).tiny))))
     step, worst = int(np.argmax(trial.penalty_kl)), max(trial.penalty_kl)
-    if not worst <= PENALTY_KL:
+    if not worst <= MIN_PENALTY_KL:
         what = "KL divergence of the distribution that a token is drawn from"
-        yield Failure(PENALTY, trial.prompt.name, step, what, worst, PENALTY_KL)
+        yield GateFailure(PENALTY, trial.prompt.name, step, what, worst, MIN_PENALTY_KL)
 
 
-def _ask(subject: Subject, prompt: Prompt, steps: int) -> Said:
+def _free_run(subject: Subject, prompt: Prompt, steps: int) -> Said:
     if prompt.message is None:
         return subject.answer(prompt.token_ids, steps)
-    said = subject.chat([prompt.message], steps)
-    return said[0] if said else Said(prompt.token_ids, [], [], None)
+    run = subject.chat([prompt.message], steps)
+    return run[0] if run else Said(prompt.token_ids, [], [], None)
 
 
 def _compare(
-    trial: Trial, part: str, theirs: F32Array, ours: F32Array, rounding: Distance, bounds: Bounds
-) -> Distance | None:
-    """Compare and judge; None where ours are no numbers, which is a failure of its own."""
+    trial: Trial, part: str, theirs: F32Array, ours: F32Array, rounding: LogitsDistance, bounds: Bounds
+) -> LogitsDistance | None:
+    """Compare and check. Returns None if our logits are not finite, which is a failure of its own."""
     name = trial.prompt.name
     broken = np.flatnonzero(~np.isfinite(ours).all(axis=-1))
     if broken.size:
-        trial.failures.append(Failure(part, name, int(broken[0]), "our logits are not all finite"))
+        trial.failures.append(GateFailure(part, name, int(broken[0]), "our logits are not all finite"))
         return None
     distance = compare(theirs, ours)
     trial.failures += judge(part, name, distance, rounding, bounds)
     return distance
 
 
-def _overall(trials: Sequence[Trial], bounds: Bounds) -> list[Failure]:
+def _overall(trials: Sequence[Trial], bounds: Bounds) -> list[GateFailure]:
     """The bias over all steps of all prompts, which has the tightest bound."""
-    reached = [(trial.forced, trial.expected.rounding) for trial in trials if trial.forced]
+    reached = [(trial.forced_distance, trial.expected.rounding) for trial in trials if trial.forced_distance]
     if not reached:
         return []
     ours, rounding = (join(list(distances)) for distances in zip(*reached, strict=True))

@@ -18,9 +18,9 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.session import Session
 from aerie.engine.tool_calls import Message
-from aerie.multi_launch_builder import legal_seq_len
-from aerie.verify.prompts import Prompt
-from aerie.verify.rules import Failure
+from aerie.multi_launch_builder import round_up_seq_len
+from aerie.verify.bounds import GateFailure
+from aerie.verify.gate_prompts import Prompt
 from aerie.verify.subject import BROKEN, Said, Subject, one_line
 
 STEPS = 8
@@ -46,13 +46,13 @@ class Identity:
     of: str = ""
 
     @property
-    def failure(self) -> Failure | None:
+    def failure(self) -> GateFailure | None:
         where = f"{self.name}, {self.of}" if self.of else self.name
         if self.broken:
-            return Failure("bit identity", where, None, self.broken)
+            return GateFailure("bit identity", where, None, self.broken)
         if not self.differing:
             return None
-        return Failure("bit identity", where, None, "the count of numbers that differ", self.differing, 0)
+        return GateFailure("bit identity", where, None, "the count of numbers that differ", self.differing, 0)
 
 
 @dataclass(frozen=True)
@@ -120,7 +120,7 @@ def _other_length(name: str, length: int, case: Case, options: RuntimeOptions, r
     if options.decode == ROWS:
         return Identity(name, skipped="programs of one prompt length decode in the family guide")
     needed = len(case.prompt_ids)
-    other = legal_seq_len(max(1, length // 2) if length else needed)
+    other = round_up_seq_len(max(1, length // 2) if length else needed)
     if other == length or other < needed:
         return Identity(name, skipped=f"the kernels have no shorter length for a prompt of {needed} tokens")
     return _compare_reopened(name, case, replace(options, seq_len=other, variants=None), reopen)

@@ -23,9 +23,9 @@ from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.pages import KVCache
 from aerie.engine.planner import Step as BlockStep
 from aerie.engine.programs import HEADS
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument
+from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
-from aerie.verify.steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, Step, layer_steps
+from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, LayerStep, layer_steps
 
 Positions = npt.NDArray[np.int64]
 
@@ -69,7 +69,7 @@ class CallRecorder:
         **arrays: Any,
     ) -> dict[str, Any]:
         table, is_seen = program.arguments, program.kind not in ATTENTION_KINDS
-        written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
+        written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
         given = self._kept(program, arrays) if is_seen else {}
         results = self.inner.run(program, bo_key=bo_key, outputs=written, copy=copy, **arrays)
         if is_seen:
@@ -94,14 +94,14 @@ class CallRecorder:
         buffers they are made on, and again so for the next step."""
         return self.calls.get(kind, [])[layer :: self.layers]
 
-    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
-        return self.inner.unfilled(program, bo_key=bo_key)
+    def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Any) -> None:
         self.inner.preload(program, bo_key=bo_key, **static)
 
-    def array(self, name: str, argument: Argument) -> Any:
-        return self.inner.array(name, argument)
+    def shared_array(self, name: str, argument: Argument) -> Any:
+        return self.inner.shared_array(name, argument)
 
     def record(self) -> None:
         """Every call is made by itself, and looked at."""
@@ -113,7 +113,7 @@ Captured = dict[tuple[int | None, str], F32Array]
 
 
 def capture_reference(
-    model: Any, token_ids: Sequence[int], steps: Sequence[Step], positions: Positions
+    model: Any, token_ids: Sequence[int], steps: Sequence[LayerStep], positions: Positions
 ) -> Captured:
     """Those of a layer's `steps` that modules of transformers' `model` see, and the steps after the layers,
     at `positions` of `token_ids`, from one forward pass."""
@@ -130,10 +130,10 @@ def capture_reference(
     return captured
 
 
-def _watch(stack: ExitStack, module: Any, step: Step, keep: Callable[[Any], None]) -> None:
+def _watch(stack: ExitStack, module: Any, step: LayerStep, keep: Callable[[Any], None]) -> None:
     """Hook the step into transformers' layer or model, for as long as the stack stands."""
-    if step.hook:
-        path, side = step.hook
+    if step.module_hook:
+        path, side = step.module_hook
         stack.callback(_hook(module.get_submodule(path), side, keep))
 
 

@@ -1,7 +1,7 @@
-"""Where the marks of a plot go, in units of its SVG; the templates draw them.
+"""The positions of a plot's marks, in units of its SVG; the templates draw them.
 
-Values are errors and shares of bounds, from nothing to infinite: scales are logarithmic, 0 lies on the lower
-end and what is not finite on the upper.
+Values are errors and shares of bounds, from zero to infinite. Scales are logarithmic, with 0 at the lower end
+and values that are not finite at the upper one.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Mark:
-    """A point or a cell: its place, what it says when pointed at, and its class for the style sheet."""
+class PlotMark:
+    """A point or a cell: its position, its tooltip, and its class for the style sheet."""
 
     x: float
     y: float
@@ -23,7 +23,7 @@ class Mark:
 
 @dataclass(frozen=True)
 class Label:
-    """Text at a place."""
+    """Text at a position."""
 
     x: float
     y: float
@@ -32,21 +32,21 @@ class Label:
 
 @dataclass(frozen=True)
 class Series:
-    """A line with its points. `kind` is its class for the style sheet."""
+    """A line with its points. kind: its class for the style sheet."""
 
     name: str
     kind: str
-    marks: tuple[Mark, ...]
+    marks: tuple[PlotMark, ...]
 
     @property
     def points(self) -> str:
-        """For the points of an SVG polyline."""
+        """The points attribute of an SVG polyline."""
         return " ".join(f"{mark.x:.1f},{mark.y:.1f}" for mark in self.marks)
 
 
 @dataclass(frozen=True)
 class Scale:
-    """A logarithmic scale of whole decades from 10^low to 10^high, onto `start` to `end`."""
+    """A logarithmic scale of whole decades from 10^low to 10^high, mapped to `start` to `end`."""
 
     low: int
     high: int
@@ -55,7 +55,7 @@ class Scale:
 
     @classmethod
     def over(cls, values: Iterable[float], start: float, end: float) -> Scale:
-        """A scale that holds all `values` above 0 which are finite."""
+        """A scale that contains all `values` that are finite and above 0."""
         logs = [math.log10(value) for value in values if value > 0 and math.isfinite(value)] or [0.0]
         low, high = math.floor(min(logs)), math.ceil(max(logs))
         return cls(low, max(high, low + 1), start, end)
@@ -69,13 +69,13 @@ class Scale:
 
     @property
     def ticks(self) -> list[tuple[float, str]]:
-        """A place and a text for each decade."""
+        """A position and a text for each decade."""
         return [(self(10.0**power), f"{10.0**power:g}") for power in range(self.low, self.high + 1)]
 
 
 @dataclass(frozen=True)
 class LineChart:
-    """Lines over places that are named below: values by line, one for each place."""
+    """Lines over named positions. A line has one value per position."""
 
     title: str
     width: float
@@ -89,18 +89,18 @@ MARGIN_LEFT, MARGIN_TOP, MARGIN_BOTTOM = 56.0, 12.0, 60.0
 COLUMN, PLOT_HEIGHT = 44.0, 200.0
 
 Line = tuple[str, str, Sequence[float]]
-"""Name, kind, and a value for each place."""
+"""Name, kind, and a value for each position."""
 
 
 def line_chart(title: str, places: Sequence[str], lines: Sequence[Line]) -> LineChart:
-    """The values of `lines` over `places`, the scale as high as the greatest."""
+    """The chart of `lines` over `places`; the scale ends above the largest value."""
     bottom = MARGIN_TOP + PLOT_HEIGHT
     scale = Scale.over((value for _, _, values in lines for value in values), bottom, MARGIN_TOP)
     across = {place: MARGIN_LEFT + COLUMN * (index + 0.5) for index, place in enumerate(places)}
 
-    def marks(name: str, values: Sequence[float]) -> Iterator[Mark]:
+    def marks(name: str, values: Sequence[float]) -> Iterator[PlotMark]:
         for (place, x), value in zip(across.items(), values, strict=True):
-            yield Mark(x, scale(value), f"{place}: {name} {value:.3g}")
+            yield PlotMark(x, scale(value), f"{place}: {name} {value:.3g}")
 
     return LineChart(
         title,
@@ -114,13 +114,13 @@ def line_chart(title: str, places: Sequence[str], lines: Sequence[Line]) -> Line
 
 @dataclass(frozen=True)
 class HeatMap:
-    """Cells in rows and columns, each row and column named."""
+    """Cells in named rows and columns."""
 
     title: str
     width: float
     height: float
     cell: float
-    cells: tuple[Mark, ...]
+    cells: tuple[PlotMark, ...]
     rows: tuple[Label, ...]
     columns: tuple[Label, ...]
 
@@ -131,14 +131,14 @@ CELL, NAMES_WIDTH, NAMES_HEIGHT = 22.0, 110.0, 24.0
 def heat_map(
     title: str, rows: Sequence[str], columns: Sequence[str], used: Sequence[Sequence[float]]
 ) -> HeatMap:
-    """`used` has for each row, for each column the share of the bound that is used up."""
+    """A heat map. used: for each row and column the used share of the bound."""
     down = [NAMES_HEIGHT + CELL * index for index in range(len(rows))]
     across = [NAMES_WIDTH + CELL * index for index in range(len(columns))]
 
-    def cells() -> Iterator[Mark]:
+    def cells() -> Iterator[PlotMark]:
         for row, y, values in zip(rows, down, used, strict=True):
             for column, x, value in zip(columns, across, values, strict=True):
-                yield Mark(x, y, f"layer {column}, {row}: {_percent(value)} of its bound", shade(value))
+                yield PlotMark(x, y, f"layer {column}, {row}: {_percent(value)} of its bound", shade(value))
 
     return HeatMap(
         title,
@@ -152,7 +152,7 @@ def heat_map(
 
 
 def shade(used: float) -> str:
-    """The class of a cell: s0 to s4 for fifths of the bound, `left` beyond it."""
+    """The class of a cell: s0 to s4 for fifths of the bound, `left` above it."""
     if not used <= 1:
         return "left"
     return f"s{min(int(used * 5), 4)}"

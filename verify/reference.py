@@ -24,10 +24,10 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.footprint import Needs, footprint, require
 from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes
-from aerie.runtime.memory import size
-from aerie.verify.prompts import Prompt
+from aerie.runtime.memory import format_bytes
+from aerie.verify.bounds import LogitsDistance, compare
+from aerie.verify.gate_prompts import Prompt
 from aerie.verify.reference_folder import facts_and_weights
-from aerie.verify.rules import Distance, compare
 
 Note = Callable[[str], None]
 """Takes a line that says what is going on."""
@@ -55,9 +55,9 @@ class Expected:
     prompt. `rounding` tells for both how far float32 is from them."""
 
     answer: Answer
-    rounding: Distance
+    rounding: LogitsDistance
     positions: F32Array | None
-    positions_rounding: Distance | None
+    positions_rounding: LogitsDistance | None
 
 
 class Reference:
@@ -196,7 +196,9 @@ def check_memory_beside(config: ModelConfig, needs: Needs, copies: int) -> None:
     Arguments as of engine.footprint.footprint.
     """
     ours, theirs = footprint(config, needs, copies), reference_bytes(config, 2, 4)
-    parts = f" (ours {size(ours.total)}, that of transformers in bf16 and float32 {size(theirs)})"
+    parts = (
+        f" (ours {format_bytes(ours.total)}, that of transformers in bf16 and float32 {format_bytes(theirs)})"
+    )
     needed = ours.total + theirs
     require(needed, "the model beside its reference", ["take a smaller model"], parts, ours.held)
 

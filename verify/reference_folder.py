@@ -1,8 +1,8 @@
-"""What of a checkpoint's folder the reference is shown: the facts of config.json, and the files of weights.
+"""Makes the folder that the reference gets: the settings of config.json, and the files of weights.
 
 A checkpoint may come with code, with pickles, and with entries that name more of both on the Hub, and
-transformers looks for them in more places than one. Nothing of a checkpoint is run: so transformers gets a
-folder of its own, in which there is none of it, and is asked to trust nothing.
+transformers looks for them in several places. Nothing of a checkpoint is run: transformers gets a folder
+without any of it, and is told to trust nothing.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ BESIDE = (
     *("rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
     "head_dim",
 )
-"""Entries that transformers reads beside those that a configuration declares."""
+"""Entries that transformers reads besides those that a configuration declares."""
 
 
 @contextmanager
 def facts_and_weights(folder: Path, config_class: Any) -> Iterator[Path]:
-    """A folder with the entries of `folder`/config.json that make a model of transformers' `config_class`,
-    and with links to the files that ours reads. It is there while this is entered. Raises CheckpointError."""
+    """A folder with the entries of `folder`/config.json that define a model of transformers' `config_class`,
+    and with links to the files that ours reads. It exists until the context ends. Raises CheckpointError.
+    """
     facts, files = _facts(read_json(folder / "config.json"), config_class), find_tensors(folder)
     with TemporaryDirectory(prefix="aerie-reference-") as work:
         shown = Path(work)
@@ -44,8 +45,9 @@ def facts_and_weights(folder: Path, config_class: Any) -> Iterator[Path]:
 
 
 def _facts(entries: dict[str, Any], config_class: Any) -> dict[str, Any]:
-    """The entries that this class adds to what all configurations have, and those beside: none of them names
-    a file or code."""
+    """The entries that this class adds to those of all configurations, and those of BESIDE: none of them
+    names a file or code.
+    """
     from dataclasses import fields
 
     from transformers import PretrainedConfig

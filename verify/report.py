@@ -1,4 +1,4 @@
-"""What the gate found: as a table for people, and as a JSON record with every number."""
+"""The gate's results: as a table for people, and as a JSON record with every number."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from rich.table import Table
 from aerie.common import folders, store
 from aerie.common.errors import UserError
 from aerie.common.text_tables import VERDICT, compact_table, print_tables
+from aerie.verify.bounds import Bounds, GateFailure, LogitsDistance, kl_bound
 from aerie.verify.composed import Composed
 from aerie.verify.diagnosis_report import percent, row_json
 from aerie.verify.filled import Filled
-from aerie.verify.gate import PENALTY, PENALTY_KL, POSITIONS, Record, Trial
-from aerie.verify.ladder import Ladder
-from aerie.verify.rules import Bounds, Distance, Failure, kl_bound
+from aerie.verify.gate import MIN_PENALTY_KL, PENALTY, POSITIONS, GateRecord, Trial
+from aerie.verify.layer_check import LayerReport
+from aerie.version import VERSION
 
 
 def make_folder(folder: Path) -> None:
-    """The folder that --out names, for reports. Raises UserError where it cannot be made."""
+    """Create the folder that --out names, for reports. Raises UserError if that fails."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -37,10 +38,10 @@ def make_folder(folder: Path) -> None:
 
 
 def write_report(path: Path, text: str) -> None:
-    """Write `text` to `path` in one step, its folder made if need be. Raises UserError where it cannot be."""
+    """Write `text` to `path` in one step, and create its folder. Raises UserError if that fails."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        store.write_whole(path, lambda file: file.write(text.encode()))
+        store.write_atomic(path, lambda file: file.write(text.encode()))
     except OSError as error:
         raise UserError(
             f"cannot write {path} ({error.strerror}); name another folder with --out, or for "
@@ -48,7 +49,7 @@ def write_report(path: Path, text: str) -> None:
         ) from None
 
 
-PACKAGES = ("aerie", "numpy", "torch", "transformers")
+PACKAGES = ("numpy", "torch", "transformers")
 SHOWN_FAILURES = 10
 
 EXPLANATION = """\
@@ -60,8 +61,8 @@ mean, in nats. sure: choices that no rounding changes, and that were
 compared. used: of a step's own bound, on the inputs that ours had."""
 
 
-def print_record(record: Record, file: TextIO | None = None) -> None:
-    """Tables, every failure but the first (a few, if many), and the verdict as the last line."""
+def print_record(record: GateRecord, file: TextIO | None = None) -> None:
+    """Print tables, every failure but the first (a few, if many), and the verdict as the last line."""
     console = Console(file=file, highlight=False, markup=False)
     first = [_distance_table(record)] if record.trials else []
     print_tables(console, *first, *_other_tables(record))
@@ -71,16 +72,16 @@ def print_record(record: Record, file: TextIO | None = None) -> None:
     console.print(verdict_line(record.failures), soft_wrap=True)
 
 
-def verdict_line(failures: Sequence[Failure]) -> str:
-    """PASS, or FAIL with the first failure and how many more there are."""
+def verdict_line(failures: Sequence[GateFailure]) -> str:
+    """PASS, or FAIL with the first failure and the number of further ones."""
     if not failures:
         return "[verify] PASS"
     more = f" (and {len(failures) - 1} more)" if len(failures) > 1 else ""
     return f"[verify] FAIL: {failures[0]}{more}"
 
 
-def _distance_table(record: Record) -> Table:
-    """One row per prompt and part, the bounds at the foot."""
+def _distance_table(record: GateRecord) -> Table:
+    """One row per prompt and part, with the bounds in the footer."""
     bounds = record.bounds
     title = f"ours ({record.backend}, {record.numerics} products) against transformers bf16"
     figures = ("n", "same", "place", "rms", "largest", "mean", "KL", "KL ≤")
@@ -95,13 +96,13 @@ def _distance_table(record: Record) -> Table:
 
 
 def _rows(trial: Trial, bounds: Bounds) -> Iterator[tuple[str, ...]]:
-    """The steps, which the free-running answer is part of; the prompt's positions where they are compared."""
+    """The steps, with the free-running answer; the prompt's positions if they are compared."""
     expected, broken = trial.expected, {failure.part for failure in trial.failures}
     verdict = "FAIL" if broken - {POSITIONS, PENALTY} else "ok"
     yield (
         trial.prompt.name,
         "steps",
-        *_numbers(_same(trial), trial.forced, expected.rounding, bounds),
+        *_numbers(_same(trial), trial.forced_distance, expected.rounding, bounds),
         verdict,
     )
     if expected.positions_rounding is not None:
@@ -110,16 +111,16 @@ def _rows(trial: Trial, bounds: Bounds) -> Iterator[tuple[str, ...]]:
         yield trial.prompt.name, "prompt", *numbers, verdict
     if trial.penalty_kl:
         verdict = "FAIL" if PENALTY in broken else "ok"
-        kl = f"{max(trial.penalty_kl):.1e}", f"{PENALTY_KL:.1e}"
+        kl = f"{max(trial.penalty_kl):.1e}", f"{MIN_PENALTY_KL:.1e}"
         yield trial.prompt.name, "penalty", str(len(trial.penalty_kl)), *[""] * 5, *kl, verdict
 
 
 def _same(trial: Trial) -> str:
-    said = len(trial.said.token_ids) if trial.said else 0
-    return f"{said if trial.divergence is None else trial.divergence} of {said}"
+    equal = len(trial.free_run.token_ids) if trial.free_run else 0
+    return f"{equal if trial.divergence is None else trial.divergence} of {equal}"
 
 
-def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bounds) -> list[str]:
+def _numbers(same: str, ours: LogitsDistance | None, rounding: LogitsDistance, bounds: Bounds) -> list[str]:
     if ours is None:
         return ["-", same, *["-"] * 6]
     unit = rounding.total_rms or float("nan")
@@ -133,18 +134,18 @@ def _numbers(same: str, ours: Distance | None, rounding: Distance, bounds: Bound
     ]
 
 
-def _other_tables(record: Record) -> list[Table]:
+def _other_tables(record: GateRecord) -> list[Table]:
     others = [*_ladder_tables(record), *_identity_tables(record), *_composed_tables(record)]
     return [*_filled_tables(record), *others]
 
 
-def _ladder_tables(record: Record) -> Iterator[Table]:
-    """The step nearest its bound, of each ladder in prefill and in decode."""
-    if not record.ladders:
+def _ladder_tables(record: GateRecord) -> Iterator[Table]:
+    """The step nearest its bound, of each layer report in prefill and in decode."""
+    if not record.layer_reports:
         return
     figures = ("tokens", "steps")
     table = compact_table("", ("every step", "phase"), figures, ("nearest its bound", "used", VERDICT))
-    for ladder in record.ladders:
+    for ladder in record.layer_reports:
         verdict = "FAIL" if ladder.failures else "ok"
         for phase, rows in ladder.phases.items():
             nearest = max(rows, key=lambda row: row.used)
@@ -159,63 +160,75 @@ def _ladder_tables(record: Record) -> Iterator[Table]:
     yield table
 
 
-def _identity_tables(record: Record) -> Iterator[Table]:
+def _identity_tables(record: GateRecord) -> Iterator[Table]:
     if not record.identities:
         return
     table = compact_table("", ("same to the bit", "of"), ("numbers", "differ"), ("result",))
-    for found in record.identities:
-        if found.skipped:
-            table.add_row(found.name, found.of, "-", "-", f"skipped: {found.skipped}")
+    for identities in record.identities:
+        if identities.skipped:
+            table.add_row(identities.name, identities.of, "-", "-", f"skipped: {identities.skipped}")
         else:
-            verdict = "FAIL" if found.failure else "ok"
-            table.add_row(found.name, found.of, str(found.compared), str(found.differing), verdict)
+            verdict = "FAIL" if identities.failure else "ok"
+            table.add_row(
+                identities.name, identities.of, str(identities.compared), str(identities.differing), verdict
+            )
     yield table
 
 
-def _filled_tables(record: Record) -> Iterator[Table]:
-    if not record.filled:
+def _filled_tables(record: GateRecord) -> Iterator[Table]:
+    if not record.diffusion_results:
         return
     figures = ("passes", "blocks", "n", "place", "rms", "largest", "KL", "sure")
     title = f"blocks filled in ({record.backend}, {record.numerics} products) against transformers bf16"
     table = compact_table(title, ("of", "prompt", "rule"), figures, (VERDICT,))
-    for found in record.filled:
-        verdict = "FAIL" if found.failures else "ok"
-        counts = str(found.passes), str(found.blocks)
-        if found.distance is None or found.rounding is None:
-            table.add_row(found.whose, found.prompt, found.how, *counts, *["-"] * 6, verdict)
+    for results in record.diffusion_results:
+        verdict = "FAIL" if results.failures else "ok"
+        counts = str(results.passes), str(results.blocks)
+        if results.distance is None or results.rounding is None:
+            table.add_row(results.whose, results.prompt, results.how, *counts, *["-"] * 6, verdict)
             continue
-        n, _, place, rms, most, _, kl, _ = _numbers("", found.distance, found.rounding, record.bounds)
+        n, _, place, rms, most, _, kl, _ = _numbers("", results.distance, results.rounding, record.bounds)
         table.add_row(
-            found.whose, found.prompt, found.how, *counts, n, place, rms, most, kl, str(found.sure), verdict
+            results.whose,
+            results.prompt,
+            results.how,
+            *counts,
+            n,
+            place,
+            rms,
+            most,
+            kl,
+            str(results.sure),
+            verdict,
         )
     yield table
 
 
-def _composed_tables(record: Record) -> Iterator[Table]:
-    if not record.composed:
+def _composed_tables(record: GateRecord) -> Iterator[Table]:
+    if not record.chunk_results:
         return
     figures = ("tokens", "laid", "n", "place", "rms", "KL", "KL to one text")
     table = compact_table(
         "chunks against transformers with the mode's mask", ("of", "mode"), figures, (VERDICT,)
     )
-    for found in record.composed:
-        verdict = "FAIL" if found.failures else "ok"
-        if found.distance is None or found.rounding is None:
-            table.add_row(found.whose, found.mode, str(found.tokens), *["-"] * 6, verdict)
+    for results in record.chunk_results:
+        verdict = "FAIL" if results.failures else "ok"
+        if results.distance is None or results.rounding is None:
+            table.add_row(results.whose, results.mode, str(results.tokens), *["-"] * 6, verdict)
             continue
-        n, _, place, rms, _, _, kl, _ = _numbers("", found.distance, found.rounding, record.bounds)
-        counts = str(found.tokens), str(found.laid), n, place, rms, kl, f"{found.from_causal:.1e}"
-        table.add_row(found.whose, found.mode, *counts, verdict)
+        n, _, place, rms, _, _, kl, _ = _numbers("", results.distance, results.rounding, record.bounds)
+        counts = str(results.tokens), str(results.laid), n, place, rms, kl, f"{results.from_causal:.1e}"
+        table.add_row(results.whose, results.mode, *counts, verdict)
     yield table
 
 
-def save_record(record: Record, model: str, path: Path) -> None:
-    """Write the record as JSON, in one step. Raises UserError where that cannot be done."""
+def save_record(record: GateRecord, model: str, path: Path) -> None:
+    """Write the record as JSON, in one step. Raises UserError if that fails."""
     write_report(path, json.dumps(as_json(record, model), indent=1, allow_nan=False) + "\n")
 
 
-def as_json(record: Record, model: str) -> dict[str, Any]:
-    """Everything: tokens of both sides, numbers of each position, versions, bounds, verdict."""
+def as_json(record: GateRecord, model: str) -> dict[str, Any]:
+    """All results: tokens of both sides, numbers of each position, versions, bounds, verdict."""
     return {
         "verdict": record.verdict,
         "failures": [_failure(failure) for failure in record.failures],
@@ -224,32 +237,32 @@ def as_json(record: Record, model: str) -> dict[str, Any]:
         "numerics": record.numerics,
         "rounding": record.rounding,
         "bounds": asdict(record.bounds),
-        "versions": {name: importlib.metadata.version(name) for name in PACKAGES}
-        | {"python": platform.python_version()},
+        "versions": {"aerie": VERSION, "python": platform.python_version()}
+        | {name: importlib.metadata.version(name) for name in PACKAGES},
         "prompts": [_trial(trial) for trial in record.trials],
-        "ladders": [_ladder(ladder) for ladder in record.ladders],
+        "ladders": [_ladder(ladder) for ladder in record.layer_reports],
         "bit_identity": [asdict(found) for found in record.identities],
-        "chunks": [_composed(found) for found in record.composed],
-        "blocks": [_composed(found) for found in record.filled],
+        "chunks": [_composed(found) for found in record.chunk_results],
+        "blocks": [_composed(found) for found in record.diffusion_results],
     }
 
 
-def _failure(failure: Failure) -> dict[str, Any]:
-    """JSON has no number for one that is not finite: it is null there, and in the text what it is."""
+def _failure(failure: GateFailure) -> dict[str, Any]:
+    """A number that is not finite is null in JSON; the failure's text has it."""
     finite = failure.value is not None and math.isfinite(failure.value)
     return {**asdict(failure), "value": failure.value if finite else None, "text": str(failure)}
 
 
 def _trial(trial: Trial) -> dict[str, Any]:
-    said, expected = trial.said, trial.expected
+    run, expected = trial.free_run, trial.expected
     return {
         "name": trial.prompt.name,
         "prompt_token_ids": list(trial.prompt.token_ids),
         "reference_token_ids": expected.answer.token_ids,
-        "our_token_ids": said.token_ids if said else None,
-        "finish_reason": said.reason.value if said and said.reason else None,
+        "our_token_ids": run.token_ids if run else None,
+        "finish_reason": run.reason.value if run and run.reason else None,
         "divergence": trial.divergence,
-        "steps": _distance(trial.forced),
+        "steps": _distance(trial.forced_distance),
         "steps_rounding": _distance(expected.rounding),
         "positions": _distance(trial.positions),
         "positions_rounding": _distance(expected.positions_rounding),
@@ -257,7 +270,7 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _ladder(ladder: Ladder) -> dict[str, Any]:
+def _ladder(ladder: LayerReport) -> dict[str, Any]:
     return {
         "model": ladder.model,
         "tokens": ladder.tokens,
@@ -266,10 +279,10 @@ def _ladder(ladder: Ladder) -> dict[str, Any]:
     }
 
 
-def _composed(found: Composed | Filled) -> dict[str, Any]:
-    distances = {name: _distance(getattr(found, name)) for name in ("distance", "rounding")}
-    return {**vars(found), **distances, "failures": [_failure(failure) for failure in found.failures]}
+def _composed(result: Composed | Filled) -> dict[str, Any]:
+    distances = {name: _distance(getattr(result, name)) for name in ("distance", "rounding")}
+    return {**vars(result), **distances, "failures": [_failure(failure) for failure in result.failures]}
 
 
-def _distance(distance: Distance | None) -> dict[str, list[float]] | None:
+def _distance(distance: LogitsDistance | None) -> dict[str, list[float]] | None:
     return None if distance is None else {name: array.tolist() for name, array in vars(distance).items()}

@@ -1,8 +1,8 @@
-"""The ids that the model is given, against those that other code reads the same files for.
+"""Checks the model's token ids against those that independent code computes from the same files.
 
-A tokenizer that is read wrongly gives both sides of the gate the same wrong ids, of which they say the same.
-So texts are cut once more by the library of tokenizer.json, and conversations by transformers' class that
-takes tokenizer.json as it is, whatever other class the checkpoint names.
+A tokenizer that is read wrongly gives both sides of the gate the same wrong ids, and the same answers. So
+texts are tokenized again by the library of tokenizer.json, and conversations by the transformers class that
+uses tokenizer.json directly, whatever other class the checkpoint names.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from aerie.engine.tokenizer import Tokenizer
+from aerie.verify.gate_prompts import CODE, CONVERSATION, EMOJI, LANGUAGES, LONG, QUESTION, SHORT
 from aerie.verify.identity import Identity, compare
-from aerie.verify.prompts import CODE, CONVERSATION, EMOJI, LANGUAGES, LONG, QUESTION, SHORT
 from aerie.verify.subject import one_line
 
 READ_APART = "token ids, and tokenizer.json's"
@@ -21,8 +21,8 @@ TEXTS = (QUESTION, SHORT, LONG, CODE, LANGUAGES, EMOJI)
 CHATS = (CONVERSATION[:1], CONVERSATION)
 
 
-def read_apart(tokenizer: Tokenizer, folder: Path) -> Identity:
-    """Of all texts of the gate; how many ids there are, and in how many texts or chats one differs."""
+def compare_token_ids(tokenizer: Tokenizer, folder: Path) -> Identity:
+    """Compare the ids of all texts of the gate. Counts ids, and texts or chats in which one differs."""
     if not (folder / "tokenizer.json").is_file():
         return Identity(READ_APART, skipped="there is no tokenizer.json")
     ours = [tokenizer.encode(text) for text in TEXTS]

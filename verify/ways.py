@@ -26,8 +26,8 @@ from aerie.engine.planner import Step
 from aerie.engine.session import Session
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import CONTEXTS
+from aerie.verify.gate_prompts import text_of_length
 from aerie.verify.identity import Bits, Identity, compare, on_threads, try_identity
-from aerie.verify.prompts import text_of
 
 
 def of_variants(model: LoadedModel, taken: Callable[[Variant], bool]) -> LoadedModel:
@@ -118,7 +118,7 @@ def identities_in_blocks(
     """All ways on two threads, and one of them on one."""
     options = in_rows(options, checkpoint.config)
     with _opened(open_, checkpoint, options, threads=2) as session:
-        model, ids = session.model, text_of(session.tokenizer, GROWN_TOKENS)
+        model, ids = session.model, text_of_length(session.tokenizer, GROWN_TOKENS)
         few = Whole(model, ids[:CUT_TOKENS], AT_ONCE)
         for way in WAYS:
             yield few.judge(way, model, whose)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.air_dialect.text import parse, print_module
+from aerie.air_dialect.parser_printer import parse, print_module
 from aerie.air_dialect.verification import AirParseError
 from aerie.common.cli_parser import OneLineParser
 

@@ -20,14 +20,14 @@ from xdsl.printer import Printer
 
 from aerie.air_dialect.types import AsyncTokenType
 
-SEGMENTS = "operandSegmentSizes"
-RESULT_SEGMENTS = "resultSegmentSizes"
+OPERAND_SEGMENT_SIZES = "operandSegmentSizes"
+RESULT_SEGMENT_SIZES = "resultSegmentSizes"
 
 
-Piece = str | SSAValue | Attribute | Mapping[str, Attribute] | Sequence[SSAValue] | Sequence[Attribute]
+Printable = str | SSAValue | Attribute | Mapping[str, Attribute] | Sequence[SSAValue] | Sequence[Attribute]
 
 
-def write(printer: Printer, *pieces: Piece) -> None:
+def print_parts(printer: Printer, *pieces: Printable) -> None:
     """Print strings as they are, values by name, types and attributes as text.
 
     A mapping is an attribute dictionary, left out where empty; other sequences have commas between.
@@ -42,7 +42,9 @@ def write(printer: Printer, *pieces: Piece) -> None:
         elif isinstance(piece, Mapping):
             printer.print_op_attributes(piece)
         else:
-            printer.print_list(cast(Sequence[SSAValue | Attribute], piece), lambda item: write(printer, item))
+            printer.print_list(
+                cast(Sequence[SSAValue | Attribute], piece), lambda item: print_parts(printer, item)
+            )
 
 
 def parse_async(parser: Parser) -> tuple[bool, list[SSAValue]]:
@@ -64,13 +66,13 @@ def print_async(printer: Printer, token: SSAValue | None, dependencies: Sequence
     if token is not None:
         printer.print_string(" async")
     if dependencies:
-        write(printer, " [", dependencies, "]")
+        print_parts(printer, " [", dependencies, "]")
 
 
 def parse_index(parser: Parser) -> SSAValue:
     """Parse an index operand, or an integer, which becomes the result of a new `arith.constant`.
 
-    The new constant has no parent yet: `air_dialect.text` puts it before its user.
+    The new constant has no parent yet: `air_dialect.parser_printer` puts it before its user.
     """
     operand = parser.parse_optional_unresolved_operand()
     if operand is not None:
@@ -98,7 +100,7 @@ def print_pattern(
     strides: Sequence[SSAValue],
 ) -> None:
     """Print `%memref[offsets] [sizes] [strides]`."""
-    write(printer, memref, "[", offsets, "] [", sizes, "] [", strides, "]")
+    print_parts(printer, memref, "[", offsets, "] [", sizes, "] [", strides, "]")
 
 
 class AsyncOp(IRDLOperation, ABC):
@@ -110,7 +112,7 @@ class AsyncOp(IRDLOperation, ABC):
         return self.results[0] if self.results else None
 
 
-class StaticLists(AsyncOp, ABC):
+class StaticListOp(AsyncOp, ABC):
     """An operation whose generic form may hold integers of its lists in attributes, as mlir-air's does.
 
     In `static_src_sizes = array<i64: 4, -9223372036854775808>` the second entry is MLIR's kDynamic: the list
@@ -134,10 +136,10 @@ class StaticLists(AsyncOp, ABC):
 
         As MLIR does, this takes them from either dictionary: `<{...}>`, or `{...}` as older printers have it.
         """
-        given = {**attributes, **properties}
-        lists = {name: given[name] for name in cls.STATIC_LISTS if name in given}
+        all_attributes = {**attributes, **properties}
+        lists = {name: all_attributes[name] for name in cls.STATIC_LISTS if name in all_attributes}
         attributes = {name: value for name, value in attributes.items() if name not in lists}
-        segments = properties.get(SEGMENTS)
+        segments = properties.get(OPERAND_SEGMENT_SIZES)
         # A clone comes without its operands at first.
         if isinstance(segments, DenseArrayBase) and sum(segments.get_values()) == len(operands):
             groups = _split(operands, segments.get_values(), len(cls.get_irdl_definition().operands))
@@ -147,9 +149,9 @@ class StaticLists(AsyncOp, ABC):
                     groups[group] = _interleave(integers.get_values(), groups[group])
             operands = [value for group in groups for value in group]
             sizes = DenseArrayBase.from_list(i32, [len(group) for group in groups])
-            properties = {**properties, SEGMENTS: sizes}
-        kept = {name: value for name, value in properties.items() if name not in lists}
-        return super().create(operands=operands, properties=kept, attributes=attributes, **others)
+            properties = {**properties, OPERAND_SEGMENT_SIZES: sizes}
+        remaining = {name: value for name, value in properties.items() if name not in lists}
+        return super().create(operands=operands, properties=remaining, attributes=attributes, **others)
 
 
 def _split(values: Sequence[SSAValue], sizes: Sequence[int], count: int) -> list[list[SSAValue]]:
@@ -183,7 +185,7 @@ def print_attributes(
     """Print properties and attributes as one dictionary, without those the assembly already shows."""
     printer.print_op_attributes(
         {**op.properties, **op.attributes},
-        reserved_attr_names=(SEGMENTS, *hidden),
+        reserved_attr_names=(OPERAND_SEGMENT_SIZES, *hidden),
         print_keyword=keyword,
     )
 
@@ -215,10 +217,10 @@ def optional_result_types(parser: Parser) -> list[Attribute]:
 def print_result_types(printer: Printer, op: Operation) -> None:
     """Print ` -> (type, ...)`, nothing for an operation without results."""
     if op.results:
-        write(printer, " -> (", op.result_types, ")")
+        print_parts(printer, " -> (", op.result_types, ")")
 
 
-def parse_carried(parser: Parser, keyword: str) -> tuple[list[Parser.Argument], list[SSAValue]]:
+def parse_iter_args(parser: Parser, keyword: str) -> tuple[list[Parser.Argument], list[SSAValue]]:
     """Parse an optional `keyword(%inner = %outer, ...) -> (type, ...)`: block arguments and operands."""
     if parser.parse_optional_keyword(keyword) is None:
         return [], []
@@ -242,7 +244,7 @@ def print_bindings(
 ) -> None:
     """Print `%inner=%outer, ...`."""
     pairs = list(zip(arguments, values, strict=True))
-    printer.print_list(pairs, lambda pair: write(printer, pair[0], sign, pair[1]))
+    printer.print_list(pairs, lambda pair: print_parts(printer, pair[0], sign, pair[1]))
 
 
 def parse_reference(parser: Parser) -> tuple[UnresolvedOperand, list[SSAValue]]:
@@ -252,8 +254,8 @@ def parse_reference(parser: Parser) -> tuple[UnresolvedOperand, list[SSAValue]]:
     return buffer, [parser.resolve_operand(index, IndexType()) for index in indices]
 
 
-def operations_of(module: ModuleType) -> list[type[Operation]]:
-    """The operations that a module defines, those of its table REGULAR too."""
+def op_classes(module: ModuleType) -> list[type[Operation]]:
+    """The operations that a module defines, those of its table TABLE_OPS too."""
     here = [value for value in vars(module).values() if getattr(value, "__module__", "") == module.__name__]
     own = [cls for cls in here if isinstance(cls, type) and issubclass(cls, IRDLOperation)]
-    return [op for op in own if hasattr(op, "name")] + getattr(module, "REGULAR", [])
+    return [op for op in own if hasattr(op, "name")] + getattr(module, "TABLE_OPS", [])

@@ -76,7 +76,7 @@ OPERANDS: Mapping[str, tuple[Effect, ...]] = {
 }  # fmt: skip
 """By operation, the effect on each memref operand, in their order."""
 
-PASSING = (
+FORWARDING = (
     "scf.", "affine.for", "affine.if", "affine.parallel", "affine.yield", "func.return", "air.launch",
     "air.segment", "air.herd", "air.rank", "air.execute", "memref.alloca_scope", "memref.alloc",
     "memref.get_global", "vnpu.",
@@ -85,7 +85,7 @@ PASSING = (
 virtual NPU's own, which it wraps around operations that it has recognised."""
 
 
-def effects(op: Operation) -> list[tuple[int, Effect]]:
+def memory_effects(op: Operation) -> list[tuple[int, Effect]]:
     """What an operation does to each of its memref operands: (position, effect), in their order."""
     positions = [position for position, value in enumerate(op.operands) if is_memref(value)]
     if not positions:
@@ -94,20 +94,20 @@ def effects(op: Operation) -> list[tuple[int, Effect]]:
         return list(zip(positions, OPERANDS[op.name], strict=False))
     if op.name.startswith("linalg."):
         return [(position, _of_linalg(op, position, position == positions[-1])) for position in positions]
-    return [(position, PASS if op.name.startswith(PASSING) else UNKNOWN) for position in positions]
+    return [(position, PASS if op.name.startswith(FORWARDING) else UNKNOWN) for position in positions]
 
 
 def accesses(op: Operation) -> list[tuple[SSAValue, bool]]:
     """(memref, whether it is written) for every memref operand that an operation itself accesses, or may
     access."""
-    touched = [(op.operands[position], effect) for position, effect in effects(op)]
+    touched = [(op.operands[position], effect) for position, effect in memory_effects(op)]
     return [(value, WRITE in effect) for value, effect in touched if effect & (READ | WRITE)]
 
 
-def reads_only(op: Operation, value: SSAValue) -> bool:
+def only_reads(op: Operation, value: SSAValue) -> bool:
     """Whether an operation takes a memref as an operand and reads it for certain, and nothing else."""
-    found = [effect for position, effect in effects(op) if op.operands[position] is value]
-    return bool(found) and all(effect is READ for effect in found)
+    effects_of_value = [effect for position, effect in memory_effects(op) if op.operands[position] is value]
+    return bool(effects_of_value) and all(effect is READ for effect in effects_of_value)
 
 
 def is_memref(value: SSAValue) -> bool:

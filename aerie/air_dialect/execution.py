@@ -38,8 +38,8 @@ from aerie.air_dialect.assembly import (
     parse_dependencies,
     print_async,
     print_attributes,
+    print_parts,
     split_properties,
-    write,
 )
 from aerie.air_dialect.types import AsyncTokenType, attribute_text
 
@@ -99,7 +99,7 @@ class ExecuteOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         print_async(printer, None, self.async_dependencies)
         if self.values:
-            write(printer, " -> (", self.values.types, ")")
+            print_parts(printer, " -> (", self.values.types, ")")
         printer.print_string(" ")
         printer.print_region(self.body, print_empty_block=False, print_block_terminators=bool(self.values))
         print_attributes(printer, self)
@@ -183,7 +183,7 @@ class CustomOp(AsyncOp):
             printer.print_symbol_name(self.symbol.data)
         print_async(printer, self.async_token, self.async_dependencies)
         if self.custom_operands:
-            write(printer, " operands (", self.custom_operands, ") : ", self.custom_operands.types)
+            print_parts(printer, " operands (", self.custom_operands, ") : ", self.custom_operands.types)
         print_attributes(printer, self, hidden=("sym_name",), keyword=True)
 
 

@@ -65,8 +65,8 @@ from aerie.air_dialect.assembly import (
     print_async,
     print_attributes,
     print_bindings,
+    print_parts,
     split_properties,
-    write,
 )
 from aerie.air_dialect.types import AsyncTokenType, MemorySpace
 from aerie.air_dialect.verifiers import (
@@ -74,7 +74,7 @@ from aerie.air_dialect.verifiers import (
     check_body_arguments,
     check_core_accesses,
     check_herd_sizes,
-    enclosing,
+    parent_ops,
 )
 
 
@@ -237,7 +237,7 @@ class HierarchyOp(AsyncOp, ABC):
         if self.ITERATION_OPTIONAL and not self.sizes:
             return
         keyword = f" {self.ITERATION_KEYWORD} (" if self.ITERATION_KEYWORD else " ("
-        write(printer, keyword, self.ids, ") in (")
+        print_parts(printer, keyword, self.ids, ") in (")
         print_bindings(printer, self.size_args, self.sizes)
         printer.print_string(")")
 
@@ -246,7 +246,7 @@ class HierarchyOp(AsyncOp, ABC):
             return
         printer.print_string(" args(")
         print_bindings(printer, self.kernel_args, self.kernel_operands)
-        write(printer, ") : ", [value.type for value in self.kernel_operands])
+        print_parts(printer, ") : ", [value.type for value in self.kernel_operands])
 
 
 def _bodiless(arguments: Sequence[Parser.Argument]) -> Region:
@@ -431,11 +431,11 @@ class RankOp(HierarchyOp):
 
     def _print_between(self, printer: Printer) -> None:
         if self.universe is not None:
-            write(printer, " universe(", self.universe, ")")
+            print_parts(printer, " universe(", self.universe, ")")
 
     def verify_(self) -> None:
         super().verify_()
-        for parent in enclosing(self):
+        for parent in parent_ops(self):
             if isinstance(parent, SegmentOp | HerdOp | RankOp):
                 raise VerifyException(
                     f"air.rank cannot be nested inside {parent.name}: put it around air.launch, or inside one"

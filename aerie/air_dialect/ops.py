@@ -5,7 +5,7 @@ from __future__ import annotations
 from xdsl.ir import Dialect
 
 from aerie.air_dialect import execution, hierarchy, transfers
-from aerie.air_dialect.assembly import operations_of
+from aerie.air_dialect.assembly import op_classes
 from aerie.air_dialect.execution import CustomOp, ExecuteOp, ExecuteTerminatorOp, WaitAllOp
 from aerie.air_dialect.hierarchy import (
     HerdOp,
@@ -33,7 +33,7 @@ from aerie.air_dialect.types import AsyncTokenType, MemorySpace, memory_space, m
 
 AIR = Dialect(
     "air",
-    [op for module in (execution, hierarchy, transfers) for op in operations_of(module)],
+    [op for module in (execution, hierarchy, transfers) for op in op_classes(module)],
     [AsyncTokenType, SymmetricHeapAttr, UniverseType],
 )
 

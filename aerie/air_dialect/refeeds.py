@@ -15,9 +15,9 @@ from xdsl.dialects import affine, memref, scf
 from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 
-from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.index_analysis import NUMBERS
+from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelOp, ChannelPutOp, ExecuteOp, MemorySpace, memory_space
-from aerie.air_dialect.readings import NUMBERS
 
 REFEED_COUNT = "air.refeed_count"
 _PURE = ("arith.", "index.", "affine.apply")
@@ -32,26 +32,28 @@ class Refeed:
     its trips, has a part in the count.
     """
 
-    carrier: Operation
+    attribute_op: Operation
     put: ChannelPutOp | None
     count: int
     in_loop: bool
 
 
-def refeeds(module: Operation) -> list[Refeed]:
+def find_refeeds(module: Operation) -> list[Refeed]:
     """Every refeed of a module, in the order of the text."""
-    found: dict[Operation, Refeed] = {}
+    by_carrier: dict[Operation, Refeed] = {}
     for op in module.walk():
         count = _written(op)
         if count is not None:
-            found[op] = Refeed(op, op if isinstance(op, ChannelPutOp) else None, count, in_loop=False)
+            by_carrier[op] = Refeed(op, op if isinstance(op, ChannelPutOp) else None, count, in_loop=False)
     for op in module.walk():
         if isinstance(op, ChannelPutOp) and (trips := _trips_around(op)) > 1:
             carrier = _carrier(op)
-            known = found.get(carrier)
-            total = trips + known.count if known is not None else trips
-            found[carrier] = Refeed(carrier, (known.put if known else None) or op, total, in_loop=True)
-    return list(found.values())
+            earlier = by_carrier.get(carrier)
+            total = trips + earlier.count if earlier is not None else trips
+            by_carrier[carrier] = Refeed(
+                carrier, (earlier.put if earlier else None) or op, total, in_loop=True
+            )
+    return list(by_carrier.values())
 
 
 def _written(op: Operation) -> int | None:
@@ -113,10 +115,10 @@ class _Sent:
     def is_all_of(self, loop: scf.ForOp | affine.ForOp) -> bool:
         """Whether a loop does nothing else, and always the same."""
         block = loop.body.block
-        others = [op for op in block.ops if op is not self.op and op is not block.last_op]
+        other_ops = [op for op in block.ops if op is not self.op and op is not block.last_op]
         return (
-            all(map(_is_pure, others))
-            and not any(_is_of(block, operand) for op in others for operand in op.operands)
+            all(map(_is_pure, other_ops))
+            and not any(_is_of(block, operand) for op in other_ops for operand in op.operands)
             and all(
                 not isinstance(value, BlockArgument) or value.owner is not block for value in self._taken()
             )
@@ -157,10 +159,10 @@ def _is_of(block: object, value: SSAValue) -> bool:
 
 def _trip_count(loop: scf.ForOp | affine.ForOp) -> int | None:
     """The trips of a loop between constants; None for any other, which becomes no count of a lock."""
-    space = space_of_variable(loop.body.block.args[0])
+    space = iteration_range(loop.body.block.args[0])
     if space is None:
         return None
-    low, high, step = (NUMBERS.of_term(bound) for bound in space[:3])
+    low, high, step = (NUMBERS.analyze_term(bound) for bound in space[:3])
     if low is None or high is None or step is None or step < 1:
         return None
     return max(0, -(-(high - low) // step)) or None

@@ -38,15 +38,15 @@ from xdsl.traits import SymbolOpInterface, SymbolTable
 from xdsl.utils.exceptions import VerifyException
 
 from aerie.air_dialect.assembly import (
-    StaticLists,
+    StaticListOp,
     parse_async,
     parse_index,
     parse_index_list,
     print_async,
     print_attributes,
+    print_parts,
     print_pattern,
     split_properties,
-    write,
 )
 from aerie.air_dialect.types import AsyncTokenType, MemorySpace
 from aerie.air_dialect.verifiers import (
@@ -60,12 +60,12 @@ from aerie.air_dialect.verifiers import (
     check_pattern,
     check_rank_of_side,
     check_refeed_count,
-    enclosing,
+    parent_ops,
     require_rank,
 )
 
 ANY_MEMREF = MemRefType | UnrankedMemRefType
-Values = Sequence[SSAValue | Operation]
+ValueList = Sequence[SSAValue | Operation]
 
 
 class AccessPattern(NamedTuple):
@@ -88,7 +88,7 @@ def parse_pattern(parser: Parser) -> AccessPattern:
 
 
 @irdl_op_definition
-class DmaMemcpyNdOp(StaticLists):
+class DmaMemcpyNdOp(StaticListOp):
     """`air.dma_memcpy_nd (%dst[o] [s] [t], %src[o] [s] [t]) {id = 1 : i32} : (dstT, srcT)`."""
 
     name = "air.dma_memcpy_nd"
@@ -116,13 +116,13 @@ class DmaMemcpyNdOp(StaticLists):
         dst: SSAValue | Operation,
         src: SSAValue | Operation,
         *,
-        dst_offsets: Values = (),
-        dst_sizes: Values = (),
-        dst_strides: Values = (),
-        src_offsets: Values = (),
-        src_sizes: Values = (),
-        src_strides: Values = (),
-        async_dependencies: Values = (),
+        dst_offsets: ValueList = (),
+        dst_sizes: ValueList = (),
+        dst_strides: ValueList = (),
+        src_offsets: ValueList = (),
+        src_sizes: ValueList = (),
+        src_strides: ValueList = (),
+        async_dependencies: ValueList = (),
         is_async: bool = False,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
@@ -174,7 +174,7 @@ class DmaMemcpyNdOp(StaticLists):
         print_pattern(printer, self.src, self.src_offsets, self.src_sizes, self.src_strides)
         printer.print_string(")")
         print_attributes(printer, self)
-        write(printer, " : (", [self.dst.type, self.src.type], ")")
+        print_parts(printer, " : (", [self.dst.type, self.src.type], ")")
 
     def verify_(self) -> None:
         check_pattern(self, "dst", self.dst_offsets, self.dst_sizes, self.dst_strides)
@@ -272,7 +272,7 @@ class ChannelOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_symbol_name(self.sym_name)
-        write(printer, f" {self.size}")
+        print_parts(printer, f" {self.size}")
         print_attributes(printer, self, hidden=("sym_name", "size"))
 
     def verify_(self) -> None:
@@ -293,7 +293,7 @@ def _integers(attribute: Attribute | None) -> list[int] | None:
     return [value.value.data for value in attribute if isinstance(value, IntegerAttr)]
 
 
-class ChannelTransferOp(StaticLists, ABC):
+class ChannelTransferOp(StaticListOp, ABC):
     """What put and get share: the channel, its bundle indices and the memref's access pattern."""
 
     async_dependencies = var_operand_def(AsyncTokenType)
@@ -313,14 +313,14 @@ class ChannelTransferOp(StaticLists, ABC):
     def __init__(
         self,
         chan_name: str,
-        indices: Values,
+        indices: ValueList,
         memref: SSAValue | Operation,
-        offsets: Values = (),
-        sizes: Values = (),
-        strides: Values = (),
+        offsets: ValueList = (),
+        sizes: ValueList = (),
+        strides: ValueList = (),
         *,
         dest: SSAValue | Operation | None = None,
-        async_dependencies: Values = (),
+        async_dependencies: ValueList = (),
         is_async: bool = False,
         attributes: Mapping[str, Attribute] | None = None,
     ) -> None:
@@ -368,17 +368,17 @@ class ChannelTransferOp(StaticLists, ABC):
         print_async(printer, self.async_token, self.async_dependencies)
         printer.print_string(" ")
         printer.print_symbol_name(self.chan_name)
-        write(printer, "[", self.indices, "] (")
+        print_parts(printer, "[", self.indices, "] (")
         print_pattern(printer, self.memref, self.offsets, self.sizes, self.strides)
         printer.print_string(")")
         if self.dest is not None:
-            write(printer, " dest(", self.dest, ")")
+            print_parts(printer, " dest(", self.dest, ")")
         print_attributes(printer, self, hidden=("chan_name",))
-        write(printer, " : (", self.memref.type, ")")
+        print_parts(printer, " : (", self.memref.type, ")")
 
     def channel(self) -> ChannelOp | None:
         """The channel's declaration, None when no enclosing module has it."""
-        for parent in enclosing(self):
+        for parent in parent_ops(self):
             if parent.has_trait(SymbolTable):
                 declaration = SymbolTable.lookup_symbol(parent, self.chan_name)
                 if isinstance(declaration, ChannelOp):

@@ -7,14 +7,14 @@ from xdsl.ir import BlockArgument, Operation, OpResult, SSAValue
 from aerie.air_dialect.effects import VIEWS
 from aerie.air_dialect.execution import ExecuteOp
 from aerie.air_dialect.hierarchy import HierarchyOp
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 
 
-def passed(value: SSAValue) -> SSAValue | None:
+def resolve_alias(value: SSAValue) -> SSAValue | None:
     """The value that this one is another name of: the operand behind an argument of a hierarchy, or what the
     body of an `air.execute` returns for this result. None for any other value."""
     if isinstance(value, BlockArgument):
-        return captured(value)
+        return captured_operand(value)
     owner = value.owner
     if isinstance(owner, ExecuteOp) and isinstance(value, OpResult) and value.index > 0:
         end = owner.body.block.last_op
@@ -22,7 +22,7 @@ def passed(value: SSAValue) -> SSAValue | None:
     return None
 
 
-def captured(value: BlockArgument) -> SSAValue | None:
+def captured_operand(value: BlockArgument) -> SSAValue | None:
     """The operand behind an argument of a hierarchy's body: a size or a captured value; None for an id."""
     around = value.owner.parent_op()
     if not isinstance(around, HierarchyOp) or value.index < len(around.sizes):
@@ -30,11 +30,11 @@ def captured(value: BlockArgument) -> SSAValue | None:
     return (*around.sizes, *around.kernel_operands)[value.index - len(around.sizes)]
 
 
-def origin(value: SSAValue) -> SSAValue:
+def root_value(value: SSAValue) -> SSAValue:
     """The value where it was defined: behind all other names of it, and for a view, the memref it is a view
     of."""
     while True:
-        source = passed(value)
+        source = resolve_alias(value)
         if source is None and isinstance(value, OpResult) and value.op.name in VIEWS and value.index == 0:
             source = value.op.operands[0]
         if source is None:
@@ -42,7 +42,7 @@ def origin(value: SSAValue) -> SSAValue:
         value = source
 
 
-def is_inside(op: Operation, value: SSAValue) -> bool:
+def is_defined_in(op: Operation, value: SSAValue) -> bool:
     """Whether a value is defined in a region of `op`."""
     around = value.owner.parent_op()
-    return around is not None and (around is op or op in enclosing(around))
+    return around is not None and (around is op or op in parent_ops(around))

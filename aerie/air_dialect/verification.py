@@ -12,7 +12,7 @@ from xdsl.irdl.dominance import DominanceInfo
 from xdsl.traits import NoTerminator
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.readings import number, numbers
+from aerie.air_dialect.index_analysis import constant_int, constant_ints
 from aerie.air_dialect.transfers import ChannelPutOp, ChannelTransferOp, DmaMemcpyNdOp
 from aerie.air_dialect.verifiers import check_indices_in_space
 from aerie.common.errors import AerieError
@@ -149,10 +149,10 @@ def check_runnable(op: Operation) -> None:
         _check_bundle(op)
 
 
-def element_count(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | None:
+def transfer_elements(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | None:
     """How many elements a side of a transfer moves, None when that is not known at compile time."""
     if sizes:
-        extents = numbers(sizes)
+        extents = constant_ints(sizes)
         return None if extents is None else prod(extents)
     if not isinstance(memref_type, MemRefType) or DYNAMIC_INDEX in memref_type.get_shape():
         return None
@@ -161,7 +161,7 @@ def element_count(memref_type: Attribute, sizes: Sequence[SSAValue]) -> int | No
 
 def _check_sizes(op: Operation, side: str, sizes: Sequence[SSAValue]) -> None:
     for size in sizes:
-        extent = number(size)
+        extent = constant_int(size)
         if extent is not None and extent < 1:
             raise VerifyException(f"{op.name} {side} has a size of {extent}: every size must be at least 1")
 
@@ -169,7 +169,7 @@ def _check_sizes(op: Operation, side: str, sizes: Sequence[SSAValue]) -> None:
 def _check_counts(op: DmaMemcpyNdOp) -> None:
     if op.pad_before is not None:
         return
-    written, read = element_count(op.dst.type, op.dst_sizes), element_count(op.src.type, op.src_sizes)
+    written, read = transfer_elements(op.dst.type, op.dst_sizes), transfer_elements(op.src.type, op.src_sizes)
     if written is not None and read is not None and written != read:
         raise VerifyException(
             f"air.dma_memcpy_nd writes {written} elements to dst but reads {read} from src: the products of "
@@ -198,7 +198,7 @@ def _check_bundle(op: ChannelTransferOp) -> None:
             "dimension"
         )
     for axis, (index, extent) in enumerate(zip(op.indices, extents, strict=False)):
-        position = number(index)
+        position = constant_int(index)
         if position is not None and not 0 <= position < extent:
             raise VerifyException(
                 f"{op.name} index {axis} is {position}: @{op.chan_name} has {extent} there, use 0 to "

@@ -80,24 +80,24 @@ def check_herd_sizes(sizes: Sequence[SSAValue]) -> None:
             raise VerifyException(f"air.herd has {extent} {axis}: it must be at least 1")
 
 
-def check_allocations(op: Operation, body: Region, least: MemorySpace) -> None:
+def check_allocations(op: Operation, body: Region, nearest: MemorySpace) -> None:
     """Every memref.alloc in the body is at `least` or nearer to the core."""
     for inner in body.walk():
         if not isinstance(inner, memref.AllocOp):
             continue
         space = _integer_space(inner.memref.type)
-        if space is not None and space < least:
+        if space is not None and space < nearest:
             raise VerifyException(
                 f"memref.alloc of {attribute_text(inner.memref.type)} inside {op.name} is in "
-                f"{memory_space_name(space)}: only memory space {int(least)} ({least.name}) or "
+                f"{memory_space_name(space)}: only memory space {int(nearest)} ({nearest.name}) or "
                 "more can be allocated there"
             )
 
 
 def _touched_by_core(op: Operation) -> SSAValue | None:
     """The memref whose elements an operation of a core loads, stores or updates."""
-    found = ACCESSES.get(op.name) or SCATTERED.get(op.name)
-    return None if found is None else op.operands[found[0]]
+    access = ACCESSES.get(op.name) or SCATTERED.get(op.name)
+    return None if access is None else op.operands[access[0]]
 
 
 def check_core_accesses(body: Region) -> None:
@@ -252,14 +252,14 @@ def check_indices_in_space(op: Operation, indices: Sequence[SSAValue]) -> None:
     So no index may be the induction variable of a sequential scf.for.
     """
     for axis, index in enumerate(indices):
-        if loop_counted_by(index) is not None:
+        if loop_of_induction_variable(index) is not None:
             raise VerifyException(
                 f"{op.name} index {axis} is the induction variable of an scf.for: a channel of a bundle is "
                 "chosen in space, use a herd index or an scf.parallel, or unroll the loop"
             )
 
 
-def loop_counted_by(value: SSAValue) -> scf.ForOp | None:
+def loop_of_induction_variable(value: SSAValue) -> scf.ForOp | None:
     """The scf.for whose induction variable a value is."""
     if not isinstance(value, BlockArgument) or value.index != 0:
         return None
@@ -267,19 +267,19 @@ def loop_counted_by(value: SSAValue) -> scf.ForOp | None:
     return around if isinstance(around, scf.ForOp) else None
 
 
-def check_mmio(op: Operation, memref_type: Attribute, side: str, wanted: MemorySpace) -> None:
+def check_mmio(op: Operation, memref_type: Attribute, side: str, expected: MemorySpace) -> None:
     """A memory-mapped write reads host memory and fills a core's memory."""
     space = _integer_space(memref_type)
-    if space is not None and space != wanted:
+    if space is not None and space != expected:
         raise VerifyException(
             f"{op.name} on an npu_mmio channel has its {side} in {memory_space_name(space)}: it must be in "
-            f"{wanted.name} (memory space {int(wanted)})"
+            f"{expected.name} (memory space {int(expected)})"
         )
 
 
 def require_rank(op: Operation, what: str) -> None:
     """Addressing another device's memory makes sense inside air.rank only."""
-    if not any(parent.name == "air.rank" for parent in enclosing(op)):
+    if not any(parent.name == "air.rank" for parent in parent_ops(op)):
         raise VerifyException(f"{op.name} with {what} needs an enclosing air.rank: only ranks have peers")
 
 
@@ -298,7 +298,7 @@ def check_rank_of_side(op: Operation, name: str, rank: Attribute | None, value: 
         )
 
 
-def enclosing(op: Operation) -> Iterator[Operation]:
+def parent_ops(op: Operation) -> Iterator[Operation]:
     """The operations around `op`, nearest first."""
     parent = op.parent_op()
     while parent is not None:

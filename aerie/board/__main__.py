@@ -1,7 +1,6 @@
-"""`aerie`: a command per row of the table below.
+"""The command `aerie`: one subcommand per row of the table below.
 
-Exit codes: what each command says; 2 for a request that cannot be met (one line says why); 130 stopped by
-Ctrl-C.
+Exit codes: those of the subcommand; 2 if the request cannot be met (one line says why); 130 after Ctrl-C.
 """
 
 from __future__ import annotations
@@ -10,12 +9,12 @@ import argparse
 import sys
 from collections.abc import Sequence
 
-from aerie.board.acceptance import acceptance, add_acceptance
+from aerie.board.acceptance import add_acceptance, run_acceptance
 from aerie.board.compare.command import add_compare, compare
 from aerie.board.doctor.command import add_doctor, doctor
 from aerie.board.report.command import add_report, report
 from aerie.board.setup_npu import add_setup_npu, setup_npu
-from aerie.board.toolchain.command import add_toolchain, toolchain
+from aerie.board.toolchain.command import add_toolchain, run_test_toolchain
 from aerie.cli.arguments import CommandParser, add_commands, run_command, setup_process
 
 
@@ -26,15 +25,15 @@ def build_parser() -> argparse.ArgumentParser:
         ("doctor", doctor, [add_doctor]),
         ("setup-npu", setup_npu, [add_setup_npu]),
         ("compare", compare, [add_compare]),
-        ("test-toolchain", toolchain, [add_toolchain]),
-        ("test-npu", acceptance, [add_acceptance]),
+        ("test-toolchain", run_test_toolchain, [add_toolchain]),
+        ("test-npu", run_acceptance, [add_acceptance]),
         ("report", report, [add_report]),
     )
     return parser
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command; returns the exit code."""
+    """Run one subcommand. Returns the exit code."""
     return run_command(build_parser(), argv)
 
 

@@ -1,7 +1,8 @@
-"""`aerie setup-npu`: upstream's wheels of the NPU compilers, as aerie/runtime/npu/versions.py names them.
+"""`aerie setup-npu`: installs upstream's wheels of the NPU compilers, as aerie/runtime/npu/versions.py names
+them.
 
-They go into the environment of the Python that runs this. pip fetches all before it installs any, and is held
-to the versions that Aerie itself asks for, so that a failure leaves the environment as it was.
+They are installed for the Python that runs this. pip downloads all of them before it installs any, with
+constraints from Aerie's own requirements, so that a failure leaves the environment as it was.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
 from aerie.version import DISTRIBUTION
 
-DONE = 0
-REACH_S = 15
-"""How long a wheel page may take to answer, in seconds."""
+OK = 0
+PAGE_TIMEOUT_S = 15
+"""Time limit for the answer of a wheel page, in seconds."""
 PIP = (sys.executable, "-m", "pip")
 
 Version = Callable[[str], "str | None"]
-"""The installed version of a distribution; None where there is none."""
+"""Returns the installed version of a distribution; None if it is not installed."""
 
 
 def add_setup_npu(parser: argparse.ArgumentParser) -> None:
@@ -44,10 +45,10 @@ def add_setup_npu(parser: argparse.ArgumentParser) -> None:
 
 
 def setup_npu(arguments: argparse.Namespace) -> int:
-    """Install the wheels of mlir-air, mlir-aie and Peano; what is there already costs nothing."""
+    """Install the wheels of mlir-air, mlir-aie and Peano. Installed ones are not downloaded again."""
     report = Reporter()
-    install(report.note, arguments.wheels, folders.home() / "setup-npu.log")
-    return DONE
+    install(report.note, arguments.wheels, folders.cache_folder() / "setup-npu.log")
+    return OK
 
 
 def install(
@@ -58,30 +59,32 @@ def install(
     version: Version = installed_version,
     pages: Sequence[str] = versions.WHEEL_PAGES,
 ) -> None:
-    """Install what is missing with `pip`, whose output goes to `log`. Raises UserError saying why not."""
-    if not missing(version):
+    """Install what is missing with `pip`, whose output goes to `log`. Raises UserError with the reason of a
+    failure.
+    """
+    if not missing_wheels(version):
         note(f"there already: {_listed(version)}")
         return
     check_platform()
     if wheels is None:
         check_reachable(pages)
     elif not list(wheels.glob("*.whl")):
-        raise UserError(f"{wheels} holds no wheels (*.whl); {FETCH}")
+        raise UserError(f"{wheels} holds no wheels (*.whl); {OFFLINE_ADVICE}")
     note(f"installing {', '.join(versions.requirements())}: some GiB, for minutes; pip's output: {log}")
     _run_pip(pip, wheels, log)
-    if lacking := missing(version):
+    if lacking := missing_wheels(version):
         raise UserError(f"pip ended well, but {'; '.join(lacking)}; full log: {log}")
     note(f"installed: {_listed(version)}. Next: make doctor")
 
 
-FETCH = (
+OFFLINE_ADVICE = (
     "on a machine that reaches GitHub, with the same Python version: "
     f"pip download --dest wheels {shlex.join(versions.pip_arguments())}; "
     "then here: make setup-npu WHEELS=<that folder>"
 )
 
 
-ELSEWHERE = (
+VERSION_ADVICE = (
     "They ask for other versions of packages than Aerie does: install them in an environment of their own, "
     "and name it as docs/how-to/install.md says under 'Not from wheels'"
 )
@@ -91,8 +94,8 @@ def _listed(version: Version) -> str:
     return ", ".join(f"{wheel} {version(wheel)}" for wheel in versions.WHEELS)
 
 
-def missing(version: Version) -> list[str]:
-    """What is not as wanted, one line each: a wheel that is not there, or another Peano than the pinned."""
+def missing_wheels(version: Version) -> list[str]:
+    """The wheels that are missing, and Peano in another version than the pinned one; one line each."""
     lines = [f"{wheel} is not installed" for wheel in versions.WHEELS if version(wheel) is None]
     peano = version(versions.PEANO.name)
     if peano not in (None, versions.PEANO.version):
@@ -106,11 +109,11 @@ def check_platform(
     python: tuple[int, ...] = tuple(sys.version_info[:2]),
     libc: tuple[str, str] = platform.libc_ver(),
 ) -> None:
-    """Raises UserError where upstream builds no wheels for this machine."""
+    """Raise UserError if upstream builds no wheels for this machine."""
     here = f"{system} {machine}, Python {'.'.join(map(str, python))}, {' '.join(libc).strip() or 'no glibc'}"
     oldest, newest = versions.OLDEST_WHEEL_PYTHON, versions.NEWEST_WHEEL_PYTHON
     fits = system == "linux" and machine == "x86_64" and libc[0] == "glibc"
-    new_enough = versions.numbers(libc[1]) >= versions.numbers(versions.GLIBC.version)
+    new_enough = versions.version_numbers(libc[1]) >= versions.version_numbers(versions.GLIBC.version)
     if not (fits and new_enough and oldest <= python <= newest):
         raise UserError(
             f"upstream builds no wheels for this machine ({here}); they are for Linux x86_64 with glibc "
@@ -119,21 +122,22 @@ def check_platform(
         )
 
 
-def check_reachable(pages: Sequence[str]) -> None:
-    """Raises UserError for a page that does not answer: pip would try for minutes, and say little."""
-    for page in pages:
+def check_reachable(urls: Sequence[str]) -> None:
+    """Raise UserError if a page does not answer: pip would retry for minutes, with no clear message."""
+    for page in urls:
         try:
-            urllib.request.urlopen(page, timeout=REACH_S).close()
+            urllib.request.urlopen(page, timeout=PAGE_TIMEOUT_S).close()
         except (OSError, ValueError, http.client.HTTPException) as error:
             reason = getattr(error, "reason", None) or error
             raise UserError(
                 f"upstream's wheels cannot be fetched: {page} does not answer ({reason}). Nothing was "
-                f"changed, and the virtual NPU needs none of it. Behind a proxy, set https_proxy; {FETCH}"
+                f"changed, and the virtual NPU needs none of it. Behind a proxy, set https_proxy; "
+                f"{OFFLINE_ADVICE}"
             ) from None
 
 
 def pip_command(pip: Sequence[str], wheels: Path | None, constraints: Path) -> list[str]:
-    """pip's whole command line."""
+    """The whole command line of pip."""
     common = [*pip, "install", "--disable-pip-version-check", "--constraint", str(constraints)]
     if wheels is None:
         return [*common, *versions.pip_arguments()]
@@ -141,7 +145,7 @@ def pip_command(pip: Sequence[str], wheels: Path | None, constraints: Path) -> l
 
 
 def _run_pip(pip: Sequence[str], wheels: Path | None, log: Path) -> None:
-    _make_folder_of(log)
+    _make_parent(log)
     with tempfile.TemporaryDirectory(prefix="aerie-setup-") as folder:
         constraints = Path(folder) / "constraints.txt"
         constraints.write_text("\n".join(own_requirements()))
@@ -151,13 +155,13 @@ def _run_pip(pip: Sequence[str], wheels: Path | None, log: Path) -> None:
             output.flush()
             code = subprocess.run(command, stdout=output, stderr=output, check=False).returncode
     if code:
-        said = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
-        reason = (said[0] if said else f"pip ended with exit code {code}").removeprefix("ERROR: ")
-        advice = ELSEWHERE if any("ResolutionImpossible" in line for line in said) else FETCH
+        errors = [line for line in log.read_text(errors="replace").splitlines() if line.startswith("ERROR")]
+        reason = (errors[0] if errors else f"pip ended with exit code {code}").removeprefix("ERROR: ")
+        advice = VERSION_ADVICE if any("ResolutionImpossible" in line for line in errors) else OFFLINE_ADVICE
         raise UserError(f"upstream's wheels were not installed: {reason}; full log: {log}. {advice}")
 
 
-def _make_folder_of(log: Path) -> None:
+def _make_parent(log: Path) -> None:
     try:
         log.parent.mkdir(parents=True, exist_ok=True)
         log.touch()
@@ -166,6 +170,6 @@ def _make_folder_of(log: Path) -> None:
 
 
 def own_requirements() -> list[str]:
-    """What Aerie itself asks of other packages: pip must not change that for upstream's wheels."""
-    asked = importlib.metadata.requires(DISTRIBUTION) or []
-    return [requirement for requirement in asked if ";" not in requirement]
+    """Aerie's own requirements, which pip must not change for upstream's wheels."""
+    requirements = importlib.metadata.requires(DISTRIBUTION) or []
+    return [requirement for requirement in requirements if ";" not in requirement]

@@ -28,7 +28,7 @@ from aerie.engine.progress import end_as_at_ctrl_c
 from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
-from aerie.runtime.memory import available_bytes, share_arena, size
+from aerie.runtime.memory import available_bytes, format_bytes, use_one_malloc_arena
 
 BROKEN_PIPE = 141  # 128 + SIGPIPE
 
@@ -82,7 +82,7 @@ def finite_float(text: str) -> float:
 
 def default_cache_dir() -> Path:
     """The folder of compiled programs without --cache-dir. Raises KnobError."""
-    return folders.programs()
+    return folders.programs_folder()
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -399,7 +399,7 @@ def _is_shortage(error: Exception) -> bool:
 def out_of_memory_error(error: Exception) -> str:
     """The message if memory or a thread could not be had in spite of the check before."""
     reason, available = str(error) or "without a reason", available_bytes()
-    remaining = "" if available is None else f", with {size(available)} available"
+    remaining = "" if available is None else f", with {format_bytes(available)} available"
     lacking = "memory" if isinstance(error, MemoryError) else "threads"
     return (
         f"the system gave no more {lacking} ({reason}){remaining}: take a shorter --seq-len (SEQ_LEN) or a "
@@ -412,7 +412,7 @@ def setup_process() -> None:
     standard_streams.open_standard_streams()
     use_utf8()
     end_as_at_ctrl_c()
-    share_arena()
+    use_one_malloc_arena()
 
 
 def use_utf8() -> None:

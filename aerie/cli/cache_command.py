@@ -15,8 +15,8 @@ from pathlib import Path
 
 from aerie.common import compiler_records, folders
 from aerie.common.errors import UserError
-from aerie.common.store import Group, Store
-from aerie.runtime.artifacts import Manifest, forget_missing, store_of
+from aerie.common.store import EntryGroup, Store
+from aerie.runtime.artifacts import Manifest, artifact_store, forget_missing
 from aerie.runtime.memory import GIB
 
 SHOW, CLEAR = "show", "clear"
@@ -43,7 +43,7 @@ class CacheSection:
 
     description: str
     folder: Path
-    groups: list[Group]
+    groups: list[EntryGroup]
     is_rebuilt: bool = False
     store: Store | None = None
 
@@ -64,7 +64,7 @@ class CacheSection:
 def cache_sections(home: Path, cache_dir: Path | None = None) -> list[CacheSection]:
     """All kinds of files that commands keep in `home`, present or not. Raises KnobError. cache_dir: of
     compiled programs, if they are elsewhere."""
-    built = folders.built_programs()
+    built = folders.vnpu_folder()
     sections = [_program_section("compiled programs", cache_dir or home / folders.PROGRAMS)]
     if built is not None:
         sections.append(_store_section("what the virtual NPU built", Store(built)))
@@ -80,7 +80,7 @@ def cache_sections(home: Path, cache_dir: Path | None = None) -> list[CacheSecti
 
 def _file_section(folder: Path, description: str, is_rebuilt: bool, patterns: Sequence[str]) -> CacheSection:
     return CacheSection(
-        description, folder, [Group([path]) for path in _matching_files(folder, patterns)], is_rebuilt
+        description, folder, [EntryGroup([path]) for path in _matching_files(folder, patterns)], is_rebuilt
     )
 
 
@@ -93,17 +93,17 @@ def bench_sections(folder: Path) -> list[CacheSection]:
 
 
 def _program_section(description: str, folder: Path) -> CacheSection:
-    return _store_section(description, store_of(folder))
+    return _store_section(description, artifact_store(folder))
 
 
 def _store_section(description: str, store: Store) -> CacheSection:
     return CacheSection(description, store.folder, store.groups(), is_rebuilt=True, store=store)
 
 
-def _file_group(folder: Path, *patterns: str) -> list[Group]:
+def _file_group(folder: Path, *patterns: str) -> list[EntryGroup]:
     """Files that are useless without each other, as one group."""
     paths = _matching_files(folder, patterns)
-    return [Group(paths)] if paths else []
+    return [EntryGroup(paths)] if paths else []
 
 
 def _matching_files(folder: Path, patterns: Sequence[str]) -> list[Path]:
@@ -146,7 +146,7 @@ def _days(text: str) -> float:
 
 def cache(arguments: argparse.Namespace) -> int:
     """Show what is kept where, or clear it."""
-    sections = cache_sections(folders.home(), arguments.cache_dir)
+    sections = cache_sections(folders.cache_folder(), arguments.cache_dir)
     if arguments.what == SHOW:
         if arguments.all or arguments.older_than is not None:
             raise UserError("--all and --older-than say what to clear: aerie cache clear ...")
@@ -161,18 +161,19 @@ def cache(arguments: argparse.Namespace) -> int:
 
 
 def _show(sections: Sequence[CacheSection]) -> None:
-    print(f"{folders.home()}: {format_bytes(sum(section.nbytes for section in sections))} of ours")
+    total = sum(section.nbytes for section in sections)
+    print(f"{folders.cache_folder()}: {format_exact_bytes(total)} of ours")
     non_empty = [section for section in sections if section.files]
     for section in non_empty:
         files = f"{section.files} file{'s' if section.files > 1 else ''}"
         remark = "" if section.is_rebuilt else " (a result: only clear --all removes it)"
         print(
-            f"  {format_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
+            f"  {format_exact_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
             f"{section.description}{remark}"
         )
-        if not section.folder.is_relative_to(folders.home()):
+        if not section.folder.is_relative_to(folders.cache_folder()):
             print(f"{'':39}in {section.folder}")
-    if folders.built_programs() is None:
+    if folders.vnpu_folder() is None:
         print("  what the virtual NPU built is not kept (VNPU_CACHE=off)")
     if non_empty:
         print("to remove it: aerie cache clear [--older-than DAYS] [--all]")
@@ -186,11 +187,11 @@ def _clear(sections: Sequence[CacheSection], older_than: float | None, everythin
         freed += nbytes
         if files:
             print(
-                f"removed {files} file{'s' if files > 1 else ''}, {format_bytes(nbytes)}: "
+                f"removed {files} file{'s' if files > 1 else ''}, {format_exact_bytes(nbytes)}: "
                 f"{section.description}"
             )
     rest = "" if everything else "; records and reports stay (--all removes them too)"
-    print(f"{format_bytes(freed)} freed in {folders.home()}{rest}")
+    print(f"{format_exact_bytes(freed)} freed in {folders.cache_folder()}{rest}")
 
 
 def clear(section: CacheSection, older_than: float | None = None) -> tuple[int, int]:
@@ -221,9 +222,9 @@ def _tidy(store: Store, emptied: bool) -> None:
         store.remove_empty()
 
 
-def _remove_empty(section: CacheSection, removed: Sequence[Group]) -> None:
+def _remove_empty(section: CacheSection, removed: Sequence[EntryGroup]) -> None:
     """Remove empty folders below the cache folder, which itself may belong to the user."""
-    home = folders.home()
+    home = folders.cache_folder()
     for folder in {path.parent for group in removed for path in group.paths} | {section.folder}:
         while folder != home and folder.is_relative_to(home):
             with contextlib.suppress(OSError):
@@ -231,7 +232,7 @@ def _remove_empty(section: CacheSection, removed: Sequence[Group]) -> None:
             folder = folder.parent
 
 
-def format_bytes(nbytes: int) -> str:
+def format_exact_bytes(nbytes: int) -> str:
     """A size for people, such as "1.5 GiB"."""
     for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
         if nbytes >= unit:

@@ -105,10 +105,10 @@ def profile(arguments: argparse.Namespace) -> int:
 
 def mlir(arguments: argparse.Namespace) -> int:
     """Write every kernel and every program as MLIR text."""
-    from aerie.multi_launch_builder.building import write_mlir  # xDSL comes with it
+    from aerie.multi_launch_builder.builder import write_mlir  # xDSL comes with it
 
     config = load_config(find_checkpoint(arguments.model))
-    out = arguments.out or folders.home() / "mlir"
+    out = arguments.out or folders.cache_folder() / "mlir"
     try:
         written = write_mlir(config.shape, choose_seq_len(config, arguments.seq_len), out)
     except OSError as error:
@@ -258,7 +258,7 @@ def runtime_options(arguments: argparse.Namespace, compile_only: bool = False) -
     Call it before the model is opened, as that may download it.
     """
     backend = select_backend(arguments.backend, arguments.numerics, compile_only=compile_only)
-    folder = arguments.cache_dir or folders.programs()
+    folder = arguments.cache_dir or folders.programs_folder()
     return RuntimeOptions(
         arguments.seq_len, backend, folder, variants=arguments.variants, decode=arguments.decode
     )

@@ -14,14 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aerie import rooms
-from aerie.cli.cache_command import format_bytes
+from aerie.cli.cache_command import format_exact_bytes
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.families import FAMILIES
 from aerie.engine.progress import Reporter
 from aerie.engine.static_form import origins, sizes_of
-from aerie.multi_launch_builder.static_form import KIND, StaticSizes, plan_static_step
+from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes, plan_static_step
 
 DONE = 0
 MAX_LEN = 512
@@ -57,8 +57,8 @@ def add_export(count: Callable[[str], int], parser: argparse.ArgumentParser) -> 
 
 def export(arguments: argparse.Namespace) -> int:
     """Write the step of a block diffusion model as one AIR program of fixed shapes."""
-    from aerie.multi_launch_builder.building import build_program, describe  # xDSL comes with it
-    from aerie.multi_launch_builder.limits import check_shape
+    from aerie.multi_launch_builder.builder import build_program, program_to_json  # xDSL comes with it
+    from aerie.multi_launch_builder.shape_limits import check_shape
 
     out, report = arguments.out.expanduser(), Reporter()
     _check_new(out)
@@ -75,11 +75,12 @@ def export(arguments: argparse.Namespace) -> int:
         "kv_cache_bytes": sizes.cache_bytes(),
         "weights": {name: vars(of) for name, of in origins(config, program).items()},
     }
-    table = json.dumps(describe(program) | about, indent=2) + "\n"
-    _write(out, {f"{KIND}.mlir": program.text, f"{KIND}.args.json": table})
+    table = json.dumps(program_to_json(program) | about, indent=2) + "\n"
+    _write(out, {f"{STATIC_STEP_KIND}.mlir": program.text, f"{STATIC_STEP_KIND}.args.json": table})
     report.note(
-        f"{out}: {KIND}.mlir of {len(program.launches)} launches, its {len(program.arguments)} arguments in "
-        f"{KIND}.args.json, and {EXAMPLE}, which runs it on the virtual NPU"
+        f"{out}: {STATIC_STEP_KIND}.mlir of {len(program.launches)} launches, its "
+        f"{len(program.arguments)} arguments in "
+        f"{STATIC_STEP_KIND}.args.json, and {EXAMPLE}, which runs it on the virtual NPU"
     )
     return DONE
 
@@ -87,7 +88,7 @@ def export(arguments: argparse.Namespace) -> int:
 def _cache_note(sizes: StaticSizes) -> str:
     layers, kinds, batch, heads, positions, head_dim = sizes.kv_cache
     return (
-        f"kv_cache and updated_cache take {format_bytes(sizes.cache_bytes())} each: {layers} layers x "
+        f"kv_cache and updated_cache take {format_exact_bytes(sizes.cache_bytes())} each: {layers} layers x "
         f"{kinds} (keys "
         f"and values) x {batch} sequences x {heads} heads x {positions} positions x {head_dim} elements x 2 "
         "bytes"

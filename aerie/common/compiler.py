@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.common import cpu, knobs
-from aerie.common.compiler_records import remembered, version_of
+from aerie.common.compiler_records import compiler_version, recorded_compilers
 from aerie.common.errors import KnobError, ToolchainError, UndefinedError
 
 _FLAGS = [
@@ -35,11 +35,11 @@ _FLAGS = [
 
 _UNDEFINED = re.compile("undefined (hidden )?(reference|symbol)|hidden symbol|Undefined symbols")
 _RUNNING: set[subprocess.Popen[str]] = set()
-"""Compilers under way in any thread, each with a session of its own, so that what it starts ends with it."""
+"""Running compilers of all threads. Each has a session of its own, so that a kill reaches its children."""
 
 
-def stop() -> None:
-    """Kill the compilers that run for any thread; their callers get a ToolchainError."""
+def stop_compilers() -> None:
+    """Kill the running compilers of all threads. Their callers get a ToolchainError."""
     for process in tuple(_RUNNING):
         _kill(process)
 
@@ -60,42 +60,43 @@ class Compiler:
 
     command: tuple[str, ...]
     flags: tuple[str, ...]
-    made_by: str = ""
+    recorded_version: str = ""
 
     @property
     def version(self) -> str:
-        """What it says of itself, in one line."""
-        return self.made_by or version_of(self.command)
+        """The first line of `--version`, with the command's options."""
+        return self.recorded_version or compiler_version(self.command)
 
     @property
     def names_sources(self) -> bool:
-        """Whether objects hold the paths of their sources: with debug information, for reports of
-        sanitizers."""
+        """Whether objects contain the paths of their sources (debug information for sanitizer reports)."""
         return "-g1" in self.flags
 
-    def known(self, flags: Sequence[str]) -> list[str]:
-        """The flags without those for a CPU that the compiler does not know. Raises KnobError where it does
-        not know the one that VNPU_MARCH names, or this CPU has less than that one."""
-        unknown = _unknown(self.command, cpu.flags())
+    def supported_flags(self, flags: Sequence[str]) -> list[str]:
+        """The flags without the CPU flags that the compiler does not know.
+
+        Raises KnobError if the compiler does not know the CPU in VNPU_MARCH, or this CPU lacks its features.
+        """
+        unknown = _unsupported_cpu_flags(self.command, cpu.cpu_flags())
         return [flag for flag in flags if flag not in unknown]
 
     def compile(self, source: Path, target: Path, extra: Sequence[str] = ()) -> None:
         """Compile one file to an object. Raises ToolchainError with the compiler's own lines, and KnobError.
 
-        By way of pipes: a compiler that is killed leaves no temporary files.
+        `-pipe`: a killed compiler leaves no temporary files.
         """
         if not self.command:
-            raise _none()
+            raise _no_compiler_error()
         _check_links_cpp(self.command)
         self._run(
-            [*self.known(self.flags), *extra, "-pipe", "-c", str(source), "-o", str(target)],
+            [*self.supported_flags(self.flags), *extra, "-pipe", "-c", str(source), "-o", str(target)],
             f"compiling {source.name}",
         )
 
     def link(self, objects: Sequence[Path], target: Path) -> None:
         """Link objects to a shared object; undefined symbols are errors."""
         if not self.command:
-            raise _none()
+            raise _no_compiler_error()
         names = [str(path) for path in objects]
         sanitizers = [flag for flag in self.flags if flag.startswith("-fsanitize")]
         # macOS's linker refuses what is undefined, weak references as well, unless the loader looks for it.
@@ -120,66 +121,68 @@ class Compiler:
         ) as process:
             _RUNNING.add(process)
             try:
-                _, said = process.communicate()
+                _, error_text = process.communicate()
             except BaseException:  # Ctrl-C, which a session of its own does not get
                 _kill(process)
                 raise
             finally:
                 _RUNNING.discard(process)
         if process.returncode != 0:
-            error = UndefinedError if _UNDEFINED.search(said) else ToolchainError
-            raise error(f"{what} failed; {shlex.join(self.command)} says:\n{said.strip()}")
+            error = UndefinedError if _UNDEFINED.search(error_text) else ToolchainError
+            raise error(f"{what} failed; {shlex.join(self.command)} says:\n{error_text.strip()}")
 
 
 # which one
 
 
 def find_compiler(extra: Sequence[str] = ()) -> Compiler:
-    """The compiler that the knobs or the system name. Raises ToolchainError when there is none."""
-    found = present_compiler(extra)
-    if found is None:
-        raise _none()
-    return found
+    """The compiler that VNPU_CXX, CXX or the system names. Raises ToolchainError if there is none."""
+    compiler = present_compiler(extra)
+    if compiler is None:
+        raise _no_compiler_error()
+    return compiler
 
 
 def known_compilers(extra: Sequence[str] = ()) -> list[Compiler]:
-    """The compiler that there is. Without one those that made what is kept, the last one first: they compile
-    nothing, and what they made is found. Raises ToolchainError where there were none either.
+    """The installed compiler; without one, the recorded compilers, the last one first.
+
+    A recorded compiler cannot compile, but its artifacts are found in the store. Raises ToolchainError if
+    there is neither.
     """
-    found = present_compiler(extra)
-    if found is not None:
-        return [found]
-    versions = dict.fromkeys(known.version for known in remembered())
+    compiler = present_compiler(extra)
+    if compiler is not None:
+        return [compiler]
+    versions = dict.fromkeys(record.version for record in recorded_compilers())
     if not versions:
-        raise _none()
+        raise _no_compiler_error()
     return [Compiler((), compiler_flags(extra), version) for version in versions]
 
 
 def present_compiler(extra: Sequence[str] = ()) -> Compiler | None:
-    """As find_compiler, but None when there is none. ToolchainError where VNPU_CXX names one that is gone."""
+    """The installed compiler, or None. Raises ToolchainError if VNPU_CXX names one that does not exist."""
     for words in _candidates():
         path = shutil.which(words[0])
         if path:
             return Compiler((path, *words[1:]), compiler_flags(extra))
     if knobs.CXX.get():
-        raise _none()
+        raise _no_compiler_error()
     return None
 
 
 def compiler_flags(extra: Sequence[str]) -> tuple[str, ...]:
-    """The flags that any compiler is given. Raises KnobError for a CPU in VNPU_MARCH that this one is not."""
-    return (*_FLAGS, *cpu.defines(), f"-O{knobs.OPT.get()}", *cpu.flags(), *extra)
+    """The flags for every compiler. Raises KnobError if this CPU lacks features of the one in VNPU_MARCH."""
+    return (*_FLAGS, *cpu.cpu_defines(), f"-O{knobs.OPT.get()}", *cpu.cpu_flags(), *extra)
 
 
-def _named() -> tuple[str, str]:
-    """The variable that names a compiler, and what it says; empty where none does."""
+def _named_command() -> tuple[str, str]:
+    """(name, value) of the environment variable that names the compiler; the value is empty if none does."""
     own = knobs.CXX.get().strip()
     return (knobs.CXX.name, own) if own else ("CXX", os.environ.get("CXX", "").strip())
 
 
 def _candidates() -> list[list[str]]:
-    """The commands to look for, in order, each in words: a compiler may come with a launcher and options."""
-    variable, text = _named()
+    """The commands to try, in order, split into words: a launcher and options may come with the compiler."""
+    variable, text = _named_command()
     if not text:
         return [["c++"], ["g++"], ["clang++"]]
     if shutil.which(text):  # a path, blanks and all
@@ -193,7 +196,7 @@ def _candidates() -> list[list[str]]:
         ) from None
 
 
-def _none() -> ToolchainError:
+def _no_compiler_error() -> ToolchainError:
     looked = ", ".join(words[0] for words in _candidates())
     return ToolchainError(
         f"no C++ compiler: looked for {looked}. Install one (Debian, Ubuntu: apt install g++; "
@@ -207,7 +210,7 @@ _CPP_DRIVERS = {"gcc": "g++", "clang": "clang++", "cc": "c++"}
 
 @functools.cache
 def _links_cpp(command: tuple[str, ...]) -> bool:
-    """Whether the command links C++'s library, as it tells without doing it; True where it does not tell."""
+    """Whether the command links the C++ library, according to a dry run (`-###`); True if that fails."""
     with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
         probe = ["-###", "-shared", "-x", "c++", os.devnull, "-o", "probe.so"]
         try:
@@ -221,10 +224,10 @@ def _links_cpp(command: tuple[str, ...]) -> bool:
 
 
 def _check_links_cpp(command: tuple[str, ...]) -> None:
-    """Raises ToolchainError for a compiler of C, which takes C++ and then finds none of its library."""
+    """Raises ToolchainError for a C compiler: it compiles C++ but does not link the C++ library."""
     if _links_cpp(command):
         return
-    variable, text = _named()
+    variable, text = _named_command()
     match = _C_DRIVER.match(text)
     better = f"{match[1]}{_CPP_DRIVERS[match[2]]}{match[3]}" if match else "g++"
     raise ToolchainError(
@@ -234,29 +237,29 @@ def _check_links_cpp(command: tuple[str, ...]) -> None:
 
 
 @functools.cache
-def _unknown(command: tuple[str, ...], flags: tuple[str, ...]) -> frozenset[str]:
-    """Those of the flags for a CPU that the compiler does not know.
+def _unsupported_cpu_flags(command: tuple[str, ...], flags: tuple[str, ...]) -> frozenset[str]:
+    """The CPU flags that the compiler does not know.
 
-    Raises KnobError where that is a CPU by its name, and where this CPU is less than that one.
+    Raises KnobError for an unknown CPU name, and if this CPU lacks features of the named one.
     """
-    taken, said = _macros(command, flags)
-    if taken:
-        if cpu.named():
-            cpu.check_macros(said)
+    accepted, output = _macros(command, flags)
+    if accepted:
+        if cpu.named_cpu():
+            cpu.check_macros(output)
         return frozenset()
-    if cpu.named():
+    if cpu.named_cpu():
         raise KnobError(
-            f"{knobs.MARCH.name}='{cpu.named()}' cannot be used: {shlex.join(command)} does not know it "
-            f"({said}); give one word that its -march takes, or unset it for all that this CPU has "
+            f"{knobs.MARCH.name}='{cpu.named_cpu()}' cannot be used: {shlex.join(command)} does not know it "
+            f"({output}); give one word that its -march takes, or unset it for all that this CPU has "
             f"({cpu.NATIVE})"
         )
     return frozenset(flag for flag in flags if not _macros(command, (flag,))[0])
 
 
 def _macros(command: Sequence[str], flags: Sequence[str]) -> tuple[bool, str]:
-    """Whether the compiler takes the flags; the macros that it defines then, else its first error.
+    """(True, the macros that it defines) if the compiler accepts the flags, else (False, its first error).
 
-    Where it fails for another reason it is said to take them, so that compiling tells of it.
+    A failure for another reason counts as accepted: the compilation then reports it.
     """
     probe = ["-E", "-dM", "-x", "c++", os.devnull]
     try:

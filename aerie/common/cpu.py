@@ -1,9 +1,9 @@
-"""What this CPU has, and the compiler's flags for it: read from the system, not guessed by a compiler.
+"""The features of this CPU, and the compiler's flags for them: read from the system, not from a compiler.
 
-A compiler's -march=native knows the CPUs that are older than itself: g++ 12 takes a Sapphire Rapids without
-AMX's tiles for an Ice Lake, and drops AVX512-BF16 with them; clang prefers vectors of 256 bits on most. So
-each feature that the C++ of programs, runtime and micro-kernels looks at is named to the compiler by itself,
-and two CPUs with the same features share what is built, where `defines` says the same. Sources: Linux,
+A compiler's -march=native knows only CPUs older than itself: g++ 12 takes a Sapphire Rapids without AMX's
+tiles for an Ice Lake, and drops AVX512-BF16 with them; clang prefers vectors of 256 bits on most. So each
+feature that the C++ of programs, runtime and micro-kernels tests is passed to the compiler by itself. Two
+CPUs with the same features and `cpu_defines` share artifacts. Sources: Linux,
 arch/x86/include/asm/cpufeatures.h and Documentation/arch/arm64/elf_hwcaps.rst; macOS, `sysctl hw.optional`;
 the x86-64 psABI for its levels.
 """
@@ -28,9 +28,8 @@ NATIVE, NONE = "native", "none"
 
 
 @dataclass(frozen=True)
-class Feature:
-    """A set of instructions: its name to compilers, what systems call it, and the macro of a program that may
-    use it."""
+class CpuFeature:
+    """A set of instructions: its name to compilers, to Linux and to macOS, and the macro that it defines."""
 
     name: str
     linux: str
@@ -38,14 +37,14 @@ class Feature:
     macro: str
 
 
-def _x86(words: str) -> tuple[Feature, ...]:
-    """`name` or `name:linux` or `name:linux:macos`; a system that has no word of its own spells it with _."""
+def _x86(words: str) -> tuple[CpuFeature, ...]:
+    """Features from `name`, `name:linux` or `name:linux:macos`; the default is the name with _."""
     features = []
     for word in words.split():
         name, *others = word.split(":")
         plain = name.replace("-", "_").replace(".", "_")
         linux, macos = (*others, *[plain] * 2)[:2] if others else (plain, plain)
-        features.append(Feature(name, linux, macos, f"__{plain.upper()}__"))
+        features.append(CpuFeature(name, linux, macos, f"__{plain.upper()}__"))
     return tuple(features)
 
 
@@ -59,12 +58,12 @@ X86 = (*_V2, *_V3, *_V4, *_MORE)
 can gain from. The place to add one to."""
 
 ARM = (
-    Feature("fp16", "asimdhp", "arm.FEAT_FP16", "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC"),
-    Feature("dotprod", "asimddp", "arm.FEAT_DotProd", "__ARM_FEATURE_DOTPROD"),
-    Feature("i8mm", "i8mm", "arm.FEAT_I8MM", "__ARM_FEATURE_MATMUL_INT8"),
-    Feature("bf16", "bf16", "arm.FEAT_BF16", "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC"),
+    CpuFeature("fp16", "asimdhp", "arm.FEAT_FP16", "__ARM_FEATURE_FP16_VECTOR_ARITHMETIC"),
+    CpuFeature("dotprod", "asimddp", "arm.FEAT_DotProd", "__ARM_FEATURE_DOTPROD"),
+    CpuFeature("i8mm", "i8mm", "arm.FEAT_I8MM", "__ARM_FEATURE_MATMUL_INT8"),
+    CpuFeature("bf16", "bf16", "arm.FEAT_BF16", "__ARM_FEATURE_BF16_VECTOR_ARITHMETIC"),
 )
-"""The same of AArch64 beyond Armv8.0, which has NEON; each of them is of Armv8.2 at least."""
+"""All features of AArch64 beyond Armv8.0 (which has NEON) that our C++ uses; each needs Armv8.2."""
 
 LEVELS = {"x86-64": (), "x86-64-v2": _V2, "x86-64-v3": (*_V2, *_V3), "x86-64-v4": (*_V2, *_V3, *_V4)}
 """The levels of x86-64 that VNPU_MARCH limits programs to, with what they have; features behind one, as in
@@ -82,11 +81,11 @@ class InstructionSet:
 
     name: str
     title: str
-    needs: tuple[str, ...]
-    also: tuple[str, ...] = ()
+    required: tuple[str, ...]
+    optional: tuple[str, ...] = ()
 
 
-def _names(features: Iterable[Feature]) -> tuple[str, ...]:
+def _names(features: Iterable[CpuFeature]) -> tuple[str, ...]:
     return tuple(each.name for each in features)
 
 
@@ -102,54 +101,56 @@ ARM_SETS = (
     InstructionSet("neon", "NEON", ()),
     InstructionSet("neon_bf16", "NEON with BF16", ("bf16",), ("fp16", "dotprod", "i8mm")),
 )
-"""Each holds the ones before it."""
+"""Each set contains the ones before it."""
 
 
 def instruction_sets() -> tuple[InstructionSet, ...]:
-    """Those that this CPU has, the best one last."""
-    sets = {X86: X86_SETS, ARM: ARM_SETS}.get(table(), ())
-    return tuple(each for each in sets if {*each.needs} <= {*features()})
+    """The instruction sets of this CPU, the best one last."""
+    sets = {X86: X86_SETS, ARM: ARM_SETS}.get(feature_table(), ())
+    return tuple(each for each in sets if {*each.required} <= {*cpu_features()})
 
 
-def table() -> tuple[Feature, ...]:
-    """The features that a machine of this type may have; none of a type that we do not know."""
+def feature_table() -> tuple[CpuFeature, ...]:
+    """The features that a machine of this type may have; () for an unknown type."""
     types = {"x86_64": X86, "AMD64": X86, "aarch64": ARM, "arm64": ARM}
     return types.get(platform.machine(), ())
 
 
 @functools.cache
-def features() -> tuple[str, ...]:
-    """The names of the features that this CPU has and the system lets programs use, in the order of `table`.
+def cpu_features() -> tuple[str, ...]:
+    """Names of the features that this CPU has and the system lets programs use, in `feature_table`'s order.
 
-    None where the system does not say: then the compiler's default holds.
+    Empty if the system does not list features: then the compiler's default holds.
     """
     on_mac = sys.platform == "darwin"
-    words = _of_sysctl() if on_mac else _of_cpuinfo()
-    found = tuple(each.name for each in table() if (each.macos if on_mac else each.linux) in words)
+    words = _sysctl_names() if on_mac else _cpuinfo_words()
+    found = tuple(each.name for each in feature_table() if (each.macos if on_mac else each.linux) in words)
     if _AMX.isdisjoint(found) or _tiles_granted():
         return found
     return tuple(name for name in found if name not in _AMX)
 
 
-def _of_cpuinfo(*names: str) -> set[str]:
-    """The words of the first CPU behind one of these names; by default `flags` of x86, `Features` of ARM."""
+def _cpuinfo_words(*names: str) -> set[str]:
+    """Words of the first CPU after one of these names; default: `flags` (x86) and `Features` (ARM)."""
     try:
         with CPUINFO.open(errors="replace") as lines:
-            found = next((line for line in lines if line.startswith(names or ("flags", "Features"))), "")
+            line_of_cpu = next(
+                (line for line in lines if line.startswith(names or ("flags", "Features"))), ""
+            )
     except OSError:
         return set()
-    return set(found.partition(":")[2].split())
+    return set(line_of_cpu.partition(":")[2].split())
 
 
-def _of_sysctl() -> set[str]:
+def _sysctl_names() -> set[str]:
     """The names below hw.optional with the value 1."""
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             ["sysctl", "hw.optional"], capture_output=True, text=True, timeout=10, check=False
         ).stdout
     except (OSError, subprocess.TimeoutExpired):
         return set()
-    pairs = (line.partition(": ") for line in said.splitlines())
+    pairs = (line.partition(": ") for line in output.splitlines())
     return {name.removeprefix("hw.optional.") for name, _, value in pairs if value.strip() == "1"}
 
 
@@ -166,77 +167,79 @@ def _tiles_granted() -> bool:
 
 
 @functools.cache
-def defines() -> tuple[str, ...]:
-    """What C++ is told of this CPU beside its features: VNPU_L2_ASKS where a core has more lines of memory
-    under way in L2 than in L1 (include/vnpu/ahead.h); VNPU_SLOW_PAIRS where products of pairs of bf16 take
-    longer than each by itself, so that they are summed in the order of those (include/vnpu/dots.h).
+def cpu_defines() -> tuple[str, ...]:
+    """Macros for C++ beside the CPU's features.
+
+    VNPU_L2_ASKS: a core has more outstanding lines of memory in L2 than in L1 (include/vnpu/ahead.h).
+    VNPU_SLOW_PAIRS: products of pairs of bf16 take longer than single products, so sums use the order of the
+    single ones (include/vnpu/dots.h).
 
     Intel's have 16 fill buffers in L1 and 48 entries in L2's queue (its optimization reference manual, Golden
     Cove). Pairs are half as fast there as f32: 92 and 185 GFLOP/s on a core of Emerald Rapids.
     """
-    return ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _of_cpuinfo("vendor_id") else ()
+    return ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _cpuinfo_words("vendor_id") else ()
 
 
-def flags() -> tuple[str, ...]:
-    """The compiler's flags for the CPU that programs are built for; a compiler may not know each yet.
+def cpu_flags() -> tuple[str, ...]:
+    """The compiler's flags for the CPU that programs are built for; an old compiler may not know all.
 
     Raises KnobError for a level in VNPU_MARCH that this CPU does not reach.
     """
-    march, chosen = knobs.MARCH.get(), _chosen()
-    if march == NONE or not (named() or chosen):
+    march, chosen = knobs.MARCH.get(), _chosen_features()
+    if march == NONE or not (named_cpu() or chosen):
         return ()
-    if named():
+    if named_cpu():
         return (f"-march={march}",)
-    if table() == ARM:
+    if feature_table() == ARM:
         return ("-march=armv8.2-a" + "".join(f"+{name}" for name in chosen),)
     return tuple(f"-m{name}" for name in chosen)
 
 
-def identity() -> str:
-    """The type of the machine and the features that programs may use: a part of the key of all that is built.
+def cpu_identity() -> str:
+    """The type of the machine and the features that programs may use: part of the key of every artifact.
 
     Raises KnobError for a level in VNPU_MARCH that this CPU does not reach.
     """
-    return " ".join((platform.machine(), *(_chosen() or [platform.processor()])))
+    return " ".join((platform.machine(), *(_chosen_features() or [platform.processor()])))
 
 
-def named() -> str:
-    """The CPU that VNPU_MARCH names in the compiler's own words; empty where it is none of those."""
+def named_cpu() -> str:
+    """The CPU in VNPU_MARCH if it is a compiler's -march name, else empty."""
     march = knobs.MARCH.get()
     return "" if march in (NATIVE, NONE) or _level(march) is not None else march
 
 
 def check_macros(macros: str) -> None:
-    """Raises KnobError where this CPU lacks what a compiler may use for the one that VNPU_MARCH names.
+    """Raises KnobError if this CPU lacks a feature that the compiler uses for the CPU in VNPU_MARCH.
 
-    macros: what it defines then, as `-dM -E` prints it. clang 14 writes __AMXTILE__ for __AMX_TILE__.
+    macros: the output of `-dM -E` for that CPU. clang 14 writes __AMXTILE__ for __AMX_TILE__.
     """
     defined = {words[1].replace("_", "") for words in map(str.split, macros.splitlines()) if len(words) > 1}
-    _check(each for each in table() if each.macro.replace("_", "") in defined)
+    _check_features(each for each in feature_table() if each.macro.replace("_", "") in defined)
 
 
-def _level(march: str) -> tuple[Feature, ...] | None:
-    """The features of a level of x86-64 with those behind it, in the order of X86; None for other words."""
+def _level(march: str) -> tuple[CpuFeature, ...] | None:
+    """The features of a level such as x86-64-v4+amx-bf16, in the order of X86; None for other values."""
     level, *more = march.split("+")
-    if table() != X86 or level not in LEVELS or not {*more} <= {*_names(X86)}:
+    if feature_table() != X86 or level not in LEVELS or not {*more} <= {*_names(X86)}:
         return None
     return tuple(each for each in X86 if each in LEVELS[level] or each.name in more)
 
 
-def _chosen() -> tuple[str, ...]:
+def _chosen_features() -> tuple[str, ...]:
     """The names of the features that programs may use: all of them, or a level's."""
     level = _level(knobs.MARCH.get())
     if level is None:
-        return features()
-    _check(level)
+        return cpu_features()
+    _check_features(level)
     return _names(level)
 
 
-def _check(wanted: Iterable[Feature]) -> None:
-    missing = [each.name for each in wanted if each.name not in features()]
-    if missing and features():
-        levels = LEVELS if table() == X86 else {}
-        reached = [name for name, level in levels.items() if {*_names(level)} <= {*features()}]
+def _check_features(required: Iterable[CpuFeature]) -> None:
+    missing = [each.name for each in required if each.name not in cpu_features()]
+    if missing and cpu_features():
+        levels = LEVELS if feature_table() == X86 else {}
+        reached = [name for name, level in levels.items() if {*_names(level)} <= {*cpu_features()}]
         raise KnobError(
             f"{knobs.MARCH.name}='{knobs.MARCH.get()}' cannot be used: this CPU has no {', '.join(missing)}, "
             "and what is built for it would end with an illegal instruction; give one that the CPU has, such "

@@ -1,4 +1,4 @@
-"""The errors that every room knows. Each message says what was given, the limit, and what to do."""
+"""The errors that every room knows. A message gives the value, the limit, the consequence, and what to do."""
 
 from __future__ import annotations
 
@@ -8,42 +8,42 @@ from pathlib import Path
 
 
 class AerieError(Exception):
-    """What a caller can cause and mend. The message says what was given, the limit, and what to do instead.
+    """The base of the errors that a caller can cause and correct.
 
-    Every error of this package that reaches a caller derives from it, but for a wrong type, which is a
-    TypeError, and what `virtual_npu.pyxrt` raises, which is a RuntimeError as pyxrt's own are.
+    Two kinds of errors that reach a caller do not derive from it: a TypeError for a wrong type, and the
+    errors of `virtual_npu.pyxrt`, which are RuntimeErrors as pyxrt's own are.
     """
 
 
 class UserError(AerieError):
-    """A request that cannot be met. The message says what was given, the limit, and what to do."""
+    """A request that cannot be met."""
 
 
 class UsageError(UserError):
-    """A command line that makes no sense."""
+    """A wrong command line."""
 
 
 class ProgramError(AerieError):
-    """Anything that keeps a program from being built or run."""
+    """A program cannot be built or run."""
 
     kind = "input"
-    """What is wrong, in one word, for machines."""
+    """The kind of the error in JSON."""
 
 
 class KnobError(ProgramError):
-    """An environment variable has a value that makes no sense."""
+    """An environment variable has a wrong value."""
 
     kind = "knob"
 
 
 class ToolchainError(ProgramError):
-    """No C++ compiler, or the compiler refused generated code or an external kernel."""
+    """There is no C++ compiler, or it refused generated code or an external kernel."""
 
     kind = "toolchain"
 
     @staticmethod
     def of_system(what: object, error: OSError) -> ToolchainError:
-        """The system refused a file or a folder that building `what` takes."""
+        """The error for a file or folder that the system refused while `what` was built."""
         return ToolchainError(
             f"cannot build {what}: {error}. Free space, or choose another folder: AERIE_CACHE names the one "
             "that built programs are kept in, and VNPU_CACHE=off keeps none"
@@ -51,17 +51,17 @@ class ToolchainError(ProgramError):
 
 
 class UndefinedError(ToolchainError):
-    """The linker found functions nowhere; the message has its own lines."""
+    """The linker found undefined symbols. The message is the linker's output."""
 
     def names(self, symbol: str) -> bool:
-        """Whether the linker's lines name a function."""
+        """Whether the linker's output names a function."""
         import re  # every command waits for what is imported above
 
         return re.search(rf"\b{re.escape(symbol)}\b", str(self)) is not None
 
 
 def own_command(tool: str, module: str) -> str:
-    """How a user starts a tool of this Python's environment, whose folder is seldom on PATH."""
+    """The command that starts a tool of this Python's environment, which may not be on PATH."""
     import shutil
 
     path = Path(sys.executable).with_name(tool)

@@ -21,7 +21,7 @@ from aerie import rooms
 SOURCE_SUFFIXES = (".py", ".cc", ".cpp", ".h", ".hpp", ".inc")
 
 NOT_BUILT_IN = ("pyxrt", "commands", "__main__.py")
-"""What of virtual_npu has no part in the C++ of a program."""
+"""The parts of virtual_npu that do not affect a program's C++."""
 
 _SETTLED_SECONDS = 3.0
 
@@ -39,7 +39,7 @@ def file_digest(path: Path | str) -> str:
         return hashlib.sha256(file.read()).hexdigest()
 
 
-def key_of(ingredients: Mapping[str, str]) -> str:
+def hash_key(ingredients: Mapping[str, str]) -> str:
     """16 hexadecimal digits of a sha256 over all ingredients, their names and values; order does not
     matter."""
     return text_digest(json.dumps(ingredients, sort_keys=True))[:16]
@@ -51,7 +51,7 @@ def files_digest(files: Iterable[Path], root: Path) -> str:
 
 
 def _digest_of(files: Iterable[tuple[str, str]]) -> str:
-    """One hash of files, each with what it is called in there and its path."""
+    """sha256 of files, from pairs (name in the hash, path)."""
     return text_digest("\n".join(sorted(f"{name} {file_digest(path)}" for name, path in files)))
 
 
@@ -61,7 +61,7 @@ def tree_digest(root: Path, skip: Sequence[str] = ()) -> str:
 
 
 @functools.cache
-def own_digest(folder: str) -> str:
+def package_digest(folder: str) -> str:
     """`tree_digest` of one of our own folders, such as `device`; that of virtual_npu itself is
     without NOT_BUILT_IN. Taken once in a process, which loads its code once too."""
     return tree_digest(rooms.folder(folder), skip=NOT_BUILT_IN if folder == "virtual_npu" else ())
@@ -90,21 +90,20 @@ def with_includes(sources: Iterable[Path], folders: Iterable[Path] = ()) -> set[
         path = waiting.pop()
         if path not in reached:
             reached.add(path)
-            waiting += _found(_facts(path)[1], (path.parent, *places))
+            waiting += _included_paths(_facts(path)[1], (path.parent, *places))
     return reached
 
 
-def _found(names: Iterable[str], places: Sequence[Path]) -> list[Path]:
-    """What is included under these names, wherever it is in `places`: in all, lest the compiler choose
-    another."""
+def _included_paths(names: Iterable[str], places: Sequence[Path]) -> list[Path]:
+    """All files of these names in `places`: the compiler may choose any of them."""
     paths = (f"{place}/{name}" for name in names for place in places)
     return [Path(path) for path in paths if os.path.isfile(path)]
 
 
 def _facts(path: Path | str) -> tuple[str, tuple[str, ...]]:
-    """The sha256 of a C++ file and what it includes; from memory where the file is as it was.
+    """The sha256 of a C++ file and the names that it includes, cached by the file's inode, size and times.
 
-    One that changed within the last seconds is read each time: a further change might have the same time.
+    A file that changed within the last seconds is read again: a further change might have the same time.
     """
     status = os.stat(path)
     if abs(time.time() - status.st_ctime) < _SETTLED_SECONDS:
@@ -127,7 +126,7 @@ def _remembered_facts(path: str, state: tuple[int, ...]) -> tuple[str, tuple[str
 def includes_digest(text: str, folders: Sequence[Path]) -> str:
     """sha256 of the names and contents of the files that C++ in `text` includes from `folders`, however
     deep."""
-    files = with_includes(_found(INCLUDE.findall(text), folders), folders)
+    files = with_includes(_included_paths(INCLUDE.findall(text), folders), folders)
     return text_digest("\n".join(sorted(f"{_name_below(path, folders)} {_facts(path)[0]}" for path in files)))
 
 
@@ -138,7 +137,7 @@ def _name_below(path: Path, folders: Sequence[Path]) -> str:
 
 @functools.cache
 def tool_version(command: str) -> str:
-    """The first line of `command --version`, or why there is none."""
+    """The first line of `command --version`, or the error."""
     try:
         result = subprocess.run(
             [command, "--version"], capture_output=True, text=True, timeout=30, check=False

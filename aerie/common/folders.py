@@ -1,4 +1,4 @@
-"""Where everything goes that nobody gave a place: one folder, with a folder in it for each kind.
+"""The default folder of everything that Aerie writes, with one subfolder per kind.
 
     AERIE_CACHE              where it is set
     CHECKOUT/build           in a checkout, also one that is installed as it lies (pip install --editable)
@@ -25,14 +25,14 @@ PROGRAMS = "programs"
 
 VARIABLE = HOME.name
 ADVICE = f"name one that can be written with {VARIABLE}=/path/to/folder"
-"""What to do where the folder cannot be used."""
+"""What to do if the folder cannot be used."""
 
 
-def home() -> Path:
-    """The folder, absolute; it may not be there yet. Raises KnobError where there is none to be found."""
+def cache_folder() -> Path:
+    """The absolute path of the folder, which may not exist yet. Raises KnobError if the user has no home."""
     if named := HOME.get():
         return _expanded(named)
-    return checkout_folder() or _of_the_user()
+    return checkout_folder() or _user_folder()
 
 
 def checkout_folder() -> Path | None:
@@ -40,7 +40,7 @@ def checkout_folder() -> Path | None:
     return rooms.CHECKOUT / "build" if rooms.CHECKOUT else None
 
 
-def _of_the_user() -> Path:
+def _user_folder() -> Path:
     named = Path(os.environ.get("XDG_CACHE_HOME") or "")
     # A relative one does not count (XDG Base Directory Specification).
     return (named if named.is_absolute() else _expanded("~/.cache")) / "aerie"
@@ -55,51 +55,51 @@ def _expanded(text: str) -> Path:
         ) from None
 
 
-def programs() -> Path:
-    """Where a KernelCache keeps compiled programs."""
-    return home() / PROGRAMS
+def programs_folder() -> Path:
+    """The folder of a KernelCache's compiled programs."""
+    return cache_folder() / PROGRAMS
 
 
-def built_programs() -> Path | None:
-    """Where the virtual NPU keeps what it built, or None where it does not. Raises KnobError."""
+def vnpu_folder() -> Path | None:
+    """The folder of the virtual NPU's builds; None if VNPU_CACHE is off. Raises KnobError."""
     text = CACHE.get()
     if text == "off":
         return None
-    return _expanded(text) if text else home() / "virtual_npu"
+    return _expanded(text) if text else cache_folder() / "virtual_npu"
 
 
-def make(folder: Path) -> None:
-    """Make a folder, and those above it, that others cannot write to whatever the umask. Raises OSError."""
+def make_folder(folder: Path) -> None:
+    """Make a folder and its parents, not writable by others whatever the umask. Raises OSError."""
     for missing in reversed([each for each in (folder, *folder.parents) if not each.exists()]):
         missing.mkdir(mode=0o755, exist_ok=True)
     folder.mkdir(exist_ok=True)
 
 
 def is_usable(folder: Path) -> bool:
-    """Whether files can be written there; the folder is made where it is missing."""
+    """Whether files can be written to the folder. Makes it if it does not exist."""
     try:
-        make(folder)
+        make_folder(folder)
     except OSError:
         return False
     return os.access(folder, os.W_OK)
 
 
 def check_private(folder: Path) -> None:
-    """Raises KnobError for a folder that others could put files into, or another folder in the place of.
+    """Raises KnobError for a folder that other users could write to or replace.
 
-    What is compiled is loaded from there, and runs as the user. It may belong to the user, to who owns the
-    machine, and to who owns this code: they could do anything anyway. In a folder above that is sticky, as
-    /tmp is, nobody can replace what another has there. A folder that is missing is judged by those above it.
+    Programs are loaded from it and run as the user. It may belong to the user, to root, and to the owner of
+    this code: these could do anything anyway. A sticky parent, such as /tmp, is accepted: users cannot
+    replace each other's files there. A missing folder is judged by its parents.
     """
     named, real = folder.absolute(), folder.resolve()
     links = (link for link in (named, *named.parents) if link.is_symlink())
     above = (each for each in real.parents if not rooms.SEARCH_PATH.is_relative_to(each))
-    found = [fault for link in links for fault in _strange_owner(link)]
-    found += [*_strange_owner(real), *_strange_writers(real)]
-    found += [
-        fault for each in above for fault in (*_strange_owner(each), *_strange_writers(each, above=True))
+    faults = [fault for link in links for fault in _untrusted_owner(link)]
+    faults += [*_untrusted_owner(real), *_untrusted_writers(real)]
+    faults += [
+        fault for each in above for fault in (*_untrusted_owner(each), *_untrusted_writers(each, above=True))
     ]
-    for what, fix in found:
+    for what, fix in faults:
         raise KnobError(
             f"{folder} is not used: {what}, so that others could put programs there, which would run as you: "
             f"{fix}, or name a folder of your own with {VARIABLE}=/path/to/folder"
@@ -107,12 +107,12 @@ def check_private(folder: Path) -> None:
 
 
 def is_private(path: Path) -> bool:
-    """Whether a file in a private folder is one that nobody else could write; so is one that is missing."""
-    return not any((*_strange_owner(path), *_strange_writers(path)))
+    """Whether no other user could have written a file; True for a missing one."""
+    return not any((*_untrusted_owner(path), *_untrusted_writers(path)))
 
 
-def _strange_owner(path: Path) -> Iterator[tuple[str, str]]:
-    """Who owns a path and is not trusted, with what to do."""
+def _untrusted_owner(path: Path) -> Iterator[tuple[str, str]]:
+    """(problem, advice) if the owner of a path is not trusted."""
     with contextlib.suppress(OSError):
         owner = path.lstat().st_uid
         if owner not in _trusted():
@@ -120,13 +120,15 @@ def _strange_owner(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _trusted() -> set[int]:
-    """Users who may own what is loaded: this one, the system's, also where it has another number in a
-    container, and who owns the code."""
+    """Ids of the users who may own loaded files: this one, root (also a container's), the code's owner."""
     return {os.geteuid(), 0, Path("/").stat().st_uid, Path(__file__).stat().st_uid}
 
 
-def _strange_writers(path: Path, above: bool = False) -> Iterator[tuple[str, str]]:
-    """Who can write to a path beside its owner, with what to do; above: to a folder that holds the folder."""
+def _untrusted_writers(path: Path, above: bool = False) -> Iterator[tuple[str, str]]:
+    """(problem, advice) for each class of users who can write to a path beside its owner.
+
+    above: the path is a parent of the folder, and may be sticky.
+    """
     with contextlib.suppress(OSError):
         about = path.lstat()
         if above and about.st_mode & stat.S_ISVTX:
@@ -138,7 +140,7 @@ def _strange_writers(path: Path, above: bool = False) -> Iterator[tuple[str, str
 
 
 def _is_own_group(number: int) -> bool:
-    """Whether a group is the system's, or has the user alone, as many systems make one for each."""
+    """Whether a group is root's, or the user's private group."""
     try:
         group, user = grp.getgrgid(number), pwd.getpwuid(os.geteuid())
     except KeyError:

@@ -40,12 +40,12 @@ def _uncaught(kind: type[BaseException], error: BaseException, trace: TracebackT
     os._exit(report_interrupt())
 
 
-def _unraisable(told: UnraisableHookArgs) -> None:
+def _unraisable(arguments: UnraisableHookArgs) -> None:
     """Handle Ctrl-C in a finaliser, where Python cannot raise: interrupt the main thread again."""
-    if issubclass(told.exc_type, KeyboardInterrupt):
+    if issubclass(arguments.exc_type, KeyboardInterrupt):
         _thread.interrupt_main()
     else:
-        sys.__unraisablehook__(told)
+        sys.__unraisablehook__(arguments)
 
 
 if sys.excepthook is sys.__excepthook__ and sys.unraisablehook is sys.__unraisablehook__:

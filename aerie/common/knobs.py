@@ -11,9 +11,9 @@ from pathlib import Path
 
 from aerie.common.errors import KnobError
 
-MOST_THREADS = 1024
-MOST_RACE_EVENTS = 1 << 29
-MOST_DEVICES = 64
+MAX_THREADS = 1024
+MAX_RACE_EVENTS = 1 << 29
+MAX_DEVICES = 64
 
 
 def _anything(_: str) -> bool:
@@ -22,20 +22,20 @@ def _anything(_: str) -> bool:
 
 @dataclass(frozen=True)
 class Knob:
-    """One environment variable. `wanted` says in words which values `accepts` passes."""
+    """One environment variable. `expected` says in words which values `is_valid` passes."""
 
     name: str
     default: str
     meaning: str
-    wanted: str = ""
-    accepts: Callable[[str], bool] = _anything
+    expected: str = ""
+    is_valid: Callable[[str], bool] = _anything
     replaces: tuple[tuple[str, str], ...] = ()
-    """Variables that this one has replaced, each with the value that does now what they did."""
+    """(old variable, value) pairs: this value of the variable has the effect of the old one."""
 
     def get(self) -> str:
         """The value in the environment, else the default.
 
-        Raises KnobError for one that makes no sense, and where a variable is set that this one has replaced.
+        Raises KnobError for a wrong value, and if a replaced variable is set.
         """
         for old, value in self.replaces:
             if os.environ.get(old):
@@ -44,25 +44,25 @@ class Knob:
                     f"off; unset {old}"
                 )
         text = os.environ.get(self.name) or self.default
-        if text != self.default and not self.accepts(text):
+        if text != self.default and not self.is_valid(text):
             unset = f"unset it for the default ({self.default})" if self.default else "or unset it"
-            raise KnobError(f"{self.name}='{text}' cannot be used: give {self.wanted}; {unset}")
+            raise KnobError(f"{self.name}='{text}' cannot be used: give {self.expected}; {unset}")
         return text
 
 
 @functools.cache  # every call of a program asks
 def _is_thread_count(text: str) -> bool:
-    return re.fullmatch("0*[0-9]{1,4}", text) is not None and 1 <= int(text) <= MOST_THREADS
+    return re.fullmatch("0*[0-9]{1,4}", text) is not None and 1 <= int(text) <= MAX_THREADS
 
 
 @functools.cache
 def _is_event_count(text: str) -> bool:
-    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= MOST_RACE_EVENTS
+    return re.fullmatch("[0-9]{1,9}", text) is not None and 1 <= int(text) <= MAX_RACE_EVENTS
 
 
 @functools.cache
 def _is_device_count(text: str) -> bool:
-    return re.fullmatch("[0-9]{1,2}", text) is not None and 1 <= int(text) <= MOST_DEVICES
+    return re.fullmatch("[0-9]{1,2}", text) is not None and 1 <= int(text) <= MAX_DEVICES
 
 
 def _is_march(text: str) -> bool:
@@ -78,7 +78,7 @@ THREADS = Knob(
     "VNPU_THREADS",
     "",
     "threads that run tiles and launch iterations; empty: one per CPU",
-    f"a whole number from 1 to {MOST_THREADS}",
+    f"a whole number from 1 to {MAX_THREADS}",
     _is_thread_count,
 )
 STRICT = Knob(
@@ -92,7 +92,7 @@ DEVICES = Knob(
     "VNPU_DEVICES",
     "1",
     "how many devices virtual_npu.pyxrt has, of the indices 0, 1, ...",
-    f"a whole number from 1 to {MOST_DEVICES}",
+    f"a whole number from 1 to {MAX_DEVICES}",
     _is_device_count,
 )
 CXX = Knob("VNPU_CXX", "", "C++ compiler, such as g++-13 or ccache g++; empty: CXX, then c++, g++, clang++")
@@ -153,7 +153,7 @@ RACE_EVENTS = Knob(
     "VNPU_RACE_EVENTS",
     str(1 << 26),
     "accesses that the race check remembers in a run, about 100 bytes each; a note tells of more",
-    f"a whole number from 1 to {MOST_RACE_EVENTS}",
+    f"a whole number from 1 to {MAX_RACE_EVENTS}",
     _is_event_count,
 )
 PLAIN_PARTS = ("products", "calls", "buffers", "host_code")
@@ -186,44 +186,44 @@ TABLE = (THREADS, STRICT, DEVICES, CXX, MARCH, OPT, KEEP, HOME, CACHE, NUMERICS,
 
 
 def check() -> None:
-    """Raises KnobError, naming the first knob whose value makes no sense, before work is done in vain."""
+    """Raises KnobError for the first knob with a wrong value, before any work is done."""
     for knob in TABLE:
         knob.get()
 
 
 @functools.cache
 def _cpus() -> int:
-    """How many CPUs this process may use, at its first call."""
+    """The number of CPUs that this process may use, at the first call."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def threads() -> int:
-    """How many threads a run uses. Raises KnobError when VNPU_THREADS is no number of threads."""
+def thread_count() -> int:
+    """The number of threads of a run. Raises KnobError for a wrong VNPU_THREADS."""
     text = THREADS.get()
     return int(text) if text else _cpus()
 
 
-def race_events() -> int:
-    """How many accesses the race check remembers. Raises KnobError where VNPU_RACE_EVENTS is no number."""
+def max_race_events() -> int:
+    """The number of accesses that the race check records. Raises KnobError for a wrong VNPU_RACE_EVENTS."""
     return int(RACE_EVENTS.get())
 
 
-def devices() -> int:
-    """How many devices there are. Raises KnobError where VNPU_DEVICES is no such number."""
+def device_count() -> int:
+    """The number of virtual devices. Raises KnobError for a wrong VNPU_DEVICES."""
     return int(DEVICES.get())
 
 
-def strict() -> bool:
-    """Whether host and device memory are separate. Raises KnobError when VNPU_STRICT is neither 0 nor 1."""
+def is_strict() -> bool:
+    """Whether host and device memory are separate. Raises KnobError for a wrong VNPU_STRICT."""
     return STRICT.get() == "1"
 
 
 def is_plain(part: str) -> bool:
-    """Whether this one of PLAIN_PARTS is to be done the plain way. Raises KnobError."""
+    """Whether AERIE_PLAIN selects the plain implementation of one of PLAIN_PARTS. Raises KnobError."""
     return not _parts(PLAIN.get()).isdisjoint({part, "all"})
 
 
-def kept_folder() -> Path | None:
-    """Where generated C++ is copied to, or None where it is not. Raises KnobError for a file."""
+def cpp_copy_folder() -> Path | None:
+    """The folder for copies of generated C++, or None. Raises KnobError if VNPU_KEEP names a file."""
     text = KEEP.get()
     return Path(text) if text else None

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def on_first_use(package: str, homes: Mapping[str, str]) -> Callable[[str], Any]:
     """A package's `__getattr__`, so that what needs no IR does not wait for xDSL.
 
-    `homes` tells for each of the package's names the module that defines it, which is imported with the first
-    use of the name. Raises AttributeError for any other name.
+    homes: the defining module of each of the package's names. It is imported at the first use of the name.
+    The function raises AttributeError for any other name.
     """
 
     def load(name: str) -> Any:

@@ -1,4 +1,4 @@
-"""Tools run as children: output goes to a log, time is limited, and nothing of them stays behind."""
+"""Child processes of tools, with a log, a time limit, and the removal of everything that they started."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from pathlib import Path
 
 
 class TimeLimitError(Exception):
-    """A tool that did not end in time. It and everything it started were killed."""
+    """A tool exceeded its time limit. It and everything it started were killed."""
 
 
 class Children:
-    """The tools that run at present. Each leads a process group, so that what it starts ends with it."""
+    """The running tools. Each leads a process group, so that its children end with it."""
 
     def __init__(self) -> None:
         self._running: set[subprocess.Popen[bytes]] = set()
@@ -25,10 +25,10 @@ class Children:
     def run(
         self, command: Sequence[str], work: Path, log: Path, environment: Mapping[str, str], seconds: float
     ) -> int:
-        """Run in the folder `work`, appending command line and output to `log`; the exit code.
+        """Run a command in the folder `work`; append command line and output to `log`.
 
-        It is negative for a tool that a signal killed. Raises OSError for one that cannot be started, and
-        TimeLimitError after so many seconds.
+        Returns the exit code, negative if a signal killed the tool. Raises OSError if it cannot start, and
+        TimeLimitError after `seconds`.
         """
         with log.open("ab") as output:
             output.write(f"$ {' '.join(command)}\n".encode())

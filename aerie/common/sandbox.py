@@ -1,12 +1,12 @@
-"""Work on what nobody vouches for, in a child process with limits of time, memory, stack and output.
+"""Calls on untrusted text in a child process, with limits of time, memory, stack and output.
 
-A checkpoint's chat template, a grammar of a request: such text may loop, ask for a terabyte, or end the
-process it is worked on in, and no thread can be stopped from outside. So a `BoundedProcess` calls functions
-of a module in a child, which ends at its limit and is replaced when it is next needed. Both ends say JSON to
-each other and nothing else, so a child can give its parent no more than data.
+A checkpoint's chat template or a request's grammar may loop, allocate a terabyte, or end its process, and no
+thread can be stopped from outside. So a `BoundedProcess` calls functions of a module in a child process. The
+child ends at its limit and is replaced at the next call. Both ends exchange only JSON, so a child can give
+its parent nothing but data.
 
-The child is this file, run as a module: a new interpreter, which shares neither locks nor threads with its
-parent, as a forked one would.
+The child is this file, run as a module: a new interpreter. Unlike a forked one it shares neither locks nor
+threads with its parent.
 """
 
 from __future__ import annotations
@@ -35,18 +35,20 @@ from aerie import rooms
 from aerie.common.errors import UserError
 
 LENGTH = struct.Struct("<Q")
-"""Before each message, how many bytes it has."""
+"""The length of a message in bytes, before each message."""
 
-LONGEST_REASON, LONGEST_TRACE = 200, 4000
-"""Characters of what a function's exception says that are told, and of where it was raised."""
+MAX_REASON_LENGTH, MAX_TRACE_LENGTH = 200, 4000
+"""Maximum characters of an exception's message, and of its traceback."""
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Of one call. cpu_s: of the child's processor time; wait_s: of time altogether, on a machine with other
-    work; memory_bytes: beside what the child has before its first call; stack_bytes: of the thread that the
-    call is in; output_bytes: of the result as JSON. begin_s: of time altogether for a beginning, of which
-    nothing else is limited."""
+    """Limits of one call in the child process.
+
+    cpu_s: CPU seconds. wait_s: wall-clock seconds. memory_bytes: memory beside that before the first call.
+    stack_bytes: stack of the thread of the call. output_bytes: size of the result as JSON.
+    begin_s: wall-clock seconds of the initialization, which has no other limit.
+    """
 
     cpu_s: float = 2.0
     wait_s: float = 30.0
@@ -57,20 +59,20 @@ class Limits:
 
 
 class BoundedError(UserError):
-    """A call that gave no result. Its text is one line that says why, without an end."""
+    """A call without a result. The message is one line with the reason, without a full stop."""
 
 
 class BeginningError(BoundedError):
-    """The child's beginning failed: the call did not come to its turn."""
+    """The child's initialization failed, so the call did not run."""
 
 
 class OverLimitError(BoundedError):
-    """A call ran into a limit, or ended its process."""
+    """A call reached a limit, or ended its process."""
 
 
 class InterruptedCallError(OverLimitError):
-    """A call ended for a reason that need not be its own: it took more than wait_s, where the machine may
-    have had other work, or its process was killed."""
+    """A call was stopped, perhaps not by its own fault: it took more than wait_s on a machine that may be
+    busy, or its process was killed."""
 
 
 class RaisedError(BoundedError):
@@ -95,21 +97,24 @@ class BoundedProcess:
         module: str,
         limits: Limits = Limits(),
         most: int = 4,
-        beginning: tuple[str, list[Any]] | None = None,
+        initialization: tuple[str, list[Any]] | None = None,
     ) -> None:
         self._module, self._limits = module, limits
-        self._beginning = _packed(beginning) if beginning else b""
+        self._initialization = _packed(initialization) if initialization else b""
         self._turns = threading.BoundedSemaphore(most)
         self._idle: list[_Child] = []
 
     def warm(self) -> None:
-        """Start a child now, beside what else there is to do, so that the first call need not wait for it."""
+        """Start a child now, in the background, so that the first call does not wait for it."""
         if not self._idle:
-            self._idle.append(_Child(self._module, self._limits, self._beginning))
+            self._idle.append(_Child(self._module, self._limits, self._initialization))
 
     def call(self, function: str, *arguments: Any) -> Any:
-        """What the function gives. Raises RaisedError for what it raises, OverLimitError, and
-        BeginningError."""
+        """Call a function of the module; returns its result.
+
+        Raises RaisedError if the function raises, OverLimitError if it reaches a limit, BeginningError if the
+        child's initialization fails.
+        """
         try:
             message = _packed([function, arguments])
         except RecursionError:
@@ -121,13 +126,13 @@ class BoundedProcess:
 
     @contextlib.contextmanager
     def _child(self) -> Iterator[_Child]:
-        """One that has nothing to do; afterwards it is kept if it can go on."""
+        """An idle child. It is reused after the call unless the call ended it."""
         child = None
         with contextlib.suppress(IndexError):
             while child is None or child.is_over:
                 child = self._idle.pop()
         if child is None or child.is_over:
-            child = _Child(self._module, self._limits, self._beginning)
+            child = _Child(self._module, self._limits, self._initialization)
         try:
             yield child
         except RaisedError:
@@ -142,8 +147,8 @@ class BoundedProcess:
 class _Child:
     """The parent's end of a child. beginning: the message that it is first sent, if any."""
 
-    def __init__(self, module: str, limits: Limits, beginning: bytes) -> None:
-        self._limits, self._beginning = limits, beginning
+    def __init__(self, module: str, limits: Limits, initialization: bytes) -> None:
+        self._limits, self._initialization = limits, initialization
         self._socket, theirs = socket.socketpair()
         paths = filter(None, [str(rooms.SEARCH_PATH), os.environ.get("PYTHONPATH")])
         with theirs:
@@ -156,7 +161,7 @@ class _Child:
                     "-m",
                     __name__,
                     str(theirs.fileno()),
-                    json.dumps([module, asdict(limits), bool(beginning)]),
+                    json.dumps([module, asdict(limits), bool(initialization)]),
                 ],
                 env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "MALLOC_ARENA_MAX": "1"},
                 stdin=subprocess.DEVNULL,
@@ -172,12 +177,12 @@ class _Child:
         return self._process.poll() is not None
 
     def call(self, message: bytes) -> Any:
-        if self._beginning:
+        if self._initialization:
             try:
-                self._ask(self._beginning, self._limits.begin_s)
+                self._ask(self._initialization, self._limits.begin_s)
             except BoundedError as error:
                 raise BeginningError(f"its process could not begin: {error}") from None
-            self._beginning = b""
+            self._initialization = b""
         return self._ask(message, self._limits.wait_s)
 
     def _ask(self, message: bytes, wait_s: float) -> Any:
@@ -185,23 +190,23 @@ class _Child:
         try:
             self._send(message, deadline)
             (length,) = LENGTH.unpack(self._receive(LENGTH.size, deadline))
-            told = json.loads(self._receive(length, deadline).decode("utf-8", "surrogatepass"))
+            reply = json.loads(self._receive(length, deadline).decode("utf-8", "surrogatepass"))
         except TimeoutError:
             raise InterruptedCallError(f"it took more than {wait_s:g} s") from None
         except OSError:
             raise self._why_it_ended() from None
-        if "over" in told:
-            raise OverLimitError(told["over"])
-        if "raised" in told:
-            raise RaisedError(*told["raised"])
-        return told["result"]
+        if "over" in reply:
+            raise OverLimitError(reply["over"])
+        if "raised" in reply:
+            raise RaisedError(*reply["raised"])
+        return reply["result"]
 
     def _send(self, message: bytes, deadline: float) -> None:
         self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
         self._socket.sendall(message)
 
     def _receive(self, count: int, deadline: float) -> bytes:
-        """So many bytes. ConnectionError where the child ends before."""
+        """Receive `count` bytes. Raises ConnectionError if the child ends first."""
         parts = bytearray()
         while len(parts) < count:
             self._socket.settimeout(max(deadline - time.monotonic(), 1e-3))
@@ -233,18 +238,17 @@ def _packed(message: Any) -> bytes:
 
 
 def one_line(reason: str) -> str:
-    """What an exception says, in one line of a limited length."""
-    told = " ".join(reason.split())
-    return told if len(told) <= LONGEST_REASON else f"{told[:LONGEST_REASON]} ..."
+    """The message of an exception in one line, cut at MAX_REASON_LENGTH characters."""
+    line = " ".join(reason.split())
+    return line if len(line) <= MAX_REASON_LENGTH else f"{line[:MAX_REASON_LENGTH]} ..."
 
 
-def live(connection: socket.socket, module: str, limits: Limits, begins: bool) -> None:
-    """The child's life: its beginning, then calls, one after the other, until its parent closes the
-    connection."""
+def run_child(connection: socket.socket, module: str, limits: Limits, has_initialization: bool) -> None:
+    """Run the child: its initialization, then calls in order, until its parent closes the connection."""
     functions = importlib.import_module(module)
     messages = _messages(connection.makefile("rb"))
-    if begins:
-        functions = _begun(functions, next(messages), connection)
+    if has_initialization:
+        functions = _initialized(functions, next(messages), connection)
     _limit_memory(limits.memory_bytes)
     threading.stack_size(limits.stack_bytes)
     calls = threading.Thread(target=_serve, args=(functions, messages, connection, limits))
@@ -257,15 +261,15 @@ def _messages(file: BufferedReader) -> Iterator[bytes]:
         yield file.read(*LENGTH.unpack(length))
 
 
-def _begun(module: Any, message: bytes, connection: socket.socket) -> Any:
-    """What the beginning gives."""
+def _initialized(module: Any, message: bytes, connection: socket.socket) -> Any:
+    """The object that the initialization returns, which has the functions to call."""
     try:
-        made = _called(module, message)
+        value = _call_function(module, message)
     except Exception as error:
         connection.sendall(_raised(error))
         raise
     connection.sendall(_packed({"result": None}))
-    return made
+    return value
 
 
 def _serve(functions: Any, messages: Iterator[bytes], connection: socket.socket, limits: Limits) -> None:
@@ -273,48 +277,48 @@ def _serve(functions: Any, messages: Iterator[bytes], connection: socket.socket,
         # The signal ends the process wherever it is, in C code too.
         signal.setitimer(signal.ITIMER_PROF, limits.cpu_s)
         try:
-            told = _answer(functions, message, limits)
+            reply = _answer(functions, message, limits)
         except MemoryError:  # what is left of the process may be anything
             reason = f"it took more than {limits.memory_bytes >> 20} MiB of memory"
             connection.sendall(_packed({"over": reason}))
             return
         signal.setitimer(signal.ITIMER_PROF, 0)
-        connection.sendall(told)
+        connection.sendall(reply)
 
 
 def _answer(functions: Any, message: bytes, limits: Limits) -> bytes:
     try:
-        result = _called(functions, message)
+        result = _call_function(functions, message)
         is_long = isinstance(result, str) and len(result) > limits.output_bytes
-        told = b"" if is_long else _packed({"result": result})
+        reply = b"" if is_long else _packed({"result": result})
     except MemoryError:
         raise
     except Exception as error:
         return _raised(error)
-    if is_long or len(told) > limits.output_bytes:
+    if is_long or len(reply) > limits.output_bytes:
         return _packed({"over": f"it made more than {limits.output_bytes >> 20} MiB"})
-    return told
+    return reply
 
 
-def _called(functions: Any, message: bytes) -> Any:
+def _call_function(functions: Any, message: bytes) -> Any:
     function, arguments = json.loads(message.decode("utf-8", "surrogatepass"))
     return getattr(functions, function)(*arguments)
 
 
 def _raised(error: Exception) -> bytes:
-    trace = "".join(traceback.format_exception(error))[-LONGEST_TRACE:]
+    trace = "".join(traceback.format_exception(error))[-MAX_TRACE_LENGTH:]
     return _packed({"raised": [type(error).__name__, one_line(str(error)), trace]})
 
 
 def _limit_memory(more_bytes: int) -> None:
-    """No more than so many bytes of address space beside those that this process has, and no files."""
+    """Limit this process to `more_bytes` more bytes of address space, and to no files."""
     pages = int(Path("/proc/self/statm").read_text().split()[0])
-    most = pages * resource.getpagesize() + more_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    limit = pages * resource.getpagesize() + more_bytes
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
     for kind in (resource.RLIMIT_CORE, resource.RLIMIT_FSIZE):
         resource.setrlimit(kind, (0, 0))
 
 
 if __name__ == "__main__":
     worked_on, bounds, has_beginning = json.loads(sys.argv[2])
-    live(socket.socket(fileno=int(sys.argv[1])), worked_on, Limits(**bounds), has_beginning)
+    run_child(socket.socket(fileno=int(sys.argv[1])), worked_on, Limits(**bounds), has_beginning)

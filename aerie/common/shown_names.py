@@ -5,18 +5,20 @@ from __future__ import annotations
 import hashlib
 import re
 
-_MOST_SHOWN = 100
+_MAX_SHOWN_LENGTH = 100
 _BARE = re.compile(r"[A-Za-z0-9_$.\-]+")
 
 
-def shown(name: str) -> str:
-    """A name as messages show it: as it is where MLIR takes it bare, else in MLIR's quotes; of a long one its
-    ends, with a few digits of its hash between, which tell it from others."""
+def display_name(name: str) -> str:
+    """A name for a message: bare if MLIR allows that, else in MLIR's quotes.
+
+    A long name is cut in the middle, where 16 digits of its hash distinguish it.
+    """
     text = name if _BARE.fullmatch(name) else f'"{"".join(map(_printed, name))}"'
-    if len(text) <= _MOST_SHOWN:
+    if len(text) <= _MAX_SHOWN_LENGTH:
         return text
-    half = _MOST_SHOWN // 2 - 12
-    return f"{text[:half]}...{digest(name)[:16]}...{text[-half:]}"
+    half = _MAX_SHOWN_LENGTH // 2 - 12
+    return f"{text[:half]}...{name_digest(name)[:16]}...{text[-half:]}"
 
 
 def _printed(char: str) -> str:
@@ -28,21 +30,21 @@ def _printed(char: str) -> str:
     return "".join(f"\\{byte:02X}" for byte in char.encode("utf-8", "surrogatepass"))
 
 
-def one_line(text: str, most: int = 400) -> str:
+def one_line(text: str, max_length: int = 400) -> str:
     """A text of a program as messages show it: printable, in one line, cut where it is long."""
-    printed = "".join(char if char.isprintable() else _printed(char) for char in text[: most + 1])
-    return printed if len(printed) <= most else f"{printed[:most]}..."
+    printed = "".join(char if char.isprintable() else _printed(char) for char in text[: max_length + 1])
+    return printed if len(printed) <= max_length else f"{printed[:max_length]}..."
 
 
-def symbol(name: str) -> str:
+def symbol_name(name: str) -> str:
     """`@name` in messages."""
-    return f"@{shown(name)}"
+    return f"@{display_name(name)}"
 
 
-def value(name: str | None) -> str:
+def value_name(name: str | None) -> str:
     """`%name` in messages; nothing for a value without a name."""
-    return f"%{shown(name)}" if name else ""
+    return f"%{display_name(name)}" if name else ""
 
 
-def digest(name: str) -> str:
+def name_digest(name: str) -> str:
     return hashlib.sha256(name.encode("utf-8", "surrogatepass")).hexdigest()

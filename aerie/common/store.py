@@ -2,8 +2,8 @@
 processes.
 
     FOLDER/NAME           an entry: its name holds its key, and it ends with the sha256 of all before it
-    FOLDER/locks/NAME     locked by whoever makes that entry: a second process waits, and finds it made
-    FOLDER/unfinished/    a folder for each entry under way; what killed processes left there is removed
+    FOLDER/locks/NAME     locked while a process makes that entry; a second process waits, then finds it
+    FOLDER/unfinished/    a work folder for each entry in progress; folders of killed processes are removed
 
 An entry appears in one step (`os.replace`) once it is complete. One that is damaged counts as missing. What
 was not used for OLDEST_DAYS is removed, and the least recently used beyond LARGEST_BYTES.
@@ -27,8 +27,8 @@ from typing import BinaryIO, cast
 
 from aerie.common import folders
 
-LARGEST_BYTES = 1 << 30
-OLDEST_DAYS = 30
+MAX_BYTES = 1 << 30
+MAX_UNUSED_DAYS = 30
 
 _HOUR = 60 * 60
 _DAY = 24 * _HOUR
@@ -36,18 +36,18 @@ _POLL_SECONDS = 0.01
 _DIGEST_BYTES = hashlib.sha256().digest_size
 _SUFFIXES = frozenset({".elf", ".mlir", ".log", ".o", ".so", ".json"})
 _KEYED = re.compile(r"(^|-)[0-9a-f]{16}\.[a-z]+$")
-"""What the name of an entry looks like, NAME-KEY.suffix or KEY.suffix. Nothing else is ever removed:
-there may be somebody's own files beside."""
+"""The names of entries: NAME-KEY.suffix or KEY.suffix. No other file is ever removed: the user may keep own
+files in the folder."""
 
 
-def _say_nothing() -> None:
-    """What is made in a moment is waited for without a word."""
+def _wait_silently() -> None:
+    """The default `waiting`: waits without a message."""
 
 
 class Store:
-    """The entries under one folder, which must be writable where something is to be made.
+    """The entries of one folder, which must be writable to make one.
 
-    inner: the folders in there that have entries too.
+    inner: names of subfolders that have entries too.
     """
 
     def __init__(self, folder: Path, inner: Sequence[str] = ()) -> None:
@@ -57,41 +57,41 @@ class Store:
         self._unfinished = folder / "unfinished"
 
     def read(self, name: str) -> bytes | None:
-        """What an entry holds; None where it is missing, damaged or somebody else's. Counts as a use."""
+        """The content of an entry; None if it is missing, damaged or writable by others. Counts as a use."""
         path = self.folder / name
         if not folders.is_private(path):
             return None
         mark_used(path)
-        return unsealed(path)
+        return read_checked(path)
 
     def find(self, name: str) -> Path | None:
-        """The file of an entry, for readers that do not mind the 32 bytes after its content: linkers and
-        loaders of ELF files. None where it is missing or damaged. Counts as a use."""
+        """The file of an entry, with its checksum (32 bytes) at the end, which ELF linkers and loaders
+        ignore. None if it is missing or damaged. Counts as a use."""
         return None if self.read(name) is None else self.folder / name
 
-    def made(
-        self, name: str, make: Callable[[Path], Path], waiting: Callable[[], None] = _say_nothing
+    def get_or_make(
+        self, name: str, make: Callable[[Path], Path], waiting: Callable[[], None] = _wait_silently
     ) -> Path:
-        """The file of an entry: the one that is there, or what `make` makes now in the empty folder given.
+        """The file of an entry; if it is missing, `make` makes it in an empty work folder.
 
-        `waiting` is called where another process or thread is making it. Raises what `make` raises, OSError,
-        which is an InterruptedError where `stop_waiting` ended the waiting.
+        waiting: called if another process or thread is making the entry. Raises OSError (InterruptedError
+        after `interrupt_lock_waits`), and the errors of `make`.
         """
-        found = self.find(name)
-        if found is None:
-            with self.making(name, waiting) as work:
-                found = self.find(name) or self.place(sealed(make(work)), name)
+        entry = self.find(name)
+        if entry is None:
+            with self.locked_work_folder(name, waiting) as work:
+                entry = self.find(name) or self.move_in(append_checksum(make(work)), name)
             self.prune_when_due()
-        return found
+        return entry
 
     @contextlib.contextmanager
-    def making(self, name: str, waiting: Callable[[], None] = _say_nothing) -> Iterator[Path]:
-        """Hold the lock of an entry, and give an empty folder that is gone afterwards. Raises OSError."""
+    def locked_work_folder(self, name: str, waiting: Callable[[], None] = _wait_silently) -> Iterator[Path]:
+        """Hold the lock of an entry, and yield an empty folder that is removed afterwards. Raises OSError."""
         flat = name.replace("/", "-")
         work = self._unfinished / flat
-        folders.make(self._locks)
+        folders.make_folder(self._locks)
         with _locked(self._locks / flat, waiting):
-            folders.make(self._unfinished)
+            folders.make_folder(self._unfinished)
             self._remove_unfinished()
             shutil.rmtree(work, ignore_errors=True)  # left behind by a process that was killed
             work.mkdir(mode=0o700, exist_ok=True)  # a compiler that outlived that one may yet write there
@@ -100,16 +100,16 @@ class Store:
             finally:
                 shutil.rmtree(work, ignore_errors=True)
 
-    def place(self, made: Path, name: str) -> Path:
-        """Move a complete file of this file system into its place, in one step; gives the place."""
-        path = self.folder / name
-        folders.make(path.parent)
-        os.chmod(made, made.stat().st_mode & ~0o022)
-        os.replace(made, path)
-        return path
+    def move_in(self, path: Path, name: str) -> Path:
+        """Move a complete file of this file system into the store, atomically. Returns its path."""
+        target = self.folder / name
+        folders.make_folder(target.parent)
+        os.chmod(path, path.stat().st_mode & ~0o022)
+        os.replace(path, target)
+        return target
 
     def _remove_unfinished(self) -> None:
-        """What nobody makes any more, since its lock is free. Ours are folders with the name of an entry."""
+        """Remove the work folders without a lock: their processes are gone."""
         ours = (left for left in self._unfinished.iterdir() if left.suffix in _SUFFIXES and left.is_dir())
         for left in ours:
             lock = _try_lock(self._locks / left.name)
@@ -118,7 +118,7 @@ class Store:
                 _unlock(self._locks / left.name, lock)
 
     def prune_when_due(self) -> bool:
-        """Prune, unless that was done within the hour; gives whether it was done now."""
+        """Prune unless that was done within the last hour. Returns whether it pruned."""
         stamp = self._locks / "pruned"
         due = time.time() - _used(stamp) > _HOUR
         if due:
@@ -126,28 +126,30 @@ class Store:
             self.prune()
         return due
 
-    def prune(self, largest_bytes: int = LARGEST_BYTES, oldest_days: float = OLDEST_DAYS) -> None:
-        """Remove entries that were not used for so long, and then the least recently used until the rest is
-        so small. What was used within a day stays: another process may be about to open it."""
-        now, kept = time.time(), 0
+    def prune(self, max_bytes: int = MAX_BYTES, max_unused_days: float = MAX_UNUSED_DAYS) -> None:
+        """Remove entries unused for `max_unused_days`, then the least recently used ones beyond `max_bytes`.
+
+        Entries used within a day stay: another process may be about to open them.
+        """
+        now, kept_bytes = time.time(), 0
         for group in sorted(self.groups(), key=lambda group: -group.used):
-            kept += group.nbytes
+            kept_bytes += group.nbytes
             idle = now - group.used
-            if idle > oldest_days * _DAY or (kept > largest_bytes and idle > _DAY):
-                kept -= group.nbytes
+            if idle > max_unused_days * _DAY or (kept_bytes > max_bytes and idle > _DAY):
+                kept_bytes -= group.nbytes
                 group.remove()
 
-    def groups(self) -> list[Group]:
-        """Files that lie together and have their name in common but for the suffix; none without a folder."""
-        found: dict[Path, Group] = {}
+    def groups(self) -> list[EntryGroup]:
+        """The entries, grouped by folder and name without suffix; [] if the folder does not exist."""
+        groups: dict[Path, EntryGroup] = {}
         for folder in (self.folder, *(self.folder / name for name in self._inner)):
             for path in folder.iterdir() if folder.is_dir() else ():
                 if path.suffix in _SUFFIXES and _KEYED.search(path.name) and path.is_file():
-                    found.setdefault(path.with_suffix(""), Group([])).paths.append(path)
-        return list(found.values())
+                    groups.setdefault(path.with_suffix(""), EntryGroup([])).paths.append(path)
+        return list(groups.values())
 
     def remove_empty(self) -> None:
-        """Remove what a store without entries has of its own, but for its folder, which may be somebody's."""
+        """Remove the empty folders and the stamp of a store without entries, but not the store's folder."""
         if self._unfinished.is_dir():
             self._remove_unfinished()
         if self._locks.is_dir() and {path.name for path in self._locks.iterdir()} <= {"pruned"}:
@@ -158,14 +160,14 @@ class Store:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Files that are used together: an entry, and what belongs to it, such as a program's text and log."""
+class EntryGroup:
+    """An entry and its companion files, such as a program's text and log."""
 
     paths: list[Path]
 
     @property
     def used(self) -> float:
-        """When any of it was used last; asked again before it is removed."""
+        """The time of the last use of any file, in seconds since 1970."""
         return max(map(_used, self.paths))
 
     @property
@@ -178,7 +180,7 @@ class Group:
 
 
 def _used(path: Path) -> float:
-    """When a file was used last, in seconds since 1970; 0 for one that is not there."""
+    """The time of a file's last use, in seconds since 1970; 0 if it does not exist."""
     try:
         return path.stat().st_mtime
     except OSError:
@@ -186,7 +188,7 @@ def _used(path: Path) -> float:
 
 
 def _nbytes(path: Path) -> int:
-    """The size of a file; 0 for one that another process removed meanwhile."""
+    """The size of a file in bytes; 0 if it does not exist."""
     try:
         return path.stat().st_size
     except OSError:
@@ -194,16 +196,18 @@ def _nbytes(path: Path) -> int:
 
 
 def mark_used(path: Path) -> None:
-    """Keep a file from being pruned; to the hour, so that reading seldom writes."""
+    """Record a use of a file, at most once an hour, so that reading seldom writes."""
     with contextlib.suppress(OSError):
         if time.time() - path.stat().st_mtime > _HOUR:
             os.utime(path)
 
 
-def kept_programs() -> Store | None:
-    """The store of what the virtual NPU builds; None where nothing is kept, or nothing can be. Raises
-    KnobError for a folder that others can write to."""
-    folder = folders.built_programs()
+def programs_store() -> Store | None:
+    """The store of the virtual NPU's builds; None if VNPU_CACHE is off or the folder is not writable.
+
+    Raises KnobError for a folder that others can write to.
+    """
+    folder = folders.vnpu_folder()
     if folder is None:
         return None
     folders.check_private(folder)
@@ -212,24 +216,24 @@ def kept_programs() -> Store | None:
 
 # one lock
 
-_asked_to_stop = 0
+_interrupts = 0
 
 
-def stop_waiting() -> None:
-    """Whoever waits for a lock now, in any thread, gets an InterruptedError, an OSError."""
-    global _asked_to_stop
-    _asked_to_stop += 1
+def interrupt_lock_waits() -> None:
+    """Raise InterruptedError (an OSError) in every thread that waits for a lock now."""
+    global _interrupts
+    _interrupts += 1
 
 
 @contextlib.contextmanager
 def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
-    """Hold a lock, which ends with the process that holds it. The file is there only while somebody does."""
+    """Hold a lock. It ends with the process, and its file exists only while it is held."""
     lock = _try_lock(path)
     if lock is None:
         waiting()
-    asked = _asked_to_stop
+    interrupts = _interrupts
     while lock is None:
-        if _asked_to_stop != asked:
+        if _interrupts != interrupts:
             raise InterruptedError(errno.EINTR, "stopped while another process makes it", str(path))
         time.sleep(_POLL_SECONDS)
         lock = _try_lock(path)
@@ -240,7 +244,7 @@ def _locked(path: Path, waiting: Callable[[], None]) -> Iterator[None]:
 
 
 def _try_lock(path: Path) -> int | None:
-    """The locked file, open; None where another process or thread has it.
+    """The file descriptor of the lock; None if another process or thread holds it.
 
     filelock would do this, as it does for the NPU (aerie/runtime/npu/lock.py); its import alone would be
     a tenth of a second start's time.
@@ -260,7 +264,7 @@ def _try_lock(path: Path) -> int | None:
 
 
 def _unlock(path: Path, lock: int) -> None:
-    """Give a lock back. Its file goes first: who opened it meanwhile sees that, and tries again."""
+    """Release a lock. Its file is removed first, so that a process that opened it meanwhile tries again."""
     path.unlink(missing_ok=True)
     os.close(lock)
 
@@ -268,31 +272,31 @@ def _unlock(path: Path, lock: int) -> None:
 # whole files
 
 
-def sealed(path: Path) -> Path:
-    """Append the sha256 of the file to it, so that damage is noticed; gives the path."""
+def append_checksum(path: Path) -> Path:
+    """Append the file's sha256 to the file. Returns the path."""
     digest = hashlib.sha256(path.read_bytes()).digest()
     with path.open("ab") as file:
         file.write(digest)
     return path
 
 
-def unsealed(path: Path) -> bytes | None:
-    """What a sealed file holds, without its hash; None where it is missing or damaged."""
+def read_checked(path: Path) -> bytes | None:
+    """The content of a file without its checksum; None if the file is missing or damaged."""
     try:
-        whole = path.read_bytes()
+        content = path.read_bytes()
     except OSError:
         return None
-    body, digest = whole[:-_DIGEST_BYTES], whole[-_DIGEST_BYTES:]
+    body, digest = content[:-_DIGEST_BYTES], content[-_DIGEST_BYTES:]
     return body if body and hashlib.sha256(body).digest() == digest else None
 
 
-def contents(path: Path) -> bytes:
-    """What a file holds, without its seal where it has one. Raises OSError."""
-    return unsealed(path) or path.read_bytes()
+def read_content(path: Path) -> bytes:
+    """The content of a file, without a checksum if it has one. Raises OSError."""
+    return read_checked(path) or path.read_bytes()
 
 
-def write_whole(path: Path, fill: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
-    """Write a file in one step: `fill` writes it under another name beside it. Raises OSError."""
+def write_atomic(path: Path, fill: Callable[[BinaryIO], object], mode: int = 0o644) -> None:
+    """Write a file atomically: `fill` writes a temporary file, which then replaces it. Raises OSError."""
     with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}.", delete=False) as file:
         try:
             fill(cast(BinaryIO, file))

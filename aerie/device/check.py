@@ -1,4 +1,4 @@
-"""A program against a device's limits: every rule, over the program and over each of its scopes."""
+"""The entry of the static check: runs every rule on the program and on each array configuration."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from xdsl.dialects.builtin import ModuleOp
 
 from aerie.air_dialect import AirParseError, parse
 from aerie.device.errors import ParseError
-from aerie.device.npu2 import NPU2, Device
-from aerie.device.report import Report
-from aerie.device.rules import OF_PROGRAMS, OF_SCOPES
-from aerie.device.scopes import Options, Program
+from aerie.device.npu2 import NPU2, DeviceModel
+from aerie.device.report import CheckReport
+from aerie.device.rules import CONFIGURATION_RULES, PROGRAM_RULES
+from aerie.device.scopes import CheckedProgram, CheckOptions
 
 
 def check(
     module_or_text: ModuleOp | str,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
     *,
     omit_ping_pong: str = "",
     stack_bytes: int | None = None,
@@ -27,7 +27,7 @@ def check(
     omit_auto_broadcast: bool = False,
     loop_tiling: Sequence[int] | None = None,
     filename: str = "<string>",
-) -> Report:
+) -> CheckReport:
     """Count what a program takes of `device`, and find what cannot be built.
 
     omit_ping_pong: what aircc does not double-buffer (`--omit-ping-pong-transform`): `L1`, `L2`, `all`, or
@@ -41,16 +41,16 @@ def check(
     module = _parsed(module_or_text, filename) if isinstance(module_or_text, str) else module_or_text
     folders = tuple(map(Path, kernel_dirs))
     tiling = None if loop_tiling is None else tuple(loop_tiling)
-    options = Options(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast, tiling)
-    program = Program(module, device, options)
-    findings = [found for rule in OF_PROGRAMS for found in rule(program)]
+    options = CheckOptions(omit_ping_pong, stack_bytes, folders, bf16_emulation, omit_auto_broadcast, tiling)
+    program = CheckedProgram(module, device, options)
+    findings = [finding for rule in PROGRAM_RULES for finding in rule(program)]
     for scope in program.scopes:
-        findings += [found for rule in OF_SCOPES for found in rule(scope)]
-    return Report(device, tuple(findings))
+        findings += [finding for rule in CONFIGURATION_RULES for finding in rule(scope)]
+    return CheckReport(device, tuple(findings))
 
 
 def _parsed(text: str, filename: str) -> ModuleOp:
     try:
-        return parse(text, filename, in_time=True)
+        return parse(text, filename, check_loops=True)
     except AirParseError as error:
         raise ParseError(str(error)) from error

@@ -6,32 +6,32 @@ from xdsl.dialects import affine, scf
 from xdsl.ir import Operation
 from xdsl.ir.affine import AffineConstraintKind
 
-from aerie.air_dialect.indices import Space, space_of_variable
+from aerie.air_dialect.index_analysis import NUMBERS, Known, constant_ints
+from aerie.air_dialect.index_expressions import IndexRange, iteration_range
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.readings import NUMBERS, Known, numbers
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 
 
-def runs_at(op: Operation, herd: HerdOp, known: Known) -> bool:
-    """False only where a condition on tile ids shuts `op` out on this core."""
+def may_run_on(op: Operation, herd: HerdOp, bindings: Known) -> bool:
+    """Whether `op` may run on a core of the herd; False only if a condition on tile ids excludes it."""
     child: Operation = op
-    for parent in enclosing(op):
+    for parent in parent_ops(op):
         if parent is herd:
             return True
         if isinstance(parent, affine.IfOp | scf.IfOp):
-            holds = _holds(parent, known)
+            holds = _holds(parent, bindings)
             if holds is not None and holds != (child.parent is parent.regions[0].block):
                 return False
         child = parent
     return True
 
 
-def never_runs(op: Operation) -> bool:
-    """Whether a loop of no trips or a condition that is constant shuts an operation out on every core."""
+def is_dead(op: Operation) -> bool:
+    """Whether a loop without trips or a constant condition excludes an operation on every core."""
     child: Operation = op
-    for parent in enclosing(op):
+    for parent in parent_ops(op):
         if isinstance(parent, scf.ForOp | affine.ForOp | scf.ParallelOp | affine.ParallelOp):
-            spaces = map(space_of_variable, parent.regions[0].block.args)
+            spaces = map(iteration_range, parent.regions[0].block.args)
             if any(space is not None and _is_empty(space) for space in spaces):
                 return True
         holds = _holds(parent, {}) if isinstance(parent, scf.IfOp) else None
@@ -41,14 +41,14 @@ def never_runs(op: Operation) -> bool:
     return False
 
 
-def _is_empty(space: Space) -> bool:
-    low, high, step = (NUMBERS.of_term(bound) for bound in space[:3])
+def _is_empty(space: IndexRange) -> bool:
+    low, high, step = (NUMBERS.analyze_term(bound) for bound in space[:3])
     return low is not None and high is not None and bool(step) and high <= low
 
 
-def _holds(op: affine.IfOp | scf.IfOp, known: Known) -> bool | None:
+def _holds(op: affine.IfOp | scf.IfOp, bindings: Known) -> bool | None:
     """Whether the condition holds on this core; None where it depends on more than the tile ids."""
-    operands = numbers(op.operands, known)
+    operands = constant_ints(op.operands, bindings)
     if operands is None or isinstance(op, scf.IfOp):
         return None if operands is None else bool(operands[0])
     condition = op.condition.data

@@ -1,4 +1,4 @@
-"""Buffer descriptors (BDs) of transfers of L1 and L2: how many each becomes, and what one of them can walk.
+"""Buffer descriptors (BDs) of transfers of L1 and L2: the number of each, and what one of them can walk.
 
 After mlir-air at e972f294. A transfer is one descriptor for each copy of its buffer. A core's loops run on
 the core, but those around a transfer of L2 have to become dimensions of its descriptor
@@ -16,30 +16,30 @@ from functools import lru_cache
 from xdsl.dialects import memref, scf
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.copies import trips
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import DmaLimits
-from aerie.device.scopes import Scope
+from aerie.device.scopes import ArrayConfiguration
 from aerie.device.streams import offset_at
-from aerie.device.transfers import Side, allocated_bytes
+from aerie.device.transfers import TransferSide, allocated_bytes
 
 Dims = list[tuple[int, int]]
 """(size, stride) in elements of each dimension, outermost first."""
 
 
-def descriptors(scope: Scope, side: Side) -> int:
-    """Descriptors of one transfer of L1 or L2 by one tile."""
-    if shrunk(scope).get(origin(side.memref), side.op) is not side.op:
+def descriptors(scope: ArrayConfiguration, side: TransferSide) -> int:
+    """The number of descriptors of one transfer of L1 or L2 by one tile."""
+    if shrunk_buffers(scope).get(root_value(side.memref), side.op) is not side.op:
         return 0
     steps = _steps(side, scope.device.memtile) if side.space == 1 else 1
-    return scope.buffers_of(side.memref) * steps
+    return scope.buffer_count(side.memref) * steps
 
 
 def contiguous(dims: Dims) -> Dims:
-    """The same walk with dimensions that follow on each other merged, and none of size 1."""
+    """A walk with contiguous dimensions merged, and without dimensions of size 1."""
     merged: Dims = []
     for size, stride in dims:
         if size == 1:
@@ -53,15 +53,18 @@ def contiguous(dims: Dims) -> Dims:
 # ---- loops around a transfer of L2 ----
 
 
-def _steps(side: Side, limits: DmaLimits) -> int:
-    """How many descriptors one transfer becomes: loops that its offsets depend on are dimensions while there
-    are any left, and are unrolled else."""
+def _steps(side: TransferSide, limits: DmaLimits) -> int:
+    """The number of descriptors of one transfer: a loop that its offsets depend on takes a free dimension,
+    and is unrolled if there is none."""
     dims = side.known_dims
     if dims is None:
         return 1
     walk, unrolled = contiguous(dims), 1
     for loop in _loops(side):
-        count, stride = trips(loop), stride_of(side, loop.body.block.args[0], number(loop.step) or 1)
+        count, stride = (
+            trip_count(loop),
+            stride_of(side, loop.body.block.args[0], constant_int(loop.step) or 1),
+        )
         if not count or count == 1 or not stride:
             continue
         longer = contiguous([(count, stride), *walk])
@@ -73,17 +76,17 @@ def _steps(side: Side, limits: DmaLimits) -> int:
     return unrolled
 
 
-def _loops(side: Side) -> Iterator[scf.ForOp]:
+def _loops(side: TransferSide) -> Iterator[scf.ForOp]:
     """The loops around a transfer in its segment, innermost first."""
-    for op in enclosing(side.op):
+    for op in parent_ops(side.op):
         if isinstance(op, scf.ForOp):
             yield op
         if isinstance(op, HierarchyOp) and not isinstance(op, HerdOp):
             return
 
 
-def stride_of(side: Side, variable: SSAValue, step: int) -> int | None:
-    """How many elements further a transfer begins where a loop's variable or a coordinate is one step on."""
+def stride_of(side: TransferSide, variable: SSAValue, step: int) -> int | None:
+    """The distance in elements between a transfer's starts in two steps of a loop variable or coordinate."""
     strides = side.strides[-len(side.offsets) :] if side.offsets else ()
     total = 0
     for offset, stride in zip(side.offsets, strides, strict=False):
@@ -98,24 +101,28 @@ def stride_of(side: Side, variable: SSAValue, step: int) -> int | None:
 
 
 @lru_cache(maxsize=64)
-def shrunk(scope: Scope) -> dict[SSAValue, Operation]:
-    """Buffers that are cut to the size of one transfer, with the first of several transfers of a buffer,
-    which become one: nothing but transfers uses them, all of one size, each of a part."""
-    found: dict[SSAValue, Operation] = {}
+def shrunk_buffers(scope: ArrayConfiguration) -> dict[SSAValue, Operation]:
+    """Buffers that aircc cuts to the size of one transfer, each with the first of its transfers.
+
+    Only transfers use such a buffer, all of one size, each of a part. They become one transfer.
+    """
+    result: dict[SSAValue, Operation] = {}
     for buffer, used in _by_buffer(scope.sides).items():
         if len(used) > 2 and len({side.sizes for side in used}) == 1 and _are_parts(used):
-            found[buffer] = used[0].op
-    return found
+            result[buffer] = used[0].op
+    return result
 
 
 @lru_cache(maxsize=64)
-def moved_bytes(scope: Scope) -> dict[SSAValue, int]:
-    """Buffers that only transfers use, none of which moves as much as the buffer holds, with the bytes of the
-    largest: air-shrink-memref-sizes-by-access makes them that small before anything is placed."""
-    others = {origin(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
+def underfilled_buffers(scope: ArrayConfiguration) -> dict[SSAValue, int]:
+    """Buffers that only transfers use and none fills, with the bytes of the largest transfer.
+
+    air-shrink-memref-sizes-by-access makes them that small before anything is placed.
+    """
+    others = {root_value(value) for op in scope.ops if not _passes_on(op) for value in op.operands}
     most: dict[SSAValue, int | None] = {}
     for side in scope.sides:
-        buffer, dims = origin(side.memref), side.known_dims
+        buffer, dims = root_value(side.memref), side.known_dims
         size = None if dims is None else -(-math.prod(s for s, step in dims if step) * side.bits // 8)
         before = most.get(buffer, 0)
         most[buffer] = None if size is None or before is None else max(size, before)
@@ -128,34 +135,34 @@ def moved_bytes(scope: Scope) -> dict[SSAValue, int]:
 
 
 def _passes_on(op: Operation) -> bool:
-    """Whether it moves a buffer, frees it or hands it on, and does not look into it."""
+    """Whether an operation moves, frees or passes on a buffer without reading its elements."""
     moves = isinstance(op, DmaMemcpyNdOp | ChannelTransferOp | HierarchyOp)
     return moves or op.name in ("memref.dealloc", "air.execute_terminator")
 
 
-def bytes_of(scope: Scope, buffer: SSAValue) -> int:
-    """Bytes of one copy of a buffer, as small as aircc makes it; 0 where they are not known."""
-    return moved_bytes(scope).get(buffer, allocated_bytes(buffer) or 0)
+def buffer_bytes(scope: ArrayConfiguration, buffer: SSAValue) -> int:
+    """Bytes of one copy of a buffer after aircc shrank it; 0 if unknown."""
+    return underfilled_buffers(scope).get(buffer, allocated_bytes(buffer) or 0)
 
 
-def _by_buffer(sides: list[Side]) -> dict[SSAValue, list[Side]]:
-    """The transfers of buffers that nothing else uses."""
-    found: dict[SSAValue, list[Side]] = defaultdict(list)
+def _by_buffer(sides: list[TransferSide]) -> dict[SSAValue, list[TransferSide]]:
+    """The transfers of each buffer that nothing else uses."""
+    by_buffer: dict[SSAValue, list[TransferSide]] = defaultdict(list)
     for side in sides:
-        buffer = origin(side.memref)
+        buffer = root_value(side.memref)
         if isinstance(buffer.owner, memref.AllocOp) and buffer is side.memref:
-            found[buffer].append(side)
+            by_buffer[buffer].append(side)
     return {
         buffer: used
-        for buffer, used in found.items()
+        for buffer, used in by_buffer.items()
         if {use.operation for use in buffer.uses if use.operation.name != "memref.dealloc"}
         == {s.op for s in used}
     }
 
 
-def _are_parts(used: list[Side]) -> bool:
-    """Whether every transfer is of a part, at an offset that is a constant."""
+def _are_parts(used: list[TransferSide]) -> bool:
+    """Whether every transfer moves a part of the buffer, at a constant offset."""
     volumes = [math.prod(size for size, _ in side.known_dims or ()) for side in used]
     whole = math.prod(used[0].type.get_shape())
-    offsets = [number(offset) for side in used for offset in side.offsets]
+    offsets = [constant_int(offset) for side in used for offset in side.offsets]
     return None not in offsets and all(side.offsets for side in used) and max(volumes) < whole

@@ -1,4 +1,4 @@
-"""Why a program cannot be built for a device."""
+"""Errors of programs that cannot be built for a device."""
 
 from __future__ import annotations
 
@@ -18,6 +18,6 @@ class KernelSourceError(ProgramError):
 
 
 class ResourceError(ProgramError):
-    """A program wants more of the device than there is."""
+    """A program needs more of the device than there is."""
 
     kind = "resources"

@@ -1,8 +1,7 @@
-"""External kernels: functions that C++ source outside the program defines, where that source is, and what it
-promises about its parameters.
+"""External kernels: their names, their C++ sources, and which parameters they do not write.
 
-What a program says of them is data: it names functions, files in the kernel folders and macros, and can give
-neither C++ nor files from elsewhere.
+A program's text is data: it names functions, files in the kernel folders and macros. It cannot contain C++
+or name files elsewhere.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from aerie import rooms
-from aerie.common.shown_names import shown, symbol
+from aerie.common.shown_names import display_name, symbol_name
 from aerie.device.errors import KernelSourceError
 
 OWN_KERNELS = rooms.folder("kernels_cc")
@@ -36,7 +35,7 @@ class ExternalKernel:
     """How many it is called with."""
 
     def __post_init__(self) -> None:
-        """Raises KernelSourceError where a name, a file or a macro is none that a program may name."""
+        """Raises KernelSourceError for a name, file or macro that a program may not use."""
         _check_symbol(self)
         _check_file(self, "link_with", self.object_name)
         _check_file(self, "link_source", self.source_name)
@@ -49,63 +48,63 @@ class ExternalKernel:
 _IDENTIFIER = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _INTEGER = re.compile(r"-?(0[xX][0-9a-fA-F]+|[0-9]+)[uUlL]*")
 _OWN = ("_", "vnpu_", "aie_host_", "VNPU_")
-"""How names begin that are the compiler's or the virtual NPU's own."""
-_MOST = 250
+"""Prefixes of names that belong to the compiler or to the virtual NPU."""
+_MAX_NAME_LENGTH = 250
 _SUFFIXES = (".cc", ".cpp", ".cxx", ".c")
 
 
 def _check_symbol(kernel: ExternalKernel) -> None:
     name = kernel.symbol
-    if not _IDENTIFIER.fullmatch(name) or len(name) > _MOST or name.startswith(_OWN):
-        raise _refused(
+    if not _IDENTIFIER.fullmatch(name) or len(name) > _MAX_NAME_LENGTH or name.startswith(_OWN):
+        raise _source_error(
             kernel,
-            f"a function in C++ has a name of letters, digits and _, of {_MOST} characters at most, which "
-            f"does not begin with {', '.join(_OWN)}: rename it",
+            f"a function in C++ has a name of letters, digits and _, of {_MAX_NAME_LENGTH} characters at "
+            f"most, which does not begin with {', '.join(_OWN)}: rename it",
         )
 
 
 def _check_file(kernel: ExternalKernel, attribute: str, name: str) -> None:
-    """A file is named below the kernel folders, whatever is elsewhere on the machine."""
-    if not name.isprintable() or len(name) > _MOST or not _leads_below(name):
-        raise _refused(
+    """Raises KernelSourceError for a path that leaves the kernel folders, or is no C++ file."""
+    if not name.isprintable() or len(name) > _MAX_NAME_LENGTH or not _leads_below(name):
+        raise _source_error(
             kernel,
-            f"{attribute} = {shown(name)} does not name a file below a kernel folder: give a relative path "
-            "without .., and the folder with --kernel-dir",
+            f"{attribute} = {display_name(name)} does not name a file below a kernel folder: give a relative "
+            "path without .., and the folder with --kernel-dir",
         )
     if attribute == "link_source" and not name.endswith(_SUFFIXES):
-        raise _refused(
+        raise _source_error(
             kernel,
-            f"{attribute} = {shown(name)} is no C++ file: name one that ends in {', '.join(_SUFFIXES)}",
+            f"{attribute} = {display_name(name)} is no C++ file: name one that ends in "
+            f"{', '.join(_SUFFIXES)}",
         )
 
 
 def _check_define(kernel: ExternalKernel, define: str) -> None:
-    """A macro stands for an integer or an identifier: for no C++ of the program's own, and for no function of
-    the system."""
+    """Raises KernelSourceError unless a macro is an integer or an identifier that is no system function."""
     name, gives, text = define.partition("=")
     is_name = _IDENTIFIER.fullmatch(name) is not None and not name.startswith(_OWN)
     is_word = _IDENTIFIER.fullmatch(text) is not None and not text.startswith(_OWN)
     if not is_name or (gives and not is_word and not _INTEGER.fullmatch(text)):
-        raise _refused(
+        raise _source_error(
             kernel,
-            f"link_defines has {shown(define)}: give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names that do "
-            f"not begin with {', '.join(_OWN)}",
+            f"link_defines has {display_name(define)}: give NAME, NAME=INTEGER or NAME=IDENTIFIER, of names "
+            f"that do not begin with {', '.join(_OWN)}",
         )
     if is_word and text != kernel.symbol and _is_of_the_system(text):
-        raise _refused(
+        raise _source_error(
             kernel,
-            f"link_defines has {shown(define)}, and {text} is a function of the system, which the kernel "
-            "would then call: give a name of the kernel's own",
+            f"link_defines has {display_name(define)}, and {text} is a function of the system, which the "
+            "kernel would then call: give a name of the kernel's own",
         )
 
 
 def _is_of_the_system(name: str) -> bool:
-    """Whether the C library has a function of this name, and not one that only computes."""
+    """Whether the C library has a function of this name that does more than compute."""
     return hasattr(ctypes.CDLL(None), name) and not hasattr(math, name.removesuffix("f"))
 
 
-def _refused(kernel: ExternalKernel, why: str) -> KernelSourceError:
-    return KernelSourceError(f"line {kernel.line}: {symbol(kernel.symbol)}: {why}")
+def _source_error(kernel: ExternalKernel, why: str) -> KernelSourceError:
+    return KernelSourceError(f"line {kernel.line}: {symbol_name(kernel.symbol)}: {why}")
 
 
 # ---- where the sources are ----
@@ -113,36 +112,36 @@ def _refused(kernel: ExternalKernel, why: str) -> KernelSourceError:
 
 @dataclass(frozen=True)
 class KernelObject:
-    """An object file to link: its source, and the flags that its defines make."""
+    """An object file to link: its source, and the -D flags of its macros."""
 
     source: Path
     flags: tuple[str, ...]
 
     @property
-    def described(self) -> str:
+    def description(self) -> str:
         """File name and defines, for messages."""
         return " ".join([self.source.name, *self.flags])
 
 
 def kernel_objects(kernels: Sequence[ExternalKernel], kernel_dirs: Sequence[Path]) -> list[KernelObject]:
-    """One object per link_with name; its source is looked up in `kernel_dirs`, then in kernels_cc.
+    """One object per link_with name. The source is looked up in `kernel_dirs`, then in kernels_cc.
 
-    Raises KernelSourceError for a source that is nowhere, and for two that claim one object.
+    Raises KernelSourceError if a source is missing, or two sources have one object.
     """
-    found: dict[str, tuple[ExternalKernel, KernelObject]] = {}
+    by_object: dict[str, tuple[ExternalKernel, KernelObject]] = {}
     folders = [*map(Path, kernel_dirs), OWN_KERNELS]
     for kernel in kernels:
         flags = tuple(f"-D{define}" for define in kernel.defines)
         item = KernelObject(_find_source(kernel, folders), flags)
         _check_parameters(kernel, item.source)
-        known = found.setdefault(kernel.object_name, (kernel, item))
-        if known[1] != item:
+        earlier = by_object.setdefault(kernel.object_name, (kernel, item))
+        if earlier[1] != item:
             raise KernelSourceError(
-                f"@{known[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
-                f"different sources or defines ({known[1].described} and {item.described}): give one of them "
-                "another link_with"
+                f"@{earlier[0].symbol} and @{kernel.symbol} both link with {kernel.object_name}, but name "
+                f"different sources or defines ({earlier[1].description} and {item.description}): give one "
+                "of them another link_with"
             )
-    return [item for _, item in found.values()]
+    return [item for _, item in by_object.values()]
 
 
 def _leads_below(name: str) -> bool:
@@ -152,17 +151,16 @@ def _leads_below(name: str) -> bool:
 
 
 def find_source(name: str, folders: Sequence[Path]) -> Path | None:
-    """The first file of that name below the folders; None where there is none, and for a name that leads out
-    of them."""
+    """The first file of that name below the folders; None if there is none or the path leaves them."""
     if not _leads_below(name):
         return None
     return next((folder / name for folder in folders if (folder / name).is_file()), None)
 
 
 def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
-    found = find_source(kernel.source_name, folders)
-    if found is not None:
-        return found
+    source = find_source(kernel.source_name, folders)
+    if source is not None:
+        return source
     looked = ", ".join(str(folder) for folder in folders)
     raise KernelSourceError(
         f"line {kernel.line}: @{kernel.symbol} links with {kernel.object_name}, but {kernel.source_name} is "
@@ -171,8 +169,8 @@ def _find_source(kernel: ExternalKernel, folders: Sequence[Path]) -> Path:
 
 
 def _check_parameters(kernel: ExternalKernel, source: Path) -> None:
-    """Raises KernelSourceError where the source defines the function with another number of parameters than
-    it is called with: it would take what is not there, and the linker does not know."""
+    """Raises KernelSourceError if the function's definition and its call differ in their number of
+    parameters: the function would read garbage, and the linker does not check."""
     definitions = _definitions(kernel, source)
     if len(definitions) != 1 or "#" in definitions[0]:
         return  # a macro makes it, or there is a choice
@@ -192,17 +190,17 @@ _POINTER_TO_CONST = re.compile(r"\s*const\s+(?:\w+::)*\w+\s*\*\s*(?:__restrict(?
 
 
 def constant_parameters(kernel: ExternalKernel, kernel_dirs: Sequence[Path]) -> frozenset[int]:
-    """The positions of the parameters through which a kernel does not write: `const T *` in its definition.
+    """The positions of the parameters that a kernel does not write: `const T *` in its definition.
 
-    None of them where the source is not found, defines the function other than once, or casts pointers, as
-    it might then write all the same.
+    Empty if the source is missing, does not define the function exactly once, or casts pointers: it might
+    then write through them.
     """
     try:
-        (found,) = kernel_objects([kernel], kernel_dirs)
+        (kernel_object,) = kernel_objects([kernel], kernel_dirs)
     except KernelSourceError:
         return frozenset()
-    definitions = _definitions(kernel, found.source)
-    if len(definitions) != 1 or _CAST.search(_without_comments(found.source)):
+    definitions = _definitions(kernel, kernel_object.source)
+    if len(definitions) != 1 or _CAST.search(_without_comments(kernel_object.source)):
         return frozenset()
     parameters = definitions[0].split(",")
     return frozenset(i for i, text in enumerate(parameters) if _POINTER_TO_CONST.fullmatch(text))
@@ -213,7 +211,7 @@ def _without_comments(source: Path) -> str:
 
 
 def _definitions(kernel: ExternalKernel, source: Path) -> list[str]:
-    """The texts of the parameters of each definition of a kernel in its source, by the name it has there."""
+    """The parameter text of each definition of a kernel in its source."""
     pairs = (define.partition("=") for define in kernel.defines)
     name = {new: old for old, _, new in pairs}.get(kernel.symbol, kernel.symbol)
     return re.findall(rf"\b{re.escape(name)}\s*\(([^()]*)\)\s*\{{", _without_comments(source))

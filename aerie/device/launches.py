@@ -1,4 +1,4 @@
-"""How many points of a launch stay in loops of the host's sequence of instructions."""
+"""The points of a launch that stay in loops of the host's instruction sequence."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from aerie.air_dialect.ops import LaunchOp
 from aerie.device.transfers import extents
 
 
-def rolled_trips(launch: LaunchOp, tiling: Sequence[int] | None) -> int:
-    """Points of a launch that stay in loops of the host's sequence.
+def host_loop_trips(launch: LaunchOp, tiling: Sequence[int] | None) -> int:
+    """The number of points of a launch that stay in loops of the host's sequence.
 
     `air-opt-shim-dma-bds` unrolls the outer loops of a launch that is tiled: a dimension that has a tile size
     keeps the largest factor of its trips that is no larger; those without one stay whole.
     """
     sizes = extents(launch)
-    given = (*(tiling or ()), *[None] * len(sizes))
-    return math.prod(kept_trips(size, tile) for size, tile in zip(sizes, given, strict=False))
+    tiles = (*(tiling or ()), *[None] * len(sizes))
+    return math.prod(loop_trips(size, tile) for size, tile in zip(sizes, tiles, strict=False))
 
 
-def kept_trips(size: int, tile: int | None) -> int:
-    """Trips of a dimension of a launch that stay in a loop: no more than its tile size, where it has one."""
+def loop_trips(size: int, tile: int | None) -> int:
+    """The trips of one dimension of a launch that stay in a loop: at most `tile`, if it is not None."""
     return size if tile is None else max(factor for factor in range(1, tile + 1) if size % factor == 0)

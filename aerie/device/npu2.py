@@ -52,7 +52,7 @@ class DmaLimits:
 
 
 @dataclass(frozen=True)
-class Device:
+class DeviceModel:
     """One device. Bytes for memories; `columns` x `rows` core tiles (herd x, herd y).
 
     l1_bytes: data memory of a core tile (64 KiB on AIE2P, `AIETargetModel`).
@@ -138,7 +138,7 @@ _CORE = DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=8, stride_bits=13, len
 _MEMTILE = DmaLimits(6, 6, descriptors=48, dims=4, wrap_bits=10, stride_bits=17, length_bits=17, iterations=1)
 _SHIM = DmaLimits(2, 2, descriptors=16, dims=3, wrap_bits=10, stride_bits=20, length_bits=32, iterations=64)
 
-NPU2 = Device(
+NPU2 = DeviceModel(
     name="npu2",
     architecture="aie2p",
     columns=8,
@@ -161,7 +161,7 @@ The array has a fifth column, which has no shim DMA; mlir-aie's `npu1` is the 4 
 request 2397), and mlir-air's `xrt.py` refuses ELF output for it.
 """
 
-DEVICES: dict[str, Device] = {device.name: device for device in (NPU2, NPU1)}
+DEVICES: dict[str, DeviceModel] = {device.name: device for device in (NPU2, NPU1)}
 """Every device known, by name."""
 
 # ---- where the limits come from ----

@@ -1,4 +1,4 @@
-"""What the static check found: use against limit, and what cannot be built."""
+"""The result of the static check: use against limit, and what cannot be built."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from xdsl.ir import Operation
 
 from aerie.common.text_tables import text_table
 from aerie.device.errors import ResourceError
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 
 HEADER = ("where", "resource", "used", "limit", "", "source of the limit")
 
@@ -21,10 +21,10 @@ def line_of(op: Operation) -> int | None:
 
 
 @dataclass(frozen=True)
-class Usage:
-    """One line of the report: `used` of `limit`, in the units the resource names.
+class ResourceUsage:
+    """One line of the report: `used` of `limit`, in the units that the resource names.
 
-    limit: None where no limit is known. source: where the limit is written. instead: the way out.
+    limit: None if no limit is known. source: the upstream file of the limit. alternative: what to do instead.
     """
 
     place: str
@@ -32,8 +32,8 @@ class Usage:
     used: int
     limit: int | None
     source: str
-    instead: str
-    at: Operation = field(repr=False, compare=False)
+    alternative: str
+    operation: Operation = field(repr=False, compare=False)
 
     @property
     def fits(self) -> bool:
@@ -42,7 +42,7 @@ class Usage:
 
     @property
     def cells(self) -> tuple[str, ...]:
-        """The line as text, a cell per column of HEADER."""
+        """The line as text, one cell per column of HEADER."""
         limit = "none known" if self.limit is None else str(self.limit)
         return (
             self.place,
@@ -53,13 +53,13 @@ class Usage:
             self.source,
         )
 
-    def as_fault(self, device: Device) -> Fault:
-        """What to say where the limit does not hold."""
-        message = f"{self.resource} takes {self.used}, {device.name} has {self.limit}; {self.instead}"
-        return Fault("limit", self.place, message, self.source, self.at)
+    def to_fault(self, device: DeviceModel) -> Fault:
+        """The fault of a limit that does not hold."""
+        message = f"{self.resource} takes {self.used}, {device.name} has {self.limit}; {self.alternative}"
+        return Fault("limit", self.place, message, self.source, self.operation)
 
-    def as_json(self) -> dict[str, object]:
-        """The line as plain values."""
+    def to_json(self) -> dict[str, object]:
+        """The line as JSON values."""
         return {
             "place": self.place,
             "resource": self.resource,
@@ -67,8 +67,8 @@ class Usage:
             "limit": self.limit,
             "ok": self.fits,
             "source": self.source,
-            "op": self.at.name,
-            "line": line_of(self.at),
+            "op": self.operation.name,
+            "line": line_of(self.operation),
         }
 
 
@@ -84,25 +84,25 @@ class Fault:
     place: str
     message: str
     source: str
-    at: Operation = field(repr=False, compare=False)
+    operation: Operation = field(repr=False, compare=False)
     certain: bool = True
 
     @property
     def op(self) -> str:
         """The name of the operation."""
-        return self.at.name
+        return self.operation.name
 
     @property
     def line(self) -> int | None:
-        """Its line in the text, None for an operation made in Python."""
-        return line_of(self.at)
+        """The line of the operation in the text; None for one made in Python."""
+        return line_of(self.operation)
 
     def __str__(self) -> str:
         line = "" if self.line is None else f"line {self.line}: "
         return f"{line}{self.op}: {self.place}: {self.message} ({self.source})"
 
-    def as_json(self) -> dict[str, object]:
-        """The fault as plain values."""
+    def to_json(self) -> dict[str, object]:
+        """The fault as JSON values."""
         return {
             "kind": self.kind,
             "place": self.place,
@@ -113,49 +113,49 @@ class Fault:
         }
 
 
-Finding = Usage | Fault
+Finding = ResourceUsage | Fault
 
 
 @dataclass(frozen=True)
-class Report:
-    """What a module uses of a device, and everything in it that cannot be built."""
+class CheckReport:
+    """The use of a device by a module, and everything in the module that cannot be built."""
 
-    device: Device
+    device: DeviceModel
     findings: tuple[Finding, ...]
 
     @property
-    def usages(self) -> tuple[Usage, ...]:
-        """Use against limit, a line per resource of each function, launch, segment and herd."""
-        return tuple(found for found in self.findings if isinstance(found, Usage))
+    def usages(self) -> tuple[ResourceUsage, ...]:
+        """Use against limit, one line per resource of each function, launch, segment and herd."""
+        return tuple(finding for finding in self.findings if isinstance(finding, ResourceUsage))
 
     @property
     def faults(self) -> tuple[Fault, ...]:
-        """What cannot be built, in the order of the text; limits that do not hold among it."""
-        return self._of(certain=True)
+        """Everything that cannot be built, exceeded limits included, in the order of the text."""
+        return self._select(certain=True)
 
     @property
     def warnings(self) -> tuple[Fault, ...]:
-        """What can be built only under conditions that the text does not show, such as a flag of aircc."""
-        return self._of(certain=False)
+        """Faults that depend on conditions that the text does not show, such as a flag of aircc."""
+        return self._select(certain=False)
 
-    def _of(self, certain: bool) -> tuple[Fault, ...]:
+    def _select(self, certain: bool) -> tuple[Fault, ...]:
         chosen = {str(fault): fault for fault in self._all_faults() if fault.certain is certain}
         return tuple(sorted(chosen.values(), key=lambda fault: fault.line or 0))
 
     def _all_faults(self) -> Iterator[Fault]:
-        for found in self.findings:
-            if isinstance(found, Fault):
-                yield found
-            elif not found.fits:
-                yield found.as_fault(self.device)
+        for finding in self.findings:
+            if isinstance(finding, Fault):
+                yield finding
+            elif not finding.fits:
+                yield finding.to_fault(self.device)
 
     @property
     def ok(self) -> bool:
-        """Whether the module can be built, as far as can be told."""
+        """Whether the check found no fault."""
         return not self.faults
 
-    def require(self) -> None:
-        """Raises ResourceError naming everything that cannot be built, a line each."""
+    def raise_faults(self) -> None:
+        """Raises ResourceError with one line per fault."""
         if not self.ok:
             raise ResourceError("\n".join(map(str, self.faults)))
 
@@ -167,12 +167,12 @@ class Report:
         """The usages as plain text, a line per resource."""
         return text_table([HEADER, *self.rows()], "<<>><<")
 
-    def as_json(self) -> dict[str, object]:
-        """The report as plain values: device, ok, usages, faults, warnings."""
+    def to_json(self) -> dict[str, object]:
+        """The report as JSON values: device, ok, usages, faults, warnings."""
         return {
             "device": self.device.name,
             "ok": self.ok,
-            "usages": [usage.as_json() for usage in self.usages],
-            "faults": [fault.as_json() for fault in self.faults],
-            "warnings": [warning.as_json() for warning in self.warnings],
+            "usages": [usage.to_json() for usage in self.usages],
+            "faults": [fault.to_json() for fault in self.faults],
+            "warnings": [warning.to_json() for warning in self.warnings],
         }

@@ -25,11 +25,11 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.copies import Copies
-from aerie.device.npu2 import Device
-from aerie.device.transfers import Side, extents, sides
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.buffer_copies import BufferCopies
+from aerie.device.npu2 import DeviceModel
+from aerie.device.transfers import TransferSide, extents, transfer_sides
 
 PACKET = "npu_dma_packet"
 NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
@@ -37,16 +37,16 @@ NO_DMA = ("npu_cascade", "npu_mmio", "gpu_symmetric_heap")
 
 
 @dataclass(frozen=True)
-class Options:
-    """How the program is going to be compiled, as far as that changes what it takes of the device.
+class CheckOptions:
+    """The compile options that change what a program takes of the device.
 
     omit_ping_pong: what aircc does not double-buffer (the value of `--omit-ping-pong-transform`): `L1`, `L2`,
     `all`, or nothing.
     stack_bytes: stack of a core (aircc `--stack-size`), None for the device's default.
     kernel_dirs: folders with the sources of external kernels.
-    bf16_emulation: whether aircc is told to emulate f32 vectors (`--bf16-emulation`).
-    omit_auto_broadcast: whether DMAs that all cores share stay one each (`--omit-auto-broadcast`).
-    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None where not known.
+    bf16_emulation: whether aircc emulates f32 vectors (`--bf16-emulation`).
+    omit_auto_broadcast: whether each core keeps its own DMA of shared data (`--omit-auto-broadcast`).
+    loop_tiling: the values of `--air-runtime-loop-tiling-sizes`, empty for none; None if unknown.
     """
 
     omit_ping_pong: str = ""
@@ -58,12 +58,12 @@ class Options:
 
 
 @dataclass(frozen=True)
-class Program:
-    """A module, the device it is meant for, and how it is compiled."""
+class CheckedProgram:
+    """A module with its target device and compile options."""
 
     module: ModuleOp
-    device: Device
-    options: Options
+    device: DeviceModel
+    options: CheckOptions
 
     @property
     def stack_bytes(self) -> int:
@@ -78,14 +78,14 @@ class Program:
     @cached_property
     def channel_ends(self) -> dict[str, list[ChannelTransferOp]]:
         """The puts and gets of every channel, in the order of the text."""
-        found: dict[str, list[ChannelTransferOp]] = {}
+        ends: dict[str, list[ChannelTransferOp]] = {}
         for op in self.module.walk():
             if isinstance(op, ChannelTransferOp):
-                found.setdefault(op.chan_name, []).append(op)
-        return found
+                ends.setdefault(op.chan_name, []).append(op)
+        return ends
 
     def channel_type(self, name: str) -> str:
-        """How a channel moves data."""
+        """The type of a channel, such as npu_dma_stream."""
         channel = self.channels.get(name)
         return "npu_dma_stream" if channel is None else channel.channel_type
 
@@ -95,33 +95,33 @@ class Program:
         return [op for op in self.module.walk() if isinstance(op, FuncOp) and not op.is_declaration]
 
     @cached_property
-    def scopes(self) -> list[Scope]:
-        """The scopes, in the order of the text."""
-        return [Scope(self, place, root) for place, root in _roots(self.module)]
+    def scopes(self) -> list[ArrayConfiguration]:
+        """The array configurations, in the order of the text."""
+        return [ArrayConfiguration(self, place, root) for place, root in _roots(self.module)]
 
     @cached_property
-    def transfers(self) -> list[Side]:
+    def transfers(self) -> list[TransferSide]:
         """Both sides of every transfer that a DMA does."""
         return [side for op in self.module.walk() for side in self.dma_sides(op)]
 
-    def dma_sides(self, op: Operation) -> tuple[Side, ...]:
+    def dma_sides(self, op: Operation) -> tuple[TransferSide, ...]:
         """The sides of one transfer; none for cascades and memory-mapped writes."""
         if isinstance(op, ChannelTransferOp) and self.channel_type(op.chan_name) in NO_DMA:
             return ()
-        return sides(op)
+        return transfer_sides(op)
 
 
 @dataclass(frozen=True, eq=False)
-class Scope:
+class ArrayConfiguration:
     """One configuration of the array: a segment, the herds of a launch without one, or a bare herd."""
 
-    program: Program
+    program: CheckedProgram
     place: str
     root: Operation
 
     @property
-    def device(self) -> Device:
-        """The device that the program is meant for."""
+    def device(self) -> DeviceModel:
+        """The target device."""
         return self.program.device
 
     @cached_property
@@ -130,7 +130,7 @@ class Scope:
         return list(self.root.walk())
 
     @cached_property
-    def sides(self) -> list[Side]:
+    def sides(self) -> list[TransferSide]:
         """The transfers inside, and those of the launch around it that feed it or empty it."""
         inside = {op for op in self.ops if isinstance(op, ChannelTransferOp)}
         names = {op.chan_name for op in inside}
@@ -142,26 +142,26 @@ class Scope:
         return [side for op in (*self.ops, *around) for side in self.program.dma_sides(op)]
 
     @cached_property
-    def _copies(self) -> Copies:
-        return Copies(self.root, self.program.options.omit_ping_pong)
+    def _copies(self) -> BufferCopies:
+        return BufferCopies(self.root, self.program.options.omit_ping_pong)
 
-    def buffers_of(self, memref: SSAValue) -> int:
-        """How many buffers a memref becomes: 2 or 3 where aircc double-buffers it."""
-        return self._copies.of(origin(memref))
+    def buffer_count(self, memref: SSAValue) -> int:
+        """The number of copies of a buffer: 2 or 3 if aircc double-buffers it, else 1."""
+        return self._copies.copies_of(root_value(memref))
 
     @cached_property
-    def l1_sides(self) -> dict[HerdOp, list[Side]]:
+    def l1_sides(self) -> dict[HerdOp, list[TransferSide]]:
         """The transfers of L1 in each herd."""
-        found: dict[HerdOp, list[Side]] = {}
+        by_herd: dict[HerdOp, list[TransferSide]] = {}
         for side in self.sides:
-            herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
+            herd = next((op for op in parent_ops(side.op) if isinstance(op, HerdOp)), None)
             if herd is not None and side.space == 2:
-                found.setdefault(herd, []).append(side)
-        return found
+                by_herd.setdefault(herd, []).append(side)
+        return by_herd
 
     def _around(self) -> Iterator[Operation]:
         """Operations of the launch, or else the function, that are in no other configuration."""
-        outer = next((op for op in enclosing(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
+        outer = next((op for op in parent_ops(self.root) if isinstance(op, LaunchOp | FuncOp)), None)
         if isinstance(self.root, LaunchOp) or outer is None:
             return
         others = {scope.root for scope in self.program.scopes}
@@ -176,11 +176,11 @@ class Scope:
     @cached_property
     def herds(self) -> dict[str, list[HerdOp]]:
         """Herds by name; those of one name are phases of one herd."""
-        found: dict[str, list[HerdOp]] = {}
+        by_name: dict[str, list[HerdOp]] = {}
         for op in self.ops:
             if isinstance(op, HerdOp):
-                found.setdefault(op.sym_name or f"herd_{len(found)}", []).append(op)
-        return found
+                by_name.setdefault(op.sym_name or f"herd_{len(by_name)}", []).append(op)
+        return by_name
 
     @cached_property
     def segment(self) -> SegmentOp | None:
@@ -189,7 +189,7 @@ class Scope:
 
     @property
     def cores(self) -> int:
-        """The cores of one copy."""
+        """The number of cores of one copy."""
         return sum(math.prod(extents(herds[0])) for herds in self.herds.values())
 
     @cached_property
@@ -207,27 +207,27 @@ class Scope:
 
     @property
     def copies(self) -> int:
-        """How many copies of the scope run side by side: the segment's unroll factor."""
+        """The number of copies that run side by side: the segment's unroll factor."""
         return max(1, math.prod(extents(self.segment))) if self.segment else 1
 
     @property
     def columns(self) -> int:
-        """Columns that one copy may use: its share of the device, less where the segment says so."""
+        """The number of columns that one copy may use: its share of the device, or less by `x_size`."""
         share = max(1, self.device.columns // self.copies)
-        asked = self._attribute("x_size")
-        return share if asked is None else min(share, -(-asked // self.copies))
+        requested = self._attribute("x_size")
+        return share if requested is None else min(share, -(-requested // self.copies))
 
     @property
     def rows(self) -> int:
-        """Rows of cores that one copy may use."""
-        asked = self._attribute("y_size")
+        """The number of rows of cores that one copy may use."""
+        requested = self._attribute("y_size")
         first = self._attribute("y_loc") or self.device.first_core_row
-        left = self.device.rows - (first - self.device.first_core_row)
-        return left if asked is None else min(left, asked)
+        available = self.device.rows - (first - self.device.first_core_row)
+        return available if requested is None else min(available, requested)
 
     @property
     def memtiles(self) -> int:
-        """Memtiles of all copies: one per column of the segment, and per column that its herds need."""
+        """The number of memtiles of all copies: one per column that the segment has or its herds need."""
         share = max(1, self.device.columns // self.copies)
         footprint = sum(extents(herds[0])[0] if herds[0].sizes else 1 for herds in self.herds.values())
         return min(share, max(self.columns, footprint)) * self.copies
@@ -235,20 +235,20 @@ class Scope:
     def _attribute(self, name: str) -> int | None:
         return None if self.segment is None else integer_attribute(self.segment, name)
 
-    def place_of(self, name: str) -> str:
-        """The name of a herd of this scope in the report."""
+    def report_name(self, name: str) -> str:
+        """The name of a herd in the report."""
         return self.place if isinstance(self.root, HerdOp) else f"{self.place}/{name}"
 
 
 def integer_attribute(op: Operation, name: str) -> int | None:
     """An integer among the attributes and properties of an operation."""
-    found = op.attributes.get(name, op.properties.get(name))
-    return found.value.data if isinstance(found, IntegerAttr) else None
+    value = op.attributes.get(name, op.properties.get(name))
+    return value.value.data if isinstance(value, IntegerAttr) else None
 
 
-def place_of(op: Operation) -> str:
-    """function/launch/segment of an operation: names where given, else numbers in the order of the text."""
-    around = [op, *enclosing(op)]
+def op_location(op: Operation) -> str:
+    """function/launch/segment/herd of an operation, by name, or by number in the order of the text."""
+    around = [op, *parent_ops(op)]
     named = [found for found in around if isinstance(found, FuncOp | LaunchOp | SegmentOp | HerdOp)]
     return "/".join(_name(found) for found in reversed(named)) or "module"
 
@@ -258,7 +258,7 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
         return op.sym_name.data
     if op.sym_name:
         return op.sym_name
-    outer = next((p for p in enclosing(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
+    outer = next((p for p in parent_ops(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
     alike = [] if outer is None else [other for other in outer.walk() if type(other) is type(op)]
     number = alike.index(op) if op in alike else 0
     return str(number) if isinstance(op, LaunchOp) else f"{op.name.removeprefix('air.')}_{number}"
@@ -266,15 +266,15 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
 
 def _roots(module: ModuleOp) -> Iterator[tuple[str, Operation]]:
     for op in module.walk():
-        around = list(enclosing(op))
+        around = list(parent_ops(op))
         if any(isinstance(parent, SegmentOp) for parent in around):
             continue
         in_launch = any(isinstance(parent, LaunchOp) for parent in around)
         loose = isinstance(op, LaunchOp) and _has_loose_herd(op)
         if isinstance(op, SegmentOp) or loose or (isinstance(op, HerdOp) and not in_launch):
-            yield place_of(op), op
+            yield op_location(op), op
 
 
 def _has_loose_herd(launch: LaunchOp) -> bool:
     herds = [op for op in launch.walk() if isinstance(op, HerdOp)]
-    return any(not any(isinstance(parent, SegmentOp) for parent in enclosing(herd)) for herd in herds)
+    return any(not any(isinstance(parent, SegmentOp) for parent in parent_ops(herd)) for herd in herds)

@@ -1,6 +1,6 @@
-"""Which streams a program becomes: what flows from where to where once aircc has placed it.
+"""The streams of a placed program: which transfers send to which.
 
-One stream is one member of a channel, or what a DMA in a herd is for one core, row or column of cores. After
+One stream is one member of a channel, or a DMA of a herd for one core, row or column of cores. After
 mlir-air's `air-broadcast-detection` and `air-dma-to-channel` (e972f294): a DMA whose offsets depend on no
 tile id along a side of the herd is one broadcast along that side. Only what is known is modelled: indices
 that are constants, tile ids, or indices of an `scf.parallel`.
@@ -15,91 +15,95 @@ from dataclasses import dataclass, field
 
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import Known, constant_int, leaves
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Known, leaves, number
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.conditions import runs_at
-from aerie.device.transfers import Side, extents, length, side_by_side
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.conditions import may_run_on
+from aerie.device.transfers import TransferSide, extents, length, parallel_range
 
 Core = tuple[int, int]
 """(column, row) of a core in its herd."""
 Key = tuple[object, ...]
 Position = tuple[object, ...]
 """The indices of a member of a bundle: numbers, or the values that they are computed from."""
-MOST_MEMBERS = 1024
-"""Most streams of one transfer that are told apart."""
+MAX_MEMBERS = 1024
+"""Maximum number of streams of one transfer that are counted separately."""
 
 
 @dataclass(frozen=True)
-class End:
+class StreamEnd:
     """One end of a stream: a transfer in L3, of an L2 buffer, or on some core.
 
-    offsets: those of the side, with loops at their beginning; None where they are not known.
+    offsets: the offsets of the side in the first iteration of its loops; None for an unknown one.
     """
 
-    side: Side
+    side: TransferSide
     core: Core | None = None
     herd: HerdOp | None = None
     offsets: tuple[int | None, ...] = ()
 
 
 @dataclass
-class Stream:
-    """The ends that put into a stream, and those that get from it. `broadcast`: it was written as one."""
+class DeviceStream:
+    """The ends that put into a stream, and the ends that get from it."""
 
     key: Key
-    puts: list[End] = field(default_factory=list)
-    gets: list[End] = field(default_factory=list)
+    puts: list[StreamEnd] = field(default_factory=list)
+    gets: list[StreamEnd] = field(default_factory=list)
 
     @property
-    def ends(self) -> list[End]:
+    def ends(self) -> list[StreamEnd]:
         """All ends."""
         return [*self.puts, *self.gets]
 
-    def cores(self, end: End) -> set[Core]:
-        """The cores at the other side of an end."""
+    def cores(self, end: StreamEnd) -> set[Core]:
+        """The cores at the other end of the stream."""
         others = self.gets if end.side.reads else self.puts
         return {other.core for other in others if other.core is not None}
 
 
-def streams_of(sides: list[Side], broadcast: bool, channels: Mapping[str, ChannelOp]) -> dict[Key, Stream]:
+def device_streams(
+    sides: list[TransferSide], broadcast: bool, channels: Mapping[str, ChannelOp]
+) -> dict[Key, DeviceStream]:
     """Every stream that the sides make, in the order of the text.
 
     broadcast: whether DMAs that depend on no tile id become one (not so with `--omit-auto-broadcast`).
     channels: by name. A channel of one member has one stream, with indices or without; a get of one that is
     broadcast names a member by what is left of its indices.
     """
-    found: dict[Key, Stream] = {}
+    streams: dict[Key, DeviceStream] = {}
     for side in sides:
         for key, end in _members(side, broadcast, channels):
-            stream = found.setdefault(key, Stream(key))
+            stream = streams.setdefault(key, DeviceStream(key))
             (stream.puts if side.reads else stream.gets).append(end)
-    return found
+    return streams
 
 
-def _members(side: Side, broadcast: bool, channels: Mapping[str, ChannelOp]) -> Iterator[tuple[Key, End]]:
-    herd = next((op for op in enclosing(side.op) if isinstance(op, HerdOp)), None)
+def _members(
+    side: TransferSide, broadcast: bool, channels: Mapping[str, ChannelOp]
+) -> Iterator[tuple[Key, StreamEnd]]:
+    herd = next((op for op in parent_ops(side.op) if isinstance(op, HerdOp)), None)
     if isinstance(side.op, DmaMemcpyNdOp):
         yield from _of_dma(side, herd, broadcast)
     elif isinstance(side.op, ChannelTransferOp):
         yield from _of_channel(side, side.op, herd, channels.get(side.op.chan_name))
 
 
-def _of_dma(side: Side, herd: HerdOp | None, broadcast: bool) -> Iterator[tuple[Key, End]]:
+def _of_dma(side: TransferSide, herd: HerdOp | None, broadcast: bool) -> Iterator[tuple[Key, StreamEnd]]:
     if herd is None:
-        yield (side.op,), End(side, offsets=_at(side, {}))
+        yield (side.op,), StreamEnd(side, offsets=_at(side, {}))
         return
-    varies = variance(side.op, herd) if broadcast else (True, True)
-    for core, known in cores(herd):
-        if runs_at(side.op, herd, known):
+    varies = depends_on_tile_ids(side.op, herd) if broadcast else (True, True)
+    for core, bindings in cores(herd):
+        if may_run_on(side.op, herd, bindings):
             shared = tuple(at if depends else 0 for at, depends in zip(core, varies, strict=True))
-            end = End(side, core if side.space == 2 else None, herd, _at(side, known))
+            end = StreamEnd(side, core if side.space == 2 else None, herd, _at(side, bindings))
             if side.space == 2 or shared == core:
                 yield (side.op, *shared), end
 
 
-def variance(op: Operation, herd: HerdOp) -> tuple[bool, bool]:
+def depends_on_tile_ids(op: Operation, herd: HerdOp) -> tuple[bool, bool]:
     """Whether a DMA depends on the column and on the row of its core, as broadcast detection sees it: by its
     own operands, not by the bounds of loops around it."""
     assert isinstance(op, DmaMemcpyNdOp)
@@ -111,32 +115,32 @@ def variance(op: Operation, herd: HerdOp) -> tuple[bool, bool]:
         *op.dst_sizes,
         *op.dst_strides,
     ]
-    used = {origin(leaf) for value in values for leaf in leaves(value)}
+    used = {root_value(leaf) for value in values for leaf in leaves(value)}
     column, row = ((*herd.ids, None, None))[:2]
     return column in used, row in used
 
 
 def cores(herd: HerdOp) -> Iterator[tuple[Core, Known]]:
-    """The cores of a herd with their ids; of one larger than any device, the first."""
+    """The cores of a herd with their ids; at most 16 columns and rows."""
     columns, rows = (min(extent, 16) for extent in (*extents(herd), 1, 1)[:2])
     for core in itertools.product(range(columns), range(rows)):
         yield core, dict(zip(herd.ids, core, strict=False))
 
 
 def _of_channel(
-    side: Side, op: ChannelTransferOp, herd: HerdOp | None, channel: ChannelOp | None
-) -> Iterator[tuple[Key, End]]:
+    side: TransferSide, op: ChannelTransferOp, herd: HerdOp | None, channel: ChannelOp | None
+) -> Iterator[tuple[Key, StreamEnd]]:
     places: list[tuple[Core | None, Known]] = [(None, {})] if herd is None else list(cores(herd))
-    for core, known in places:
-        if herd is not None and not runs_at(op, herd, known):
+    for core, bindings in places:
+        if herd is not None and not may_run_on(op, herd, bindings):
             continue
-        for position, at in positions(op, known):
+        for position, at in positions(op, bindings):
             member = position if channel is None else _member(position, channel, side.reads)
-            yield (op.chan_name, *member), End(side, core, herd, _at(side, at))
+            yield (op.chan_name, *member), StreamEnd(side, core, herd, _at(side, at))
 
 
 def _member(position: Position, channel: ChannelOp, reads: bool) -> Position:
-    """The member that a position means: of a broadcast, the one that is heard there."""
+    """The member that a position refers to; for a get of a broadcast, the member that it receives."""
     if math.prod(channel.size) == 1:
         return ()
     if reads or not is_broadcast(channel):
@@ -146,31 +150,33 @@ def _member(position: Position, channel: ChannelOp, reads: bool) -> Position:
 
 
 def is_broadcast(channel: ChannelOp) -> bool:
-    """Whether each member of a channel is heard by several."""
+    """Whether each member of a channel has several receivers."""
     return "broadcast_shape" in channel.properties or "broadcast_shape" in channel.attributes
 
 
-def positions(op: ChannelTransferOp, known: Known) -> list[tuple[Position, Known]]:
+def positions(op: ChannelTransferOp, bindings: Known) -> list[tuple[Position, Known]]:
     """The members that a transfer names on one core, each with the indices of parallel loops that name it."""
-    free = [leaf for index in op.indices for leaf in leaves(index) if number(leaf, known) is None]
-    spaces = {leaf: side_by_side(leaf) for leaf in dict.fromkeys(free)}
+    free = [leaf for index in op.indices for leaf in leaves(index) if constant_int(leaf, bindings) is None]
+    spaces = {leaf: parallel_range(leaf) for leaf in dict.fromkeys(free)}
     ranges = {
-        leaf: found for leaf, found in spaces.items() if found is not None and length(found) <= MOST_MEMBERS
+        leaf: values_range
+        for leaf, values_range in spaces.items()
+        if values_range is not None and length(values_range) <= MAX_MEMBERS
     }
     result: list[tuple[Position, Known]] = []
-    for values in itertools.islice(itertools.product(*ranges.values()), MOST_MEMBERS):
-        at = {**known, **dict(zip(ranges, values, strict=True))}
-        numbers = [number(index, at) for index in op.indices]
-        named = [origin(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
+    for values in itertools.islice(itertools.product(*ranges.values()), MAX_MEMBERS):
+        at = {**bindings, **dict(zip(ranges, values, strict=True))}
+        numbers = [constant_int(index, at) for index in op.indices]
+        named = [root_value(i) if n is None else n for i, n in zip(op.indices, numbers, strict=True)]
         result.append((tuple(named), at))
     return result
 
 
-def _at(side: Side, known: Known) -> tuple[int | None, ...]:
+def _at(side: TransferSide, bindings: Known) -> tuple[int | None, ...]:
     """The offsets at some tile ids, with every other variable at 0."""
-    return tuple(offset_at(value, known) for value in side.offsets)
+    return tuple(offset_at(value, bindings) for value in side.offsets)
 
 
-def offset_at(value: SSAValue, known: Known) -> int | None:
+def offset_at(value: SSAValue, bindings: Known) -> int | None:
     """An index at some tile ids, with every other variable at 0."""
-    return number(value, {**dict.fromkeys(leaves(value), 0), **known})
+    return constant_int(value, {**dict.fromkeys(leaves(value), 0), **bindings})

@@ -1,4 +1,4 @@
-"""Transfers as AIR writes them: which memref, how each side is walked, what runs side by side."""
+"""The transfers of a program: the memref, sizes and strides of each side, and what runs in parallel."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ from xdsl.dialects import memref
 from xdsl.dialects.builtin import FixedBitwidthType, IndexType, MemRefType, VectorType
 from xdsl.ir import Attribute, Operation, SSAValue
 
-from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.index_analysis import NUMBERS, constant_int
+from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import (
     ChannelPutOp,
     ChannelTransferOp,
@@ -18,19 +19,18 @@ from aerie.air_dialect.ops import (
     HierarchyOp,
     memory_space,
 )
-from aerie.air_dialect.readings import NUMBERS, number
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 
 LEVELS = (0, 1, 2)
 """The memories of an NPU: L3, L2 and L1."""
 
 
 @dataclass(frozen=True)
-class Side:
-    """One side of a transfer. Extents in elements, outermost first; None where not a constant.
+class TransferSide:
+    """One side of a transfer. Sizes and strides in elements, outermost first; None if not constant.
 
-    `reads` tells whether data leaves this memref; `bits` are those of an element; `offsets` are the values
-    that offsets are computed from. `other` is the memref at the far end, None for a channel.
+    reads: data leaves this memref. bits: of one element. offsets: the values of the offsets.
+    other: the memref at the far end; None for a channel.
     """
 
     op: Operation
@@ -78,12 +78,12 @@ def memref_bytes(type_: Attribute) -> int | None:
 
 
 def allocated_bytes(buffer: SSAValue) -> int | None:
-    """Bytes of a buffer; sizes that are constants count where the type does not say them."""
+    """Bytes of a buffer. Constant operands give the sizes that the type leaves open; None if unknown."""
     op, type_ = buffer.owner, buffer.type
     if not isinstance(op, memref.AllocOp) or not isinstance(type_, MemRefType) or not op.dynamic_sizes:
         return memref_bytes(type_)
-    given = iter([number(size) for size in op.dynamic_sizes])
-    shape = [next(given, None) if extent < 0 else extent for extent in type_.get_shape()]
+    dynamic = iter([constant_int(size) for size in op.dynamic_sizes])
+    shape = [next(dynamic, None) if extent < 0 else extent for extent in type_.get_shape()]
     known = [extent for extent in shape if extent is not None]
     if len(known) < len(shape) or min(known, default=1) < 0:
         return None
@@ -99,19 +99,19 @@ def space_of(type_: Attribute) -> int | None:
     return space if space in LEVELS else None
 
 
-def sides(op: Operation) -> tuple[Side, ...]:
+def transfer_sides(op: Operation) -> tuple[TransferSide, ...]:
     """The memrefs that a transfer walks; empty for other operations, without those that cannot be read."""
     if isinstance(op, DmaMemcpyNdOp):
-        found: tuple[Side | None, ...] = (
+        both: tuple[TransferSide | None, ...] = (
             _side(op, op.src, True, (op.src_offsets, op.src_sizes, op.src_strides), op.dst),
             _side(op, op.dst, False, (op.dst_offsets, op.dst_sizes, op.dst_strides), op.src),
         )
     elif isinstance(op, ChannelTransferOp):
         lists = (op.offsets, op.sizes, op.strides)
-        found = (_side(op, op.memref, isinstance(op, ChannelPutOp), lists, None),)
+        both = (_side(op, op.memref, isinstance(op, ChannelPutOp), lists, None),)
     else:
         return ()
-    return tuple(side for side in found if side is not None)
+    return tuple(side for side in both if side is not None)
 
 
 def _side(
@@ -120,19 +120,19 @@ def _side(
     reads: bool,
     lists: tuple[Sequence[SSAValue], Sequence[SSAValue], Sequence[SSAValue]],
     other: SSAValue | None,
-) -> Side | None:
+) -> TransferSide | None:
     type_, space, bits = memref_.type, space_of(memref_.type), element_bits(memref_.type)
     if not isinstance(type_, MemRefType) or space is None or bits is None:
         return None
     offsets, sizes, strides = lists
-    extents: tuple[int | None, ...] = tuple(number(value) for value in sizes)
-    steps: tuple[int | None, ...] = tuple(number(value) for value in strides)
+    extents: tuple[int | None, ...] = tuple(constant_int(value) for value in sizes)
+    steps: tuple[int | None, ...] = tuple(constant_int(value) for value in strides)
     if not extents:
-        extents, steps = _whole(type_)
-    return Side(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
+        extents, steps = _dense_walk(type_)
+    return TransferSide(op, memref_, type_, space, bits, reads, extents, steps, tuple(offsets), other)
 
 
-def _whole(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
+def _dense_walk(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[int | None, ...]]:
     """Sizes and strides of a memref walked in order."""
     extents = tuple(extent if extent >= 0 else None for extent in type_.get_shape())
     strides = type_.get_strides()
@@ -144,13 +144,13 @@ def _whole(type_: MemRefType[Attribute]) -> tuple[tuple[int | None, ...], tuple[
 
 def extents(op: HierarchyOp) -> tuple[int, ...]:
     """The extents of an iteration space; 1 for one that is not constant."""
-    return tuple(1 if (size := number(value)) is None else size for value in op.sizes)
+    return tuple(1 if (size := constant_int(value)) is None else size for value in op.sizes)
 
 
 def extent_of(leaf: SSAValue) -> int:
-    """How many values an index takes side by side: over tile ids, unrolled segments and parallel loops; 1 for
-    any other."""
-    values = side_by_side(leaf)
+    """The number of values of an index in parallel, over tile ids, unrolled segments and parallel loops; 1
+    for any other index."""
+    values = parallel_range(leaf)
     return 1 if values is None else max(1, length(values))
 
 
@@ -159,13 +159,13 @@ def length(values: range) -> int:
     return max(0, -(-(values.stop - values.start) // values.step))
 
 
-def side_by_side(value: SSAValue) -> range | None:
-    """The values that an index takes side by side; None where they are not known, or follow one another."""
-    known = number(value)
+def parallel_range(value: SSAValue) -> range | None:
+    """The values of an index that run in parallel; None if they are unknown or sequential."""
+    known = constant_int(value)
     if known is not None:
         return range(known, known + 1)
-    space = space_of_variable(origin(value))
+    space = iteration_range(root_value(value))
     if space is None or not space.parallel:
         return None
-    low, high, step = (NUMBERS.of_term(bound) for bound in space[:3])
+    low, high, step = (NUMBERS.analyze_term(bound) for bound in space[:3])
     return None if low is None or high is None or step is None or step < 1 else range(low, high, step)

@@ -89,12 +89,12 @@ class Admission:
         off, is left to be computed again."""
         self.pool.take_back()
         for request, sequence in self._running.items():
-            if not request.is_over and sequence.seen > (most := request.most_held()):
+            if not request.is_over and sequence.seen > (most := request.max_cached_positions()):
                 sequence.go_back(max(0, most - sequence.dropped))
         for request in [one for one in (*self._waiting, *self._running) if one.is_over]:
             request.close()
             held = self._running.pop(request, None)
-            if held and request.is_kept and self._keeps:
+            if held and request.is_conversation and self._keeps:
                 self._keep(request, held)
             elif held:
                 held.release()
@@ -181,7 +181,7 @@ class Admission:
             return kept.sequence
         sequence = PagedSequence(self.pool, request.begins.key)
         sequence.begin(self._findable(request))
-        if request.is_kept and is_first and kept:
+        if request.is_conversation and is_first and kept:
             held = kept.sequence
             self.kept, common = None, held.in_common(request.prompt)
             other, sequence = (sequence, held) if common > sequence.length else (held, sequence)
@@ -228,8 +228,8 @@ class Admission:
         """Its tokens that may be looked for, and one after them; in guide these are its prompt, and none
         where the six programs read that whole."""
         if aside := self._aside.get(request):
-            return aside.findable
-        tokens = [] if self.model.seq_len else request.findable()
+            return aside.cacheable_tokens
+        tokens = [] if self.model.seq_len else request.cacheable_tokens()
         return tokens[: request.to_read + 1] if request.decode == GUIDE else tokens
 
     def _is_decoding(self, request: Request) -> bool:

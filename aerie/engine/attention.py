@@ -88,7 +88,7 @@ class CacheAttention:
         self._layers, self._rows = layers, NewKVRows(layers, keys_before_rope)
         self._visible, self._place = visible, Place()
         self._native = _serving(layers[0][0], visible)
-        self._threads = knobs.threads() if self._native else 1
+        self._threads = knobs.thread_count() if self._native else 1
 
     def serves(self, visible: Any) -> bool:
         """Whether a token that sees `visible` would be given the same form."""

@@ -12,7 +12,13 @@ from aerie.engine.costs import StepCosts
 from aerie.engine.planner import Step, plan
 from aerie.engine.variants import window_contexts
 from aerie.multi_launch_builder import Variant
-from aerie.multi_launch_builder.variants import LAYER, LM_HEAD_ROWS, ONE_ROW, SHARED_LAYER, program_name
+from aerie.multi_launch_builder.variants import (
+    LAYER_KINDS,
+    LM_HEAD_ROWS,
+    ONE_ROW_KINDS,
+    PARALLEL_LAYER_KINDS,
+    program_name,
+)
 
 GUIDE, ROWS = "guide", "rows"
 """Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
@@ -95,7 +101,7 @@ class Blocks:
     @property
     def kinds(self) -> Names:
         """Of the programs of a layer, in blocks of variants."""
-        return LAYER if self.devices == 1 else SHARED_LAYER
+        return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
 
     def names(self, step: Step) -> Names:
         """The programs of a step."""
@@ -115,7 +121,7 @@ class Blocks:
         """The LM head for so many rows, which it may take a few at a time: in `rows`, the one that reads its
         weights least often. decode: of which family; "" for this one."""
         if (decode or self.decode) == GUIDE:
-            return ONE_ROW[-1]
+            return ONE_ROW_KINDS[-1]
         return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
 
     @property
@@ -142,4 +148,4 @@ class Blocks:
     @property
     def of_a_token(self) -> Sequence[str]:
         """The programs that decode a token, beside those of its block; the LM head is the last."""
-        return ONE_ROW if self.decode == GUIDE else (self.head(1),)
+        return ONE_ROW_KINDS if self.decode == GUIDE else (self.head(1),)

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from aerie.common.errors import UserError
-from aerie.common.store import write_whole
+from aerie.common.store import write_atomic
 from aerie.engine.chunks import chunk_id
 from aerie.engine.kv import Layers
 from aerie.engine.numerics import bf16
@@ -83,7 +83,7 @@ class ChunkFolder:
         content = json.dumps({TOKENS: [*token_ids], "made_by": dict(self._made_by)}).encode()
         path = self._own / (name + IDS)
         try:
-            write_whole(path, lambda file: file.write(content), mode=0o600)
+            write_atomic(path, lambda file: file.write(content), mode=0o600)
         except OSError as error:
             raise UserError(f"cannot write {path} ({error.strerror}); name another folder") from None
 

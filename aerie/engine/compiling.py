@@ -31,11 +31,11 @@ from aerie.engine.variants import default_variants, parse_variants
 from aerie.multi_launch_builder import (
     Program,
     UnsupportedShapeError,
-    cached,
-    legal_seq_len,
     plan_variant_programs,
+    program_store,
+    round_up_seq_len,
 )
-from aerie.runtime import Backend, KernelCache, Profiler, Progress, Stage
+from aerie.runtime import Backend, CompileStage, KernelCache, Profiler, Progress
 
 
 @dataclass(frozen=True)
@@ -162,19 +162,19 @@ def choose_seq_len(config: ModelConfig, asked: int | None) -> int:
     accept. Whether `asked` is legal is for the program builders to say.
     """
     check_shape(config)
-    most = legal_seq_len(config.context)
+    most = round_up_seq_len(config.context)
     if asked is not None and asked > most:
         raise UserError(
             f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.context} positions "
             f"({config.context_entry}); ask for at most {most}"
         )
-    return asked or legal_seq_len(config.default_seq_len)
+    return asked or round_up_seq_len(config.default_seq_len)
 
 
 def check_shape(config: ModelConfig) -> None:
     """Raises ConfigError for a model that the kernels do not accept."""
     try:
-        cached.check_shape(config.shape)
+        program_store.check_shape(config.shape)
     except UnsupportedShapeError as error:
         problem = IN_CONFIG.sub(lambda name: CONFIG_NAMES[name[0]], error.problem)
         raise ConfigError(
@@ -215,7 +215,7 @@ class Programs:
         if not missing:
             return []
         started = time.perf_counter()
-        return self.add(cached.named_programs(self._config.shape, missing), started)
+        return self.add(program_store.load_programs_by_name(self._config.shape, missing), started)
 
     def add(self, programs: Sequence[Program], started: float) -> list[Program]:
         """Compile these, whose building began at `started`."""
@@ -236,7 +236,7 @@ def compile_programs(
     and DiskFullError, which leave the cache usable.
     """
     blocks, started = options.blocks(config), time.perf_counter()
-    six = [*cached.programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
+    six = [*program_store.load_programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
         report.note(
@@ -310,19 +310,19 @@ class _Telling:
     under_way: list[str] = field(default_factory=list)
 
     def __call__(self, event: Progress) -> None:
-        if event.stage is Stage.COMPILING:
+        if event.stage is CompileStage.COMPILING:
             self.under_way.append(event.program)
         elif event.program in self.under_way:
             self.under_way.remove(event.program)
-        self.compiled += event.stage is Stage.COMPILED
-        self.reused += event.stage is Stage.REUSED
+        self.compiled += event.stage is CompileStage.COMPILED
+        self.reused += event.stage is CompileStage.REUSED
         self.step(", ".join(self.under_way), event.done)
         if line := self._line(event):
             self.report.note(line)
 
     def _line(self, event: Progress) -> str:
-        if event.stage is Stage.COMPILED:
+        if event.stage is CompileStage.COMPILED:
             return f"compiled {event.program} in {event.seconds:.1f} s"
-        if event.stage is Stage.COMPILING and not self.report.has_bars:
+        if event.stage is CompileStage.COMPILING and not self.report.has_bars:
             return f"compiling {event.program} ({event.detail})"
         return ""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from aerie.common.errors import UserError
-from aerie.common.store import write_whole
+from aerie.common.store import write_atomic
 from aerie.engine.tool_calls import Message
 
 Turn = tuple[str, str]
@@ -39,7 +39,7 @@ def save(conversation: Conversation, path: Path) -> None:
     """Write {"messages": [{"role", "content"}, ...]} in one step. UserError where that cannot be."""
     text = json.dumps({"messages": conversation.messages()}, ensure_ascii=False, indent=1) + "\n"
     try:
-        write_whole(path, lambda file: file.write(text.encode()), mode=0o600)
+        write_atomic(path, lambda file: file.write(text.encode()), mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); name another file") from None
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Generic, TypeVar
 
 from aerie.engine.communication import PATIENCE_S, Communication, PeerError
-from aerie.runtime import RunError, Stop, watched_stop
+from aerie.runtime import RunError, StopFlag, watched_flag
 
 Part = TypeVar("Part")
 T = TypeVar("T")
@@ -50,7 +50,7 @@ class Devices(Generic[Part]):
         if not self._threads:
             return [self._do(0, work, None)]
         self._begin()
-        stop = watched_stop()
+        stop = watched_flag()
         begun = [
             thread.begin(partial(self._do, number, work, stop)) for number, thread in enumerate(self._threads)
         ]
@@ -74,9 +74,9 @@ class Devices(Generic[Part]):
             thread.end()
         self._leave()
 
-    def _do(self, number: int, work: Callable[[Part], T], stop: Stop | None) -> T:
+    def _do(self, number: int, work: Callable[[Part], T], stop: StopFlag | None) -> T:
         try:
-            with stop.watched() if stop else nullcontext():
+            with stop.watching() if stop else nullcontext():
                 return work(self.parts[number])
         except PeerError:
             self._groups[number].leave()

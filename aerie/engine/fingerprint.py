@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from aerie.common.errors import UserError
 from aerie.common.store import Store
-from aerie.runtime.artifacts import store_of
+from aerie.runtime.artifacts import artifact_store
 
 FORM = "1: sha256 of pieces of 16 MiB, 16 digits"
 """How it is made: another way makes other words, and asks for another number here."""
@@ -59,7 +59,7 @@ class Fingerprint:
     def __init__(self, files: Iterable[Path], folder: Path | None = None) -> None:
         self._files = sorted(files)
         self._known = self._looked_at()
-        self._store = store_of(folder) if folder else None
+        self._store = artifact_store(folder) if folder else None
         self._lock = threading.Lock()
         self._made: str | None = None
 
@@ -119,7 +119,7 @@ def _keep(store: Store, key: str, made: str) -> None:
         path.write_text(json.dumps({"key": key, "weights": made}))
         return path
 
-    store.made(_entry(key), make)
+    store.get_or_make(_entry(key), make)
 
 
 def weights_mark(files: Iterable[Path]) -> str:

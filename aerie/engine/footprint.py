@@ -14,7 +14,7 @@ from aerie.engine.pages import PAGE, page_bytes, pages_for, pool_bytes
 from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, Places, buffer_set
 from aerie.engine.variants import window_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
-from aerie.multi_launch_builder import cached, legal_seq_len
+from aerie.multi_launch_builder import program_store, round_up_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import SEQ_LEN_STEP
@@ -23,9 +23,9 @@ from aerie.runtime.memory import (
     BufferBytes,
     available_bytes,
     buffer_bytes,
+    format_bytes,
+    memory_advice,
     resident_bytes,
-    size,
-    ways_to_save,
 )
 
 ANSWER_TOKENS = 128
@@ -72,7 +72,7 @@ class Footprint:
             **({"KV pool": self.kv_pool} if self.kv_pool else {}),
             "all else": self.rope_table + self.working,
         }
-        return ", ".join(f"{name} {size(nbytes)}" for name, nbytes in parts.items())
+        return ", ".join(f"{name} {format_bytes(nbytes)}" for name, nbytes in parts.items())
 
 
 @dataclass(frozen=True)
@@ -95,14 +95,14 @@ class Needs:
         """Those of its programs."""
         if self.seq_len:
             return [*plan_programs(config.shape, self.seq_len).values()]
-        return cached.named_plans(config.shape, self.names)
+        return program_store.load_plans_by_name(config.shape, self.names)
 
 
 def footprint(config: ModelConfig, needs: Needs, copies: int = 1, devices: int = 1) -> Footprint:
     """What a session takes.
 
-    copies: how often the device keeps a buffer (DeviceAccess.copies). devices: how many of this process have
-    a part with these facts each, the LM head the first one alone. Raises UnsupportedShapeError.
+    copies: how often the device keeps a buffer (DeviceAccess.copies_per_buffer). devices: how many of this
+    process have a part with these facts each, the LM head the first one alone. Raises UnsupportedShapeError.
     """
     plans, layers = needs.plans(config), config.num_hidden_layers
     buffers = _buffers(plans, layers, copies)
@@ -162,15 +162,15 @@ def foreseen(config: ModelConfig, options: RuntimeOptions) -> Footprint:
     needs = replace(
         needs_of_variants(config, options.blocks(config)), keys_before_rope=options.end(config).drops
     )
-    return _footprint(config, options, needs, options.backend.access.copies)
+    return _footprint(config, options, needs, options.backend.access.copies_per_buffer)
 
 
 def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
     """Raises TooLittleMemoryError where a session takes more than this process could be given."""
-    copies, needs = options.backend.access.copies, needs_of(config, options)
+    copies, needs = options.backend.access.copies_per_buffer, needs_of(config, options)
     needed = _footprint(config, options, needs, copies)
     fewer = ["give a smaller kv_pool"] if options.kv_pool else []
-    ways = [*fewer, *_smaller(config, options, copies), *ways_to_save(copies), "take a smaller model"]
+    ways = [*fewer, *_smaller(config, options, copies), *memory_advice(copies), "take a smaller model"]
     require(needed.total, f"the model with {needs}", ways, f" ({needed})", min(needed.held, resident_bytes()))
 
 
@@ -200,7 +200,8 @@ def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: 
     if available is None or needed <= available or CHECK_MEMORY.get() == "0":
         return
     raise TooLittleMemoryError(
-        f"{what} takes about {size(needed)} of memory{parts} and {size(available)} are available, so the "
+        f"{what} takes about {format_bytes(needed)} of memory{parts} and {format_bytes(available)} are "
+        "available, so the "
         f"system would end it on the way: {', '.join([*ways, 'end other programs'])}, or try it all the same "
         f"with {CHECK_MEMORY.name}=0"
     )
@@ -224,8 +225,8 @@ def _less(config: ModelConfig, options: RuntimeOptions) -> Iterator[tuple[Needs,
     """Halves of a prompt length; or fewer variants, the largest context left out first, and its most rows."""
     blocks, least = options.blocks(config), max(1, options.prompt_tokens)
     length = blocks.seq_len
-    while length > SEQ_LEN_STEP and legal_seq_len(length // 2) >= least:
-        length = legal_seq_len(length // 2)
+    while length > SEQ_LEN_STEP and round_up_seq_len(length // 2) >= least:
+        length = round_up_seq_len(length // 2)
         positions = min(length + ANSWER_TOKENS, config.context)
         yield Needs(length, (), positions), f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"
     variants = sorted(blocks.variants, key=lambda one: (one.context, one.rows)) if options.variants else []

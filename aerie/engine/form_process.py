@@ -110,7 +110,7 @@ class FormProcess:
 
     def __init__(self, tokenizer: str, vocab_size: int, ends: list[int]) -> None:
         beginning = ("begin", [tokenizer, vocab_size, ends])
-        self._process = BoundedProcess(__name__, LIMITS, most=1, beginning=beginning)
+        self._process = BoundedProcess(__name__, LIMITS, most=1, initialization=beginning)
 
     def read(self, wanted: Wanted) -> Read:
         """FormError for what cannot be taken; CheckpointError where llguidance cannot read the vocabulary."""

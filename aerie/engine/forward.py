@@ -20,7 +20,7 @@ from aerie.engine.pages import KVCache
 from aerie.engine.progress import Step as ToldStep
 from aerie.engine.progress import no_step
 from aerie.engine.windows import Window
-from aerie.multi_launch_builder import legal_seq_len
+from aerie.multi_launch_builder import round_up_seq_len
 
 
 def check_prompt(
@@ -41,7 +41,7 @@ def check_prompt(
     if length > positions and (seq_len or not endless):
         raise PromptTooLongError(length, positions, None)
     if seq_len and length > seq_len:
-        raise PromptTooLongError(length, seq_len, legal_seq_len(length))
+        raise PromptTooLongError(length, seq_len, round_up_seq_len(length))
     outside = next((token for token in ids_among(token_ids) if not 0 <= token < config.vocab_size), None)
     if outside is not None:
         raise PromptError(

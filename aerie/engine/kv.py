@@ -81,7 +81,7 @@ class DeviceKVStorage:
         def array(number: int, name: str) -> BF16Array:
             layer, part = divmod(number, len(self._runners))
             argument = Argument(name, shape, bf16_type, Role.INPUT)
-            return self._runners[part].array(cache_place(slot, layer, name), argument)
+            return self._runners[part].shared_array(cache_place(slot, layer, name), argument)
 
         layers = range(config.num_hidden_layers)
         keys, values = CACHE

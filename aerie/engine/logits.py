@@ -43,7 +43,7 @@ def dequantised(
     parts = []
     for argument in logits_arguments(arguments):
         rows = made[argument.name].reshape(-1, argument.shape[-1])[n_process - count : n_process]
-        parts.append(argument.numbers(rows))
+        parts.append(argument.dequantise(rows))
     numbers: F32Array = np.concatenate(parts, axis=1)[:, :vocab_size]
     return numbers
 

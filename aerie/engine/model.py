@@ -271,7 +271,7 @@ def preload_steps(config: ModelConfig) -> int:
 def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str, Static]) -> None:
     """Fill those weights and tables of a program that are not in a buffer which it shares and was filled."""
     bo_key = buffer_set(program, layer)
-    missing = model.runner.unfilled(program, bo_key=bo_key)
+    missing = model.runner.unfilled_weights(program, bo_key=bo_key)
     model.runner.preload(program, bo_key=bo_key, **{argument: statics[argument] for argument in missing})
 
 

@@ -448,7 +448,7 @@ class SwappedSequence(NamedTuple):
     dropped: int
 
     @property
-    def findable(self) -> Sequence[Token]:
+    def cacheable_tokens(self) -> Sequence[Token]:
         """Those of its tokens that others may have published, and one more."""
         return [*self.token_ids[: self.in_blocks], 0]
 

@@ -21,7 +21,7 @@ from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.pages import PagePool
 from aerie.engine.planner import Step
 from aerie.engine.programs import CACHE, buffer_set, with_unturned_keys
-from aerie.kernel_builder.arguments import bit_words
+from aerie.kernel_builder.arguments import pack_bits
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
@@ -90,7 +90,7 @@ class LayerCalls:
         if ROPE_ROWS in self._inputs:
             self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
         if MASK in self._inputs:
-            self._inputs[MASK][...] = bit_words(seen)
+            self._inputs[MASK][...] = pack_bits(seen)
 
     def project(
         self, layer: int, x: BF16Array, keep: Keep, on_device: Collection[str] = ("q_roped",)
@@ -334,4 +334,4 @@ class ImmediateCalls:
 
     def host(self, name: str, work: HostWork) -> None:
         with self._timer(name):
-            work.do()
+            work.run()

@@ -153,13 +153,13 @@ class ProgramRunner(Protocol):
         contents of those in `on_device` need not come to the host: they are passed on to another program.
         """
 
-    def unfilled(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+    def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
         """The weights and look-up tables of the set `bo_key` that are not filled yet, through any set."""
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
         """Fill weights and look-up tables of the buffer-object set `bo_key`, once."""
 
-    def array(self, name: str, argument: Argument) -> NDArray[Any]:
+    def shared_array(self, name: str, argument: Argument) -> NDArray[Any]:
         """A writable array of the argument's shape and dtype, which programs that take it read in place."""
 
     def record(self) -> Recording | None:

@@ -14,7 +14,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import TYPE_CHECKING, TextIO
 
-from aerie.runtime import stop_running
+from aerie.runtime import stop_this_thread
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -113,7 +113,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
         if interrupted or not is_asked:
             signal.default_int_handler(signum, frame)
         interrupted = True
-        stop_running()
+        stop_this_thread()
 
     def ask() -> bool:
         nonlocal is_asked

@@ -22,7 +22,7 @@ from aerie.engine.progress import Bar, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.autoregressive import Autoregressive
 from aerie.engine.strategies.strategy import Passes, PassInput, Row, StrategyFactory
-from aerie.runtime import RunStopped, Stop
+from aerie.runtime import RunStopped, StopFlag
 
 Made = TypeVar("Made")
 NO_INPUT = PassInput((), 0, 0)
@@ -71,10 +71,11 @@ class Request:
     said. `decode`: the family its tokens are decoded in. `cached_tokens`: of the prompt, those that the pool
     had. `finish_reason` says why it ended, None while it has not; or `error` does.
 
-    Of a conversation (`is_kept`) the sequence is kept when it is over, for a prompt that begins so or an
-    answer that goes on; `resumes` is the answer that it goes on with, whose tokens end its prompt. It is run
-    while somebody asks for its next token, and else rests: `is_asked`. `interrupted` is asked between two
-    steps; True ends it. `bar` moves while its prompt is read, and `ran` is told of the programs that read it.
+    Of a conversation (`is_conversation`) the sequence is kept when it is over, for a prompt that begins so or
+    an answer that goes on; `resumes` is the answer that it goes on with, whose tokens end its prompt. It
+    runs while somebody asks for its next token, and else rests: `is_asked`. `interrupted` is asked between
+    two steps; True ends it. `bar` moves while its prompt is read, and `ran` is told of the programs that read
+    it.
     """
 
     def __init__(
@@ -87,11 +88,16 @@ class Request:
         strategy: StrategyFactory,
         decode: str,
         is_read: bool = False,
-        is_kept: bool = False,
+        is_conversation: bool = False,
         resumes: AnswerState | None = None,
     ) -> None:
-        self.is_read, self.is_kept, self.resumes, self.decode = is_read, is_kept, resumes, decode
-        self.is_asked = not is_kept
+        self.is_read, self.is_conversation, self.resumes, self.decode = (
+            is_read,
+            is_conversation,
+            resumes,
+            decode,
+        )
+        self.is_asked = not is_conversation
         self.begins, self.prompt = begins, tuple(begins.tokens)
         self.prompt_ids = tuple(ids_among(self.prompt))
         self._before = tuple(resumes.token_ids) if resumes else ()
@@ -104,7 +110,7 @@ class Request:
         self.interrupted: Callable[[], bool] = never
         self.bar: Bar = no_bar
         self.ran: Ran | None = None
-        self._stopping = Stop()
+        self._stopping = StopFlag()
         self.priority, self.cached_tokens = priority, 0
         self._scheduler, self.max_tokens, self._sampler = scheduler, max_tokens, sampler
         self.turn = scheduler.turn_of(priority)
@@ -158,7 +164,7 @@ class Request:
         under way for it, and it may rest as long as one likes. Raises what `error` is."""
         if self.is_retired:
             self._scheduler.resume(self)
-        is_planned = self.is_kept and type(self.strategy) is Autoregressive
+        is_planned = self.is_conversation and type(self.strategy) is Autoregressive
         count = self._scheduler.programs_of(self) if is_planned else len(self.prompt)
         try:
             with self.bar(count) as told:
@@ -180,7 +186,7 @@ class Request:
                     yield None
         finally:
             self.ran = None
-            if self.is_kept and not self.is_retired:
+            if self.is_conversation and not self.is_retired:
                 self._scheduler.retire(self)
 
     @property
@@ -203,16 +209,16 @@ class Request:
         if self._is_begun and self._own(self.interrupted, True):
             self.stop()
             return
-        if self.is_kept and not self._is_begun:
+        if self.is_conversation and not self._is_begun:
             self._started = self._first = self._last = self._scheduler.clock()
         self._is_begun = self.is_asked = True
         try:
-            with self._stopping.watched():
+            with self._stopping.watching():
                 self._scheduler.step()
         except RunStopped:
             self.end(FinishReason.INTERRUPTED)
         finally:
-            self.is_asked = not self.is_kept
+            self.is_asked = not self.is_conversation
 
     @property
     def figures(self) -> Figures:
@@ -240,34 +246,34 @@ class Request:
         reason = FinishReason.ERROR if self.error else self.finish_reason
         return ending_of(reason, self.max_tokens, self.positions)
 
-    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
+    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
         """What its strategy makes of these logits, unless it was stopped, and how many of the tokens that
         were tried stay; or an error, which is this request's alone."""
         if self.is_over:
             return 0
-        stay = self._own(lambda: self.strategy.took(due, rows), 0)
+        stay = self._own(lambda: self.strategy.update(due, rows), 0)
         self._at_first = self._at_first or len(self.token_ids)
         return stay
 
-    def due(self, length: int, guesses: int = 0) -> PassInput:
+    def next_input(self, length: int, guesses: int = 0) -> PassInput:
         """What its strategy has to be run after so many positions; nothing where that fails."""
         return self._own(lambda: self._due(length, guesses), NO_INPUT)
 
     def _due(self, length: int, guesses: int) -> PassInput:
         if self.is_over:
             return NO_INPUT
-        due, size = self.strategy.due(length, guesses), self._scheduler.model.config.vocab_size
+        due, size = self.strategy.next_input(length, guesses), self._scheduler.model.config.vocab_size
         if wrong := [each for each in ids_among(due.tried) if not 0 <= each < size]:
             raise ValueError(f"token {wrong[0]} was guessed, and the vocabulary has 0 to {size - 1}")
         return due
 
-    def findable(self) -> Sequence[Token]:
+    def cacheable_tokens(self) -> Sequence[Token]:
         """See Strategy."""
-        return self._own(lambda: self.strategy.findable, self.tokens[:1])
+        return self._own(lambda: self.strategy.cacheable_tokens, self.tokens[:1])
 
-    def most_held(self) -> int:
+    def max_cached_positions(self) -> int:
         """See Strategy."""
-        return self._own(lambda: self.strategy.most_held, 0)
+        return self._own(lambda: self.strategy.max_cached_positions, 0)
 
     def lay(self, sequence: PagedSequence) -> int:
         """Give its sequence what is laid next of its chunks; how many tokens."""
@@ -335,7 +341,7 @@ class Reading:
         if is_kept and not first:
             self._left -= sequence.begin(begins.tokens[: len(begins.tokens) - wanted + 1])
 
-    def due(self) -> Sequence[Token]:
+    def next_input(self) -> Sequence[Token]:
         """The tokens that can be run now."""
         if not self._left:
             return ()
@@ -348,7 +354,7 @@ class Reading:
         wanted = self._wanted - self._left + len(tokens)
         return ScheduledTokens(self.sequence, tokens, min(max(wanted, 0), len(tokens)))
 
-    def took(self, piece: ScheduledTokens, logits: Iterator[Row]) -> None:
+    def update(self, piece: ScheduledTokens, logits: Iterator[Row]) -> None:
         """A step has run it, and gave these."""
         self.rows += itertools.islice(logits, piece.wanted)
         self._left -= len(piece.tokens)

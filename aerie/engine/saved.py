@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 
 from aerie.common.errors import UserError
-from aerie.common.store import write_whole
+from aerie.common.store import write_atomic
 from aerie.engine.embeddings import Token, ids_among
 from aerie.engine.grammar import Grammars
 from aerie.engine.pages import PAGE, PagedSequence, PagePool
@@ -269,7 +269,7 @@ def write(path: Path, arrays: Lazy, about: MadeBy) -> None:
             file.write(np.ascontiguousarray(arrays[name]).data)
 
     try:
-        write_whole(path, fill, mode=0o600)
+        write_atomic(path, fill, mode=0o600)
     except OSError as error:
         raise UserError(f"cannot write {path} ({error.strerror}); name another file") from None
 

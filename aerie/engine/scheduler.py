@@ -115,12 +115,12 @@ class Scheduler(Admission):
         priority: int = 0,
         strategy: StrategyFactory | None = None,
         decode: str = "",
-        is_kept: bool = False,
+        is_conversation: bool = False,
         resumes: AnswerState | None = None,
     ) -> Request:
         """A request that waits for its turn. strategy: how it is made, None for the model's own way. decode:
-        in which family, "" for the model's. is_kept, resumes: see Request. PromptError and UserError for
-        what cannot be run at all."""
+        in which family, "" for the model's. is_conversation, resumes: see Request. PromptError and UserError
+        for what cannot be run at all."""
         begins = beginning_of(prompt)
         check_asked(self.model, begins.tokens, max_tokens, sampler)
         family = self._family(decode)
@@ -128,7 +128,7 @@ class Scheduler(Admission):
             check("drafts" if self.model.config.diffusion is None else "blocks", self.model.blocks, family)
         maker = strategy or default_strategy_factory(self.model.config, sampler)
         given = begins, max_tokens, sampler, priority, maker, family
-        return self._added(Request(self, *given, is_kept=is_kept, resumes=resumes))
+        return self._added(Request(self, *given, is_conversation=is_conversation, resumes=resumes))
 
     def _family(self, decode: str) -> str:
         """That of a request, whose programs are there then. UserError for one that the model cannot have."""
@@ -212,7 +212,7 @@ class Scheduler(Admission):
             while chosen := self._next_of(readings):
                 logits = iter(self._run([piece._replace(decode=decode) for _, piece in chosen]))
                 for reading, piece in chosen:
-                    reading.took(piece, logits)
+                    reading.update(piece, logits)
         except BaseException:
             for sequence, first in places:
                 sequence.go_back(min(first, sequence.length))
@@ -221,7 +221,7 @@ class Scheduler(Admission):
 
     def _next_of(self, readings: Sequence[Reading]) -> list[tuple[Reading, ScheduledTokens]]:
         """A step of prompts alone, in order, as far as there are rows, pages and room in the window."""
-        left = [one.due() for one in readings]
+        left = [one.next_input() for one in readings]
         budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[Reading, ScheduledTokens]]()
         free = self.pool.manager.free
         for reading, tokens in zip(readings, left, strict=True):
@@ -260,13 +260,13 @@ class Scheduler(Admission):
         with undisturbed():
             for request, due, piece in chosen:
                 if due.wanted:
-                    stay = request.took(due, [*itertools.islice(logits, due.wanted)])
+                    stay = request.update(due, [*itertools.islice(logits, due.wanted)])
                     self._executor.keep(piece.sequence, due.tried[:stay])
         if any(request.is_over for request, _, _ in chosen):
             self._leave_out()
 
     def _run(self, pieces: Sequence[ScheduledTokens], requests: Sequence[Request] = ()) -> Sequence[Row]:
-        by_itself = requests[0] if len(requests) == 1 and requests[0].is_kept else None
+        by_itself = requests[0] if len(requests) == 1 and requests[0].is_conversation else None
         ran = by_itself.ran if by_itself else None
         try:
             return self._executor.execute(pieces, ran)
@@ -284,7 +284,11 @@ class Scheduler(Admission):
         if self.model.end.drops:
             asked = [one for one in asked if self._makes_room(one)]
         dues = self._dues(asked)
-        if len(asked) == 1 and asked[0].is_kept and (alone := self._by_itself(asked[0], dues[asked[0]])):
+        if (
+            len(asked) == 1
+            and asked[0].is_conversation
+            and (alone := self._by_itself(asked[0], dues[asked[0]]))
+        ):
             return [alone]
         order = sorted(asked, key=lambda one: (not self._is_first(one, dues[one]), one.turn))
         rows = self._shares(dues)
@@ -343,13 +347,13 @@ class Scheduler(Admission):
             return dues
         answers, each = sum(due.is_answer for due in dues.values()), [due.guesses for due in dues.values()]
         more = [(one, count) for one, count in zip(dues, shared_out(answers, each), strict=True) if count]
-        return dues | {one: one.due(self._running[one].seen, count) for one, count in more}
+        return dues | {one: one.next_input(self._running[one].seen, count) for one, count in more}
 
     def _due(self, request: Request) -> PassInput:
         """What of it can be run, without guesses: one token, where it is decoded in the family guide, and all
         of a prompt, where the six programs read it."""
         sequence = self._running[request]
-        due = request.due(sequence.seen)
+        due = request.next_input(sequence.seen)
         if self._is_decoding(request):
             return due.cut(1)._replace(guesses=NO_DRAFTS)
         if request.decode == GUIDE:
@@ -375,6 +379,6 @@ def answer_alone(
     bar: Bar = no_bar,
 ) -> Request:
     """An answer by itself, in a pool of its own. Raises as Scheduler.submit."""
-    request = Scheduler.of(model).submit(prompt, max_tokens, sampler, is_kept=True)
+    request = Scheduler.of(model).submit(prompt, max_tokens, sampler, is_conversation=True)
     request.interrupted, request.bar = interrupted, bar
     return request

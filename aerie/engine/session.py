@@ -60,7 +60,7 @@ from aerie.engine.sharding import WeightsOfRank
 from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
-from aerie.runtime.memory import available_bytes, size
+from aerie.runtime.memory import available_bytes, format_bytes
 
 Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
 
@@ -137,7 +137,7 @@ class Session:
             sampler,
             strategy=maker,
             decode=ROWS if maker else model.blocks.decode,
-            is_kept=True,
+            is_conversation=True,
         )
         request.interrupted, request.bar = interrupted, self.bar
         try:
@@ -167,7 +167,7 @@ class Session:
             max_new_tokens,
             said.sampler,
             decode=self.model.blocks.decode,
-            is_kept=True,
+            is_conversation=True,
             resumes=said,
         )
         request.interrupted, request.bar = interrupted, self.bar
@@ -201,8 +201,8 @@ class Session:
         model, pool = self.requests.model, self.requests.pool
         return (
             f"KV pool: {pool.manager.pages} pages of {PAGE} positions and {pool.spare.pages} for what is put "
-            f"aside, {size(pool.nbytes)}, and windows on them of up to "
-            f"{size(window_bytes(model.stored, model.blocks.contexts))}"
+            f"aside, {format_bytes(pool.nbytes)}, and windows on them of up to "
+            f"{format_bytes(window_bytes(model.stored, model.blocks.contexts))}"
         )
 
     def _for_requests(self) -> LoadedModel:

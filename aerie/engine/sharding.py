@@ -18,7 +18,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.tensors import Tensor
 from aerie.engine.weights import Weights
-from aerie.multi_launch_builder import UnsupportedShapeError, cached
+from aerie.multi_launch_builder import UnsupportedShapeError, program_store
 
 Cut = Callable[[Tensor, int, int], Tensor]
 """Of a tensor, so many rows or columns from the first one on."""
@@ -60,7 +60,7 @@ def _problem(config: ModelConfig, ranks: int) -> str:
     if config.intermediate_size % ranks:
         return f"an FFN width of {config.intermediate_size} does not divide by {ranks}"
     try:
-        cached.check_shape(_cut(config, ranks).shape)
+        program_store.check_shape(_cut(config, ranks).shape)
     except UnsupportedShapeError as error:
         return f"of a part, {error.problem}"
     return ""

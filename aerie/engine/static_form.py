@@ -15,7 +15,7 @@ masks that the host makes. Shapes and masks are those of `forward_export` of Dif
 
 Embeddings and rows of RoPE's table stand where `forward_export` has token ids and positions: both are
 looked up on the host. Here is the form in float32, in numpy, with its masks; the AIR program, in bf16, is in
-`multi_launch_builder/static_form.py`, and `inputs`, `statics` and `results` are what it takes and makes.
+`multi_launch_builder/static_step.py`, and `inputs`, `statics` and `results` are what it takes and makes.
 A cache must hold finite numbers everywhere, as what is not seen counts by a weight of 0: begin with zeros.
 """
 
@@ -37,7 +37,7 @@ from aerie.engine.numerics import BF16Array, F32Array, bf16, rope_table, widen
 from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
 from aerie.multi_launch_builder.program import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
-from aerie.multi_launch_builder.static_form import CACHE, UPDATED, StaticSizes
+from aerie.multi_launch_builder.static_step import CACHE, UPDATED_CACHE, StaticSizes
 from aerie.runtime import Static
 
 UNSEEN = -10000.0
@@ -165,7 +165,7 @@ def results(
     """Of a run: logits [batch, block, vocab_size], and the updated cache."""
     rows = sizes.batch * sizes.block
     logits = dequantised(program.arguments, made, vocab_size, rows, rows)
-    return logits.reshape(sizes.batch, sizes.block, vocab_size), made[UPDATED]
+    return logits.reshape(sizes.batch, sizes.block, vocab_size), made[UPDATED_CACHE]
 
 
 Layer = Mapping[str, F32Array]

@@ -5,7 +5,6 @@ from aerie.runtime.backend import Backend, select_backend
 from aerie.runtime.buffers import NOTHING_SHARED, Sharing, Static
 from aerie.runtime.cache import KernelCache
 from aerie.runtime.calls import HostWork, Recording
-from aerie.runtime.compiling import Progress, Stage
 from aerie.runtime.errors import (
     AerieRuntimeError,
     ArrayError,
@@ -14,9 +13,10 @@ from aerie.runtime.errors import (
     DiskFullError,
     RunError,
 )
+from aerie.runtime.parallel_compile import CompileStage, Progress
 from aerie.runtime.profiler import Profiler
+from aerie.virtual_npu.cancellation import RunStopped, StopFlag, stop_this_thread, watched_flag
 from aerie.virtual_npu.pyxrt.batch import HostCode
-from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running, watched_stop
 
 __all__ = [
     "NOTHING_SHARED",
@@ -26,6 +26,7 @@ __all__ = [
     "Backend",
     "BackendError",
     "CompileError",
+    "CompileStage",
     "DiskFullError",
     "HostCode",
     "HostWork",
@@ -36,10 +37,9 @@ __all__ = [
     "RunError",
     "RunStopped",
     "Sharing",
-    "Stage",
     "Static",
-    "Stop",
+    "StopFlag",
     "select_backend",
-    "stop_running",
-    "watched_stop",
+    "stop_this_thread",
+    "watched_flag",
 ]

@@ -22,10 +22,10 @@ CHOICES = ("auto", "virtual", "npu")
 
 @dataclass(frozen=True)
 class Backend:
-    """Where programs run. `pyxrt`: a module with pyxrt's API. `reason`: in one line, why this one was chosen.
-    `access`: how the device behaves. `device`: which one, by pyxrt's index.
+    """Where programs run. pyxrt: a module with pyxrt's API. reason: one line, why this backend was chosen.
+    access: how the device behaves. device: its index in pyxrt.
 
-    A backend that only compiles may have a NoDevice in place of pyxrt.
+    A backend that only compiles may have a NoPyxrt in place of pyxrt.
     """
 
     name: str
@@ -37,13 +37,15 @@ class Backend:
 
     @property
     def numerics(self) -> str:
-        """How matrix products are made: exact or bfp16 on the virtual NPU, else the backend's name."""
+        """How matrix products are computed: "exact" or "bfp16" on the virtual NPU, else the
+        backend's name.
+        """
         toolchain = self.toolchain
         return toolchain.options.numerics if isinstance(toolchain, VirtualToolchain) else self.name
 
 
-class NoDevice(ModuleType):
-    """In place of pyxrt where programs are compiled and never run: using it raises BackendError."""
+class NoPyxrt(ModuleType):
+    """Stands in for pyxrt where programs are compiled and never run. Every use raises BackendError."""
 
     def __getattr__(self, name: str) -> object:
         raise BackendError("this backend only compiles: no NPU was looked for, so nothing can run on it")
@@ -52,13 +54,13 @@ class NoDevice(ModuleType):
 def select_backend(
     choice: str = "auto", numerics: str | None = None, *, compile_only: bool = False
 ) -> Backend:
-    """The backend of that name; "auto" is the NPU where pyxrt, a device and the toolchain are found.
+    """The backend of that name. "auto" is the NPU if pyxrt, a device and the toolchain are found, else
+    virtual.
 
-    numerics: how the virtual NPU makes bf16 matrix products (None: as VNPU_NUMERICS says).
-    compile_only: "npu" needs the toolchain alone, neither pyxrt nor a device; the backend runs nothing.
-    Raises BackendError for an unknown name, for "npu" where something that it needs is missing, for numerics
-    with the NPU, and for the virtual NPU where they or one of its environment variables
-    (aerie/common/knobs.py) make no sense.
+    numerics: how the virtual NPU multiplies bf16 matrices; None means the value of VNPU_NUMERICS.
+    compile_only: "npu" needs the toolchain alone, without pyxrt or a device; the backend cannot run programs.
+    Raises BackendError if the name is unknown, if "npu" lacks something, if numerics are set for the NPU, and
+    if numerics or an environment variable (aerie/common/knobs.py) are not valid for the virtual NPU.
     """
     if choice == "virtual":
         return _virtual("asked for", numerics)
@@ -85,10 +87,10 @@ def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
         )
     _check_compile_knobs()
     if compile_only:
-        return Backend("npu", NpuToolchain(), NoDevice("pyxrt"), "backend npu: asked for, to compile only")
-    why = "asked for" if choice == "npu" else "pyxrt opened a device"
+        return Backend("npu", NpuToolchain(), NoPyxrt("pyxrt"), "backend npu: asked for, to compile only")
+    reason = "asked for" if choice == "npu" else "pyxrt opened a device"
     pyxrt = importlib.import_module("pyxrt")
-    return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {why}", _npu_access())
+    return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {reason}", _npu_access())
 
 
 def _check_compile_knobs() -> None:
@@ -105,7 +107,7 @@ def _npu_access() -> NpuAccess:
         raise BackendError(str(error)) from error
 
 
-def _virtual(why: str, numerics: str | None) -> Backend:
+def _virtual(reason: str, numerics: str | None) -> Backend:
     toolchain = VirtualToolchain(numerics)
     try:
         compile_knobs.check()
@@ -115,4 +117,4 @@ def _virtual(why: str, numerics: str | None) -> Backend:
         raise BackendError(str(error)) from error
     products = "" if chosen == EXACT.numerics else f" with {chosen} products"
     pyxrt = importlib.import_module("aerie.virtual_npu.pyxrt")
-    return Backend("virtual", toolchain, pyxrt, f"backend virtual{products}: {why}")
+    return Backend("virtual", toolchain, pyxrt, f"backend virtual{products}: {reason}")

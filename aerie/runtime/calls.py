@@ -1,16 +1,16 @@
-"""Calls of programs: made one by one, or noted once and repeated.
+"""Calls of programs: executed one by one, or recorded once and repeated.
 
     recording = cache.record()
-    found = recording.run(first, bo_key="L0", x=x)                    # noted, not made
-    recording.host("attention", HostWork(attend))                     # reads found["q"], writes `attended`
+    outputs = recording.run(first, bo_key="L0", x=x)                  # recorded, not executed
+    recording.host("attention", HostWork(attend))                     # reads outputs["q"], writes `attended`
     result = recording.run(second, bo_key="L1", attn_out=attended)
-    ... x is filled ...
-    recording()                                                       # all of it, in order
-    ... result is read ...
+    ... fill x ...
+    recording()                                                       # executes all of it, in order
+    ... read result ...
 
-A recording holds arrays by reference: their contents may change from one replay to the next. A replay does,
-to the bit, what the same calls of `KernelCache.run` and the host's work between them would do. Where device,
-arrays and work allow it, it is one native call; else the calls are made one by one.
+A recording keeps arrays by reference: their contents may change between replays. A replay has the same bits
+as the same calls of `KernelCache.run` with the host's work between them. If device, arrays and work allow it,
+a replay is one native call; otherwise the calls are made one by one.
 """
 
 from __future__ import annotations
@@ -28,34 +28,34 @@ from aerie.runtime.buffers import Array, BufferSet
 from aerie.runtime.device import DeviceAccess, clear_frames
 from aerie.runtime.errors import AerieRuntimeError, RunError
 from aerie.runtime.profiler import Profiler
-from aerie.virtual_npu.pyxrt.batch import Batch, Copy, HostCode, StepError, can_be_one
+from aerie.virtual_npu.pyxrt.batch import HostCode, HostCopy, RunBatch, StepError, can_be_one
 
 if TYPE_CHECKING:
     from aerie.multi_launch_builder.program import Program
 
-BETWEEN = "between recorded calls"
+BETWEEN_PROGRAMS = "between recorded calls"
 """The profiler's span for the time between the steps of a recording that is one native call."""
 
 WRITE, RUN, HOST = range(3)
 
 
 @dataclass(slots=True, eq=False)
-class Call:
-    """A call of the program `name`: the arrays to be written to its buffers, and the slots to be read back.
+class ProgramCall:
+    """A call of the program `name`. arrays: by slot, written to its buffers. outputs: the slots to read back.
 
-    `arrays`: by slot. `wanted`: slots. Results are views, or copies with `copy`; those of arguments named in
-    `on_device` need not come to the host, since only programs read them.
+    Results are views, or copies if `copy` is set. Results of arguments in `on_device` need not come to the
+    host, because only programs read them.
     """
 
     name: str
     buffers: BufferSet
     arrays: Mapping[int, Array]
-    wanted: Sequence[int]
+    outputs: Sequence[int]
     copy: bool = False
     on_device: Collection[str] = ()
 
-    def make(self, profiler: Profiler) -> dict[str, Array]:
-        """Write, run and read; the results by name. Raises ArrayError and RunError."""
+    def execute(self, profiler: Profiler) -> dict[str, Array]:
+        """Write, run and read; returns the results by name. Raises ArrayError and RunError."""
         buffers = self.buffers
         started, moved = perf_counter(), buffers.moved
         for slot, array in self.arrays.items():
@@ -63,7 +63,7 @@ class Call:
         written = perf_counter()
         buffers.execute()
         executed = perf_counter()
-        results = buffers.results(self.wanted, self.copy, self.on_device)
+        results = buffers.results(self.outputs, self.copy, self.on_device)
         if profiler.enabled:
             spent = written - started, executed - written, perf_counter() - executed
             profiler.record(self.name, *spent, moved=buffers.moved - moved)
@@ -72,31 +72,33 @@ class Call:
 
 @dataclass(frozen=True)
 class HostWork:
-    """What the host does between programs, on arrays that stay in place. `code`: the same as a C function."""
+    """What the host does between programs, on arrays that do not move. code: the same as a C function."""
 
-    do: Callable[[], None]
+    run: Callable[[], None]
     code: HostCode | None = None
 
 
 class HostCall(NamedTuple):
-    """Work of the host, under its name in the profiler."""
+    """One piece of host work, under its name in the profiler."""
 
     name: str
     work: HostWork
 
-    def make(self, profiler: Profiler) -> None:
-        """Do the work, in a span of its name."""
+    def execute(self, profiler: Profiler) -> None:
+        """Do the work, in a profiler span of its name."""
         with profiler.span(self.name):
-            self.work.do()
+            self.work.run()
 
 
-Step: TypeAlias = Call | HostCall
+Step: TypeAlias = ProgramCall | HostCall
 
 
 class Recording:
-    """Calls and host work, noted once and repeated by calling it. Made by KernelCache.record."""
+    """Calls and host work that are recorded once and repeated by calling the object. See
+    KernelCache.record.
+    """
 
-    def __init__(self, call: Callable[..., Call], access: DeviceAccess, profiler: Profiler) -> None:
+    def __init__(self, call: Callable[..., ProgramCall], access: DeviceAccess, profiler: Profiler) -> None:
         self._call, self._access, self._profiler = call, access, profiler
         self._steps: list[Step] = []
         self._native: _NativeSteps | None = None
@@ -113,31 +115,32 @@ class Recording:
         on_device: Collection[str] = (),
         **arrays: Array,
     ) -> dict[str, Array]:
-        """Note a call of KernelCache.run with `copy=False`, and give the views that it would give.
+        """Record a call of KernelCache.run with `copy=False`, and return the views that it would return.
 
-        Inputs only: weights and tables must be on the device. Raises what the call would before it runs.
+        Takes inputs only: weights and tables must be on the device. Raises what `run` raises before the
+        program runs.
         """
         if copy:
             raise AerieRuntimeError("a recorded call gives views, which every replay fills: leave copy out")
         call = self._call(program, bo_key, arrays, outputs, copy, on_device)
         buffers = call.buffers
-        buffers.refuse_statics(call.arrays)
+        buffers.require_no_weights(call.arrays)
         for slot, array in call.arrays.items():
-            buffers.must_be_copied(slot, array)  # raises where it does not fit
+            buffers.needs_copy(slot, array)  # raises where it does not fit
         self._add(call)
-        return {buffers.names[slot]: buffers.result(slot) for slot in call.wanted}
+        return {buffers.names[slot]: buffers.result(slot) for slot in call.outputs}
 
     def host(self, name: str, work: HostWork) -> None:
-        """Note work of the host between the calls before and after it, under its name in the profiler."""
+        """Record work of the host between the previous and the next call, under its name in the profiler."""
         self._add(HostCall(name, work))
 
     @property
     def is_current(self) -> bool:
-        """Whether none of its buffers was released; else it must be recorded again."""
-        return all(step.buffers.is_open for step in self._steps if isinstance(step, Call))
+        """False once one of its buffers was released: record it again."""
+        return all(step.buffers.is_open for step in self._steps if isinstance(step, ProgramCall))
 
     def __call__(self) -> None:
-        """Take all steps, in order. RunError where a program does not complete: none is taken after it."""
+        """Execute all steps, in order. Raises RunError at the first program that does not complete."""
         if not self.is_current:
             raise AerieRuntimeError("a recording was replayed whose buffers were released; record it again")
         if not self._is_prepared:
@@ -145,7 +148,7 @@ class Recording:
             self._is_prepared = True
         if self._native is None:
             for step in self._steps:
-                step.make(self._profiler)
+                step.execute(self._profiler)
             return
         try:
             self._native(self._profiler)
@@ -159,41 +162,43 @@ class Recording:
 
 
 class _NativeSteps:
-    """The steps of a recording as one native call, and for each part of it whose time it takes.
+    """The steps of a recording as one native call, with the owner of the time of each part.
 
     An owner is (WRITE or RUN, a program) or (HOST, a piece of host work).
     """
 
     def __init__(self) -> None:
-        self._parts: list[Any | Copy | HostCode] = []
+        self._parts: list[Any | HostCopy | HostCode] = []
         self._owners: list[tuple[int, str]] = []
         self._sets: dict[int, BufferSet] = {}  # by the number of the part that runs their program
         self._calls: Counter[str] = Counter()
         self._moved: Counter[str] = Counter()
 
     def add(self, step: Step) -> bool:
-        """Whether that can be. Loads the step's program: RunError."""
+        """Add a step, and load its program. Returns False if it cannot be native. Raises RunError if loading
+        fails.
+        """
         self._calls[step.name] += 1
         return self._add_host(step) if isinstance(step, HostCall) else self._add_call(step)
 
     def finish(self) -> bool:
-        """Make it one call of the steps that were added; whether that can be."""
+        """Combine the added steps into one call. Returns False if that is not possible."""
         if not can_be_one(self._parts):
             return False
-        self._batch = Batch(self._parts)
+        self._batch = RunBatch(self._parts)
         self._numbers = {owner: number for number, owner in enumerate(dict.fromkeys(self._owners))}
         self._owner_of = np.array([self._numbers[owner] for owner in self._owners])
         return True
 
     def __call__(self, profiler: Profiler) -> None:
-        """Take them, and count their time. RunError where a program does not complete."""
+        """Execute the steps and count their time. Raises RunError if a program does not complete."""
         started = perf_counter()
         try:
             self._batch.execute()
         except StepError as error:
             clear_frames(error)
             raise self._failed(error) from error
-        self._sets[max(self._sets)].completed()
+        self._sets[max(self._sets)].mark_completed()
         if profiler.enabled:
             self._count(profiler, perf_counter() - started)
 
@@ -202,29 +207,29 @@ class _NativeSteps:
             self._append(step.work.code, HOST, step.name)
         return step.work.code is not None
 
-    def _add_call(self, step: Call) -> bool:
+    def _add_call(self, step: ProgramCall) -> bool:
         buffers = step.buffers
-        copied = {slot: given for slot, given in step.arrays.items() if buffers.must_be_copied(slot, given)}
+        copied = {slot: given for slot, given in step.arrays.items() if buffers.needs_copy(slot, given)}
         for slot, array in copied.items():
             target = buffers.view(slot)
-            self._append(Copy(target.ctypes.data, array.ctypes.data, target.nbytes), WRITE, step.name)
-        self._moved[step.name] += buffers.bytes_moved(copied, step.wanted, step.on_device)
+            self._append(HostCopy(target.ctypes.data, array.ctypes.data, target.nbytes), WRITE, step.name)
+        self._moved[step.name] += buffers.bytes_moved(copied, step.outputs, step.on_device)
         self._sets[len(self._parts)] = buffers
         self._append(buffers.bound_run(), RUN, step.name)
         return all(array.flags.c_contiguous for array in copied.values())
 
-    def _append(self, part: Any | Copy | HostCode, kind: int, name: str) -> None:
+    def _append(self, part: Any | HostCopy | HostCode, kind: int, name: str) -> None:
         self._parts.append(part)
         self._owners.append((kind, name))
 
     def _failed(self, error: StepError) -> RunError:
         before = [number for number in self._sets if number < error.number]
         if before:
-            self._sets[before[-1]].completed()
-        return self._sets[error.number].failed(error)
+            self._sets[before[-1]].mark_completed()
+        return self._sets[error.number].run_error(error)
 
     def _count(self, profiler: Profiler, spent: float) -> None:
-        """Give every owner its time, and what no part took to BETWEEN."""
+        """Give every owner its time; the rest goes to BETWEEN_PROGRAMS."""
         seconds = np.bincount(self._owner_of, self._batch.nanoseconds * 1e-9).tolist()
         taken = {owner: seconds[number] for owner, number in self._numbers.items()}
         for (kind, name), own in taken.items():
@@ -233,13 +238,14 @@ class _NativeSteps:
                 profiler.record(name, write, own, 0.0, self._moved[name], self._calls[name])
             elif kind == HOST:
                 profiler.count_span(name, own, self._calls[name])
-        profiler.count_span(BETWEEN, spent - sum(seconds))
+        profiler.count_span(BETWEEN_PROGRAMS, spent - sum(seconds))
 
 
 def _native_steps(steps: Sequence[Step], access: DeviceAccess) -> _NativeSteps | None:
-    """The steps as one native call; None where work of the host, arrays or the device do not allow it, and
-    where AERIE_PLAIN holds calls. RunError where a program cannot be loaded."""
-    if is_plain("calls") or not access.batches:
+    """The steps as one native call. Returns None if host work, arrays or the device do not allow it, or if
+    AERIE_PLAIN lists calls. Raises RunError if a program cannot be loaded.
+    """
+    if is_plain("calls") or not access.supports_batches:
         return None
     native = _NativeSteps()
     return native if all(native.add(step) for step in steps) and native.finish() else None

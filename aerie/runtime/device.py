@@ -1,7 +1,7 @@
-"""The open device of one cache: how its kind behaves, the programs loaded on it, and how a run ends.
+"""The open device of one cache: how its kind behaves, which programs are loaded, and how a run ends.
 
-The NPU has few hardware contexts, so a program may be released while its buffers stay: these belong to the
-device. Its runs, kernel, context and elf are released with it, in this order.
+The NPU has few hardware contexts, so a program may be released while its buffers stay: buffers belong to the
+device. Run, kernel, context and elf of a program are released with it, in this order.
 """
 
 from __future__ import annotations
@@ -16,31 +16,33 @@ from functools import partial
 from types import ModuleType
 from typing import Any, Protocol
 
-from aerie.common.knobs import is_plain, strict
+from aerie.common.knobs import is_plain, is_strict
 from aerie.kernel_builder.arguments import Argument, ArgumentTable
 from aerie.runtime.artifacts import Artifact
 from aerie.runtime.errors import RunError
-from aerie.virtual_npu.pyxrt.batch import Batch, can_be_one
+from aerie.virtual_npu.pyxrt.batch import RunBatch, can_be_one
 
-Report = Callable[[str], None]
+Note = Callable[[str], None]
 
 DEVICE_ERRORS = (RuntimeError, OSError, MemoryError, ValueError, TypeError, AttributeError, LookupError)
-"""All that pyxrt raises: pybind11 turns C++ exceptions into these; an older pyxrt lacks names or
-overloads."""
+"""All exceptions that pyxrt raises: pybind11 turns C++ exceptions into these; an older pyxrt lacks names or
+overloads.
+"""
 
 
 def clear_frames(error: BaseException) -> None:
     """Clear the local variables of the calls that raised an error.
 
-    An error that is kept would otherwise keep buffers and runs alive, and XRT wants them released in order.
+    A stored error would otherwise keep buffers and runs alive, and XRT needs them released in order.
     """
     traceback.clear_frames(error.__traceback__)
 
 
 @dataclass(frozen=True)
-class Failure:
-    """A run that failed: the set's label (program and buffers), pyxrt's error, and the label of the last run
-    that completed before, if any."""
+class FailedRun:
+    """A run that failed: label of the set (program and buffers), pyxrt's error, and label of the last run
+    that completed before it, if any.
+    """
 
     label: str
     error: BaseException
@@ -50,82 +52,82 @@ class Failure:
 
 
 class DeviceAccess(Protocol):
-    """How one kind of device behaves, beside pyxrt's API, which is the same on all of them."""
+    """How one kind of device behaves. pyxrt's API is the same for all kinds."""
 
     @property
     def contexts(self) -> int:
-        """How many programs may be loaded at once."""
+        """How many programs can be loaded at once."""
 
     @property
     def largest_buffer(self) -> int:
         """Bytes of the largest buffer object that programs can address."""
 
     @property
-    def copies(self) -> int:
-        """How many times a buffer object is in the machine's memory: twice where host and device are
-        apart."""
+    def copies_per_buffer(self) -> int:
+        """How many copies of a buffer object are in the machine's memory: 2 if the device has its
+        own memory.
+        """
 
     @property
-    def batches(self) -> bool:
+    def supports_batches(self) -> bool:
         """Whether several runs can be one native call (virtual_npu.pyxrt.batch)."""
 
-    def reserve(self, report: Report) -> None:
-        """Called before the device is opened: keeps other processes off it. `report` is told of the
-        waiting."""
+    def acquire(self, report: Note) -> None:
+        """Lock the device before it is opened, against other processes. report: told while waiting."""
 
-    def free(self) -> None:
-        """Called after the device is closed, or could not be opened: lets other processes have it."""
+    def release(self) -> None:
+        """Unlock the device after it is closed, or could not be opened."""
 
     def execution(self, run: Any) -> Callable[[], None]:
-        """A function that carries the run out; it raises one of DEVICE_ERRORS unless the run completes."""
+        """A function that executes the run. It raises one of DEVICE_ERRORS unless the run completes."""
 
-    def settle(self, run: Any) -> None:
-        """Wait until a run that was interrupted (Ctrl-C) is over, so that its buffers can be released."""
+    def wait_interrupted(self, run: Any) -> None:
+        """Wait for the end of a run that was interrupted (Ctrl-C), so that its buffers can be released."""
 
-    def lacks_context(self, error: BaseException) -> bool:
+    def is_out_of_contexts(self, error: BaseException) -> bool:
         """Whether a program could not be loaded because too many are loaded."""
 
-    def failed(self, what: str, error: BaseException) -> RunError:
-        """The RunError for an error of pyxrt outside of runs: `what` failed, and why."""
+    def device_error(self, action: str, error: BaseException) -> RunError:
+        """The RunError for a pyxrt error outside of runs. action: the action that failed."""
 
-    def explain(self, failure: Failure) -> RunError:
+    def explain(self, failure: FailedRun) -> RunError:
         """The RunError for a failed run: what happened, and what to do."""
 
 
 class VirtualAccess:
-    """The virtual NPU: each process has its own, and its errors say themselves why a run failed."""
+    """The virtual NPU: each process has its own, and its errors explain why a run failed."""
 
     contexts = sys.maxsize
     largest_buffer = sys.maxsize
-    batches = True
+    supports_batches = True
 
     @property
-    def copies(self) -> int:
-        return 2 if strict() else 1
+    def copies_per_buffer(self) -> int:
+        return 2 if is_strict() else 1
 
-    def reserve(self, report: Report) -> None:
+    def acquire(self, report: Note) -> None:
         pass
 
-    def free(self) -> None:
+    def release(self) -> None:
         pass
 
     def execution(self, run: Any) -> Callable[[], None]:
-        if self.batches and not is_plain("calls") and can_be_one([run]):
-            return Batch([run]).execute
+        if self.supports_batches and not is_plain("calls") and can_be_one([run]):
+            return RunBatch([run]).execute
         return partial(_start_and_wait, run)
 
-    def settle(self, run: Any) -> None:
+    def wait_interrupted(self, run: Any) -> None:
         with contextlib.suppress(RuntimeError):
             run.wait()
 
-    def lacks_context(self, error: BaseException) -> bool:  # noqa: ARG002
+    def is_out_of_contexts(self, error: BaseException) -> bool:  # noqa: ARG002
         return False
 
-    def failed(self, what: str, error: BaseException) -> RunError:
-        return RunError(f"{what}: {error}")
+    def device_error(self, action: str, error: BaseException) -> RunError:
+        return RunError(f"{action}: {error}")
 
-    def explain(self, failure: Failure) -> RunError:
-        return self.failed(f"{failure.label} failed", failure.error)
+    def explain(self, failure: FailedRun) -> RunError:
+        return self.device_error(f"{failure.label} failed", failure.error)
 
 
 def _start_and_wait(run: Any) -> None:
@@ -135,7 +137,7 @@ def _start_and_wait(run: Any) -> None:
 
 @dataclass
 class BoundRun:
-    """A run whose arguments are the buffers of one set; `execute` carries it out, as DeviceAccess says."""
+    """A run whose arguments are the buffers of one set. `execute` is DeviceAccess.execution of it."""
 
     run: Any
     execute: Callable[[], None]
@@ -151,22 +153,22 @@ class LoadedProgram:
     runs: dict[str, BoundRun] = field(default_factory=dict)
 
     def release(self) -> None:
-        """Release all in the order that XRT needs; in another one it crashes on Windows."""
+        """Release everything in the order that XRT needs; another order crashes on Windows."""
         self.runs.clear()
         self.kernel = None
         self.context = None
         self.elf = None
 
 
-class Contexts:
-    """A device, opened at first use, and the programs loaded on it, as many as it takes.
+class OpenDevice:
+    """A device, opened at first use, and the programs loaded on it, up to its limit.
 
-    `backend` names it in errors. `report` is told while another process has the device. `index`: which of the
-    devices that pyxrt knows. `last_completed`: the label of the last run that completed.
+    backend: its name in errors. report: told while another process has the device. index: of the device in
+    pyxrt. last_completed: label of the last run that completed.
     """
 
     def __init__(
-        self, pyxrt: ModuleType, access: DeviceAccess, backend: str, report: Report, index: int = 0
+        self, pyxrt: ModuleType, access: DeviceAccess, backend: str, report: Note, index: int = 0
     ) -> None:
         self.access = access
         self.last_completed = ""
@@ -180,23 +182,23 @@ class Contexts:
     def load(self, artifact: Artifact) -> LoadedProgram:
         """The artifact on the device: loaded at the first call, and again after it was released.
 
-        Where the device has no room, the program used longest ago is released. Raises RunError.
+        If the device is full, the least recently used program is released. Raises RunError if loading fails.
         """
-        found = self._loaded.get(artifact.key)
-        if found is None:
-            found = self._loaded[artifact.key] = self._attempt(
+        program = self._loaded.get(artifact.key)
+        if program is None:
+            program = self._loaded[artifact.key] = self._attempt(
                 f"load '{artifact.name}' from {artifact.path}", lambda: self._load_in_turn(artifact)
             )
         self._loaded.move_to_end(artifact.key)
-        return found
+        return program
 
     def release(self, artifact: Artifact) -> None:
-        """Take a program off the device, if it is there; the next `load` starts it afresh."""
+        """Release a program if it is loaded. The next `load` loads it again."""
         if program := self._loaded.pop(artifact.key, None):
             program.release()
 
     def buffer_object(self, label: str, argument: Argument) -> Any:
-        """A buffer object for an argument of the set `label`. RunError where it cannot be had."""
+        """Allocate a buffer object for an argument of the set `label`. Raises RunError if that fails."""
         if argument.nbytes > self.access.largest_buffer:
             raise RunError(
                 f"{label}: {argument} takes {argument.nbytes} bytes; programs on this device address at most "
@@ -208,10 +210,10 @@ class Contexts:
             return self._pyxrt.ext.bo(self._device, argument.nbytes)
         except DEVICE_ERRORS as error:
             clear_frames(error)
-            raise self.access.failed(f"{label}: no buffer object for {argument}", error) from error
+            raise self.access.device_error(f"{label}: no buffer object for {argument}", error) from error
 
     def forget_run(self, artifact: Artifact, label: str) -> None:
-        """Drop the run of a set whose buffers are about to go."""
+        """Drop the run of a set before its buffers are released."""
         if program := self._loaded.get(artifact.key):
             program.runs.pop(label, None)
 
@@ -223,22 +225,22 @@ class Contexts:
         return BoundRun(run, self.access.execution(run))
 
     def close(self) -> None:
-        """Release the programs, then the device. The buffers must be gone by then."""
+        """Release the programs, then the device. The buffers must be released before."""
         while self._loaded:
             self._loaded.popitem()[1].release()
         if self._device is not None:
             self._device = None
-            self.access.free()
+            self.access.release()
         self.last_completed = ""
 
     def _open(self) -> None:
         if self._device is None:
-            self.access.reserve(self._report)
+            self.access.acquire(self._report)
             try:
                 self._device = self._attempt(f"open device {self._index}", self._new_device)
             finally:
                 if self._device is None:
-                    self.access.free()
+                    self.access.release()
 
     def _new_device(self) -> Any:
         return self._pyxrt.device(self._index)
@@ -250,7 +252,7 @@ class Contexts:
             try:
                 return self._load(artifact)
             except DEVICE_ERRORS as error:
-                if not self._loaded or not self.access.lacks_context(error):
+                if not self._loaded or not self.access.is_out_of_contexts(error):
                     raise
             self._release_oldest()
 
@@ -270,9 +272,9 @@ class Contexts:
     def _release_oldest(self) -> None:
         self._loaded.popitem(last=False)[1].release()
 
-    def _attempt(self, what: str, call: Callable[[], Any]) -> Any:
+    def _attempt(self, action: str, call: Callable[[], Any]) -> Any:
         try:
             return call()
         except DEVICE_ERRORS as error:
             clear_frames(error)
-            raise self.access.failed(f"backend '{self._backend}' could not {what}", error) from error
+            raise self.access.device_error(f"backend '{self._backend}' could not {action}", error) from error

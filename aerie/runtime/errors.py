@@ -1,4 +1,4 @@
-"""What the runtime refuses or reports: what was given, the limit, the consequence, what to do."""
+"""The errors of the runtime. A message gives the value, the limit, the consequence and what to do."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ class AerieRuntimeError(AerieError):
 
 
 class BackendError(AerieRuntimeError):
-    """A backend that does not exist, or cannot work on this machine."""
+    """The backend does not exist, or cannot work on this machine."""
 
 
 class CompileError(AerieRuntimeError):
-    """A program that its toolchain did not compile. `log` is the file with all the tools' output."""
+    """The toolchain did not compile a program. log: the file with all output of the tools."""
 
     def __init__(self, program: str, cause: str, log: Path | None = None) -> None:
-        kept = f"; full log: {log}" if log else ""
-        super().__init__(f"program '{program}' was not compiled: {cause}{kept}")
+        log_note = f"; full log: {log}" if log else ""
+        super().__init__(f"program '{program}' was not compiled: {cause}{log_note}")
         self.program, self.cause, self.log = program, cause, log
 
 
 class DiskFullError(AerieRuntimeError):
-    """No space left for an artifact. What the cache holds already stays usable."""
+    """No space is left for an artifact. The artifacts that the cache has stay usable."""
 
 
 class ArrayError(AerieRuntimeError):
-    """An array that does not fit its argument, or an argument that must (or must not) be given."""
+    """An array does not fit its argument, or an argument must (or must not) be passed."""
 
 
 class RunError(AerieRuntimeError):
-    """A device, program or run that failed. `details` are lines below the message, which stands by itself.
+    """A device, program or run failed. details: lines below the message, which is complete without them.
 
-    lost: the device answers no process until it is reset, so nothing else need be tried on it.
+    lost: the device answers no process until it is reset, so further attempts are useless.
     """
 
     def __init__(self, headline: str, *details: str, lost: bool = False) -> None:

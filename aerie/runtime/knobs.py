@@ -1,4 +1,4 @@
-"""The environment variables of this room: default, meaning, and what they may be."""
+"""The environment variables of the runtime: default, meaning, and allowed values."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ CHECK_MEMORY = Knob(
     ("0", "1").__contains__,
 )
 
-NPU_MOST_CONTEXTS = 16
+NPU_MAX_CONTEXTS = 16
 """The driver's hwctx_limit for every NPU2, for all processes together (amd/xdna-driver npu4_regs.c)."""
 
 
@@ -53,7 +53,7 @@ def _is_no_folder(text: str) -> bool:
 
 
 def _is_context_count(text: str) -> bool:
-    return text.isascii() and text.isdigit() and 1 <= int(text) <= NPU_MOST_CONTEXTS
+    return text.isascii() and text.isdigit() and 1 <= int(text) <= NPU_MAX_CONTEXTS
 
 
 NPU_TIMEOUT = Knob(
@@ -67,7 +67,7 @@ NPU_CONTEXTS = Knob(
     "AERIE_NPU_CONTEXTS",
     "8",
     "programs that stay loaded on the NPU; one more releases the least recently used",
-    f"a whole number from 1 to {NPU_MOST_CONTEXTS}",
+    f"a whole number from 1 to {NPU_MAX_CONTEXTS}",
     _is_context_count,
 )
 NPU_LOCK = Knob(
@@ -84,6 +84,6 @@ NPU_TABLE = (NPU_TIMEOUT, NPU_CONTEXTS, NPU_LOCK)
 
 
 def check(table: Sequence[Knob] = TABLE) -> None:
-    """Raises KnobError, naming the first knob of a table whose value makes no sense."""
+    """Raise KnobError for the first knob of a table whose value is not valid."""
     for knob in table:
         knob.get()

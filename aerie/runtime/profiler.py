@@ -1,4 +1,4 @@
-"""Where the time goes: per program calls and milliseconds, then host work, then the total."""
+"""Measures where the time goes: calls and milliseconds per program, then host work, then the total."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 COMPUTE_BOUND = 16.0
-"""Operations per byte from which a program's rate is shown in GFLOP/s; below that, in GB/s."""
+"""Operations per byte from which a program's rate is shown in GFLOP/s; below it, in GB/s."""
 
 
 @dataclass
 class ProgramTimes:
-    """Times of one program, in seconds; `flops` and `nbytes` of one call, 0 where unknown.
+    """Times of one program, in seconds. flops, nbytes: of one call; 0 if unknown.
 
-    `moved` is how many bytes the host wrote to its buffers and read from them, in all calls.
+    bytes_moved: bytes that the host wrote to its buffers and read from them, in all calls.
     """
 
     calls: int = 0
-    moved: int = 0
+    bytes_moved: int = 0
     write: float = 0.0
     run: float = 0.0
     read: float = 0.0
@@ -41,7 +41,7 @@ class ProgramTimes:
 
     @property
     def rate(self) -> str:
-        """GFLOP/s or GB/s over the time in `run`; empty where the work of a call is not known."""
+        """GFLOP/s or GB/s over the time in `run`; "" if the work of a call is unknown."""
         if not self.run:
             return ""
         if self.flops and self.flops >= COMPUTE_BOUND * self.nbytes:
@@ -59,7 +59,7 @@ class SpanTimes:
 
 @dataclass
 class Profiler:
-    """Collects times while `enabled`; costs a flag test otherwise. Not for several threads at once."""
+    """Collects times while `enabled`; otherwise it costs a flag test. Not thread-safe."""
 
     enabled: bool = True
     programs: dict[str, ProgramTimes] = field(default_factory=dict)
@@ -68,8 +68,9 @@ class Profiler:
     _work: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def declare(self, program: str, flops: float = 0.0, nbytes: float = 0.0) -> None:
-        """The work of one call of a program: operations, and bytes of its buffers. 0 leaves what was
-        declared."""
+        """Declare the work of one call of a program: operations, and bytes of its buffers. 0 keeps the last
+        value.
+        """
         known_flops, known_nbytes = self._work.get(program, (0.0, 0.0))
         self._work[program] = flops or known_flops, nbytes or known_nbytes
 
@@ -81,7 +82,7 @@ class Profiler:
         if times is None:
             times = self.programs[program] = ProgramTimes()
         times.calls += calls
-        times.moved += moved
+        times.bytes_moved += moved
         times.write += write
         times.run += run
         times.read += read
@@ -93,7 +94,7 @@ class Profiler:
         return _Span(self, name) if self.enabled else contextlib.nullcontext()
 
     def count_span(self, name: str, seconds: float, calls: int = 1) -> None:
-        """Count host work of that many seconds, without what was recorded inside it."""
+        """Count `seconds` of host work, without what was recorded inside it."""
         times = self.spans.get(name)
         if times is None:
             times = self.spans[name] = SpanTimes()
@@ -107,12 +108,12 @@ class Profiler:
         return self._counted
 
     @property
-    def moved(self) -> int:
+    def bytes_moved(self) -> int:
         """Bytes that the host wrote to buffers and read from them."""
-        return sum(times.moved for times in self.programs.values())
+        return sum(times.bytes_moved for times in self.programs.values())
 
     def reset(self) -> None:
-        """Forget all times, as after a warm-up; declared work stays."""
+        """Forget all times, as after a warm-up. Declared work stays."""
         self.programs.clear()
         self.spans.clear()
         self._counted = 0.0
@@ -127,24 +128,24 @@ class Profiler:
         shares = iter(_percentages(totals))
         for name, times in programs:
             parts = [_ms(seconds) for seconds in (times.write, times.run, times.read, times.total)]
-            table.add_row(name, str(times.calls), *parts, next(shares), times.rate, _mb(times.moved))
+            table.add_row(name, str(times.calls), *parts, next(shares), times.rate, _mb(times.bytes_moved))
         table.add_section()
         for name, spent in spans:
             table.add_row(f"host: {name}", str(spent.calls), "", "", "", _ms(spent.total), next(shares))
         table.add_section()
-        whole = "100.0 %" if self.total else "0.0 %"
-        table.add_row("total", "", "", "", "", _ms(self.total), whole, "", _mb(self.moved))
+        total_share = "100.0 %" if self.total else "0.0 %"
+        table.add_row("total", "", "", "", "", _ms(self.total), total_share, "", _mb(self.bytes_moved))
         return table
 
     def print(self, console: Console | None = None) -> None:
-        """Print the table, on standard error unless a console is given; never narrower than its figures."""
+        """Print the table, to standard error by default; never narrower than its numbers."""
         from rich.console import Console
 
         print_tables(console or Console(stderr=True), self.table())
 
 
 class _Span:
-    """Times what it is entered around."""
+    """Times the block that it is entered for."""
 
     def __init__(self, profiler: Profiler, name: str) -> None:
         self._profiler, self._name = profiler, name
@@ -158,9 +159,9 @@ class _Span:
 
 
 def _percentages(times: Sequence[float]) -> list[str]:
-    """What each is of their sum, rounded to tenths of a percent so that these add up to 100.0.
+    """The share of each in their sum, rounded to tenths of a percent that add up to 100.0.
 
-    All are rounded down, and those that lose most by it are rounded up instead.
+    All are rounded down; those with the largest remainders are rounded up instead.
     """
     total = sum(times)
     exact = [1000 * seconds / total if total else 0.0 for seconds in times]

@@ -101,7 +101,7 @@ def serve(arguments: argparse.Namespace) -> int:
         arguments.numerics,
         arguments.variants,
         arguments.kv_pool,
-        arguments.cache_dir or folders.programs(),
+        arguments.cache_dir or folders.programs_folder(),
         template_arguments=(*arguments.template_arg,),
         load_all_programs=arguments.warm,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
-from aerie.runtime.memory import available_bytes, size
+from aerie.runtime.memory import available_bytes, format_bytes
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import Metrics
 from aerie.serve.service import (
@@ -223,8 +223,8 @@ class ModelManager:
         limit = self.memory.limit
         if limit is not None and memory_bytes > limit:
             raise TooLargeError(
-                f"the model {service.name!r} takes about {size(memory_bytes)} of memory, and "
-                f"{size(limit)} is the "
+                f"the model {service.name!r} takes about {format_bytes(memory_bytes)} of memory, and "
+                f"{format_bytes(limit)} is the "
                 "limit of all models (--memory); ask for another"
             )
         service.memory_bytes = memory_bytes
@@ -266,9 +266,9 @@ class ModelManager:
         return ApiError(
             503,
             f"there is no room for the model {service.name!r} yet: it takes about "
-            f"{size(service.memory_bytes)} of "
-            f"memory, others that answer requests have {size(self._reserved_bytes())}, and "
-            f"{size(limit)} is the limit "
+            f"{format_bytes(service.memory_bytes)} of "
+            f"memory, others that answer requests have {format_bytes(self._reserved_bytes())}, and "
+            f"{format_bytes(limit)} is the limit "
             "of all; ask again",
             code="no_room",
             retry_after=round(self.limits.load_wait_s) or 1,

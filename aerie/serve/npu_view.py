@@ -16,14 +16,14 @@ from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 from aerie.common.errors import ProgramError
-from aerie.device import NPU2, Device, Report, check
-from aerie.device.memtiles import Memtile, memtiles
+from aerie.device import NPU2, CheckReport, DeviceModel, check
+from aerie.device.memtile_traffic import MemtileTraffic, memtiles
 from aerie.multi_launch_builder import Program
 from aerie.serve.errors import ApiError
 from aerie.virtual_npu import arrays
+from aerie.virtual_npu.cancellation import RunStopped, StopFlag
 from aerie.virtual_npu.commands.run import CLOCK, chrome_trace
 from aerie.virtual_npu.program import Program as VirtualProgram
-from aerie.virtual_npu.stopping import RunStopped, Stop
 
 MAX_ARGUMENT_BYTES = 64 * 2**20
 """Limit of a program's arguments together; a larger program is checked and not run."""
@@ -43,7 +43,7 @@ class ProgramView:
     """A program, its check, and the record of its run. Without a record, `missing_reason` says why."""
 
     program: Program
-    report: Report
+    report: CheckReport
     record: Mapping[str, Any] | None
     missing_reason: str = ""
 
@@ -156,12 +156,12 @@ def _record(program: Program) -> Mapping[str, Any] | None:
             "for this page; "
             "`aerie vnpu run --stats --trace` has no limit"
         )
-    stop = Stop()
+    stop = StopFlag()
     timer = threading.Timer(RUN_S, stop.set)
     timer.start()
     try:
-        with stop.watched():
-            return built.run(*arrays.zeros(entry), stats=True, trace=True).record
+        with stop.watching():
+            return built.run(*arrays.zero_arrays(entry), stats=True, trace=True).record
     finally:
         timer.cancel()
 
@@ -188,7 +188,7 @@ def programs_to_json(programs: Mapping[str, Program]) -> dict[str, Any]:
     return {"programs": entries, "device": limits(NPU2)}
 
 
-def limits(device: Device) -> dict[str, Any]:
+def limits(device: DeviceModel) -> dict[str, Any]:
     """The array as JSON: its size, and bytes and DMA channels of each kind of tile."""
     return {
         "name": device.name,
@@ -211,7 +211,7 @@ def view_to_json(program_view: ProgramView) -> dict[str, Any]:
     return {
         "name": program_view.program.name,
         "device": limits(program_view.report.device),
-        "check": program_view.report.as_json(),
+        "check": program_view.report.to_json(),
         "ran": program_view.record is not None,
         "why": program_view.missing_reason,
         "clock": CLOCK,
@@ -250,7 +250,7 @@ def empty_launch(name: str) -> dict[str, Any]:
     return {"name": name, "shim": _zero_counts(), "memtile": _zero_counts(), "cores": []}
 
 
-def _memtiles(tiles: Sequence[Memtile] | None) -> list[dict[str, int]] | None:
+def _memtiles(tiles: Sequence[MemtileTraffic] | None) -> list[dict[str, int]] | None:
     return None if tiles is None else [tile._asdict() for tile in tiles]
 
 

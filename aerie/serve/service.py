@@ -20,7 +20,7 @@ from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.tokenizer import Tokenizer
-from aerie.runtime.memory import give_back
+from aerie.runtime.memory import return_freed_memory
 from aerie.serve.common_fields import StructuredOutput
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.metrics import Metrics, RequestLog
@@ -253,7 +253,7 @@ class ModelService:
             await asyncio.to_thread(worker.join, self.limits.drain_s)
             await worker.ended.wait()
             del worker
-            await asyncio.to_thread(give_back)
+            await asyncio.to_thread(return_freed_memory)
         self.reserved_bytes, self.state = 0, ModelState.UNLOADED
 
     async def end(self) -> None:

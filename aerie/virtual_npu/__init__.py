@@ -6,13 +6,13 @@ from aerie.common.errors import ProgramError, ToolchainError
 from aerie.common.lazy import on_first_use
 from aerie.device.errors import KernelSourceError
 from aerie.virtual_npu.errors import (
-    ArgumentError,
     OptionError,
     UnsupportedOpError,
     VirtualNpuDeadlock,
     VirtualNpuRuntimeError,
+    VnpuArgumentError,
 )
-from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
+from aerie.virtual_npu.library import ArgumentType, EntryPoint, Library, RunResult
 from aerie.virtual_npu.options import BuildOptions, RunOptions
 
 if TYPE_CHECKING:
@@ -30,10 +30,9 @@ else:
     )
 
 __all__ = [
-    "ArgumentError",
     "ArgumentType",
     "BuildOptions",
-    "Entry",
+    "EntryPoint",
     "KernelSourceError",
     "Library",
     "OptionError",
@@ -46,6 +45,7 @@ __all__ = [
     "UnsupportedOpError",
     "VirtualNpuDeadlock",
     "VirtualNpuRuntimeError",
+    "VnpuArgumentError",
     "build",
     "emit",
 ]

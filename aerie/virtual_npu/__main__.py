@@ -14,9 +14,9 @@ from aerie.common.errors import ProgramError
 from aerie.device.errors import ResourceError
 from aerie.virtual_npu import child_process
 from aerie.virtual_npu.commands import COMMANDS
-from aerie.virtual_npu.commands.common import Parser
+from aerie.virtual_npu.commands.common import VnpuParser
+from aerie.virtual_npu.console import print_error
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
-from aerie.virtual_npu.texts import print_error
 
 USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 
@@ -24,7 +24,7 @@ USER_ERROR, RUN_ERROR, DEFECT, INTERRUPTED = 2, 1, 70, 130
 def _parser() -> argparse.ArgumentParser:
     width = max(len(knob.name) for knob in knobs.TABLE)
     table = "\n".join(f"  {knob.name:{width}}  {knob.meaning}" for knob in knobs.TABLE)
-    parser = Parser(
+    parser = VnpuParser(
         prog="aerie vnpu",
         description="Runs AIR-dialect programs on the CPU.",
         epilog=f"environment:\n{table}\n\nexit status: 0 done, 1 the program failed at run, 2 wrong input",
@@ -37,7 +37,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command; gives the exit status."""
+    """Run one command. Returns the exit status."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     try:
         options = _parser().parse_args(words, argparse.Namespace(words=words))
@@ -61,7 +61,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _defect(error: Exception) -> ProgramError:
-    """What to say of an error that nobody expected."""
+    """The error message of an unexpected exception."""
     frame = traceback.extract_tb(error.__traceback__)[-1]
     what = f"{type(error).__name__}: {' '.join(str(error).split())}"
     return ProgramError(
@@ -71,5 +71,5 @@ def _defect(error: Exception) -> ProgramError:
 
 
 if __name__ == "__main__":
-    child_process.watch()
+    child_process.fork_and_watch()
     sys.exit(main())

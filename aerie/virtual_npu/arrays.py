@@ -1,4 +1,4 @@
-"""Arguments of an entry as numpy arrays, in .npz files, and compared: bf16 is held as uint16 bit patterns."""
+"""Arguments of an entry as numpy arrays: read and written as .npz, and compared. bf16 is uint16 bits."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common import store
-from aerie.common.shown_names import shown
-from aerie.virtual_npu.errors import ArgumentError
-from aerie.virtual_npu.library import ArgumentType, Entry, Library, RunResult
+from aerie.common.shown_names import display_name
+from aerie.virtual_npu.errors import VnpuArgumentError
+from aerie.virtual_npu.library import ArgumentType, EntryPoint, Library, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
 Array = NDArray[Any]
@@ -33,7 +33,7 @@ NUMPY_NAMES = {
 """By MLIR element type, the name of the numpy dtype that holds its elements."""
 
 
-def read(path: Path, entry: Entry) -> list[Array]:
+def read_npz(path: Path, entry: EntryPoint) -> list[Array]:
     """The arrays `arg0`, `arg1`, ... of a .npz file, checked against an entry.
 
     Raises ArgumentError naming what is missing, or both shapes or dtypes where they differ.
@@ -41,98 +41,100 @@ def read(path: Path, entry: Entry) -> list[Array]:
     try:
         with path.open("rb") as file:
             if file.read(4) not in ZIP_STARTS or not zipfile.is_zipfile(file):
-                raise ArgumentError(f"{path} is not a whole .npz file; write it with numpy.savez")
+                raise VnpuArgumentError(f"{path} is not a whole .npz file; write it with numpy.savez")
         with np.load(path, allow_pickle=False) as archive:
-            given = {name: _member(path, archive, name) for name in archive.files}
+            arrays = {name: _member(path, archive, name) for name in archive.files}
     except FileNotFoundError as error:
-        raise ArgumentError(f"{path} does not exist: give an .npz file with arg0, arg1, ...") from error
+        raise VnpuArgumentError(f"{path} does not exist: give an .npz file with arg0, arg1, ...") from error
     except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         reason = getattr(error, "strerror", None) or "it is damaged"
-        raise ArgumentError(f"cannot read {path}: {reason}; write it again with numpy.savez") from error
-    return check(given, entry)
+        raise VnpuArgumentError(f"cannot read {path}: {reason}; write it again with numpy.savez") from error
+    return check_arrays(arrays, entry)
 
 
 def _member(path: Path, archive: Mapping[str, Any], name: str) -> Array:
     try:
         array = archive[name]
     except ValueError as error:  # numpy's own words advise to allow pickled objects
-        raise ArgumentError(
+        raise VnpuArgumentError(
             f"{name} in {path} does not hold plain numbers; save it as an array of numbers"
         ) from error
     if not isinstance(array, np.ndarray):
-        raise ArgumentError(f"{name} in {path} is not a numpy array; write the file with numpy.savez")
+        raise VnpuArgumentError(f"{name} in {path} is not a numpy array; write the file with numpy.savez")
     return array
 
 
-def check(given: Mapping[str, Array], entry: Entry) -> list[Array]:
+def check_arrays(arrays: Mapping[str, Array], entry: EntryPoint) -> list[Array]:
     """New, contiguous copies of the arrays `arg0`, `arg1`, ... that an entry takes, in order.
 
     Raises ArgumentError for one that is missing, not taken, or of another shape or dtype.
     """
     names = [f"arg{i}" for i in range(len(entry.arguments))]
-    missing = [name for name in names if name not in given]
-    extra = [name for name in given if name not in names]
+    missing = [name for name in names if name not in arrays]
+    extra = [name for name in arrays if name not in names]
     if missing or extra:
-        problems = [*_listed(missing, "missing"), *_listed(extra, "not taken")]
-        raise ArgumentError(f"{entry.name} takes {_described(names)}: {'; '.join(problems)}")
-    return [_checked(name, given[name], entry, i) for i, name in enumerate(names)]
+        problems = [*_problem(missing, "missing"), *_problem(extra, "not taken")]
+        raise VnpuArgumentError(f"{entry.name} takes {_argument_list(names)}: {'; '.join(problems)}")
+    return [_checked_array(name, arrays[name], entry, i) for i, name in enumerate(names)]
 
 
-def _described(names: Sequence[str]) -> str:
+def _argument_list(names: Sequence[str]) -> str:
     if len(names) < 2:
         return f"one argument, {names[0]}" if names else "no arguments"
     return f"{len(names)} arguments, {names[0]} {'to' if len(names) > 2 else 'and'} {names[-1]}"
 
 
-def _listed(names: Sequence[str], what: str) -> list[str]:
-    """As one item, or none: which arguments are what."""
+def _problem(names: Sequence[str], what: str) -> list[str]:
+    """`arg1, arg2 are missing` as a list of one item; [] without names."""
     return [f"{', '.join(names)} {'is' if len(names) == 1 else 'are'} {what}"] if names else []
 
 
-def _checked(name: str, array: Array, entry: Entry, index: int) -> Array:
-    wanted = entry.arguments[index]
-    dtype = np.dtype(NUMPY_NAMES[wanted.dtype])
-    if wanted.dtype == "bf16" and _is_bfloat16(array):
+def _checked_array(name: str, array: Array, entry: EntryPoint, index: int) -> Array:
+    expected = entry.arguments[index]
+    dtype = np.dtype(NUMPY_NAMES[expected.dtype])
+    if expected.dtype == "bf16" and _is_bfloat16(array):
         array = array.view(dtype)
     if array.dtype != dtype:
-        held = f"{wanted.dtype}, held as {dtype}" if wanted.dtype != dtype.name else wanted.dtype
-        raise ArgumentError(f"{name} of {entry.name} is {held}; the array given is {array.dtype}")
-    if array.shape != wanted.shape:
-        raise ArgumentError(
-            f"{name} of {entry.name} has shape {wanted.shape}; the array given has shape {array.shape}"
+        held = f"{expected.dtype}, held as {dtype}" if expected.dtype != dtype.name else expected.dtype
+        raise VnpuArgumentError(f"{name} of {entry.name} is {held}; the array given is {array.dtype}")
+    if array.shape != expected.shape:
+        raise VnpuArgumentError(
+            f"{name} of {entry.name} has shape {expected.shape}; the array given has shape {array.shape}"
         )
     return np.array(array, order="C")
 
 
 def _is_bfloat16(array: Array) -> bool:
-    """Whether it holds ml_dtypes' bfloat16, which numpy.load gives back as two raw bytes."""
+    """Whether an array is ml_dtypes' bfloat16, which numpy.load returns as two raw bytes."""
     return array.dtype.name == "bfloat16" or array.dtype == np.dtype("V2")
 
 
-def run(library: Library, entry: Entry, arrays: Sequence[Array], options: RunOptions = IN_ORDER) -> RunResult:
-    """Run an entry on arrays that `check` passed; outputs are written in place."""
+def run_entry(
+    library: Library, entry: EntryPoint, arrays: Sequence[Array], options: RunOptions = IN_ORDER
+) -> RunResult:
+    """Run an entry on arrays that `check_arrays` passed; outputs are written in place."""
     return library.run(entry.name, [array.ctypes.data for array in arrays], options)
 
 
-def zeros(entry: Entry) -> list[Array]:
+def zero_arrays(entry: EntryPoint) -> list[Array]:
     """An array of zeros for each argument of an entry."""
     _check_memory(entry)
     return [np.zeros(argument.shape, NUMPY_NAMES[argument.dtype]) for argument in entry.arguments]
 
 
-def _check_memory(entry: Entry) -> None:
+def _check_memory(entry: EntryPoint) -> None:
     """Raises ArgumentError where an entry takes more than half of this machine's memory: a run has its
     arguments twice."""
-    taken = sum(math.prod(a.shape) * np.dtype(NUMPY_NAMES[a.dtype]).itemsize for a in entry.arguments)
-    most = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    if taken > most:
-        raise ArgumentError(
-            f"the arguments of {shown(entry.name)} take {taken} bytes; {most} are the most here, half of "
-            "this machine's memory: run it on smaller ones"
+    total = sum(math.prod(a.shape) * np.dtype(NUMPY_NAMES[a.dtype]).itemsize for a in entry.arguments)
+    limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    if total > limit:
+        raise VnpuArgumentError(
+            f"the arguments of {display_name(entry.name)} take {total} bytes; {limit} are the most here, "
+            "half of this machine's memory: run it on smaller ones"
         )
 
 
-def random_arrays(entry: Entry, seed: int) -> list[Array]:
+def random_arrays(entry: EntryPoint, seed: int) -> list[Array]:
     """A random array for each argument of an entry, the same for the same seed: floats from the standard
     normal distribution, integers from -7 (unsigned ones from 0) to 7."""
     _check_memory(entry)
@@ -143,14 +145,13 @@ def random_arrays(entry: Entry, seed: int) -> list[Array]:
 def _random_array(random: np.random.Generator, argument: ArgumentType) -> Array:
     dtype = np.dtype(NUMPY_NAMES[argument.dtype])
     if argument.dtype == "bf16" or dtype.kind == "f":
-        return from_numbers(random.standard_normal(argument.shape, np.float32), argument)
+        return array_from_numbers(random.standard_normal(argument.shape, np.float32), argument)
     low, high = (0, 2) if dtype.kind == "b" else (0, 8) if dtype.kind == "u" else (-7, 8)
     return np.asarray(random.integers(low, high, argument.shape)).astype(dtype)
 
 
-def from_numbers(numbers: Array, argument: ArgumentType) -> Array:
-    """Numbers as an array of the argument's dtype: rounded to nearest, ties to even; bf16 as its bits in
-    uint16."""
+def array_from_numbers(numbers: Array, argument: ArgumentType) -> Array:
+    """Numbers as an array of the argument's dtype, rounded to nearest, ties to even; bf16 as uint16 bits."""
     if argument.dtype != "bf16":
         return np.asarray(numbers).astype(NUMPY_NAMES[argument.dtype])
     import ml_dtypes
@@ -158,20 +159,20 @@ def from_numbers(numbers: Array, argument: ArgumentType) -> Array:
     return np.asarray(numbers).astype(ml_dtypes.bfloat16).view(np.uint16)
 
 
-def numbers(array: Array, argument: ArgumentType) -> Array:
-    """The numbers in an array of an argument: bf16 bits widened to float32, all else as it is."""
+def array_numbers(array: Array, argument: ArgumentType) -> Array:
+    """The numbers of an argument's array: bf16 bits widened to float32, other dtypes unchanged."""
     if argument.dtype != "bf16":
         return array
     return (array.astype(np.uint32) << 16).view(np.float32)
 
 
-def write(path: Path, arrays: Sequence[Array]) -> None:
-    """Write arrays as `arg0`, `arg1`, ... to a .npz file that appears complete or not at all."""
+def write_npz(path: Path, arrays: Sequence[Array]) -> None:
+    """Write arrays as `arg0`, `arg1`, ... to a .npz file, atomically. Raises VnpuArgumentError on failure."""
     named: dict[str, Any] = {f"arg{i}": array for i, array in enumerate(arrays)}
-    write_whole(path, lambda file: np.savez(file, **named))
+    write_output_file(path, lambda file: np.savez(file, **named))
 
 
-def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
+def write_output_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """Write a file that appears complete or not at all; `fill` writes its content to the open file it is
     given.
 
@@ -179,16 +180,16 @@ def write_whole(path: Path, fill: Callable[[BinaryIO], object]) -> None:
     """
     folder = path.resolve().parent
     if not folder.is_dir():
-        raise ArgumentError(f"cannot write {path}: the folder {folder} does not exist")
+        raise VnpuArgumentError(f"cannot write {path}: the folder {folder} does not exist")
     try:
-        store.write_whole(path, fill)
+        store.write_atomic(path, fill)
     except OSError as error:
-        raise ArgumentError(f"cannot write {path}: {error.strerror}") from error
+        raise VnpuArgumentError(f"cannot write {path}: {error.strerror}") from error
 
 
 @dataclass(frozen=True)
-class Difference:
-    """Where an argument first differs, in row-major order, and by how much it does."""
+class ArrayDifference:
+    """The first difference of an argument, in row-major order."""
 
     argument: int
     index: tuple[int, ...]
@@ -206,8 +207,8 @@ class Difference:
             f"({self.count} of {self.size} elements differ)"
         )
 
-    def as_json(self) -> dict[str, Any]:
-        """The fields, for JSON; numbers that JSON lacks (NaN, infinities) are texts."""
+    def to_json(self) -> dict[str, Any]:
+        """The fields as JSON values; NaN and infinities, which JSON lacks, are texts."""
         plain = {"expected": _plain(self.expected), "found": _plain(self.found)}
         place = {"argument": f"arg{self.argument}", "index": list(self.index)}
         return {**place, **plain, "count": self.count, "size": self.size}
@@ -220,27 +221,27 @@ def _plain(value: float | int) -> float | int | str:
 def first_difference(
     arguments: Sequence[ArgumentType],
     expected: Sequence[Array],
-    found: Sequence[Array],
+    actual: Sequence[Array],
     tolerance: float = 0,
-) -> Difference | None:
-    """The first argument that differs: bit for bit, or by more than tolerance * (1 + |expected|)."""
-    for number, (argument, left, right) in enumerate(zip(arguments, expected, found, strict=True)):
-        differs = _differs(numbers(left, argument), numbers(right, argument), tolerance)
+) -> ArrayDifference | None:
+    """The first argument that differs: in any bit, or by more than tolerance * (1 + |expected|)."""
+    for number, (argument, before, after) in enumerate(zip(arguments, expected, actual, strict=True)):
+        differs = _differs(array_numbers(before, argument), array_numbers(after, argument), tolerance)
         count = int(np.count_nonzero(differs))
         if count:
             index = tuple(int(i) for i in np.argwhere(differs)[0])
-            was, now = (numbers(side, argument)[index].item() for side in (left, right))
-            return Difference(number, index, was, now, count, differs.size)
+            was, now = (array_numbers(side, argument)[index].item() for side in (before, after))
+            return ArrayDifference(number, index, was, now, count, differs.size)
     return None
 
 
-def _differs(left: Array, right: Array, tolerance: float) -> Array:
-    if not tolerance or left.dtype.kind != "f":
-        return np.asarray(_bits(left) != _bits(right))
+def _differs(expected: Array, actual: Array, tolerance: float) -> Array:
+    if not tolerance or expected.dtype.kind != "f":
+        return np.asarray(_bits(expected) != _bits(actual))
     with np.errstate(invalid="ignore"):
-        far = np.abs(right - left) > tolerance * (1 + np.abs(left))
-    unlike = np.isfinite(left) != np.isfinite(right)
-    special = ~np.isfinite(left) & (_bits(left) != _bits(right))
+        far = np.abs(actual - expected) > tolerance * (1 + np.abs(expected))
+    unlike = np.isfinite(expected) != np.isfinite(actual)
+    special = ~np.isfinite(expected) & (_bits(expected) != _bits(actual))
     return np.asarray(far | unlike | special)
 
 

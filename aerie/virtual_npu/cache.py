@@ -1,10 +1,10 @@
-"""Built programs, found again by the hash of everything that makes them.
+"""The cache of built programs, by the hash of everything that makes them.
 
     PLAN.json     under the hash of a program's text and of all that turns it into C++ and compiles that: the
                   external kernels it calls, the hash of what makes these, and the name of the shared object
     PROGRAM.so    the shared object, under the hash of the C++ that made it (objects.py)
 
-So a program that is found needs neither parser nor compiler. Both lie in the content store (store.py).
+So a cached program needs neither parser nor compiler. Both files are entries of the content store (store.py).
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from aerie.common.compiler import compiler_flags, known_compilers
 from aerie.common.errors import ToolchainError
 from aerie.common.fingerprint import (
     file_digest,
+    hash_key,
     includes_digest,
-    key_of,
-    own_digest,
+    package_digest,
     package_version,
     text_digest,
 )
-from aerie.common.knobs import kept_folder
-from aerie.common.store import Store, kept_programs, sealed
+from aerie.common.knobs import cpp_copy_folder
+from aerie.common.store import Store, append_checksum, programs_store
 from aerie.device.external_kernels import ExternalKernel, KernelObject, kernel_objects
 from aerie.virtual_npu.library import Library
 from aerie.virtual_npu.options import BuildOptions
@@ -38,27 +38,34 @@ if TYPE_CHECKING:
     from aerie.virtual_npu.toolchain import Cpp
 
 
-def ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
-    """Everything of Aerie and of this machine that a built program depends on, by name, as hashes or short
-    texts. compiler: what the compiler says of itself.
+def key_ingredients(options: BuildOptions, compiler: str) -> dict[str, str]:
+    """Everything of Aerie and of this machine that a built program depends on, as hashes or short texts.
+
+    compiler: its version line.
     """
     flags = " ".join(compiler_flags(()))
     chosen = {"numerics": options.numerics, "rounding": options.rounding, "fast": str(options.fast)}
-    return {**_own(), "CPU": cpu.identity(), "compiler": compiler, "compiler flags": flags, **chosen}
+    return {
+        **_own_digests(),
+        "CPU": cpu.cpu_identity(),
+        "compiler": compiler,
+        "compiler flags": flags,
+        **chosen,
+    }
 
 
 @functools.cache
-def _own() -> dict[str, str]:
+def _own_digests() -> dict[str, str]:
     return {
-        **{room: own_digest(room) for room in ("air_dialect", "common", "device")},
-        "virtual_npu": own_digest("virtual_npu"),
-        "AIE API for the host": own_digest("kernels_cc/host"),
+        **{room: package_digest(room) for room in ("air_dialect", "common", "device")},
+        "virtual_npu": package_digest("virtual_npu"),
+        "AIE API for the host": package_digest("kernels_cc/host"),
         "xdsl": package_version("xdsl"),
     }
 
 
 @dataclasses.dataclass(frozen=True)
-class Source:
+class ProgramSource:
     """A program to build: AIR text, the name it has in messages, folders of external kernels, options."""
 
     text: str
@@ -67,24 +74,25 @@ class Source:
     options: BuildOptions
 
     def cpp(self, keep: Path | None) -> Cpp:
-        """All C++ of the program; `keep` is a folder for a copy of what is generated. Raises
-        ProgramError."""
-        from aerie.virtual_npu.toolchain import cpp_of  # xDSL comes with it
+        """The C++ of the program. keep: a folder for a copy of the generated C++. Raises ProgramError."""
+        from aerie.virtual_npu.toolchain import generate_cpp  # xDSL comes with it
 
-        return cpp_of(self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep)
+        return generate_cpp(
+            self.text, "program", self.options, self.kernel_dirs, filename=self.filename, keep=keep
+        )
 
     def plan_key(self, compiler: str) -> str:
-        """The hash of everything that the program depends on but its external kernels."""
-        own = {**ingredients(self.options, compiler), "options": repr(self.options)}
-        return key_of({**own, "text": text_digest(self.text)})
+        """The hash of everything that the program depends on, except its external kernels."""
+        own = {**key_ingredients(self.options, compiler), "options": repr(self.options)}
+        return hash_key({**own, "text": text_digest(self.text)})
 
-    def made_from(self, kernels: Sequence[ExternalKernel]) -> str:
-        """The hash of all that the external kernels depend on. Raises KernelSourceError."""
+    def kernels_key(self, kernels: Sequence[ExternalKernel]) -> str:
+        """The hash of everything that the external kernels depend on. Raises KernelSourceError."""
         objects = kernel_objects(kernels, self.kernel_dirs)
-        return key_of({str(number): _made_from(kernel) for number, kernel in enumerate(objects)})
+        return hash_key({str(number): _kernel_digest(kernel) for number, kernel in enumerate(objects)})
 
 
-def _made_from(kernel: KernelObject) -> str:
+def _kernel_digest(kernel: KernelObject) -> str:
     text = kernel.source.read_text(errors="replace")
     included = includes_digest(text, [kernel.source.parent])
     return " ".join([*kernel.flags, kernel.source.name, file_digest(kernel.source), included])
@@ -92,7 +100,7 @@ def _made_from(kernel: KernelObject) -> str:
 
 @dataclasses.dataclass(frozen=True)
 class _Plan:
-    """What is known of a program without building it: the contents of PLAN.json."""
+    """The contents of PLAN.json: a program's external kernels, their key, and its shared object's name."""
 
     kernels: list[ExternalKernel]
     made_from: str
@@ -100,55 +108,57 @@ class _Plan:
 
     @staticmethod
     def read(content: bytes) -> _Plan:
-        found: dict[str, Any] = json.loads(content)
+        fields: dict[str, Any] = json.loads(content)
         kernels = [
-            ExternalKernel(**{**kernel, "defines": tuple(kernel["defines"])}) for kernel in found["kernels"]
+            ExternalKernel(**{**kernel, "defines": tuple(kernel["defines"])}) for kernel in fields["kernels"]
         ]
-        return _Plan(kernels, found["made_from"], found["program"])
+        return _Plan(kernels, fields["made_from"], fields["program"])
 
 
-def load(source: Source, *, use_cache: bool = True, keep: Path | None = None) -> Library:
-    """The program, from the cache or newly built; `keep` is a folder for its C++, which is then made anew.
+def load(source: ProgramSource, *, use_cache: bool = True, keep: Path | None = None) -> Library:
+    """The program, from the cache or newly built. keep: a folder for its C++; if given, it is built anew.
 
-    Raises what building raises. A cache folder that cannot be written is done without.
+    Raises ProgramError if the build fails. A cache folder that cannot be written is not used.
     """
-    store, keep = kept_programs() if use_cache else None, keep or kept_folder()
+    store, keep = programs_store() if use_cache else None, keep or cpp_copy_folder()
     try:
         if store is not None:
-            return Library(_path(source, store, keep))
+            return Library(_find_or_build(source, store, keep))
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
             return Library(source.cpp(keep).shared_object(None, Path(work)))
     except OSError as error:
         raise ToolchainError.of_system(source.filename, error) from error
 
 
-def _path(source: Source, store: Store, keep: Path | None) -> Path:
+def _find_or_build(source: ProgramSource, store: Store, keep: Path | None) -> Path:
     names = [
         f"{source.plan_key(compiler.version)}.json"
         for compiler in known_compilers(source.options.compiler_flags)
     ]
-    found = None if keep else next(filter(None, (_find(source, store, name) for name in names)), None)
-    if found is None:
+    program = None if keep else next(filter(None, (_find(source, store, name) for name in names)), None)
+    if program is None:
         name = names[0]
-        with store.making(name) as work:
-            found = (None if keep else _find(source, store, name)) or _build(source, store, name, work, keep)
-    return found
+        with store.locked_work_folder(name) as work:
+            program = (None if keep else _find(source, store, name)) or _build(
+                source, store, name, work, keep
+            )
+    return program
 
 
-def _find(source: Source, store: Store, name: str) -> Path | None:
+def _find(source: ProgramSource, store: Store, name: str) -> Path | None:
     content = store.read(name)
     plan = _Plan.read(content) if content else None
-    if plan is None or plan.made_from != source.made_from(plan.kernels):
+    if plan is None or plan.made_from != source.kernels_key(plan.kernels):
         return None
     return store.find(plan.program)
 
 
-def _build(source: Source, store: Store, name: str, work: Path, keep: Path | None) -> Path:
+def _build(source: ProgramSource, store: Store, name: str, work: Path, keep: Path | None) -> Path:
     cpp = source.cpp(keep)
-    made_from = source.made_from(cpp.kernels)
+    made_from = source.kernels_key(cpp.kernels)
     program = cpp.shared_object(store, work)
-    if source.made_from(cpp.kernels) == made_from:  # nobody edited a kernel meanwhile
+    if source.kernels_key(cpp.kernels) == made_from:  # nobody edited a kernel meanwhile
         plan = work / name
         plan.write_text(json.dumps(dataclasses.asdict(_Plan(cpp.kernels, made_from, program.name))))
-        store.place(sealed(plan), name)
+        store.move_in(append_checksum(plan), name)
     return program

@@ -1,8 +1,8 @@
-"""Programs that may end their process: run in a child process, so that there is a message.
+"""Child processes for programs that may crash, so that the user gets a message.
 
-An external kernel can write anywhere, so the command line goes on in a child, and its parent looks how that
-ends. AddressSanitizer has to be in a process before all else, so `--sanitize` runs the command line once more
-with it preloaded, and what the sanitizers report there becomes our error.
+An external kernel can write anywhere, so the command line continues in a child, and its parent reports how
+the child ends. AddressSanitizer must be loaded first, so `--sanitize` runs the command line again with the
+sanitizer preloaded, and its report becomes our error.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from pathlib import Path
 from aerie import rooms
 from aerie.common.compiler import find_compiler
 from aerie.common.errors import ToolchainError
+from aerie.virtual_npu.console import print_error
 from aerie.virtual_npu.errors import CrashError, OptionError, SanitizerError
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.texts import print_error
 
 CRASHED = 1
 
@@ -36,16 +36,16 @@ _SUSPECTS = (
     "it calls no external kernel, so this is a defect of the virtual NPU; please report it with the program",
 )
 _suspect = mmap.mmap(-1, 1)
-"""Which of them a crash is told with: one byte that parent and child share."""
+"""The index of the suspect for a crash: one byte that parent and child share."""
 
 
-def about_to_run(kernels: Sequence[str], checks: bool) -> None:
-    """Say what runs from here on: the external kernels that a program calls, and whether it is checked."""
+def announce_run(kernels: Sequence[str], checks: bool) -> None:
+    """Record what runs now, for the message of a crash: the external kernels, and whether checks are on."""
     _suspect[0] = 1 if kernels else 3 if checks else 2
 
 
-def watch() -> None:
-    """Fork, and return in the child. The parent passes signals on, and exits with the child's exit status."""
+def fork_and_watch() -> None:
+    """Fork and return in the child. The parent forwards signals and exits with the child's exit status."""
     if not hasattr(os, "fork"):
         return
     child = os.fork()
@@ -55,7 +55,7 @@ def watch() -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, lambda number, _: os.kill(child, number))
     _, status = os.waitpid(child, 0)
-    sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _ended_by(os.WTERMSIG(status)))
+    sys.exit(os.WEXITSTATUS(status) if os.WIFEXITED(status) else _report_signal(os.WTERMSIG(status)))
 
 
 def end_with_parent() -> None:
@@ -65,7 +65,7 @@ def end_with_parent() -> None:
         ctypes.CDLL(None).prctl(set_death_signal, signal.SIGKILL)
 
 
-def _ended_by(number: int) -> int:
+def _report_signal(number: int) -> int:
     if number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         print("stopped", file=sys.stderr)
         return 128 + number
@@ -84,22 +84,22 @@ FRAME = re.compile(r"^\s+#\d+ 0x[0-9a-f]+ in (.+) (\S+?):(\d+)(?::\d+)?$", re.MU
 UNDEFINED = re.compile(r"^(\S+?):(\d+):(?:\d+:)? runtime error: (.+)$", re.MULTILINE)
 
 
-def is_loaded() -> bool:
+def is_asan_loaded() -> bool:
     """Whether AddressSanitizer is part of this process."""
     return hasattr(ctypes.CDLL(None), "__asan_init")
 
 
-def check_loaded() -> None:
-    """Raises OptionError where a program built with sanitizers would end this process."""
-    if not is_loaded():
+def check_asan_loaded() -> None:
+    """Raises OptionError if a program built with sanitizers would end this process."""
+    if not is_asan_loaded():
         raise OptionError(
             "sanitize=True makes a program that only runs in a process with AddressSanitizer preloaded: use "
-            "`aerie vnpu run --sanitize`, or start Python with LD_PRELOAD=" + runtime()
+            "`aerie vnpu run --sanitize`, or start Python with LD_PRELOAD=" + asan_runtime()
         )
 
 
-def runtime() -> str:
-    """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError when there is none."""
+def asan_runtime() -> str:
+    """The path of the compiler's AddressSanitizer runtime. Raises ToolchainError if there is none."""
     command = find_compiler(BuildOptions(sanitize=True).compiler_flags).command
     for name in ("libasan.so", f"libclang_rt.asan-{platform.machine()}.so"):
         done = subprocess.run(
@@ -114,10 +114,10 @@ def runtime() -> str:
     )
 
 
-def run_again(words: Sequence[str]) -> int:
-    """Run `aerie vnpu` with these words under the sanitizers; gives its exit status.
+def rerun_sanitized(words: Sequence[str]) -> int:
+    """Run `aerie vnpu` with these words under the sanitizers. Returns its exit status.
 
-    Raises SanitizerError with what they report.
+    Raises SanitizerError with their report.
     """
     with tempfile.TemporaryDirectory(prefix="vnpu-") as folder:
         done = subprocess.run(
@@ -131,7 +131,7 @@ def run_again(words: Sequence[str]) -> int:
     if UNDEFINED.search(done.stderr):
         reports.append(done.stderr)
     if reports:
-        raise SanitizerError("\n".join([summary(reports[0]), *shortened(reports[0])]))
+        raise SanitizerError("\n".join([summarize_report(reports[0]), *shorten_report(reports[0])]))
     print(done.stderr, end="", file=sys.stderr)
     print(done.stdout, end="")
     return done.returncode
@@ -143,7 +143,7 @@ def _environment(log: Path) -> dict[str, str]:
     path = os.pathsep.join(filter(None, [str(rooms.SEARCH_PATH), os.environ.get("PYTHONPATH")]))
     return {
         **os.environ,
-        "LD_PRELOAD": runtime(),
+        "LD_PRELOAD": asan_runtime(),
         "ASAN_OPTIONS": common,
         "UBSAN_OPTIONS": f"{common}:print_stacktrace=1",
         "PYTHONMALLOC": "malloc",
@@ -151,8 +151,8 @@ def _environment(log: Path) -> dict[str, str]:
     }
 
 
-def summary(report: str) -> str:
-    """What a sanitizer's report says, in one line: where in which source, and what."""
+def summarize_report(report: str) -> str:
+    """A sanitizer's report in one line: source, line, function and fault."""
     undefined = UNDEFINED.search(report)
     if undefined:
         path, line, what = undefined.groups()
@@ -165,14 +165,13 @@ def summary(report: str) -> str:
     return what
 
 
-def shortened(report: str) -> list[str]:
-    """The lines of a report, without stack frames of Python and of the runtime, and without dumps of
-    memory."""
-    kept: list[str] = []
+def shorten_report(report: str) -> list[str]:
+    """The lines of a report, without stack frames of Python and the runtime, and without memory dumps."""
+    lines: list[str] = []
     outside = False
     for line in report.partition("Shadow bytes")[0].splitlines():
         is_frame = re.match(r"\s+#\d+ ", line) is not None
         outside = is_frame and (outside or " in work_on " in line or "call_entry" in line)
         if line.strip("= ") and not outside:
-            kept.append(line.rstrip())
-    return kept
+            lines.append(line.rstrip())
+    return lines

@@ -1,4 +1,4 @@
-"""The errors of the virtual NPU. Each message says what was given, what holds, and what to do."""
+"""The errors of the virtual NPU. A message gives the value, the limit, the consequence, and what to do."""
 
 from __future__ import annotations
 
@@ -7,30 +7,30 @@ from typing import Any
 from aerie.common.errors import ProgramError
 
 
-class UsageError(ProgramError):
-    """A command line that makes no sense."""
+class VnpuUsageError(ProgramError):
+    """A wrong command line."""
 
     kind = "usage"
 
 
 class OptionError(ProgramError):
-    """An option of a build or a run has a value that makes no sense, or does not go with the others."""
+    """An option of a build or a run has a wrong value, or contradicts another option."""
 
     kind = "option"
 
 
 class UnsupportedOpError(ProgramError):
-    """The program has an operation, or a form of one, that the virtual NPU does not execute."""
+    """The program has an operation, or an assembly form of one, that the virtual NPU does not execute."""
 
     kind = "unsupported"
 
 
 class UnsupportedTypeError(UnsupportedOpError):
-    """A type that the virtual NPU has no C++ for; the message does not name an operation yet."""
+    """A type without C++ in the virtual NPU. The message does not name an operation yet."""
 
 
-class ArgumentError(ProgramError):
-    """The arguments given to an entry do not fit it."""
+class VnpuArgumentError(ProgramError):
+    """The arguments do not fit the entry."""
 
     kind = "arguments"
 
@@ -39,13 +39,13 @@ class VirtualNpuRuntimeError(ProgramError):
     """The program failed while it ran: an access outside its buffer, a division by zero, ..."""
 
     kind = "error"
-    """What failed, in one word: one of `FAULTS`."""
+    """What failed, in one word: one of `ERROR_KINDS`."""
     record: dict[str, Any] | None = None
-    """What the run was asked to record, until it failed."""
+    """The stats and trace that the run recorded before it failed."""
 
 
 class VirtualNpuDeadlock(VirtualNpuRuntimeError):  # noqa: N818 - the name says it all
-    """No tile and no engine of the program can make progress; the message lists who waits for what."""
+    """No tile and no engine of the program can make progress. The message lists what each waits for."""
 
     kind = "deadlock"
 
@@ -74,19 +74,19 @@ class CrashError(VirtualNpuRuntimeError):
     kind = "crash"
 
 
-FAULTS = (
+ERROR_KINDS = (
     "error", "deadlock", "race", "uninitialised", "outside", "freed", "mismatch", "leak",
     "misaligned", "lock", "offset",
 )  # fmt: skip
-"""What can go wrong in a run, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
+"""The kinds of run errors, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
-STOPPED = len(FAULTS) + 1
+STOPPED = len(ERROR_KINDS) + 1
 """The `Failure::Kind` of a run that the handler of a signal, or a Stop, ended."""
 
 
 def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:
     """The error for a run that ended with a `Failure::Kind`."""
-    name = FAULTS[kind - 1]
+    name = ERROR_KINDS[kind - 1]
     error = VirtualNpuDeadlock(message) if name == "deadlock" else VirtualNpuRuntimeError(message)
     error.kind = name
     error.record = record

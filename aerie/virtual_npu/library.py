@@ -1,4 +1,4 @@
-"""A built program: its entries, and calling them."""
+"""A built program: its entries, and calls of them."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from typing import Any, ClassVar
 
 from aerie.common import knobs
 from aerie.common.errors import ProgramError
-from aerie.common.shown_names import shown
-from aerie.virtual_npu.errors import STOPPED, ArgumentError, run_error
+from aerie.common.shown_names import display_name
+from aerie.virtual_npu.cancellation import RunStopped
+from aerie.virtual_npu.cpp_quoting import entry_symbol
+from aerie.virtual_npu.errors import STOPPED, VnpuArgumentError, run_error
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
-from aerie.virtual_npu.quoting import entry_symbol
-from aerie.virtual_npu.stopping import RunStopped
-from aerie.virtual_npu.team import use_team
+from aerie.virtual_npu.thread_team import use_team
 
 FORMAT = 11
 """Version of the metadata and of the entries' calling convention."""
 
 
 STATS, TRACE = 1, 2
-"""What a run may be asked to collect (`RunOptions::record` in include/vnpu/entry.h)."""
+"""What a run can record (`RunOptions::record` in include/vnpu/entry.h)."""
 
 
 class _Interpreter(ctypes.Structure):
@@ -43,7 +43,7 @@ _INTERPRETER = _Interpreter(
         for name in ("PyGILState_Ensure", "PyErr_CheckSignals", "PyErr_Fetch", "PyGILState_Release")
     )
 )
-"""Python itself: a run has it handle signals, whose handlers may end the run."""
+"""Functions of the Python interpreter, with which a run lets Python handle signals, which may end the run."""
 
 
 class _RunOptions(ctypes.Structure):
@@ -75,14 +75,16 @@ class _RunReport(ctypes.Structure):
 
 @dataclass(frozen=True)
 class RunResult:
-    """What a run tells beside its outputs. notes: findings that did not end it. record: the stats and trace
-    that it was asked for, else None."""
+    """The result of a run beside its outputs.
+
+    notes: findings that did not end the run. record: the requested stats and trace, else None.
+    """
 
     notes: tuple[str, ...] = ()
     record: dict[str, Any] | None = None
 
 
-NOTHING_TO_SAY = RunResult()
+EMPTY_RESULT = RunResult()
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,7 @@ class ArgumentType:
 
 
 @dataclass(frozen=True)
-class Entry:
+class EntryPoint:
     """A public function of the program."""
 
     name: str
@@ -131,21 +133,23 @@ class Library:
         """Run an entry on buffers at these addresses, as `call` says."""
         return self.call(entry, pointers, options)()
 
-    def call(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> Call:
+    def call(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> EntryCall:
         """A call of an entry on buffers at these addresses, one per argument, in order.
 
         The caller keeps the buffers alive and of the sizes that `entries` tells. Raises ArgumentError where
         they do not fit the entry, KnobError for a number of threads that makes no sense.
         """
-        found = self.entries.get(entry)
-        if found is None:
-            raise ArgumentError(f"no entry {entry} in {self.path.name}: it has {', '.join(self.entries)}")
-        if len(pointers) != len(found.arguments):
-            raise ArgumentError(f"{entry} takes {len(found.arguments)} arguments, {len(pointers)} given")
-        return Call(self._library, entry, pointers, options)
+        entry_point = self.entries.get(entry)
+        if entry_point is None:
+            raise VnpuArgumentError(f"no entry {entry} in {self.path.name}: it has {', '.join(self.entries)}")
+        if len(pointers) != len(entry_point.arguments):
+            raise VnpuArgumentError(
+                f"{entry} takes {len(entry_point.arguments)} arguments, {len(pointers)} given"
+            )
+        return EntryCall(self._library, entry, pointers, options)
 
 
-class Call:
+class EntryCall:
     """A call of an entry, to be made any number of times, by one thread at a time; from Library.call."""
 
     def __init__(
@@ -156,8 +160,8 @@ class Call:
         self._report = _RunReport()
         wanted = STATS * options.stats + TRACE * options.trace
         as_notes = options.races == "note"
-        events, python = knobs.race_events(), ctypes.pointer(_INTERPRETER)
-        threads, seed, garbage = knobs.threads(), options.seed, options.garbage
+        events, python = knobs.max_race_events(), ctypes.pointer(_INTERPRETER)
+        threads, seed, garbage = knobs.thread_count(), options.seed, options.garbage
         stall = int(options.time_limit * 1e9)
         asked = _RunOptions(threads, wanted, seed, as_notes, events, garbage, python, stall)
         self._objects = (ctypes.c_void_p * len(pointers))(*pointers), asked, self._report
@@ -171,10 +175,10 @@ class Call:
         the call within a tenth of a second or so, and leaves in the buffers whatever it had written. So does
         a Stop that the calling thread watches, by RunStopped, and at once.
         """
-        return self.outcome(self._function(*self._passed))
+        return self.result_of(self._function(*self._passed))
 
     @property
-    def in_c(self) -> tuple[int, int, int, int]:
+    def c_addresses(self) -> tuple[int, int, int, int]:
         """Addresses of the C function and of its three arguments, for code that makes the call itself."""
         function = ctypes.cast(self._function, ctypes.c_void_p).value
         assert function is not None
@@ -182,24 +186,24 @@ class Call:
         return function, first, second, third
 
     @property
-    def take_steps(self) -> Any:
+    def run_steps_function(self) -> Any:
         """vnpu_take_steps of the program's library (include/vnpu/entry.h)."""
         return self._library.vnpu_take_steps
 
-    def outcome(self, status: int) -> RunResult:
+    def result_of(self, status: int) -> RunResult:
         """The result of a call that returned `status`, after it was made; raises as making it does."""
         report = self._report
         Library.seconds += report.nanoseconds * 1e-9
         if status == 0 and not (report.notes or report.record):
-            return NOTHING_TO_SAY
+            return EMPTY_RESULT
         message, notes, record = (self._taken(text) for text in (report.message, report.notes, report.record))
         report.message = report.notes = report.record = None
-        found_out = json.loads(record) if record else None
+        record_fields = json.loads(record) if record else None
         if status == STOPPED:
-            _raise(report)
+            _raise_stopped(report)
         if status != 0:
-            raise run_error(status, f"{shown(self._entry)}: {message}", found_out)
-        return RunResult(tuple(notes.splitlines()), found_out)
+            raise run_error(status, f"{display_name(self._entry)}: {message}", record_fields)
+        return RunResult(tuple(notes.splitlines()), record_fields)
 
     def _taken(self, address: int | None) -> str:
         """The text at an address, which the program gives away."""
@@ -210,7 +214,7 @@ class Call:
         return text
 
 
-def _raise(report: _RunReport) -> None:
+def _raise_stopped(report: _RunReport) -> None:
     """Raise what the handler of a signal has raised during a run, or RunStopped where a Stop ended it."""
     raised, report.raised = tuple(report.raised), (ctypes.c_void_p * 3)()
     if not raised[0]:
@@ -218,11 +222,11 @@ def _raise(report: _RunReport) -> None:
     ctypes.pythonapi.PyErr_Restore(*map(ctypes.c_void_p, raised))
 
 
-def _entry(name: str, arguments: Sequence[dict[str, object]]) -> Entry:
+def _entry(name: str, arguments: Sequence[dict[str, object]]) -> EntryPoint:
     types = []
     for argument in arguments:
         shape, dtype = argument["shape"], argument["dtype"]
         assert isinstance(shape, list)
         assert isinstance(dtype, str)
         types.append(ArgumentType(tuple(shape), dtype))
-    return Entry(name, tuple(types))
+    return EntryPoint(name, tuple(types))

@@ -1,8 +1,8 @@
 """Objects and shared objects in the content store, under the hash of the C++ that made them.
 
-An object depends on its source, on all that this includes, on the compiler with its flags, and on the CPU; a
-shared object on its objects. Not on Python: a change of the code generator that gives the same C++ compiles
-nothing.
+An object depends on its source, the files that it includes, the compiler with its flags, and the CPU; a
+shared object depends on its objects. Neither depends on Python: a change of the code generator that gives the
+same C++ compiles nothing.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from pathlib import Path
 
 from aerie import rooms
 from aerie.common import cpu
-from aerie.common.compiler import Compiler, known_compilers, stop
+from aerie.common.compiler import Compiler, known_compilers, stop_compilers
 from aerie.common.errors import ToolchainError
-from aerie.common.fingerprint import includes_digest, key_of, text_digest
-from aerie.common.store import Store, kept_programs, stop_waiting
+from aerie.common.fingerprint import hash_key, includes_digest, text_digest
+from aerie.common.store import Store, interrupt_lock_waits, programs_store
 from aerie.device.external_kernels import OWN_KERNELS
-from aerie.virtual_npu.team import use_team
+from aerie.virtual_npu.thread_team import use_team
 
 INCLUDE = rooms.folder("virtual_npu") / "include"
 TEAM = INCLUDE / "vnpu" / "team.cc"
@@ -33,7 +33,7 @@ HEADERS = (INCLUDE, OWN_KERNELS / "host")
 
 
 @dataclass(frozen=True)
-class Unit:
+class TranslationUnit:
     """A C++ file to compile, with the folders and further flags that it is compiled with.
 
     text: the C++, where it was generated and is in no file yet; `source` is then the name of the file to
@@ -49,16 +49,16 @@ class Unit:
         """The hash of all that the object depends on."""
         text = self.source.read_text(errors="replace") if self.text is None else self.text
         own = () if self.text is not None else (self.source.parent,)
-        made_from = {
+        ingredients = {
             "C++": text_digest(text),
             "headers": includes_digest(text, (*own, *self.folders)),
             "flags": " ".join((*compiler.flags, *self.flags)),
             "compiler": compiler.version,
-            "CPU": cpu.identity(),
+            "CPU": cpu.cpu_identity(),
         }
         if compiler.names_sources:
-            made_from["names"] = " ".join(map(str, (self.source, *self.folders)))
-        return key_of(made_from)
+            ingredients["names"] = " ".join(map(str, (self.source, *self.folders)))
+        return hash_key(ingredients)
 
     def compile(self, compiler: Compiler, work: Path) -> Path:
         """The object, made in the folder `work`. Raises ToolchainError with the compiler's own lines."""
@@ -66,18 +66,17 @@ class Unit:
         if self.text is not None:
             source = work / source.name
             source.write_text(self.text)
-        made = work / f"{source.stem}.o"
-        compiler.compile(source, made, (*(f"-I{folder}" for folder in self.folders), *self.flags))
-        return made
+        output = work / f"{source.stem}.o"
+        compiler.compile(source, output, (*(f"-I{folder}" for folder in self.folders), *self.flags))
+        return output
 
 
 def shared_object(
-    compilers: Sequence[Compiler], units: Sequence[Unit], store: Store | None, work: Path
+    compilers: Sequence[Compiler], units: Sequence[TranslationUnit], store: Store | None, work: Path
 ) -> Path:
-    """The units in one shared object: from the store, or made in the folder `work` where there is no store.
+    """The units in one shared object: from the store, or made in the folder `work` without a store.
 
-    compilers: the one that there is, or those that made what is kept (`known_compilers`), in order. Raises
-    ToolchainError with the compiler's own lines, and OSError.
+    compilers: `known_compilers()`. Raises ToolchainError with the compiler's own lines, and OSError.
     """
     compiler = compilers[0]
     if store is None:
@@ -87,51 +86,53 @@ def shared_object(
             return found
     keys = [unit.key(compiler) for unit in units]
     jobs = [
-        partial(store.made, f"{key}.o", partial(_compile_as, key, unit, compiler))
+        partial(store.get_or_make, f"{key}.o", partial(_compile_as, key, unit, compiler))
         for key, unit in zip(keys, units, strict=True)
     ]
-    return store.made(_name(keys), lambda own: _linked(compiler, jobs, own))
+    return store.get_or_make(_name(keys), lambda own: _linked(compiler, jobs, own))
 
 
 def _name(keys: Sequence[str]) -> str:
-    """What a shared object is called in the store, by the keys of its objects."""
-    return f"{key_of({'objects': ' '.join(keys)})}.so"
+    """The name of a shared object in the store, from the keys of its objects."""
+    return f"{hash_key({'objects': ' '.join(keys)})}.so"
 
 
-def _compile_as(key: str, unit: Unit, compiler: Compiler, work: Path) -> Path:
-    """The object, if nobody edited its source meanwhile: it would be kept under the key of another text."""
-    made = unit.compile(compiler, work)
+def _compile_as(key: str, unit: TranslationUnit, compiler: Compiler, work: Path) -> Path:
+    """The object of a unit. Raises ToolchainError if its source changed meanwhile: the key would be wrong."""
+    output = unit.compile(compiler, work)
     if unit.key(compiler) != key:
         raise ToolchainError(
             f"{unit.source.name}, or what it includes, changed while it was compiled: build again"
         )
-    return made
+    return output
 
 
-def _compile_apart(unit: Unit, compiler: Compiler, work: Path) -> Path:
+def _compile_apart(unit: TranslationUnit, compiler: Compiler, work: Path) -> Path:
     return unit.compile(compiler, Path(tempfile.mkdtemp(dir=work)))
 
 
 def _linked(compiler: Compiler, jobs: Sequence[Callable[[], Path]], work: Path) -> Path:
-    """What the jobs give, two of them at a time, in one shared object."""
-    made = work / "linked.so"
+    """Run the jobs, two at a time, and link their objects."""
+    output = work / "linked.so"
     with ThreadPoolExecutor(max_workers=2) as pool:
         objects = [pool.submit(job) for job in jobs]
         try:
-            compiler.link([found.result() for found in objects], made)
+            compiler.link([found.result() for found in objects], output)
         except KeyboardInterrupt:
             pool.shutdown(wait=False, cancel_futures=True)
-            stop()
-            stop_waiting()
+            stop_compilers()
+            interrupt_lock_waits()
             raise
-    return made
+    return output
 
 
-def host_units(source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False) -> list[Unit]:
-    """What host code is made of; the arguments are those of `load_host_code`."""
+def host_units(
+    source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False
+) -> list[TranslationUnit]:
+    """The units of host code, by the arguments of `load_host_code`."""
     if not with_team:
-        return [Unit(source, folders=folders)]
-    return [Unit(source, folders=(*folders, INCLUDE)), Unit(TEAM)]
+        return [TranslationUnit(source, folders=folders)]
+    return [TranslationUnit(source, folders=(*folders, INCLUDE)), TranslationUnit(TEAM)]
 
 
 def load_host_code(source: Path, folders: tuple[Path, ...] = (), *, with_team: bool = False) -> ctypes.CDLL:
@@ -147,7 +148,7 @@ def load_host_code(source: Path, folders: tuple[Path, ...] = (), *, with_team: b
     try:
         with tempfile.TemporaryDirectory(prefix="vnpu-") as work:
             units = host_units(source, folders, with_team=with_team)
-            library = ctypes.CDLL(str(shared_object(compilers, units, kept_programs(), Path(work))))
+            library = ctypes.CDLL(str(shared_object(compilers, units, programs_store(), Path(work))))
     except OSError as error:
         raise ToolchainError.of_system(source.name, error) from error
     if with_team:

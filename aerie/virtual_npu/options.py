@@ -1,4 +1,4 @@
-"""What may be chosen when a program is built, and when it is run."""
+"""The options of a build and of a run."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ STAGES = ("parsed", "inlined", "rewritten")
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """What a program is built for.
+    """The options of a build.
 
-    checks: watch every access, transfer and dependency, and explain what is wrong.
+    checks: check every access, transfer and dependency at run time, and explain errors.
     numerics: `exact` (bf16 products are exact in f32) or `bfp16` (bf16 matrix products in block floats).
     rounding: how f32 becomes bf16: `conv_even` (nearest, ties to even) or `floor` (towards minus infinity).
     sanitize: build with AddressSanitizer and UndefinedBehaviorSanitizer.
@@ -46,14 +46,14 @@ class BuildOptions:
 
     @classmethod
     def from_knobs(cls) -> BuildOptions:
-        """The options that the environment asks for. Raises KnobError for a value that makes no sense."""
+        """The options from environment variables. Raises KnobError for a wrong value."""
         return cls(
             numerics=knobs.NUMERICS.get(), rounding=knobs.ROUNDING.get(), fast=not knobs.is_plain("products")
         )
 
     @property
     def is_fast(self) -> bool:
-        """Whether whole products are recognised: where nothing is watched, and with the usual numbers."""
+        """Whether whole products are recognised: only without checks and with the default numerics."""
         usual = self.numerics == NUMERICS[0] and self.rounding == ROUNDINGS[0]
         return self.fast and usual and not self.checks and not self.sanitize
 
@@ -77,7 +77,7 @@ def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:
 
 @dataclass(frozen=True)
 class RunOptions:
-    """How one run executes; all but the defaults need a program built with checks.
+    """The options of one run. All but the defaults need a program built with checks.
 
     seed: 0 for the order of the program; another number for a legal schedule drawn with it.
     stats, trace: collect what `RunResult.record` then holds.
@@ -104,7 +104,7 @@ class RunOptions:
 
 
 EXACT = BuildOptions()
-"""What a program is built for where nothing else is asked."""
+"""The default build options."""
 
 IN_ORDER = RunOptions()
-"""How a program runs where nothing else is asked."""
+"""The default run options."""

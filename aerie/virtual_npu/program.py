@@ -16,16 +16,16 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from aerie.common.errors import ProgramError
-from aerie.common.shown_names import shown, symbol
+from aerie.common.shown_names import display_name, symbol_name
 from aerie.virtual_npu import arrays, cache, child_process
 from aerie.virtual_npu.arrays import Array, first_difference
+from aerie.virtual_npu.console import read_text
 from aerie.virtual_npu.errors import GarbageError, OptionError, ScheduleError, VirtualNpuRuntimeError
-from aerie.virtual_npu.library import Entry, Library
+from aerie.virtual_npu.library import EntryPoint, Library
 from aerie.virtual_npu.options import BuildOptions, RunOptions
-from aerie.virtual_npu.texts import read_text
 
 if TYPE_CHECKING:
-    from aerie.device import Report
+    from aerie.device import CheckReport
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Result:
 class Program:
     """An AIR program. It is built at the first run, or comes from the cache of built programs."""
 
-    source: cache.Source
+    source: cache.ProgramSource
     keep: Path | None = None
     """A folder that receives the generated C++."""
     use_cache: bool = True
@@ -70,7 +70,7 @@ class Program:
         options: how to build it; left out, with checks, and with the numerics that the environment asks for.
         """
         options = options or dataclasses.replace(BuildOptions.from_knobs(), checks=True)
-        source = cache.Source(text, filename, tuple(Path(folder) for folder in kernel_dirs), options)
+        source = cache.ProgramSource(text, filename, tuple(Path(folder) for folder in kernel_dirs), options)
         return cls(source, keep, use_cache)
 
     @classmethod
@@ -82,27 +82,27 @@ class Program:
 
     @functools.cached_property
     def library(self) -> Library:
-        """The built program. Raises subclasses of ProgramError that say why there is none."""
+        """The built program. Raises a subclass of ProgramError if the build fails."""
         if self.source.options.sanitize:
-            child_process.check_loaded()
+            child_process.check_asan_loaded()
         return cache.load(self.source, use_cache=self.use_cache, keep=self.keep)
 
-    def entry(self, name: str | None = None) -> Entry:
+    def entry(self, name: str | None = None) -> EntryPoint:
         """A public function and its arguments; the name may be left out where there is one.
 
         Raises ProgramError that lists them.
         """
         entries = self.library.entries
-        names = ", ".join(map(shown, entries))
+        names = ", ".join(map(display_name, entries))
         if name is not None and name not in entries:
-            raise ProgramError(f"no public function {symbol(name)}: the program has {names}")
+            raise ProgramError(f"no public function {symbol_name(name)}: the program has {names}")
         if name is None and len(entries) > 1:
             raise ProgramError(f"the program has several public functions ({names}): choose one with --entry")
         return entries[name] if name is not None else next(iter(entries.values()))
 
     def run(
         self,
-        *given: Any,
+        *arguments: Any,
         entry: str | None = None,
         perturb: int = 0,
         seed: int = 1,
@@ -126,22 +126,22 @@ class Program:
         what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
         what memory held before does.
         """
-        self._can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
-        found = self.entry(entry)
-        taken = [np.asarray(array) for array in given]
-        start = arrays.check({f"arg{i}": array for i, array in enumerate(taken)}, found)
+        self._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
+        entry_point = self.entry(entry)
+        inputs = [np.asarray(array) for array in arguments]
+        start = arrays.check_arrays({f"arg{i}": array for i, array in enumerate(inputs)}, entry_point)
         outputs = [array.copy() for array in start]
         options = RunOptions(races=races, time_limit=time_limit)
         first = dataclasses.replace(options, stats=stats, trace=trace)
-        ran = arrays.run(self.library, found, outputs, first)
+        result = arrays.run_entry(self.library, entry_point, outputs, first)
         for number in range(seed, seed + perturb):
-            self._compare(found, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
+            self._compare(entry_point, start, outputs, dataclasses.replace(options, seed=number), _SCHEDULE)
         for number in range(seed, seed + garbage):
-            self._compare(found, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
-        shown = tuple(out.view(array.dtype) for out, array in zip(outputs, taken, strict=True))
-        return Result(shown, ran.notes, ran.record, 1 + perturb)
+            self._compare(entry_point, start, outputs, dataclasses.replace(options, garbage=number), _GARBAGE)
+        shaped_outputs = tuple(out.view(array.dtype) for out, array in zip(outputs, inputs, strict=True))
+        return Result(shaped_outputs, result.notes, result.record, 1 + perturb)
 
-    def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> Report:
+    def check(self, device: str = "npu2", *, omit_ping_pong: str = "") -> CheckReport:
         """What the program takes of a device (npu2, npu1), against its limits; it is not built for that.
 
         omit_ping_pong: the memory whose buffers aircc does not double: L1, L2, all, or none where it is
@@ -161,29 +161,29 @@ class Program:
             filename=source.filename,
         )
 
-    def _can(self, **asked: bool) -> None:
-        wanted = [name for name, on in asked.items() if on]
-        if wanted and not self.source.options.checks:
-            verb = "needs" if len(wanted) == 1 else "need"
+    def _check_can(self, **requested: bool) -> None:
+        names = [name for name, on in requested.items() if on]
+        if names and not self.source.options.checks:
+            verb = "needs" if len(names) == 1 else "need"
             raise OptionError(
-                f"{' and '.join(wanted)} {verb} a program built with checks: give options="
+                f"{' and '.join(names)} {verb} a program built with checks: give options="
                 "BuildOptions(checks=True), or none"
             )
 
     def _compare(
         self,
-        entry: Entry,
+        entry: EntryPoint,
         start: Sequence[Array],
         expected: Sequence[Array],
         options: RunOptions,
         other: _Other,
     ) -> None:
-        """Run another time. Raises the error of what is different where it gives something else."""
+        """Run again under the variation. Raises its error if the outputs differ."""
         values = [array.copy() for array in start]
         seed = options.seed or options.garbage
         again = f"repeat it with --{other.option} 1 --seed {seed}"
         try:
-            arrays.run(self.library, entry, values, options)
+            arrays.run_entry(self.library, entry, values, options)
         except VirtualNpuRuntimeError as error:
             error.args = (f"{error}\n{other.under.format(seed)}; {again}",)
             raise
@@ -195,7 +195,7 @@ class Program:
 
 @dataclasses.dataclass(frozen=True)
 class _Other:
-    """What another run does otherwise: the option that asks for it, and what to say where that matters."""
+    """A variation of a run: its option, and the error if the results depend on it."""
 
     option: str
     error: type[VirtualNpuRuntimeError]

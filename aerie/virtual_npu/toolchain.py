@@ -12,13 +12,13 @@ from xdsl.dialects.builtin import ModuleOp
 from aerie import air_dialect
 from aerie.common.compiler import Compiler, known_compilers
 from aerie.common.errors import ToolchainError, UndefinedError
-from aerie.common.knobs import kept_folder
-from aerie.common.store import Store, contents, kept_programs, write_whole
+from aerie.common.knobs import cpp_copy_folder
+from aerie.common.store import Store, programs_store, read_content, write_atomic
 from aerie.device.errors import KernelSourceError, ParseError
 from aerie.device.external_kernels import ExternalKernel, kernel_objects
-from aerie.virtual_npu.codegen.module import Generated, generate
+from aerie.virtual_npu.codegen.module import GeneratedCpp, generate
 from aerie.virtual_npu.codegen.passes.pipeline import advance
-from aerie.virtual_npu.objects import HEADERS, INCLUDE, Unit, shared_object
+from aerie.virtual_npu.objects import HEADERS, INCLUDE, TranslationUnit, shared_object
 from aerie.virtual_npu.options import EXACT, BuildOptions
 
 STRING = "<string>"
@@ -30,12 +30,12 @@ def emit(
     filename: str = STRING,
     options: BuildOptions = EXACT,
     kernel_dirs: Sequence[Path] = (),
-) -> Generated:
+) -> GeneratedCpp:
     """Parse AIR text and generate its C++, without compiling. Raises ProgramError."""
     return generate(_parse(text, filename), text, options, kernel_dirs)
 
 
-def staged(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
+def ir_at_stage(text: str, stage: str, filename: str = STRING, options: BuildOptions = EXACT) -> str:
     """The IR of AIR text at a stage on its way to C++ (one of `STAGES`), as text. Raises ProgramError."""
     module = _parse(text, filename)
     advance(module, options, stage=stage)
@@ -44,7 +44,7 @@ def staged(text: str, stage: str, filename: str = STRING, options: BuildOptions 
 
 def _parse(text: str, filename: str) -> ModuleOp:
     try:
-        return air_dialect.parse(text, filename, in_time=True)
+        return air_dialect.parse(text, filename, check_loops=True)
     except air_dialect.AirParseError as error:
         raise ParseError(str(error)) from error
 
@@ -54,7 +54,7 @@ class Cpp:
     """A program's C++: what was generated, the external kernels it calls, the runtime."""
 
     compilers: list[Compiler]
-    units: list[Unit]
+    units: list[TranslationUnit]
     kernels: list[ExternalKernel]
 
     def shared_object(self, store: Store | None, work: Path) -> Path:
@@ -76,7 +76,7 @@ class Cpp:
             raise
 
 
-def cpp_of(
+def generate_cpp(
     text: str,
     name: str,
     options: BuildOptions,
@@ -85,9 +85,9 @@ def cpp_of(
     filename: str = STRING,
     keep: Path | None = None,
 ) -> Cpp:
-    """The C++ of AIR text, not compiled yet, in a file that is called after `filename`, else `name`.
+    """The C++ of AIR text, not compiled yet. Its file is named after `filename`, else `name`.
 
-    `keep` is a folder that receives a copy. Raises as `build` does, and OSError.
+    keep: a folder for a copy. Raises ProgramError and OSError.
     """
     compilers = known_compilers(options.compiler_flags)
     generated = emit(text, filename, options, kernel_dirs)
@@ -96,20 +96,24 @@ def cpp_of(
         keep.mkdir(parents=True, exist_ok=True)
         (keep / main).write_text(generated.text)
     external = [
-        Unit(kernel.source, folders=(*HEADERS, kernel.source.parent), flags=kernel.flags)
+        TranslationUnit(kernel.source, folders=(*HEADERS, kernel.source.parent), flags=kernel.flags)
         for kernel in kernel_objects(generated.kernels, kernel_dirs)
     ]
     if options.checks and external:
         external = [_marker("begin"), *external, _marker("end")]
-    runtime = [Unit(INCLUDE / "vnpu" / source) for source in generated.runtime]
-    return Cpp(compilers, [Unit(main, generated.text), *external, *runtime], generated.kernels)
+    runtime = [TranslationUnit(INCLUDE / "vnpu" / source) for source in generated.runtime]
+    return Cpp(compilers, [TranslationUnit(main, generated.text), *external, *runtime], generated.kernels)
 
 
-def _marker(end: str) -> Unit:
-    """What the linker, which goes by the order of the objects, puts before or behind the variables of
-    kernels: where they begin and end, for include/vnpu/garbage.cc."""
+def _marker(end: str) -> TranslationUnit:
+    """A unit that marks the start or end of the kernels' variables, for include/vnpu/garbage.cc.
+
+    The linker places variables in the order of the objects.
+    """
     name = f"vnpu_statics_{end}"
-    return Unit(Path(f"statics_{end}.cc"), f'extern "C" {{ alignas(64) char {name}[64]; }}\n', folders=())
+    return TranslationUnit(
+        Path(f"statics_{end}.cc"), f'extern "C" {{ alignas(64) char {name}[64]; }}\n', folders=()
+    )
 
 
 def build(
@@ -130,13 +134,13 @@ def build(
     not compiled again. Raises subclasses of ProgramError: text that does not parse, an operation that is
     not supported, a kernel source that is not found, a missing compiler, what it refused.
     """
-    options, keep, output = options or BuildOptions.from_knobs(), keep or kept_folder(), Path(output)
+    options, keep, output = options or BuildOptions.from_knobs(), keep or cpp_copy_folder(), Path(output)
     try:
-        cpp = cpp_of(text, output.stem, options, kernel_dirs, filename=filename, keep=keep)
+        cpp = generate_cpp(text, output.stem, options, kernel_dirs, filename=filename, keep=keep)
         output.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=output.parent, prefix=".work-") as work:
-            made = cpp.shared_object(kept_programs() if use_cache else None, Path(work))
-            write_whole(output, lambda file: file.write(contents(made)), mode=0o755)
+            library = cpp.shared_object(programs_store() if use_cache else None, Path(work))
+            write_atomic(output, lambda file: file.write(read_content(library)), mode=0o755)
     except OSError as error:
         raise ToolchainError.of_system(output, error) from error
     return cpp.kernels

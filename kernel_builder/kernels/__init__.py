@@ -1,4 +1,4 @@
-"""The kernels, found by looking into this folder. A new kernel is a new file with a `KERNEL`."""
+"""The kernels, found by searching this folder. A new kernel is a new file with a `KERNEL`."""
 
 from __future__ import annotations
 
@@ -11,25 +11,25 @@ from aerie.kernel_builder.spec import KernelSpec
 
 
 class KernelFileError(KernelBuilderError):
-    """A file among the kernels that is none, or that has the name of another one's kernel."""
+    """A file among the kernels defines no kernel, or one whose name is taken."""
 
 
 @cache
-def registry() -> dict[str, KernelSpec]:
-    """Every kernel by name: the `KERNEL` of each module in this folder, and what else it has of the kind.
+def all_kernels() -> dict[str, KernelSpec]:
+    """Every kernel by name: the `KERNEL` of each module in this folder, and its other KernelSpec values.
 
-    Raises KernelFileError for a file without a kernel, and for a name that two kernels have.
+    Raises KernelFileError if a file has no kernel, or two kernels have one name.
     """
-    found: dict[str, KernelSpec] = {}
+    by_name: dict[str, KernelSpec] = {}
     files = sorted(file.name for file in pkgutil.iter_modules(__path__))
     for file in files:
         for spec in _kernels(file):
-            if spec.name in found:
+            if spec.name in by_name:
                 raise KernelFileError(
                     f"kernels/{file}.py: there is a kernel named '{spec.name}' already; give it another name"
                 )
-            found[spec.name] = spec
-    return found
+            by_name[spec.name] = spec
+    return by_name
 
 
 def _kernels(file: str) -> list[KernelSpec]:
@@ -38,6 +38,6 @@ def _kernels(file: str) -> list[KernelSpec]:
     if not isinstance(getattr(module, "KERNEL", None), KernelSpec):
         raise KernelFileError(
             f"kernels/{file}.py has no KERNEL: end it with `KERNEL = KernelSpec(...)`, as eltwise_add.py "
-            "does, or keep what is no kernel elsewhere"
+            "does, or move the file to another folder"
         )
     return specs

@@ -13,7 +13,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
 from aerie.kernel_builder.kernels import eltwise_add
@@ -28,21 +28,23 @@ from aerie.kernel_builder.spec import (
     require_multiple,
 )
 
-RUN = 2048
+RUN_LENGTH = 2048
 """Preferred elements of one DMA: two double-buffered runs take 16 KiB of L1."""
 
 
-def widest_share(device: Device = NPU2) -> int:
+def max_core_columns(device: DeviceModel = NPU2) -> int:
     """The most columns of a core: the bias, and a row in and out, double-buffered."""
     return int(device.l1_budget) // (5 * bf16.itemsize) // LANES * LANES
 
 
-def share(cols: int, device: Device = NPU2) -> int:
-    """The columns of a core, where cols is a multiple of 16 and as many cores share it as can."""
+def core_columns(cols: int, device: DeviceModel = NPU2) -> int:
+    """The columns of a core, if cols is a multiple of 16 and as many cores as possible share it."""
     return cols // cores("bias_add", "blocks of 16 elements", cols // LANES, None, device)
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(
+    rows: int | None, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+) -> KernelModule:
     """x and out are (rows, cols) bf16, or (cols,) where rows is None; bias is (cols,) bf16.
 
     cols is a multiple of 16. herd_x, the number of cores, divides cols / 16 and is by default the largest
@@ -51,11 +53,12 @@ def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Dev
     """
     require_multiple("bias_add", "cols", cols, LANES, "a core adds 16 elements at a time")
     herd_x = cores("bias_add", "blocks of 16 elements", cols // LANES, herd_x, device)
-    own_cols, most = cols // herd_x, widest_share(device)
-    if own_cols > most:
+    own_cols, max_columns = cols // herd_x, max_core_columns(device)
+    if own_cols > max_columns:
         raise IllegalShapeError(
-            f"bias_add: cols={cols} leaves {own_cols} for each of {herd_x} cores, and L1 holds {most} five "
-            f"times; use at most {most * device.columns} that {device.columns} cores share"
+            f"bias_add: cols={cols} leaves {own_cols} for each of {herd_x} cores, and L1 holds "
+            f"{max_columns} five "
+            f"times; use at most {max_columns * device.columns} that {device.columns} cores share"
         )
     count = 1 if rows is None else rows
     require_multiple("bias_add", "rows", count, 1, "there must be a row")
@@ -64,7 +67,7 @@ def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Dev
     bias = k.argument("bias", (cols,), bf16, Role.WEIGHT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     x_rows, out_rows = (each.reshape(count, cols) for each in (x, out))
-    group = largest_divisor(count, max(1, RUN // own_cols))
+    group = largest_divisor(count, max(1, RUN_LENGTH // own_cols))
     with k.launch(), k.segment("bias_add_segment"), k.herd(herd_x, 1, name="bias_add_herd") as (tx, _):
         own = slice(tx * own_cols, tx * own_cols + own_cols)
         l1_bias = k.alloc(L1, (own_cols,), bf16, "l1_bias")

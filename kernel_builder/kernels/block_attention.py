@@ -28,31 +28,31 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
-    BLOCK,
+    MMUL_BLOCK,
     STAGES,
-    Attention,
-    Core,
-    Tiles,
+    AttentionCore,
+    AttentionKernel,
+    AttentionTiles,
     check_heads,
-    columns_for,
-    functions,
+    choose_columns,
+    declare_functions,
     kv_rows,
 )
 from aerie.kernel_builder.buffers import Buffer, BufferType, CoreBuffers, View, l1_bytes
 from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, i32
 from aerie.kernel_builder.kernels import flash_attention
 from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters, require_multiple
-from aerie.kernel_builder.values import ArgumentType, External
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction
 
 MAX_Q_ROWS = 56
 """Most query rows of a core, of all heads together."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class BlockAttentionShape:
     """Everything that fixes one kernel: elements of its arguments, and how they are cut. See build()."""
 
     layer: int
@@ -64,7 +64,7 @@ class Shape:
     n_kv_heads: int
     rows: int
     heads: int
-    tiles: Tiles
+    tiles: AttentionTiles
 
     @property
     def positions(self) -> int:
@@ -72,18 +72,18 @@ class Shape:
         return self.tiles.q_rows // self.heads
 
     @property
-    def rounds(self) -> int:
-        """K/V tiles of a stage."""
+    def tiles_per_stage(self) -> int:
+        """K/V tiles of each stage."""
         return self.tiles.kv_tiles // self.tiles.num_stages
 
     @property
     def mask(self) -> BufferType:
-        """The mask of a query tile in a core, for the K/V tiles of all stages in one round."""
+        """The mask of a query tile in a core, for one K/V tile of each stage."""
         return L1((self.tiles.num_stages * self.positions * self.tiles.lkp,), bf16)
 
     @property
     def held(self) -> CoreBuffers:
-        """What a core holds in L1."""
+        """The buffers of a core in L1."""
         return {**self.tiles.held, "l1_mask": (self.mask, 1)}
 
     def kv_head(self, group: Index) -> Index:
@@ -102,12 +102,12 @@ def build(
     head_dim: int,
     rows: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """All bf16. q, out (rows, n_heads * head_dim), k, v (rows, n_kv_heads * head_dim): those of sequence b
     from row b * block on; rows is at least batch * block, and that by default. kv_cache
-    (layers, 2, batch, n_kv_heads, max_len, head_dim), attention_mask
-    (layers, batch, 1, block, max_len + block), of which `layer` is read.
+    (layers, 2, batch, n_kv_heads, max_len, head_dim), attention_mask (layers, batch, 1, block, max_len +
+    block), of which `layer` is read.
 
     block is even, and block * n_heads / n_kv_heads a multiple of 8. max_len is a multiple of the K/V tile (64
     rows, 32 where head_dim is above 64), and of four of these where there are more. Raises IllegalShapeError.
@@ -118,15 +118,19 @@ def build(
     lkp = kv_rows(head_dim)
     stages = _stages(max_len, lkp, device)
     heads, positions = _query_tile(block, n_heads // n_kv_heads, head_dim, stages, device)
-    tiles = Tiles(heads * positions, lkp, head_dim, max_len // lkp, block // positions, stages, kv_copies=1)
-    shape = Shape(layer, layers, batch, block, max_len, n_heads, n_kv_heads, rows, heads, tiles)
+    tiles = AttentionTiles(
+        heads * positions, lkp, head_dim, max_len // lkp, block // positions, stages, kv_copies=1
+    )
+    shape = BlockAttentionShape(layer, layers, batch, block, max_len, n_heads, n_kv_heads, rows, heads, tiles)
     return _BlockAttention(shape, device).module(batch, n_heads // heads)
 
 
-class _BlockAttention(Attention):
-    """One kernel being written: where its arguments lie, the way of the mask and of the block's own keys."""
+class _BlockAttention(AttentionKernel):
+    """One kernel under construction: the layout of its arguments, the path of the mask and of the block's own
+    keys.
+    """
 
-    def __init__(self, shape: Shape, device: Device) -> None:
+    def __init__(self, shape: BlockAttentionShape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel(KERNEL.name, device), shape.tiles.head_dim
         query, key = (s.rows, s.n_heads * dim), (s.rows, s.n_kv_heads * dim)
@@ -140,32 +144,34 @@ class _BlockAttention(Attention):
         self.k_rows, self.v_rows = kv_cache[s.layer, 0], kv_cache[s.layer, 1]
         super().__init__(k, s.tiles, lambda: _functions(k, s))
 
-    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
+    def query_tile(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
         first, width = self._first_row(block, tile), self.shape.heads * self.tiles.head_dim
         return buffer[first : first + self.shape.positions, head * width : head * width + width]
 
-    def keys_in(self, buffer: View, block: Index, head: Index, first: Index) -> View:
+    def key_tile(self, buffer: View, block: Index, head: Index, first: Index) -> View:
         return buffer[block, self.shape.kv_head(head), first : first + self.tiles.lkp, :]
 
     def _first_row(self, block: Index, tile: int) -> Index:
         return block * self.shape.block + tile * self.shape.positions
 
     def feed_queries(self, block: Index, head: Index, tile: int) -> None:
-        """The queries of a tile, then the mask of its rows: a round of K/V tiles at a time, and its own."""
+        """Send the queries of a tile, then the mask of its rows: for one K/V tile of each stage at a time,
+        and its own.
+        """
         super().feed_queries(block, head, tile)
         s, first = self.shape, tile * self.shape.positions
         of_rows = self.mask[block, 0, first : first + s.positions]
         width = s.tiles.num_stages * s.tiles.lkp
-        for i in self.k.loop(0, s.rounds):
+        for i in self.k.loop(0, s.tiles_per_stage):
             self.k.put(self.q_in[tile], of_rows[:, i * width : i * width + width])
         self.k.put(self.q_in[tile], of_rows[:, s.max_len : s.max_len + s.block])
 
     def relay_queries(self, tile: int) -> None:
-        """The mask of a round goes on in the order stage, row, key."""
+        """Relay the mask for one K/V tile of each stage in the order stage, row, key."""
         super().relay_queries(tile)
         k, s, stages = self.k, self.shape, self.tiles.num_stages
         l2_mask = k.alloc(L2, (s.positions, stages * s.tiles.lkp), bf16, "l2_mask")
-        for _ in k.loop(0, s.rounds):
+        for _ in k.loop(0, s.tiles_per_stage):
             k.get(self.q_in[tile], l2_mask)
             by_stage = l2_mask.reshape(s.positions, stages, s.tiles.lkp).permute(1, 0, 2)
             k.put(self.q_l1[tile, 0], by_stage)
@@ -174,7 +180,7 @@ class _BlockAttention(Attention):
         k.put(self.q_l1[tile, 0], l2_own)
 
     def feed(self, block: Index, head: Index) -> None:
-        """The cache, and then the block's own keys and values, for the first stage."""
+        """Send the cache, and then the block's own keys and values, for the first stage."""
         super().feed(block, head)
         s, dim = self.shape, self.tiles.head_dim
         first, column = block * s.block, s.kv_head(head) * dim
@@ -182,20 +188,20 @@ class _BlockAttention(Attention):
             self.k.put(into, source[first : first + s.block, column : column + dim])
 
     def relay(self) -> None:
-        """The same on their way through L2."""
+        """Relay the same through L2."""
         super().relay()
         for source in (self.k_in[0], self.v_in[0]):
             l2_own = self.k.alloc(L2, (self.shape.block, self.tiles.head_dim), bf16, "l2_own")
-            self.pass_on(source, l2_own, self.kv_l1[0, 0])
+            self.relay_tile(source, l2_own, self.kv_l1[0, 0])
 
-    def core(self, _: Index, tx: Index, ty: Index) -> Core:
+    def core(self, _: Index, tx: Index, ty: Index) -> AttentionCore:
         return _AddingCore(self, self.shape, tx, ty)
 
 
-class _AddingCore(Core):
-    """A core that adds a mask to its scores, and takes the block's own keys at the end."""
+class _AddingCore(AttentionCore):
+    """A core that adds a mask to its scores, and receives the block's own keys at the end."""
 
-    def __init__(self, attention: Attention, shape: Shape, tx: Index, ty: Index) -> None:
+    def __init__(self, attention: AttentionKernel, shape: BlockAttentionShape, tx: Index, ty: Index) -> None:
         self.shape = shape
         super().__init__(attention, tx, ty)
         self.mask = self.l1["l1_mask"]
@@ -203,7 +209,7 @@ class _AddingCore(Core):
     def held(self) -> CoreBuffers:
         return self.shape.held
 
-    def take_tiles(self, _: Index) -> None:
+    def receive_tiles(self, _: Index) -> None:
         k, channel = self.k, self.attention.kv_l1[self.tx, self.ty]
         k.get(self.attention.q_l1[self.tx, self.ty], self.mask)
         k.get(channel, self.keys)
@@ -211,9 +217,11 @@ class _AddingCore(Core):
         k.get(channel, self.values)
         self._accumulate()
 
-    def take_all(self) -> None:
-        """The cache, then the block's own: its mask comes to all stages, keys and values to the first."""
-        super().take_all()
+    def receive_all(self) -> None:
+        """Receive the cache, then the block's own rows: the mask goes to all stages, keys and values to the
+        first.
+        """
+        super().receive_all()
         k, s, channel = self.k, self.shape, self.attention.kv_l1[self.tx, self.ty]
         rows = self.mask[: s.positions * s.tiles.lkp].reshape(s.positions, s.tiles.lkp)
         k.get(self.attention.q_l1[self.tx, self.ty], rows[:, : s.block])
@@ -224,8 +232,8 @@ class _AddingCore(Core):
             self._accumulate()
 
     def _own_rows(self, tile: Buffer) -> View:
-        """The first rows of a tile, which lies in panels."""
-        panels = tile.reshape(self.tiles.head_dim // BLOCK, self.tiles.lkp, BLOCK)
+        """The first rows of a tile, which is stored in panels."""
+        panels = tile.reshape(self.tiles.head_dim // MMUL_BLOCK, self.tiles.lkp, MMUL_BLOCK)
         return panels[:, : self.shape.block, :]
 
     def _accumulate(self) -> None:
@@ -233,7 +241,7 @@ class _AddingCore(Core):
         self.call["values"](self.weights, self.values, self.acc)
 
 
-def _functions(k: Kernel, s: Shape) -> dict[str, External]:
+def _functions(k: Kernel, s: BlockAttentionShape) -> dict[str, ExternalFunction]:
     """The functions of attn_npu2.cc for these tiles."""
     names = ("q", "k", "p", "work", "acc", "stats")
     q, kv, p, work, acc, stats = (s.tiles.held[f"l1_{name}"][0] for name in names)
@@ -243,13 +251,13 @@ def _functions(k: Kernel, s: Shape) -> dict[str, External]:
         "softmax": [work, p, stats, acc],
         "values": [p, kv, acc],
     }
-    return functions(k, s.tiles, steps, s.heads, {"ATTN_OWN": s.block})
+    return declare_functions(k, s.tiles, steps, s.heads, {"ATTN_OWN": s.block})
 
 
 def check_layer(
-    name: str, layer: int, layers: int, batch: int, block: int, rows: int, device: Device
+    name: str, layer: int, layers: int, batch: int, block: int, rows: int, device: DeviceModel
 ) -> None:
-    """IllegalShapeError for a layer, sequences or rows that no kernel of the static form serves."""
+    """Raise IllegalShapeError for a layer, sequences or rows that no kernel of the static form supports."""
     require_multiple(name, "layers", layers, 1, "there must be a layer")
     require_multiple(name, "batch", batch, 1, "there must be a sequence")
     require_multiple(name, "block", block, 2, "a DMA moves words of 4 bytes")
@@ -268,25 +276,26 @@ def check_layer(
         )
 
 
-def _stages(max_len: int, lkp: int, device: Device) -> int:
-    """Rows of cores that share the keys of the cache; every one has as many tiles."""
+def _stages(max_len: int, lkp: int, device: DeviceModel) -> int:
+    """Rows of cores that share the keys of the cache; each has the same number of tiles."""
     require_multiple(KERNEL.name, "max_len", max_len, lkp, "the rows of a K/V tile")
     if max_len // lkp <= STAGES:
         return max_len // lkp
     require_multiple(KERNEL.name, "max_len", max_len, STAGES * lkp, "a K/V tile for each row of cores")
-    most = device.repeat_limit * STAGES * lkp
-    if max_len > most:
+    max_positions = device.repeat_limit * STAGES * lkp
+    if max_len > max_positions:
         raise IllegalShapeError(
             f"{KERNEL.name}: max_len={max_len} makes {max_len // lkp // STAGES} tiles of {lkp} keys for each "
             f"of {STAGES} rows of cores, and a descriptor repeats at most {device.repeat_limit} times; use a "
-            f"max_len of at most {most}"
+            f"max_len of at most {max_positions}"
         )
     return STAGES
 
 
-def _query_tile(block: int, group: int, head_dim: int, stages: int, device: Device) -> tuple[int, int]:
-    """Heads and positions of a query tile: the most heads that L1 takes, then the most tiles, a column of
-    cores each, for which there are streams beside those of K and V. group: query heads of a KV head."""
+def _query_tile(block: int, group: int, head_dim: int, stages: int, device: DeviceModel) -> tuple[int, int]:
+    """Heads and positions of a query tile: the most heads that fit L1, then the most tiles, a column of cores
+    each, for which there are streams besides those of K and V. group: query heads of a KV head.
+    """
     if block > kv_rows(head_dim):
         raise IllegalShapeError(
             f"{KERNEL.name}: block={block} rows have more keys of their own than the {kv_rows(head_dim)} of "
@@ -296,26 +305,28 @@ def _query_tile(block: int, group: int, head_dim: int, stages: int, device: Devi
     fitting = [
         (heads, positions)
         for heads, positions in divisors
-        if heads * positions % BLOCK == 0
+        if heads * positions % MMUL_BLOCK == 0
         and heads * positions <= MAX_Q_ROWS
         and block // positions <= device.launch_mm2s - 2 * stages
-        and block // positions == columns_for(block // positions, stages, device)
+        and block // positions == choose_columns(block // positions, stages, device)
         and _l1_bytes(heads, positions, head_dim, stages) <= device.l1_budget
     ]
     if fitting:
         return max(fitting, key=lambda tile: (tile[0], -tile[1]))
     raise IllegalShapeError(
         f"{KERNEL.name}: block={block} rows of {group} query heads for a KV head at head_dim={head_dim} make "
-        f"no tile of a multiple of {BLOCK} rows that fits the {device.l1_budget} bytes of a core; use a "
-        f"block that is a multiple of {BLOCK}"
+        f"no tile of a multiple of {MMUL_BLOCK} rows that fits the {device.l1_budget} bytes of a core; use a "
+        f"block that is a multiple of {MMUL_BLOCK}"
     )
 
 
 def _l1_bytes(heads: int, positions: int, head_dim: int, stages: int) -> int:
     """Bytes of L1 that a core's buffers take."""
     lkp = kv_rows(head_dim)
-    tiles = Tiles(heads * positions, lkp, head_dim, stages, 1, stages, kv_copies=1)
-    return l1_bytes(Shape(0, 1, 1, positions, stages * lkp, heads, 1, positions, heads, tiles).held)
+    tiles = AttentionTiles(heads * positions, lkp, head_dim, stages, 1, stages, kv_copies=1)
+    return l1_bytes(
+        BlockAttentionShape(0, 1, 1, positions, stages * lkp, heads, 1, positions, heads, tiles).held
+    )
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -335,7 +346,7 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
 
 
 def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
-    """Each sequence sees its block and some of its cache; what is not seen holds large numbers."""
+    """Each sequence sees its block and some of its cache; hidden positions have large numbers."""
     names = ("layers", "batch", "block", "max_len", "n_heads", "n_kv_heads", "head_dim")
     layers, batch, block, max_len, heads, kv_heads, dim = (parameters[name] for name in names)
     q, k, v = (rng.standard_normal((batch * block, width * dim)) for width in (heads, kv_heads, kv_heads))
@@ -382,6 +393,6 @@ KERNEL = KernelSpec(
     random_case=random_case,
     random_inputs=random_inputs,
     rows="",
-    any_order=True,
+    sums_may_reorder=True,
     allowance=flash_attention.KERNEL.allowance,
 )

@@ -21,10 +21,10 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import CoreBuffers, View, l1_bytes
-from aerie.kernel_builder.dsl import L1, L2, ChannelEnd, Index, Kernel, Role, bf16, i32
+from aerie.kernel_builder.dsl import L1, L2, ChannelRef, Index, Kernel, Role, bf16, i32
 from aerie.kernel_builder.kernels.block_attention import check_layer
 from aerie.kernel_builder.spec import (
     Array,
@@ -34,16 +34,16 @@ from aerie.kernel_builder.spec import (
     Tolerance,
     require_multiple,
 )
-from aerie.kernel_builder.values import ArgumentType, External
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction
 
 LANES = 16
-"""Elements of a head that cache_update.cc takes at a time."""
-RUN = 32
+"""Elements of a head that cache_update.cc processes at a time."""
+RUN_LENGTH = 32
 """Most positions of a core's run: 32 of 128 elements are 8 KiB, which a core has four times."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class CacheUpdateShape:
     """Everything that fixes one kernel. See build()."""
 
     layer: int
@@ -58,23 +58,23 @@ class Shape:
     run: int
 
     @property
-    def part(self) -> int:
+    def positions_per_point(self) -> int:
         """Positions of a point of the launch: a run for each core."""
         return self.cores * self.run
 
     @property
-    def parts(self) -> int:
-        """Trips of a launch for a sequence."""
-        return self.max_len // self.part
+    def points_per_sequence(self) -> int:
+        """Launch points of a sequence."""
+        return self.max_len // self.positions_per_point
 
     @property
     def held(self) -> CoreBuffers:
-        """What a core holds in L1; twice where the compiler may double-buffer what a loop receives."""
+        """The buffers of a core in L1; 2 copies if the compiler may double-buffer what a loop receives."""
         tile = (L1((self.run, self.head_dim), bf16), 2)
         return {
             "l1_cache": tile,
-            "l1_keep": (L1((self.part,), bf16), 1),
-            "l1_insert": (L1((self.part, self.block), bf16), 1),
+            "l1_keep": (L1((self.positions_per_point,), bf16), 1),
+            "l1_insert": (L1((self.positions_per_point, self.block), bf16), 1),
             "l1_rows": (L1((self.block, self.head_dim), bf16), 2),
             "l1_out": tile,
         }
@@ -90,11 +90,11 @@ def build(
     head_dim: int,
     rows: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """All bf16. k, v (rows, n_kv_heads * head_dim), those of sequence b from row b * block on; kv_cache and
-    updated_cache (layers, 2, batch, n_kv_heads, max_len, head_dim), insert_matrix
-    (layers, batch, 1, max_len, block), keep_mask (layers, batch, 1, max_len, 1), all at `layer`.
+    updated_cache (layers, 2, batch, n_kv_heads, max_len, head_dim), insert_matrix (layers, batch, 1, max_len,
+    block), keep_mask (layers, batch, 1, max_len, 1), all at `layer`.
 
     block is even, head_dim a multiple of 16, max_len of 16; rows is at least batch * block, and that by
     default. Raises IllegalShapeError.
@@ -105,28 +105,32 @@ def build(
     require_multiple(name, "max_len", max_len, 2 * device.columns, "two positions for each core")
     rows = batch * block if rows is None else rows
     check_layer(name, layer, layers, batch, block, rows, device)
-    whole = Shape(layer, layers, batch, block, max_len, n_kv_heads, head_dim, rows, device.columns, 2)
-    shape = next((s for s in _runs(whole) if l1_bytes(s.held) <= device.l1_budget), None)
+    longest = CacheUpdateShape(
+        layer, layers, batch, block, max_len, n_kv_heads, head_dim, rows, device.columns, 2
+    )
+    shape = next((s for s in _runs(longest) if l1_bytes(s.held) <= device.l1_budget), None)
     if shape is None:
         raise IllegalShapeError(
             f"{name}: block={block} rows of head_dim={head_dim} and the insert matrix of two positions for "
             f"each core take more than the {device.l1_budget} bytes of its L1; use a smaller block"
         )
-    if shape.parts > device.repeat_limit:
+    if shape.points_per_sequence > device.repeat_limit:
         raise IllegalShapeError(
-            f"{name}: max_len={max_len} makes {shape.parts} trips of {shape.part} positions, and a launch "
-            f"has at most {device.repeat_limit}; use a max_len of at most {device.repeat_limit * shape.part}"
+            f"{name}: max_len={max_len} makes {shape.points_per_sequence} trips of "
+            f"{shape.positions_per_point} positions, and a launch "
+            f"has at most {device.repeat_limit}; use a max_len of at most "
+            f"{device.repeat_limit * shape.positions_per_point}"
         )
     return _module(shape, device)
 
 
-def _runs(s: Shape) -> list[Shape]:
+def _runs(s: CacheUpdateShape) -> list[CacheUpdateShape]:
     """The same kernel with shorter and shorter runs."""
     share = s.max_len // s.cores
-    return [replace(s, run=run) for run in range(min(share, RUN) // 2 * 2, 0, -2) if share % run == 0]
+    return [replace(s, run=run) for run in range(min(share, RUN_LENGTH) // 2 * 2, 0, -2) if share % run == 0]
 
 
-def _module(s: Shape, device: Device) -> KernelModule:
+def _module(s: CacheUpdateShape, device: DeviceModel) -> KernelModule:
     k = Kernel(KERNEL.name, device)
     fresh = [k.argument(name, (s.rows, s.n_kv_heads * s.head_dim), bf16, Role.INPUT) for name in "kv"]
     cache_shape = (s.layers, 2, s.batch, s.n_kv_heads, s.max_len, s.head_dim)
@@ -137,15 +141,15 @@ def _module(s: Shape, device: Device) -> KernelModule:
     changes_in = k.channel("changes_in", 1, shim_column=0)[0]
     changes = k.channel("changes", 1, 1, broadcast=(s.cores, 1))
     cache_in, cache_out = (k.channel(name, s.cores) for name in ("cache_in", "cache_out"))
-    with k.launch(s.batch, s.parts) as (sequence, part):
-        here = slice(part * s.part, part * s.part + s.part)
+    with k.launch(s.batch, s.points_per_sequence) as (sequence, part):
+        here = slice(part * s.positions_per_point, part * s.positions_per_point + s.positions_per_point)
         k.put(changes_in, keep[s.layer, sequence, 0, here, 0])
         k.put(changes_in, insert[s.layer, sequence, 0, here])
         for rows in fresh:
             for head in k.loop(0, s.n_kv_heads):
                 k.put(changes_in, _block_rows(s, rows, sequence, head))
         for core in range(s.cores):
-            first = part * s.part + core * s.run
+            first = part * s.positions_per_point + core * s.run
             for kind in k.loop(0, 2):
                 for head in k.loop(0, s.n_kv_heads):
                     k.put(cache_in[core], cache[s.layer, kind, sequence, head, first : first + s.run])
@@ -159,15 +163,19 @@ def _module(s: Shape, device: Device) -> KernelModule:
     return k.finish()
 
 
-def _block_rows(s: Shape, rows: View, sequence: Index, head: Index) -> View:
-    """A head's rows of the block of a sequence."""
+def _block_rows(s: CacheUpdateShape, rows: View, sequence: Index, head: Index) -> View:
+    """A head's rows of a sequence's block."""
     first, column = sequence * s.block, head * s.head_dim
     return rows[first : first + s.block, column : column + s.head_dim]
 
 
-def _relay(k: Kernel, s: Shape, changes_in: ChannelEnd, changes: ChannelEnd) -> None:
-    """What changes goes through L2 to all cores."""
-    for shape, times in (((s.part,), 1), ((s.part, s.block), 1), ((s.block, s.head_dim), 2 * s.n_kv_heads)):
+def _relay(k: Kernel, s: CacheUpdateShape, changes_in: ChannelRef, changes: ChannelRef) -> None:
+    """Relay the new rows through L2 to all cores."""
+    for shape, times in (
+        ((s.positions_per_point,), 1),
+        ((s.positions_per_point, s.block), 1),
+        ((s.block, s.head_dim), 2 * s.n_kv_heads),
+    ):
         buffer = k.alloc(L2, shape, bf16, "l2_change")
         for _ in k.loop(0, times):
             k.get(changes_in, buffer)
@@ -175,9 +183,14 @@ def _relay(k: Kernel, s: Shape, changes_in: ChannelEnd, changes: ChannelEnd) -> 
 
 
 def _core(
-    k: Kernel, s: Shape, core: Index, changes: ChannelEnd, cache_in: ChannelEnd, cache_out: ChannelEnd
+    k: Kernel,
+    s: CacheUpdateShape,
+    core: Index,
+    changes: ChannelRef,
+    cache_in: ChannelRef,
+    cache_out: ChannelRef,
 ) -> None:
-    """A run of positions: keys, then values, head after head."""
+    """Process a run of positions: keys, then values, head after head."""
     l1, update = k.alloc_each(s.held), _external(k, s)
     k.get(changes, l1["l1_keep"])
     k.get(changes, l1["l1_insert"])
@@ -188,7 +201,7 @@ def _core(
         k.put(cache_out, l1["l1_out"])
 
 
-def _external(k: Kernel, s: Shape) -> External:
+def _external(k: Kernel, s: CacheUpdateShape) -> ExternalFunction:
     symbol = f"cache_update_{s.block}x{s.head_dim}"
     types: list[ArgumentType] = [type_ for type_, _ in s.held.values()]
     defines = {"cache_update_bf16": symbol, "CACHE_BLOCK": s.block, "CACHE_HEAD_DIM": s.head_dim}
@@ -196,7 +209,9 @@ def _external(k: Kernel, s: Shape) -> External:
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Products and sums in f32, rounded once to bf16; NaN, which a run begins with, in all other layers."""
+    """Products and sums in f32, rounded once to bf16; NaN, the initial content of a run, in all
+    other layers.
+    """
     names = ("layer", "batch", "block", "n_kv_heads", "head_dim")
     layer, batch, block, heads, dim = (parameters[name] for name in names)
     fresh = np.stack([arrays[name].astype(np.float32) for name in "kv"])[:, : batch * block]
@@ -210,7 +225,7 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
 
 
 def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
-    """Each sequence is told to write its block somewhere, or to leave its cache."""
+    """Each sequence writes its block somewhere, or leaves its cache unchanged."""
     names = ("layers", "batch", "block", "max_len", "n_kv_heads", "head_dim")
     layers, batch, block, max_len, heads, dim = (parameters[name] for name in names)
     insert = np.zeros((layers, batch, 1, max_len, block))

@@ -30,19 +30,19 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
-from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
+from aerie.device.npu2 import NPU2, DeviceModel
+from aerie.kernel_builder.arguments import IllegalShapeError, pack_bits
 from aerie.kernel_builder.attention import (
-    BLOCK,
+    MMUL_BLOCK,
     STAGES,
-    Attention,
-    Core,
-    Tiles,
+    AttentionCore,
+    AttentionKernel,
+    AttentionTiles,
     check_heads,
     check_stages,
     check_streams,
-    columns_for,
-    functions,
+    choose_columns,
+    declare_functions,
     kv_rows,
 )
 from aerie.kernel_builder.buffers import Buffer, BufferType, CoreBuffers, View, l1_bytes
@@ -55,20 +55,22 @@ from aerie.kernel_builder.spec import (
     Parameters,
     require_multiple,
 )
-from aerie.kernel_builder.values import ArgumentType, External
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction
 
 WORD = 32
 """Positions of a word of the mask."""
 MAX_Q_ROWS = 56
 """Most query rows of a core, of all heads together."""
 FEW_TILES = 4
-"""Query tiles that few rows are shared out to, where their heads let them, a column of cores each. On the
-virtual NPU four tiles of two positions, one of which is asked for, take 0.5 to 0.85 of the time of one of
-eight: nothing is computed for a tile that sees nothing."""
+"""Query tiles that few rows are divided into if their heads allow it, one column of cores each. On the
+virtual NPU four tiles of two positions, one of which is requested, take 0.5 to 0.85 of the time of one of
+eight:
+nothing is computed for a tile that sees nothing.
+"""
 
 
 @dataclass(frozen=True)
-class Shape:
+class CachedAttentionShape:
     """Everything that fixes one kernel: elements of its arguments, and how they are cut. See build()."""
 
     n: int
@@ -76,7 +78,7 @@ class Shape:
     n_heads: int
     n_kv_heads: int
     heads: int
-    tiles: Tiles
+    tiles: AttentionTiles
 
     @property
     def positions(self) -> int:
@@ -84,23 +86,23 @@ class Shape:
         return self.tiles.q_rows // self.heads
 
     @property
-    def rounds(self) -> int:
-        """K/V tiles of a stage."""
+    def tiles_per_stage(self) -> int:
+        """K/V tiles of each stage."""
         return self.tiles.kv_tiles // self.tiles.num_stages
 
     @property
-    def words(self) -> int:
+    def words_per_row(self) -> int:
         """Words of a row of the mask for one K/V tile."""
         return self.tiles.lkp // WORD
 
     @property
     def mask(self) -> BufferType:
-        """The mask of a query tile in a core, for the K/V tiles of all stages in one round."""
-        return L1((self.tiles.num_stages * self.positions * self.words,), i32)
+        """The mask of a query tile in a core, for one K/V tile of each stage."""
+        return L1((self.tiles.num_stages * self.positions * self.words_per_row,), i32)
 
     @property
     def held(self) -> CoreBuffers:
-        """What a core holds in L1."""
+        """The buffers of a core in L1."""
         return {**self.tiles.held, "l1_mask": (self.mask, 1)}
 
     def kv_head(self, group: Index) -> Index:
@@ -118,7 +120,7 @@ def build(
     positions: int | None = None,
     num_stages: int = STAGES,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """q, out (n, n_heads * head_dim) and k, v (n_kv_heads, m, head_dim) bf16, mask (n, m / 32) i32.
 
@@ -132,30 +134,31 @@ def build(
     lkp = kv_rows(head_dim)
     stages = _stages(m, lkp, num_stages)
     heads, positions = _query_tile(n, n_heads // n_kv_heads, head_dim, stages, (heads, positions), device)
-    num_q_tiles = columns_for(n // positions, stages, device)
+    num_q_tiles = choose_columns(n // positions, stages, device)
     check_streams(KERNEL.name, num_q_tiles, stages, device)
-    tiles = Tiles(heads * positions, lkp, head_dim, m // lkp, num_q_tiles, stages, kv_copies=1)
+    tiles = AttentionTiles(heads * positions, lkp, head_dim, m // lkp, num_q_tiles, stages, kv_copies=1)
     blocks = n // (positions * num_q_tiles)
     if blocks > device.repeat_limit:
-        most = device.repeat_limit * positions * device.columns
+        max_positions = device.repeat_limit * positions * device.columns
         raise IllegalShapeError(
             f"cached_attention: n={n} makes {blocks} blocks of {positions * num_q_tiles} rows, a launch has "
-            f"at most {device.repeat_limit} trips; use an n of at most {most}"
+            f"at most {device.repeat_limit} trips; use an n of at most {max_positions}"
         )
-    shape = Shape(n, m, n_heads, n_kv_heads, heads, tiles)
-    if shape.rounds > device.repeat_limit:
+    shape = CachedAttentionShape(n, m, n_heads, n_kv_heads, heads, tiles)
+    if shape.tiles_per_stage > device.repeat_limit:
         raise IllegalShapeError(
-            f"cached_attention: m={m} makes {shape.rounds} tiles of {lkp} keys for each of {stages} rows of "
+            f"cached_attention: m={m} makes {shape.tiles_per_stage} tiles of {lkp} keys for each of "
+            f"{stages} rows of "
             f"cores, and a descriptor repeats at most {device.repeat_limit} times; use an m of at most "
             f"{device.repeat_limit * stages * lkp}"
         )
     return _CachedAttention(shape, device).module(blocks, n_heads // heads)
 
 
-class _CachedAttention(Attention):
-    """One kernel being written: where its arguments lie, and the way of the mask."""
+class _CachedAttention(AttentionKernel):
+    """One kernel under construction: the layout of its arguments, and the path of the mask."""
 
-    def __init__(self, shape: Shape, device: Device) -> None:
+    def __init__(self, shape: CachedAttentionShape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel(KERNEL.name, device), shape.tiles.head_dim
         self.q = k.argument("q", (s.n, s.n_heads * dim), bf16, Role.INPUT)
@@ -165,42 +168,42 @@ class _CachedAttention(Attention):
         self.out = k.argument("out", (s.n, s.n_heads * dim), bf16, Role.OUTPUT)
         super().__init__(k, s.tiles, lambda: _functions(k, s))
 
-    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
+    def query_tile(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
         first, width = self._first_row(block, tile), self.shape.heads * self.tiles.head_dim
         return buffer[first : first + self.shape.positions, head * width : head * width + width]
 
-    def keys_in(self, buffer: View, _: Index, head: Index, first: Index) -> View:
+    def key_tile(self, buffer: View, _: Index, head: Index, first: Index) -> View:
         return buffer[self.shape.kv_head(head), first : first + self.tiles.lkp, :]
 
     def _first_row(self, block: Index, tile: int) -> Index:
         return (block * self.tiles.num_q_tiles + tile) * self.shape.positions
 
     def feed_queries(self, block: Index, head: Index, tile: int) -> None:
-        """The queries of a tile, and then all words of its rows."""
+        """Send the queries of a tile, and then all mask words of its rows."""
         super().feed_queries(block, head, tile)
         first = self._first_row(block, tile)
         self.k.put(self.q_in[tile], self.mask[first : first + self.shape.positions, :])
 
     def relay_queries(self, tile: int) -> None:
-        """The words go on in the order stage, row, word, a round at a time."""
+        """Relay the words in the order stage, row, word, for one K/V tile of each stage at a time."""
         super().relay_queries(tile)
         k, s = self.k, self.shape
-        round_words = self.tiles.num_stages * s.words
+        round_words = self.tiles.num_stages * s.words_per_row
         l2_mask = k.alloc(L2, (s.positions, s.m // WORD), i32, "l2_mask")
         k.get(self.q_in[tile], l2_mask)
-        for i in k.loop(0, s.rounds):
+        for i in k.loop(0, s.tiles_per_stage):
             words = l2_mask[:, i * round_words : i * round_words + round_words]
-            by_stage = words.reshape(s.positions, self.tiles.num_stages, s.words).permute(1, 0, 2)
+            by_stage = words.reshape(s.positions, self.tiles.num_stages, s.words_per_row).permute(1, 0, 2)
             k.put(self.q_l1[tile, 0], by_stage)
 
-    def core(self, _: Index, tx: Index, ty: Index) -> Core:
+    def core(self, _: Index, tx: Index, ty: Index) -> AttentionCore:
         return _MaskedCore(self, self.shape, tx, ty)
 
 
-class _MaskedCore(Core):
-    """A core that is told what its rows see."""
+class _MaskedCore(AttentionCore):
+    """A core whose mask says what its rows see."""
 
-    def __init__(self, attention: Attention, shape: Shape, tx: Index, ty: Index) -> None:
+    def __init__(self, attention: AttentionKernel, shape: CachedAttentionShape, tx: Index, ty: Index) -> None:
         self.shape = shape
         super().__init__(attention, tx, ty)
         self.mask = self.l1["l1_mask"]
@@ -208,7 +211,7 @@ class _MaskedCore(Core):
     def held(self) -> CoreBuffers:
         return self.shape.held
 
-    def take_tiles(self, _: Index) -> None:
+    def receive_tiles(self, _: Index) -> None:
         k, channel = self.k, self.attention.kv_l1[self.tx, self.ty]
         k.get(self.attention.q_l1[self.tx, self.ty], self.mask)
         k.get(channel, self.keys)
@@ -219,7 +222,7 @@ class _MaskedCore(Core):
         )
 
 
-def _functions(k: Kernel, s: Shape) -> dict[str, External]:
+def _functions(k: Kernel, s: CachedAttentionShape) -> dict[str, ExternalFunction]:
     """The functions of attn_npu2.cc for these tiles."""
     names = ("q", "k", "p", "work", "acc", "stats")
     q, kv, p, work, acc, stats = (s.tiles.held[f"l1_{name}"][0] for name in names)
@@ -227,48 +230,59 @@ def _functions(k: Kernel, s: Shape) -> dict[str, External]:
         "seen_scores": [q, kv, s.mask, i32, work],
         "seen_values": [work, s.mask, i32, p, kv, stats, acc],
     }
-    return functions(k, s.tiles, steps, s.heads)
+    return declare_functions(k, s.tiles, steps, s.heads)
 
 
-def _stages(m: int, lkp: int, most: int) -> int:
-    """Rows of cores that share the keys; every one has as many tiles."""
+def _stages(m: int, lkp: int, max_stages: int) -> int:
+    """Rows of cores that share the keys; each has the same number of tiles."""
     require_multiple(KERNEL.name, "m", m, lkp, "the rows of a K/V tile")
-    if m // lkp > most:
-        require_multiple(KERNEL.name, "m", m, most * lkp, "a K/V tile for each row of cores")
-    return min(most, m // lkp)
+    if m // lkp > max_stages:
+        require_multiple(KERNEL.name, "m", m, max_stages * lkp, "a K/V tile for each row of cores")
+    return min(max_stages, m // lkp)
 
 
 def _query_tile(
-    n: int, group: int, head_dim: int, stages: int, given: tuple[int | None, int | None], device: Device
+    n: int,
+    group: int,
+    head_dim: int,
+    stages: int,
+    requested: tuple[int | None, int | None],
+    device: DeviceModel,
 ) -> tuple[int, int]:
     """Heads and positions of a query tile, as given or chosen: the most heads, then FEW_TILES columns of
-    cores or as many as there are, then the most rows, that L1 takes. group: query heads of a KV head."""
+    cores or as many as there are, then the most rows, that fit L1. group: query heads of a KV head.
+    """
 
     def best(tile: tuple[int, int]) -> tuple[int, int, int]:
         heads, positions = tile
-        return heads, min(columns_for(n // positions, stages, device), FEW_TILES), positions
+        return heads, min(choose_columns(n // positions, stages, device), FEW_TILES), positions
 
     require_multiple(KERNEL.name, "n", n, 1, "there must be a row")
     divisors = itertools.product(*([d for d in range(1, x + 1) if x % d == 0] for x in (group, n)))
     fitting = [
         (heads, positions)
         for heads, positions in divisors
-        if heads * positions % BLOCK == 0
+        if heads * positions % MMUL_BLOCK == 0
         and heads * positions <= MAX_Q_ROWS
         and _l1_bytes(heads, positions, head_dim, stages) <= device.l1_budget
     ]
-    legal = [each for each in fitting if all(a in (None, b) for a, b in zip(given, each, strict=True))]
+    legal = [each for each in fitting if all(a in (None, b) for a, b in zip(requested, each, strict=True))]
     if legal:
         return max(legal, key=best)
-    asked = " ".join(f"{a}={b}" for a, b in zip(("heads", "positions"), given, strict=True) if b is not None)
-    if fitting and asked:
+    requested_text = " ".join(
+        f"{a}={b}" for a, b in zip(("heads", "positions"), requested, strict=True) if b is not None
+    )
+    if fitting and requested_text:
         heads, positions = max(fitting, key=best)
         advice = f"use heads={heads} positions={positions}"
     else:
-        advice = f"use an n that is a multiple of {BLOCK}, and a head_dim of at most {widest_head(device)}"
+        advice = (
+            f"use an n that is a multiple of {MMUL_BLOCK}, and a head_dim of at most {max_head_dim(device)}"
+        )
     raise IllegalShapeError(
         f"cached_attention: n={n} rows of {group} query heads for a KV head at head_dim={head_dim}"
-        f"{f' with {asked}' if asked else ''} make no tile of a multiple of {BLOCK} rows that fits the "
+        f"{f' with {requested_text}' if requested_text else ''} make no tile of a multiple of "
+        f"{MMUL_BLOCK} rows that fits the "
         f"{device.l1_budget} bytes of a core; {advice}"
     )
 
@@ -276,28 +290,28 @@ def _query_tile(
 def _l1_bytes(heads: int, positions: int, head_dim: int, stages: int) -> int:
     """Bytes of L1 that a core's buffers take."""
     lkp = kv_rows(head_dim)
-    tiles = Tiles(heads * positions, lkp, head_dim, stages, 1, stages, kv_copies=1)
-    return l1_bytes(Shape(positions, stages * lkp, heads, 1, heads, tiles).held)
+    tiles = AttentionTiles(heads * positions, lkp, head_dim, stages, 1, stages, kv_copies=1)
+    return l1_bytes(CachedAttentionShape(positions, stages * lkp, heads, 1, heads, tiles).held)
 
 
-def widest_head(device: Device = NPU2) -> int:
-    """The largest head_dim that is served: 8 rows of one head fit beside it."""
+def max_head_dim(device: DeviceModel = NPU2) -> int:
+    """The largest supported head_dim: 8 rows of one head must fit."""
     fits = itertools.takewhile(
-        lambda head_dim: _l1_bytes(1, BLOCK, head_dim, STAGES) <= device.l1_budget,
-        itertools.count(BLOCK, BLOCK),
+        lambda head_dim: _l1_bytes(1, MMUL_BLOCK, head_dim, STAGES) <= device.l1_budget,
+        itertools.count(MMUL_BLOCK, MMUL_BLOCK),
     )
     return max(fits)
 
 
-def seen_by(mask: Array) -> Array:
-    """The booleans of a mask: what `bit_words` made words of."""
+def unpack_mask(mask: Array) -> Array:
+    """The booleans of a mask: the inverse of `pack_bits`."""
     return np.unpackbits(mask.view(np.uint8), axis=1, bitorder="little").astype(bool)
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
-    """Attention in f32 with a plain softmax over what is seen, rounded once to bf16."""
+    """Attention in f32 with a plain softmax over the visible keys, rounded once to bf16."""
     heads, kv_heads, dim = (parameters[name] for name in ("n_heads", "n_kv_heads", "head_dim"))
-    seen = seen_by(arrays["mask"])
+    seen = unpack_mask(arrays["mask"])
     q, k, v = (arrays[name].astype(np.float32) for name in ("q", "k", "v"))
     out = np.zeros((len(q), heads, dim), np.float32)
     for head, row in itertools.product(range(heads), np.flatnonzero(seen.any(axis=1))):
@@ -309,9 +323,9 @@ def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, 
 
 
 def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str, Array]:
-    """Rows that continue a cache, each of which sees itself, some of what was before, and nothing stale.
+    """Rows that continue a cache. Each sees itself, some earlier positions, and nothing stale.
 
-    Positions beyond the last row hold numbers that would show in any result.
+    Positions after the last row have numbers that would show in any result.
     """
     n, m, kv_heads, dim = (parameters[name] for name in ("n", "m", "n_kv_heads", "head_dim"))
     past = int(rng.integers(0, m - n + 1)) if m > n else 0
@@ -321,14 +335,14 @@ def random_inputs(parameters: Parameters, rng: np.random.Generator) -> dict[str,
     here = past + np.arange(n)[:, None]
     seen = np.arange(m)[None, :] <= here
     seen &= (rng.random((n, m)) < rng.choice([0.3, 1.0])) | (np.arange(m)[None, :] == here)
-    return {"q": q, "k": k, "v": v, "mask": bit_words(seen)}
+    return {"q": q, "k": k, "v": v, "mask": pack_bits(seen)}
 
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """8 to 64 rows, up to 512 positions, 1 or 2 KV heads of 1 to 7 query heads each."""
     kv_heads = int(rng.integers(1, 3))
     return {
-        "n": BLOCK * int(rng.integers(1, 9)),
+        "n": MMUL_BLOCK * int(rng.integers(1, 9)),
         "m": int(rng.choice([64, 128, 256, 512])),
         "n_heads": kv_heads * int(rng.integers(1, 8)),
         "n_kv_heads": kv_heads,
@@ -351,6 +365,6 @@ KERNEL = KernelSpec(
     random_case=random_case,
     random_inputs=random_inputs,
     rows="",
-    any_order=True,
+    sums_may_reorder=True,
     allowance=flash_attention.KERNEL.allowance,
 )

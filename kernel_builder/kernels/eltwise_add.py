@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16
 from aerie.kernel_builder.spec import (
     Array,
@@ -28,11 +28,13 @@ from aerie.kernel_builder.spec import (
 
 LANES = 16
 """Elements of one vector add: 256 bits of bf16, the width mlir-aie lowers `arith.addf` for."""
-RUN = 2048
+RUN_LENGTH = 2048
 """Most elements of one DMA: three double-buffered runs take 24 KiB of L1."""
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(
+    rows: int | None, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+) -> KernelModule:
     """a, b and out are (rows, cols) bf16, or (cols,) where rows is None.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
@@ -47,7 +49,7 @@ def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Dev
     b = k.argument("b", shape, bf16, Role.INPUT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     share = (rows or 1) * cols // herd_x
-    run = largest_divisor(share, RUN, LANES)
+    run = largest_divisor(share, RUN_LENGTH, LANES)
     a_share, b_share, out_share = (x.reshape(herd_x, share) for x in (a, b, out))
     with k.launch(), k.segment("eltwise_add_segment"), k.herd(herd_x, 1, name="eltwise_add_herd") as (tx, _):
         l1_a, l1_b, l1_out = (k.alloc(L1, (run,), bf16, name) for name in ("l1_a", "l1_b", "l1_out"))

@@ -22,18 +22,18 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.attention import (
-    BLOCK,
+    MMUL_BLOCK,
     STAGES,
-    Attention,
-    Core,
-    Tiles,
+    AttentionCore,
+    AttentionKernel,
+    AttentionTiles,
     check_heads,
     check_stages,
     check_streams,
-    functions,
+    declare_functions,
     kv_rows,
 )
 from aerie.kernel_builder.buffers import Buffer, View, l1_bytes
@@ -48,14 +48,14 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.kernel_builder.values import ArgumentType, External
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction
 
 Q_ROWS = (32, 24, 16, 8)
 """Rows of a core's query tile, best first."""
 
 
 @dataclass(frozen=True)
-class Shape:
+class FlashAttentionShape:
     """Everything that fixes one kernel: elements of its arguments, and how they are cut. See build()."""
 
     lq: int
@@ -63,11 +63,11 @@ class Shape:
     n_heads: int
     n_kv_heads: int
     causal: bool
-    tiles: Tiles
+    tiles: AttentionTiles
 
     @property
     def lqp(self) -> int:
-        """Query rows of a launch's point."""
+        """Query rows of one launch point."""
         return self.tiles.q_rows * self.tiles.num_q_tiles
 
     @property
@@ -92,7 +92,7 @@ def build(
     num_stages: int = STAGES,
     causal: bool = True,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """q and out are (lq, n_heads * head_dim) bf16, k and v (lk, n_kv_heads * head_dim) bf16.
 
@@ -107,8 +107,8 @@ def build(
     lqp, num_q_tiles = _query_tiles(lq, head_dim, lkp, lqp, num_q_tiles, device)
     stages = min(num_stages, lk // lkp)
     check_streams("flash_attention", num_q_tiles, stages, device)
-    tiles = Tiles(lqp // num_q_tiles, lkp, head_dim, lk // lkp, num_q_tiles, stages)
-    shape = Shape(lq, lk, n_heads, n_kv_heads, causal, tiles)
+    tiles = AttentionTiles(lqp // num_q_tiles, lkp, head_dim, lk // lkp, num_q_tiles, stages)
+    shape = FlashAttentionShape(lq, lk, n_heads, n_kv_heads, causal, tiles)
     if shape.blocks > device.repeat_limit:
         raise IllegalShapeError(
             f"flash_attention: lq={lq} makes {shape.blocks} blocks of lqp={lqp} rows, a launch has at most "
@@ -117,10 +117,10 @@ def build(
     return _FlashAttention(shape, device).module(shape.blocks, n_heads)
 
 
-class _FlashAttention(Attention):
-    """One kernel being written: where its arguments lie."""
+class _FlashAttention(AttentionKernel):
+    """One kernel under construction: the layout of its arguments."""
 
-    def __init__(self, shape: Shape, device: Device) -> None:
+    def __init__(self, shape: FlashAttentionShape, device: DeviceModel) -> None:
         self.shape = s = shape
         k, dim = Kernel("flash_attention", device), shape.tiles.head_dim
         self.q = k.argument("q", (s.lq, s.n_heads * dim), bf16, Role.INPUT)
@@ -129,27 +129,29 @@ class _FlashAttention(Attention):
         self.out = k.argument("out", (s.lq, s.n_heads * dim), bf16, Role.OUTPUT)
         super().__init__(k, s.tiles, lambda: _functions(k, s))
 
-    def queries_in(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
+    def query_tile(self, buffer: Buffer, block: Index, head: Index, tile: int) -> View:
         rows = self.tiles.q_rows
         return _window(buffer, block * self.shape.lqp + tile * rows, rows, head, self.tiles.head_dim)
 
-    def keys_in(self, buffer: View, _: Index, head: Index, first: Index) -> View:
+    def key_tile(self, buffer: View, _: Index, head: Index, first: Index) -> View:
         return _window(buffer, first, self.tiles.lkp, self.shape.kv_head(head), self.tiles.head_dim)
 
-    def core(self, block: Index, tx: Index, ty: Index) -> Core:
+    def core(self, block: Index, tx: Index, ty: Index) -> AttentionCore:
         first_q = block * self.shape.lqp + tx * self.tiles.q_rows
         return _CausalCore(self, first_q, self.shape.causal, tx, ty)
 
 
-class _CausalCore(Core):
+class _CausalCore(AttentionCore):
     """A core that hides keys by their positions."""
 
-    def __init__(self, attention: Attention, first_q: Index, causal: bool, tx: Index, ty: Index) -> None:
+    def __init__(
+        self, attention: AttentionKernel, first_q: Index, causal: bool, tx: Index, ty: Index
+    ) -> None:
         super().__init__(attention, tx, ty)
         self.first_q, self.causal = first_q, causal
 
-    def take_tiles(self, i: Index) -> None:
-        """Computes on them unless all their keys are hidden."""
+    def receive_tiles(self, i: Index) -> None:
+        """Compute unless all keys of the tile are hidden."""
         k, tiles = self.k, self.tiles
         first_k = (i * tiles.num_stages + self.ty) * tiles.lkp
         channel = self.attention.kv_l1[self.tx, self.ty]
@@ -177,63 +179,67 @@ def _window(buffer: View, first_row: Index, rows: int, head: Index, head_dim: in
     return buffer[first_row : first_row + rows, head * head_dim : head * head_dim + head_dim]
 
 
-def _functions(k: Kernel, s: Shape) -> dict[str, External]:
+def _functions(k: Kernel, s: FlashAttentionShape) -> dict[str, ExternalFunction]:
     """The functions of attn_npu2.cc for these tiles."""
     names = ("q", "k", "p", "work", "acc", "stats")
     q, kv, p, work, acc, stats = (s.tiles.held[f"l1_{name}"][0] for name in names)
     masks: dict[str, list[ArgumentType]] = {"causal_mask": [work, i32, i32]} if s.causal else {}
     rest: dict[str, list[ArgumentType]] = {"softmax": [work, p, stats, acc], "values": [p, kv, acc]}
-    return functions(k, s.tiles, {"scores": [q, kv, work], **masks, **rest})
+    return declare_functions(k, s.tiles, {"scores": [q, kv, work], **masks, **rest})
 
 
 def _kv_tile(lk: int, head_dim: int, lkp: int | None) -> int:
     """Rows of a K/V tile, as given or by default."""
     default = kv_rows(head_dim)
     if lkp is None and lk > 0 and lk % default:
-        smaller = largest_divisor(lk, default, BLOCK) if lk % BLOCK == 0 else None
+        smaller = largest_divisor(lk, default, MMUL_BLOCK) if lk % MMUL_BLOCK == 0 else None
         advice = f", or give lkp={smaller}" if smaller else ""
         raise IllegalShapeError(
             f"flash_attention: lk={lk} is no multiple of the K/V tile of {default} rows; "
             f"pad to {-(-lk // default) * default}{advice}"
         )
     lkp = default if lkp is None else lkp
-    require_multiple("flash_attention", "lkp", lkp, BLOCK, "a matrix block has 8 rows")
+    require_multiple("flash_attention", "lkp", lkp, MMUL_BLOCK, "a matrix block has 8 rows")
     require_multiple("flash_attention", "lk", lk, lkp, "lkp, the rows of a K/V tile")
     return lkp
 
 
 def _l1_bytes(q_rows: int, lkp: int, head_dim: int) -> int:
-    """Bytes of L1 that a core's buffers take, of several stages."""
-    return l1_bytes(Tiles(q_rows, lkp, head_dim, STAGES, 1, STAGES).held)
+    """Bytes of L1 that a core's buffers take, with several stages."""
+    return l1_bytes(AttentionTiles(q_rows, lkp, head_dim, STAGES, 1, STAGES).held)
 
 
-def widest_head(device: Device = NPU2) -> int:
-    """The largest head_dim that is served at every length: the smallest query tile fits beside it."""
+def max_head_dim(device: DeviceModel = NPU2) -> int:
+    """The largest head_dim that is supported at every length: the smallest query tile must fit."""
     fits = itertools.takewhile(
-        lambda head_dim: _l1_bytes(BLOCK, kv_rows(head_dim), head_dim) <= device.l1_budget,
-        itertools.count(BLOCK, BLOCK),
+        lambda head_dim: _l1_bytes(MMUL_BLOCK, kv_rows(head_dim), head_dim) <= device.l1_budget,
+        itertools.count(MMUL_BLOCK, MMUL_BLOCK),
     )
     return max(fits)
 
 
 def _query_tiles(
-    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: Device
+    lq: int, head_dim: int, lkp: int, lqp: int | None, num_q_tiles: int | None, device: DeviceModel
 ) -> tuple[int, int]:
-    """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that L1 takes."""
-    require_multiple("flash_attention", "lq", lq, BLOCK, "a matrix block has 8 rows")
+    """lqp and num_q_tiles, as given or chosen: the most cores, then the most rows of a core that fit L1."""
+    require_multiple("flash_attention", "lq", lq, MMUL_BLOCK, "a matrix block has 8 rows")
     fitting = [rows for rows in Q_ROWS if _l1_bytes(rows, lkp, head_dim) <= device.l1_budget]
-    whole = lqp if lqp is not None else lq
+    total_rows = lqp if lqp is not None else lq
     if num_q_tiles is None:
-        num_q_tiles = largest_divisor(max(whole // BLOCK, 1), device.columns)
+        num_q_tiles = largest_divisor(max(total_rows // MMUL_BLOCK, 1), device.columns)
     if not 1 <= num_q_tiles <= device.columns:
         raise IllegalShapeError(
             f"flash_attention: num_q_tiles={num_q_tiles} columns of cores, the array has {device.columns}; "
             f"use 1 to {device.columns}"
         )
     if lqp is None:
-        require_multiple("flash_attention", "lq", lq, BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores")
-        lqp = num_q_tiles * next((r for r in fitting if lq % (r * num_q_tiles) == 0), BLOCK)
-    require_multiple("flash_attention", "lqp", lqp, BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores")
+        require_multiple(
+            "flash_attention", "lq", lq, MMUL_BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores"
+        )
+        lqp = num_q_tiles * next((r for r in fitting if lq % (r * num_q_tiles) == 0), MMUL_BLOCK)
+    require_multiple(
+        "flash_attention", "lqp", lqp, MMUL_BLOCK * num_q_tiles, f"8 rows for {num_q_tiles} cores"
+    )
     require_multiple("flash_attention", "lq", lq, lqp, "lqp, the rows of a launch")
     _check_l1(lqp // num_q_tiles, lkp, head_dim, device.l1_budget)
     return lqp, num_q_tiles
@@ -245,8 +251,8 @@ def _check_l1(q_rows: int, lkp: int, head_dim: int, budget: int) -> None:
         return
     legal = [
         (rows, keys)
-        for keys in range(lkp, 0, -BLOCK)
-        for rows in range(q_rows, 0, -BLOCK)
+        for keys in range(lkp, 0, -MMUL_BLOCK)
+        for rows in range(q_rows, 0, -MMUL_BLOCK)
         if _l1_bytes(rows, keys, head_dim) <= budget
     ]
     advice = f"{legal[0][0]} query rows and lkp={legal[0][1]} fit" if legal else "use a smaller head_dim"
@@ -310,7 +316,7 @@ KERNEL = KernelSpec(
         "(2^-8); where terms cancel an absolute error remains, 5e-3 for v of size 1",
     ),
     random_case=random_case,
-    any_order=True,
+    sums_may_reorder=True,
     allowance=Allowance(
         1e-2,
         0.1,

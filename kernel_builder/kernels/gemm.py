@@ -46,11 +46,11 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import DType
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, L2, Index, Kernel, Role, bf16, contract, f32
-from aerie.kernel_builder.gemm_tiles import BLOCK, Tiles, choose_tiles
+from aerie.kernel_builder.gemm_tiles import MMUL_BLOCK, GemmTiles, choose_tiles
 from aerie.kernel_builder.spec import (
     Allowance,
     Array,
@@ -59,9 +59,9 @@ from aerie.kernel_builder.spec import (
     Parameters,
     Tolerance,
 )
-from aerie.kernel_builder.values import External, Optimize
+from aerie.kernel_builder.values import ExternalFunction, OptLevel
 
-OPTIMIZE = Optimize(
+OPTIMIZE = OptLevel(
     "O2",
     "what upstream builds the C++ kernels of its models with, a matrix product among them (mlir-air "
     "programming_examples/llms/shared/infra/external_kernels.py)",
@@ -81,21 +81,23 @@ def build(
     b_transposed: bool = False,
     *,
     out: DType = bf16,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """a (m, k), b (k, n), or (n, k) where b_transposed, bf16, c (m, n); m, k and n are multiples of 8.
 
     c is bf16 (the kernel `gemm`), or f32 where `out` is (`gemm_f32`). What is None is chosen by
     `choose_tiles`. The layout of b changes no bit. Raises IllegalShapeError.
     """
-    given = {"tile_m": tile_m, "tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
-    tiles = choose_tiles(m, k, n, out, device, **given, herd_m=herd_m, herd_n=herd_n)
+    overrides = {"tile_m": tile_m, "tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
+    tiles = choose_tiles(m, k, n, out, device, **overrides, herd_m=herd_m, herd_n=herd_n)
     kernel = Kernel("gemm_f32" if out is f32 else "gemm", device)
-    return write(kernel, tiles, m, k, n, b_transposed)
+    return write_kernel(kernel, tiles, m, k, n, b_transposed)
 
 
-def write(kernel: Kernel, tiles: Tiles, m: int, k: int, n: int, b_transposed: bool) -> KernelModule:
-    """The product cut so, as `build` has it."""
+def write_kernel(
+    kernel: Kernel, tiles: GemmTiles, m: int, k: int, n: int, b_transposed: bool
+) -> KernelModule:
+    """Write the product with these tiles; see `build`."""
     out = tiles.out
     a = kernel.argument("a", (m, k), bf16, Role.INPUT)
     b = kernel.argument("b", _b_shape((k,), (n,), b_transposed), bf16, Role.WEIGHT)
@@ -107,7 +109,7 @@ def write(kernel: Kernel, tiles: Tiles, m: int, k: int, n: int, b_transposed: bo
         l2_a = kernel.alloc(L2, (tiles.l2_m, tiles.tile_k_l2), bf16, "l2_a")
         l2_b = kernel.alloc(L2, _b_shape((tiles.tile_k_l2,), tiles.l2_columns, b_transposed), bf16, "l2_b")
         l2_c = kernel.alloc(L2, (tiles.l2_m, *tiles.l2_columns), out, "l2_c")
-        slab = (tiles.tile_n // BLOCK, tiles.tile_m // BLOCK, BLOCK, BLOCK)
+        slab = (tiles.tile_n // MMUL_BLOCK, tiles.tile_m // MMUL_BLOCK, MMUL_BLOCK, MMUL_BLOCK)
         accumulator = kernel.alloc(L1, (tiles.herd_x, tiles.herd_y, *slab), f32, "accumulator")
         _clear(kernel, tiles, accumulator)
         for at in kernel.loop(0, k, tiles.tile_k_l2):
@@ -121,12 +123,12 @@ def write(kernel: Kernel, tiles: Tiles, m: int, k: int, n: int, b_transposed: bo
     return kernel.finish()
 
 
-def _clear(kernel: Kernel, tiles: Tiles, accumulator: Buffer) -> None:
+def _clear(kernel: Kernel, tiles: GemmTiles, accumulator: Buffer) -> None:
     """accumulator = 0."""
     with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
-        zero = kernel.constant(0.0, f32, BLOCK, BLOCK)
-        for j in kernel.loop(tiles.tile_n // BLOCK):
-            for i in kernel.loop(tiles.tile_m // BLOCK):
+        zero = kernel.constant(0.0, f32, MMUL_BLOCK, MMUL_BLOCK)
+        for j in kernel.loop(tiles.tile_n // MMUL_BLOCK):
+            for i in kernel.loop(tiles.tile_m // MMUL_BLOCK):
                 kernel.store(accumulator[tx, ty, j, i], zero)
 
 
@@ -134,73 +136,78 @@ def _b_shape(k: tuple[int, ...], n: tuple[int, ...], transposed: bool) -> tuple[
     return (*n, *k) if transposed else (*k, *n)
 
 
-def _transpose(kernel: Kernel, tiles: Tiles) -> External:
-    """transpose_blocks.cc for l1_b, under a symbol of its own for this size of it."""
-    name, (n, k) = "transpose_blocks_bf16", (tiles.tile_n // BLOCK, tiles.tile_k_l1 // BLOCK)
+def _transpose(kernel: Kernel, tiles: GemmTiles) -> ExternalFunction:
+    """transpose_blocks.cc for l1_b, under its own symbol for this size."""
+    name, (n, k) = "transpose_blocks_bf16", (tiles.tile_n // MMUL_BLOCK, tiles.tile_k_l1 // MMUL_BLOCK)
     symbol, built = f"{name}_{n}x{k}", f"transpose_blocks_{n}x{k}.o"
     defines = {"TRANSPOSED_BLOCKS": n * k, name: symbol}
-    buffer = L1((n, k, BLOCK, BLOCK), bf16)
+    buffer = L1((n, k, MMUL_BLOCK, MMUL_BLOCK), bf16)
     return kernel.external(symbol, built, [buffer], "transpose_blocks.cc", defines, OPTIMIZE)
 
 
 def _accumulate(
-    kernel: Kernel, tiles: Tiles, l2_a: Buffer, l2_b: Buffer, accumulator: Buffer, transpose: External | None
+    kernel: Kernel,
+    tiles: GemmTiles,
+    l2_a: Buffer,
+    l2_b: Buffer,
+    accumulator: Buffer,
+    transpose: ExternalFunction | None,
 ) -> None:
-    """accumulator += a @ b over one L2 tile of K; `transpose` makes (k, n) blocks of b where it is (n, k)."""
+    """accumulator += a @ b over one L2 tile of K. `transpose` makes (k, n) blocks of b if it is (n, k)."""
     with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
-        m, k, n = (extent // BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
-        l1_a = kernel.alloc(L1, (k, m, BLOCK, BLOCK), bf16, "l1_a")
-        l1_b = kernel.alloc(L1, (n, k, BLOCK, BLOCK), bf16, "l1_b")
-        own_rows, own_columns = tiles.own_rows(tx), tiles.own_columns(tx, ty)
+        m, k, n = (extent // MMUL_BLOCK for extent in (tiles.tile_m, tiles.tile_k_l1, tiles.tile_n))
+        l1_a = kernel.alloc(L1, (k, m, MMUL_BLOCK, MMUL_BLOCK), bf16, "l1_a")
+        l1_b = kernel.alloc(L1, (n, k, MMUL_BLOCK, MMUL_BLOCK), bf16, "l1_b")
+        own_rows, own_columns = tiles.core_rows(tx), tiles.core_columns(tx, ty)
         for at in kernel.loop(0, tiles.tile_k_l2, tiles.tile_k_l1):
             depth = slice(at, at + tiles.tile_k_l1)
-            kernel.dma(l1_a, l2_a[own_rows, depth].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+            kernel.dma(l1_a, l2_a[own_rows, depth].blocks(MMUL_BLOCK, MMUL_BLOCK).permute(1, 0, 2, 3))
             if transpose is None:
-                kernel.dma(l1_b, l2_b[depth, *own_columns].blocks(BLOCK, BLOCK).permute(1, 0, 2, 3))
+                kernel.dma(l1_b, l2_b[depth, *own_columns].blocks(MMUL_BLOCK, MMUL_BLOCK).permute(1, 0, 2, 3))
             else:
-                kernel.dma(l1_b, l2_b[*own_columns, depth].blocks(BLOCK, BLOCK))
+                kernel.dma(l1_b, l2_b[*own_columns, depth].blocks(MMUL_BLOCK, MMUL_BLOCK))
                 transpose(l1_b)
-            for j in kernel.loop(0, n, tiles.held_n):
-                for i in kernel.loop(0, m, tiles.held_m):
+            for j in kernel.loop(0, n, tiles.accumulator_columns):
+                for i in kernel.loop(0, m, tiles.accumulator_rows):
                     _add_blocks(kernel, tiles, (i, j), l1_a, l1_b, accumulator[tx, ty])
 
 
 def _add_blocks(
-    kernel: Kernel, tiles: Tiles, at: tuple[Index, Index], l1_a: Buffer, l1_b: Buffer, accumulator: View
+    kernel: Kernel, tiles: GemmTiles, at: tuple[Index, Index], l1_a: Buffer, l1_b: Buffer, accumulator: View
 ) -> None:
-    """held_m x held_n blocks of the accumulator, from block (i, j) on, += a @ b over one L1 tile of K."""
+    """accumulator_rows x accumulator_columns blocks, from block (i, j) on, += a @ b over one L1 tile of K."""
     i, j = at
-    grid = list(itertools.product(range(tiles.held_n), range(tiles.held_m)))
+    grid = list(itertools.product(range(tiles.accumulator_columns), range(tiles.accumulator_rows)))
     blocks = [accumulator[j + column, i + row] for column, row in grid]
-    totals = [kernel.carried(kernel.load(block).reshape(BLOCK * BLOCK)) for block in blocks]
-    for p in kernel.loop(0, tiles.tile_k_l1 // BLOCK, carry=totals):
-        rows = [kernel.load(l1_a[p, i + row]) for row in range(tiles.held_m)]
-        columns = [kernel.load(l1_b[j + column, p]) for column in range(tiles.held_n)]
+    totals = [kernel.carried(kernel.load(block).reshape(MMUL_BLOCK * MMUL_BLOCK)) for block in blocks]
+    for p in kernel.loop(0, tiles.tile_k_l1 // MMUL_BLOCK, carry=totals):
+        rows = [kernel.load(l1_a[p, i + row]) for row in range(tiles.accumulator_rows)]
+        columns = [kernel.load(l1_b[j + column, p]) for column in range(tiles.accumulator_columns)]
         for total, (column, row) in zip(totals, grid, strict=True):
-            more = contract(rows[row], columns[column], total.value.reshape(BLOCK, BLOCK))
-            total.set(more.reshape(BLOCK * BLOCK))
+            more = contract(rows[row], columns[column], total.value.reshape(MMUL_BLOCK, MMUL_BLOCK))
+            total.set(more.reshape(MMUL_BLOCK * MMUL_BLOCK))
     for block, total in zip(blocks, totals, strict=True):
-        kernel.store(block, total.value.reshape(BLOCK, BLOCK))
+        kernel.store(block, total.value.reshape(MMUL_BLOCK, MMUL_BLOCK))
 
 
-def _drain(kernel: Kernel, tiles: Tiles, accumulator: Buffer, l2_c: Buffer) -> None:
-    """l2_c = accumulator, unless it is f32 rounded once, back in row-major order."""
+def _drain(kernel: Kernel, tiles: GemmTiles, accumulator: Buffer, l2_c: Buffer) -> None:
+    """l2_c = accumulator, rounded once unless it is f32, in row-major order."""
     with kernel.herd(tiles.herd_x, tiles.herd_y, name="gemm_herd") as (tx, ty):
-        m, n = tiles.tile_m // BLOCK, tiles.tile_n // BLOCK
+        m, n = tiles.tile_m // MMUL_BLOCK, tiles.tile_n // MMUL_BLOCK
         result: View = accumulator[tx, ty]
         if tiles.out is not f32:
-            result = kernel.alloc(L1, (n, m, BLOCK, BLOCK), tiles.out, "rounded")
+            result = kernel.alloc(L1, (n, m, MMUL_BLOCK, MMUL_BLOCK), tiles.out, "rounded")
             for j in kernel.loop(n):
                 for i in kernel.loop(m):
                     kernel.store(result[j, i], kernel.load(accumulator[tx, ty, j, i]).to(tiles.out))
-        c = l2_c[tiles.own_rows(tx), *tiles.own_columns(tx, ty)]
+        c = l2_c[tiles.core_rows(tx), *tiles.core_columns(tx, ty)]
         if tiles.out is f32:
             # The accumulator goes as it lies: mlir-air takes the walk's sizes for the buffer's where it cuts
             # one down to a core's (air-shrink-memref-sizes-by-access). The memtile's DMA puts it in rows.
-            kernel.dma(c.blocks(BLOCK, BLOCK).permute(1, 0, 2, 3), result)
+            kernel.dma(c.blocks(MMUL_BLOCK, MMUL_BLOCK).permute(1, 0, 2, 3), result)
             return
         # (n, m, 8, 8) walked as (rows, n, 8): the m blocks of 8 rows are one run of rows, 8 elements apart.
-        kernel.dma(c, result.reshape(n, tiles.tile_m, BLOCK).permute(1, 0, 2))
+        kernel.dma(c, result.reshape(n, tiles.tile_m, MMUL_BLOCK).permute(1, 0, 2))
 
 
 def exact_product(parameters: Parameters, arrays: Mapping[str, Array]) -> Array:
@@ -222,7 +229,7 @@ def reference_f32(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[s
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """Multiples of 8 up to 256 rows, 512 deep and 512 columns, b in either layout."""
-    m, k, n = (BLOCK * int(rng.integers(1, most)) for most in (33, 65, 65))
+    m, k, n = (MMUL_BLOCK * int(rng.integers(1, most)) for most in (33, 65, 65))
     return {"m": m, "k": k, "n": n, "b_transposed": bool(rng.integers(2))}
 
 
@@ -230,7 +237,8 @@ BLOCKS = Allowance(
     1e-2,
     0.06,
     "how the core rounds a block's mantissas and sums its products is not published; against f32, blocks "
-    "cost a share of 9.0e-3 to 9.6e-3 (mlir-air's measurements, kernel_builder/numerics.py), so another way "
+    "cost a share of 9.0e-3 to 9.6e-3 (mlir-air's measurements, kernel_builder/published_errors.py), so "
+    "another way "
     "of making them stays within that of ours",
 )
 
@@ -256,11 +264,11 @@ KERNEL = KernelSpec(
         1e-3,
         "one rounding to bf16 moves by a step (2**-7 relative) where the order of the f32 sum tips it; near "
         "zero, where products cancel, the sums differ by f32 rounding of the products themselves",
-        differing=0.01,
+        max_differing_share=0.01,
     ),
     random_case=random_case,
     rows="m",
-    any_order=True,
+    sums_may_reorder=True,
     allowance=BLOCKS,
 )
 
@@ -278,7 +286,7 @@ KERNEL_F32 = KernelSpec(
     tolerance=Tolerance(1e-5, 1e-4, "f32 sums of the same products in another order"),
     random_case=random_case,
     rows="m",
-    any_order=True,
+    sums_may_reorder=True,
     allowance=BLOCKS,
 )
-"""No model's program uses it: a form whose error on the NPU is published (kernel_builder/numerics.py)."""
+"""No model's program uses it: its error on the NPU is published (kernel_builder/published_errors.py)."""

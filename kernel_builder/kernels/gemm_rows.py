@@ -20,9 +20,9 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import Kernel
-from aerie.kernel_builder.gemm_tiles import BLOCK, MAX_ROWS, choose_row_tiles
+from aerie.kernel_builder.gemm_tiles import MAX_ROWS, MMUL_BLOCK, choose_row_tiles
 from aerie.kernel_builder.kernels import gemm
 from aerie.kernel_builder.spec import Array, KernelModule, KernelSpec, Parameters
 
@@ -37,7 +37,7 @@ def build(
     herd_x: int | None = None,
     herd_y: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """a (m, k), b (n, k), c (m, n), all bf16; multiples of 8, m at most 32.
 
@@ -45,9 +45,9 @@ def build(
     in a core. herd_x, herd_y: columns and rows of cores. What is None is chosen by `choose_row_tiles`. Raises
     IllegalShapeError.
     """
-    given = {"tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
-    tiles = choose_row_tiles(m, k, n, device, **given, herd_x=herd_x, herd_y=herd_y)
-    return gemm.write(Kernel("gemm_rows", device), tiles, m, k, n, b_transposed=True)
+    overrides = {"tile_k_l2": tile_k_l2, "tile_k_l1": tile_k_l1, "tile_n": tile_n}
+    tiles = choose_row_tiles(m, k, n, device, **overrides, herd_x=herd_x, herd_y=herd_y)
+    return gemm.write_kernel(Kernel("gemm_rows", device), tiles, m, k, n, b_transposed=True)
 
 
 def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
@@ -57,7 +57,7 @@ def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:
 
 def random_case(rng: np.random.Generator) -> dict[str, Any]:
     """8 to 32 rows, up to 512 deep and 1024 columns."""
-    m, k, n = (BLOCK * int(rng.integers(1, most)) for most in (MAX_ROWS // BLOCK + 1, 65, 129))
+    m, k, n = (MMUL_BLOCK * int(rng.integers(1, most)) for most in (MAX_ROWS // MMUL_BLOCK + 1, 65, 129))
     return {"m": m, "k": k, "n": n}
 
 
@@ -75,6 +75,6 @@ KERNEL = KernelSpec(
     tolerance=gemm.KERNEL.tolerance,
     random_case=random_case,
     rows="m",
-    any_order=True,
+    sums_may_reorder=True,
     allowance=gemm.BLOCKS,
 )

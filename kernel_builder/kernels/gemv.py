@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, CoreBuffers, l1_bytes
 from aerie.kernel_builder.dsl import L1, Index, Kernel, Role, bf16, f32, i32
@@ -34,15 +34,15 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.kernel_builder.values import ArgumentType, External, Optimize
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction, OptLevel
 
 LANES = 64
 """Elements of one vector step, and partial sums of a row; k is a multiple of it."""
 TILE_M = 8
-"""Preferred rows of one result run. One number for all m keeps the shapes of a program's products alike."""
+"""Preferred rows of one result run. One number for all m keeps the shapes of a program's products equal."""
 MAX_TILE_M = 2 * TILE_M
-"""Most rows of a run where a core's share is no multiple of that."""
-OPTIMIZE = Optimize(
+"""Most rows of a run if a core's share is not a multiple of TILE_M."""
+OPTIMIZE = OptLevel(
     "O2",
     "what upstream builds its mv.cc with (mlir-air programming_examples/matrix_vector_multiplication/bf16/"
     "Makefile)",
@@ -59,7 +59,7 @@ def build(
     herd_m: int | None = None,
     k_piece: int | None = None,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """weight is (m, k) bf16 in Hugging Face's layout (out, in), x is (k,) bf16, out is (m,) bf16.
 
@@ -73,14 +73,14 @@ def build(
     herd_m = _cores(m, herd_m, device)
     tile_m = _tile(m // herd_m, tile_m)
     m_input, k_piece = _weight_transfer(k, tile_m, m_input, k_piece, device.l1_budget)
-    held = _held(k, tile_m, m_input, k_piece)
+    buffers = _l1_buffers(k, tile_m, m_input, k_piece)
     kernel = Kernel("gemv", device)
     weight = kernel.argument("weight", (m, k), bf16, Role.WEIGHT)
     x = kernel.argument("x", (k,), bf16, Role.INPUT)
     out = kernel.argument("out", (m,), bf16, Role.OUTPUT)
-    product = _Rows(kernel, held) if k_piece == k else _Pieces(kernel, held)
+    product = _Rows(kernel, buffers) if k_piece == k else _Pieces(kernel, buffers)
     with kernel.launch(), kernel.segment("gemv_segment"), kernel.herd(herd_m, 1, name="gemv_herd") as (tx, _):
-        l1 = kernel.alloc_each(held)
+        l1 = kernel.alloc_each(buffers)
         kernel.dma(l1["l1_x"], x)
         for run in kernel.loop(0, m // herd_m, tile_m):
             first = tx * (m // herd_m) + run
@@ -89,9 +89,10 @@ def build(
     return kernel.finish()
 
 
-def _held(k: int, tile_m: int, m_input: int, k_piece: int) -> CoreBuffers:
-    """What a core holds: x; weight and result, double-buffered; the sums of a row that comes in pieces, of
-    which aircc keeps a third copy where they are odd in number."""
+def _l1_buffers(k: int, tile_m: int, m_input: int, k_piece: int) -> CoreBuffers:
+    """The buffers of a core: x; weight and result, double-buffered; and for a row in pieces its sums, of
+    which aircc keeps a third copy if the number of pieces is odd.
+    """
     x, out = (L1((k,), bf16), 1), (L1((tile_m,), bf16), 2)
     if k_piece == k:
         return {"l1_x": x, "l1_weight": (L1((m_input, k), bf16), 2), "l1_out": out}
@@ -100,10 +101,10 @@ def _held(k: int, tile_m: int, m_input: int, k_piece: int) -> CoreBuffers:
 
 
 class _Rows:
-    """A run of results from whole rows of the weight, `m_input` per transfer."""
+    """Computes a run of results from whole rows of the weight, `m_input` per transfer."""
 
-    def __init__(self, kernel: Kernel, held: CoreBuffers) -> None:
-        weight, x, out = (held[name][0] for name in ("l1_weight", "l1_x", "l1_out"))
+    def __init__(self, kernel: Kernel, buffers: CoreBuffers) -> None:
+        weight, x, out = (buffers[name][0] for name in ("l1_weight", "l1_x", "l1_out"))
         (self.m_input, self.k), (self.tile_m,) = weight.shape, out.shape
         self.kernel = kernel
         shape = f"{self.m_input}x{self.k}_{self.tile_m}"
@@ -120,16 +121,16 @@ class _Rows:
 
 
 class _Pieces:
-    """A run of results from rows that come in pieces of `k_piece` elements."""
+    """Computes a run of results from rows in pieces of `k_piece` elements."""
 
-    def __init__(self, kernel: Kernel, held: CoreBuffers) -> None:
-        piece, x, out, sums = (held[name][0] for name in ("l1_weight", "l1_x", "l1_out", "l1_sums"))
+    def __init__(self, kernel: Kernel, buffers: CoreBuffers) -> None:
+        piece, x, out, sums = (buffers[name][0] for name in ("l1_weight", "l1_x", "l1_out", "l1_sums"))
         (self.k_piece,), (self.k,), (self.tile_m,) = piece.shape, x.shape, out.shape
         self.kernel = kernel
         self.add = self._external("matvec_piece_bf16_f32", [i32, i32, piece, x, sums])
         self.finish = self._external("matvec_row_f32_bf16", [i32, sums, out])
 
-    def _external(self, name: str, types: list[ArgumentType]) -> External:
+    def _external(self, name: str, types: list[ArgumentType]) -> ExternalFunction:
         shape = f"{self.k_piece}of{self.k}_{self.tile_m}"
         names = ("matvec_piece_bf16_f32", "matvec_row_f32_bf16")
         defines = {each: f"{each}_{shape}" for each in names}
@@ -144,14 +145,14 @@ class _Pieces:
             self.finish(row, l1["l1_sums"], l1["l1_out"])
 
 
-def _cores(m: int, herd_m: int | None, device: Device) -> int:
-    most = largest_divisor(m // 2, device.columns)
+def _cores(m: int, herd_m: int | None, device: DeviceModel) -> int:
+    max_cores = largest_divisor(m // 2, device.columns)
     if herd_m is None:
-        return most
+        return max_cores
     if not 1 <= herd_m <= device.columns or m % (2 * herd_m):
         raise IllegalShapeError(
             f"gemv: herd_m={herd_m} cores cannot share m={m} rows in even numbers in {device.columns} "
-            f"columns; use {most}"
+            f"columns; use {max_cores}"
         )
     return herd_m
 
@@ -170,17 +171,17 @@ def _tile(share: int, tile_m: int | None) -> int:
 def _weight_transfer(
     k: int, tile_m: int, m_input: int | None, k_piece: int | None, budget: int
 ) -> tuple[int, int]:
-    """m_input and k_piece, as given or chosen: whole rows where one fits, else pieces of one.
+    """m_input and k_piece, as given or chosen: whole rows if one fits, else pieces of one.
 
-    budget: bytes of L1 that there are for buffers.
+    budget: bytes of L1 for buffers.
     """
     default = largest_divisor(tile_m, max(1, WEIGHT_BYTES // (k * bf16.itemsize)))
     rows = default if m_input is None else m_input
     if rows <= 0 or tile_m % rows:
         raise IllegalShapeError(f"gemv: m_input={m_input} does not divide tile_m={tile_m}; use {default}")
     if k_piece is not None:
-        return _as_given(k, tile_m, 1 if m_input is None and k_piece < k else rows, k_piece, budget)
-    used = l1_bytes(_held(k, tile_m, rows, k))
+        return _check_piece(k, tile_m, 1 if m_input is None and k_piece < k else rows, k_piece, budget)
+    used = l1_bytes(_l1_buffers(k, tile_m, rows, k))
     if used <= budget:
         return rows, k
     if rows > 1:
@@ -191,8 +192,8 @@ def _weight_transfer(
     return rows, _piece(k, tile_m, budget)
 
 
-def _as_given(k: int, tile_m: int, rows: int, k_piece: int, budget: int) -> tuple[int, int]:
-    """Refuse a piece that does not cut the row evenly, is of several rows, or does not fit."""
+def _check_piece(k: int, tile_m: int, rows: int, k_piece: int, budget: int) -> tuple[int, int]:
+    """Refuse a piece that does not divide the row evenly, is of several rows, or does not fit."""
     if k_piece <= 0 or k_piece % LANES or k % k_piece:
         raise IllegalShapeError(
             f"gemv: k_piece={k_piece} is no divisor of k={k} that is a multiple of {LANES}; "
@@ -203,7 +204,7 @@ def _as_given(k: int, tile_m: int, rows: int, k_piece: int, budget: int) -> tupl
             f"gemv: m_input={rows} rows at a time come whole, and k_piece={k_piece} is less than k={k}; "
             f"use m_input=1, or k_piece={k}"
         )
-    used = l1_bytes(_held(k, tile_m, rows, k_piece))
+    used = l1_bytes(_l1_buffers(k, tile_m, rows, k_piece))
     if used > budget:
         raise IllegalShapeError(
             f"gemv: k={k} in pieces of k_piece={k_piece} takes {used} bytes of L1, a core has "
@@ -214,27 +215,27 @@ def _as_given(k: int, tile_m: int, rows: int, k_piece: int, budget: int) -> tupl
 
 def _piece(k: int, tile_m: int, budget: int) -> int:
     """The largest piece of a row that fits L1 beside x, up to the preferred size of a transfer."""
-    longest = _longest_row(tile_m, budget)
+    longest = _max_row_length(tile_m, budget)
     if k > longest:
         raise IllegalShapeError(
             f"gemv: x of k={k} elements leaves no room in L1 for a piece of a row (a core has "
             f"{budget} bytes); use a k of at most {longest}"
         )
     pieces = range(LANES, min(k, WEIGHT_BYTES // bf16.itemsize) + 1, LANES)
-    fitting = (p for p in pieces if k % p == 0 and l1_bytes(_held(k, tile_m, 1, p)) <= budget)
+    fitting = (p for p in pieces if k % p == 0 and l1_bytes(_l1_buffers(k, tile_m, 1, p)) <= budget)
     return max(fitting, default=LANES)
 
 
-def _longest_row(tile_m: int, budget: int) -> int:
-    """The longest x beside which the shortest piece of a row fits, double-buffered."""
+def _max_row_length(tile_m: int, budget: int) -> int:
+    """The longest x that fits with the shortest piece of a row, double-buffered."""
     shortest = 2 * LANES
-    free = budget - l1_bytes(_held(shortest, tile_m, 1, LANES))
+    free = budget - l1_bytes(_l1_buffers(shortest, tile_m, 1, LANES))
     return (shortest + free // bf16.itemsize) // LANES * LANES
 
 
-def longest_row(device: Device = NPU2) -> int:
-    """The largest k that is served whatever m is."""
-    return _longest_row(MAX_TILE_M, device.l1_budget)
+def max_row_length(device: DeviceModel = NPU2) -> int:
+    """The largest k that is supported for every m."""
+    return _max_row_length(MAX_TILE_M, device.l1_budget)
 
 
 def reference(_: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:

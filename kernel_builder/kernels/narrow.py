@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, f32
 from aerie.kernel_builder.spec import (
     Array,
@@ -26,11 +26,11 @@ from aerie.kernel_builder.spec import (
 
 LANES = 16
 """Elements rounded at a time: one 512-bit accumulator of f32."""
-RUN = 2048
+RUN_LENGTH = 2048
 """Most elements of one DMA: a double-buffered run takes 24 KiB of L1, in and out."""
 
 
-def build(rows: int, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(rows: int, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2) -> KernelModule:
     """x is (rows, cols) f32, out (rows, cols) bf16; cols is a multiple of 16.
 
     herd_x, the number of cores, divides the rows and is by default the largest such number a row has.
@@ -42,7 +42,7 @@ def build(rows: int, cols: int, herd_x: int | None = None, *, device: Device = N
     x = k.argument("x", (rows, cols), f32, Role.INPUT)
     out = k.argument("out", (rows, cols), bf16, Role.OUTPUT)
     share = rows * cols // herd_x
-    run = largest_divisor(share, RUN, LANES)
+    run = largest_divisor(share, RUN_LENGTH, LANES)
     x_share, out_share = (each.reshape(herd_x, share) for each in (x, out))
     with k.launch(), k.segment("narrow_segment"), k.herd(herd_x, 1, name="narrow_herd") as (tx, _):
         l1_x, l1_out = k.alloc(L1, (run,), f32, "l1_x"), k.alloc(L1, (run,), bf16, "l1_out")

@@ -35,7 +35,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import Buffer, View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, Value, bf16, f32, fma
@@ -54,18 +54,18 @@ from aerie.kernel_builder.spec import (
 
 LANES = 16
 """Lanes of one vector operation: 512 bits of f32."""
-MOST_ROWS, RUN = 8, 2048
+MAX_ROWS, RUN_LENGTH = 8, 2048
 """Most rows of one DMA, or elements where these are more rows."""
 PARTS = 3
-"""bf16 numbers that make an f32: 8 bits of its 24 each, however the core rounds."""
+"""bf16 numbers that make an f32: 8 of its 24 bits each, however the core rounds."""
 
 
-def l1_elements(device: Device) -> int:
-    """bf16 numbers that L1 holds beside the sums and -1."""
+def l1_elements(device: DeviceModel) -> int:
+    """bf16 numbers that fit L1 besides the sums and -1."""
     return (device.l1_budget - LANES * (f32.itemsize + 2 * bf16.itemsize)) // bf16.itemsize
 
 
-def longest_row(device: Device = NPU2) -> int:
+def max_row_length(device: DeviceModel = NPU2) -> int:
     """The most columns: x twice and the weight must fit."""
     return l1_elements(device) // 3 // LANES * LANES
 
@@ -77,7 +77,7 @@ def build(
     herd_x: int | None = None,
     heads: int = 1,
     *,
-    device: Device = NPU2,
+    device: DeviceModel = NPU2,
 ) -> KernelModule:
     """x and out are (rows, heads * cols) bf16, or (heads * cols,) where rows is None; weight is (cols,) bf16.
 
@@ -92,9 +92,9 @@ def build(
         require_multiple("rms_norm", "cols", cols, LANES, "a core works on 16 elements at a time")
     else:
         require_multiple("rms_norm", "cols", cols, 2 * LANES, "a row fills whole vectors of 512 bits")
-    if cols > (most := longest_row(device)):
+    if cols > (max_cols := max_row_length(device)):
         raise IllegalShapeError(
-            f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {most}"
+            f"rms_norm: cols={cols} does not fit L1, where a row is held three times; use at most {max_cols}"
         )
     work, unit = (cols // LANES, "blocks of 16 elements") if alone else (parts, "rows")
     herd_x = cores("rms_norm", unit, work, herd_x, device)
@@ -115,17 +115,17 @@ def _rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int
     """Each core normalizes its own rows, `group` of them per DMA."""
     rows, cols = x.shape
     share = rows // herd_x
-    most = max(MOST_ROWS, RUN // cols)
-    group = largest_divisor(share, max(1, min(most, (l1_elements(k.device) - cols) // (4 * cols))))
+    max_rows = max(MAX_ROWS, RUN_LENGTH // cols)
+    group = largest_divisor(share, max(1, min(max_rows, (l1_elements(k.device) - cols) // (4 * cols))))
     l1_weight = k.alloc(L1, (cols,), bf16, "l1_weight")
     l1_x, l1_out = (k.alloc(L1, (group, cols), bf16, name) for name in ("l1_x", "l1_out"))
-    held = _held(k)
+    constants = _l1_constants(k)
     k.dma(l1_weight, weight)
     for at in k.loop(0, share, group):
         window = slice(tx * share + at, tx * share + at + group)
         k.dma(l1_x, x[window, :])
         for row in k.loop(group):
-            scale = _inverse_rms(k, l1_x[row, :], held, eps)
+            scale = _inverse_rms(k, l1_x[row, :], constants, eps)
             for j in k.loop(0, cols, LANES):
                 lanes = slice(j, j + LANES)
                 k.store(l1_out[row, lanes], _scaled(k, l1_x[row, lanes], scale, l1_weight[lanes]))
@@ -133,15 +133,15 @@ def _rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int
 
 
 def _long_rows(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: int, tx: Index) -> None:
-    """Each core normalizes its own rows where they lie, one per DMA."""
+    """Each core normalizes its own rows in place, one per DMA."""
     rows, cols = x.shape
     l1_weight, l1_x = (k.alloc(L1, (cols,), bf16, name) for name in ("l1_weight", "l1_x"))
-    held = _held(k)
+    constants = _l1_constants(k)
     k.dma(l1_weight, weight)
     for own in k.loop(rows // herd_x):
         row = tx * (rows // herd_x) + own
         k.dma(l1_x, x[row, :])
-        scale = _inverse_rms(k, l1_x, held, eps)
+        scale = _inverse_rms(k, l1_x, constants, eps)
         for j in k.loop(0, cols, LANES):
             lanes = slice(j, j + LANES)
             k.store(l1_x[lanes], _scaled(k, l1_x[lanes], scale, l1_weight[lanes]))
@@ -157,7 +157,7 @@ def _vector(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: i
     window = slice(tx * share, tx * share + share)
     k.dma(l1_x, x)
     k.dma(l1_weight, weight[window])
-    scale = _inverse_rms(k, l1_x, _held(k), eps)
+    scale = _inverse_rms(k, l1_x, _l1_constants(k), eps)
     for j in k.loop(0, share, LANES):
         lanes = slice(j, j + LANES)
         own = slice(tx * share + j, tx * share + j + LANES)
@@ -165,49 +165,50 @@ def _vector(k: Kernel, x: View, weight: Buffer, out: View, eps: float, herd_x: i
     k.dma(out[window], l1_out)
 
 
-class Held(NamedTuple):
-    """What stands in L1 beside the data: 16 f32 sums, clear between rows, and two rows of 16 times -1."""
+class L1Constants(NamedTuple):
+    """The constants in L1: 16 f32 sums, zero between rows, and two rows of 16 times -1."""
 
     sums: Buffer
     minus_one: Buffer
 
 
-def _held(k: Kernel) -> Held:
-    """Made outside of any loop, so that the compiler leaves them one buffer each.
+def _l1_constants(k: Kernel) -> L1Constants:
+    """Allocated outside of any loop, so that the compiler keeps one buffer of each.
 
-    All that is rounded comes of the sums, so this is where the core is told how to round. -1 comes from L1,
-    where a loop puts it: widened, a constant that mlir-aie sees becomes one of f32, by which AIE2P does not
-    multiply.
+    Everything that is rounded depends on the sums, so the rounding mode is set here. -1 comes from L1, where
+    a loop writes it: mlir-aie would widen a constant that it sees to f32, and AIE2P does not multiply f32.
     """
-    held = Held(k.alloc(L1, (LANES,), f32, "l1_sums"), k.alloc(L1, (2, LANES), bf16, "l1_minus_one"))
-    k.round_to_even(held.sums)
-    k.store(held.sums, k.constant(0.0, f32, LANES))
+    constants = L1Constants(
+        k.alloc(L1, (LANES,), f32, "l1_sums"), k.alloc(L1, (2, LANES), bf16, "l1_minus_one")
+    )
+    k.round_to_even(constants.sums)
+    k.store(constants.sums, k.constant(0.0, f32, LANES))
     for i in k.loop(2):
-        k.store(held.minus_one[i, :], k.constant(-1.0, bf16, LANES))
-    return held
+        k.store(constants.minus_one[i, :], k.constant(-1.0, bf16, LANES))
+    return constants
 
 
-def _inverse_rms(k: Kernel, row: View, held: Held, eps: float) -> list[Value]:
-    """rsqrt(mean(row**2) + eps) in f32, in parts. The 16 interleaved sums are clear before and after."""
+def _inverse_rms(k: Kernel, row: View, constants: L1Constants, eps: float) -> list[Value]:
+    """rsqrt(mean(row**2) + eps) in f32, in parts. The 16 interleaved sums are zero before and after."""
     for j in k.loop(0, row.shape[0], LANES):
         some = k.load(row[j : j + LANES]).to(f32)
-        k.store(held.sums, fma(some, some, k.load(held.sums)))
-    mean = k.load(held.sums).reduce("add") * (1.0 / row.shape[0])
-    k.store(held.sums, k.constant(0.0, f32, LANES))
-    return _parts((mean + eps).rsqrt().broadcast(LANES), k.load(held.minus_one[0, :]).to(f32))
+        k.store(constants.sums, fma(some, some, k.load(constants.sums)))
+    mean = k.load(constants.sums).reduce("add") * (1.0 / row.shape[0])
+    k.store(constants.sums, k.constant(0.0, f32, LANES))
+    return _parts((mean + eps).rsqrt().broadcast(LANES), k.load(constants.minus_one[0, :]).to(f32))
 
 
-def _parts(whole: Value, minus_one: Value) -> list[Value]:
-    """Vectors of bf16 numbers whose sum is `whole`, the largest first; each is what is left, rounded.
+def _parts(value: Value, minus_one: Value) -> list[Value]:
+    """Vectors of bf16 numbers whose sum is `whole`, largest first; each is the rounded rest.
 
-    Lanes are all the same: a core rounds vectors, and a scalar would go into one and out of it again. Less a
-    part is plus -1 times it, which is exact; of a difference with what was just rounded and widened, mlir-aie
-    makes whole - whole.
+    All lanes are equal: a core rounds vectors, and a scalar would be converted to one and back. Subtracting a
+    part is adding -1 times it, which is exact; mlir-aie would simplify a difference with a value that was
+    just rounded and widened to whole - whole.
     """
-    parts = [whole.to(bf16)]
+    parts = [value.to(bf16)]
     while len(parts) < PARTS:
-        whole = fma(parts[-1].to(f32), minus_one, whole)
-        parts.append(whole.to(bf16))
+        value = fma(parts[-1].to(f32), minus_one, value)
+        parts.append(value.to(bf16))
     return parts
 
 
@@ -256,7 +257,7 @@ KERNEL = KernelSpec(
         0.0,
         "the sum's order and rsqrt differ in the last bits of f32, which can move each of the two roundings "
         "to bf16 by one step (2**-7 relative)",
-        differing=0.01,
+        max_differing_share=0.01,
     ),
     random_case=random_case,
     allowance=Allowance(

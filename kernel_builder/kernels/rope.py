@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
@@ -30,9 +30,9 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.kernel_builder.values import ArgumentType, External, Optimize
+from aerie.kernel_builder.values import ArgumentType, ExternalFunction, OptLevel
 
-OPTIMIZE = Optimize(
+OPTIMIZE = OptLevel(
     "O2",
     "what upstream builds its rope with; at O1 upstream's hangs in its fused decode "
     "(mlir-air programming_examples/llms/qwen25_3b_q4/Makefile)",
@@ -42,7 +42,7 @@ HALF_LANES = 32
 
 
 def build(
-    rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None, *, device: Device = NPU2
+    rows: int | None, n_heads: int, head_dim: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
 ) -> KernelModule:
     """x and out are (rows, n_heads * head_dim) bf16, lut is (rows, head_dim) bf16; rows=None drops that axis.
 
@@ -78,14 +78,14 @@ def _position(lut: View, rows: int, at: Any) -> View:
     return lut.reshape(rows, lut.size // rows)[at, :]
 
 
-def _external(k: Kernel, heads: int, head_dim: int) -> External:
+def _external(k: Kernel, heads: int, head_dim: int) -> ExternalFunction:
     name = f"rope_{heads}x{head_dim}"
     heads_type, row_type = L1((heads * head_dim,), bf16), L1((head_dim,), bf16)
     types: list[ArgumentType] = [heads_type, row_type, heads_type, i32, i32]
     return k.external(name, f"{name}.o", types, "rope_halfsplit.cc", {"rope": name}, OPTIMIZE)
 
 
-def _cores(rows: int | None, herd_x: int | None, device: Device) -> int:
+def _cores(rows: int | None, herd_x: int | None, device: DeviceModel) -> int:
     if rows is not None:
         return cores("rope", "rows", rows, herd_x, device)
     if herd_x not in (None, 1):
@@ -94,15 +94,15 @@ def _cores(rows: int | None, herd_x: int | None, device: Device) -> int:
 
 
 def _heads_at_once(n_heads: int, head_dim: int, budget: int) -> int:
-    """The most heads whose input and output, double-buffered, fit L1 beside the table's row."""
+    """The most heads whose input and output, double-buffered, fit L1 with the table's row."""
     head_bytes = head_dim * bf16.itemsize
-    most = (budget - 2 * head_bytes) // (4 * head_bytes)
-    if most < 1:
+    max_heads = (budget - 2 * head_bytes) // (4 * head_bytes)
+    if max_heads < 1:
         raise IllegalShapeError(
             f"rope: a head of head_dim={head_dim} does not fit L1, where it is held six times; "
             f"use at most {budget // (6 * bf16.itemsize) // HALF_LANES * HALF_LANES}"
         )
-    return largest_divisor(n_heads, most)
+    return largest_divisor(n_heads, max_heads)
 
 
 def reference(parameters: Parameters, arrays: Mapping[str, Array]) -> dict[str, Array]:

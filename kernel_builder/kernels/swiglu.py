@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from aerie.device.npu2 import NPU2, Device
+from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
     Allowance,
@@ -26,19 +26,21 @@ from aerie.kernel_builder.spec import (
     largest_divisor,
     require_multiple,
 )
-from aerie.kernel_builder.values import External, Optimize
+from aerie.kernel_builder.values import ExternalFunction, OptLevel
 
-OPTIMIZE = Optimize(
+OPTIMIZE = OptLevel(
     "O2",
     "what upstream builds its silu_and_mul.cc with (mlir-air programming_examples/silu_and_mul/Makefile)",
 )
 LANES = 16
 """Elements of one vector step of silu_and_mul.cc."""
-RUN = 4096
+RUN_LENGTH = 4096
 """Most elements of one DMA: three double-buffered runs take 48 KiB of L1."""
 
 
-def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Device = NPU2) -> KernelModule:
+def build(
+    rows: int | None, cols: int, herd_x: int | None = None, *, device: DeviceModel = NPU2
+) -> KernelModule:
     """gate, up and out are (rows, cols) bf16, or (cols,) where rows is None.
 
     cols is a multiple of 16. herd_x, the number of cores, divides the rows (vector form: cols / 16) and is by
@@ -53,7 +55,7 @@ def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Dev
     up = k.argument("up", shape, bf16, Role.INPUT)
     out = k.argument("out", shape, bf16, Role.OUTPUT)
     share = (rows or 1) * cols // herd_x
-    run = largest_divisor(share, RUN, LANES)
+    run = largest_divisor(share, RUN_LENGTH, LANES)
     silu_and_mul = _external(k, run)
     gate_share, up_share, out_share = (v.reshape(herd_x, share) for v in (gate, up, out))
     with k.launch(), k.segment("swiglu_segment"), k.herd(herd_x, 1, name="swiglu_herd") as (tx, _):
@@ -66,8 +68,8 @@ def build(rows: int | None, cols: int, herd_x: int | None = None, *, device: Dev
     return k.finish()
 
 
-def _external(k: Kernel, run: int) -> External:
-    """silu_and_mul.cc under a symbol of its own for this length of a run."""
+def _external(k: Kernel, run: int) -> ExternalFunction:
+    """silu_and_mul.cc under its own symbol for this run length."""
     name, buffer = "silu_and_mul_bf16", L1((run,), bf16)
     return k.external(
         f"{name}_{run}",

@@ -125,7 +125,10 @@ def main() -> None:
         prog="python -m aerie.llama32_1b.demo.train", description="Train the demo model."
     )
     parser.add_argument(
-        "--out", type=Path, default=folders.home() / "demo_checkpoint", help="folder to write (%(default)s)"
+        "--out",
+        type=Path,
+        default=folders.cache_folder() / "demo_checkpoint",
+        help="folder to write (%(default)s)",
     )
     parser.add_argument(
         "--settle", type=Path, metavar="DIR", help="only the second stage, on the first one's checkpoint"

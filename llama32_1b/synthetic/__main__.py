@@ -17,7 +17,7 @@ from aerie.engine.progress import Reporter
 from aerie.llama32_1b.synthetic.shape import SHAPES, in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
-from aerie.runtime.memory import size
+from aerie.runtime.memory import format_bytes
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -43,7 +43,7 @@ def write(arguments: argparse.Namespace) -> int:
     config = chosen_config(arguments)
     write_checkpoint(config, arguments.folder, arguments.seed, report)
     spent = time.perf_counter() - started
-    report.note(f"{arguments.folder}: {size(weight_bytes(config))} of random weights, {spent:.1f} s")
+    report.note(f"{arguments.folder}: {format_bytes(weight_bytes(config))} of random weights, {spent:.1f} s")
     return 0
 
 

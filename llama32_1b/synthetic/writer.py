@@ -23,7 +23,7 @@ from aerie.engine.progress import Reporter
 from aerie.llama32_1b.demo.tokenizer import tokenizer_config
 from aerie.llama32_1b.synthetic.shape import TensorSpec, config_json, generation_json, tensors
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
-from aerie.runtime.memory import size
+from aerie.runtime.memory import format_bytes
 
 PIECE = 1 << 22
 """Elements generated at a time: 16 MiB of float32 and 8 MiB of bf16."""
@@ -61,7 +61,8 @@ def _check_space(config: ModelConfig, parent: Path) -> None:
     needed, free = weight_bytes(config) + OTHER_FILES, shutil.disk_usage(parent).free
     if needed > free:
         raise UserError(
-            f"the checkpoint takes {size(needed)} and {parent} has {size(free)} free; free some space, name "
+            f"the checkpoint takes {format_bytes(needed)} and {parent} has {format_bytes(free)} free; "
+            "free some space, name "
             "a folder on another disk, or ask for fewer --layers"
         )
 

@@ -14,11 +14,11 @@ from aerie.air_dialect import AirParseError, parse
 from aerie.air_dialect.effects import (
     ACCESSES,
     ALLOCATIONS,
+    FORWARDING,
     FREE,
     NONE,
     OPERANDS,
     PASS,
-    PASSING,
     READ,
     SCATTERED,
     UNKNOWN,
@@ -26,12 +26,12 @@ from aerie.air_dialect.effects import (
     VIEWS,
     WRITE,
     accesses,
-    effects,
-    reads_only,
+    memory_effects,
+    only_reads,
 )
-from aerie.air_dialect.text import context
-from aerie.air_dialect.values import origin
-from aerie.multi_launch_builder.dataflow import argument_accesses
+from aerie.air_dialect.parser_printer import make_context
+from aerie.air_dialect.values import root_value
+from aerie.multi_launch_builder.buffer_access import argument_accesses
 from aerie.multi_launch_builder.submodule import read_submodule
 from aerie.virtual_npu.codegen.body import supported_operations
 
@@ -46,7 +46,7 @@ OF_ANY_ELEMENT = {
 
 def takes_memrefs(name: str) -> bool:
     """Whether an operand of an operation may be a memref, by its definition."""
-    cls = context().get_optional_op(name)
+    cls = make_context().get_optional_op(name)
     assert cls is not None
     assert issubclass(cls, IRDLOperation)
     return any(allows(operand.constr) for _, operand in cls.get_irdl_definition().operands)
@@ -64,7 +64,7 @@ def test_the_effects_of_everything_that_can_run_are_known() -> None:
     names = [
         name for name in supported_operations() if takes_memrefs(name) and not name.startswith(ON_VALUES)
     ]
-    ruled = ("linalg.", "func.call", *PASSING)
+    ruled = ("linalg.", "func.call", *FORWARDING)
     unknown = [name for name in names if name not in OPERANDS and not name.startswith(ruled)]
     assert set(unknown) == OF_ANY_ELEMENT
     assert len(names) > len(OF_ANY_ELEMENT) + 100
@@ -72,7 +72,7 @@ def test_the_effects_of_everything_that_can_run_are_known() -> None:
 
 def test_the_table_names_operations_that_there_are() -> None:
     known = {*OPERANDS, *VIEWS, *ALLOCATIONS, *ACCESSES, *SCATTERED}
-    assert [name for name in known if context().get_optional_op(name) is None] == []
+    assert [name for name in known if make_context().get_optional_op(name) is None] == []
 
 
 PROGRAM = """
@@ -127,7 +127,7 @@ def operation(name: str) -> Operation:
 )  # fmt: skip
 def test_what_an_operation_does_to_each_memref(name: str, found: list[tuple[int, object]]) -> None:
     op = operation(name)
-    assert effects(op) == found
+    assert memory_effects(op) == found
     assert [writes for _, writes in accesses(op)] == [
         bool(effect & WRITE)
         for _, effect in found
@@ -159,22 +159,22 @@ func.func @f(%m: memref<8xf32>, %o: memref<8xf32>, %w: memref<4x8xf32>) {
 def test_a_transfer_reads_its_source_and_writes_its_destination(
     name: str, found: list[tuple[int, object]]
 ) -> None:
-    assert effects(next(op for op in parse(TRANSFERS).walk() if op.name == name)) == found
+    assert memory_effects(next(op for op in parse(TRANSFERS).walk() if op.name == name)) == found
 
 
 def test_a_view_leads_back_to_the_allocation() -> None:
     half = operation("memref.subview").results[0]
-    made = origin(half).owner
+    made = root_value(half).owner
     assert isinstance(made, Operation)
     assert made.name == "memref.alloc"
 
 
 def test_reading_only_is_reading_and_nothing_else() -> None:
     add, update = operation("linalg.add"), operation("memref.atomic_rmw")
-    assert reads_only(add, add.operands[0])
-    assert not reads_only(add, add.operands[2])
-    assert not reads_only(update, update.operands[1])
-    assert not reads_only(add, update.operands[0])
+    assert only_reads(add, add.operands[0])
+    assert not only_reads(add, add.operands[2])
+    assert not only_reads(update, update.operands[1])
+    assert not only_reads(add, update.operands[0])
 
 
 @pytest.mark.parametrize(
@@ -233,7 +233,7 @@ def test_the_stitcher_follows_a_buffer_by_the_same_table(
       return
     }}"""
     found = argument_accesses(read_submodule(text, "k"))["o"]
-    assert (found.may_read, found.may_write, found.writes, found.reads_first) == (
+    assert (found.may_read, found.may_write, found.must_write, found.reads_before_write) == (
         reads,
         writes,
         writes,
@@ -249,4 +249,4 @@ def test_a_number_that_a_kernel_passes_on_is_read() -> None:
       return
     }"""
     found = argument_accesses(read_submodule(text, "k"))["n"]
-    assert (found.may_read, found.may_write, found.reads_first) == (True, False, False)
+    assert (found.may_read, found.may_write, found.reads_before_write) == (True, False, False)

@@ -14,28 +14,34 @@ from xdsl.ir import SSAValue
 
 import aerie.virtual_npu.codegen.module  # noqa: F401  registers every emitter
 from aerie.air_dialect import parse
-from aerie.air_dialect.indices import OPERATIONS, Operator, Reading, definition, space_of_variable
-from aerie.air_dialect.readings import (
+from aerie.air_dialect.index_analysis import (
     INTERVALS,
     LINEAR,
     MULTIPLES,
     NUMBERS,
     REGULAR,
-    Counted,
-    Linear,
-    Multiple,
-    counted,
+    CountedLoop,
+    Divisibility,
+    LinearForm,
+    analyze_loop,
+    constant_int,
     interval,
-    is_regular,
+    is_affine_index,
+    known_divisor,
     leaves,
-    linear,
-    multiple,
-    number,
+    linear_form,
 )
+from aerie.air_dialect.index_expressions import (
+    OPERATIONS,
+    IndexAnalysis,
+    IndexOperator,
+    defining_expr,
+    iteration_range,
+)
+from aerie.virtual_npu.codegen.access_ranges import BOUNDS
 from aerie.virtual_npu.codegen.body import supported_operations
 from aerie.virtual_npu.codegen.channels import OF_COORDINATES
-from aerie.virtual_npu.codegen.text import TEXTS
-from aerie.virtual_npu.codegen.touched import BOUNDS
+from aerie.virtual_npu.codegen.cpp_text import TEXTS
 
 
 def values(text: str) -> dict[str, SSAValue]:
@@ -54,25 +60,25 @@ def made_in(body: str, arguments: str = "%n: index, %m: memref<8x16xf32>") -> di
 
 # ---- every operation, every reading ----
 
-READINGS: dict[str, tuple[Reading[object], set[Operator]]] = {  # type: ignore[type-arg]
+READINGS: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ignore[type-arg]
     "numbers": (NUMBERS, set()),  # type: ignore[dict-item]
     "ranges": (INTERVALS, set()),  # type: ignore[dict-item]
     "multiples": (MULTIPLES, set()),  # type: ignore[dict-item]
     "coordinates": (
         OF_COORDINATES,
-        {Operator.UNSIGNED_CEIL_DIVIDE, Operator.UNSIGNED_MIN, Operator.UNSIGNED_MAX},
+        {IndexOperator.UNSIGNED_CEIL_DIVIDE, IndexOperator.UNSIGNED_MIN, IndexOperator.UNSIGNED_MAX},
     ),  # type: ignore[dict-item]
 }
 CASTS = {f"arith.{name}" for name in ("index_cast", "index_castui", "extsi", "extui", "trunci")}
-SUMS = {Operator.ADD, Operator.SUBTRACT, Operator.MULTIPLY, Operator.CAST}
-FEW: dict[str, tuple[Reading[object], set[Operator]]] = {  # type: ignore[type-arg]
+SUMS = {IndexOperator.ADD, IndexOperator.SUBTRACT, IndexOperator.MULTIPLY, IndexOperator.CAST}
+FEW: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ignore[type-arg]
     "linear forms": (LINEAR, SUMS),  # type: ignore[dict-item]
     "regular": (REGULAR, SUMS),  # type: ignore[dict-item]
     "reaches": (BOUNDS, SUMS),  # type: ignore[dict-item]
     "affine text": (
         TEXTS,  # type: ignore[dict-item]
-        {Operator.ADD, Operator.MULTIPLY, Operator.MODULO, Operator.FLOOR_DIVIDE, Operator.CEIL_DIVIDE,
-         Operator.MIN, Operator.MAX},
+        {IndexOperator.ADD, IndexOperator.MULTIPLY, IndexOperator.MODULO, IndexOperator.FLOOR_DIVIDE,
+         IndexOperator.CEIL_DIVIDE, IndexOperator.MIN, IndexOperator.MAX},
     ),
 }  # fmt: skip
 """Readings that know these operators, and knowingly no other."""
@@ -81,8 +87,8 @@ FEW: dict[str, tuple[Reading[object], set[Operator]]] = {  # type: ignore[type-a
 @pytest.mark.parametrize("name", [*READINGS, *FEW])
 def test_every_reading_knows_an_operator_or_says_that_it_does_not(name: str) -> None:
     reading, listed = READINGS.get(name) or FEW[name]
-    unknown = listed if name in READINGS else set(Operator) - listed
-    assert set(reading.operators) == set(Operator)
+    unknown = listed if name in READINGS else set(IndexOperator) - listed
+    assert set(reading.operators) == set(IndexOperator)
     assert {operator for operator, function in reading.operators.items() if function is None} == unknown
 
 
@@ -116,10 +122,10 @@ OTHERS = {"index.constant", "index.bool.constant", "index.cmp", "index.casts", "
 def test_the_number_that_an_operation_makes(operation: str, case: tuple[int, int, int]) -> None:
     left, right, result = case
     found = made_in(f"%a = arith.constant {left} : index\n%b = index.constant {right}\n%r = {operation}")["r"]
-    assert number(found) == result
+    assert constant_int(found) == result
     assert interval(found) == (result, result)
-    assert multiple(found) == abs(result)
-    assert linear(found) == Linear(result)
+    assert known_divisor(found) == abs(result)
+    assert linear_form(found) == LinearForm(result)
 
 
 DIVISIONS = ("divs", "divu", "rems", "remu", "floordivs", "ceildivs", "ceildivu")
@@ -166,7 +172,7 @@ def ab(*numbers: int, type_: str = "index") -> str:
     ],
 )  # fmt: skip
 def test_numbers_that_are_hard_to_tell(body: str, result: int | None) -> None:
-    assert number(made_in(body)["r"]) == result
+    assert constant_int(made_in(body)["r"]) == result
 
 
 def ranges() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
@@ -176,13 +182,13 @@ def ranges() -> Iterator[tuple[tuple[int, int], tuple[int, int]]]:
 
 BOTH = [
     operator
-    for operator in Operator
-    if operator not in (Operator.CAST, Operator.UNSIGNED_CAST, Operator.SELECT)
+    for operator in IndexOperator
+    if operator not in (IndexOperator.CAST, IndexOperator.UNSIGNED_CAST, IndexOperator.SELECT)
 ]
 
 
 @pytest.mark.parametrize("operator", BOTH, ids=lambda operator: operator.name)
-def test_ranges_and_multiples_hold_every_number(operator: Operator) -> None:
+def test_ranges_and_multiples_hold_every_number(operator: IndexOperator) -> None:
     """Over all small ranges, and over all small multiples."""
     told = 0
     for left, right in ranges():
@@ -193,7 +199,7 @@ def test_ranges_and_multiples_hold_every_number(operator: Operator) -> None:
         assert found is None or all(found[0] <= result <= found[1] for result in results)
     assert told
     for left_by, right_by in itertools.product(range(5), repeat=2):
-        divisor = MULTIPLES.apply(operator, [Multiple(left_by), Multiple(right_by)])
+        divisor = MULTIPLES.apply(operator, [Divisibility(left_by), Divisibility(right_by)])
         assert divisor is not None
         for a, b in itertools.product(range(-4, 5), repeat=2):
             result = NUMBERS.apply(operator, [a * left_by, b * right_by])
@@ -202,15 +208,15 @@ def test_ranges_and_multiples_hold_every_number(operator: Operator) -> None:
 
 @pytest.mark.parametrize(("bits", "wide"), [((-2, 3), (0, 15)), ((0, 5), (0, 5))])
 def test_the_range_of_bits_taken_as_unsigned(bits: tuple[int, int], wide: tuple[int, int]) -> None:
-    assert INTERVALS.apply(Operator.UNSIGNED_CAST, [bits, (4, 4)]) == wide
+    assert INTERVALS.apply(IndexOperator.UNSIGNED_CAST, [bits, (4, 4)]) == wide
     assert all(wide[0] <= number_ % 16 <= wide[1] for number_ in range(bits[0], bits[1] + 1))
 
 
 def test_a_range_with_an_unknown_condition_is_of_both_sides() -> None:
-    assert INTERVALS.apply(Operator.SELECT, [None, (1, 2), (5, 6)]) == (1, 6)
-    assert INTERVALS.apply(Operator.SELECT, [(-1, -1), (1, 2), (5, 6)]) == (1, 2)
-    assert INTERVALS.apply(Operator.SELECT, [(0, 0), (1, 2), (5, 6)]) == (5, 6)
-    assert NUMBERS.apply(Operator.SELECT, [None, 1, 2]) is None
+    assert INTERVALS.apply(IndexOperator.SELECT, [None, (1, 2), (5, 6)]) == (1, 6)
+    assert INTERVALS.apply(IndexOperator.SELECT, [(-1, -1), (1, 2), (5, 6)]) == (1, 2)
+    assert INTERVALS.apply(IndexOperator.SELECT, [(0, 0), (1, 2), (5, 6)]) == (5, 6)
+    assert NUMBERS.apply(IndexOperator.SELECT, [None, 1, 2]) is None
 
 
 # ---- loops, coordinates, and what passes through ----
@@ -238,16 +244,16 @@ func.func @f(%m: memref<8x16xf32>) {
 
 def test_what_args_and_executes_hand_on_is_read_by_all() -> None:
     found = values(HERD)
-    assert number(found["ends"]) == 16
+    assert constant_int(found["ends"]) == 16
     assert interval(found["place"]) == (0, 16)
-    assert multiple(found["place"]) == 8
-    assert is_regular(found["place"])
-    assert (interval(found["half"]), multiple(found["half"])) == ((0, 4), 2)
-    assert not is_regular(found["half"])
+    assert known_divisor(found["place"]) == 8
+    assert is_affine_index(found["place"])
+    assert (interval(found["half"]), known_divisor(found["half"])) == ((0, 4), 2)
+    assert not is_affine_index(found["half"])
     assert leaves(found["half"]) == {found["i"], found["x"]}
-    assert linear(found["place"]) == Linear(0, {found["i"]: 1, found["x"]: 8})
-    assert number(found["place"], {found["x"]: 1, found["i"]: 8}) == 16
-    assert definition(found["shifted"]) is None  # by what is no number of the operation's own
+    assert linear_form(found["place"]) == LinearForm(0, {found["i"]: 1, found["x"]: 8})
+    assert constant_int(found["place"], {found["x"]: 1, found["i"]: 8}) == 16
+    assert defining_expr(found["shifted"]) is None  # by what is no number of the operation's own
 
 
 LOOPS = """
@@ -277,25 +283,30 @@ func.func @f(%n: index, %m: index) {
 def test_what_a_loop_runs_over(name: str, bounds: tuple[int, int] | None, divisor: int) -> None:
     value = values(LOOPS)[name]
     assert interval(value) == bounds
-    assert multiple(value) == divisor
-    assert space_of_variable(value) is not None
+    assert known_divisor(value) == divisor
+    assert iteration_range(value) is not None
 
 
 @pytest.mark.parametrize(
     ("bounds", "found"),
-    [((0, 8, 3), Counted(0, 3, 3)), ((1, 9, 4), Counted(1, 4, 2)), ((3, 3, 1), None), ((0, 8, 0), None)],
+    [
+        ((0, 8, 3), CountedLoop(0, 3, 3)),
+        ((1, 9, 4), CountedLoop(1, 4, 2)),
+        ((3, 3, 1), None),
+        ((0, 8, 0), None),
+    ],
 )
-def test_how_often_a_loop_runs(bounds: tuple[int, int, int], found: Counted | None) -> None:
+def test_how_often_a_loop_runs(bounds: tuple[int, int, int], found: CountedLoop | None) -> None:
     low, high, step = (f"%{name} = arith.constant {n} : index" for name, n in zip("abc", bounds, strict=True))
     body = f"{low}\n{high}\n{step}\nscf.for %i = %a to %b step %c {{\n}}"
     loop = made_in(body)["i"].owner.parent_op()
     assert isinstance(loop, scf.ForOp)
-    assert counted(loop) == found
+    assert analyze_loop(loop) == found
 
 
 def test_a_variable_that_takes_one_value_is_that_value() -> None:
     value = made_in(f"{ab(4, 5)}scf.for %i = %a to %b step %b {{\n}}")["i"]
-    assert (interval(value), multiple(value), linear(value)) == ((4, 4), 4, Linear(4))
+    assert (interval(value), known_divisor(value), linear_form(value)) == ((4, 4), 4, LinearForm(4))
 
 
 # ---- linear forms ----
@@ -306,7 +317,7 @@ def test_what_is_not_linear_is_a_term_of_its_own() -> None:
         "%k = memref.dim %m, %n : memref<8x16xf32>\n%p = arith.muli %n, %k : index\n"
         "%r = affine.apply affine_map<(a, b) -> (3 * a - b + 5)>(%p, %n)"
     )
-    assert linear(found["r"]) == Linear(5, {found["p"]: 3, found["n"]: -1})
+    assert linear_form(found["r"]) == LinearForm(5, {found["p"]: 3, found["n"]: -1})
 
 
 def test_integers_that_may_wrap_around_are_terms_of_their_own() -> None:
@@ -314,9 +325,9 @@ def test_integers_that_may_wrap_around_are_terms_of_their_own() -> None:
         "%i = arith.index_cast %n : index to i32\n%s = arith.addi %i, %i : i32\n"
         "%z = index.castu %n : index to i32\n%c3 = arith.constant 12 : i32\n%w = arith.muli %z, %c3 : i32"
     )
-    assert linear(found["s"]) == Linear(0, {found["s"]: 1})
+    assert linear_form(found["s"]) == LinearForm(0, {found["s"]: 1})
     assert interval(found["s"]) is None
-    assert multiple(found["w"]) == 4  # 12 times a number, less a power of two
+    assert known_divisor(found["w"]) == 4  # 12 times a number, less a power of two
 
 
 def test_an_expression_of_any_depth_is_read() -> None:
@@ -324,6 +335,6 @@ def test_an_expression_of_any_depth_is_read() -> None:
     lines += [f"%v{i} = arith.addi %v{i - 1}, %v{i - 1} : index" for i in range(1, 61)]
     lines += [f"%v{i} = arith.addi %v{i - 1}, %n : index" for i in range(61, 3000)]
     found = made_in("\n".join(lines))
-    assert number(found["v60"]) == 1 << 61
-    assert number(found["v2999"]) is None
-    assert linear(found["v2999"]) == Linear(1 << 61, {found["n"]: 2939})
+    assert constant_int(found["v60"]) == 1 << 61
+    assert constant_int(found["v2999"]) is None
+    assert linear_form(found["v2999"]) == LinearForm(1 << 61, {found["n"]: 2939})

@@ -32,9 +32,9 @@ def has(monkeypatch):
 
     def become(*names):
         sets = tuple(BY_NAME[name] for name in names)
-        features = {feature for each in sets for feature in each.needs} | {"avx512vbmi"}
+        features = {feature for each in sets for feature in each.required} | {"avx512vbmi"}
         monkeypatch.setattr(cpu, "instruction_sets", lambda: sets)
-        monkeypatch.setattr(cpu, "features", lambda: features)
+        monkeypatch.setattr(cpu, "cpu_features", lambda: features)
 
     return become
 
@@ -171,7 +171,7 @@ def test_the_limits_take_effect(tmp_path):
     choice.check(said)
     assert said["torch"] == choice.limits.capability
     with running_worker("machine", {}, tmp_path / "machine.log", choice.environment) as machine:
-        assert machine("features") == list(choice.best.needs)
+        assert machine("features") == list(choice.best.required)
 
 
 def test_the_processes_of_all_sides_are_told(has, monkeypatch, tmp_path):

@@ -11,7 +11,7 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.drafting import Lookup
 from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import Guesses
+from aerie.engine.strategies.strategy import DraftEstimate
 from benchmarks.drafts import SEPARATOR, TEXTS
 
 AVX512_BF16, AVX512 = {8: 1.0, 16: 1.33, 32: 2.2}, {8: 1.0, 16: 1.57, 32: 3.1}
@@ -31,6 +31,10 @@ class Said:
     @property
     def left(self) -> int:
         return len(self.text) - len(self.token_ids)
+
+    @property
+    def room(self) -> int:
+        return self.positions - len(self.tokens)
 
     @property
     def tokens(self) -> list[int]:
@@ -68,15 +72,15 @@ def times_plain(
     strategies = [Speculative(one, Lookup(), Adaptive()) for one in making]
     every, time = list(zip(making, strategies, strict=True)), 0.0
     while all(one.left for one in making):
-        dues = [strategy.due(len(one.tokens) - 1) for one, strategy in every]
+        dues = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
         counts = shares(len(names), [due.guesses for due in dues])
         tried = [
-            strategy.due(len(one.tokens) - 1, count) if count else due
+            strategy.next_input(len(one.tokens) - 1, count) if count else due
             for (one, strategy), due, count in zip(every, dues, counts, strict=True)
         ]
         time += cost(sum(len(due.tokens) for due in tried), costs)
         for (_, strategy), due in zip(every, tried, strict=True):
-            strategy.took(due, [0] * due.wanted)  # type: ignore[list-item]
+            strategy.update(due, [0] * due.wanted)  # type: ignore[list-item]
     said = sum(len(one.token_ids) - 1 for one in making)
     return said / time / (len(names) / cost(len(names), costs))
 
@@ -119,7 +123,7 @@ def test_no_text_takes_longer(names: list[str], answers: Sequence[int]) -> None:
 
 
 def test_guesses_in_all_rows_would_be_seen() -> None:
-    def all_rows(answers: int, each: Sequence[Guesses]) -> list[int]:
+    def all_rows(answers: int, each: Sequence[DraftEstimate]) -> list[int]:
         return [min(one.most, 32 // answers - 1) for one in each]
 
     assert times_plain(["prose"] * 16, AVX512_BF16, all_rows) < 0.97

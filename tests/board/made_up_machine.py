@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 
-from aerie.board.doctor.machine import Machine
+from aerie.board.doctor.machine import ExaminedMachine
 
 
 def tool(path: Path, *lines: str) -> Path:
@@ -33,9 +33,9 @@ def machine(
     environ: Mapping[str, str] | None = None,
     model: str = "demo",
     python: str = sys.executable,
-) -> Machine:
+) -> ExaminedMachine:
     """A machine whose files lie in `root`, and which has these tools and wheels and no others."""
-    return Machine(
+    return ExaminedMachine(
         root=root,
         python=python,
         environ={"PATH": os.environ["PATH"], **(environ or {})},

@@ -10,7 +10,7 @@ import pytest
 
 from aerie.board import acceptance
 from aerie.board.__main__ import main
-from aerie.board.acceptance import Result, run_stages, run_suite
+from aerie.board.acceptance import StageResult, run_stages, run_suite
 from aerie.runtime import BackendError
 
 JUNIT = """<testsuites><testsuite>
@@ -25,7 +25,8 @@ def test_without_a_board(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     monkeypatch.setattr(acceptance, "select_backend", none)
     assert main(["test-npu"]) == 2
     assert capsys.readouterr().err == (
-        "error: there is no board to test here (make doctor says more): backend 'npu' cannot be used here: "
+        "error: there is no NPU to test here (make doctor has the details): backend 'npu' cannot be used "
+        "here: "
         "pyxrt is missing\n"
     )
 
@@ -36,9 +37,9 @@ def board(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     called: list[str] = []
 
     def stage(name: str) -> Any:
-        def run(*_: Any) -> Result:
+        def run(*_: Any) -> StageResult:
             called.append(name)
-            return Result(True, "3 passed")
+            return StageResult(True, "3 passed")
 
         return run
 
@@ -60,7 +61,7 @@ def test_all_stages_and_one_report(board: list[str], capsys: pytest.CaptureFixtu
 def test_a_failure_is_told_and_the_report_written(
     board: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(acceptance, "comparison", lambda first: Result(False, "1 differs"))
+    monkeypatch.setattr(acceptance, "comparison", lambda first: StageResult(False, "1 differs"))
     assert main(["test-npu"]) == 1
     assert board == ["npu", "lit", "pytest_cases", ".zip"]
     assert capsys.readouterr().out.endswith("[test-npu] FAIL\n")
@@ -68,21 +69,21 @@ def test_a_failure_is_told_and_the_report_written(
 
 def test_after_a_lost_device_no_stage_is_run() -> None:
     results = run_stages(
-        {"comparison": lambda: Result(False, "hung", lost=True), "lit": lambda: Result(True, "")}
+        {"comparison": lambda: StageResult(False, "hung", lost=True), "lit": lambda: StageResult(True, "")}
     )
-    assert results["lit"] == Result(False, "not run: the device answers no more")
+    assert results["lit"] == StageResult(False, "not run: the device answers no more")
 
 
 @pytest.mark.parametrize(
     ("inside", "code", "result"),
     [
-        ("", 0, Result(True, "2 passed, 1 skipped")),
-        ("<failure/>", 1, Result(False, "1 passed, 1 failed, 1 skipped")),
-        ("<error/>", 1, Result(False, "1 passed, 1 failed, 1 skipped")),
-        ("", 3, Result(False, "2 passed, 1 skipped")),
+        ("", 0, StageResult(True, "2 passed, 1 skipped")),
+        ("<failure/>", 1, StageResult(False, "1 passed, 1 failed, 1 skipped")),
+        ("<error/>", 1, StageResult(False, "1 passed, 1 failed, 1 skipped")),
+        ("", 3, StageResult(False, "2 passed, 1 skipped")),
     ],
 )
-def test_a_suite_is_counted(tmp_path: Path, inside: str, code: int, result: Result) -> None:
+def test_a_suite_is_counted(tmp_path: Path, inside: str, code: int, result: StageResult) -> None:
     results = tmp_path / "results.xml"
     program = f"import sys; open({str(results)!r}, 'w').write({JUNIT.format(inside)!r}); sys.exit({code})"
     assert run_suite([sys.executable, "-c", program], results) == result
@@ -92,23 +93,23 @@ def test_a_suite_in_which_all_is_skipped_is_not_right(tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
     text = '<testsuite><testcase name="a"><skipped/></testcase></testsuite>'
     program = f"open({str(results)!r}, 'w').write({text!r})"
-    assert run_suite([sys.executable, "-c", program], results) == Result(False, "1 skipped")
+    assert run_suite([sys.executable, "-c", program], results) == StageResult(False, "1 skipped")
 
 
 def test_a_suite_that_is_killed_while_it_writes(tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
     program = f"open({str(results)!r}, 'w').write('<testsuite><testcase'); raise SystemExit(1)"
     result = run_suite([sys.executable, "-c", program], results)
-    assert not result.right
-    assert result.said.startswith("ended with exit code 1 and results that cannot be read (")
+    assert not result.passed
+    assert result.summary.startswith("ended with exit code 1 and results that cannot be read (")
 
 
 def test_a_suite_that_leaves_no_results(tmp_path: Path) -> None:
     results = tmp_path / "results.xml"
     results.write_text("of an earlier run")
-    assert run_suite([sys.executable, "-c", "raise SystemExit(4)"], results) == Result(
+    assert run_suite([sys.executable, "-c", "raise SystemExit(4)"], results) == StageResult(
         False, "ended with exit code 4 and no results"
     )
     started = run_suite(["/no/such/tool"], results)
-    assert not started.right
-    assert started.said.startswith("could not be started (")
+    assert not started.passed
+    assert started.summary.startswith("could not be started (")

@@ -15,35 +15,35 @@ import pytest
 
 from aerie.board.__main__ import main
 from aerie.board.compare import command, processes
-from aerie.board.compare.items import Item, plan_of
-from aerie.board.compare.measuring import RUNNING
+from aerie.board.compare.item_run import RUNNING
+from aerie.board.compare.items import ComparisonItem, plan_item
 from aerie.board.compare.processes import (
     LIMITS_S,
     STARTING,
     compare_all,
-    compare_apart,
+    compare_in_subprocess,
     compile_ahead,
-    in_processes,
     limits_s,
+    subprocess_comparer,
 )
 from aerie.board.compare.records import (
-    Distance,
-    Finding,
-    Outcome,
-    Status,
-    Verdict,
+    ItemOutcome,
+    ItemStatus,
+    ResultDistance,
+    ResultFinding,
+    ResultVerdict,
     Worst,
     details,
     print_outcomes,
     save,
     verdict_line,
 )
-from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.program import Program, ProgramPlan
 
-ITEM = Item("kernel", "narrow", 1)
+ITEM = ComparisonItem("kernel", "narrow", 1)
 """3 x 48 numbers, one launch."""
-OTHER = Item("kernel", "eltwise_add", 3)
+OTHER = ComparisonItem("kernel", "eltwise_add", 3)
 
 
 def test_a_comparison(programs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -99,8 +99,10 @@ def test_a_record_that_cannot_be_written(
     def full(*_: Any) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_whole=full))
-    monkeypatch.setattr(command, "in_processes", lambda *_: lambda item, __: Outcome(item, Status.SAME))
+    monkeypatch.setattr("aerie.verify.report.store", SimpleNamespace(write_atomic=full))
+    monkeypatch.setattr(
+        command, "subprocess_comparer", lambda *_: lambda item, __: ItemOutcome(item, ItemStatus.SAME)
+    )
     arguments = ["--backend", "virtual", "--cache-dir", str(programs), "--out", str(tmp_path)]
     assert main(["compare", "narrow[1]", *arguments]) == 2
     assert "compare.json (No space left on device); name another folder with --out" in capsys.readouterr().err
@@ -116,19 +118,19 @@ def test_what_cannot_be_compiled_is_known_before_anything_runs(
         return build_program(plan)
 
     monkeypatch.setattr(processes, "build_program", noting)
-    told: list[tuple[Item, int]] = []
+    told: list[tuple[ComparisonItem, int]] = []
     backend = faulty_npu.failing_backend()
     failed = compile_ahead([ITEM, OTHER], backend, tmp_path, lambda item, done: told.append((item, done)))
     assert {item: outcome.status for item, outcome in failed.items()} == dict.fromkeys(
-        (ITEM, OTHER), Status.NOT_COMPILED
+        (ITEM, OTHER), ItemStatus.NOT_COMPILED
     )
     assert sorted(done for _, done in told) == [1, 2]
     assert builders == {threading.current_thread()}  # xDSL's builders disturb each other in threads
     known, other = compare_all(
-        [ITEM, OTHER], lambda item, _: Outcome(item, Status.SAME), print, {ITEM: failed[ITEM]}
+        [ITEM, OTHER], lambda item, _: ItemOutcome(item, ItemStatus.SAME), print, {ITEM: failed[ITEM]}
     )
     assert known.message.startswith("program 'narrow' was not compiled: aircc: out of shim channels")
-    assert other.status is Status.SAME
+    assert other.status is ItemStatus.SAME
 
 
 def test_who_is_interrupted_ends_the_compilers(
@@ -148,8 +150,8 @@ def test_who_is_interrupted_ends_the_compilers(
 
 def test_every_outcome_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [
-        Outcome(ITEM, Status.HUNG, message="no end of running", lost=True),
-        Outcome(OTHER, Status.NOT_RUN, message="narrow[1] left a device that answers no more"),
+        ItemOutcome(ITEM, ItemStatus.HUNG, message="no end of running", lost=True),
+        ItemOutcome(OTHER, ItemStatus.NOT_RUN, message="narrow[1] left a device that answers no more"),
     ]
     assert verdict_line(outcomes) == "[compare] FAIL: 1 hung, 1 not run"
     assert list(details(outcomes)) == ["narrow[1]: no end of running"]
@@ -157,15 +159,15 @@ def test_every_outcome_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert "\nnarrow[1]" in capsys.readouterr().out
 
 
-def apart(make: Any, programs: Path, tmp_path: Path, **limits: float) -> tuple[Outcome, list[str], str]:
+def apart(make: Any, programs: Path, tmp_path: Path, **limits: float) -> tuple[ItemOutcome, list[str], str]:
     phases: list[str] = []
     log = tmp_path / "item.log"
-    outcome = compare_apart(ITEM, make, programs, log, phases.append, {**LIMITS_S, **limits})
+    outcome = compare_in_subprocess(ITEM, make, programs, log, phases.append, {**LIMITS_S, **limits})
     return outcome, phases, log.read_text() if log.exists() else ""
 
 
 def faulty(faulty_npu: ModuleType, fault: str) -> Any:
-    table = plan_of(ITEM).arguments
+    table = plan_item(ITEM).arguments
     slot = table.slot("out")
     return functools.partial(
         faulty_npu.faulty_backend, "narrow", slot, table["out"], getattr(faulty_npu, fault)
@@ -174,7 +176,7 @@ def faulty(faulty_npu: ModuleType, fault: str) -> Any:
 
 def test_one_that_is_right(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
     outcome, phases, log = apart(faulty_npu.healthy_backend, programs, tmp_path)
-    assert outcome.status is Status.SAME
+    assert outcome.status is ItemStatus.SAME
     assert phases[0] == STARTING
     assert "] compiling" in log
     assert "] judging" in log
@@ -182,7 +184,7 @@ def test_one_that_is_right(faulty_npu: ModuleType, programs: Path, tmp_path: Pat
 
 def test_a_hang_is_ended_and_loses_the_device(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
     outcome, phases, _ = apart(faulty(faulty_npu, "hang"), programs, tmp_path, running=0.5)
-    assert (outcome.status, outcome.lost, phases[-1]) == (Status.HUNG, True, RUNNING)
+    assert (outcome.status, outcome.lost, phases[-1]) == (ItemStatus.HUNG, True, RUNNING)
     assert outcome.message == (
         "no end of running within 0.5 s, so its process was killed; the device may answer no more until it "
         "is reset"
@@ -193,13 +195,13 @@ def test_a_compiler_that_hangs_loses_no_device(
     faulty_npu: ModuleType, programs: Path, tmp_path: Path
 ) -> None:
     outcome, _, _ = apart(faulty_npu.healthy_backend, programs, tmp_path, starting=0.001)
-    assert (outcome.status, outcome.lost) == (Status.HUNG, False)
+    assert (outcome.status, outcome.lost) == (ItemStatus.HUNG, False)
     assert outcome.message == "no end of starting within 0.001 s, so its process was killed"
 
 
 def test_a_crash_is_an_outcome(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
     outcome, _, _ = apart(faulty(faulty_npu, "crash"), programs, tmp_path)
-    assert (outcome.status, outcome.lost) == (Status.CRASHED, False)
+    assert (outcome.status, outcome.lost) == (ItemStatus.CRASHED, False)
     assert outcome.message == "its process ended by SIGSEGV while running"
 
 
@@ -217,13 +219,13 @@ def test_a_run_may_take_what_the_runtime_gives_it(monkeypatch: pytest.MonkeyPatc
 
 
 def test_after_a_lost_device_nothing_is_run() -> None:
-    items = [Item("kernel", "gemm", case) for case in range(4)]
-    asked: list[Item] = []
+    items = [ComparisonItem("kernel", "gemm", case) for case in range(4)]
+    asked: list[ComparisonItem] = []
 
-    def compare_one(item: Item, on_phase: Any) -> Outcome:
+    def compare_one(item: ComparisonItem, on_phase: Any) -> ItemOutcome:
         on_phase(RUNNING)
         asked.append(item)
-        return Outcome(item, Status.FAILED if item.case else Status.SAME, lost=item.case == 1)
+        return ItemOutcome(item, ItemStatus.FAILED if item.case else ItemStatus.SAME, lost=item.case == 1)
 
     told: list[str] = []
     outcomes = list(compare_all(items, compare_one, lambda item, phase: told.append(f"{item} {phase}"), {}))
@@ -234,24 +236,27 @@ def test_after_a_lost_device_nothing_is_run() -> None:
 
 
 def test_a_crash_does_not_end_the_comparison() -> None:
-    def compare_one(item: Item, _: Any) -> Outcome:
-        return Outcome(item, Status.SAME if item.case else Status.CRASHED)
+    def compare_one(item: ComparisonItem, _: Any) -> ItemOutcome:
+        return ItemOutcome(item, ItemStatus.SAME if item.case else ItemStatus.CRASHED)
 
-    items = [Item("kernel", "gemm", case) for case in range(2)]
-    assert [o.status for o in compare_all(items, compare_one, print, {})] == [Status.CRASHED, Status.SAME]
+    items = [ComparisonItem("kernel", "gemm", case) for case in range(2)]
+    assert [o.status for o in compare_all(items, compare_one, print, {})] == [
+        ItemStatus.CRASHED,
+        ItemStatus.SAME,
+    ]
 
 
 def test_the_log_is_named_in_the_outcome(faulty_npu: ModuleType, programs: Path, tmp_path: Path) -> None:
-    outcome = in_processes(faulty(faulty_npu, "wedge"), programs, tmp_path)(ITEM, print)
-    assert (outcome.status, outcome.lost, outcome.log) == (Status.FAILED, True, "kernel-narrow-1.log")
+    outcome = subprocess_comparer(faulty(faulty_npu, "wedge"), programs, tmp_path)(ITEM, print)
+    assert (outcome.status, outcome.lost, outcome.log) == (ItemStatus.FAILED, True, "kernel-narrow-1.log")
     assert (tmp_path / outcome.log).is_file()
 
 
 def test_the_record_is_json_whatever_was_found(tmp_path: Path) -> None:
-    distances = {"exact": Distance(math.inf, math.inf, 3), "bfp16": Distance(math.nan, 2.0, 3)}
+    distances = {"exact": ResultDistance(math.inf, math.inf, 3), "bfp16": ResultDistance(math.nan, 2.0, 3)}
     worst = Worst((1, 2), math.nan, 1.0)
-    finding = Finding("q_gemm", 1, "gemm", "q", Verdict.DIFFERS, "bfp16", distances, 8, 3, worst)
-    save([Outcome(ITEM, Status.DIFFERS, (finding,))], "npu", tmp_path / "compare.json")
+    finding = ResultFinding("q_gemm", 1, "gemm", "q", ResultVerdict.DIFFERS, "bfp16", distances, 8, 3, worst)
+    save([ItemOutcome(ITEM, ItemStatus.DIFFERS, (finding,))], "npu", tmp_path / "compare.json")
     record = json.loads((tmp_path / "compare.json").read_text())
     assert record["right"] is False
     (entry,) = record["items"]

@@ -8,34 +8,36 @@ from typing import Any
 
 import pytest
 
-from aerie.board.compare.items import Item, draw, plan_of
-from aerie.board.compare.judging import judge
-from aerie.board.compare.measuring import JUDGING, RUNNING, measure
-from aerie.board.compare.records import Outcome, Status, Verdict, details
+from aerie.board.compare.item_run import JUDGING, RUNNING, run_item
+from aerie.board.compare.items import ComparisonItem, plan_item, random_arguments
+from aerie.board.compare.records import ItemOutcome, ItemStatus, ResultVerdict, details
+from aerie.board.compare.result_check import check_results
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16, f32
-from aerie.kernel_builder.kernels import registry
-from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.kernel_builder.kernels import all_kernels
+from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 
-GEMM = Item("kernel", "gemm")
+GEMM = ComparisonItem("kernel", "gemm")
 """64 x 256 x 128, 32 cores with tiles of 8 x 32."""
-PROGRAM = Item("program", "o_ffn")
+PROGRAM = ComparisonItem("program", "o_ffn")
 
 
-def outcome_of(item: Item, argument: str, fault: Any, faulty_npu: ModuleType, programs: Path) -> Outcome:
-    table = plan_of(item).arguments
+def outcome_of(
+    item: ComparisonItem, argument: str, fault: Any, faulty_npu: ModuleType, programs: Path
+) -> ItemOutcome:
+    table = plan_item(item).arguments
     backend = faulty_npu.faulty_backend(item.name, table.slot(argument), table[argument], fault)
-    return measure(item, backend, programs, lambda phase: None)
+    return run_item(item, backend, programs, lambda phase: None)
 
 
-def told(outcome: Outcome) -> str:
+def told(outcome: ItemOutcome) -> str:
     return "\n".join(details([outcome]))
 
 
 def test_one_that_is_right(faulty_npu: ModuleType, programs: Path) -> None:
     phases: list[str] = []
-    outcome = measure(GEMM, faulty_npu.healthy_backend(), programs, phases.append)
-    assert outcome.status is Status.SAME
-    assert (outcome.guilty, outcome.numerics, told(outcome)) == (None, "bfp16", "")
+    outcome = run_item(GEMM, faulty_npu.healthy_backend(), programs, phases.append)
+    assert outcome.status is ItemStatus.SAME
+    assert (outcome.first_failure, outcome.numerics, told(outcome)) == (None, "bfp16", "")
     assert phases[-2:] == [RUNNING, JUDGING]
     (finding,) = outcome.findings
     assert finding.distances["bfp16"].differing == 0
@@ -57,15 +59,17 @@ def test_one_that_is_right(faulty_npu: ModuleType, programs: Path) -> None:
 )
 def test_faults_of_a_kernel(fault: str, words: list[str], faulty_npu: ModuleType, programs: Path) -> None:
     outcome = outcome_of(GEMM, "c", getattr(faulty_npu, fault), faulty_npu, programs)
-    assert outcome.status is Status.DIFFERS
+    assert outcome.status is ItemStatus.DIFFERS
     assert outcome.numerics == "exact" or fault == "double"
     text = told(outcome)
     assert [word for word in words if word not in text] == [], text
 
 
 def test_cores_that_round_down(faulty_npu: ModuleType, programs: Path) -> None:
-    outcome = measure(Item("kernel", "eltwise_add", 3), faulty_npu.flooring_backend(), programs, print)
-    assert outcome.status is Status.DIFFERS
+    outcome = run_item(
+        ComparisonItem("kernel", "eltwise_add", 3), faulty_npu.flooring_backend(), programs, print
+    )
+    assert outcome.status is ItemStatus.DIFFERS
     assert "rounded towards minus infinity instead of to the nearest: 100.0% of all elements" in told(outcome)
 
 
@@ -84,7 +88,7 @@ def test_a_result_of_the_run_before(faulty_npu: ModuleType, programs: Path) -> N
 
 def test_an_answer_that_changes_from_run_to_run(faulty_npu: ModuleType, programs: Path) -> None:
     outcome = outcome_of(GEMM, "c", faulty_npu.flip_first, faulty_npu, programs)
-    assert outcome.status is Status.UNSTEADY
+    assert outcome.status is ItemStatus.UNSTEADY
     assert outcome.message == "two runs on the same numbers differ: c in 1 of 8192 elements"
 
 
@@ -107,18 +111,20 @@ def two_launches() -> ProgramPlan:
             ("sum", Role.OUTPUT),
         )
     )
-    narrow = Step("lower", "narrow", table, {"x": "x", "out": "low"})
+    narrow = LaunchPlan("lower", "narrow", table, {"x": "x", "out": "low"})
     return ProgramPlan(
-        "two", arguments, (narrow, Step("add", "eltwise_add", table, {"a": "low", "b": "y", "out": "sum"}))
+        "two",
+        arguments,
+        (narrow, LaunchPlan("add", "eltwise_add", table, {"a": "low", "b": "y", "out": "sum"})),
     )
 
 
 def held_by(plan: ProgramPlan, fault: str = "") -> dict[str, Any]:
     """Every argument after a run, `fault` doubled as soon as it is written."""
-    held = draw(plan, 1)
-    for step in plan.steps:
+    held = random_arguments(plan, 1)
+    for step in plan.launches:
         read = {inner: held[outer] for inner, outer in step.wiring.items() if outer in held}
-        (made,) = registry()[step.kernel].reference(step.parameters, read).values()
+        (made,) = all_kernels()[step.kernel].reference(step.parameters, read).values()
         outer = step.wiring["out"]
         held[outer] = made * 2 if outer == fault else made
     return held
@@ -129,30 +135,30 @@ def test_a_launch_is_judged_on_what_it_read(fault: str, guilty: list[str]) -> No
     """A launch that is right on wrong numbers is not blamed for them."""
     plan = two_launches()
     held = held_by(plan, fault)
-    findings = list(judge(plan, held, held))
+    findings = list(check_results(plan, held, held))
     assert [finding.launch for finding in findings] == ["lower", "add"]
-    assert [f.launch for f in findings if f.verdict is Verdict.DIFFERS] == guilty
-    outcome = Outcome(PROGRAM, Status.DIFFERS, tuple(findings))
+    assert [f.launch for f in findings if f.verdict is ResultVerdict.DIFFERS] == guilty
+    outcome = ItemOutcome(PROGRAM, ItemStatus.DIFFERS, tuple(findings))
     if guilty:
         position = [finding.launch for finding in findings].index(guilty[0])
         assert told(outcome).startswith(f"o_ffn: first at fault, launch {position} {guilty[0]} (")
         assert "off by a constant factor of 2" in told(outcome)
-    assert (outcome.guilty is None) == (not guilty)
+    assert (outcome.first_failure is None) == (not guilty)
 
 
 def test_a_run_that_fails(faulty_npu: ModuleType, programs: Path) -> None:
     outcome = outcome_of(GEMM, "c", faulty_npu.time_out, faulty_npu, programs)
-    assert (outcome.status, outcome.lost) == (Status.FAILED, False)
+    assert (outcome.status, outcome.lost) == (ItemStatus.FAILED, False)
     assert "ERT_CMD_STATE_TIMEOUT" in outcome.message
 
 
 def test_a_run_that_leaves_the_device_wedged(faulty_npu: ModuleType, programs: Path) -> None:
     outcome = outcome_of(GEMM, "c", faulty_npu.wedge, faulty_npu, programs)
-    assert (outcome.status, outcome.lost) == (Status.FAILED, True)
+    assert (outcome.status, outcome.lost) == (ItemStatus.FAILED, True)
     assert "the NPU is wedged" in outcome.message
 
 
 def test_a_program_that_is_not_compiled(faulty_npu: ModuleType, tmp_path: Path) -> None:
-    outcome = measure(Item("kernel", "narrow", 1), faulty_npu.failing_backend(), tmp_path, print)
-    assert outcome.status is Status.NOT_COMPILED
+    outcome = run_item(ComparisonItem("kernel", "narrow", 1), faulty_npu.failing_backend(), tmp_path, print)
+    assert outcome.status is ItemStatus.NOT_COMPILED
     assert "out of shim channels" in outcome.message

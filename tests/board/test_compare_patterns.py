@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aerie.board.compare.patterns import patterns, place, ranges
+from aerie.board.compare.error_patterns import describe_positions, describe_ranges, patterns
 
 Array = np.ndarray[Any, Any]
 
@@ -85,7 +85,7 @@ def test_bits_cut_off() -> None:
     def cut(array: Array) -> None:
         array.view(np.uint64)[...] &= np.uint64(0xFFFF_F000_0000_0000)
 
-    assert "100% of them are nearer to zero than wanted: bits are cut off instead of rounded" in said(cut)
+    assert "100% of them are nearer to zero than expected: bits are cut off instead of rounded" in said(cut)
 
 
 def test_a_bias() -> None:
@@ -117,7 +117,7 @@ def test_something_is_said_of_whatever_is_wrong(seed: int, rows: int, columns: i
     got = np.where(wrong, rng.choice([0.0, np.nan, np.inf, 1e30, 3.0], (rows, columns)), want)
     wrong = got != want
     assert all(patterns(got, want, wrong, None, {}))
-    assert place(wrong)
+    assert describe_positions(wrong)
 
 
 @pytest.mark.parametrize(
@@ -133,10 +133,10 @@ def test_something_is_said_of_whatever_is_wrong(seed: int, rows: int, columns: i
 def test_where_they_are(region: Any, words: str) -> None:
     wrong = np.zeros((16, 32), bool)
     wrong[region] = True
-    assert place(wrong) == words
+    assert describe_positions(wrong) == words
 
 
 def test_where_they_are_in_a_vector_or_all_over() -> None:
-    assert place(np.arange(16) == 3) == "elements 3"
-    assert place(np.eye(8, dtype=bool)) == "scattered over rows 0-7, columns 0-7"
-    assert ranges(np.arange(0, 100, 2), most=2) == "0, 2 and 48 more ranges"
+    assert describe_positions(np.arange(16) == 3) == "elements 3"
+    assert describe_positions(np.eye(8, dtype=bool)) == "scattered over rows 0-7, columns 0-7"
+    assert describe_ranges(np.arange(0, 100, 2), max_ranges=2) == "0, 2 and 48 more ranges"

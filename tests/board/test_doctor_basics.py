@@ -10,7 +10,7 @@ import pytest
 from made_up_machine import machine, put, tool
 
 from aerie.board.doctor import basics
-from aerie.board.doctor.machine import Status
+from aerie.board.doctor.machine import CheckStatus
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common import cpu
 
@@ -18,54 +18,54 @@ from aerie.common import cpu
 @pytest.mark.parametrize(
     ("version", "status"),
     [
-        ((3, 9, 1), Status.FAILED),
-        ((3, 10, 4), Status.FAILED),
-        ((3, 11, 0), Status.OK),
-        ((3, 14, 2), Status.OK),
-        ((3, 15, 0), Status.WARNING),
+        ((3, 9, 1), CheckStatus.FAILED),
+        ((3, 10, 4), CheckStatus.FAILED),
+        ((3, 11, 0), CheckStatus.OK),
+        ((3, 14, 2), CheckStatus.OK),
+        ((3, 15, 0), CheckStatus.WARNING),
     ],
 )
-def test_python(tmp_path: Path, version: tuple[int, ...], status: Status) -> None:
+def test_python(tmp_path: Path, version: tuple[int, ...], status: CheckStatus) -> None:
     finding = basics.python(machine(tmp_path), version)
     assert finding.status is status
-    assert finding.found.startswith(".".join(map(str, version)))
-    assert ("PYTHON=python3.12" in finding.fix) == (status is not Status.OK)
+    assert finding.actual.startswith(".".join(map(str, version)))
+    assert ("PYTHON=python3.12" in finding.fix) == (status is not CheckStatus.OK)
 
 
 @pytest.mark.parametrize(
     ("release", "libc", "status"),
     [
-        ("6.14.0-27-generic", "glibc 2.39", Status.OK),
-        ("6.8.0-41-generic", "glibc 2.39", Status.WARNING),
-        ("6.14.0", "glibc 2.31", Status.WARNING),
-        ("garbage", "", Status.WARNING),
+        ("6.14.0-27-generic", "glibc 2.39", CheckStatus.OK),
+        ("6.8.0-41-generic", "glibc 2.39", CheckStatus.WARNING),
+        ("6.14.0", "glibc 2.31", CheckStatus.WARNING),
+        ("garbage", "", CheckStatus.WARNING),
     ],
 )
-def test_system(tmp_path: Path, release: str, libc: str, status: Status) -> None:
+def test_system(tmp_path: Path, release: str, libc: str, status: CheckStatus) -> None:
     put(tmp_path, "/proc/sys/kernel/osrelease", release)
     put(tmp_path, "/etc/os-release", 'NAME="Ubuntu"\nPRETTY_NAME="Ubuntu 24.04.3 LTS"\n')
     finding = basics.system(machine(tmp_path), "linux", libc)
     assert finding.status is status
-    assert finding.found.startswith(f"Ubuntu 24.04.3 LTS, Linux {release}")
+    assert finding.actual.startswith(f"Ubuntu 24.04.3 LTS, Linux {release}")
 
 
 def test_another_system(tmp_path: Path) -> None:
     finding = basics.system(machine(tmp_path), "darwin", "")
-    assert finding.status is Status.FAILED
+    assert finding.status is CheckStatus.FAILED
     assert "docs/how-to/install.md" in finding.fix
 
 
 @pytest.mark.parametrize(
     ("said", "status"),
     [
-        ("g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", Status.OK),
-        ("g++ (GCC) 10.2.1 20210110", Status.FAILED),
-        ("Ubuntu clang version 18.1.3 (1ubuntu1)", Status.OK),
-        ("clang version 12.0.0", Status.FAILED),
-        ("a compiler of my own", Status.UNKNOWN),
+        ("g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", CheckStatus.OK),
+        ("g++ (GCC) 10.2.1 20210110", CheckStatus.FAILED),
+        ("Ubuntu clang version 18.1.3 (1ubuntu1)", CheckStatus.OK),
+        ("clang version 12.0.0", CheckStatus.FAILED),
+        ("a compiler of my own", CheckStatus.UNKNOWN),
     ],
 )
-def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, status: Status) -> None:
+def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, status: CheckStatus) -> None:
     compiler = tool(tmp_path / "cxx", f"echo '{said}'")
     monkeypatch.setenv("VNPU_CXX", str(compiler))
     assert basics.compiler(machine(tmp_path)).status is status
@@ -74,8 +74,8 @@ def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, st
 def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VNPU_CXX", str(tool(tmp_path / "cxx", "exit 4")))
     finding = basics.compiler(machine(tmp_path))
-    assert finding.status is Status.FAILED
-    assert "it ended with exit code 4" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "it ended with exit code 4" in finding.actual
 
 
 def test_what_was_compiled_runs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,60 +86,60 @@ def test_what_was_compiled_runs_without_a_compiler(tmp_path: Path, monkeypatch: 
     put(tmp_path, "built/compilers.json", known)
     monkeypatch.setenv("VNPU_CACHE", str(tmp_path / "built"))
     finding = basics.compiler(machine(tmp_path))
-    assert finding.status is Status.WARNING
-    assert finding.found == "none; what g++ (GCC) 13.2.0 compiled runs, and nothing else can be compiled"
+    assert finding.status is CheckStatus.WARNING
+    assert finding.actual == "none; what g++ (GCC) 13.2.0 compiled runs, and nothing else can be compiled"
     assert "apt install g++" in finding.fix
 
 
 def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("VNPU_CXX", "no-such-compiler")
     finding = basics.compiler(machine(tmp_path))
-    assert (finding.status, finding.found) == (Status.FAILED, "none that can be used")
+    assert (finding.status, finding.actual) == (CheckStatus.FAILED, "no usable compiler")
     assert "apt install g++" in finding.fix
 
 
 @pytest.mark.parametrize(
     ("sets", "status", "found"),
     [
-        (cpu.X86_SETS[:2], Status.OK, "AVX2, AVX-512"),
-        (cpu.ARM_SETS, Status.OK, "NEON, NEON with BF16"),
-        ((), Status.WARNING, "none that is known, on "),
+        (cpu.X86_SETS[:2], CheckStatus.OK, "AVX2, AVX-512"),
+        (cpu.ARM_SETS, CheckStatus.OK, "NEON, NEON with BF16"),
+        ((), CheckStatus.WARNING, "none known, on "),
     ],
 )
 def test_instructions(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     sets: tuple[cpu.InstructionSet, ...],
-    status: Status,
+    status: CheckStatus,
     found: str,
 ) -> None:
     monkeypatch.setattr(cpu, "instruction_sets", lambda: sets)
     finding = basics.instructions(machine(tmp_path))
     assert finding.status is status
-    assert finding.found.startswith(found)
+    assert finding.actual.startswith(found)
 
 
 @pytest.mark.parametrize(
     ("meminfo", "status", "found"),
     [
-        ("MemTotal: 32000000 kB\nMemAvailable: 16777216 kB\n", Status.OK, "16.0 GiB free"),
-        ("MemAvailable:  524288 kB\n", Status.WARNING, "512 MiB free"),
-        ("garbage", Status.UNKNOWN, "/proc/meminfo does not say"),
-        (None, Status.UNKNOWN, "/proc/meminfo does not say"),
+        ("MemTotal: 32000000 kB\nMemAvailable: 16777216 kB\n", CheckStatus.OK, "16.0 GiB free"),
+        ("MemAvailable:  524288 kB\n", CheckStatus.WARNING, "512 MiB free"),
+        ("garbage", CheckStatus.UNKNOWN, "unknown: /proc/meminfo has no usable number"),
+        (None, CheckStatus.UNKNOWN, "unknown: /proc/meminfo has no usable number"),
     ],
 )
-def test_memory(tmp_path: Path, meminfo: str | None, status: Status, found: str) -> None:
+def test_memory(tmp_path: Path, meminfo: str | None, status: CheckStatus, found: str) -> None:
     if meminfo is not None:
         put(tmp_path, "/proc/meminfo", meminfo)
     finding = basics.memory(machine(tmp_path))
-    assert (finding.status, finding.found) == (status, found)
+    assert (finding.status, finding.actual) == (status, found)
 
 
-@pytest.mark.parametrize(("free", "status"), [(6 << 30, Status.OK), (100 << 20, Status.WARNING)])
-def test_disk(tmp_path: Path, free: int, status: Status) -> None:
+@pytest.mark.parametrize(("free", "status"), [(6 << 30, CheckStatus.OK), (100 << 20, CheckStatus.WARNING)])
+def test_disk(tmp_path: Path, free: int, status: CheckStatus) -> None:
     finding = basics.disk(machine(tmp_path / "not" / "there"), lambda _: free)
     assert finding.status is status
-    assert finding.found.endswith(f"free at {tmp_path}")
+    assert finding.actual.endswith(f"free at {tmp_path}")
 
 
 def test_disk_that_does_not_answer(tmp_path: Path) -> None:
@@ -147,24 +147,24 @@ def test_disk_that_does_not_answer(tmp_path: Path) -> None:
         raise PermissionError(13, "Permission denied")
 
     finding = basics.disk(machine(tmp_path), refuse)
-    assert finding.status is Status.UNKNOWN
-    assert "Permission denied" in finding.found
+    assert finding.status is CheckStatus.UNKNOWN
+    assert "Permission denied" in finding.actual
 
 
 def test_cache_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     finding = basics.cache(machine(tmp_path))
-    assert finding.status is Status.OK
-    assert re.fullmatch(rf"{tmp_path}, .* of ours, can be written", finding.found)
+    assert finding.status is CheckStatus.OK
+    assert re.fullmatch(rf"{tmp_path}, .* of ours, can be written", finding.actual)
     monkeypatch.setattr("aerie.common.folders.is_usable", lambda _: False)
     monkeypatch.setenv("VNPU_CACHE", "off")
     finding = basics.cache(machine(tmp_path))
-    assert (finding.status, finding.found) == (
-        Status.FAILED,
+    assert (finding.status, finding.actual) == (
+        CheckStatus.FAILED,
         f"{tmp_path}, 0 bytes of ours, cannot be written",
     )
     assert finding.fix == "name one that can be written with AERIE_CACHE=/path/to/folder"
     put(tmp_path, f"programs/virtual/o_ffn-{'0' * 16}.elf", "x")
-    assert basics.cache(machine(tmp_path)).status is Status.WARNING  # what is compiled runs
+    assert basics.cache(machine(tmp_path)).status is CheckStatus.WARNING  # what is compiled runs
 
 
 def free(root: Path, kib: int) -> None:
@@ -174,20 +174,20 @@ def free(root: Path, kib: int) -> None:
 def test_the_demo(tmp_path: Path) -> None:
     free(tmp_path, 8 << 20)
     finding = basics.checkpoint(machine(tmp_path))
-    assert finding.status is Status.OK
-    assert finding.found.startswith("demo, 6 layers, ")
+    assert finding.status is CheckStatus.OK
+    assert finding.actual.startswith("demo, 6 layers, ")
 
 
 def test_too_large(tmp_path: Path) -> None:
     free(tmp_path, 1024)
     finding = basics.checkpoint(machine(tmp_path))
-    assert finding.status is Status.FAILED
-    assert "(weights 10 MiB, activations 1 MiB, " in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "(weights 10 MiB, activations 1 MiB, " in finding.actual
     assert "take a smaller model: 1 MiB are free" in finding.fix
 
 
 def test_memory_that_cannot_be_told_refuses_nothing(tmp_path: Path) -> None:
-    assert basics.checkpoint(machine(tmp_path)).status is Status.OK
+    assert basics.checkpoint(machine(tmp_path)).status is CheckStatus.OK
 
 
 @pytest.mark.parametrize(
@@ -196,8 +196,8 @@ def test_memory_that_cannot_be_told_refuses_nothing(tmp_path: Path) -> None:
 )
 def test_no_checkpoint(tmp_path: Path, name: str, said: str) -> None:
     finding = basics.checkpoint(machine(tmp_path, model=name))
-    assert finding.status is Status.FAILED
-    assert said in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert said in finding.actual
 
 
 @pytest.mark.parametrize(
@@ -208,12 +208,12 @@ def test_broken_checkpoint(tmp_path: Path, broken: str, said: str) -> None:
     shutil.copytree(DEMO_FOLDER, folder)
     (folder / broken).write_text("garbage")
     finding = basics.checkpoint(machine(tmp_path, model=str(folder)))
-    assert finding.status is Status.FAILED
-    assert said in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert said in finding.actual
 
 
 def test_an_id_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     finding = basics.checkpoint(machine(tmp_path, model="nobody/such-a-model"))
-    assert finding.status is Status.WARNING
-    assert finding.found == "nobody/such-a-model is not on this machine yet"
+    assert finding.status is CheckStatus.WARNING
+    assert finding.actual == "nobody/such-a-model is not on this machine yet"

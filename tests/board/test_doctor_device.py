@@ -12,7 +12,7 @@ import pytest
 from made_up_machine import machine, put, tool, with_pyxrt
 
 from aerie.board.doctor import device
-from aerie.board.doctor.machine import Status
+from aerie.board.doctor.machine import CheckStatus
 from aerie.runtime.npu import versions
 
 TABLE = """System Configuration
@@ -53,58 +53,58 @@ def with_xrt_smi(folder: Path, output: str) -> Mapping[str, str]:
 def test_node(tmp_path: Path) -> None:
     owner(tmp_path)
     finding = device.node(machine(tmp_path))
-    assert (finding.status, finding.found) == (Status.OK, "/dev/accel/accel0")
+    assert (finding.status, finding.actual) == (CheckStatus.OK, "/dev/accel/accel0")
 
 
 def test_no_node(tmp_path: Path) -> None:
-    assert device.node(machine(tmp_path)).status is Status.FAILED
+    assert device.node(machine(tmp_path)).status is CheckStatus.FAILED
 
 
 def test_node_of_others(tmp_path: Path) -> None:
     owner(tmp_path)
-    finding = device.node(machine(tmp_path), may=lambda path, mode: False)
-    assert finding.status is Status.FAILED
-    assert "not open to this user" in finding.found
+    finding = device.node(machine(tmp_path), can_access=lambda path, mode: False)
+    assert finding.status is CheckStatus.FAILED
+    assert "not open to this user" in finding.actual
     assert "usermod -aG render" in finding.fix
 
 
 def test_driver(tmp_path: Path) -> None:
     owner(tmp_path)
     finding = device.driver(machine(tmp_path))
-    assert (finding.status, finding.found) == (Status.OK, "amdxdna 0.1 (Linux 6.14.0-27-generic)")
+    assert (finding.status, finding.actual) == (CheckStatus.OK, "amdxdna 0.1 (Linux 6.14.0-27-generic)")
 
 
 def test_no_driver(tmp_path: Path) -> None:
     finding = device.driver(machine(tmp_path))
-    assert finding.status is Status.FAILED
+    assert finding.status is CheckStatus.FAILED
     assert "modprobe amdxdna" in finding.fix
 
 
 def test_driver_of_a_device_without_a_node(tmp_path: Path) -> None:
     put(tmp_path, "/sys/module/amdxdna/drivers/pci:amdxdna/0000:c5:00.1/uevent")
-    assert device.driver(machine(tmp_path)).status is Status.OK
-    assert device.node(machine(tmp_path)).status is Status.FAILED
+    assert device.driver(machine(tmp_path)).status is CheckStatus.OK
+    assert device.node(machine(tmp_path)).status is CheckStatus.FAILED
 
 
 def test_driver_without_a_device(tmp_path: Path) -> None:
     put(tmp_path, "/sys/module/amdxdna/version", "0.1")
     finding = device.driver(machine(tmp_path))
-    assert finding.status is Status.FAILED
-    assert "found no device it could start" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "found no device it could start" in finding.actual
     assert "power cycle" in finding.fix
 
 
 @pytest.mark.parametrize(
     ("told", "status"),
     [
-        ("1.1.2.65", Status.OK),
-        ("255.0.11.71", Status.OK),
-        ("1.0.7.123", Status.WARNING),
-        ("garbage", Status.WARNING),
-        (None, Status.WARNING),
+        ("1.1.2.65", CheckStatus.OK),
+        ("255.0.11.71", CheckStatus.OK),
+        ("1.0.7.123", CheckStatus.WARNING),
+        ("garbage", CheckStatus.WARNING),
+        (None, CheckStatus.WARNING),
     ],
 )
-def test_firmware(tmp_path: Path, told: str | None, status: Status) -> None:
+def test_firmware(tmp_path: Path, told: str | None, status: CheckStatus) -> None:
     owner(tmp_path, firmware=told)
     assert device.firmware(machine(tmp_path)).status is status
 
@@ -112,16 +112,16 @@ def test_firmware(tmp_path: Path, told: str | None, status: Status) -> None:
 @pytest.mark.parametrize(
     ("soft", "hard", "status"),
     [
-        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, Status.OK),
-        (4 << 30, 4 << 30, Status.WARNING),
-        (64 << 20, resource.RLIM_INFINITY, Status.FAILED),
-        (8 << 20, 8 << 20, Status.FAILED),
+        (resource.RLIM_INFINITY, resource.RLIM_INFINITY, CheckStatus.OK),
+        (4 << 30, 4 << 30, CheckStatus.WARNING),
+        (64 << 20, resource.RLIM_INFINITY, CheckStatus.FAILED),
+        (8 << 20, 8 << 20, CheckStatus.FAILED),
     ],
 )
-def test_memlock(tmp_path: Path, soft: int, hard: int, status: Status) -> None:
+def test_memlock(tmp_path: Path, soft: int, hard: int, status: CheckStatus) -> None:
     finding = device.memlock(machine(tmp_path), limits=lambda which: (soft, hard))
     assert finding.status is status
-    assert ("prlimit" in finding.fix) == (status is not Status.OK)
+    assert ("prlimit" in finding.fix) == (status is not CheckStatus.OK)
 
 
 @pytest.mark.parametrize(
@@ -130,36 +130,37 @@ def test_memlock(tmp_path: Path, soft: int, hard: int, status: Status) -> None:
 def test_npu2(tmp_path: Path, name: str) -> None:
     owner(tmp_path, name)
     finding = device.npu(machine(tmp_path))
-    assert (finding.status, finding.found) == (Status.OK, f"npu2: '{name}'")
+    assert (finding.status, finding.actual) == (CheckStatus.OK, f"npu2: '{name}'")
 
 
 def test_npu1(tmp_path: Path) -> None:
     owner(tmp_path, "RyzenAI-npu1")
     finding = device.npu(machine(tmp_path))
-    assert finding.status is Status.FAILED
-    assert "is an npu1" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "is an npu1" in finding.actual
 
 
 @pytest.mark.parametrize("name", ["RyzenAI-npu3", "RyzenAI-npu10", "something new"])
 def test_an_unknown_npu(tmp_path: Path, name: str) -> None:
     owner(tmp_path, name)
     finding = device.npu(machine(tmp_path))
-    assert finding.status is Status.UNKNOWN
-    assert "not one that Aerie knows" in finding.found
+    assert finding.status is CheckStatus.UNKNOWN
+    assert "not one that Aerie knows" in finding.actual
 
 
 def test_an_npu_without_a_name(tmp_path: Path) -> None:
     owner(tmp_path, name=None)
     finding = device.npu(machine(tmp_path))
-    assert finding.status is Status.UNKNOWN
-    assert finding.found == "unknown: neither the driver nor xrt-smi names a device"
+    assert finding.status is CheckStatus.UNKNOWN
+    assert finding.actual == "unknown: neither the driver nor xrt-smi names a device"
 
 
 @pytest.mark.parametrize("table", [TABLE, PLAIN])
 @pytest.mark.parametrize(
-    ("name", "status"), [("NPU Strix", Status.OK), ("RyzenAI-npu1", Status.FAILED), ("new", Status.UNKNOWN)]
+    ("name", "status"),
+    [("NPU Strix", CheckStatus.OK), ("RyzenAI-npu1", CheckStatus.FAILED), ("new", CheckStatus.UNKNOWN)],
 )
-def test_what_xrt_smi_says(tmp_path: Path, table: str, name: str, status: Status) -> None:
+def test_what_xrt_smi_says(tmp_path: Path, table: str, name: str, status: CheckStatus) -> None:
     owner(tmp_path, name=None)
     examined = machine(tmp_path, environ=with_xrt_smi(tmp_path, table.replace("NAME", name)))
     assert device.xrt_smi_names(examined) == [name]
@@ -169,20 +170,20 @@ def test_what_xrt_smi_says(tmp_path: Path, table: str, name: str, status: Status
 def test_two_names_that_do_not_fit_together(tmp_path: Path) -> None:
     owner(tmp_path, "RyzenAI-npu4")
     finding = device.npu(machine(tmp_path, environ=with_xrt_smi(tmp_path, PLAIN.replace("NAME", "Phoenix"))))
-    assert finding.status is Status.UNKNOWN
-    assert finding.found == "unknown: the names 'RyzenAI-npu4', 'Phoenix' are not of one kind"
+    assert finding.status is CheckStatus.UNKNOWN
+    assert finding.actual == "unknown: the names 'RyzenAI-npu4', 'Phoenix' are not of one kind"
 
 
 @pytest.mark.parametrize("output", ["", "garbage", "Device(s) Present\n  0 devices found\n", "\x00\xff[[["])
 def test_xrt_smi_that_names_nothing(tmp_path: Path, output: str) -> None:
     owner(tmp_path, name=None)
-    assert device.npu(machine(tmp_path, environ=with_xrt_smi(tmp_path, output))).status is Status.UNKNOWN
+    assert device.npu(machine(tmp_path, environ=with_xrt_smi(tmp_path, output))).status is CheckStatus.UNKNOWN
 
 
 def test_xrt_smi_that_fails(tmp_path: Path) -> None:
     environ = with_xrt_smi(tmp_path, "")
     tool(tmp_path / "bin" / "xrt-smi", "echo '[0000:66:00.1] : NPU Strix'", "exit 1")
-    assert device.npu(machine(tmp_path, environ=environ)).status is Status.UNKNOWN
+    assert device.npu(machine(tmp_path, environ=environ)).status is CheckStatus.UNKNOWN
 
 
 COMPLETE = '''
@@ -211,78 +212,78 @@ def install(root: Path, version: object) -> None:
 
 def test_no_xrt(tmp_path: Path) -> None:
     finding = device.xrt(machine(tmp_path))
-    assert finding.status is Status.FAILED
-    assert finding.found == f"no {tmp_path}/opt/xilinx/xrt"
+    assert finding.status is CheckStatus.FAILED
+    assert finding.actual == f"no {tmp_path}/opt/xilinx/xrt"
 
 
 def test_xrt_that_is_set_up(tmp_path: Path) -> None:
     install(tmp_path, "2.26.95")
     folder = tmp_path / "opt/xilinx/xrt"
     finding = device.xrt(machine(tmp_path, environ={"XILINX_XRT": str(folder)}))
-    assert (finding.status, finding.found) == (Status.OK, f"2.26.95 in {folder}")
+    assert (finding.status, finding.actual) == (CheckStatus.OK, f"2.26.95 in {folder}")
 
 
 def test_xrt_that_was_not_sourced(tmp_path: Path) -> None:
     install(tmp_path, "2.26.95")
     finding = device.xrt(machine(tmp_path))
-    assert finding.status is Status.WARNING
+    assert finding.status is CheckStatus.WARNING
     assert finding.fix == "source /opt/xilinx/xrt/setup.sh"
 
 
 def test_old_xrt(tmp_path: Path) -> None:
     install(tmp_path, "2.19.0")
     finding = device.xrt(machine(tmp_path))
-    assert finding.status is Status.WARNING  # whether its pyxrt will do is asked of pyxrt
-    assert finding.found.startswith("2.19.0")
+    assert finding.status is CheckStatus.WARNING  # whether its pyxrt will do is asked of pyxrt
+    assert finding.actual.startswith("2.19.0")
 
 
 @pytest.mark.parametrize("version", ["garbage", "", None, 7, ["2"]])
 def test_xrt_that_does_not_say(tmp_path: Path, version: object) -> None:
     install(tmp_path, version)
-    assert device.xrt(machine(tmp_path)).status is Status.UNKNOWN
+    assert device.xrt(machine(tmp_path)).status is CheckStatus.UNKNOWN
 
 
 @pytest.mark.parametrize("text", ["[]", "not json", '"2.26"'])
 def test_xrt_with_a_broken_version_file(tmp_path: Path, text: str) -> None:
     put(tmp_path, "/opt/xilinx/xrt/version.json", text)
-    assert device.xrt(machine(tmp_path)).status is Status.UNKNOWN
+    assert device.xrt(machine(tmp_path)).status is CheckStatus.UNKNOWN
 
 
 def test_pyxrt(tmp_path: Path) -> None:
     finding = device.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, COMPLETE)))
-    assert (finding.status, finding.found) == (Status.OK, str(tmp_path / "pyxrt.py"))
+    assert (finding.status, finding.actual) == (CheckStatus.OK, str(tmp_path / "pyxrt.py"))
 
 
 def test_no_pyxrt(tmp_path: Path) -> None:
     finding = device.pyxrt(machine(tmp_path))
-    assert (finding.status, finding.found) == (Status.FAILED, "missing")
+    assert (finding.status, finding.actual) == (CheckStatus.FAILED, "missing")
 
 
 def test_pyxrt_for_another_python(tmp_path: Path) -> None:
     put(tmp_path, "/opt/xilinx/xrt/python/pyxrt.cpython-38-x86_64-linux-gnu.so")
     finding = device.pyxrt(machine(tmp_path))
-    assert finding.status is Status.FAILED
-    assert "built as pyxrt.cpython-38-x86_64-linux-gnu.so, which this Python cannot import" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "built as pyxrt.cpython-38-x86_64-linux-gnu.so, which this Python cannot import" in finding.actual
     assert "PYTHON=" in finding.fix
 
 
 def test_pyxrt_that_cannot_load(tmp_path: Path) -> None:
     source = "raise ImportError('libxrt_coreutil.so.2: cannot open shared object file')"
     finding = device.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
-    assert finding.status is Status.FAILED
-    assert "libxrt_coreutil.so.2" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "libxrt_coreutil.so.2" in finding.actual
 
 
 def test_pyxrt_that_crashes(tmp_path: Path) -> None:
     source = "import os, signal; os.kill(os.getpid(), signal.SIGSEGV)"
     finding = device.pyxrt(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
-    assert finding.status is Status.FAILED
-    assert "SIGSEGV" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "SIGSEGV" in finding.actual
 
 
 def test_all_bindings(tmp_path: Path) -> None:
     finding = device.bindings(machine(tmp_path, environ=with_pyxrt(tmp_path, COMPLETE)))
-    assert (finding.status, finding.found) == (Status.OK, "all there")
+    assert (finding.status, finding.actual) == (CheckStatus.OK, "all there")
 
 
 @pytest.mark.parametrize(
@@ -298,9 +299,9 @@ def test_all_bindings(tmp_path: Path) -> None:
 def test_a_missing_binding(tmp_path: Path, line: str, attribute: str) -> None:
     source = COMPLETE.replace(line, "pass" if line[0] in "cd" else "")
     finding = device.bindings(machine(tmp_path, environ=with_pyxrt(tmp_path, source)))
-    assert finding.status is Status.FAILED
-    assert f"no {attribute}" in finding.found
-    assert finding.found.count("this pyxrt has no") == 1
+    assert finding.status is CheckStatus.FAILED
+    assert f"no {attribute}" in finding.actual
+    assert finding.actual.count("this pyxrt has no") == 1
     assert versions.XRT.version in finding.fix
 
 
@@ -308,5 +309,5 @@ def test_a_missing_binding(tmp_path: Path, line: str, attribute: str) -> None:
 def test_bindings_that_cannot_be_told(tmp_path: Path, said: str) -> None:
     python = tool(tmp_path / "python", f"echo '{said}'")
     finding = device.bindings(machine(tmp_path, python=str(python)))
-    assert finding.status is Status.UNKNOWN
-    assert "makes no sense" in finding.found
+    assert finding.status is CheckStatus.UNKNOWN
+    assert "makes no sense" in finding.actual

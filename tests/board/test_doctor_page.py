@@ -18,11 +18,11 @@ from made_up_machine import machine, put, tool
 from rich.console import Console
 
 from aerie.board.__main__ import main
-from aerie.board.doctor.checks import CHECKS, GOALS, NOT_SET_UP_WITHOUT, Check, examine_all, not_set_up
+from aerie.board.doctor.checks import CHECKS, GOALS, NOT_SET_UP_WITHOUT, DoctorCheck, not_set_up, run_checks
 from aerie.board.doctor.command import NOTHING_RUNS, SCHEMA, WORKS, exit_code, next_steps, print_page, record
-from aerie.board.doctor.machine import LONGEST, Finding, Machine, Status
+from aerie.board.doctor.machine import MAX_TEXT_LENGTH, CheckResult, CheckStatus, ExaminedMachine
 
-OK = Finding(Status.OK, "there", "there")
+OK = CheckResult(CheckStatus.OK, "there", "there")
 
 RAISED = (
     ValueError,
@@ -36,36 +36,39 @@ RAISED = (
 )
 
 
-def raising(error: type[BaseException]) -> Callable[[Machine], Finding]:
-    def look(_: Machine) -> Finding:
+def raising(error: type[BaseException]) -> Callable[[ExaminedMachine], CheckResult]:
+    def look(_: ExaminedMachine) -> CheckResult:
         raise error("on purpose")
 
     return look
 
 
 def check(
-    name: str, look: Callable[[Machine], Finding], needs: tuple[str, ...] = (), limit_s: float = 30.0
-) -> Check:
-    return Check(name, name, "layer", look, needs, limit_s)
+    name: str,
+    look: Callable[[ExaminedMachine], CheckResult],
+    needs: tuple[str, ...] = (),
+    limit_s: float = 30.0,
+) -> DoctorCheck:
+    return DoctorCheck(name, name, "layer", look, needs, limit_s)
 
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from((None, *RAISED)), max_size=8))
 def test_what_one_check_raises_is_its_own_loss(errors: list[type[BaseException] | None]) -> None:
     checks = [check(str(i), raising(error) if error else lambda _: OK) for i, error in enumerate(errors)]
-    results = examine_all(checks, Machine())
+    results = run_checks(checks, ExaminedMachine())
     assert list(results) == [str(i) for i in range(len(errors))]
     for finding, error in zip(results.values(), errors, strict=True):
-        assert finding.status is (Status.UNKNOWN if error else Status.OK)
+        assert finding.status is (CheckStatus.UNKNOWN if error else CheckStatus.OK)
         if error:
-            assert error.__name__ in finding.found
+            assert error.__name__ in finding.actual
             assert "defect of Aerie" in finding.fix
 
 
 def test_a_check_that_hangs() -> None:
     ever = threading.Event()
 
-    def stuck(_: Machine) -> Finding:
+    def stuck(_: ExaminedMachine) -> CheckResult:
         ever.wait()
         return OK
 
@@ -75,38 +78,41 @@ def test_a_check_that_hangs() -> None:
         check("beside", lambda _: OK),
     ]
     started = time.monotonic()
-    results = examine_all(checks, Machine())
+    results = run_checks(checks, ExaminedMachine())
     ever.set()
     assert time.monotonic() - started < 5
-    assert (results["stuck"].status, results["stuck"].found) == (Status.UNKNOWN, "no answer within 0.2 s")
-    assert results["above"].status is Status.SKIPPED
+    assert (results["stuck"].status, results["stuck"].actual) == (
+        CheckStatus.UNKNOWN,
+        "no answer within 0.2 s",
+    )
+    assert results["above"].status is CheckStatus.SKIPPED
     assert results["beside"] == OK
 
 
 @pytest.mark.parametrize(
     ("status", "above"),
     [
-        (Status.OK, Status.OK),
-        (Status.WARNING, Status.OK),
-        (Status.FAILED, Status.SKIPPED),
-        (Status.UNKNOWN, Status.SKIPPED),  # never taken for a yes
+        (CheckStatus.OK, CheckStatus.OK),
+        (CheckStatus.WARNING, CheckStatus.OK),
+        (CheckStatus.FAILED, CheckStatus.SKIPPED),
+        (CheckStatus.UNKNOWN, CheckStatus.SKIPPED),  # never taken for a yes
     ],
 )
-def test_what_is_built_upon(status: Status, above: Status) -> None:
-    checks = [check("below", lambda _: Finding(status, "", "")), check("above", lambda _: OK, ("below",))]
-    results = examine_all(checks, Machine())
+def test_what_is_built_upon(status: CheckStatus, above: CheckStatus) -> None:
+    checks = [check("below", lambda _: CheckResult(status, "", "")), check("above", lambda _: OK, ("below",))]
+    results = run_checks(checks, ExaminedMachine())
     assert results["above"].status is above
-    if above is Status.SKIPPED:
-        assert results["above"].found == "not looked at without below"
+    if above is CheckStatus.SKIPPED:
+        assert results["above"].actual == "not looked at without below"
 
 
 def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     child = tmp_path / "child"
     script = tool(tmp_path / "tool", "sleep 60 &", f"echo $! > {child}", "wait")
     started = time.monotonic()
-    answer = machine(tmp_path).ask([str(script)], limit_s=0.5)
+    answer = machine(tmp_path).run_tool([str(script)], limit_s=0.5)
     assert time.monotonic() - started < 5
-    assert answer.trouble == "no answer within 0.5 s"
+    assert answer.problem == "no answer within 0.5 s"
     process = Path("/proc") / child.read_text().strip()
     while process.exists() and "Z" not in (process / "stat").read_text().rpartition(")")[2]:
         assert time.monotonic() - started < 5
@@ -123,20 +129,20 @@ def test_a_tool_that_hangs_is_killed_with_its_children(tmp_path: Path) -> None:
     ],
 )
 def test_how_a_tool_ends(tmp_path: Path, line: str, trouble: str) -> None:
-    assert machine(tmp_path).ask([str(tool(tmp_path / "tool", line))]).trouble == trouble
+    assert machine(tmp_path).run_tool([str(tool(tmp_path / "tool", line))]).problem == trouble
 
 
 @pytest.mark.parametrize("command", [["/no/such/tool"], ["/"], ["a\0b"]])
 def test_what_cannot_be_started(tmp_path: Path, command: list[str]) -> None:
-    assert machine(tmp_path).ask(command).trouble.startswith("it could not be started")
+    assert machine(tmp_path).run_tool(command).problem.startswith("it could not be started")
 
 
 @given(st.text())
 def test_findings_are_safe_to_print(text: str) -> None:
-    finding = Finding(Status.OK, text, text, text).printable()
-    for shown in (finding.found, finding.wanted, finding.fix):
+    finding = CheckResult(CheckStatus.OK, text, text, text).printable()
+    for shown in (finding.actual, finding.required, finding.fix):
         assert all(letter.isprintable() for letter in shown)
-        assert len(shown) <= LONGEST + 4
+        assert len(shown) <= MAX_TEXT_LENGTH + 4
 
 
 READ_FILES = ("system", "memory", "disk", "driver", "node", "npu", "firmware", "memlock", "xrt")
@@ -168,8 +174,8 @@ def test_whatever_the_files_of_a_machine_say(contents: dict[str, bytes]) -> None
         for name, content in contents.items():
             put(Path(folder), name).write_bytes(content)
         checks = [each for each in CHECKS if each.name in READ_FILES]
-        results = examine_all(checks, machine(Path(folder)))
-    assert not [finding for finding in results.values() if "the check itself failed" in finding.found]
+        results = run_checks(checks, machine(Path(folder)))
+    assert not [finding for finding in results.values() if "the check itself failed" in finding.actual]
 
 
 def test_the_table_is_in_order() -> None:
@@ -182,41 +188,43 @@ def test_the_table_is_in_order() -> None:
 
 def test_a_whole_examination_of_a_bare_machine(tmp_path: Path) -> None:
     quick = [each for each in CHECKS if each.name != "virtual_npu"]
-    results = examine_all(quick, machine(tmp_path, model="no-such-folder"))
-    assert not [name for name, finding in results.items() if "the check itself failed" in finding.found]
-    assert results["checkpoint"].status is Status.FAILED
-    assert results["launch"].status is Status.SKIPPED
+    results = run_checks(quick, machine(tmp_path, model="no-such-folder"))
+    assert not [name for name, finding in results.items() if "the check itself failed" in finding.actual]
+    assert results["checkpoint"].status is CheckStatus.FAILED
+    assert results["launch"].status is CheckStatus.SKIPPED
 
 
-STATUSES = [status.value for status in Status]
+STATUSES = [status.value for status in CheckStatus]
 
 
-def results(**broken: Status) -> dict[str, Finding]:
+def results(**broken: CheckStatus) -> dict[str, CheckResult]:
     """Everything is well but for the checks that are named."""
     return {
-        check.name: Finding(status, f"{check.title} found", "wanted", f"mend {check.name}")
+        check.name: CheckResult(status, f"{check.title} found", "wanted", f"mend {check.name}")
         if (status := broken.get(check.name))
-        else Finding(Status.OK, f"{check.title} found", "wanted")
+        else CheckResult(CheckStatus.OK, f"{check.title} found", "wanted")
         for check in CHECKS
     }
 
 
-def page(found: dict[str, Finding], whole: bool = False, width: int = 80) -> str:
+def page(found: dict[str, CheckResult], whole: bool = False, width: int = 80) -> str:
     out = io.StringIO()
     print_page(found, Console(file=out, width=width), whole)
     return out.getvalue()
 
 
-def without_a_board(**others: Finding) -> dict[str, Finding]:
+def without_a_board(**others: CheckResult) -> dict[str, CheckResult]:
     """As examine_all finds a machine on which nobody has begun to set a board up."""
-    missing = Finding(Status.FAILED, "missing", "wanted", "mend it", absent=True)
+    missing = CheckResult(CheckStatus.FAILED, "missing", "wanted", "mend it", absent=True)
     found = {**results(), **{name: missing for parts in NOT_SET_UP_WITHOUT.values() for name in parts}}
-    found["air_bindings"] = Finding(Status.WARNING, "stand-ins", "air.ir", "make setup-npu", absent=True)
+    found["air_bindings"] = CheckResult(
+        CheckStatus.WARNING, "stand-ins", "air.ir", "make setup-npu", absent=True
+    )
     found["aiebu_asm"] = found["stages"] = missing
-    found["npu"] = Finding(Status.UNKNOWN, "unknown", "npu2", "enable it")
-    found["memlock"] = Finding(Status.FAILED, "8 MiB", "unlimited", "sudo prlimit")
+    found["npu"] = CheckResult(CheckStatus.UNKNOWN, "unknown", "npu2", "enable it")
+    found["memlock"] = CheckResult(CheckStatus.FAILED, "8 MiB", "unlimited", "sudo prlimit")
     for name in ("firmware", "bindings", "launch"):
-        found[name] = Finding(Status.SKIPPED, "not looked at", "")
+        found[name] = CheckResult(CheckStatus.SKIPPED, "not looked at", "")
     return {**found, **others}
 
 
@@ -253,20 +261,23 @@ def test_the_whole_page_shows_what_is_not_set_up_too() -> None:
 @pytest.mark.parametrize(
     ("there", "shown"),
     [
-        ({"peano": Finding(Status.FAILED, "known to be bad", "another", "install it")}, "known to be bad"),
-        ({"driver": Finding(Status.OK, "amdxdna", "amdxdna")}, "8 MiB"),
         (
-            {"pyxrt": Finding(Status.FAILED, "built for another Python", "", "make setup")},
+            {"peano": CheckResult(CheckStatus.FAILED, "known to be bad", "another", "install it")},
+            "known to be bad",
+        ),
+        ({"driver": CheckResult(CheckStatus.OK, "amdxdna", "amdxdna")}, "8 MiB"),
+        (
+            {"pyxrt": CheckResult(CheckStatus.FAILED, "built for another Python", "", "make setup")},
             "built for another",
         ),
         (
-            {"compiler": Finding(Status.FAILED, "none", "g++", "apt install g++", absent=True)},
+            {"compiler": CheckResult(CheckStatus.FAILED, "none", "g++", "apt install g++", absent=True)},
             "apt install g++",
         ),
     ],
     ids=lambda there: next(iter(there)) if isinstance(there, dict) else "",
 )
-def test_what_is_there_and_wrong_has_failed(there: dict[str, Finding], shown: str) -> None:
+def test_what_is_there_and_wrong_has_failed(there: dict[str, CheckResult], shown: str) -> None:
     """With it, whatever its layer lacks: who has begun with a layer is told of each part."""
     found = without_a_board(**there)
     text = page(found)
@@ -277,14 +288,14 @@ def test_what_is_there_and_wrong_has_failed(there: dict[str, Finding], shown: st
 
 
 def test_who_has_the_device_is_told_of_the_compilers() -> None:
-    ok = Finding(Status.OK, "there", "there")
+    ok = CheckResult(CheckStatus.OK, "there", "there")
     found = without_a_board(**dict.fromkeys(("driver", "node", "npu", "firmware", "memlock"), ok))
     assert "to test the compilers and to compile for the NPU and to run on the NPU: mend it" in list(
         next_steps(found)
     )
 
 
-def verdicts(found: dict[str, Finding]) -> dict[str, str | None]:
+def verdicts(found: dict[str, CheckResult]) -> dict[str, str | None]:
     return {goal["name"]: goal["obstacle"] for goal in record(found)["goals"]}
 
 
@@ -299,20 +310,23 @@ def test_all_is_well() -> None:
 @pytest.mark.parametrize(
     ("broken", "obstacles"),
     [
-        ({"aiebu_asm": Status.FAILED}, (None, None, "aiebu_asm", "aiebu_asm")),
-        ({"npu": Status.UNKNOWN, "launch": Status.SKIPPED}, (None, None, None, "npu")),
-        ({"npu": Status.FAILED, "peano": Status.FAILED}, (None, None, "peano", "npu")),
-        ({"compiler": Status.FAILED, "virtual_npu": Status.SKIPPED}, ("compiler", None, None, None)),
-        ({"stages": Status.FAILED}, (None, "stages", None, None)),
-        ({"launch": Status.FAILED}, (None, None, None, "launch")),
-        ({"checkpoint": Status.FAILED}, ("checkpoint", None, None, "checkpoint")),
+        ({"aiebu_asm": CheckStatus.FAILED}, (None, None, "aiebu_asm", "aiebu_asm")),
+        ({"npu": CheckStatus.UNKNOWN, "launch": CheckStatus.SKIPPED}, (None, None, None, "npu")),
+        ({"npu": CheckStatus.FAILED, "peano": CheckStatus.FAILED}, (None, None, "peano", "npu")),
         (
-            {"memory": Status.WARNING, "xrt": Status.FAILED, "firmware": Status.UNKNOWN},
+            {"compiler": CheckStatus.FAILED, "virtual_npu": CheckStatus.SKIPPED},
+            ("compiler", None, None, None),
+        ),
+        ({"stages": CheckStatus.FAILED}, (None, "stages", None, None)),
+        ({"launch": CheckStatus.FAILED}, (None, None, None, "launch")),
+        ({"checkpoint": CheckStatus.FAILED}, ("checkpoint", None, None, "checkpoint")),
+        (
+            {"memory": CheckStatus.WARNING, "xrt": CheckStatus.FAILED, "firmware": CheckStatus.UNKNOWN},
             (None, None, None, None),
         ),
     ],
 )
-def test_the_first_obstacle(broken: dict[str, Status], obstacles: tuple[str | None, ...]) -> None:
+def test_the_first_obstacle(broken: dict[str, CheckStatus], obstacles: tuple[str | None, ...]) -> None:
     found = results(**broken)
     assert tuple(verdicts(found).values()) == obstacles
     for goal, obstacle in zip(GOALS, obstacles, strict=True):
@@ -321,18 +335,18 @@ def test_the_first_obstacle(broken: dict[str, Status], obstacles: tuple[str | No
 
 
 def test_nothing_can_be_run() -> None:
-    found = results(compiler=Status.FAILED, npu=Status.FAILED)
+    found = results(compiler=CheckStatus.FAILED, npu=CheckStatus.FAILED)
     assert exit_code(found) == NOTHING_RUNS
     assert next(iter(next_steps(found))) == "make compile BACKEND=npu"
 
 
 def test_each_goal_alone_is_enough() -> None:
-    assert exit_code(results(compiler=Status.FAILED)) == WORKS
-    assert exit_code(results(npu=Status.FAILED)) == WORKS
+    assert exit_code(results(compiler=CheckStatus.FAILED)) == WORKS
+    assert exit_code(results(npu=CheckStatus.FAILED)) == WORKS
 
 
 def test_the_page_shows_every_check_and_how_to_mend_it() -> None:
-    found = results(peano=Status.FAILED, memory=Status.WARNING)
+    found = results(peano=CheckStatus.FAILED, memory=CheckStatus.WARNING)
     text = page(found)
     for check in CHECKS:
         assert f"{check.title} found" in text
@@ -343,7 +357,7 @@ def test_the_page_shows_every_check_and_how_to_mend_it() -> None:
 
 @pytest.mark.parametrize("width", [50, 80, 200])
 def test_no_line_is_longer_than_the_console_is_wide(width: int) -> None:
-    long = Finding(Status.WARNING, "x " * 150, "[bold]wanted[/bold]", f"cat /{'folder/' * 30}")
+    long = CheckResult(CheckStatus.WARNING, "x " * 150, "[bold]wanted[/bold]", f"cat /{'folder/' * 30}")
     text = page({**results(), "disk": long}, width=width)
     assert max(map(len, text.splitlines())) <= width
     assert re.sub(r"[^x]", "", text.partition("disk  ")[2].partition("wanted:")[0]) == "x" * 150
@@ -352,7 +366,7 @@ def test_no_line_is_longer_than_the_console_is_wide(width: int) -> None:
 
 
 def test_the_record() -> None:
-    found = results(peano=Status.FAILED)
+    found = results(peano=CheckStatus.FAILED)
     entry = record(found)
     assert json.loads(json.dumps(entry)) == entry
     assert set(entry) == {"schema", "checks", "goals"}
@@ -364,9 +378,9 @@ def test_the_record() -> None:
     assert [set(goal) for goal in entry["goals"]] == [{"name", "works", "obstacle"}] * len(GOALS)
 
 
-@given(st.fixed_dictionaries({check.name: st.sampled_from(list(Status)) for check in CHECKS}))
-def test_any_state_has_a_page_and_a_record(states: dict[str, Status]) -> None:
-    found = {name: Finding(status, "found", "wanted", "fix") for name, status in states.items()}
+@given(st.fixed_dictionaries({check.name: st.sampled_from(list(CheckStatus)) for check in CHECKS}))
+def test_any_state_has_a_page_and_a_record(states: dict[str, CheckStatus]) -> None:
+    found = {name: CheckResult(status, "found", "wanted", "fix") for name, status in states.items()}
     assert page(found).count("fix: fix") == len(CHECKS), "nothing of it is absent"
     runs = {goal["name"] for goal in record(found)["goals"] if goal["works"]}
     assert exit_code(found) == (WORKS if runs & {"virtual", "npu"} else NOTHING_RUNS)
@@ -375,7 +389,7 @@ def test_any_state_has_a_page_and_a_record(states: dict[str, Status]) -> None:
 def test_the_record_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("USER", "ada")
-    disk = Finding(Status.WARNING, "free at /home/ada/aerie/build", "by ada", "chown ada")
+    disk = CheckResult(CheckStatus.WARNING, "free at /home/ada/aerie/build", "by ada", "chown ada")
     entry = next(check for check in record({**results(), "disk": disk})["checks"] if check["name"] == "disk")
     assert entry["found"] == "free at ~/aerie/build"
     assert (entry["wanted"], entry["fix"]) == ("by <user>", "chown <user>")

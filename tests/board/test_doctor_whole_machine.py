@@ -14,25 +14,25 @@ from made_up_machine import machine, put, tool
 
 from aerie import virtual_npu
 from aerie.board.doctor import one_kernel
-from aerie.board.doctor.checks import CHECKS, GOALS, examine_all
-from aerie.board.doctor.machine import Finding, Machine, Status
-from aerie.board.doctor.one_kernel import CASE, KERNEL, main, run_one
+from aerie.board.doctor.checks import CHECKS, GOALS, run_checks
+from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
+from aerie.board.doctor.one_kernel import CASE, KERNEL, main, run_add_kernel
 from aerie.runtime import select_backend
 from aerie.runtime.npu import versions
 
 
 def test_on_the_virtual_npu() -> None:
-    finding = one_kernel.on_virtual_npu(Machine())
-    assert finding.status is Status.OK, finding
-    assert finding.found.startswith("compiled and run in ")
+    finding = one_kernel.on_virtual_npu(ExaminedMachine())
+    assert finding.status is CheckStatus.OK, finding
+    assert finding.actual.startswith("compiled and run in ")
 
 
 def test_without_a_compiler() -> None:
-    here = Machine()
-    without = Machine(environ={**here.environ, "VNPU_CXX": "no-such-compiler"})
+    here = ExaminedMachine()
+    without = ExaminedMachine(environ={**here.environ, "VNPU_CXX": "no-such-compiler"})
     finding = one_kernel.on_virtual_npu(without)
-    assert finding.status is Status.FAILED
-    assert "no C++ compiler: looked for no-such-compiler" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "no C++ compiler: looked for no-such-compiler" in finding.actual
 
 
 def test_without_a_compiler_that_there_once_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,19 +41,19 @@ def test_without_a_compiler_that_there_once_was(tmp_path: Path, monkeypatch: pyt
     gone = {"PATH": str(tmp_path), "VNPU_CACHE": str(tmp_path), "CXX": "", "VNPU_CXX": ""}
     for name, value in gone.items():
         monkeypatch.setenv(name, value)
-    finding = one_kernel.on_virtual_npu(Machine())
-    assert finding.status is Status.WARNING
-    assert finding.found.startswith("not tried, for its kernel was never compiled here")
+    finding = one_kernel.on_virtual_npu(ExaminedMachine())
+    assert finding.status is CheckStatus.WARNING
+    assert finding.actual.startswith("not tried, for its kernel was never compiled here")
 
 
 def test_without_an_npu() -> None:
-    finding = one_kernel.on_npu(Machine())
-    assert finding.status is Status.FAILED
-    assert "backend 'npu' cannot be used here" in finding.found
+    finding = one_kernel.on_npu(ExaminedMachine())
+    assert finding.status is CheckStatus.FAILED
+    assert "backend 'npu' cannot be used here" in finding.actual
 
 
 def test_numpy_is_asked(tmp_path: Path) -> None:
-    assert run_one(select_backend("virtual"), tmp_path) == 0
+    assert run_add_kernel(select_backend("virtual"), tmp_path) == 0
 
 
 def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
@@ -67,29 +67,29 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
         ('{"error": "", "wrong": 0, "seconds": 1.25}', "compiled and run in 1.2 s, result right"),
         ('{"error": "", "wrong": 7, "seconds": 1}', "it ran, and 7 elements are wrong"),
         ('{"error": "the NPU is wedged", "wrong": 0, "seconds": 1}', "the NPU is wedged"),
-        ('{"error": broken', "it says nothing that makes sense"),
-        ("garbage", "it says nothing that makes sense"),
-        ('{"error": ""}', "it says nothing that makes sense"),
+        ('{"error": broken', "its output is not a result"),
+        ("garbage", "its output is not a result"),
+        ('{"error": ""}', "its output is not a result"),
     ],
 )
 def test_what_it_says(tmp_path: Path, said: str, found: str) -> None:
     python = tool(tmp_path / "python", "echo noise from XRT", f"echo '{said}'")
     finding = one_kernel.on_npu(machine(tmp_path, python=str(python)))
-    assert finding.found.startswith(found)
-    assert finding.status is (Status.OK if "right" in found else Status.FAILED)
+    assert finding.actual.startswith(found)
+    assert finding.status is (CheckStatus.OK if "right" in found else CheckStatus.FAILED)
 
 
 def test_what_it_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_kernel, "NPU_S", 0.5)
     python = tool(tmp_path / "python", "echo 'the NPU is in use by process 7' >&2", "sleep 60")
     finding = one_kernel.on_npu(machine(tmp_path, python=str(python)))
-    assert finding.found == "no answer within 0.5 s; its last line: the NPU is in use by process 7"
+    assert finding.actual == "no answer within 0.5 s; its last line: the NPU is in use by process 7"
 
 
 def test_a_crash(tmp_path: Path) -> None:
     python = tool(tmp_path / "python", "echo 'Segmentation fault' >&2", "kill -SEGV $$")
     finding = one_kernel.on_npu(machine(tmp_path, python=str(python)))
-    assert finding.found == "it was ended by SIGSEGV; its last line: Segmentation fault"
+    assert finding.actual == "it was ended by SIGSEGV; its last line: Segmentation fault"
 
 
 STAND_INS = Path(__file__).parents[1] / "stand_ins"
@@ -107,7 +107,7 @@ pyxrt_stand_in.virtual.elf = lambda path: load(pathlib.Path(__file__).with_name(
 
 
 @pytest.fixture
-def owners_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
+def owners_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ExaminedMachine:
     """A root with a Strix, and an environment with stand-ins for mlir-air, mlir-aie, Peano, XRT and pyxrt."""
     monkeypatch.syspath_prepend(str(STAND_INS))
     importlib.import_module("npu_tools").Tools(tmp_path / "tools")
@@ -137,51 +137,51 @@ def owners_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Machine:
         "AERIE_NPU_LOCK": str(tmp_path / "npu.lock"),
     }.items():
         monkeypatch.setenv(name, value)
-    return Machine(root=tmp_path, cache_dir=tmp_path)
+    return ExaminedMachine(root=tmp_path, cache_dir=tmp_path)
 
 
-def examine(machine: Machine) -> dict[str, Finding]:
+def examine(machine: ExaminedMachine) -> dict[str, CheckResult]:
     """All checks but two: this process's limit of locked memory is not the made-up machine's."""
     left_out = {"memlock", "virtual_npu"}
     kept = [check for check in CHECKS if check.name not in left_out]
-    return examine_all(
+    return run_checks(
         [replace(c, needs=tuple(n for n in c.needs if n not in left_out)) for c in kept], machine
     )
 
 
-def loads(machine: Machine, text: str) -> None:
+def loads(machine: ExaminedMachine, text: str) -> None:
     """Let the stand-in for pyxrt load this program, whatever ELF it is given: aircc's stand-in made none."""
     virtual_npu.build(text, machine.root / "prebuilt.so")
 
 
-def test_every_layer_is_found_and_the_kernel_is_run(owners_machine: Machine) -> None:
+def test_every_layer_is_found_and_the_kernel_is_run(owners_machine: ExaminedMachine) -> None:
     loads(owners_machine, KERNEL.build(**CASE).text)
     results = examine(owners_machine)
-    broken = {name: finding for name, finding in results.items() if finding.status is not Status.OK}
+    broken = {name: finding for name, finding in results.items() if finding.status is not CheckStatus.OK}
     assert set(broken) <= {"air_bindings", "disk", "stages"}  # there are no stand-ins for aie-opt
     assert "aiebu-asm" in (owners_machine.root / "tools" / "calls.jsonl").read_text()
     well = {**results, **dict.fromkeys(("memlock", "virtual_npu", "stages"), results["npu"])}
-    assert [goal.obstacle(well) for goal in GOALS] == [None, None, None, None]
+    assert [goal.first_blocker(well) for goal in GOALS] == [None, None, None, None]
 
 
-def test_a_device_that_computes_something_else(owners_machine: Machine) -> None:
+def test_a_device_that_computes_something_else(owners_machine: ExaminedMachine) -> None:
     loads(owners_machine, KERNEL.build(**CASE).text.replace("arith.addf", "arith.subf"))
     finding = one_kernel.on_npu(owners_machine)
-    assert finding.status is Status.FAILED
-    assert re.fullmatch(r"it ran, and \d+ elements are wrong", finding.found)
+    assert finding.status is CheckStatus.FAILED
+    assert re.fullmatch(r"it ran, and \d+ elements are wrong", finding.actual)
 
 
-def test_a_device_that_is_lost(owners_machine: Machine) -> None:
+def test_a_device_that_is_lost(owners_machine: ExaminedMachine) -> None:
     loads(owners_machine, KERNEL.build(**CASE).text)
     with (owners_machine.root / "pyxrt.py").open("a") as source:
         source.write("sys.modules['pyxrt'].fail('start', sys.modules['pyxrt_stand_in'].LOST)\n")
     finding = one_kernel.on_npu(owners_machine)
-    assert finding.status is Status.FAILED
-    assert "failed on the NPU" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "failed on the NPU" in finding.actual
 
 
-def test_what_is_compiled_cannot_be_loaded(owners_machine: Machine) -> None:
+def test_what_is_compiled_cannot_be_loaded(owners_machine: ExaminedMachine) -> None:
     (owners_machine.root / "prebuilt.so").write_bytes(b"nothing")
     finding = one_kernel.on_npu(owners_machine)
-    assert finding.status is Status.FAILED
-    assert "could not load 'eltwise_add'" in finding.found
+    assert finding.status is CheckStatus.FAILED
+    assert "could not load 'eltwise_add'" in finding.actual

@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from aerie.board.compare.items import Item, draw, plan_of
-from aerie.kernel_builder.kernels import registry
+from aerie.board.compare.items import ComparisonItem, plan_item, random_arguments
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import Array
-from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.builder import build_program
 from aerie.runtime import KernelCache, select_backend
 
 pytestmark = pytest.mark.board
 
-GEMV = plan_of(Item("kernel", "gemv"))
+GEMV = plan_item(ComparisonItem("kernel", "gemv"))
 """out (256) = weight (256, 256) @ x (256)."""
 
 
@@ -30,12 +30,12 @@ def npu(tmp_path: Path) -> Iterator[KernelCache]:
 
 
 def is_right(got: dict[str, Array], given: dict[str, Array]) -> bool:
-    spec = registry()["gemv"]
+    spec = all_kernels()["gemv"]
     return spec.tolerance.compare(got["out"], spec.reference({}, given)["out"]).passes
 
 
 def test_weights_stay_on_the_device(npu: KernelCache) -> None:
-    given, other = draw(GEMV, 1), draw(GEMV, 2)
+    given, other = random_arguments(GEMV, 1), random_arguments(GEMV, 2)
     npu.preload("gemv", weight=given["weight"])
     assert is_right(npu.run("gemv", x=given["x"]), given)
     again = {**given, "x": other["x"]}
@@ -43,7 +43,7 @@ def test_weights_stay_on_the_device(npu: KernelCache) -> None:
 
 
 def test_sets_of_buffers_do_not_mix(npu: KernelCache) -> None:
-    layers = [draw(GEMV, seed) for seed in range(4)]
+    layers = [random_arguments(GEMV, seed) for seed in range(4)]
     for number, layer in enumerate(layers):
         npu.preload("gemv", bo_key=f"layer {number}", weight=layer["weight"])
     for number, layer in reversed(list(enumerate(layers))):
@@ -51,14 +51,14 @@ def test_sets_of_buffers_do_not_mix(npu: KernelCache) -> None:
 
 
 def test_a_cache_that_was_closed_opens_the_device_again(npu: KernelCache) -> None:
-    given = draw(GEMV, 1)
+    given = random_arguments(GEMV, 1)
     for _ in range(3):
         assert is_right(npu.run("gemv", **given), given)
         npu.close()
 
 
 def test_a_hundred_runs_give_the_same_numbers(npu: KernelCache) -> None:
-    given = draw(GEMV, 1)
+    given = random_arguments(GEMV, 1)
     first = npu.run("gemv", **given)["out"]
     assert all(np.array_equal(npu.run("gemv", x=given["x"])["out"], first) for _ in range(100))
 

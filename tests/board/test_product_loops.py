@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from aerie.board.toolchain.product_loops import ProductLoop, product_loops
-from aerie.board.toolchain.results import Bits, compare
-from aerie.board.toolchain.subjects import build
+from aerie.board.toolchain.results import BitComparison, compare
+from aerie.board.toolchain.subjects import build_subjects
 from aerie.multi_launch_builder.shapes import ModelShape
 from aerie.runtime.npu.stage_runner import StageRunner
-from aerie.runtime.npu.stages import CORES, StageTools, Status, Texts
+from aerie.runtime.npu.stages import CORES, StageFiles, StageStatus, StageTools
 
 WIDEN = "%7 = call <32 x float> @llvm.aie2p.v32bf16.to.v32accfloat(<32 x bfloat> %6)\n"
 CONVERT = "%8 = call { <64 x i8>, <8 x i8> } @llvm.aie2p.v64accfloat.to.v64bfp16ebs8(<64 x float> %7)\n"
@@ -49,7 +49,7 @@ def test_what_an_iteration_does_is_counted() -> None:
     ],
 )
 def test_the_busiest_slot_bounds_an_iteration(counts: tuple[int, ...], cycles: int) -> None:
-    assert ProductLoop("core_0_2", *counts).least_cycles == cycles
+    assert ProductLoop("core_0_2", *counts).min_cycles == cycles
 
 
 SHAPE = ModelShape(256, 4, 2, 64, 768, 1500, 1e-5)
@@ -61,15 +61,15 @@ def test_cores_of_a_gemm_hold_four_sums_and_convert_a_block_once(
 ) -> None:
     """The tools' own code, and their placed text with the bits of its source: o_ffn's down product at the
     demo's shape, with 1 and 2 blocks down on a core."""
-    tools = StageTools.found()
-    if obstacle := tools.obstacle(CORES):
+    tools = StageTools.from_machine()
+    if obstacle := tools.blocker(CORES):
         pytest.skip(obstacle)
-    (subject,) = build(SHAPE, rows, ["gemm-o_ffn-down_gemm"])
+    (subject,) = build_subjects(SHAPE, rows, ["gemm-o_ffn-down_gemm"])
     results = StageRunner(tools).run(subject.program, tmp_path)
-    assert [result.failure for result in results if result.status is Status.FAILED] == []
-    texts = Texts(tmp_path, subject.name)
+    assert [result.failure for result in results if result.status is StageStatus.FAILED] == []
+    texts = StageFiles(tmp_path, subject.name)
     loops = [loop for path in texts.cores for loop in product_loops(path.read_text())]
     assert {loop.core for loop in loops} == {f"core_{x}_{y}" for x in range(8) for y in range(2, 6)}
     assert {(loop.products, loop.accumulators, loop.trips) for loop in loops} == {(4, 4, 4)}
     assert {loop.conversions_per_product for loop in loops} == {conversions}
-    assert compare(subject, texts, 16).bits is Bits.SAME
+    assert compare(subject, texts, 16).bits is BitComparison.SAME

@@ -19,16 +19,16 @@ from aerie.board.__main__ import main
 from aerie.board.compare.command import board_folder
 from aerie.board.report import command, parts
 from aerie.board.report.command import INDEX, index, write_archive
-from aerie.board.report.parts import Part, Source, all_parts, ask, without_prompts
-from aerie.board.report.scrubbing import NOBODY, PROJECT, SHORTEST_NAME, Scrubber
+from aerie.board.report.parts import ReportPart, ReportSource, all_parts, redact_prompts, run_tool
+from aerie.board.report.redaction import GENERIC_NAMES, MIN_NAME_LENGTH, PROJECT, Redactor
 
-NOTHING = Scrubber({}, {}, ())
+NOTHING = Redactor({}, {}, ())
 
 
 @pytest.fixture
 def no_doctor(monkeypatch: pytest.MonkeyPatch) -> None:
     """The doctor has tests of its own; here it takes no time."""
-    monkeypatch.setattr(parts, "doctor", lambda: Part("doctor.json", "what make doctor found", "{}"))
+    monkeypatch.setattr(parts, "doctor", lambda: ReportPart("doctor.json", "what make doctor found", "{}"))
 
 
 @pytest.fixture
@@ -63,13 +63,13 @@ def build(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def named(found: list[Part]) -> dict[str, Part]:
+def named(found: list[ReportPart]) -> dict[str, ReportPart]:
     return {part.name: part for part in found}
 
 
 @pytest.mark.usefixtures("no_doctor")
 def test_what_goes_in(build: Path) -> None:
-    found = named(list(all_parts(Source(build))))
+    found = named(list(all_parts(ReportSource(build))))
     assert json.loads(found["versions.json"].content)["packages"]["numpy"]
     assert "out of channels" in found["compile-logs/o_ffn-1.log"].content
     log = found["board-logs/kernel-gemm-0.log"].content
@@ -81,19 +81,19 @@ def test_what_goes_in(build: Path) -> None:
 
 @pytest.mark.usefixtures("no_doctor")
 def test_prompts_stay_out_unless_asked_for(build: Path) -> None:
-    without = named(list(all_parts(Source(build))))["diagnosis.json"].content
+    without = named(list(all_parts(ReportSource(build))))["diagnosis.json"].content
     assert json.loads(without) == {
         "prompt": "left out: 14 letters",
         "token_ids": "left out: 3 tokens",
         "rows": [{"step": "q"}],
     }
-    asked_for = named(list(all_parts(Source(build, with_prompts=True))))["diagnosis.json"].content
+    asked_for = named(list(all_parts(ReportSource(build, with_prompts=True))))["diagnosis.json"].content
     assert json.loads(asked_for)["prompt"] == "my secret wish"
 
 
 def test_prompts_are_taken_out_at_any_depth() -> None:
     record = {"prompts": [{"name": "long", "our_token_ids": [5], "reference_token_ids": None}]}
-    assert without_prompts(record) == {
+    assert redact_prompts(record) == {
         "prompts": [{"name": "long", "our_token_ids": "left out: 1 tokens", "reference_token_ids": None}]
     }
 
@@ -101,8 +101,8 @@ def test_prompts_are_taken_out_at_any_depth() -> None:
 @pytest.mark.usefixtures("no_doctor")
 def test_the_archive_and_its_index(build: Path, tmp_path: Path) -> None:
     path = tmp_path / "out" / "report.zip"
-    scrubber = Scrubber({"/home/ann": "~"}, {"ann": "<user>"}, ())
-    entries = write_archive(path, all_parts(Source(build)), scrubber, "A report")
+    scrubber = Redactor({"/home/ann": "~"}, {"ann": "<user>"}, ())
+    entries = write_archive(path, all_parts(ReportSource(build)), scrubber, "A report")
     with zipfile.ZipFile(path) as archive:
         files = {name: archive.read(name).decode() for name in archive.namelist()}
     index = files.pop(INDEX)
@@ -117,7 +117,7 @@ def test_the_archive_and_its_index(build: Path, tmp_path: Path) -> None:
 
 
 def test_an_index_without_a_comparison(tmp_path: Path) -> None:
-    write_archive(tmp_path / "r.zip", [Part("a.txt", "a", "x")], NOTHING, "A report")
+    write_archive(tmp_path / "r.zip", [ReportPart("a.txt", "a", "x")], NOTHING, "A report")
     with zipfile.ZipFile(tmp_path / "r.zip") as archive:
         assert (
             "Nothing was compared on this machine yet: `make test-npu` does that."
@@ -127,7 +127,7 @@ def test_an_index_without_a_comparison(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("record", ["{", "[]", "null", '{"items": 3}', '{"items": [{"status": "hung"}]}'])
 def test_a_comparison_of_another_version(record: str) -> None:
-    text = index([], "A report", [Part("board/compare.json", "the comparison", record)])
+    text = index([], "A report", [ReportPart("board/compare.json", "the comparison", record)])
     assert "The comparison's record is not one of this version: `make test-npu` makes it anew." in text
 
 
@@ -167,13 +167,13 @@ def test_a_file_that_cannot_be_written(
     ],
 )
 def test_tools_are_asked(program: str, missing: str) -> None:
-    answer = ask([sys.executable, "-c", program], limit_s=0.5 if "sleep" in program else 20)
+    answer = run_tool([sys.executable, "-c", program], limit_s=0.5 if "sleep" in program else 20)
     assert missing in answer.missing
     assert bool(missing) == (answer.content == "")
 
 
 def test_a_tool_that_is_not_there() -> None:
-    assert ask(["no-such-tool"]).missing == "no-such-tool is not on this machine"
+    assert run_tool(["no-such-tool"]).missing == "no-such-tool is not on this machine"
 
 
 def test_the_kernels_log_is_kept_where_it_is_on_the_npu() -> None:
@@ -188,16 +188,16 @@ def test_a_log_that_goes_away_while_it_is_read(tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_a_real_report_of_this_machine(tmp_path: Path) -> None:
     """With the real doctor and whatever tools there are: it names neither the machine nor its owner."""
-    found: list[Any] = list(all_parts(Source(tmp_path)))
+    found: list[Any] = list(all_parts(ReportSource(tmp_path)))
     assert {"versions.json", "doctor.json"} <= {part.name for part in found if not part.missing}
     path = tmp_path / "r.zip"
-    write_archive(path, found, Scrubber.of_this_machine(), "A report")
+    write_archive(path, found, Redactor.for_this_machine(), "A report")
     with zipfile.ZipFile(path) as archive:
         text = "".join(archive.read(name).decode() for name in archive.namelist())
     assert str(Path.home()) + "/" not in text
 
 
-ANN = Scrubber(
+ANN = Redactor(
     {"/home/ann": "~", "/home/ann/src/aerie": "<project>", "/tmp": "<tmp>"},
     {"ann": "<user>", "strix-box": "<host>"},
     ("s3cr3t-value",),
@@ -229,37 +229,37 @@ ANN = Scrubber(
     ],
 )
 def test_texts(text: str, clean: str) -> None:
-    assert ANN.text(text) == clean
+    assert ANN.redact_text(text) == clean
 
 
 def test_a_token_in_a_file_of_json_is_found_behind_escapes() -> None:
-    scrubber = Scrubber({"/home/jörg": "~"}, {"jörg": "<user>"}, ('pä"ss\\word',))
+    scrubber = Redactor({"/home/jörg": "~"}, {"jörg": "<user>"}, ('pä"ss\\word',))
     document = json.dumps({"path": "/home/jörg/x", "by jörg": ["Jörg", 3, None, 'pä"ss\\word']})
     assert "\\u00f6" in document
-    assert json.loads(scrubber.json(document)) == {
+    assert json.loads(scrubber.redact_json(document)) == {
         "path": "~/x",
         "by <user>": ["<user>", 3, None, "<secret>"],
     }
 
 
 def test_what_is_no_json_is_text() -> None:
-    assert ANN.json("{ /home/ann") == "{ ~"
+    assert ANN.redact_json("{ /home/ann") == "{ ~"
 
 
 def test_names_that_name_nobody_and_short_ones_stay() -> None:
-    scrubber = Scrubber({"/": "~"}, {"root": "<user>", "ai": "<host>", "": "<x>"}, ("short", ""))
-    assert scrubber.text("root of ai, short /root/x") == "root of ai, short /root/x"
+    scrubber = Redactor({"/": "~"}, {"root": "<user>", "ai": "<host>", "": "<x>"}, ("short", ""))
+    assert scrubber.redact_text("root of ai, short /root/x") == "root of ai, short /root/x"
 
 
 def test_percent_encoded_folders_are_found() -> None:
-    scrubber = Scrubber({"/home/a b": "~"}, {}, ())
-    assert scrubber.text(f"file://{quote('/home/a b/x')}") == "file://~/x"
+    scrubber = Redactor({"/home/a b": "~"}, {}, ())
+    assert scrubber.redact_text(f"file://{quote('/home/a b/x')}") == "file://~/x"
 
 
 def test_a_line_of_a_megabyte_takes_no_time() -> None:
     started = time.monotonic()
     line = "x" * (1 << 20)
-    assert ANN.text(line) == line
+    assert ANN.redact_text(line) == line
     assert time.monotonic() - started < 5
 
 
@@ -275,7 +275,7 @@ OURS = re.compile("<user>|<host>|<secret>|<token>|<e-mail>|<project>|<tmp>|~")
 @given(st.data(), NAMES, NAMES, SECRETS)
 def test_no_name_folder_or_secret_is_left(data: st.DataObject, user: str, host: str, secret: str) -> None:
     home = f"/data/{user}"
-    scrubber = Scrubber({home: "~"}, {user: "<user>", host: "<host>"}, (secret,))
+    scrubber = Redactor({home: "~"}, {user: "<user>", host: "<host>"}, (secret,))
     pieces = [user, host, secret, home, f"{home}/x", user.upper(), host.title()]
     text = ""
     for _ in range(data.draw(st.integers(1, 8))):
@@ -285,11 +285,11 @@ def test_no_name_folder_or_secret_is_left(data: st.DataObject, user: str, host: 
             + data.draw(st.sampled_from(pieces))
             + data.draw(SEPARATORS)
         )
-    clean = OURS.sub("\0", scrubber.text(text))
+    clean = OURS.sub("\0", scrubber.redact_text(text))
     assert home not in clean
     assert secret not in clean
     for name in (user, host):
-        assert name in NOBODY or not re.search(rf"(?<![^\W_]){name}(?![^\W_])", clean, re.IGNORECASE)
+        assert name in GENERIC_NAMES or not re.search(rf"(?<![^\W_]){name}(?![^\W_])", clean, re.IGNORECASE)
 
 
 @settings(max_examples=30)
@@ -299,8 +299,8 @@ def test_no_name_folder_or_secret_is_left(data: st.DataObject, user: str, host: 
     )
 )
 def test_records_keep_their_shape(record: object) -> None:
-    scrubber = Scrubber({"/home/zoe": "~"}, {"zoe": "<user>"}, ())
-    clean = json.loads(scrubber.json(json.dumps(record)))
+    scrubber = Redactor({"/home/zoe": "~"}, {"zoe": "<user>"}, ())
+    clean = json.loads(scrubber.redact_json(json.dumps(record)))
     assert type(clean) is type(record)
     assert "zoe" not in json.dumps(clean).lower() or "zoe" in json.dumps(record).lower()
 
@@ -311,20 +311,23 @@ def test_records_keep_their_shape(record: object) -> None:
     )
 )
 def test_values_of_secret_variables_go(environment: dict[str, str]) -> None:
-    scrubber = Scrubber.of_this_machine({**environment, "HOME": "/home/zoe", "USER": "zoe"})
+    scrubber = Redactor.for_this_machine({**environment, "HOME": "/home/zoe", "USER": "zoe"})
     values = " ".join(environment.values())
     assume(
         not any(
             value in placeholder for value in environment.values() for placeholder in ("<secret>", "<token>")
         )
     )
-    clean = scrubber.text(f"a {values} b")
+    clean = scrubber.redact_text(f"a {values} b")
     assert not any(value in clean for value in environment.values())
 
 
 def test_this_machine() -> None:
-    scrubber = Scrubber.of_this_machine({"HOME": "/home/zoe", "USER": "zoe", "PATH": "/usr/bin"})
-    assert scrubber.text(f"{PROJECT}/build /home/zoe/x zoe /usr/bin") == "<project>/build ~/x <user> /usr/bin"
+    scrubber = Redactor.for_this_machine({"HOME": "/home/zoe", "USER": "zoe", "PATH": "/usr/bin"})
+    assert (
+        scrubber.redact_text(f"{PROJECT}/build /home/zoe/x zoe /usr/bin")
+        == "<project>/build ~/x <user> /usr/bin"
+    )
     assert scrubber.secrets == ()
     assert (PROJECT / "aerie" / "board").is_dir()
-    assert SHORTEST_NAME == 3
+    assert MIN_NAME_LENGTH == 3

@@ -21,7 +21,7 @@ from aerie.board.setup_npu import (
     check_platform,
     check_reachable,
     install,
-    missing,
+    missing_wheels,
     own_requirements,
     pip_command,
 )
@@ -92,7 +92,7 @@ def test_a_bad_peano_is_replaced(tmp_path: Path) -> None:
     make_wheel(bad, "llvm-aie", versions.PEANO_KNOWN_BAD[0].version)
     for wheel in bad.glob("*.whl"):
         zipfile.ZipFile(wheel).extractall(environment.site)
-    assert missing(environment.version) == [
+    assert missing_wheels(environment.version) == [
         f"llvm-aie is {versions.PEANO_KNOWN_BAD[0].version} instead of {versions.PEANO.version}"
     ]
     install(print, wheels, tmp_path / "log", environment.pip, environment.version)
@@ -223,4 +223,4 @@ def test_a_machine_that_upstream_does_not_build_for(other: dict[str, object]) ->
 
 def test_the_pages_are_upstreams() -> None:
     assert all(page.startswith("https://github.com/Xilinx/") for page in versions.WHEEL_PAGES)
-    assert setup_npu.FETCH.count("--find-links") == len(versions.WHEEL_PAGES)
+    assert setup_npu.OFFLINE_ADVICE.count("--find-links") == len(versions.WHEEL_PAGES)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from aerie.board.toolchain import results
-from aerie.board.toolchain.command import MOST_MIB
+from aerie.board.toolchain.command import MAX_MIB
 from aerie.common.errors import UsageError
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.multi_launch_builder.shapes import DEMO
@@ -190,7 +190,7 @@ def test_what_is_wrong_in_cores_fails_and_what_is_slow_is_told(
 
 def test_products_of_the_cores_are_told(tmp_path: Path) -> None:
     """In IR made up: two loops of four products, one with four accumulators and one with a single one."""
-    texts = results.Texts(tmp_path, "gemm")
+    texts = results.StageFiles(tmp_path, "gemm")
     multiply = "%10 = call <64 x i32> @llvm.aie2p.BFP576.BFP576.ACC2048.mac.conf(<64 x i8> %8, i32 780)\n"
     body = f"5:\n{multiply * 4}br label %2\n"
 
@@ -255,28 +255,28 @@ def test_a_name_that_is_none(stage_machine: Command, toolchain: Command) -> None
 
 
 def test_variants_are_asked_for_by_name() -> None:
-    from aerie.board.toolchain.subjects import build, choose
+    from aerie.board.toolchain.subjects import build_subjects, select_subjects
 
     asked = ["cached_attn_ar8_cl1024", "swiglu", "AR-8xCL-512"]
-    chosen = choose(DEMO, 128, asked)
+    chosen = select_subjects(DEMO, 128, asked)
     assert [name for name in chosen if "_ar" not in name] == ["swiglu", "swiglu-o_gemv_ffn-swiglu"]
     of_variant = ["rms_gemms_rope_ar8", "cached_attn_ar8_cl512", "o_ffn_ar8", "lm_head_ar8"]
     assert [name for name in chosen if "_ar" in name] == ["cached_attn_ar8_cl1024", *of_variant]
-    (attention,) = build(DEMO, 128, ["cached_attn_ar8_cl1024"])
+    (attention,) = build_subjects(DEMO, 128, ["cached_attn_ar8_cl1024"])
     assert (attention.kind, attention.plan.context) == ("program", 1024)
     with pytest.raises(UnsupportedShapeError, match=r"no programs for rows \(AR\)=9"):
-        choose(DEMO, 128, ["AR-9xCL-512"])
+        select_subjects(DEMO, 128, ["AR-9xCL-512"])
     with pytest.raises(
         UsageError, match=r"'softmax'; .* AR-8xCL-512: those of a variant, such as cached_attn_"
     ):
-        choose(DEMO, 128, ["softmax"])
+        select_subjects(DEMO, 128, ["softmax"])
 
 
 def test_the_demos_arguments_are_within_the_limit() -> None:
-    from aerie.board.toolchain.subjects import build, choose
+    from aerie.board.toolchain.subjects import build_subjects, select_subjects
 
-    subjects = build(DEMO, 128, choose(DEMO, 128, ["programs"]))
-    assert max(subject.argument_bytes for subject in subjects) < MOST_MIB * results.MIB
+    subjects = build_subjects(DEMO, 128, select_subjects(DEMO, 128, ["programs"]))
+    assert max(subject.argument_bytes for subject in subjects) < MAX_MIB * results.MIB
 
 
 def test_ctrl_c_ends_everything(stage_machine: Command, tmp_path: Path) -> None:

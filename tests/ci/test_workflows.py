@@ -114,15 +114,15 @@ def test_scripts_and_files_that_are_named_are_there() -> None:
 
 def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VNPU_CACHE")
-    built = folders.built_programs()
+    built = folders.vnpu_folder()
     assert built is not None
-    kept = folders.programs(), built, own_cache
+    kept = folders.programs_folder(), built, own_cache
     fetched = {"~/.cache/huggingface", "~/.cache/uv"}
     written = {*(str(folder.relative_to(PROJECT)) for folder in kept), *fetched}
     assert [set(step["with"]["path"].split()) for step in uses("actions/cache")] == [written, written]
     assert all(step["if"] == "always()" for step in uses("actions/upload-artifact"))
     uploads = [step for step in uses("actions/upload-artifact") if step["with"]["name"] != "toolchain"]
-    records = (folders.home() / "verify").relative_to(PROJECT)
+    records = (folders.cache_folder() / "verify").relative_to(PROJECT)
     assert len(uploads) == 3
     assert all(f"{records}/*.json" in step["with"]["path"] for step in uploads)
 
@@ -136,7 +136,7 @@ def test_the_compilers_stages_run_without_a_board() -> None:
     (upload,) = [step for step in job["steps"] if "upload-artifact" in step.get("uses", "")]
     assert upload["with"]["path"].split() == [
         f"{kept}/",
-        str((folders.home() / "setup-npu.log").relative_to(PROJECT)),
+        str((folders.cache_folder() / "setup-npu.log").relative_to(PROJECT)),
     ]
 
 

@@ -163,7 +163,7 @@ class Sandbox:
         printed = io.StringIO()
         with self._inside(), contextlib.redirect_stdout(printed):
             names: dict[str, object] = {"__name__": "__main__"}
-            exec(compile(self._placed(block.text), block.place, "exec"), names)
+            exec(compile(self._placed(block.text), block.place, "exec", dont_inherit=True), names)
         for client in names.values():
             if type(client).__name__ == "OpenAI":  # its connections stay open until it is closed
                 client.close()  # type: ignore[attr-defined]
@@ -174,7 +174,7 @@ class Sandbox:
         with pytest.MonkeyPatch.context() as patch:
             patch.chdir(self.folder)
             patch.setenv("VNPU_DEVICES", "2")
-            patch.setenv("COLUMNS", "100")
+            patch.setenv("COLUMNS", "80")
             yield
 
     def environment(self) -> dict[str, str]:
@@ -187,7 +187,7 @@ class Sandbox:
             "PYTHONPATH": str(self.folder if self.own_project else PROJECT),
             "PYTHONUNBUFFERED": "1",
             "PYTEST_ADDOPTS": "-p no:cacheprovider",
-            "COLUMNS": "100",
+            "COLUMNS": "80",
             **{name: os.environ[name] for name in ("VNPU_CACHE", "VNPU_OPT") if name in os.environ},
         }
 

@@ -73,6 +73,10 @@ def test_commands_stand_in_blocks_that_are_run() -> None:
         if block.language not in ("console", "text", "mlir") and re.search(r"^\$ ", block.text, re.MULTILINE)
     ]
     assert wrong == []
+    for page in PAGES:
+        scripts = re.findall(r"^ *```(?:sh|bash)$", page.read_text(), re.MULTILINE)
+        marks = page_marks(page.read_text())
+        assert not scripts or any(mark.startswith("not run") for mark in marks), name_of(page)
 
 
 def test_shell_commands_are_whole(tmp_path: Path) -> None:

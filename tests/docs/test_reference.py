@@ -101,6 +101,15 @@ def test_every_public_name_is_in_the_python_api(made: dict[str, str]) -> None:
         assert inspect.getdoc(getattr(aerie, name)), name
 
 
+def test_parameters_of_a_docstring_are_a_list(tools: None) -> None:
+    from docstring_lists import as_list
+
+    text = "Open it.\n\nmodel: a folder.\nsize, rows: how many; none: all. Raises Error.\n\nIts end: here."
+    listed = "- **model**: a folder.\n- **size, rows**: how many; none: all. Raises Error."
+    assert as_list(text, {"model", "size", "rows"}) == f"Open it.\n\n{listed}\n\nIts end: here."
+    assert as_list(text, {"other"}) == text
+
+
 def test_links_between_pages_lead_somewhere(made: dict[str, str]) -> None:
     """Those of generated pages too; mkdocs looks at them again, and at headings."""
     texts = {str(path.relative_to(DOCS)): path.read_text() for path in DOCS.rglob("*.md")} | made

@@ -15,9 +15,9 @@ import numpy as np
 
 from aerie.virtual_npu import library
 from aerie.virtual_npu.arrays import NUMPY_NAMES
-from aerie.virtual_npu.library import NOTHING_TO_SAY, Entry, RunResult
+from aerie.virtual_npu.cpp_quoting import entry_symbol
+from aerie.virtual_npu.library import EMPTY_RESULT, EntryPoint, RunResult
 from aerie.virtual_npu.options import IN_ORDER, RunOptions
-from aerie.virtual_npu.quoting import entry_symbol
 
 GUEST = Path(__file__).with_name("guest.cc")
 LOAD, LOOK_UP, READ, CALL = range(4)
@@ -80,7 +80,7 @@ def _text(value: str) -> bytes:
     return struct.pack("<q", len(value.encode())) + value.encode()
 
 
-def nbytes_of(entry: Entry) -> list[int]:
+def nbytes_of(entry: EntryPoint) -> list[int]:
     """Bytes of each argument."""
     return [math.prod(each.shape) * np.dtype(NUMPY_NAMES[each.dtype]).itemsize for each in entry.arguments]
 
@@ -108,7 +108,7 @@ class EmulatedLibrary:
 class EmulatedCall:
     """As library.Call: an entry of the emulated program on buffers of this process."""
 
-    def __init__(self, emulator: Emulator, function: int, entry: Entry, pointers: Sequence[int]) -> None:
+    def __init__(self, emulator: Emulator, function: int, entry: EntryPoint, pointers: Sequence[int]) -> None:
         self._emulator, self._function, self._entry = emulator, function, entry
         self._pointers, self._sizes = pointers, nbytes_of(entry)
 
@@ -127,7 +127,7 @@ class EmulatedCall:
             raise AssertionError(f"{self._entry.name}: {self._emulator.read(message)}")
         for address, contents in zip(self._pointers, found[3:], strict=True):
             ctypes.memmove(address, contents, len(contents))
-        return NOTHING_TO_SAY
+        return EMPTY_RESULT
 
 
 def call_with_struct(emulator: Emulator, function: int, structure: Any, buffers: dict[int, int]) -> None:

@@ -21,7 +21,7 @@ from aerie import virtual_npu
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.compiler import find_compiler
-from aerie.common.store import kept_programs
+from aerie.common.store import programs_store
 from aerie.engine import native
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
@@ -31,7 +31,7 @@ from aerie.engine.numerics import bf16, widen
 from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.testing import compare
 from aerie.runtime import select_backend
 from aerie.virtual_npu import cache
@@ -71,7 +71,7 @@ def emulator(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
 def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> NativeAttention:
     """decode_attention.cc in the emulator."""
     work = tmp_path_factory.mktemp("attention")
-    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), kept_programs(), work)
+    made = shared_object([find_compiler()], host_units(native.SOURCE, with_team=True), programs_store(), work)
     handle = emulator.load(made)
 
     def function(name: str) -> Any:
@@ -96,9 +96,9 @@ def _buffers(layer: Any) -> dict[int, int]:
     return {getattr(type(layer), name).offset: size for name, size in sizes.items() if getattr(layer, name)}
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", all_kernels())
 def test_a_kernel_computes_its_reference(emulator: Emulator, name: str) -> None:
-    spec = registry()[name]
+    spec = all_kernels()[name]
     for result, difference in compare(spec, spec.cases[0]).items():
         assert difference.passes, f"{result}: {difference}"
 
@@ -112,9 +112,9 @@ def test_decode_attention_is_that_of_numpy(attention: NativeAttention) -> None:
     place.see(slice(0, 41), 50)
     arrays = {"key_rows": row, "value_rows": row, "keys": keys, "values": values, "query": query, "out": out}
     layer = LayerCode(attention, place, 2, **arrays)
-    layer.keep_rows().do()
+    layer.keep_rows().run()
     np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))
-    layer.attend().do()
+    layer.attend().run()
     want = reference_attention(query, keys, values, slice(0, 41))
     np.testing.assert_allclose(widen(out), widen(want), rtol=2**-7, atol=2**-10)
 

@@ -38,7 +38,7 @@ from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.windows import window_of
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
-from aerie.verify.companion import companion_config, longer, random_checkpoint
+from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
 from tests.engine.test_scheduler import session_of
 
 NEW = 22
@@ -69,7 +69,7 @@ class Told:
 
 
 def config_of(family: str) -> ModelConfig:
-    config = longer(companion_config(open_checkpoint(DEMO_FOLDER).config))
+    config = with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config))
     made = in_family(replace(config, rope_scaling=None), FAMILIES[family])
     assert made.diffusion
     part = made.diffusion.sub_block and 8
@@ -198,7 +198,7 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, told = alone(session, prompt)
-    for place in ("executor.head_rows", "requests.Request.took", "sampler.Sampler.__call__"):
+    for place in ("executor.head_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)

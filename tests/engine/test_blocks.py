@@ -26,8 +26,8 @@ from aerie.engine.progress import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.multi_launch_builder import Variant
-from aerie.runtime import RunError, RunStopped, Stop, select_backend
-from aerie.verify.companion import companion_config, of_another_family, random_checkpoint
+from aerie.runtime import RunError, RunStopped, StopFlag, select_backend
+from aerie.verify.random_model import in_another_family, random_checkpoint, random_model_config
 
 TOKENS = [int(token) for token in np.random.default_rng(0).integers(3, 1500, 100)]
 
@@ -37,7 +37,7 @@ def open_session(request):
     with ExitStack() as stack:
         checkpoint = open_checkpoint(DEMO_FOLDER)
         if request.param == "qwen3":
-            other = of_another_family(companion_config(checkpoint.config))
+            other = in_another_family(random_model_config(checkpoint.config))
             checkpoint = stack.enter_context(random_checkpoint(other, Reporter()))
 
         def open_one(seq_len=None, variants=None, decode="guide"):
@@ -156,7 +156,7 @@ def test_a_step_that_fails_leaves_the_cache_as_it_was(blocks, whole, monkeypatch
 @pytest.mark.parametrize("after", [1, 8, 11])
 def test_a_prefill_that_is_stopped_runs_no_further_program(blocks, whole, after):
     """Once so many of its programs have run, before and in its second step; the cache is as before."""
-    model, stop, ran = blocks["rows"].model, Stop(), []
+    model, stop, ran = blocks["rows"].model, StopFlag(), []
     cache = model.new_cache(1)
     prefill(model, TOKENS[:60], cache)
 
@@ -165,11 +165,11 @@ def test_a_prefill_that_is_stopped_runs_no_further_program(blocks, whole, after)
         if done == after:
             stop.set()
 
-    with pytest.raises(RunStopped), stop.watched():
+    with pytest.raises(RunStopped), stop.watching():
         prefill(model, [5] * 40, cache, watch)
     assert len(ran) == after
     assert cache.length == 60
-    with pytest.raises(RunStopped), stop.watched():
+    with pytest.raises(RunStopped), stop.watching():
         decode_step(model, 5, cache)
     assert bits(prefill(model, TOKENS[60:], cache)) == bits(whole[0][60:])
 

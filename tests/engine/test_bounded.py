@@ -74,7 +74,7 @@ def test_the_stack_is_limited():
 
 def test_each_child_begins_once():
     """With an array of three bytes, which stays there from call to call, and ends with its child."""
-    process = BoundedProcess("builtins", LIMITS, most=1, beginning=("bytearray", [3]))
+    process = BoundedProcess("builtins", LIMITS, most=1, initialization=("bytearray", [3]))
     for length in (3, 4):
         assert process.call("__len__") == length
         process.call("append", 1)
@@ -92,7 +92,7 @@ def test_each_child_begins_once():
     ],
 )
 def test_a_beginning_that_fails_is_told(module, beginning, begin_s, reason):
-    process = BoundedProcess(module, Limits(begin_s=begin_s), beginning=beginning)
+    process = BoundedProcess(module, Limits(begin_s=begin_s), initialization=beginning)
     with pytest.raises(BeginningError, match=rf"^its process could not begin: {reason}"):
         process.call("abs", 1)
 

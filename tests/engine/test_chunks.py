@@ -32,9 +32,14 @@ from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
 from aerie.verify.composed import MODES, layout, try_modes
 from aerie.verify.identity import on_threads
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 from aerie.verify.reference import Reference
 
 RULES = {"plain": None, "linear": Linear(4.0), "llama3": Llama3(8.0, 1.0, 4.0, 256)}
@@ -49,8 +54,8 @@ def session_of(checkpoint: Any) -> Session:
 
 
 def random_model(family: str, rule: str) -> Any:
-    config = longer(companion_config(open_checkpoint(DEMO_FOLDER).config))
-    config = config if family == "llama" else of_another_family(config)
+    config = with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config))
+    config = config if family == "llama" else in_another_family(config)
     return random_checkpoint(replace(config, rope_scaling=RULES[rule]), Reporter())
 
 

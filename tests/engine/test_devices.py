@@ -39,9 +39,14 @@ from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.sharding import WeightsOfRank, part_of
 from aerie.engine.weights import Weights
 from aerie.runtime import RunError, select_backend
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+from aerie.verify.bounds import EXACT, LogitsDistance, compare, judge
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 from aerie.verify.reference import Reference
-from aerie.verify.rules import EXACT, Distance, compare, judge
 from aerie.virtual_npu import pyxrt
 
 MOST = 4
@@ -74,7 +79,7 @@ class Family:
         self.checkpoint, self._sessions = checkpoint, dict[int, Session]()
         theirs = Reference.open(checkpoint.folder)
         self.exact = theirs.exact.logits(PROMPT)
-        self.rounding: Distance = compare(self.exact, theirs.logits(PROMPT))
+        self.rounding: LogitsDistance = compare(self.exact, theirs.logits(PROMPT))
 
     def on(self, count: int) -> Session:
         if count not in self._sessions:
@@ -103,7 +108,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     if request.param == "demo":
         yield request.getfixturevalue("demo")
         return
-    config = of_another_family(longer(companion_config(CONFIG)))
+    config = in_another_family(with_longer_context(random_model_config(CONFIG)))
     assert config.family.qk_norm
     with random_checkpoint(config, Reporter(quiet=True)) as checkpoint:
         family = Family(checkpoint)
@@ -210,7 +215,7 @@ def test_a_fault_in_sharing_is_found(demo: Family, fault: Any, monkeypatch: pyte
 @pytest.mark.parametrize("changes", [{}, {"family": FAMILIES["qwen2"]}])
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_the_parts_of_all_ranks_are_the_whole(ranks: int, changes: dict[str, Any]) -> None:
-    config = replace(companion_config(CONFIG), **changes)
+    config = replace(random_model_config(CONFIG), **changes)
     with random_checkpoint(config, Reporter(quiet=True)) as checkpoint:
         whole = Weights(checkpoint.folder, config)
         parts = [WeightsOfRank(whole, config, rank, ranks).layer(1) for rank in range(ranks)]

@@ -7,8 +7,8 @@ from aerie.engine.logits import LogitsError, dequantised, last_row, logits_argum
 from aerie.engine.sampler import Sampler
 from aerie.kernel_builder.arguments import (
     Argument,
-    ArgumentError,
     ArgumentTable,
+    ArgumentTableError,
     Role,
     bf16,
     f16,
@@ -96,5 +96,5 @@ def test_what_are_no_logits(outputs, message):
 
 
 def test_elements_of_another_type_are_not_read_as_numbers():
-    with pytest.raises(ArgumentError, match="was given elements of uint16"):
+    with pytest.raises(ArgumentTableError, match="was given elements of uint16"):
         dequantised(table(logits("logits", (1, 4), f16)), {"logits": np.zeros((1, 4), np.uint16)}, 4)

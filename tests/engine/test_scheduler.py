@@ -38,7 +38,12 @@ from aerie.engine.strategies.strategy import PassInput
 from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.runtime import RunError, RunStopped, select_backend
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 
 NEW = 5
 SEEDS = {0: None, 1: 7, 2: 8}
@@ -100,7 +105,7 @@ def family(request: pytest.FixtureRequest) -> Iterator[Family]:
     if request.param == "demo":
         yield request.getfixturevalue("demo")
         return
-    config = of_another_family(longer(companion_config(open_checkpoint(DEMO_FOLDER).config)))
+    config = in_another_family(with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config)))
     with random_checkpoint(config, Reporter()) as checkpoint:
         yield Family(session_of(checkpoint))
 
@@ -319,7 +324,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.LayerCalls.stand", "executor.head_rows", "requests.Request.took")
+BREAKS = ("passes.LayerCalls.stand", "executor.head_rows", "requests.Request.update")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 
@@ -415,7 +420,17 @@ class PanicError(BaseException):
 
 
 FAILURES = (NotFiniteError, ValueError, MemoryError, RecursionError, FloatingPointError, RunError, PanicError)
-OWN_WORK = ("due", "took", "close", "findable", "most_held", "draw", "interrupted", "bar", "guesses")
+OWN_WORK = (
+    "next_input",
+    "update",
+    "close",
+    "cacheable_tokens",
+    "max_cached_positions",
+    "draw",
+    "interrupted",
+    "bar",
+    "guesses",
+)
 
 
 @contextmanager
@@ -435,12 +450,12 @@ def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Requ
         """Another way than others."""
 
     class Guessing(Autoregressive):
-        def due(self, length: int, guesses: int = 0) -> PassInput:
-            return PassInput((*super().due(length).tokens, 99999), 1, 1)
+        def next_input(self, length: int, guesses: int = 0) -> PassInput:
+            return PassInput((*super().next_input(length).tokens, 99999), 1, 1)
 
-    if work in ("findable", "most_held"):
+    if work in ("cacheable_tokens", "max_cached_positions"):
         setattr(Failing, work, property(own))
-    elif work in ("due", "took", "close"):
+    elif work in ("next_input", "update", "close"):
         setattr(Failing, work, own)
     drawn = type("Drawing", (Sampler,), {"__call__": own} if work == "draw" else {})()
     strategy = Guessing if work == "guesses" else Failing
@@ -453,7 +468,7 @@ def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Requ
 
 
 @pytest.mark.parametrize(
-    ("work", "error"), [*((work, ValueError) for work in OWN_WORK), *(("took", one) for one in FAILURES)]
+    ("work", "error"), [*((work, ValueError) for work in OWN_WORK), *(("update", one) for one in FAILURES)]
 )
 def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     work: str, error: type[BaseException], demo: Family, monkeypatch: Any
@@ -628,7 +643,7 @@ def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> Non
     with load("demo", decode="rows", kv_pool=640) as model:
         scheduler = model._open().scheduler
         with monkeypatch.context() as patch:
-            patch.setattr(Request, "took", lambda *_: signal.raise_signal(signal.SIGINT))
+            patch.setattr(Request, "update", lambda *_: signal.raise_signal(signal.SIGINT))
             with pytest.raises(KeyboardInterrupt):
                 model.generate_batch(QUESTIONS)
         assert [len(logits) for logits in model.forward_batch([5], [1])] == [1]
@@ -744,7 +759,7 @@ def test_a_conversation_that_nobody_asks_for_rests_and_gives_way() -> None:
     prompt, other = drawn_prompts(1500)[5:7]
     alone = list(answer_alone(session.model, prompt, 30, Sampler(logit_bias=going_on)))
     scheduler = Scheduler(session.model, session.model.new_pool(5))
-    resting = scheduler.submit(prompt, 30, Sampler(logit_bias=going_on), is_kept=True)
+    resting = scheduler.submit(prompt, 30, Sampler(logit_bias=going_on), is_conversation=True)
     while len(resting.token_ids) < 3:
         resting.advance()
     beside = scheduler.submit(other, 12, Sampler(logit_bias=going_on))

@@ -26,7 +26,7 @@ from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler, answer_alone
 from aerie.engine.session import prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
-from aerie.verify.companion import companion_config, random_checkpoint
+from aerie.verify.random_model import random_checkpoint, random_model_config
 
 DAY_S = 86_400.0
 KINDS = 60
@@ -67,7 +67,7 @@ class Clock:
 
 @pytest.fixture(scope="module")
 def model() -> Iterator[LoadedModel]:
-    config = companion_config(open_checkpoint(DEMO_FOLDER).config)
+    config = random_model_config(open_checkpoint(DEMO_FOLDER).config)
     options = RuntimeOptions(
         None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
     )

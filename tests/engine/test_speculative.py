@@ -35,7 +35,12 @@ from aerie.engine.strategies.speculative import Speculative
 from aerie.engine.strategies.strategy import NO_DRAFTS, DraftEstimate, PassInput, RequestState
 from aerie.engine.weights import EMBED
 from aerie.engine.windows import window_of
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 from tests.engine.test_scheduler import Listening, session_of
 
 NEW = 40
@@ -69,7 +74,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
     if request.param == "demo":
         yield session_of(open_checkpoint(DEMO_FOLDER))
         return
-    config = of_another_family(longer(companion_config(open_checkpoint(DEMO_FOLDER).config)))
+    config = in_another_family(with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config)))
     with random_checkpoint(config, Reporter()) as checkpoint:
         yield session_of(checkpoint)
 
@@ -389,17 +394,17 @@ def test_guesses_follow_what_was_right() -> None:
     length = Adaptive()
     assert length.length() == 7
     for _ in range(10):
-        length.took(7, 7)
+        length.update(7, 7)
     assert length.length() == 15
     for _ in range(30):
-        length.took(length.length(), 0)
+        length.update(length.length(), 0)
     assert length.length() < 15
     assert Adaptive(per_draft=0.3).length() < Adaptive(per_draft=0.3, at_once=True).length() == 7
     costly = Adaptive(7, per_draft=0.5)
     lengths = []
     for _ in range(200):
         lengths.append(costly.length())
-        costly.took(lengths[-1], 0)
+        costly.update(lengths[-1], 0)
     assert sum(map(bool, lengths)) < 12
     assert lengths[-1] == 0
     assert any(lengths[60:]), "it is tried again"
@@ -453,7 +458,7 @@ def told_by(strategy: type[Speculative]) -> list[list[int]]:
     due = PassInput((0, *DRAFTS), 3, 1, is_answer=True)
     for _ in range(ROUNDS):
         making = Drawn(sampler)
-        strategy(making, Lookup(), Adaptive()).took(due, list(LOGITS.astype(np.float32)))
+        strategy(making, Lookup(), Adaptive()).update(due, list(LOGITS.astype(np.float32)))
         said.append(making.token_ids)
     return said
 

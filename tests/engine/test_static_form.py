@@ -15,7 +15,7 @@ from aerie.engine.rope import inverse_frequencies
 from aerie.engine.static_form import StaticWeights, masks, step
 from aerie.engine.weights import layer_shapes
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
-from aerie.multi_launch_builder.static_form import StaticSizes
+from aerie.multi_launch_builder.static_step import StaticSizes
 
 BOUND = 1e-5
 """The seed's, of logits and of keys and values."""

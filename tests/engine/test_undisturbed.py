@@ -32,7 +32,7 @@ from aerie.engine.strategies.drafting import Drafting, Lookup
 from aerie.engine.strategies.drafting_model import _needed, drafting_by
 from aerie.engine.variants import default_variants, window_contexts
 from aerie.runtime import select_backend
-from aerie.verify.companion import longer, random_checkpoint
+from aerie.verify.random_model import random_checkpoint, with_longer_context
 from tests.engine.test_scheduler import session_of
 
 
@@ -219,7 +219,7 @@ def test_nothing_is_compiled_in_the_middle_of_an_answer(at_once: bool) -> None:
 
 def test_the_programs_of_every_context_up_to_the_end_are_needed() -> None:
     model = drafter_of(False, Reporter(io.StringIO())).model
-    config = longer(model.config)
+    config = with_longer_context(model.config)
     model = replace(
         model, config=config, blocks=replace(model.blocks, variants=default_variants(config.context))
     )
@@ -268,7 +268,9 @@ def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int,
     if config.diffusion:
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
     told = io.StringIO()
-    with random_checkpoint(longer(replace(config, num_hidden_layers=1)), Reporter()) as checkpoint:
+    with random_checkpoint(
+        with_longer_context(replace(config, num_hidden_layers=1)), Reporter()
+    ) as checkpoint:
         session = fresh(checkpoint, Reporter(told))
         going_on = {**dict.fromkeys(session.model.config.eos_token_ids, -100.0), 9: 100.0}
         decode_config = PLAIN if block > 1 else DecodeConfig(draft="lookup")

@@ -8,8 +8,8 @@ import pytest
 from aerie.kernel_builder.arguments import (
     DTYPES,
     Argument,
-    ArgumentError,
     ArgumentTable,
+    ArgumentTableError,
     DType,
     Role,
     bf16,
@@ -46,12 +46,12 @@ def test_arguments_are_found_by_name_and_by_slot() -> None:
 
 
 def test_an_unknown_name_comes_with_the_nearest() -> None:
-    with pytest.raises(ArgumentError, match="no argument named 'wieght'; there are: weight"):
+    with pytest.raises(ArgumentTableError, match="no argument named 'wieght'; there are: weight"):
         TABLE.slot("wieght")
 
 
 def test_a_name_stands_once() -> None:
-    with pytest.raises(ArgumentError, match="argument declared twice: x; give each its own name"):
+    with pytest.raises(ArgumentTableError, match="argument declared twice: x; give each its own name"):
         ArgumentTable([TABLE["x"], TABLE["x"]])
 
 
@@ -76,14 +76,16 @@ def test_what_elements_stand_for(
     dtype: DType, quantised: dict[str, float], elements: list[float], numbers: list[float]
 ) -> None:
     logits = Argument("logits", (3,), dtype, Role.OUTPUT, **quantised)  # type: ignore[arg-type]
-    found = logits.numbers(np.array(elements, dtype.numpy))
+    found = logits.dequantise(np.array(elements, dtype.numpy))
     assert found.dtype == np.float32
     assert found.tolist() == numbers
 
 
 def test_elements_of_another_type_are_refused() -> None:
-    with pytest.raises(ArgumentError, match=r"logits \(3 u8\) was given elements of float16, .* give uint8"):
-        Argument("logits", (3,), u8, Role.OUTPUT, 0.5).numbers(np.zeros(3, np.float16))
+    with pytest.raises(
+        ArgumentTableError, match=r"logits \(3 u8\) was given elements of float16, .* give uint8"
+    ):
+        Argument("logits", (3,), u8, Role.OUTPUT, 0.5).dequantise(np.zeros(3, np.float16))
 
 
 @pytest.mark.parametrize(
@@ -95,5 +97,5 @@ def test_elements_of_another_type_are_refused() -> None:
     ],
 )
 def test_a_quantisation_that_says_nothing(scale: float | None, offset: int, message: str) -> None:
-    with pytest.raises(ArgumentError, match=message):
+    with pytest.raises(ArgumentTableError, match=message):
         Argument("logits", (3,), u8, Role.OUTPUT, scale, offset)

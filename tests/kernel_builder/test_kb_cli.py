@@ -13,7 +13,7 @@ from aerie.air_dialect import parse
 from aerie.device import check
 from aerie.kernel_builder.__main__ import main
 from aerie.kernel_builder.kernels import eltwise_add
-from aerie.kernel_builder.spec import Array, Difference, KernelModule, Parameters
+from aerie.kernel_builder.spec import Array, KernelDifference, KernelModule, Parameters
 
 
 def test_list_names_every_kernel(capsys: pytest.CaptureFixture[str]) -> None:
@@ -59,7 +59,7 @@ def test_check_of_wrong_results(monkeypatch: pytest.MonkeyPatch, capsys: pytest.
         return {"out": out}
 
     spec = dataclasses.replace(eltwise_add.KERNEL, reference=off_by_one)
-    monkeypatch.setattr("aerie.kernel_builder.__main__.registry", lambda: {"eltwise_add": spec})
+    monkeypatch.setattr("aerie.kernel_builder.__main__.all_kernels", lambda: {"eltwise_add": spec})
     assert main(["check", "eltwise_add", "--rows=8", "--cols=32"]) == 1
     captured = capsys.readouterr()
     assert captured.out.splitlines()[1].endswith("1 of 256  WRONG")
@@ -164,8 +164,8 @@ def test_check_tells_what_cannot_be_built(
         return dataclasses.replace(kernel, module=parse(kernel.text.replace("%hsy=%c1", "%hsy=%c8")))
 
     spec = dataclasses.replace(eltwise_add.KERNEL, build=tall)
-    monkeypatch.setattr("aerie.kernel_builder.__main__.registry", lambda: {"eltwise_add": spec})
-    same = {"out": Difference(4, 0, 2)}
+    monkeypatch.setattr("aerie.kernel_builder.__main__.all_kernels", lambda: {"eltwise_add": spec})
+    same = {"out": KernelDifference(4, 0, 2)}
     monkeypatch.setattr("aerie.kernel_builder.__main__.compare", lambda spec, case: same)
     assert main(["check", "eltwise_add", "--rows=8", "--cols=32"]) == 2
     captured = capsys.readouterr()

@@ -16,9 +16,9 @@ import pytest
 from xdsl.dialects.builtin import BFloat16Type, ModuleOp
 from xdsl.ir import Operation
 
-from aerie.device.rules.lowering import on_cores
-from aerie.kernel_builder.dsl import without_rounding
-from aerie.kernel_builder.kernels import gemm, registry
+from aerie.device.rules.lowering import core_operations
+from aerie.kernel_builder.dsl import remove_rounding_calls
+from aerie.kernel_builder.kernels import all_kernels, gemm
 from aerie.kernel_builder.spec import Array, KernelModule
 from aerie.kernel_builder.testing import random_arrays, run
 from aerie.virtual_npu.options import BuildOptions
@@ -54,11 +54,11 @@ def rounds(op: Operation) -> bool:
 def must_be_told(module: ModuleOp) -> bool:
     """Whether cores round in the compiler's own code and multiply no matrices, for which it sets the mode."""
     names = {op.name for op in module.walk()}
-    return any(map(rounds, on_cores(module))) and "vector.contract" not in names
+    return any(map(rounds, core_operations(module))) and "vector.contract" not in names
 
 
 ARITHMETIC = ("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "vector.fma")
-TOLD = [name for name, spec in registry().items() if must_be_told(spec.build(**spec.cases[0]).module)]
+TOLD = [name for name, spec in all_kernels().items() if must_be_told(spec.build(**spec.cases[0]).module)]
 QUICK = dict.fromkeys(("checks", "plain", "one thread"), ("gemm", "gemv", "eltwise_add"))
 QUICK["floor"] = tuple(TOLD)
 PAIRS = [
@@ -69,7 +69,7 @@ PAIRS = [
     )
     for mode in MODES
     if mode != MODES[mode].like
-    for name, spec in registry().items()
+    for name, spec in all_kernels().items()
     for case in range(len(spec.cases) if "floor" in mode else 1)
 ]
 
@@ -86,7 +86,7 @@ def results() -> Callable[[str, int, str], dict[str, Array]]:
 
     @cache
     def make(name: str, case: int, mode: str) -> dict[str, Array]:
-        spec = registry()[name]
+        spec = all_kernels()[name]
         arrays = random_arrays(spec, spec.cases[case], np.random.default_rng(7))
         return results_of(spec.build(**spec.cases[case]), arrays, MODES[mode])
 
@@ -103,8 +103,8 @@ def assert_same_bits(got: dict[str, Array], want: dict[str, Array]) -> None:
 def test_a_mode_changes_no_bit(results: Any, name: str, case: int, mode: str) -> None:
     """Without fast paths sums may differ, by no more than the kernel may from its reference."""
     got, want = results(name, case, mode), results(name, case, MODES[mode].like)
-    if mode == "plain" and registry()[name].any_order:
-        tolerance = registry()[name].tolerance
+    if mode == "plain" and all_kernels()[name].sums_may_reorder:
+        tolerance = all_kernels()[name].tolerance
         assert all(tolerance.compare(want[argument], array).passes for argument, array in got.items())
     else:
         assert_same_bits(got, want)
@@ -125,9 +125,9 @@ def test_the_layout_of_b_changes_no_bit(shape: tuple[int, int, int], mode: str) 
 @pytest.mark.parametrize("name", TOLD)
 def test_cores_that_are_not_told_round_otherwise(results: Any, name: str) -> None:
     """So the tests with `floor` see something, and so does whoever looks for this fault."""
-    spec = registry()[name]
+    spec = all_kernels()[name]
     kernel = spec.build(**spec.cases[0])
-    untold = replace(kernel, module=without_rounding(kernel.module))
+    untold = replace(kernel, module=remove_rounding_calls(kernel.module))
     assert "round_to_even" in kernel.text
     assert "round_to_even" not in untold.text
     arrays = random_arrays(spec, spec.cases[0], np.random.default_rng(7))
@@ -137,8 +137,8 @@ def test_cores_that_are_not_told_round_otherwise(results: Any, name: str) -> Non
 
 @pytest.mark.parametrize("name", TOLD)
 def test_the_call_comes_before_the_first_rounding(name: str) -> None:
-    for case in registry()[name].cases:
-        text = registry()[name].build(**case).text
+    for case in all_kernels()[name].cases:
+        text = all_kernels()[name].build(**case).text
         body = text[text.index("air.herd") :]
         call = body.find("func.call @round_to_even_") % len(body)
         rounding = min(body.find(op) % len(body) for op in ("arith.truncf", *ARITHMETIC))
@@ -153,7 +153,7 @@ def test_the_call_comes_before_the_first_rounding(name: str) -> None:
 
 def test_nobody_else_needs_the_call() -> None:
     """Others round in a C++ function that sets the mode, or multiply matrices, where mlir-aie sets it."""
-    for name, spec in registry().items():
+    for name, spec in all_kernels().items():
         if name not in TOLD and "round_to_even" in spec.build(**spec.cases[0]).text:
             pytest.fail(f"kernel {name} rounds nothing itself: leave k.round_to_even out", pytrace=False)
     assert {"eltwise_add", "narrow", "rms_norm"} <= set(TOLD)

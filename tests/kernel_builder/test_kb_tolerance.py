@@ -11,7 +11,10 @@ from aerie.kernel_builder.spec import Tolerance
 def test_a_difference_says_how_many_where_and_what() -> None:
     want = np.arange(6.0).reshape(2, 3)
     wrong = want + np.array([[0, 0, 0], [0.5, 0, -2]])
-    exact, loose = Tolerance(0.0, 0.0, "for the test"), Tolerance(0.1, 0.5, "for the test", differing=0.0)
+    exact, loose = (
+        Tolerance(0.0, 0.0, "for the test"),
+        Tolerance(0.1, 0.5, "for the test", max_differing_share=0.0),
+    )
     assert str(exact.compare(wrong, want)) == (
         "2 of 6 elements differ, worst at index [1, 2]: got 3, wanted 5"
     )
@@ -44,7 +47,7 @@ def test_tolerance_counts_in_allowed_distances() -> None:
 
 
 def test_tolerance_counts_differing_elements() -> None:
-    few = Tolerance(1.0, 1.0, "for the test", differing=0.1)
+    few = Tolerance(1.0, 1.0, "for the test", max_differing_share=0.1)
     want = np.ones(100)
     assert few.excess(want + (np.arange(100) < 12) * 0.5, want) == pytest.approx(1.0)
     assert few.excess(want + (np.arange(100) < 13) * 0.5, want) > 1

@@ -71,10 +71,10 @@ def test_symbolic_starts_keep_plain_extents() -> None:
 
 def test_whole_buffer_is_recognised() -> None:
     x = buffer(4, 8)
-    assert x.whole
-    assert x[0:4, :].whole
-    assert not x[0:2, :].whole
-    assert not x.permute(1, 0).whole
+    assert x.is_whole_buffer
+    assert x[0:4, :].is_whole_buffer
+    assert not x[0:2, :].is_whole_buffer
+    assert not x.permute(1, 0).is_whole_buffer
 
 
 @pytest.mark.parametrize(
@@ -182,7 +182,8 @@ def test_comparisons_are_those_of_ints(n: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("index", "expected"), [(X, 4), (X * 6 + 8, 8), (Y * 2, 2), (X + Y, 1), (X % 6, 2), (Index.of(0), 0)]
+    ("index", "expected"),
+    [(X, 4), (X * 6 + 8, 8), (Y * 2, 2), (X + Y, 1), (X % 6, 2), (Index.from_value(0), 0)],
 )
 def test_multiple_divides_every_value(index: Index, expected: int) -> None:
     assert index.multiple == expected
@@ -215,6 +216,6 @@ def test_comparisons_have_no_truth_while_writing() -> None:
 
 
 def test_symbolic_index_is_no_int() -> None:
-    assert list(range(Index.of(3))) == [0, 1, 2]
+    assert list(range(Index.from_value(3))) == [0, 1, 2]
     with pytest.raises(DslError, match="a plain int is needed here"):
         range(X)

@@ -13,7 +13,7 @@ import pytest
 
 from aerie.kernel_builder import kernels
 from aerie.kernel_builder.arguments import IllegalShapeError, Role
-from aerie.kernel_builder.kernels import KernelFileError, eltwise_add, gemm, registry, rms_norm
+from aerie.kernel_builder.kernels import KernelFileError, all_kernels, eltwise_add, gemm, rms_norm
 from aerie.kernel_builder.spec import KernelSpec, Tolerance
 from aerie.kernel_builder.testing import random_arrays
 
@@ -66,9 +66,9 @@ def _of_random_cases(spec: KernelSpec) -> Iterator[str]:
             return
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", all_kernels())
 def test_a_kernel_has_all_that_it_needs(name: str) -> None:
-    if found := list(complaints(registry()[name])):
+    if found := list(complaints(all_kernels()[name])):
         pytest.fail("\n".join(f"kernel {name} {what}" for what in found), pytrace=False)
 
 
@@ -106,16 +106,16 @@ def test_what_a_kernel_lacks_is_told(spec: KernelSpec, sentence: str) -> None:
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str, str], None]]:
     """folder(file, text): the kernels, and one more file among them."""
     monkeypatch.setattr(kernels, "__path__", [*kernels.__path__, str(tmp_path)])
-    registry.cache_clear()
+    all_kernels.cache_clear()
     yield lambda file, text: (tmp_path / file).write_text(text) and None
-    registry.cache_clear()
+    all_kernels.cache_clear()
 
 
 def test_a_new_file_is_a_kernel(folder: Callable[[str, str], None]) -> None:
     text = (FOLDER / "eltwise_add.py").read_text()
     folder("new_kernel_of_a_test.py", text.replace('"eltwise_add"', '"new_kernel"'))
-    assert registry()["new_kernel"].build(8, 32).name == "new_kernel"
-    assert registry()["eltwise_add"] is eltwise_add.KERNEL
+    assert all_kernels()["new_kernel"].build(8, 32).name == "new_kernel"
+    assert all_kernels()["eltwise_add"] is eltwise_add.KERNEL
     assert rms_norm.KERNEL.parameters == ("rows", "cols", "eps", "herd_x", "heads")
 
 
@@ -136,4 +136,4 @@ def test_a_file_that_is_no_kernel_is_refused(
 ) -> None:
     folder(file, text)
     with pytest.raises(KernelFileError, match=sentence):
-        registry()
+        all_kernels()

@@ -10,9 +10,17 @@ import numpy as np
 import pytest
 
 from aerie.kernel_builder.arguments import IllegalShapeError
-from aerie.kernel_builder.kernels import eltwise_add, flash_attention, gemv, registry, rms_norm, rope, swiglu
+from aerie.kernel_builder.kernels import (
+    all_kernels,
+    eltwise_add,
+    flash_attention,
+    gemv,
+    rms_norm,
+    rope,
+    swiglu,
+)
 from aerie.kernel_builder.spec import Parameters
-from aerie.kernel_builder.testing import compare, library, random_arrays, run
+from aerie.kernel_builder.testing import built_kernel, compare, random_arrays, run
 from aerie.virtual_npu import toolchain
 
 BF16 = ml_dtypes.bfloat16
@@ -20,7 +28,7 @@ QUICK = 2
 """Cases of a kernel that `make test` runs: each is a program to compile."""
 CASES = [
     pytest.param(name, case, marks=pytest.mark.slow if case >= QUICK else ())
-    for name, spec in registry().items()
+    for name, spec in all_kernels().items()
     for case in range(len(spec.cases))
 ]
 SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5))]
@@ -28,19 +36,19 @@ SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(1, 5)
 
 def complaints(name: str, parameters: Parameters, seed: int = 0) -> list[str]:
     """One line for every result that is out of tolerance."""
-    results = compare(registry()[name], parameters, seed)
+    results = compare(all_kernels()[name], parameters, seed)
     return [f"{result}: {difference}" for result, difference in results.items() if not difference.passes]
 
 
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_case(name: str, case: int) -> None:
-    assert complaints(name, registry()[name].cases[case]) == []
+    assert complaints(name, all_kernels()[name].cases[case]) == []
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-@pytest.mark.parametrize("name", list(registry()))
+@pytest.mark.parametrize("name", list(all_kernels()))
 def test_random_shape(name: str, seed: int) -> None:
-    parameters = registry()[name].random_case(np.random.default_rng(seed))
+    parameters = all_kernels()[name].random_case(np.random.default_rng(seed))
     assert complaints(name, parameters, seed) == [], parameters
 
 
@@ -64,11 +72,11 @@ def test_attention_that_is_shared_out_unevenly(name: str, parameters: dict[str, 
 
 def result(name: str, parameters: dict[str, Any], arrays: dict[str, Any]) -> Any:
     """The one result of a kernel."""
-    (out,) = run(registry()[name].build(**parameters), arrays).values()
+    (out,) = run(all_kernels()[name].build(**parameters), arrays).values()
     return out
 
 
-ROWS = [name for name, spec in registry().items() if spec.rows in spec.parameters]
+ROWS = [name for name, spec in all_kernels().items() if spec.rows in spec.parameters]
 """Kernels whose rows do not touch each other."""
 FEW, MANY = 8, 24
 
@@ -79,7 +87,7 @@ def test_rows_do_not_depend_on_how_many_there_are(name: str) -> None:
 
     And a row alone, as decode has it, is the row among others.
     """
-    spec, (few, many) = registry()[name], (with_rows(name, count) for count in (FEW, MANY))
+    spec, (few, many) = all_kernels()[name], (with_rows(name, count) for count in (FEW, MANY))
     arrays = random_arrays(spec, many, np.random.default_rng(5))
     of_rows = {argument.name for argument in spec.build(**many).arguments if argument.shape[0] == MANY}
     whole = result(name, many, arrays)
@@ -99,7 +107,7 @@ def test_rows_do_not_depend_on_how_many_there_are(name: str) -> None:
 
 def with_rows(name: str, count: int) -> dict[str, Any]:
     """The first case with so many rows, cut by the kernel itself."""
-    spec = registry()[name]
+    spec = all_kernels()[name]
     case = {key: value for key, value in spec.cases[0].items() if not key.startswith(("herd_", "tile_"))}
     try:
         spec.build(**{**case, spec.rows: count})
@@ -139,7 +147,7 @@ WRONG: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_slightly_wrong_result_is_noticed(name: str) -> None:
     """A factor of 1.01, one element of a norm swapped, one of 256 products left out, two rows swapped."""
-    spec = registry()[name]
+    spec = all_kernels()[name]
     arrays = random_arrays(spec, spec.cases[0], np.random.default_rng(0))
     right = spec.reference(spec.cases[0], arrays)
     wrong = spec.reference(spec.cases[0], {**arrays, **WRONG[name](arrays)})
@@ -282,9 +290,9 @@ def test_a_kernel_is_built_once_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Also for the next process: nothing of it is in this one."""
     monkeypatch.setenv("VNPU_CACHE", str(tmp_path))
     kernel = eltwise_add.build(None, 16)
-    library(kernel)
+    built_kernel(kernel)
     monkeypatch.setattr(toolchain, "build", None)  # would be called
-    assert library(kernel).path.parent == tmp_path
+    assert built_kernel(kernel).path.parent == tmp_path
 
 
 def test_an_array_of_the_wrong_shape_is_refused() -> None:

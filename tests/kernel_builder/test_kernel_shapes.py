@@ -12,13 +12,13 @@ from xdsl.dialects import scf
 from xdsl.dialects.memref import AllocOp
 
 from aerie.air_dialect.ops import ChannelGetOp, ChannelOp, ChannelPutOp, MemorySpace
-from aerie.device import Report, check
-from aerie.device.npu2 import NPU1, NPU2, Device
+from aerie.device import CheckReport, check
+from aerie.device.npu2 import NPU1, NPU2, DeviceModel
 from aerie.device.transfers import memref_bytes, space_of
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
 from aerie.kernel_builder.buffers import l1_bytes
-from aerie.kernel_builder.kernels import flash_attention, gemm, gemv, registry
+from aerie.kernel_builder.kernels import all_kernels, flash_attention, gemm, gemv
 
 ATTENTION = {"lq": 128, "lk": 128, "n_heads": 4, "n_kv_heads": 2, "head_dim": 64}
 HEADS = {"rows": 64, "n_heads": 4, "head_dim": 64}
@@ -179,22 +179,22 @@ REFUSED: dict[str, list[tuple[dict[str, Any], str]]] = {
 def test_illegal_shapes_are_refused(name: str, parameters: dict[str, Any], message: str) -> None:
     defaults = ATTENTION if name == "flash_attention" else {}
     with pytest.raises(IllegalShapeError, match=f"{name}: .*{message}"):
-        registry()[name].build(**{**defaults, **parameters})
+        all_kernels()[name].build(**{**defaults, **parameters})
 
 
-def fits(name: str, parameters: Any, device: Device = NPU2) -> Report:
+def fits(name: str, parameters: Any, device: DeviceModel = NPU2) -> CheckReport:
     """The report on a kernel, which must fit the device; and ask for no more of NPU2's compiler."""
-    report = check(registry()[name].build(**parameters, device=device).module, device, loop_tiling=(1, 1))
-    report.require()
+    report = check(all_kernels()[name].build(**parameters, device=device).module, device, loop_tiling=(1, 1))
+    report.raise_faults()
     if device is not NPU1 and report.warnings:
         words = "; ".join(map(str, report.warnings))
         pytest.fail(f"kernel {name} {parameters}: the static check warns: {words}", pytrace=False)
     return report
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", all_kernels())
 def test_cases_and_random_shapes_fit(name: str) -> None:
-    spec, rng = registry()[name], np.random.default_rng(7)
+    spec, rng = all_kernels()[name], np.random.default_rng(7)
     for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(6))):
         fits(name, parameters)
 
@@ -203,15 +203,15 @@ OF_ELF_ALONE = {"block_attention", "cache_update"}
 """Kernels of a program that is an ELF: their six arguments are one more than the xclbin of an NPU1 takes."""
 
 
-def faults_on_npu1(name: str, device: Device) -> list[str]:
+def faults_on_npu1(name: str, device: DeviceModel) -> list[str]:
     """What of a kernel's first case, built for `device`, an NPU1 does not have."""
-    spec = registry()[name]
+    spec = all_kernels()[name]
     report = check(spec.build(**spec.cases[0], device=device).module, NPU1, loop_tiling=(1, 1))
     known = "host arguments takes 6, npu1 has 5" if name in OF_ELF_ALONE else "none of its faults"
     return [str(fault) for fault in report.faults if known not in fault.message]
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", all_kernels())
 def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
     """NPU1 has half the columns: what is cut for them fits, and what is cut for NPU2 does not."""
     assert not faults_on_npu1(name, NPU1)
@@ -295,7 +295,7 @@ def test_shapes_of_models_fit(name: str) -> None:
         fits(name, parameters)
 
 
-def used(report: Report, resource: str) -> int:
+def used(report: CheckReport, resource: str) -> int:
     (found,) = [usage.used for usage in report.usages if usage.resource == resource]
     return found
 
@@ -340,8 +340,8 @@ def test_streams_of_two_dimensions_are_cut_along_the_first() -> None:
     [
         (flash_attention.build(256, 256, 2, 1, 64), flash_attention._l1_bytes(32, 64, 64), 16384),
         (flash_attention.build(256, 256, 2, 1, 32, lkp=64), flash_attention._l1_bytes(32, 64, 32), 8192),
-        (gemv.build(64, 2048), l1_bytes(gemv._held(2048, 8, 4, 2048)), 16),
-        (gemv.build(64, 14336), l1_bytes(gemv._held(14336, 8, 1, 7168)), 16),
+        (gemv.build(64, 2048), l1_bytes(gemv._l1_buffers(2048, 8, 4, 2048)), 16),
+        (gemv.build(64, 14336), l1_bytes(gemv._l1_buffers(14336, 8, 1, 7168)), 16),
         (gemm.build(512, 512, 512), gemm_tiles.choose_tiles(512, 512, 512).l1_bytes, 0),
     ],
     ids=["attention", "attention with a buffer for the next stage", "gemv", "gemv in pieces", "gemm"],
@@ -368,13 +368,13 @@ def test_gemm_takes_multiples_of_8(seed: int) -> None:
     for most in [40, 600, 5000] * 8:
         m, k, n = (8 * int(rng.integers(1, most)) for _ in range(3))
         legal_m, legal_n = (
-            gemm_tiles.nearest(m, 8, gemm_tiles.serves_rows),
-            gemm_tiles.nearest(n, 8, gemm_tiles.serves_columns),
+            gemm_tiles.nearest_supported(m, 8, gemm_tiles.supports_rows),
+            gemm_tiles.nearest_supported(n, 8, gemm_tiles.supports_columns),
         )
         if (m, n) != (legal_m, legal_n):
             with pytest.raises(IllegalShapeError, match=f"use ({legal_m}|{legal_n})$"):
                 gemm.build(m, k, n)
-        check(gemm.build(legal_m, k, legal_n).module).require()
+        check(gemm.build(legal_m, k, legal_n).module).raise_faults()
 
 
 def test_gemm_k_tiles_depend_on_k_alone() -> None:
@@ -419,7 +419,7 @@ def test_gemm_takes_an_even_number_of_k_tiles_where_it_can(k: int, tile: int) ->
 def test_gemm_holds_as_many_blocks_as_there_are_accumulators_for(
     tile: tuple[int, int], held: tuple[int, int]
 ) -> None:
-    assert gemm_tiles.held_blocks(*tile) == held
+    assert gemm_tiles.accumulator_blocks(*tile) == held
 
 
 @pytest.mark.parametrize(
@@ -490,7 +490,7 @@ WIDE = 64
 """Bytes of the widest access of AIE2P, 512 bits."""
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", all_kernels())
 def test_every_buffer_that_is_accessed_wide_lies_at_a_multiple_of_64(name: str) -> None:
     """Until its pull request 3662 (September 2026) mlir-aie aligns the buffers of a core to 32 bytes.
 
@@ -499,9 +499,11 @@ def test_every_buffer_that_is_accessed_wide_lies_at_a_multiple_of_64(name: str) 
     models, multiples of 32; at others RMSNorm's sums may lie wrong, after its rows.
     """
     assert NPU2.stack_bytes % WIDE == NPU2.program_stack_bytes % WIDE == 0
-    for case in (case for case in registry()[name].cases if case.get("cols", 32) % 32 == 0):
+    for case in (case for case in all_kernels()[name].cases if case.get("cols", 32) % 32 == 0):
         types = [
-            op.memref.type for op in registry()[name].build(**case).module.walk() if isinstance(op, AllocOp)
+            op.memref.type
+            for op in all_kernels()[name].build(**case).module.walk()
+            if isinstance(op, AllocOp)
         ]
         sizes = [memref_bytes(type_) or 0 for type_ in types if space_of(type_) == 2]
         wide = min((size for size in sizes if size >= WIDE), default=0)

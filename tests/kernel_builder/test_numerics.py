@@ -5,16 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from aerie.kernel_builder import numerics
+from aerie.kernel_builder import published_errors
 from aerie.kernel_builder.__main__ import main
 from aerie.kernel_builder.kernels import gemm
-from aerie.kernel_builder.numerics import Comparison, Row, compare, product_operands
+from aerie.kernel_builder.published_errors import ErrorComparison, PublishedError, compare, product_operands
 from aerie.kernel_builder.testing import run
 from aerie.virtual_npu.options import BuildOptions
 
 BFP16 = BuildOptions(numerics="bfp16")
 
-NAMED = {row.name: row for row in numerics.ROWS}
+NAMED = {row.name: row for row in published_errors.ROWS}
 DRAWN_OTHERWISE = ("GEMM 256x64x256, bf16 result", "GEMM 256x256x64, bf16 result")
 """Published with five digits that no other row agrees with: other inputs, it seems. Within 5 % anyway."""
 
@@ -53,7 +53,7 @@ def test_exact_products_have_another_error() -> None:
     arrays = product_operands(64, 720, 32)
     want = gemm.exact_product({}, arrays)
     got = run(gemm.KERNEL_F32.build(64, 720, 32), arrays, BuildOptions())["c"]
-    assert numerics.relative_error(got, want) < 1e-6
+    assert published_errors.relative_error(got, want) < 1e-6
 
 
 @pytest.mark.parametrize("spec", [gemm.KERNEL, gemm.KERNEL_F32], ids=lambda spec: spec.name)
@@ -94,18 +94,20 @@ def test_the_environment_chooses_too(monkeypatch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_what_agrees(published: str, here: float, agrees: bool, same_digits: bool) -> None:
-    comparison = Comparison("row", published, here)
+    comparison = ErrorComparison("row", published, here)
     assert (comparison.agrees, comparison.same_digits) == (agrees, same_digits)
 
 
-def rows(*errors: float) -> tuple[Row, ...]:
-    return tuple(Row(f"row {error}", "1.0e-2", 10**6, lambda error=error: error) for error in errors)  # type: ignore[misc]
+def rows(*errors: float) -> tuple[PublishedError, ...]:
+    return tuple(
+        PublishedError(f"row {error}", "1.0e-2", 10**6, lambda error=error: error) for error in errors
+    )  # type: ignore[misc]
 
 
 def test_command_prints_the_comparison(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(numerics, "ROWS", rows(0.0101, 0.01))
+    monkeypatch.setattr(published_errors, "ROWS", rows(0.0101, 0.01))
     assert main(["numerics"]) == 0
     out = capsys.readouterr().out.splitlines()
     assert out[1].split() == ["row", "published", "here", "ratio", "same", "digits"]
@@ -116,7 +118,7 @@ def test_command_prints_the_comparison(
 def test_command_fails_where_an_error_is_off(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(numerics, "ROWS", rows(0.0106, 0.01))
+    monkeypatch.setattr(published_errors, "ROWS", rows(0.0106, 0.01))
     assert main(["numerics", "--size=100"]) == 1
     assert capsys.readouterr().err == (
         "error: row 0.0106: published 1.0e-2, here 1.06e-02; more than 5% apart\n"
@@ -124,11 +126,11 @@ def test_command_fails_where_an_error_is_off(
 
 
 def test_command_runs_rows_up_to_a_size(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert [row.name for row in numerics.up_to(128)] == [
+    assert [row.name for row in published_errors.rows_up_to(128)] == [
         "GEMM 64x32x720, bf16 result",
         "GEMM 64x720x32, bf16 result",
     ]
-    assert len(numerics.up_to(4096)) == len(numerics.ROWS)
+    assert len(published_errors.rows_up_to(4096)) == len(published_errors.ROWS)
 
 
 @pytest.mark.parametrize("size", ["113", "many", "-5"])

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from aerie.device import check
-from aerie.kernel_builder.arguments import IllegalShapeError, bit_words
+from aerie.kernel_builder.arguments import IllegalShapeError, pack_bits
 from aerie.kernel_builder.dsl import bf16
 from aerie.kernel_builder.gemm_tiles import choose_row_tiles
 from aerie.kernel_builder.kernels import block_attention, cached_attention, flash_attention, gemm, gemm_rows
-from aerie.kernel_builder.kernels.cached_attention import seen_by
+from aerie.kernel_builder.kernels.cached_attention import unpack_mask
 from aerie.kernel_builder.spec import Array
 from aerie.kernel_builder.testing import run
 
@@ -51,7 +51,7 @@ def test_the_whole_array_shares_the_columns(
 ) -> None:
     tiles = choose_row_tiles(*shape)
     assert ((tiles.herd_x, tiles.herd_y), tiles.tile_n) == (cores, tile_n)
-    check(gemm_rows.build(*shape).module).require()
+    check(gemm_rows.build(*shape).module).raise_faults()
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def attend(n: int, arrays: Mapping[str, Array], seen: Array, **cut: int) -> Arra
     """Rows of queries against a cache, each over what it sees."""
     m = arrays["k"].shape[1]
     kernel = cached_attention.build(n, m, HEADS, KV_HEADS, DIM, **cut)
-    return run(kernel, {**arrays, "mask": bit_words(seen)})["out"]
+    return run(kernel, {**arrays, "mask": pack_bits(seen)})["out"]
 
 
 def causal(first: int, rows: int, positions: int) -> Array:
@@ -167,9 +167,9 @@ def cores_of(text: str) -> str:
 
 def test_a_mask_is_a_bit_for_each_position() -> None:
     seen = np.random.default_rng(8).random((3, 96)) < 0.5
-    assert bit_words(seen).shape == (3, 3)
-    np.testing.assert_array_equal(seen_by(bit_words(seen)), seen)
-    assert bit_words(causal(0, 2, 32)).tolist() == [[1], [3]]
+    assert pack_bits(seen).shape == (3, 3)
+    np.testing.assert_array_equal(unpack_mask(pack_bits(seen)), seen)
+    assert pack_bits(causal(0, 2, 32)).tolist() == [[1], [3]]
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.dialects.func import FuncOp
 from xdsl.ir import Attribute
 
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 
@@ -36,7 +36,7 @@ class Declared:
 @cache
 def declared() -> tuple[Declared, ...]:
     """Every external function of every kernel at every one of its own test shapes."""
-    built = ((name, spec.build(**case).module) for name, spec in registry().items() for case in spec.cases)
+    built = ((name, spec.build(**case).module) for name, spec in all_kernels().items() for case in spec.cases)
     ops = ((name, op) for name, module in built for op in module.walk())
     return tuple(_declaration(name, op) for name, op in ops if isinstance(op, FuncOp) and op.is_declaration)
 
@@ -54,7 +54,7 @@ def _declaration(kernel: str, op: FuncOp) -> Declared:
 
 def sources_of_programs() -> set[str]:
     """The sources that the kernels of the six programs are linked with."""
-    used = {step.kernel for plan in plan_programs(DEMO, DEMO_SEQ_LEN).values() for step in plan.steps}
+    used = {step.kernel for plan in plan_programs(DEMO, DEMO_SEQ_LEN).values() for step in plan.launches}
     return {d.source for d in declared() if d.kernel in used}
 
 

@@ -17,7 +17,14 @@ INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{INCLUDE}")
 def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Compile `source` against the host AIE API; whether it worked is for the caller to look at."""
     compiler = find_compiler()
-    language = ("-std=c++20", "-O2", "-Wall", "-Wextra", *compiler.known(cpu.flags()), *INCLUDES)
+    language = (
+        "-std=c++20",
+        "-O2",
+        "-Wall",
+        "-Wextra",
+        *compiler.supported_flags(cpu.cpu_flags()),
+        *INCLUDES,
+    )
     return subprocess.run(
         [*compiler.command, *language, "-o", str(output), *flags, str(source)],
         capture_output=True,

@@ -13,7 +13,7 @@ from declarations import Declared, complaints, declared, defined
 from host_compiler import KERNELS
 from xdsl.dialects.func import FuncOp
 
-from aerie.air_dialect.text import parse
+from aerie.air_dialect.parser_printer import parse
 
 
 def test_declarations_and_definitions_agree() -> None:

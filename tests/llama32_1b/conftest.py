@@ -16,7 +16,7 @@ from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.model import LoadedModel, assemble, preload
 from aerie.engine.session import Session
-from aerie.multi_launch_builder import Program, legal_seq_len
+from aerie.multi_launch_builder import Program, round_up_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.runtime import Profiler
 
@@ -36,7 +36,7 @@ NumpyRunner = load_helper("numpy_runner").NumpyRunner
 def argument_tables(shape, seq_len):
     """The programs' tables without their MLIR text, which the numpy runner does not read."""
     plans = plan_programs(shape, seq_len)
-    return {name: Program(name, "", plan.arguments, (), ()).of(plan) for name, plan in plans.items()}
+    return {name: Program(name, "", plan.arguments, (), ()).with_plan(plan) for name, plan in plans.items()}
 
 
 @pytest.fixture(scope="session")
@@ -127,7 +127,7 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
         prepared.append(options)
         report.note("prepared")
         config = checkpoint.config
-        seq_len = options.seq_len or legal_seq_len(max(128, options.prompt_tokens))
+        seq_len = options.seq_len or round_up_seq_len(max(128, options.prompt_tokens))
         cache = NumpyCache()
         runner = numpy_runner_class(config)
         model = assemble(

@@ -79,12 +79,12 @@ class NumpyRunner:
     def record(self):
         return None  # every call comes through `run`
 
-    def unfilled(self, program, /, *, bo_key):
+    def unfilled_weights(self, program, /, *, bo_key):
         static = {argument.name for argument in program.arguments if argument.role in STATIC_ROLES}
         return static - self.sets.get(bo_key, {}).keys()
 
     def preload(self, program, /, *, bo_key, **static):
-        roles = self.unfilled(program, bo_key=bo_key)
+        roles = self.unfilled_weights(program, bo_key=bo_key)
         assert set(static) == roles, f"{program.name}: {sorted(static)} given, {sorted(roles)} are static"
         assert bo_key not in self.sets, f"{bo_key} was preloaded already"
         arrays = {name: np.full(program.arguments[name].shape, np.nan, bf16) for name in static}

@@ -11,7 +11,7 @@ import pytest
 
 from aerie import rooms
 from aerie.cli import cache_command
-from aerie.common.store import Group
+from aerie.common.store import EntryGroup
 
 KEY = "0123456789abcdef"
 DAY = 24 * 60 * 60
@@ -150,10 +150,10 @@ def test_what_makes_no_sense_clears_nothing(home, command_line, words, said):
 
 
 def test_a_file_that_cannot_be_removed(home, command_line, monkeypatch):
-    def refuse(group: Group) -> None:
+    def refuse(group: EntryGroup) -> None:
         raise PermissionError(13, "Permission denied", str(group.paths[0]))
 
-    monkeypatch.setattr(Group, "remove", refuse)
+    monkeypatch.setattr(EntryGroup, "remove", refuse)
     done = command_line("cli", "cache clear")
     assert done.status == 2
     assert re.fullmatch(r"error: cannot remove /.* \(Permission denied\): whose is it\?\n", done.err)
@@ -193,4 +193,4 @@ def test_every_default_folder_is_a_part(home):
     ],
 )  # fmt: skip
 def test_a_size_in_words(nbytes: int, told: str) -> None:
-    assert cache_command.format_bytes(nbytes) == told
+    assert cache_command.format_exact_bytes(nbytes) == told

@@ -55,7 +55,7 @@ def decode_attention(query, keys, values, position, mask=causal):
     attention.move_to(position, mask(position))
     row = np.zeros(keys.shape[0] * keys.shape[2], bf16)
     _, attend = attention.works(0, query, row, row)
-    attend.do()
+    attend.run()
     return attention.out
 
 

@@ -13,7 +13,7 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.family import BlockDiffusion
 from aerie.engine.pages import PAGE
 from aerie.llama32_1b.synthetic.shape import TINY, in_family, with_vocabulary
-from aerie.verify.companion import companion_config, of_another_family
+from aerie.verify.random_model import in_another_family, random_model_config
 
 SIZES = {
     "vocab_size": 151936,
@@ -163,6 +163,6 @@ def test_random_models_keep_their_blocks():
     assert sdar.diffusion == BlockDiffusion(4, TINY.vocab_size - 1)
     assert in_family(sdar, FAMILIES["sdar"]) is sdar
     assert with_vocabulary(sdar, 600).diffusion == BlockDiffusion(4, 599)
-    assert companion_config(sdar).diffusion.mask_token_id < companion_config(sdar).vocab_size
-    assert of_another_family(sdar).diffusion is None
-    assert of_another_family(TINY).family is FAMILIES["qwen3"]
+    assert random_model_config(sdar).diffusion.mask_token_id < random_model_config(sdar).vocab_size
+    assert in_another_family(sdar).diffusion is None
+    assert in_another_family(TINY).family is FAMILIES["qwen3"]

@@ -330,7 +330,7 @@ def test_mlir_into_a_folder_that_cannot_be(capsys, make_checkpoint, tmp_path, mo
     def write(shape, seq_len, out):
         out.mkdir(parents=True)
 
-    monkeypatch.setattr("aerie.multi_launch_builder.building.write_mlir", write)
+    monkeypatch.setattr("aerie.multi_launch_builder.builder.write_mlir", write)
     code = main(["mlir", "--model", str(make_checkpoint()), str(tmp_path / "file" / "out")])
     captured = capsys.readouterr()
     check_refused((code, captured.out, captured.err), "file/out (Not a directory); name another folder")

@@ -12,8 +12,8 @@ from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_progr
 from aerie.engine.config import load_config
 from aerie.engine.programs import program_flops
 from aerie.engine.progress import Reporter
-from aerie.multi_launch_builder import cached
-from aerie.runtime import Progress, Stage, select_backend
+from aerie.multi_launch_builder import program_store
+from aerie.runtime import CompileStage, Progress, select_backend
 
 VIRTUAL = RuntimeOptions(128, select_backend("virtual"), Path("unused"))
 
@@ -32,18 +32,18 @@ class FakeCache:
 
     def compile_all(self, programs, progress):
         first, second, *rest = [program.name for program in programs]
-        progress(Progress(first, Stage.COMPILING, 0, 6, detail="not compiled yet"))
-        progress(Progress(second, Stage.COMPILING, 0, 6, detail="the kernel sources changed"))
-        progress(Progress(second, Stage.COMPILED, 1, 6, 2.5))
-        progress(Progress(first, Stage.COMPILED, 2, 6, 3.25))
+        progress(Progress(first, CompileStage.COMPILING, 0, 6, detail="not compiled yet"))
+        progress(Progress(second, CompileStage.COMPILING, 0, 6, detail="the kernel sources changed"))
+        progress(Progress(second, CompileStage.COMPILED, 1, 6, 2.5))
+        progress(Progress(first, CompileStage.COMPILED, 2, 6, 3.25))
         for done, name in enumerate(rest, start=3):
-            progress(Progress(name, Stage.REUSED, done, 6))
+            progress(Progress(name, CompileStage.REUSED, done, 6))
 
 
 @pytest.fixture
 def config(make_checkpoint, monkeypatch, programs_without_text):
     """The small model's, where building and compiling cost nothing."""
-    monkeypatch.setattr(cached, "programs", programs_without_text)
+    monkeypatch.setattr(program_store, "load_programs", programs_without_text)
     monkeypatch.setattr(compiling, "KernelCache", FakeCache)
     return load_config(make_checkpoint())
 

@@ -126,7 +126,7 @@ def test_closed_by_another_thread(model: Model, monkeypatch: pytest.MonkeyPatch)
         begun.append(buffers.label)
         if len(begun) == 5:
             closing.start()
-            while not stream._generation._stop.is_set:
+            while not stream._request._stopping.is_set:
                 time.sleep(0.001)
         real(buffers)
 

@@ -19,11 +19,11 @@ from aerie.engine.progress import Reporter
 from aerie.engine.static_form import StaticWeights, empty_cache, inputs, origins, results, statics, step
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
-from aerie.multi_launch_builder.building import read_program
-from aerie.multi_launch_builder.static_form import KIND, StaticSizes
+from aerie.multi_launch_builder.builder import read_program
+from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes
 from aerie.runtime import KernelCache, select_backend
+from aerie.verify.bounds import EXACT, compare, judge
 from aerie.verify.reference import Reference
-from aerie.verify.rules import EXACT, compare, judge
 
 MAX_LEN, BLOCK, TOKENS = 256, 4, 24
 
@@ -52,8 +52,8 @@ class Air:
     """A program written by `aerie export`, on the virtual NPU, with the cache that it has made so far."""
 
     def __init__(self, folder, cache):
-        self.table = json.loads((folder / f"{KIND}.args.json").read_text())
-        self.sizes, self.program = StaticSizes(**self.table["sizes"]), read_program(folder, KIND)
+        self.table = json.loads((folder / f"{STATIC_STEP_KIND}.args.json").read_text())
+        self.sizes, self.program = StaticSizes(**self.table["sizes"]), read_program(folder, STATIC_STEP_KIND)
         self.checkpoint, self.cache = open_checkpoint(Path(self.table["model"])), cache
         cache.compile_and_cache(self.program)
         cache.preload(self.program, **statics(self.checkpoint.weights, self.program))
@@ -163,11 +163,11 @@ def test_more_layers(layers, max_len, tmp_path):
 def test_what_is_written(sdar, exported, capsys):
     assert sorted(file.name for file in exported.iterdir()) == [
         "example.py",
-        f"{KIND}.args.json",
-        f"{KIND}.mlir",
+        f"{STATIC_STEP_KIND}.args.json",
+        f"{STATIC_STEP_KIND}.mlir",
     ]
-    table = json.loads((exported / f"{KIND}.args.json").read_text())
-    program, checkpoint = read_program(exported, KIND), open_checkpoint(sdar)
+    table = json.loads((exported / f"{STATIC_STEP_KIND}.args.json").read_text())
+    program, checkpoint = read_program(exported, STATIC_STEP_KIND), open_checkpoint(sdar)
     assert [a["name"] for a in table["arguments"]] == list(program.arguments.names)
     assert table["kv_cache_bytes"] == program.arguments["kv_cache"].nbytes == 2 * 2 * 256 * 64 * 2
     weights = {a.name for a in program.arguments if a.role.value == "weight"}
@@ -175,7 +175,9 @@ def test_what_is_written(sdar, exported, capsys):
     assert origins(checkpoint.config, program)["lm_head_1"].first_row == 256
     again = exported.with_name("again")
     assert main(["export", "--model", str(sdar), "--max-len", str(MAX_LEN), "--out", str(again)]) == 0
-    assert (again / f"{KIND}.mlir").read_text() == (exported / f"{KIND}.mlir").read_text()
+    assert (again / f"{STATIC_STEP_KIND}.mlir").read_text() == (
+        exported / f"{STATIC_STEP_KIND}.mlir"
+    ).read_text()
     told = capsys.readouterr().err
     assert "static_step.mlir of 27 launches, its 51 arguments in static_step.args.json" in told
     assert (

@@ -20,7 +20,7 @@ from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
 from aerie.runtime.buffers import BufferSet
-from aerie.virtual_npu.pyxrt.batch import Batch, StepError
+from aerie.virtual_npu.pyxrt.batch import RunBatch, StepError
 
 PROMPT = [0, 17, 300, 41]
 TOKENS = [5, 77, 300, 5]
@@ -173,16 +173,16 @@ def test_a_token_that_failed_is_made_again(family, begun, monkeypatch):
     model, cache = begun
     expected = decoded(model, begin(model))
     rows = [decode_step(model, TOKENS[0], cache)]
-    real = Batch.execute
+    real = RunBatch.execute
 
     def failing(batch):
         real(batch)
         raise StepError("lost", list(batch._calls)[7])
 
-    monkeypatch.setattr(Batch, "execute", failing)
+    monkeypatch.setattr(RunBatch, "execute", failing)
     with pytest.raises(RunError, match=FAILED[family]):
         decode_step(model, TOKENS[1], cache)
-    monkeypatch.setattr(Batch, "execute", real)
+    monkeypatch.setattr(RunBatch, "execute", real)
     assert cache.length == len(PROMPT) + 1
     rows += [decode_step(model, token, cache) for token in TOKENS[1:]]
     np.testing.assert_array_equal(np.stack(rows).view(np.uint16), expected)
@@ -190,7 +190,7 @@ def test_a_token_that_failed_is_made_again(family, begun, monkeypatch):
 
 def test_little_python_lies_between_the_model_and_the_device(open_session, monkeypatch):
     """After a program has streamed its weights the caches are cold, and each Python function costs most."""
-    depths, real = [], Batch.execute
+    depths, real = [], RunBatch.execute
 
     def execute(batch):
         frame, depth = sys._getframe(), 1
@@ -199,7 +199,7 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
         depths.append(depth)
         real(batch)
 
-    monkeypatch.setattr(Batch, "execute", execute)
+    monkeypatch.setattr(RunBatch, "execute", execute)
     model = open_session().model
     begin(model)
     assert len(depths) == 3 * model.config.num_hidden_layers
@@ -208,7 +208,7 @@ def test_little_python_lies_between_the_model_and_the_device(open_session, monke
 
 def test_few_frames_lie_between_a_stream_and_the_device(monkeypatch):
     """Of a token that is decoded: from whoever pulls it to what runs programs, both included."""
-    depths, real = [], {each: each.execute for each in (Batch, BufferSet)}
+    depths, real = [], {each: each.execute for each in (RunBatch, BufferSet)}
 
     def watch(kind):
         def execute(runs):

@@ -18,8 +18,8 @@ from aerie.multi_launch_builder import (
     Variant,
     build_programs,
     build_variant_programs,
-    building,
-    cached,
+    builder,
+    program_store,
 )
 from aerie.multi_launch_builder.shapes import DEMO
 
@@ -78,7 +78,7 @@ def never_built(monkeypatch):
     def never(*_):
         pytest.fail("built again")
 
-    monkeypatch.setattr("aerie.multi_launch_builder.building.build_program", never)
+    monkeypatch.setattr("aerie.multi_launch_builder.builder.build_program", never)
 
 
 def fields(programs: dict[str, Program]) -> dict[str, dict[str, object]]:
@@ -90,14 +90,14 @@ def fields(programs: dict[str, Program]) -> dict[str, dict[str, object]]:
 
 def test_programs_from_the_store_are_those_that_are_built(own_store, request):
     built = fields(build_programs(DEMO, 128))
-    assert fields(cached.programs(DEMO, 128)) == built
+    assert fields(program_store.load_programs(DEMO, 128)) == built
     request.getfixturevalue("never_built")
-    assert fields(cached.programs(DEMO, 128)) == built
+    assert fields(program_store.load_programs(DEMO, 128)) == built
 
 
 @pytest.mark.parametrize("changed", ["shape", "length", "sources", "damage"])
 def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed):
-    before = cached.programs(DEMO, 64)
+    before = program_store.load_programs(DEMO, 64)
     assert len(list(own_store.glob("text-*"))) == len(before)
     shape, seq_len = DEMO, 64
     if changed == "shape":
@@ -105,10 +105,10 @@ def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed
     elif changed == "length":
         seq_len = 128
     elif changed == "sources":
-        monkeypatch.setattr(cached, "_sources", lambda: {"kernel_builder": "edited"})
+        monkeypatch.setattr(program_store, "_sources", lambda: {"kernel_builder": "edited"})
     else:
         next(own_store.glob("text-*")).write_text("{")
-    assert fields(cached.programs(shape, seq_len)) == fields(build_programs(shape, seq_len))
+    assert fields(program_store.load_programs(shape, seq_len)) == fields(build_programs(shape, seq_len))
     new = {"shape": 4, "length": 3, "sources": 6, "damage": 0}[
         changed
     ]  # decode has no length, attention no eps
@@ -117,15 +117,15 @@ def test_what_they_are_made_of_makes_them_others(own_store, monkeypatch, changed
 
 def test_another_set_of_variants_builds_what_is_new_in_it(own_store, monkeypatch):
     some, more = [Variant(8, 512)], [Variant(8, 512), Variant(8, 1024)]
-    kept = fields(cached.variant_programs(DEMO, some))
-    real, built = building.build_program, []
+    kept = fields(program_store.load_variant_programs(DEMO, some))
+    real, built = builder.build_program, []
 
     def noted(plan, *rest):
         built.append(plan.name)
         return real(plan, *rest)
 
-    monkeypatch.setattr(building, "build_program", noted)
-    again = fields(cached.variant_programs(DEMO, more))
+    monkeypatch.setattr(builder, "build_program", noted)
+    again = fields(program_store.load_variant_programs(DEMO, more))
     assert built == ["cached_attn_ar8_cl1024"]
     assert again.items() >= kept.items()
     assert again == fields(build_variant_programs(DEMO, more))
@@ -149,23 +149,23 @@ print(*(module.__file__ for module in sys.modules.values() if getattr(module, "_
         f"{room}/{name}" if room == "virtual_npu" and name in NOT_BUILT_IN else room
         for room, name, *_ in loaded
     }
-    assert folders == set(cached.SOURCES)
-    assert set(cached._sources()) == {*cached.SOURCES, "xdsl"}
+    assert folders == set(program_store.SOURCES)
+    assert set(program_store._sources()) == {*program_store.SOURCES, "xdsl"}
 
 
 def test_a_shape_is_refused_each_time(own_store):
     wrong = DEMO.__class__(**{**vars(DEMO), "n_kv_heads": 3})
     for _ in range(2):
         with pytest.raises(UnsupportedShapeError, match="n_kv_heads=3 does not divide n_heads=4"):
-            cached.check_shape(wrong)
-    cached.check_shape(DEMO)
+            program_store.check_shape(wrong)
+    program_store.check_shape(DEMO)
     assert len(list(own_store.glob("shape-*"))) == 1
 
 
 @pytest.mark.parametrize("place", ["off", "/proc/nothing"])
 def test_without_a_store_they_are_built(monkeypatch, place):
     monkeypatch.setenv("VNPU_CACHE", place)
-    assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
+    assert fields(program_store.load_programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
 
 
 def test_a_full_disk_does_not_matter_yet(own_store, monkeypatch):
@@ -177,5 +177,5 @@ def test_a_full_disk_does_not_matter_yet(own_store, monkeypatch):
         real(made, target)
 
     monkeypatch.setattr("aerie.common.store.os.replace", full)
-    assert fields(cached.programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
+    assert fields(program_store.load_programs(DEMO, 64)) == fields(build_programs(DEMO, 64))
     assert not list(own_store.glob("text-*"))

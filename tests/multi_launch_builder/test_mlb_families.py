@@ -9,14 +9,14 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Role
-from aerie.kernel_builder.kernels import registry, rms_norm
+from aerie.kernel_builder.arguments import WRITTEN_ROLES, Role
+from aerie.kernel_builder.kernels import all_kernels, rms_norm
 from aerie.kernel_builder.testing import run as run_kernel
 from aerie.multi_launch_builder import ModelShape
-from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO
-from aerie.multi_launch_builder.variants import plan_named
+from aerie.multi_launch_builder.variants import plan_by_name
 from aerie.virtual_npu import BuildOptions, cache
 
 BF16 = ml_dtypes.bfloat16
@@ -31,15 +31,15 @@ OF_FAMILIES = {f"{of}_{what}" for of in "qkv" for what in ("product", "norm", "n
 
 
 def plan_of(shape, name):
-    return plan_named(shape, name) or plan_programs(shape, 64)[name]
+    return plan_by_name(shape, name) or plan_programs(shape, 64)[name]
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_a_llama_has_nothing_of_it(name):
     plan = plan_of(DEMO, name)
     assert not OF_FAMILIES & set(plan.arguments.names)
-    assert not {step.kernel for step in plan.steps} & {"bias_add"}
-    assert len(plan.steps) == 6
+    assert not {step.kernel for step in plan.launches} & {"bias_add"}
+    assert len(plan.launches) == 6
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
@@ -57,12 +57,12 @@ def test_what_a_family_adds_is_launches_with_weights_of_their_own(family, name):
     assert [(a.name, a.shape) for a in plan.arguments if a.role in (Role.INPUT, Role.LUT, Role.OUTPUT)] == [
         (a.name, a.shape) for a in plain.arguments if a.role in (Role.INPUT, Role.LUT, Role.OUTPUT)
     ]
-    added = [step.label for step in plan.steps if step.label not in {other.label for other in plain.steps}]
+    added = [step.label for step in plan.launches if step.label not in {o.label for o in plain.launches}]
     assert added == [
         *(["q_bias", "k_bias", "v_bias"] if shape.qkv_bias else []),
         *(["q_norm", "k_norm"] if shape.qk_norm else []),
     ]
-    assert [step.label for step in plan.steps][-2:] == ["q_rope", "k_rope"]
+    assert [step.label for step in plan.launches][-2:] == ["q_rope", "k_rope"]
 
 
 @functools.cache
@@ -73,14 +73,12 @@ def made(family, name):
     program, given = build_program(plan), {}
     for a in plan.arguments:
         numbers = rng.standard_normal(a.shape) / (a.shape[-1] ** 0.5 if a.name.startswith("w") else 1)
-        given[a.name] = (
-            np.full(a.shape, np.nan, BF16) if a.role in OVERWRITTEN_ROLES else numbers.astype(BF16)
-        )
+        given[a.name] = np.full(a.shape, np.nan, BF16) if a.role in WRITTEN_ROLES else numbers.astype(BF16)
     return plan, given, run(program, given)
 
 
 def run(program, given):
-    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    library = cache.load(cache.ProgramSource(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {a.name: np.array(given[a.name], order="C") for a in program.arguments}
     library.run(program.name, [found[a.name].ctypes.data for a in program.arguments])
     return found
@@ -90,8 +88,8 @@ def run(program, given):
 @pytest.mark.parametrize("family", RUN)
 def test_every_launch_computes_its_reference(family, name):
     plan, _, found = made(family, name)
-    for step in plan.steps:
-        kernel = registry()[step.kernel]
+    for step in plan.launches:
+        kernel = all_kernels()[step.kernel]
         read = {inner: found[outer] for inner, outer in step.wiring.items()}
         for inner, want in kernel.reference(step.parameters, read).items():
             assert kernel.tolerance.excess(found[step.wiring[inner]], want) <= 1, step.label

@@ -14,17 +14,17 @@ import pytest
 from aerie.air_dialect import parse
 from aerie.air_dialect.ops import LaunchOp
 from aerie.device import check
-from aerie.device.lowering import find, forms_of
+from aerie.device.lowering import find_rule, forms_of
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
 from aerie.device.npu2 import NPU2
-from aerie.device.rules.lowering import on_cores
+from aerie.device.rules.lowering import core_operations
 from aerie.kernel_builder.arguments import ArgumentTable, Role
-from aerie.kernel_builder.kernels import registry
-from aerie.multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, legal_seq_len
-from aerie.multi_launch_builder.building import build_program
-from aerie.multi_launch_builder.limits import check_shape
-from aerie.multi_launch_builder.program import ProgramPlan, Step
+from aerie.kernel_builder.kernels import all_kernels
+from aerie.multi_launch_builder import ModelShape, UnsupportedShapeError, build_programs, round_up_seq_len
+from aerie.multi_launch_builder.builder import build_program
+from aerie.multi_launch_builder.program import LaunchPlan, ProgramPlan
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
+from aerie.multi_launch_builder.shape_limits import check_shape
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN, LLAMA_3_2_1B
 from aerie.virtual_npu import BuildOptions, cache
 
@@ -70,11 +70,11 @@ def demo_programs(built):
 def test_a_program_has_its_launches_fits_the_device_and_lowers(built, name, model):
     program, module = built(model, name)
     launches = [op.sym_name for op in module.walk() if isinstance(op, LaunchOp)]
-    assert tuple(launches) == program.launches == tuple(s.label for s in PLANS[name](*MODELS[model]).steps)
+    assert tuple(launches) == program.launches == tuple(s.label for s in PLANS[name](*MODELS[model]).launches)
     assert len(launches) == LAUNCHES[name]
     assert f"func.func @{name}(" in program.text
     assert all(re.fullmatch(r"[a-z_]+[0-9]?", label) for label in launches), "no bare numbers"
-    check(module, NPU2).require()
+    check(module, NPU2).raise_faults()
     assert without_evidence(module) == []
 
 
@@ -164,7 +164,7 @@ def test_only_what_was_asked_for_is_built():
 
 
 def test_parameters_that_a_kernel_refuses_name_program_and_launch():
-    step = Step("q_gemm", "gemm", {"m": 7, "k": 64, "n": 64}, {})
+    step = LaunchPlan("q_gemm", "gemm", {"m": 7, "k": 64, "n": 64}, {})
     with pytest.raises(
         UnsupportedShapeError, match="program p, launch q_gemm: gemm: m=7 is no positive multiple"
     ):
@@ -174,8 +174,8 @@ def test_parameters_that_a_kernel_refuses_name_program_and_launch():
 def fill(plan, rng):
     """Arrays for every argument: what the kernel's own test inputs are, else normal numbers; results NaN."""
     arrays = {a.name: np.full(a.shape, np.nan, a.dtype.numpy) for a in plan.arguments}
-    for step in reversed(plan.steps):
-        special = registry()[step.kernel].random_inputs
+    for step in reversed(plan.launches):
+        special = all_kernels()[step.kernel].random_inputs
         drawn = special(step.parameters, rng) if special else {}
         for inner, name in step.wiring.items():
             if plan.arguments[name].role in (Role.INPUT, Role.WEIGHT, Role.LUT):
@@ -187,7 +187,7 @@ def fill(plan, rng):
 
 def run(program, given):
     """The arrays of every argument after one run on the virtual NPU; it is built where it was not before."""
-    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    library = cache.load(cache.ProgramSource(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {a.name: np.ascontiguousarray(given[a.name]).copy() for a in program.arguments}
     library.run(program.name, [found[a.name].ctypes.data for a in program.arguments])
     return found
@@ -212,8 +212,8 @@ def runs(built):
 def test_every_launch_computes_its_reference_from_what_it_was_given(runs, model, name):
     """Intermediates stay in their buffers, so each launch is compared on the very numbers it read."""
     plan, _, found = runs(model, name)
-    for step in plan.steps:
-        kernel = registry()[step.kernel]
+    for step in plan.launches:
+        kernel = all_kernels()[step.kernel]
         read = {inner: found[outer] for inner, outer in step.wiring.items()}
         for inner, want in kernel.reference(step.parameters, read).items():
             got = found[step.wiring[inner]]
@@ -224,9 +224,9 @@ def test_every_launch_computes_its_reference_from_what_it_was_given(runs, model,
 def compose(plan, arrays):
     """The program in numpy: the references of its launches, one after the other."""
     arrays = dict(arrays)
-    for step in plan.steps:
+    for step in plan.launches:
         read = {inner: arrays[outer] for inner, outer in step.wiring.items()}
-        for inner, value in registry()[step.kernel].reference(step.parameters, read).items():
+        for inner, value in all_kernels()[step.kernel].reference(step.parameters, read).items():
             arrays[step.wiring[inner]] = value
     return arrays
 
@@ -288,18 +288,18 @@ SEEDS = [0, 1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2,
 @pytest.mark.parametrize("seed", SEEDS)
 def test_every_shape_that_passes_the_check_builds_and_fits(seed):
     rng = np.random.default_rng(seed)
-    shape, seq_len = random_shape(rng), legal_seq_len(int(rng.integers(1, 4097)))
+    shape, seq_len = random_shape(rng), round_up_seq_len(int(rng.integers(1, 4097)))
     programs = build_programs(shape, seq_len)
     assert list(programs) == list(PLANS)
     for program in programs.values():
-        check(parse(program.text), NPU2).require()
+        check(parse(program.text), NPU2).raise_faults()
 
 
 def test_programs_are_built_for_the_device_that_they_are_given(built):
     """Half the columns of NPU2, as mlir-aie's npu2_4col has; what is built for all of them does not fit."""
     half = dataclasses.replace(NPU2, columns=4, program_stack_bytes=4096)
     for name, program in build_programs(DEMO, 64, device=half).items():
-        check(parse(program.text), half).require()
+        check(parse(program.text), half).raise_faults()
         assert "--stack-size=4096" in program.flags
         assert not check(built("demo", name)[1], half).ok
 
@@ -313,7 +313,7 @@ def without_evidence(module):
     Find what upstream makes of such a form and write that down with the file that says so, or write the
     kernel otherwise.
     """
-    on_core = {form: find(form, "aie2p") for op in on_cores(module) for form in forms_of(op)}
+    on_core = {form: find_rule(form, "aie2p") for op in core_operations(module) for form in forms_of(op)}
     of_air = {form: find_air(form, "aie2p") for op in module.walk() for form in air_forms_of(op)}
     assert on_core, "nothing runs on the cores"
     assert of_air, "nothing moves"
@@ -321,12 +321,12 @@ def without_evidence(module):
     return sorted(str(form) for form, row in rows if row is None or not row.verdict.lowers)
 
 
-@pytest.mark.parametrize("name", registry())
+@pytest.mark.parametrize("name", all_kernels())
 def test_every_form_of_a_kernel_lowers(name):
-    spec = registry()[name]
+    spec = all_kernels()[name]
     for case in spec.cases:
         found = set(without_evidence(spec.build(**case).module))
-        if found != set(spec.without_evidence):
+        if found != set(spec.unproven_forms):
             pytest.fail(
                 f"kernel {name}: nothing tells that the board's compilers take {', '.join(sorted(found))}; "
                 "write it otherwise, or give the form a row in aerie/device/lowering with the "
@@ -337,8 +337,8 @@ def test_every_form_of_a_kernel_lowers(name):
 
 
 def test_no_program_has_a_kernel_without_evidence():
-    steps = {step.kernel for plan in PLANS.values() for step in plan(DEMO, DEMO_SEQ_LEN).steps}
-    assert {name for name in steps if registry()[name].without_evidence} == set()
+    steps = {step.kernel for plan in PLANS.values() for step in plan(DEMO, DEMO_SEQ_LEN).launches}
+    assert {name for name in steps if all_kernels()[name].unproven_forms} == set()
 
 
 VECTOR_24 = [
@@ -355,7 +355,7 @@ VECTOR_24 = [
     ],
 )
 def test_a_form_that_nobody_tells_of_is_found(kernel, change, forms):
-    text = registry()[kernel].build(**registry()[kernel].cases[0]).text
+    text = all_kernels()[kernel].build(**all_kernels()[kernel].cases[0]).text
     assert without_evidence(parse(text.replace(*change))) == forms
 
 

@@ -11,16 +11,16 @@ from aerie.air_dialect import parse
 from aerie.device import NPU2, check
 from aerie.kernel_builder import gemm_tiles
 from aerie.kernel_builder.arguments import IllegalShapeError
-from aerie.kernel_builder.kernels import cached_attention, flash_attention, gemv, registry
+from aerie.kernel_builder.kernels import all_kernels, cached_attention, flash_attention, gemv
 from aerie.multi_launch_builder import (
     ModelShape,
     UnsupportedShapeError,
     build_programs,
-    legal_seq_len,
     padded_vocab_size,
+    round_up_seq_len,
 )
-from aerie.multi_launch_builder.limits import check_seq_len, check_shape, rules
-from aerie.multi_launch_builder.programs import FEW_ROWS
+from aerie.multi_launch_builder.programs import MAX_TAIL_ROWS
+from aerie.multi_launch_builder.shape_limits import check_seq_len, check_shape, rules
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B, LM_HEAD_ROWS, SEQ_LEN_STEP
 from aerie.multi_launch_builder.variants import MASK_WORD
 
@@ -101,18 +101,18 @@ def test_an_unsupported_shape_names_the_nearest_legal_one(change, words):
 )
 def test_the_limits_are_those_of_the_kernels(field, most, step, kernel, parameters):
     check_shape(dataclasses.replace(DEMO, **{field: most}))
-    registry()[kernel].build(**parameters(most))
+    all_kernels()[kernel].build(**parameters(most))
     with pytest.raises(IllegalShapeError):
-        registry()[kernel].build(**parameters(most + step))
+        all_kernels()[kernel].build(**parameters(most + step))
 
 
 def test_numbers_that_tables_need_without_a_kernel_are_those_of_the_kernels():
-    heads = range(flash_attention.BLOCK, flash_attention.widest_head() + 1, flash_attention.BLOCK)
+    heads = range(flash_attention.MMUL_BLOCK, flash_attention.max_head_dim() + 1, flash_attention.MMUL_BLOCK)
     assert max(flash_attention.kv_rows(head) for head in heads) == SEQ_LEN_STEP
     assert all(SEQ_LEN_STEP % flash_attention.kv_rows(head) == 0 for head in heads)
     assert LM_HEAD_ROWS % (gemv.TILE_M * NPU2.columns) == 0
-    assert gemm_tiles.BLOCK * NPU2.columns * NPU2.rows == LM_HEAD_ROWS
-    assert gemm_tiles.MAX_ROWS == FEW_ROWS
+    assert gemm_tiles.MMUL_BLOCK * NPU2.columns * NPU2.rows == LM_HEAD_ROWS
+    assert gemm_tiles.MAX_ROWS == MAX_TAIL_ROWS
     assert cached_attention.WORD == MASK_WORD
 
 
@@ -121,9 +121,9 @@ def test_limits_are_those_of_the_device():
     small = dataclasses.replace(NPU2, l1_bytes=NPU2.l1_bytes // 2)
     narrow = dataclasses.replace(DEMO, head_dim=32, n_heads=2, n_kv_heads=1)
     for rule, smaller in zip(rules(), rules(small), strict=True):
-        assert smaller.most < rule.most
-        with pytest.raises(UnsupportedShapeError, match=re.escape(f"is more than {smaller.most}")):
-            check_shape(dataclasses.replace(narrow, **AT_MOST[rule.name](rule.most)), small)
+        assert smaller.max < rule.max
+        with pytest.raises(UnsupportedShapeError, match=re.escape(f"is more than {smaller.max}")):
+            check_shape(dataclasses.replace(narrow, **AT_MOST[rule.name](rule.max)), small)
 
 
 @pytest.mark.parametrize(("seq_len", "nearest"), [(0, 64), (-5, 64), (100, 128), (129, 128), (31, 64)])
@@ -176,12 +176,12 @@ PUBLISHED = {
 )
 def test_programs_of_published_models_fit_the_device(name):
     for program in build_programs(PUBLISHED[name], 2048).values():
-        check(parse(program.text)).require()
+        check(parse(program.text)).raise_faults()
 
 
 @pytest.mark.parametrize(("tokens", "length"), [(0, 64), (1, 64), (64, 64), (65, 128), (2000, 2048)])
 def test_the_smallest_compiled_length_that_holds_a_prompt(tokens, length):
-    assert legal_seq_len(tokens) == length
+    assert round_up_seq_len(tokens) == length
     check_seq_len(length)
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from aerie.kernel_builder.arguments import Role
-from aerie.multi_launch_builder.building import build_program, describe, read_program
+from aerie.multi_launch_builder.builder import build_program, program_to_json, read_program
 from aerie.multi_launch_builder.shapes import ModelShape, UnsupportedShapeError
-from aerie.multi_launch_builder.static_form import StaticSizes, plan_static_step
+from aerie.multi_launch_builder.static_step import StaticSizes, plan_static_step
 
 SHAPE = ModelShape(128, 4, 2, 32, 192, 512, 1e-6, qk_norm=True)
 
@@ -34,22 +34,22 @@ def test_the_inputs_are_the_seeds() -> None:
 def test_every_layer_has_its_own_weights_and_place() -> None:
     plan = plan_static_step(SHAPE, sizes())
     for layer in range(3):
-        steps = [step for step in plan.steps if step.label.startswith(f"layer_{layer}_")]
+        steps = [step for step in plan.launches if step.label.startswith(f"layer_{layer}_")]
         assert [s.parameters["layer"] for s in steps if "layer" in s.parameters] == [layer, layer]
         weights = {name for step in steps for name in step.wiring.values() if name.endswith(f"_{layer}")}
         own = {a.name for a in plan.arguments if a.role is Role.WEIGHT and a.name.endswith(f"_{layer}")}
         assert own - {f"lm_head_{layer}"} <= weights
         assert len(own) == 12  # eleven of a layer, and one part of the LM head
-    written = [step.wiring["out"] for step in plan.steps if step.label.endswith("ffn_add")]
+    written = [step.wiring["out"] for step in plan.launches if step.label.endswith("ffn_add")]
     assert written == ["hidden_1", "hidden_2", "hidden_3"]
-    assert plan.steps[-9].wiring["x"] == "hidden_3"
-    assert len(plan.steps) == len({step.label for step in plan.steps}) == 3 * 18 + 9
+    assert plan.launches[-9].wiring["x"] == "hidden_3"
+    assert len(plan.launches) == len({step.label for step in plan.launches}) == 3 * 18 + 9
 
 
 def test_attention_comes_before_the_update_and_reads_what_came_in() -> None:
-    kernels = [step.kernel for step in plan_static_step(SHAPE, sizes(1)).steps]
+    kernels = [step.kernel for step in plan_static_step(SHAPE, sizes(1)).launches]
     assert kernels.index("block_attention") + 1 == kernels.index("cache_update")
-    attention = next(s for s in plan_static_step(SHAPE, sizes(1)).steps if s.kernel == "block_attention")
+    attention = next(s for s in plan_static_step(SHAPE, sizes(1)).launches if s.kernel == "block_attention")
     assert attention.wiring["kv_cache"] == "kv_cache"
 
 
@@ -83,7 +83,7 @@ def test_a_program_that_was_written_is_read_again(tmp_path) -> None:
 
     program = build_program(plan_static_step(SHAPE, sizes(1, 1)))
     (tmp_path / "static_step.mlir").write_text(program.text)
-    (tmp_path / "static_step.args.json").write_text(json.dumps(describe(program)))
+    (tmp_path / "static_step.args.json").write_text(json.dumps(program_to_json(program)))
     found = read_program(tmp_path, "static_step")
     assert found == program or (found.arguments[:] == program.arguments[:] and found.text == program.text)
-    assert describe(found) == describe(program)
+    assert program_to_json(found) == program_to_json(program)

@@ -12,13 +12,13 @@ import pytest
 from xdsl.dialects import func, scf
 
 from aerie.air_dialect import parse
+from aerie.air_dialect.index_analysis import constant_int
 from aerie.air_dialect.ops import HierarchyOp
-from aerie.air_dialect.readings import number
-from aerie.air_dialect.values import origin
+from aerie.air_dialect.values import root_value
 from aerie.device import check
-from aerie.device.transfers import extents, sides
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES, Argument, ArgumentTable, Role, bf16, bit_words
-from aerie.kernel_builder.kernels import registry
+from aerie.device.transfers import extents, transfer_sides
+from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument, ArgumentTable, Role, bf16, pack_bits
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder import (
     GraphType,
     ModelShape,
@@ -28,10 +28,10 @@ from aerie.multi_launch_builder import (
     graph_type,
     plan_variant_programs,
 )
-from aerie.multi_launch_builder.building import build_program
+from aerie.multi_launch_builder.builder import build_program
 from aerie.multi_launch_builder.programs import PLANS, plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, LLAMA_3_2_1B
-from aerie.multi_launch_builder.variants import CONTEXTS, ROWS, plan_named
+from aerie.multi_launch_builder.variants import CONTEXTS, ROWS, plan_by_name
 from aerie.virtual_npu import BuildOptions, cache
 
 NARROW = ModelShape(
@@ -129,7 +129,7 @@ def test_the_six_programs_tell_what_they_are():
 
 @pytest.mark.parametrize("name", plan_variant_programs(DEMO, [Variant(8, 512), Variant(2048, 32768)]))
 def test_a_plan_is_found_by_its_name(name):
-    plan = plan_named(DEMO, name)
+    plan = plan_by_name(DEMO, name)
     assert (plan.name, plan.kind) == (name, name.partition("_ar")[0])
 
 
@@ -137,7 +137,7 @@ def test_a_plan_is_found_by_its_name(name):
     "name", ["o_ffn", "o_ffn_ar8_cl512", "cached_attn_ar8", "flash_attn_ar8", "o_ffn_arx"]
 )
 def test_a_name_that_no_program_of_variants_has(name):
-    assert plan_named(DEMO, name) is None
+    assert plan_by_name(DEMO, name) is None
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_a_name_that_no_program_of_variants_has(name):
 )
 def test_a_name_of_a_program_that_there_is_not(name, message):
     with pytest.raises(UnsupportedShapeError, match=message):
-        plan_named(DEMO, name)
+        plan_by_name(DEMO, name)
 
 
 def test_a_shape_that_a_kernel_refuses_names_program_and_launch():
@@ -204,16 +204,16 @@ def test_what_varies_is_an_input():
 )
 def test_few_rows_are_multiplied_in_blocks_that_read_a_weight_once(rows, product):
     plans = plan_variant_programs(DEMO, [Variant(rows, 2048)])
-    steps = [step for plan in plans.values() if plan.rows == rows for step in plan.steps]
+    steps = [step for plan in plans.values() if plan.rows == rows for step in plan.launches]
     assert {step.kernel for step in steps if "k" in step.parameters} == {product}
 
 
 def test_tables_of_rows_that_six_programs_have_are_theirs():
     """But for the rows of RoPE, which are an input."""
     for name, kind in (("rms_gemms_rope_ar128", "rms_gemms_rope"), ("o_ffn_ar128", "o_ffn")):
-        plan, six = plan_named(DEMO, name), PLANS[kind](DEMO, 128)
-        assert [step.label for step in plan.steps] == [step.label for step in six.steps]
-        assert [step.parameters for step in plan.steps] == [step.parameters for step in six.steps]
+        plan, six = plan_by_name(DEMO, name), PLANS[kind](DEMO, 128)
+        assert [step.label for step in plan.launches] == [step.label for step in six.launches]
+        assert [step.parameters for step in plan.launches] == [step.parameters for step in six.launches]
         assert plan.options == six.options
 
 
@@ -222,16 +222,16 @@ def test_tables_of_rows_that_six_programs_have_are_theirs():
 
 @functools.cache
 def built(shape, name):
-    plan = plan_named(shape, name) or plan_programs(shape, 64)[name]
+    plan = plan_by_name(shape, name) or plan_programs(shape, 64)[name]
     return build_program(plan)
 
 
 def run(program, given):
     """The arrays of what a program makes of these, on the virtual NPU; what it overwrites begins as NaN."""
-    library = cache.load(cache.Source(program.text, program.name, (), BuildOptions.from_knobs()))
+    library = cache.load(cache.ProgramSource(program.text, program.name, (), BuildOptions.from_knobs()))
     found = {
         a.name: np.full(a.shape, np.nan, a.dtype.numpy)
-        if a.role in OVERWRITTEN_ROLES
+        if a.role in WRITTEN_ROLES
         else np.array(given[a.name], a.dtype.numpy, order="C")
         for a in program.arguments
     }
@@ -242,7 +242,7 @@ def run(program, given):
 def drawn(plan, seed=3):
     """Normal numbers for what is read, weights scaled so that sums keep their size."""
     rng = np.random.default_rng(seed)
-    read = [a for a in plan.arguments if a.role not in OVERWRITTEN_ROLES]
+    read = [a for a in plan.arguments if a.role not in WRITTEN_ROLES]
     scale = {a.name: a.shape[-1] ** -0.5 if a.role is Role.WEIGHT and len(a.shape) > 1 else 1 for a in read}
     return {a.name: (scale[a.name] * rng.standard_normal(a.shape)).astype(a.dtype.numpy) for a in read}
 
@@ -301,7 +301,7 @@ def test_a_row_of_logits_does_not_depend_on_its_company():
 
 
 def causal(first, rows, positions):
-    return bit_words(np.arange(positions)[None, :] <= first + np.arange(rows)[:, None])
+    return pack_bits(np.arange(positions)[None, :] <= first + np.arange(rows)[:, None])
 
 
 @pytest.mark.parametrize("shape", some(DEMO, NARROW, random_shape(3)), ids=str)
@@ -330,13 +330,13 @@ def test_chunks_of_a_prompt_have_the_bits_of_flash_attn(shape):
 @pytest.mark.parametrize("rows", some(8, 16, 64))
 def test_every_launch_computes_its_reference(rows):
     for plan in plan_variant_programs(NARROW, [Variant(rows, 512)]).values():
-        special = registry()[plan.steps[0].kernel].random_inputs
-        own = special(plan.steps[0].parameters, np.random.default_rng(4)) if special else {}
-        arrays = drawn(plan) | {plan.steps[0].wiring[name]: array for name, array in own.items()}
+        special = all_kernels()[plan.launches[0].kernel].random_inputs
+        own = special(plan.launches[0].parameters, np.random.default_rng(4)) if special else {}
+        arrays = drawn(plan) | {plan.launches[0].wiring[name]: array for name, array in own.items()}
         found = run(built(NARROW, plan.name), arrays)
-        for step in plan.steps:
+        for step in plan.launches:
             read = {inner: arrays[outer] for inner, outer in step.wiring.items() if outer in arrays}
-            made = registry()[step.kernel].reference(step.parameters, read)
+            made = all_kernels()[step.kernel].reference(step.parameters, read)
             arrays |= {step.wiring[inner]: array for inner, array in made.items()}
         for name, got in found.items():
             left, right = got.astype(np.float64), arrays[name].astype(np.float64)
@@ -352,7 +352,7 @@ def test_variants_of_a_published_model_fit_the_device(variant):
     for plan in plan_variant_programs(LLAMA_3_2_1B, [variant]).values():
         program = build_program(plan)
         assert (program.kind, program.rows, program.context) == (plan.kind, plan.rows, plan.context)
-        check(parse(program.text)).require()
+        check(parse(program.text)).raise_faults()
 
 
 # ---- what a table is for ----
@@ -408,10 +408,10 @@ def repeats(op):
     times = 1
     while (op := op.parent_op()) is not None:
         if isinstance(op, scf.ForOp):
-            times *= len(range(*map(number, (op.lb, op.ub, op.step))))
+            times *= len(range(*map(constant_int, (op.lb, op.ub, op.step))))
         elif isinstance(op, scf.ParallelOp):
             bounds = zip(op.lowerBound, op.upperBound, op.step, strict=True)
-            times *= math.prod(len(range(*map(number, three))) for three in bounds)
+            times *= math.prod(len(range(*map(constant_int, three))) for three in bounds)
         elif isinstance(op, HierarchyOp):
             times *= math.prod(extents(op))
     return times
@@ -421,8 +421,8 @@ def reads(program):
     """How many elements a call reads of each argument, by what its text moves from memory."""
     found = Counter()
     for op in parse(program.text).walk():
-        for side in sides(op):
-            argument = origin(side.memref)
+        for side in transfer_sides(op):
+            argument = root_value(side.memref)
             if side.reads and side.space == 0 and isinstance(argument.owner.parent_op(), func.FuncOp):
                 found[program.arguments[argument.index].name] += math.prod(side.sizes) * repeats(op)
     return found
@@ -432,7 +432,7 @@ def reads(program):
 def test_few_rows_read_each_weight_once(shape, rows):
     """In bytes of one call: those of the weights, for 8 rows as for 32."""
     for kind in ("rms_gemms_rope", "o_ffn", "lm_head"):
-        program = build_program(plan_named(shape, f"{kind}_ar{rows}"))
+        program = build_program(plan_by_name(shape, f"{kind}_ar{rows}"))
         weights = [one for one in program.arguments if one.role is Role.WEIGHT and len(one.shape) == 2]
         counted = reads(program)
         assert len(weights) in (3, 4, 8)
@@ -443,5 +443,5 @@ def test_few_rows_read_each_weight_once(shape, rows):
 
 def test_many_rows_read_weights_again():
     """For each block of rows that the cores hold: so the count above sees a second reading."""
-    program = build_program(plan_named(LLAMA_3_2_1B, "o_ffn_ar2048"))
+    program = build_program(plan_by_name(LLAMA_3_2_1B, "o_ffn_ar2048"))
     assert reads(program)["w_down"] > 2 * math.prod(program.arguments["w_down"].shape)

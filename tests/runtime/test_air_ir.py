@@ -4,7 +4,7 @@ import sys
 
 import pytest
 
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.multi_launch_builder import build_programs
 from aerie.multi_launch_builder.programs import PLANS
 from aerie.multi_launch_builder.shapes import ModelShape
@@ -69,24 +69,24 @@ def test_with_a_stand_in(stand_in, file):
     assert checks.bindings_status() == (
         "air.ir (not from a wheel) parses and verifies every module before aircc sees it"
     )
-    assert checks.bindings_objection(file("fine")) == ""
+    assert checks.bindings_error_text(file("fine")) == ""
     assert "air.ir" not in sys.modules  # it was loaded by the child alone
 
 
 def test_a_module_that_is_refused(stand_in, file):
-    assert "unknown op 'bad'" in checks.bindings_objection(file("bad"))
-    assert checks.bindings_objection(file("unverified")) == "air.ir: the module does not verify"
+    assert "unknown op 'bad'" in checks.bindings_error_text(file("bad"))
+    assert checks.bindings_error_text(file("unverified")) == "air.ir: the module does not verify"
 
 
 def test_a_crash_is_a_message(stand_in, file):
-    objection = checks.bindings_objection(file("crash"))
+    objection = checks.bindings_error_text(file("crash"))
     assert "air.ir" in objection or "Abort" in objection
 
 
 def test_bindings_that_do_not_end(stand_in, file, monkeypatch):
     (stand_in / "air" / "ir.py").write_text("import time\ntime.sleep(60)\n")
     monkeypatch.setattr(checks, "SECONDS", 1)
-    assert checks.bindings_objection(file("fine")) == "air.ir did not end within 1 s"
+    assert checks.bindings_error_text(file("fine")) == "air.ir did not end within 1 s"
 
 
 needs_bindings = pytest.mark.skipif(
@@ -98,7 +98,7 @@ SHAPE = ModelShape(256, 4, 2, 64, 512, 2048, 1e-5)
 @needs_bindings
 def test_every_program_verifies_upstream(file):
     for program in build_programs(SHAPE, 64).values():
-        assert checks.bindings_objection(file(program.text)) == ""
+        assert checks.bindings_error_text(file(program.text)) == ""
 
 
 @needs_bindings
@@ -108,8 +108,8 @@ def test_text_that_upstream_prints_goes_through_the_stitcher():
 
     plan = PLANS["rms_gemv_rope"](SHAPE, 64)
     stitcher = Stitcher(plan.name, plan.arguments)
-    for step in plan.steps:
-        kernel = registry()[step.kernel].build(**step.parameters)
+    for step in plan.launches:
+        kernel = all_kernels()[step.kernel].build(**step.parameters)
         with Context(), Location.unknown():
             printed = str(Module.parse(kernel.text))
         stitcher.add(printed, step.wiring, label=step.label, argument_names=kernel.arguments.names)

@@ -12,7 +12,7 @@ import pytest
 
 from aerie.common.errors import KnobError
 from aerie.runtime import AerieRuntimeError, CompileError, DiskFullError
-from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
+from aerie.runtime.artifacts import UNKNOWN, ArtifactInputs, ArtifactStore
 
 
 def files(cache):
@@ -292,7 +292,7 @@ def test_waiting_for_another_process_is_said(tmp_path):
     while not (tmp_path / "started-same").exists():
         assert other.poll() is None
     reports = []
-    recipe = Recipe("same", "virtual", "text", {"text": "same"})
+    recipe = ArtifactInputs("same", "virtual", "text", {"text": "same"})
     artifact = ArtifactStore(tmp_path, reports.append).build(recipe, lambda work: pytest.fail("built twice"))
     other.communicate(timeout=60)
     assert artifact.reused
@@ -300,11 +300,11 @@ def test_waiting_for_another_process_is_said(tmp_path):
 
 
 def test_a_key_is_of_name_backend_and_ingredients():
-    recipe = Recipe("same", "virtual", "text", {"text": "same"})
+    recipe = ArtifactInputs("same", "virtual", "text", {"text": "same"})
     others = [("other", "virtual", "same"), ("same", "npu", "same"), ("same", "virtual", "other")]
-    keys = [Recipe(name, backend, "text", {"text": text}).key for name, backend, text in others]
+    keys = [ArtifactInputs(name, backend, "text", {"text": text}).key for name, backend, text in others]
     assert len({recipe.key, *keys}) == 4
-    assert Recipe("same", "virtual", "text", {"text": "same"}).key == recipe.key
+    assert ArtifactInputs("same", "virtual", "text", {"text": "same"}).key == recipe.key
 
 
 @pytest.mark.parametrize("inner", ["", "virtual"])

@@ -5,10 +5,10 @@ import time
 
 import pytest
 
-from aerie.runtime import CompileError, Stage
-from aerie.runtime import compiling as compiling_module
-from aerie.runtime.artifacts import Recipe
-from aerie.runtime.compiling import Budget, memory_budget
+from aerie.runtime import CompileError, CompileStage
+from aerie.runtime import parallel_compile as compiling_module
+from aerie.runtime.artifacts import ArtifactInputs
+from aerie.runtime.parallel_compile import MemoryBudget, memory_budget
 
 
 def test_programs_are_compiled_side_by_side(open_cache, variant, toolchain, monkeypatch):
@@ -31,11 +31,11 @@ def test_progress(open_cache, variant):
     with pytest.raises(CompileError, match="program 'c' was not compiled"):
         cache.compile_all(programs, jobs=1, progress=steps.append)
     assert [(step.program, step.stage, step.done, step.total) for step in steps] == [
-        ("a", Stage.REUSED, 1, 3),
-        ("b", Stage.COMPILING, 1, 3),
-        ("b", Stage.COMPILED, 2, 3),
-        ("c", Stage.COMPILING, 2, 3),
-        ("c", Stage.FAILED, 2, 3),
+        ("a", CompileStage.REUSED, 1, 3),
+        ("b", CompileStage.COMPILING, 1, 3),
+        ("b", CompileStage.COMPILED, 2, 3),
+        ("c", CompileStage.COMPILING, 2, 3),
+        ("c", CompileStage.FAILED, 2, 3),
     ]
     assert "unknown op 'bad'" in steps[-1].detail
     assert steps[2].seconds > 0
@@ -75,10 +75,10 @@ def test_no_more_compile_than_memory_is_for(open_cache, variant, toolchain, monk
 
 
 def test_memory_is_given_back_after_a_failure():
-    budget = Budget(10)
-    with pytest.raises(ValueError, match="no"), budget.take(10):
+    budget = MemoryBudget(10)
+    with pytest.raises(ValueError, match="no"), budget.reserve(10):
         raise ValueError("no")
-    with budget.take(10):
+    with budget.reserve(10):
         pass
 
 
@@ -102,8 +102,8 @@ def test_an_interruption_ends_waiting_for_another_process(open_cache, variant, m
 
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
     a = variant(name="a")
-    recipe = Recipe("a", "virtual", a.text, cache.backend.toolchain.ingredients(a))
-    with cache._store.store.making(recipe.file), pytest.raises(KeyboardInterrupt):
+    recipe = ArtifactInputs("a", "virtual", a.text, cache.backend.toolchain.ingredients(a))
+    with cache._store.store.locked_work_folder(recipe.file), pytest.raises(KeyboardInterrupt):
         cache.compile_all([a])
 
 
@@ -120,7 +120,7 @@ def test_an_interruption_stops_what_compiles(open_cache, variant, toolchain, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(toolchain, "compile", until_stopped)
-    monkeypatch.setattr(toolchain, "stop", stopped.set, raising=False)
+    monkeypatch.setattr(toolchain, "stop_compilers", stopped.set, raising=False)
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
     with pytest.raises(KeyboardInterrupt):
         open_cache().compile_all([variant(name="a")])

@@ -7,10 +7,10 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
-from aerie.runtime import AerieRuntimeError, ArrayError, RunError, RunStopped, Stop
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, ArgumentTableError, Role, f32
+from aerie.runtime import AerieRuntimeError, ArrayError, RunError, RunStopped, StopFlag
 from aerie.runtime.buffers import BufferSet
-from aerie.runtime.device import Contexts
+from aerie.runtime.device import OpenDevice
 
 ZEROS = np.zeros((4, 8), np.float32)
 
@@ -188,7 +188,7 @@ def test_refused(cache, call, message):
     ],
 )
 def test_unknown_argument(cache, call):
-    with pytest.raises(ArgumentError, match="no argument named 'weigt'; there are: x, w, tmp, y"):
+    with pytest.raises(ArgumentTableError, match="no argument named 'weigt'; there are: x, w, tmp, y"):
         call(cache)
 
 
@@ -227,14 +227,14 @@ def test_ctrl_c_leaves_a_cache_that_runs_on(cache, arrays, fake_library):
 
 def test_a_stop_that_is_set_lets_no_run_begin(cache, arrays):
     """On whatever device: it is asked before each."""
-    stop, made = Stop(), []
+    stop, made = StopFlag(), []
 
     def run_twice():
         made.append(cache.run("scale", **arrays)["y"])
         stop.set()
         made.append(cache.run("scale", x=2 * arrays["x"])["y"])
 
-    with pytest.raises(RunStopped), stop.watched():
+    with pytest.raises(RunStopped), stop.watching():
         run_twice()
     assert len(made) == 1
     np.testing.assert_array_equal(cache.run("scale", x=arrays["x"])["y"], made[0])
@@ -314,11 +314,11 @@ def test_the_overhead_of_a_call_is_small(cache, arrays):
 def test_a_dropped_cache_releases_in_xrts_order(open_cache, program, arrays, monkeypatch):
     gc.collect()  # caches of other tests that errors kept
     closed = []
-    for owner in (BufferSet, Contexts):
+    for owner in (BufferSet, OpenDevice):
         monkeypatch.setattr(owner, "close", lambda self: closed.append(type(self)))
     cache = open_cache()
     cache.compile_and_cache(program)
     cache.run(program, **arrays)
     del cache
     gc.collect()
-    assert closed == [BufferSet, Contexts]
+    assert closed == [BufferSet, OpenDevice]

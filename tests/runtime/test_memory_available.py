@@ -10,9 +10,9 @@ from aerie.runtime.memory import (
     BufferBytes,
     available_bytes,
     buffer_bytes,
+    format_bytes,
+    memory_advice,
     resident_bytes,
-    size,
-    ways_to_save,
 )
 
 NO_LIMIT_V1 = "9223372036854771712"
@@ -185,17 +185,17 @@ def test_what_is_made_is_what_was_counted(open_cache, program, monkeypatch):
 
         monkeypatch.setattr(cache._buffers, "_buffer_object", counted)
         for bo_key in ("one", "two"):
-            cache.unfilled(program, bo_key)
+            cache.unfilled_weights(program, bo_key)
     counted = buffer_bytes([(key, program.arguments) for key in ("one", "two")], sharing)
     assert counted.weights + counted.activations == sum(made)
 
 
 def test_ways_to_save(monkeypatch):
-    assert ways_to_save() == []
+    assert memory_advice() == []
     monkeypatch.setenv("AERIE_PLAIN", "buffers")
-    assert ways_to_save(copies=2) == ["unset AERIE_PLAIN", "unset VNPU_STRICT"]
+    assert memory_advice(copies=2) == ["unset AERIE_PLAIN", "unset VNPU_STRICT"]
 
 
 @pytest.mark.parametrize(("nbytes", "words"), [(3 << 29, "1.5 GiB"), (900 << 20, "900 MiB")])
 def test_sizes_in_words(nbytes, words):
-    assert size(nbytes) == words
+    assert format_bytes(nbytes) == words

@@ -15,7 +15,7 @@ from aerie.runtime.npu.device import (
     generation,
     missing_bindings,
     missing_device,
-    unfit,
+    unsupported_reason,
 )
 
 
@@ -86,7 +86,7 @@ def test_the_driver_is_asked_where_pyxrt_cannot_say(pyxrt, tmp_path, monkeypatch
 def test_a_driver_without_names(tmp_path):
     (tmp_path / "accel0").mkdir()
     assert driver_names(tmp_path) == driver_names(tmp_path / "nowhere") == []
-    assert "not guessed" in unfit("")
+    assert "not guessed" in unsupported_reason("")
 
 
 def test_pyxrt_missing(monkeypatch):

@@ -88,7 +88,7 @@ def test_the_lock_of_a_killed_process_is_free(start, folder):
 def test_waiting_is_told_again_and_again(start, folder, monkeypatch):
     first = start()
     assert line_of(first) == "held"
-    monkeypatch.setattr(lock_module, "TOLD_EVERY", 1.1)
+    monkeypatch.setattr(lock_module, "REPORT_INTERVAL_S", 1.1)
     told = []
 
     def report(line):

@@ -6,7 +6,7 @@ come from runs of the tools.
 
 import pytest
 
-from aerie.runtime.npu import readings
+from aerie.runtime.npu import log_diagnosis
 
 PLACED = "Error: pass pipeline failed: builtin.module(air-annotate-refeed,air-place-herds{num-rows=6})"
 TO_AIE = "Error: pass pipeline failed: builtin.module(air-to-aie{emit-while-loop=true device=npu2})"
@@ -149,7 +149,7 @@ LOGS = {
     "option": (
         "aircc: Unknown command line argument '--bf16-emulation'.  Try: 'aircc --help'",
         "",
-        "which release is wanted",
+        "the release that is needed",
     ),
     "text": (
         "Error parsing MLIR file: add.mlir",
@@ -182,15 +182,15 @@ LOGS = {
 
 
 def test_every_reading_has_a_log():
-    assert list(LOGS) == [reading.name for reading in readings.READINGS]
+    assert list(LOGS) == [reading.name for reading in log_diagnosis.KNOWN_MESSAGES]
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_known_message_is_explained(name):
     log, where, meaning = LOGS[name]
-    said = readings.failure("aircc", 1, log)
-    reading = next(each for each in readings.READINGS if each.name == name)
-    assert name in [each.name for each in readings.known(log)]
+    said = log_diagnosis.failure_text("aircc", 1, log)
+    reading = next(each for each in log_diagnosis.KNOWN_MESSAGES if each.name == name)
+    assert name in [each.name for each in log_diagnosis.known_messages(log)]
     assert where in said.splitlines()[0]
     assert meaning in reading.meaning
     assert f"this means: {reading.meaning} ({reading.source})" in said
@@ -199,35 +199,35 @@ def test_a_known_message_is_explained(name):
 
 @pytest.mark.parametrize("name", LOGS)
 def test_no_message_is_taken_for_another(name):
-    known = {reading.name for reading in readings.known(LOGS[name][0])}
+    known = {reading.name for reading in log_diagnosis.known_messages(LOGS[name][0])}
     assert known == {name}
 
 
 def test_an_unknown_failure_shows_the_last_lines_and_guesses_nothing():
-    said = readings.failure("aircc", 7, "\n".join(f"line {number}" for number in range(50)))
+    said = log_diagnosis.failure_text("aircc", 7, "\n".join(f"line {number}" for number in range(50)))
     assert said.splitlines() == ["aircc failed with exit code 7:", *(f"line {n}" for n in range(30, 50))]
 
 
 def test_errors_come_before_the_tail_each_once():
     error = "x.mlir:1:1: error: bad"
     log = "\n".join(["$ aircc x.mlir", error, *["chatter"] * 40, error, "end"])
-    assert readings.own_lines(log) == [error]
+    assert log_diagnosis.error_lines(log) == [error]
 
 
 def test_notes_of_an_error_are_shown():
     log = "t.mlir:1:1: error: bad\nt.mlir:2:1: note: MemoryMap:\nchatter"
-    assert readings.own_lines(log) == ["t.mlir:1:1: error: bad", "t.mlir:2:1: note: MemoryMap:"]
+    assert log_diagnosis.error_lines(log) == ["t.mlir:1:1: error: bad", "t.mlir:2:1: note: MemoryMap:"]
 
 
 def test_success_is_none():
-    assert readings.failure("aircc", 0, "warning: 3 errors were avoided\n") == ""
+    assert log_diagnosis.failure_text("aircc", 0, "warning: 3 errors were avoided\n") == ""
 
 
 def test_a_signal_is_named():
-    assert readings.failure("aircc", -11, "").startswith("aircc was killed by SIGSEGV:")
-    assert readings.failure("aircc", -250, "").startswith("aircc was killed by signal 250:")
-    assert "AERIE_COMPILE_MEMORY" in readings.failure("aircc", 137, "")
+    assert log_diagnosis.failure_text("aircc", -11, "").startswith("aircc was killed by SIGSEGV:")
+    assert log_diagnosis.failure_text("aircc", -250, "").startswith("aircc was killed by signal 250:")
+    assert "AERIE_COMPILE_MEMORY" in log_diagnosis.failure_text("aircc", 137, "")
     for code in (-11, -6, 134):
-        assert "this means: the tool itself crashed" in readings.failure("aircc", code, "")
-    assert "this means" not in readings.failure("aircc", -15, "")
-    assert "AERIE_COMPILE_MEMORY" not in readings.failure("aircc", 139, "")
+        assert "this means: the tool itself crashed" in log_diagnosis.failure_text("aircc", code, "")
+    assert "this means" not in log_diagnosis.failure_text("aircc", -15, "")
+    assert "AERIE_COMPILE_MEMORY" not in log_diagnosis.failure_text("aircc", 139, "")

@@ -181,7 +181,7 @@ def test_a_device_lost_at_any_step(npu, pyxrt, pyxrt_stand_in, arrays, kind):
     assert "\n" not in caught.value.headline
     assert caught.value.lost
     with pytest.raises(RunError, match="the NPU is gone"):
-        npu.run("scale", **{name: arrays[name] for name in ("x", *npu.unfilled("scale"))})
+        npu.run("scale", **{name: arrays[name] for name in ("x", *npu.unfilled_weights("scale"))})
     npu.close()
     assert not any(pyxrt.alive.values())
 

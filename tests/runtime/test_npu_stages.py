@@ -13,9 +13,18 @@ import pytest
 
 from aerie.device.npu2 import NPU2
 from aerie.multi_launch_builder.program import CompileOption, Program
-from aerie.runtime.npu.pipelines import Known, Nest, Options, pipeline, placement, resources, to_aie, to_npu
+from aerie.runtime.npu.pipelines import (
+    AirccOptions,
+    NestedPipeline,
+    ToolPasses,
+    aie_passes,
+    npu_passes,
+    pipeline,
+    placement_passes,
+    resource_passes,
+)
 from aerie.runtime.npu.stage_runner import StageRunner, devices_with_cores
-from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status, Texts
+from aerie.runtime.npu.stages import STAGES, StageFiles, StageOutcome, StageStatus, StageTools
 
 FLAGS = ("--stack-size=2048", "--air-runtime-loop-tiling-sizes=2", "--air-runtime-loop-tiling-sizes=4")
 
@@ -26,17 +35,19 @@ def program(*flags: str, text: str = "module {\n}\n") -> Program:
 
 
 @pytest.fixture
-def run(tmp_path: Path) -> Callable[..., list[Result]]:
+def run(tmp_path: Path) -> Callable[..., list[StageOutcome]]:
     """Runs a program with the tools that are found; the results."""
 
-    def run_one(*flags: str, on_result: Callable[[Result], None] = lambda _: None) -> list[Result]:
+    def run_one(
+        *flags: str, on_result: Callable[[StageOutcome], None] = lambda _: None
+    ) -> list[StageOutcome]:
         (tmp_path / "work").mkdir()
-        return StageRunner(StageTools.found()).run(program(*flags), tmp_path / "work", on_result)
+        return StageRunner(StageTools.from_machine()).run(program(*flags), tmp_path / "work", on_result)
 
     return run_one
 
 
-def statuses(results: list[Result]) -> str:
+def statuses(results: list[StageOutcome]) -> str:
     """A letter per stage: ok, Failed, skipped (-), not run (.)."""
     return "".join({"ok": "o", "failed": "F", "skipped": "-", "not run": "."}[r.status] for r in results)
 
@@ -51,7 +62,7 @@ def test_what_is_wrong_in_the_cores_is_said(stage_machine: Any, run: Any) -> Non
 
 
 def test_every_stage_in_order(stage_machine: Any, run: Any, tmp_path: Path) -> None:
-    tools, told = stage_machine(), list[Result]()
+    tools, told = stage_machine(), list[StageOutcome]()
     results = run(*FLAGS, on_result=told.append)
     assert statuses(results) == "oooooooo"
     assert told == results
@@ -63,7 +74,7 @@ def test_every_stage_in_order(stage_machine: Any, run: Any, tmp_path: Path) -> N
     assert tools.calls("aircc") == [["aircc", "add.mlir", "--device", "npu2", *elf, "--tmpdir", ".", *FLAGS]]
     assert results[6].note == "2 cores in 2 devices"
     assert results[7].note == "2 words"
-    texts = Texts(tmp_path / "work", "add")
+    texts = StageFiles(tmp_path / "work", "add")
     assert [path.name for path in texts.cores] == ["cores.add.first.ll", "cores.add.second.one.ll"]
     assert texts.placed.read_text() == program().text
     assert "$ " in texts.log.read_text()
@@ -126,7 +137,7 @@ def test_the_first_failure_ends_it(
     assert failure is not None
     assert failure.line == line
     assert meaning in "".join(failure.meanings)
-    assert line in failure.account
+    assert line in failure.full_text
 
 
 @pytest.mark.parametrize(
@@ -145,19 +156,19 @@ def test_with_a_part_of_the_tools(
     stage_machine(*names)
     results = run("--stack-size=2048")
     assert statuses(results) == expected
-    assert reason in [result.note for result in results if result.status is Status.SKIPPED]
-    tools = StageTools.found()
+    assert reason in [result.note for result in results if result.status is StageStatus.SKIPPED]
+    tools = StageTools.from_machine()
     assert len(tools.missing) == 4 - len(names)
     assert [stage.number for stage in tools.runnable] == [n + 1 for n in range(8) if expected[n] == "o"]
 
 
 def test_what_builds_upon_a_missing_stage_says_so(stage_machine: Any) -> None:
     stage_machine("air-opt")
-    found = StageTools.found()
-    assert found.obstacle(STAGES[4]) == "aie-opt is missing"
-    assert found.obstacle(STAGES[6]) == "aie-opt and aie-translate are missing"
+    found = StageTools.from_machine()
+    assert found.blocker(STAGES[4]) == "aie-opt is missing"
+    assert found.blocker(STAGES[6]) == "aie-opt and aie-translate are missing"
     stand_ins_of_aie = StageTools({"aie-opt": Path("x"), "aie-translate": Path("y")})
-    assert stand_ins_of_aie.obstacle(STAGES[4]) == "stage 4 (the launch side) cannot run"
+    assert stand_ins_of_aie.blocker(STAGES[4]) == "stage 4 (the launch side) cannot run"
 
 
 def test_air_opt_stands_in_for_aircc_as_far_as_it_knows_the_options(stage_machine: Any, run: Any) -> None:
@@ -182,7 +193,7 @@ def test_a_tool_that_does_not_end(
 def test_stop_ends_the_tools(stage_machine: Any, tmp_path: Path) -> None:
     note = tmp_path / "note"
     stage_machine().behave("aircc", hang=str(note))
-    runner, results = StageRunner(StageTools.found()), list[Result]()
+    runner, results = StageRunner(StageTools.from_machine()), list[StageOutcome]()
     (tmp_path / "work").mkdir()
     thread = threading.Thread(target=lambda: results.extend(runner.run(program(), tmp_path / "work")))
     thread.start()
@@ -192,14 +203,14 @@ def test_stop_ends_the_tools(stage_machine: Any, tmp_path: Path) -> None:
     thread.join(20)
     assert statuses(results) == "oF......"
     assert results[1].failure is not None
-    assert results[1].failure.account.startswith("aircc was killed by SIGKILL")
+    assert results[1].failure.full_text.startswith("aircc was killed by SIGKILL")
     assert ended(note.read_text().split())
 
 
 def test_a_tool_that_cannot_be_started(stage_machine: Any, tmp_path: Path) -> None:
     (tmp_path / "work").mkdir()
     tools = StageTools({"air-opt": tmp_path / "none"})
-    assert tools.version("air-opt") == "it does not tell its version"
+    assert tools.version("air-opt") == "it prints no version"
     result = StageRunner(tools).run(program(), tmp_path / "work")[0]
     assert result.failure is not None
     assert result.failure.line.startswith("air-opt could not be started: ")
@@ -229,7 +240,7 @@ def test_devices_with_cores() -> None:
     assert devices_with_cores("module {\n}\n") == []
 
 
-HELP = Known.of_help(
+HELP = ToolPasses.from_help(
     "  --general - not a pass\n      --first   -   A pass\n        --size=<uint>  - its option\n"
     "      --aie-X-y=<z>    -   Another\n"
 )
@@ -247,7 +258,11 @@ def test_the_passes_of_a_tool() -> None:
         (("first{size=1 depth=2?}",), "builtin.module(first{size=1})", ("first depth=2",)),
         (("first{depth=2?}",), "builtin.module(first)", ("first depth=2",)),
         (("first{a=1}?",), "builtin.module(first{a=1})", ()),
-        ((Nest("func.func", ("aie-X-y", "b?")), "first"), "builtin.module(func.func(aie-X-y),first)", ("b",)),
+        (
+            (NestedPipeline("func.func", ("aie-X-y", "b?")), "first"),
+            "builtin.module(func.func(aie-X-y),first)",
+            ("b",),
+        ),
     ],
 )
 def test_a_pipeline_is_fitted_to_the_tool(passes: Any, text: str, left_out: tuple[str, ...]) -> None:
@@ -256,7 +271,7 @@ def test_a_pipeline_is_fitted_to_the_tool(passes: Any, text: str, left_out: tupl
 
 
 def test_without_help_nothing_is_left_out() -> None:
-    assert pipeline(("a?", "b{c=1?}"), Known({})).text == "builtin.module(a,b{c=1})"
+    assert pipeline(("a?", "b{c=1?}"), ToolPasses({})).text == "builtin.module(a,b{c=1})"
 
 
 @pytest.mark.parametrize(
@@ -275,19 +290,22 @@ def test_without_help_nothing_is_left_out() -> None:
     ],
 )
 def test_options_of_aircc_reach_the_passes(flags: tuple[str, ...], has: str, lacks: str) -> None:
-    made = [step(Options(flags), NPU2) for step in (placement, to_aie, to_npu, resources)]
-    text = " ".join(pipeline(passes, Known({})).text for passes in made)
+    made = [
+        step(AirccOptions(flags), NPU2)
+        for step in (placement_passes, aie_passes, npu_passes, resource_passes)
+    ]
+    text = " ".join(pipeline(passes, ToolPasses({})).text for passes in made)
     assert has in text
     assert lacks not in text
 
 
-REAL = StageTools.found()
+REAL = StageTools.from_machine()
 
 
 @pytest.mark.skipif(len(REAL.paths) < 4, reason=f"not with the real tools here: {'; '.join(REAL.missing)}")
 def test_with_the_real_tools(tmp_path: Path) -> None:
     """A kernel goes through all of them, and air-opt alone makes the texts that aircc makes."""
-    from aerie.multi_launch_builder.building import kernel_uses
+    from aerie.multi_launch_builder.builder import kernel_uses
     from aerie.multi_launch_builder.shapes import DEMO
 
     given = kernel_uses(DEMO, 64)["eltwise_add"].program("eltwise_add")
@@ -297,6 +315,6 @@ def test_with_the_real_tools(tmp_path: Path) -> None:
         work.mkdir()
         results = StageRunner(StageTools({name: REAL.paths[name] for name in names})).run(given, work)
         assert statuses(results) == "oooooooo", results
-        found = Texts(work, "eltwise_add")
-        texts.append([path.read_text().strip() for path in (found.placed, found.words, *found.cores)])
+        found = StageFiles(work, "eltwise_add")
+        texts.append([path.read_text().strip() for path in (found.placed, found.hex_words, *found.cores)])
     assert texts[0] == texts[1]

@@ -363,8 +363,8 @@ def test_the_check_knows_the_options(npu_tools, decode, work, shared):
     deep = replace(decode, options=(CompileOption("--stack-size=65000", "for the test", "no source"),))
     with pytest.raises(CompileError, match="L1 bytes takes"):
         NpuToolchain().compile(deep, work, shared)
-    assert decode.option("--stack-size") == "2048"
-    assert decode.option("--bf16-emulation") is None
+    assert decode.last_option("--stack-size") == "2048"
+    assert decode.last_option("--bf16-emulation") is None
 
 
 def test_text_that_does_not_parse(npu_tools, decode, work, shared):
@@ -388,7 +388,7 @@ def test_the_programs_need_no_option_that_they_lack(programs):
 def test_a_refusal_of_upstreams_bindings(npu_tools, decode, work, shared, monkeypatch):
     monkeypatch.setattr("aerie.runtime.npu.toolchain.bindings_installed", lambda: True)
     monkeypatch.setattr(
-        "aerie.runtime.npu.toolchain.bindings_objection", lambda text: f"{text.name}:3:1: error: unknown op"
+        "aerie.runtime.npu.toolchain.bindings_error_text", lambda text: f"{text.name}:3:1: error: unknown op"
     )
     with pytest.raises(CompileError, match=r"own bindings refuse its text:\nrms_gemv_rope\.mlir:3:1: "):
         NpuToolchain().compile(decode, work, shared)

@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.arguments import Argument, ArgumentError, ArgumentTable, Role, f32
+from aerie.kernel_builder.arguments import Argument, ArgumentTable, ArgumentTableError, Role, f32
 from aerie.multi_launch_builder.program import Program
 from aerie.runtime import (
     AerieRuntimeError,
@@ -18,7 +18,7 @@ from aerie.runtime import (
     RunError,
     select_backend,
 )
-from aerie.runtime.calls import BETWEEN
+from aerie.runtime.calls import BETWEEN_PROGRAMS
 from aerie.runtime.device import VirtualAccess
 from aerie.virtual_npu.objects import load_host_code
 
@@ -139,7 +139,7 @@ class Steps:
     def one_by_one(self, cache):
         def host(name, work):
             with cache.profiler.span(name):
-                work.do()
+                work.run()
 
         return {name: array.copy() for name, array in self.all(cache, host).items()}
 
@@ -186,7 +186,9 @@ def test_the_profiler_counts_the_same(mode, cache, steps):
         programs, spans = cache.profiler.programs, cache.profiler.spans
         assert all(times.run > 0 for times in programs.values())
         moved = {name: (times.calls, times.moved) for name, times in programs.items()}
-        tables.append((moved, {name: times.calls for name, times in spans.items() if name != BETWEEN}))
+        tables.append(
+            (moved, {name: times.calls for name, times in spans.items() if name != BETWEEN_PROGRAMS})
+        )
     called, recorded = tables
     assert recorded == called
     assert called[1] == {"hand on": 1}
@@ -202,7 +204,7 @@ def test_the_whole_time_is_accounted_for(cache, steps):
         recording()
     spent = time.perf_counter() - started
     assert 0 < cache.profiler.total <= spent
-    assert cache.profiler.spans[BETWEEN].calls == 50
+    assert cache.profiler.spans[BETWEEN_PROGRAMS].calls == 50
 
 
 @pytest.mark.parametrize("why", ["work without code", "strides", "another kind of run", "another device"])
@@ -213,7 +215,7 @@ def test_what_cannot_be_one_call_is_made_step_by_step(cache, steps, batches, mon
     elif why == "strides":
         steps.x = np.repeat(X, 2)[::2]
     elif why == "another device":
-        monkeypatch.setattr(VirtualAccess, "batches", False)
+        monkeypatch.setattr(VirtualAccess, "supports_batches", False)
     else:
         monkeypatch.setattr(cache.backend.pyxrt, "run", type("Other", (cache.backend.pyxrt.run,), {}))
         cache.close()
@@ -263,8 +265,8 @@ def test_an_input_that_is_filled_in_place(mode, cache):
         ({"x": X, "w": X}, ArrayError, r"on buffers 'L0': weight w is on the device already"),
         ({}, ArrayError, r"program 'first' on buffers 'L0' needs x \(8 f32\)"),
         ({"x": X[:4]}, ArrayError, r"input x \(8 f32\) was given 4 float32; pass shape \(8,\)"),
-        ({"z": X}, ArgumentError, "z"),
-        ({"x": X, "outputs": ["q"]}, ArgumentError, "q"),
+        ({"z": X}, ArgumentTableError, "z"),
+        ({"x": X, "outputs": ["q"]}, ArgumentTableError, "q"),
     ],
 )
 def test_what_is_refused_when_it_is_noted(cache, call, error, message):

@@ -145,9 +145,9 @@ def test_a_shared_weight_is_filled_once(knob, strict, sharing_cache):
         view[...] = W
 
     for bo_key in ("first", "second"):
-        missing = sharing_cache.unfilled("scale", bo_key=bo_key)
+        missing = sharing_cache.unfilled_weights("scale", bo_key=bo_key)
         sharing_cache.preload("scale", bo_key, **dict.fromkeys(missing, fill))
-        assert sharing_cache.unfilled("scale", bo_key=bo_key) == []
+        assert sharing_cache.unfilled_weights("scale", bo_key=bo_key) == []
     assert filled == [(4, 8)] * {"": 1, "buffers": 2}[knob]
     np.testing.assert_array_equal(pass_through(sharing_cache, x=X), 4 * X)
 
@@ -159,6 +159,6 @@ def test_a_weight_that_could_not_be_filled_is_not_taken_for_one(sharing_cache):
 
     with pytest.raises(OSError, match="the file is gone"):
         sharing_cache.preload("scale", "first", w=fail)
-    assert sharing_cache.unfilled("scale", bo_key="second") == ["w"]
+    assert sharing_cache.unfilled_weights("scale", bo_key="second") == ["w"]
     with pytest.raises(ArrayError, match="w never written"):
         sharing_cache.run("scale", bo_key="first", x=X)

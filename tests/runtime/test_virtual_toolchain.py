@@ -149,12 +149,12 @@ def test_ingredients(scale, monkeypatch):
         *["rounding", "fast"],
     ]
     assert re.search(r"\d+\.\d+", ingredients["compiler"])
-    assert ingredients["compiler flags"].endswith(" ".join([" -O3", *cpu.flags()]))
+    assert ingredients["compiler flags"].endswith(" ".join([" -O3", *cpu.cpu_flags()]))
     monkeypatch.setenv("VNPU_OPT", "1")
     assert " -O1" in VirtualToolchain().ingredients(scale)["compiler flags"]
-    assert VirtualToolchain().ingredients(scale)["CPU"] == ingredients["CPU"] == cpu.identity()
+    assert VirtualToolchain().ingredients(scale)["CPU"] == ingredients["CPU"] == cpu.cpu_identity()
     monkeypatch.setenv("VNPU_MARCH", "x86-64-v2")
-    assert VirtualToolchain().ingredients(scale)["CPU"] == cpu.identity()
+    assert VirtualToolchain().ingredients(scale)["CPU"] == cpu.cpu_identity()
 
 
 def test_what_is_compiled_runs_without_a_compiler(tmp_path, scale, arrays, monkeypatch, reports):

@@ -66,7 +66,7 @@ class Serving:
 def opened(model: str, draft: str | None = None) -> OpenedModel:
     """A model of those that are shipped."""
     backend = select_backend("virtual")
-    options = RuntimeOptions(None, backend, folders.programs(), decode=ROWS, kv_pool=64 * 256)
+    options = RuntimeOptions(None, backend, folders.programs_folder(), decode=ROWS, kv_pool=64 * 256)
     return open_model(model, options, Reporter(quiet=True), draft)
 
 

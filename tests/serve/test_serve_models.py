@@ -23,7 +23,7 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import CheckpointError, TooLittleMemoryError
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
-from aerie.runtime.memory import give_back, resident_bytes
+from aerie.runtime.memory import resident_bytes, return_freed_memory
 from aerie.serve.app import make_app
 from aerie.serve.model_spec import ModelSpec
 from aerie.serve.models import MemoryLimit, ModelManager
@@ -454,7 +454,7 @@ def test_all_are_loaded_at_the_start(starting_models: Callable[[ModelManager], S
 
 
 def test_memory_comes_back(starting_models: Callable[[ModelManager], Serving]) -> None:
-    options = RuntimeOptions(None, select_backend("virtual"), folders.programs(), decode=ROWS)
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder(), decode=ROWS)
     opening = ModelSpec("demo", options, Reporter(quiet=True), "demo-drafter", 300 * MIB)
     serving = starting_models(
         ModelManager([*offers("demo-drafter"), ServedModel("demo", opening.open, opening.memory_bytes)])
@@ -468,7 +468,7 @@ def test_memory_comes_back(starting_models: Callable[[ModelManager], Serving]) -
 
     with serving.http as http:
         for _ in range(12):
-            give_back()
+            return_freed_memory()
             before = resident_bytes()
             assert ask(serving, "demo", max_tokens=30).status_code == 200
             assert service.worker.opened is not None

@@ -84,7 +84,7 @@ def test_a_program_moves_the_same_whatever_its_numbers_are(serving: Any, name: s
     drawn, entry = np.random.default_rng(5), built.entry()
     seen = []
     for fill in ("zeros", "drawn", "all ones"):
-        given = arrays.zeros(entry)
+        given = arrays.zero_arrays(entry)
         for array in given:
             if array.dtype == np.int32:  # the mask: what positions see
                 array[...] = {"zeros": 0, "drawn": drawn.integers(0, 2**31, array.shape), "all ones": -1}[

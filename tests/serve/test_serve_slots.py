@@ -210,7 +210,7 @@ def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch:
         def fails(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("aerie.engine.saved.write_whole", fails)
+        monkeypatch.setattr("aerie.engine.saved.write_atomic", fails)
         full = "cannot write b (No space left on device); name another file"
         assert refusal(act(http, "save", filename="b")) == (507, full)
 

@@ -19,9 +19,9 @@ import numpy as np
 from aerie.air_dialect import parse, print_module
 from aerie.common.fingerprint import file_digest
 from aerie.kernel_builder.arguments import Argument
-from aerie.kernel_builder.dsl import without_rounding
+from aerie.kernel_builder.dsl import remove_rounding_calls
 from aerie.runtime.backend import Backend
-from aerie.runtime.device import Failure, VirtualAccess
+from aerie.runtime.device import FailedRun, VirtualAccess
 from aerie.runtime.errors import CompileError, RunError
 from aerie.runtime.npu.device import NpuAccess
 from aerie.runtime.toolchain import VirtualToolchain
@@ -122,7 +122,7 @@ def _view(bo: Any, argument: Argument) -> Array:
 class ExplainedAsOnNpu(VirtualAccess):
     """Behaves as the virtual NPU, with its errors taken for the NPU's."""
 
-    def explain(self, failure: Failure) -> RunError:
+    def explain(self, failure: FailedRun) -> RunError:
         return NpuAccess().explain(failure)
 
 
@@ -136,7 +136,7 @@ class FlooringToolchain(VirtualToolchain):
     """Builds for cores that round downwards, whatever they are told."""
 
     def compile(self, program: Any, *folders: Any) -> Any:
-        text = print_module(without_rounding(parse(program.text)))
+        text = print_module(remove_rounding_calls(parse(program.text)))
         return super().compile(replace(program, text=text), *folders)
 
     @property

@@ -15,7 +15,7 @@ from aerie.engine.compiling import RuntimeOptions, every_name
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
-from aerie.multi_launch_builder import cached
+from aerie.multi_launch_builder import program_store
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference
 from aerie.verify.ways import in_few_rows
@@ -44,7 +44,7 @@ def open_session():
             patch.setenv("VNPU_ROUNDING", rounding)
             if not told:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
-                patch.setattr(cached, "kept_programs", lambda: None)  # nor find the true ones
+                patch.setattr(program_store, "programs_store", lambda: None)  # nor find the true ones
             options = RuntimeOptions(
                 seq_len, select_backend("virtual"), default_cache_dir(), variants=variants
             )

@@ -23,7 +23,7 @@ from aerie.engine.numerics import bf16, rope_table, widen
 from aerie.engine.pages import KVCache
 from aerie.engine.requests import Request
 from aerie.engine.session import Session
-from aerie.kernel_builder.arguments import OVERWRITTEN_ROLES
+from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.runtime import HostWork
 
 
@@ -67,8 +67,8 @@ class Passing:
     def record(self):
         return None  # every call comes through `run`
 
-    def unfilled(self, program, /, *, bo_key):
-        return self.inner.unfilled(program, bo_key=bo_key)
+    def unfilled_weights(self, program, /, *, bo_key):
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
 
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
@@ -86,8 +86,8 @@ class Renaming(Passing):
         super().__init__(inner)
         self.rename = rename
 
-    def unfilled(self, program, /, *, bo_key):
-        return super().unfilled(program, bo_key=self.rename(bo_key))
+    def unfilled_weights(self, program, /, *, bo_key):
+        return super().unfilled_weights(program, bo_key=self.rename(bo_key))
 
     def preload(self, program, /, *, bo_key, **static):
         super().preload(program, bo_key=self.rename(bo_key), **static)
@@ -129,7 +129,7 @@ class Returning(Passing):
 
     def run(self, program, /, *, bo_key, outputs=None, copy=True, on_device=(), **arrays):
         table = program.arguments
-        written = [argument.name for argument in table if argument.role in OVERWRITTEN_ROLES]
+        written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
         results = super().run(program, bo_key=bo_key, outputs=written, copy=True, **arrays)
         changed = self.change(program.kind, layer_of(bo_key), {**arrays, **results})
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
@@ -465,11 +465,11 @@ def cache_fault(executor_class):
 
     class Answering(Session):
         @property
-        def scheduler(self):
-            scheduler = super().scheduler
-            if not isinstance(scheduler._executor, executor_class):
-                faulty(scheduler._executor)
-            return scheduler
+        def requests(self):
+            requests = super().requests
+            if not isinstance(requests._executor, executor_class):
+                faulty(requests._executor)
+            return requests
 
     def inject(healthy):
         return as_kind(Answering, healthy.with_other(Model(**vars(healthy.with_runner(Passing).model))))
@@ -603,7 +603,7 @@ def mask_moved(by):
 
 
 def others_cache(arrays):
-    """Keys as a cache of another variant would have them, where nothing was written."""
+    """Keys as a window of another variant would have them, where nothing was written."""
     return {"keys": np.zeros_like(arrays["keys"])}
 
 
@@ -632,7 +632,7 @@ BLOCK_FAULTS = (
         given(["rms_gemms_rope"], lambda arrays: {"rope_rows": np.roll(arrays["rope_rows"], 1, axis=0)}),
         "layer 0, step rope_q",
     ),
-    Fault("another variant's KV", given(["cached_attn"], others_cache), "layer 0, step cache_k"),
+    Fault("another variant's KV", given(["cached_attn"], others_cache), "layer 0, step attention"),
 )
 """Those that only programs with a past can have."""
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 from aerie.verify.measures import (
-    LAST_PLACE,
-    LEAN,
+    BF16_ULP,
+    MAX_BIAS,
     NOT_FINITE,
-    Check,
+    BoundCheck,
     Measures,
     measure,
     own_checks,
@@ -43,14 +43,14 @@ def test_numbers_by_hand():
     found = measure(np.array([3.0, -4.0]), np.array([4.0, -4.0]))
     assert found.cosine == pytest.approx(28 / (5 * math.sqrt(32)))
     assert (found.max_diff, found.mean_diff, found.relative_l1) == (1, -0.5, 1 / 8)
-    assert (found.bias, found.shrink) == (-LAST_PLACE / 2, LAST_PLACE / 2)
+    assert (found.bias, found.shrink) == (-BF16_ULP / 2, BF16_ULP / 2)
 
 
 def test_all_zero_against_values_and_against_zeros():
     zeros = np.zeros_like(EXACT)
     assert measure(zeros, EXACT).cosine == 0
     assert measure(zeros, EXACT).relative_l1 == 1
-    assert measure(zeros, EXACT).shrink == LAST_PLACE
+    assert measure(zeros, EXACT).shrink == BF16_ULP
     assert measure(EXACT, zeros).relative_l1 == math.inf
     assert measure(zeros, zeros) == Measures(1, 0, 0, 0, 0, 0)
 
@@ -81,7 +81,7 @@ def test_rounding_towards_zero_shows_as_shrink_and_downwards_as_bias():
     assert "bias" in own(FLOOR)
     assert "shrink" not in own(FLOOR)
     assert measure(NEXT_DOWN, EXACT).shrink == pytest.approx(0.0027, rel=0.1)
-    assert LEAN < 0.0027
+    assert MAX_BIAS < 0.0027
 
 
 def test_one_large_value_does_not_lean():
@@ -90,8 +90,8 @@ def test_one_large_value_does_not_lean():
     exact[9] = 300.9  # 300 or 302 in bf16
     ours = exact.astype(ml_dtypes.bfloat16).astype(np.float32)
     found = measure(ours, exact)
-    assert abs(found.bias) < LEAN / 2
-    assert abs(found.shrink) < LEAN / 2
+    assert abs(found.bias) < MAX_BIAS / 2
+    assert abs(found.shrink) < MAX_BIAS / 2
 
 
 def test_a_scale_of_half_a_percent_is_too_far():
@@ -128,18 +128,18 @@ def test_the_whole_run_has_bounds_that_grow_with_the_yardstick():
 
 
 def test_a_check_says_value_and_bound_with_the_digits_that_matter():
-    assert str(Check("cosine", 0.99991234, 0.9999989)) == "cosine 0.9999123 (bound 0.9999989)"
-    assert str(Check("bias", -0.00275, 0.0016)) == "bias -0.00275 (bound 0.0016)"
+    assert str(BoundCheck("cosine", 0.99991234, 0.9999989)) == "cosine 0.9999123 (bound 0.9999989)"
+    assert str(BoundCheck("bias", -0.00275, 0.0016)) == "bias -0.00275 (bound 0.0016)"
 
 
 @pytest.mark.parametrize(
     ("check", "used"),
     [
-        (Check("bias", -0.5, 0.25), 2),
-        (Check("cosine", 0.5, 0.75), 2),
-        (Check("relative L1", 0.0, 0.0), 0),
-        (Check("relative L1", 0.1, 0.0), math.inf),
-        (Check("relative L1", math.nan, 0.1), math.inf),
+        (BoundCheck("bias", -0.5, 0.25), 2),
+        (BoundCheck("cosine", 0.5, 0.75), 2),
+        (BoundCheck("relative L1", 0.0, 0.0), 0),
+        (BoundCheck("relative L1", 0.1, 0.0), math.inf),
+        (BoundCheck("relative L1", math.nan, 0.1), math.inf),
     ],
 )
 def test_how_much_of_a_bound_is_used(check, used):

@@ -17,9 +17,9 @@ from aerie.verify import __main__ as command
 from aerie.verify.__main__ import main
 from aerie.verify.diagnosis import Diagnosis, diagnose
 from aerie.verify.diagnosis_report import as_json, percent, print_diagnosis, render, verdict_line
-from aerie.verify.ladder import Row
+from aerie.verify.layer_check import LayerStepResult
+from aerie.verify.layer_steps import HEAD_STEPS, layer_steps
 from aerie.verify.plots import Scale, heat_map, line_chart, shade
-from aerie.verify.steps import HEAD_STEPS, layer_steps
 
 ABOUT = {"model": "demo", "prompt": "<script>alert('&')</script>", "backend": "virtual", "numerics": "exact"}
 LAYER_STEPS = layer_steps(DEMO)
@@ -35,8 +35,8 @@ class Broken:
     def record(self):
         return None  # every call comes through `run`
 
-    def unfilled(self, program, /, *, bo_key):
-        return self.inner.unfilled(program, bo_key=bo_key)
+    def unfilled_weights(self, program, /, *, bo_key):
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
 
     def preload(self, program, /, *, bo_key, **static):
         self.inner.preload(program, bo_key=bo_key, **static)
@@ -101,7 +101,7 @@ def drifted(judged):
 
 
 def test_a_step_without_a_value_is_named(healthy):
-    rows = [Row("prefill", 0, "q", remark="q was never computed"), *healthy.rows]
+    rows = [LayerStepResult("prefill", 0, "q", remark="q was never computed"), *healthy.rows]
     found = Diagnosis(healthy.token_ids, rows)
     assert verdict_line(found) == "[diagnosis] layer 0, step q: q was never computed"
     assert found.first.used == math.inf

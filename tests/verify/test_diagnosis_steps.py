@@ -10,15 +10,15 @@ import torch
 
 from aerie.engine.forward import prefill
 from aerie.kernel_builder.arguments import Argument, ArgumentTable, Role, bf16
-from aerie.multi_launch_builder.program import Step as Launch
+from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO
-from aerie.multi_launch_builder.variants import plan_named
+from aerie.multi_launch_builder.variants import plan_by_name
 from aerie.verify import passes
-from aerie.verify.bench import Bench, converted
-from aerie.verify.ladder import Theirs
+from aerie.verify.layer_check import ReferencePasses
+from aerie.verify.layer_steps import HEAD_STEPS, KNOWN, layer_steps, plan_steps
 from aerie.verify.passes import MOST_ROWS, CallRecorder, capture_reference, chosen, observe_prefill
-from aerie.verify.steps import HEAD_STEPS, KNOWN, layer_steps, plan_steps
+from aerie.verify.step_reference import StepReference, to_bfp16
 
 LAYER_STEPS = layer_steps(DEMO)
 IDS = [5, 700, 31, 31, 1200, 8, 90, 4, 55]
@@ -34,7 +34,7 @@ def load(path):
 
 @pytest.fixture(scope="module")
 def theirs(demo_reference):
-    return Theirs(demo_reference, IDS, LAYER_STEPS, "exact")
+    return ReferencePasses(demo_reference, IDS, LAYER_STEPS, "exact")
 
 
 def inputs(captured, layer, step):
@@ -48,7 +48,7 @@ def inputs(captured, layer, step):
 @pytest.mark.parametrize("step", LAYER_STEPS, ids=lambda step: step.name)
 def test_a_step_on_transformers_inputs_gives_transformers_value(step, theirs):
     for model, captured in zip(theirs.models, (theirs.bf16, theirs.f32), strict=True):
-        bench = Bench(model, ALL)
+        bench = StepReference(model, ALL)
         tolerance = 0.02 if model.dtype == torch.bfloat16 and step.name == "attention" else 1e-5
         for layer in (0, 5):
             value = bench.compute(layer, step, inputs(captured, layer, step))
@@ -58,16 +58,16 @@ def test_a_step_on_transformers_inputs_gives_transformers_value(step, theirs):
 
 @pytest.mark.parametrize("step", HEAD_STEPS, ids=lambda step: step.name)
 def test_the_steps_after_the_layers_are_transformers_too(step, theirs):
-    value = Bench(theirs.models[0], ALL).compute(None, step, inputs(theirs.bf16, None, step))
+    value = StepReference(theirs.models[0], ALL).compute(None, step, inputs(theirs.bf16, None, step))
     np.testing.assert_array_equal(value, theirs.bf16[None, step.name])
 
 
 def test_hooks_see_every_step_and_go_away(demo_reference):
     captured = capture_reference(demo_reference.model, IDS, LAYER_STEPS, ALL)
     layers = demo_reference.model.config.num_hidden_layers
-    assert set(captured) == {(i, step.name) for i in range(layers) for step in LAYER_STEPS if step.hook} | {
-        (None, step.name) for step in HEAD_STEPS
-    }
+    assert set(captured) == {
+        (i, step.name) for i in range(layers) for step in LAYER_STEPS if step.module_hook
+    } | {(None, step.name) for step in HEAD_STEPS}
     np.testing.assert_array_equal(captured[None, "logits"], demo_reference.logits(IDS))
     for module in demo_reference.model.modules():
         assert not module._forward_hooks
@@ -79,7 +79,7 @@ def test_a_step_of_one_position_looks_at_earlier_keys_only(theirs):
     attention = next(step for step in LAYER_STEPS if step.name == "attention")
     whole = inputs(theirs.f32, 2, attention)
     row = {**whole, "rope_q": whole["rope_q"][4:5]}
-    value = Bench(theirs.models[1], np.array([4])).compute(2, attention, row)
+    value = StepReference(theirs.models[1], np.array([4])).compute(2, attention, row)
     np.testing.assert_allclose(value, theirs.f32[2, "attention"][4:5], rtol=1e-4, atol=1e-5)
 
 
@@ -114,7 +114,7 @@ def test_block_floats_are_those_of_the_virtual_npu():
     values = (rng.normal(size=(64, 128)) * 10.0 ** rng.integers(-6, 6, (64, 128))).astype(np.float32)
     values[0, :8] = 0
     values[1, :8] = 127.6  # rounds to 128 steps
-    np.testing.assert_array_equal(converted(torch.from_numpy(values)).numpy(), model.converted(values, 1))
+    np.testing.assert_array_equal(to_bfp16(torch.from_numpy(values)).numpy(), model.converted(values, 1))
 
 
 # Steps come from plans
@@ -127,18 +127,18 @@ def longer(*launches):
     plan = PLANS["rms_gemms_rope"]
     added = [Argument(out, (64, DEMO.q_dim), bf16, Role.INTERMEDIATE) for _, out in launches]
     steps = [Launch(label, "eltwise", {}, {"x": "q", "out": out}) for label, out in launches]
-    where = [step.label for step in plan.steps].index("q_gemm") + 1
+    where = [step.label for step in plan.launches].index("q_gemm") + 1
     names = {argument.name: argument for argument in (*plan.arguments, *added)}
     return replace(
         plan,
         arguments=ArgumentTable(names.values()),
-        steps=(*plan.steps[:where], *steps, *plan.steps[where:]),
+        launches=(*plan.launches[:where], *steps, *plan.launches[where:]),
     )
 
 
 @pytest.mark.parametrize("names", [("rms_gemv_rope", "o_gemv_ffn"), ("rms_gemms_rope_ar8", "o_ffn_ar8")])
 def test_programs_of_any_number_of_rows_have_the_same_steps(names):
-    first, second = (PLANS.get(name) or plan_named(DEMO, name) for name in names)
+    first, second = (PLANS.get(name) or plan_by_name(DEMO, name) for name in names)
     described = [(step.name, step.inputs, step.source) for step in plan_steps(first, second)]
     assert described == [(step.name, step.inputs, step.source) for step in LAYER_STEPS]
 
@@ -148,8 +148,8 @@ def test_what_reads_a_projection_reads_its_bias_and_norm_where_there_are_any():
     chain = [found[name].inputs for name in ("q_bias", "q_norm", "rope_q")]
     assert chain == [("q",), ("q_bias",), ("q_norm",)]
     assert (found["rope_k"].inputs, found["cache_v"].inputs) == (("k_norm",), ("v_bias",))
-    assert found["q"].hook is None  # transformers' module adds the bias as well
-    assert found["q_bias"].hook == ("self_attn.q_proj", "out")
+    assert found["q"].module_hook is None  # transformers' module adds the bias as well
+    assert found["q_bias"].module_hook == ("self_attn.q_proj", "out")
     assert [found[name].source.argument for name in ("q", "q_bias", "q_norm")] == [
         "q_product",
         "q",

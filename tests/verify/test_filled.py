@@ -25,17 +25,17 @@ from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify import filled
-from aerie.verify.companion import companion_config, longer, random_checkpoint
 from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, try_free, walk
 from aerie.verify.gate import verify_blocks
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.gate_prompts import choose_prompts
+from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
 from aerie.verify.reference import Reference
 from aerie.verify.report import as_json, print_record
 
 STAND, DUE, TOOK, BEGIN, INIT = (
     executor._rows_of,
-    BlockDiffusion.due,
-    BlockDiffusion.took,
+    BlockDiffusion.next_input,
+    BlockDiffusion.update,
     BlockDiffusion._begin,
     BlockDiffusion.__init__,
 )
@@ -113,9 +113,9 @@ CALL, TOLD = choosing.Chooser.__call__, choosing._told
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "causal inside the block": (executor, "_rows_of", causal),
     "staircase shifted by one": (executor, "_rows_of", shifted_by_one),
-    "KV of a pass with masks": (BlockDiffusion, "took", written_while_filling),
-    "commit skipped": (BlockDiffusion, "due", not_committed),
-    "a mask is seen after the commit": (BlockDiffusion, "due", with_a_mask_left),
+    "KV of a pass with masks": (BlockDiffusion, "update", written_while_filling),
+    "commit skipped": (BlockDiffusion, "next_input", not_committed),
+    "a mask is seen after the commit": (BlockDiffusion, "next_input", with_a_mask_left),
     "a shift where there is none": (BlockDiffusion, "__init__", as_if_shifted),
     "a token of the prompt is filled in": (BlockDiffusion, "_begin", over_the_prompt),
     "confidence after the filters": (choosing, "_told", as_filtered),
@@ -159,13 +159,15 @@ def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], cap
     prompts = choose_prompts(session, full=False)
     record = verify_blocks(session, reference, prompts, "the model", full=False)
     assert (record.verdict, record.failures) == ("PASS", [])
-    assert all(found.passes and found.distance for found in record.filled)
-    assert sum(found.sure for found in record.filled) > 5
+    assert all(found.passes and found.distance for found in record.diffusion_results)
+    assert sum(found.sure for found in record.diffusion_results) > 5
     print_record(record)
     told = capsys.readouterr().out
     assert "blocks filled in (virtual, exact products) against transformers bf16" in told
     assert told.endswith("[verify] PASS\n")
-    assert [one["how"] for one in as_json(record, "it")["blocks"]] == [found.how for found in record.filled]
+    assert [one["how"] for one in as_json(record, "it")["blocks"]] == [
+        found.how for found in record.diffusion_results
+    ]
 
 
 def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
@@ -176,7 +178,7 @@ def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
 @pytest.fixture(scope="module", params=["a2d-qwen2", "Fast_dLLM_Qwen"])
 def other(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Reference]]:
     """Random weights, with blocks of 8 and a bias; and with shifted logits and parts of 4."""
-    config = longer(companion_config(open_checkpoint(CHECKPOINT).config))
+    config = with_longer_context(random_model_config(open_checkpoint(CHECKPOINT).config))
     made = in_family(config, FAMILIES[request.param])
     assert made.diffusion
     blocks = replace(made.diffusion, block_size=8, sub_block=made.diffusion.sub_block and 4)

@@ -55,11 +55,11 @@ def test_what_is_lost_and_what_is_not(session: Session, hops: int) -> None:
     """On few questions, of which chance would answer three in a hundred."""
     asked = task.questions(7, 48, hops)
     causal, block, link = probe.scores(session, asked, ("prefix", "block", "block+link-8"))
-    assert causal.right > 0.8
+    assert causal.accuracy > 0.8
     assert causal.from_causal == 0
     assert block.from_causal > 10 * link.from_causal > 0
-    assert block.right < causal.right - 0.3
-    assert link.right > causal.right - 0.1
+    assert block.accuracy < causal.accuracy - 0.3
+    assert link.accuracy > causal.accuracy - 0.1
 
 
 @pytest.mark.parametrize("mode", probe.MODES)

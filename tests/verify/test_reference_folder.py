@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from aerie.board.doctor.basics import checkpoint as doctor_of_checkpoint
-from aerie.board.doctor.machine import Machine, Status
+from aerie.board.doctor.machine import CheckStatus, ExaminedMachine
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.verify.reference import Reference
@@ -71,8 +71,8 @@ def test_code_beside_a_checkpoint_changes_nothing(full_of_code, demo_reference):
     ours, sound = (open_checkpoint(each) for each in (full_of_code, DEMO_FOLDER))
     assert ours.config == sound.config
     np.testing.assert_array_equal(ours.weights.final_norm.read(), sound.weights.final_norm.read())
-    machine = Machine(model=str(full_of_code), cache_dir=full_of_code / "cache")
-    assert doctor_of_checkpoint(machine).status is not Status.FAILED
+    machine = ExaminedMachine(model=str(full_of_code), cache_dir=full_of_code / "cache")
+    assert doctor_of_checkpoint(machine).status is not CheckStatus.FAILED
 
 
 def test_the_fixture_would_see_code_that_runs(full_of_code):

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aerie.verify.gate import divergence, judge_answer
+from aerie.verify.gate import first_divergence, judge_answer
 from aerie.verify.reference import Answer
 from aerie.verify.subject import Said
 
@@ -115,4 +115,4 @@ def test_logits_after_the_divergence_are_of_other_tokens():
     ],
 )
 def test_where_answers_part(ours, theirs, expected):
-    assert divergence(ours, theirs, EOS) == expected
+    assert first_divergence(ours, theirs, EOS) == expected

@@ -28,7 +28,7 @@ def gate(capsys, tmp_path):
 @pytest.fixture
 def prompts_alone(monkeypatch):
     """Without ladders, which other tests have: they take seconds."""
-    monkeypatch.setattr(cli, "_ladders", lambda *_: [])
+    monkeypatch.setattr(cli, "_layer_reports", lambda *_: [])
 
 
 def test_the_demo_passes(gate):

@@ -12,11 +12,11 @@ import pytest
 from faults import FAULTS, SUBTLE, Healthy
 
 from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.verify.bounds import BFP16, EXACT, token_rank
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import PENALTY, STEPS, verify
-from aerie.verify.ladder import try_ladder
-from aerie.verify.prompts import choose_prompts, full_prompt
-from aerie.verify.rules import BFP16, EXACT, place
+from aerie.verify.gate_prompts import choose_prompts, full_prompt
+from aerie.verify.layer_check import try_layers
 from aerie.verify.subject import Subject
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation/verification.md").read_text()
@@ -64,7 +64,7 @@ def first_divergence_passes(tokens, logits, answer) -> bool:
     """Upstream's rule (compute_topk_set_check): only the first step that differs counts."""
     for step, (ours, theirs) in enumerate(zip(tokens, answer.token_ids, strict=False)):
         if ours != theirs:
-            return max(place(answer.logits[step], ours), place(logits[step], theirs)) <= TOP_K
+            return max(token_rank(answer.logits[step], ours), token_rank(logits[step], theirs)) <= TOP_K
     return True
 
 
@@ -92,7 +92,9 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
     pairs = zip(prompts, answers, strict=True)
     alone = all(first_divergence_passes(*said_of(fault, healthy, prompt), answer) for prompt, answer in pairs)
     record = verify(fault.inject(healthy), reference, prompts)
-    everywhere = all(trial.forced and trial.forced.worst_place <= TOP_K for trial in record.trials)
+    everywhere = all(
+        trial.forced_distance and trial.forced_distance.worst_place <= TOP_K for trial in record.trials
+    )
     told = (failure for failure in record.failures if failure.part != PENALTY)
     numbers = [failure for failure in told if failure.value and failure.bound]
     beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
@@ -107,7 +109,7 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
 
 def farthest_step(session, reference) -> float:
     """What the gate's ladder finds, as a multiple of a step's bound; 0 where it finds nothing."""
-    ladder = try_ladder("the model", session, reference, full_prompt(session))
+    ladder = try_layers("the model", session, reference, full_prompt(session))
     return max((row.used for row in ladder.rows if row.problem), default=0.0)
 
 

@@ -5,7 +5,7 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.llama32_1b.synthetic.__main__ import main
 from aerie.verify.gate import verify
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.gate_prompts import choose_prompts
 from aerie.verify.reference import Reference
 
 SIZES = ["qwen2.5-0.5b", "qwen3-0.6b", "tinyllama-1.1b"]

@@ -13,11 +13,11 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.progress import Reporter
 from aerie.runtime import select_backend
-from aerie.verify.companion import companion
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
-from aerie.verify.ladder import try_ladder
-from aerie.verify.prompts import choose_prompts, full_prompt
+from aerie.verify.gate_prompts import choose_prompts, full_prompt
+from aerie.verify.layer_check import try_layers
+from aerie.verify.random_model import open_random_model
 
 every_fault = pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 
@@ -49,7 +49,7 @@ def test_a_fault_fails_the_gate(fault, healthy, demo_reference, prompts):
     faulty = fault.inject(healthy)
     record = verify(faulty, demo_reference, prompts)
     if not record.failures:  # what answers do not show, steps do
-        ladder = try_ladder("the model", faulty, demo_reference, full_prompt(faulty))
+        ladder = try_layers("the model", faulty, demo_reference, full_prompt(faulty))
         record = record.with_ladders([ladder])
         assert str(record.failures[0]).startswith(f"ladder, the model: {fault.place}: ")
     assert record.failures
@@ -60,7 +60,7 @@ def test_a_fault_fails_the_gate(fault, healthy, demo_reference, prompts):
 def random_model(demo_checkpoint):
     """As the gate has it beside the demo."""
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
-    with companion(demo_checkpoint.config, options, Reporter()) as (session, reference):
+    with open_random_model(demo_checkpoint.config, options, Reporter()) as (session, reference):
         checkpoint = open_checkpoint(reference.folder)
         yield Healthy(session, checkpoint, None), reference
 
@@ -70,7 +70,7 @@ def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
     """Twice beyond a bound and more, where health uses half."""
     healthy, reference = random_model
     prompt = full_prompt(healthy.session)
-    ladder = try_ladder("random", fault.inject(healthy), reference, prompt)
+    ladder = try_layers("random", fault.inject(healthy), reference, prompt)
     assert str(ladder.failures[0]).startswith(f"ladder, random: {fault.place}: ")
     assert max(row.used for row in ladder.rows if row.place == fault.place) > 2
 
@@ -80,7 +80,7 @@ def test_a_fault_of_blocks_fails_the_ladder(
     fault, few_rows_session, demo_checkpoint, demo_reference, prompts
 ):
     faulty = fault.inject(Healthy(few_rows_session, demo_checkpoint, None))
-    ladder = try_ladder("in few rows", faulty, demo_reference, prompts[1].token_ids)
+    ladder = try_layers("in few rows", faulty, demo_reference, prompts[1].token_ids)
     assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
 
 
@@ -94,14 +94,14 @@ def test_what_no_step_shows_fails_the_gate(fault, healthy, demo_reference, promp
 def test_blocks_pass_in_several_steps(few_rows_session, demo_reference, prompts):
     ids = prompts[1].token_ids
     assert len(few_rows_session.model.blocks.plan(len(ids), 0)) > 2
-    ladder = try_ladder("in few rows", few_rows_session, demo_reference, ids)
+    ladder = try_layers("in few rows", few_rows_session, demo_reference, ids)
     assert ladder.failures == []
     assert max(row.used for row in ladder.rows) < 0.7
 
 
 def test_random_weights_pass_with_margin(random_model):
     healthy, reference = random_model
-    ladder = try_ladder("random", healthy.session, reference, full_prompt(healthy.session))
+    ladder = try_layers("random", healthy.session, reference, full_prompt(healthy.session))
     assert ladder.failures == []
     assert max(row.used for row in ladder.rows) < 0.7
     assert {phase: len(rows) for phase, rows in ladder.phases.items()} == {"prefill": 38, "decode": 38}

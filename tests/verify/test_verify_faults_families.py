@@ -4,10 +4,10 @@ import pytest
 from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
 from aerie.engine.progress import Reporter
-from aerie.verify.companion import of_another_family, random_checkpoint
 from aerie.verify.gate import verify
-from aerie.verify.ladder import try_ladder
-from aerie.verify.prompts import choose_prompts, full_prompt
+from aerie.verify.gate_prompts import choose_prompts, full_prompt
+from aerie.verify.layer_check import try_layers
+from aerie.verify.random_model import in_another_family, random_checkpoint
 from aerie.verify.reference import Reference
 from aerie.verify.ways import in_few_rows
 
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def random_qwen3(demo_checkpoint, open_session):
-    config = of_another_family(demo_checkpoint.config)
+    config = in_another_family(demo_checkpoint.config)
     with random_checkpoint(config, Reporter()) as checkpoint:
         session, reference = open_session(checkpoint), Reference.open(checkpoint.folder)
 
@@ -30,7 +30,7 @@ def told(session, reference, prompts):
     """What the gate says of the model: prompts, and where these show nothing the ladder."""
     record = verify(session, reference, prompts)
     if not record.failures:
-        ladder = try_ladder("the model", session, reference, full_prompt(session))
+        ladder = try_layers("the model", session, reference, full_prompt(session))
         record = record.with_ladders([ladder])
     return [str(failure) for failure in record.failures]
 
@@ -54,5 +54,5 @@ def test_a_fault_fails_the_gate(fault, random_qwen3):
 def test_a_fault_of_blocks_fails_the_ladder(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
     few = Healthy(in_few_rows(healthy.session), healthy.checkpoint, None)
-    ladder = try_ladder("in few rows", fault.inject(few), reference, prompts[1].token_ids)
+    ladder = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
     assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")

@@ -16,10 +16,10 @@ from aerie.engine.progress import Reporter
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
-from aerie.verify.gate import STEPS, steps_of, verify
+from aerie.verify.bounds import EXACT, session_bounds, session_numerics
+from aerie.verify.gate import STEPS, steps_for_prompt, verify
+from aerie.verify.gate_prompts import Prompt, choose_prompts
 from aerie.verify.identity import GOES_ON, Case, Identity, compare, going_on, in_the_session, reopened
-from aerie.verify.prompts import Prompt, choose_prompts
-from aerie.verify.rules import EXACT, bounds_of, numerics_of
 from aerie.verify.subject import Subject
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
@@ -103,7 +103,7 @@ def test_a_program_that_fails_is_a_failure(demo_session, demo_reference, prompts
     assert [str(failure) for failure in record.failures][:1] == [
         "free-running, long: channel @c0 waits for ever"
     ]
-    assert record.trials[0].forced is None
+    assert record.trials[0].forced_distance is None
 
 
 def test_a_chat_that_gets_no_answer_is_a_failure(demo_session, demo_reference, prompts):
@@ -118,7 +118,7 @@ def test_logits_that_are_no_numbers_are_a_failure(demo_session, demo_reference, 
 
 
 def test_logits_that_are_no_numbers_at_one_forced_step_are_a_failure(demo_session, demo_reference, prompts):
-    answered = len(verify(demo_session, demo_reference, prompts[1:]).trials[0].said.token_ids)
+    answered = len(verify(demo_session, demo_reference, prompts[1:]).trials[0].free_run.token_ids)
     broken = with_runner(demo_session, Infinite, answered + 5)
     failures = [str(failure) for failure in verify(broken, demo_reference, prompts[1:]).failures]
     assert "teacher-forced, long, position 5: our logits are not all finite" in failures
@@ -132,9 +132,9 @@ def test_the_context_may_leave_fewer_steps(demo_session, demo_reference):
             demo_session.model, config=replace(demo_session.model.config, max_position_embeddings=64)
         ),
     )
-    assert steps_of(demo_session, Prompt("p", tuple(range(64)))) == STEPS < room
-    assert steps_of(cut, Prompt("p", tuple(range(60)))) == 5
-    assert steps_of(cut, Prompt("p", tuple(range(64)))) == 1
+    assert steps_for_prompt(demo_session, Prompt("p", tuple(range(64)))) == STEPS < room
+    assert steps_for_prompt(cut, Prompt("p", tuple(range(60)))) == 5
+    assert steps_for_prompt(cut, Prompt("p", tuple(range(64)))) == 1
 
 
 def test_a_full_context_passes(demo_session, demo_reference):
@@ -142,7 +142,7 @@ def test_a_full_context_passes(demo_session, demo_reference):
     cut = replace(demo_session, model=replace(demo_session.model, config=config))
     record = verify(cut, demo_reference, [Prompt("to the end", tuple(range(100, 136)))])
     assert [str(failure) for failure in record.failures] == []
-    assert len(record.trials[0].forced.kl) == 5
+    assert len(record.trials[0].forced_distance.kl) == 5
 
 
 def test_the_reference_is_asked_once(demo_session, demo_reference, prompts, record, monkeypatch):
@@ -183,8 +183,8 @@ def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
 
 
 def test_numerics_choose_the_bounds(demo_session):
-    assert numerics_of(demo_session) == "exact"
-    assert bounds_of(demo_session) is EXACT
+    assert session_numerics(demo_session) == "exact"
+    assert session_bounds(demo_session) is EXACT
 
 
 # Bit identity
@@ -222,7 +222,7 @@ def test_sessions_opened_otherwise_have_the_same_bits(
     options = replace(OPTIONS, seq_len=seq_len)
 
     def reopen(options):
-        opened.append((options.seq_len, knobs.threads()))
+        opened.append((options.seq_len, knobs.thread_count()))
         return prepare_runtime(demo_checkpoint, options, Reporter())
 
     found = [*in_the_session(session, case), *reopened(session, case, options, reopen)]

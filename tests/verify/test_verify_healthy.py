@@ -5,7 +5,7 @@ import pytest
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
-from aerie.verify.prompts import choose_prompts
+from aerie.verify.gate_prompts import choose_prompts
 from aerie.verify.reference import Reference
 
 pytestmark = pytest.mark.usefixtures("as_users_build")

@@ -10,8 +10,8 @@ import pytest
 from aerie.engine.chat_template import ChatTemplate
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
-from aerie.verify.prompts import QUESTION, choose_prompts
-from aerie.verify.token_ids import read_apart
+from aerie.verify.gate_prompts import QUESTION, choose_prompts
+from aerie.verify.token_ids import compare_token_ids
 
 
 class Plain:
@@ -105,7 +105,7 @@ def test_prompts_can_be_told_apart(demo):
 
 
 def test_ids_are_those_of_an_independent_reading(demo_checkpoint):
-    found = read_apart(demo_checkpoint.tokenizer, demo_checkpoint.folder)
+    found = compare_token_ids(demo_checkpoint.tokenizer, demo_checkpoint.folder)
     assert (found.differing, found.broken, found.failure) == (0, "", None)
     assert found.compared > 300
 
@@ -127,15 +127,15 @@ def test_a_tokenizer_read_wrongly_fails_the_gate(llama_like, demo_checkpoint):
 
     wrong = AutoTokenizer.from_pretrained(llama_like)
     chat = ChatTemplate({"default": wrong.chat_template}, wrong.special_tokens_map)
-    found = read_apart(Tokenizer(wrong.backend_tokenizer, chat), llama_like)
+    found = compare_token_ids(Tokenizer(wrong.backend_tokenizer, chat), llama_like)
     assert found.differing > 100
     assert "the count of numbers that differ" in str(found.failure)
-    assert read_apart(load_tokenizer(llama_like), llama_like).failure is None
+    assert compare_token_ids(load_tokenizer(llama_like), llama_like).failure is None
 
 
 def test_what_cannot_be_told_apart(demo_checkpoint, tmp_path, monkeypatch):
-    assert read_apart(demo_checkpoint.tokenizer, tmp_path).skipped == "there is no tokenizer.json"
+    assert compare_token_ids(demo_checkpoint.tokenizer, tmp_path).skipped == "there is no tokenizer.json"
     monkeypatch.setattr("aerie.verify.token_ids.CHATS", ([{"role": 5}],))
     monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: [1])
-    found = read_apart(demo_checkpoint.tokenizer, demo_checkpoint.folder)
+    found = compare_token_ids(demo_checkpoint.tokenizer, demo_checkpoint.folder)
     assert found.broken.startswith("transformers cannot tell: ")

@@ -8,20 +8,20 @@ import numpy as np
 import pytest
 
 from aerie.engine.generate import FinishReason
-from aerie.verify.gate import Record, Trial
+from aerie.verify.bounds import EXACT, GateFailure, compare
+from aerie.verify.gate import GateRecord, Trial
+from aerie.verify.gate_prompts import Prompt
 from aerie.verify.identity import Identity
-from aerie.verify.ladder import Judged, Ladder, Row
+from aerie.verify.layer_check import CheckedMeasures, LayerReport, LayerStepResult
 from aerie.verify.measures import measure, own_checks, run_checks
-from aerie.verify.prompts import Prompt
 from aerie.verify.reference import Answer, Expected
 from aerie.verify.report import as_json, print_record, save_record, verdict_line
-from aerie.verify.rules import EXACT, Failure, compare
 from aerie.verify.subject import Said
 
 THEIRS = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
 DISTANCE = compare(THEIRS, THEIRS + np.float32(0.25))
 ROUNDING = compare(THEIRS, THEIRS + np.float32(0.125))
-FAILURE = Failure("teacher-forced", "greeting", 2, "rms logit difference", 1.5, 0.25)
+FAILURE = GateFailure("teacher-forced", "greeting", 2, "rms logit difference", 1.5, 0.25)
 
 
 def trial(**changes):
@@ -31,7 +31,7 @@ def trial(**changes):
 
 
 def record(*trials, overall=(), identities=()):
-    return Record("virtual", "exact", EXACT, list(trials), list(overall), list(identities))
+    return GateRecord("virtual", "exact", EXACT, list(trials), list(overall), list(identities))
 
 
 def printed(found):
@@ -90,7 +90,7 @@ def test_a_long_line_is_not_broken():
 
 
 def test_brackets_of_a_message_are_no_markup():
-    failure = Failure("free-running", "greeting", None, "operand [bold]x[/bold] [3]")
+    failure = GateFailure("free-running", "greeting", None, "operand [bold]x[/bold] [3]")
     assert "[bold]x[/bold] [3]" in printed(record(trial(failures=[failure])))[-1]
 
 
@@ -113,11 +113,17 @@ def ladder(model="the model", **ours):
     """Two steps of a prompt, of which the second has its own numbers so much worse."""
     checks = [own_checks(replace(NOISE, **values), NOISE, of_blocks=False) for values in ({}, ours)]
     rows = [
-        Row(phase, 0, step, Judged(NOISE, NOISE, own), Judged(NOISE, NOISE, run_checks(NOISE, NOISE, 4.0)))
+        LayerStepResult(
+            phase,
+            0,
+            step,
+            CheckedMeasures(NOISE, NOISE, own),
+            CheckedMeasures(NOISE, NOISE, run_checks(NOISE, NOISE, 4.0)),
+        )
         for phase in ("prefill", "decode")
         for step, own in zip(("q", "attention"), checks, strict=True)
     ]
-    return Ladder(model, 128, rows)
+    return LayerReport(model, 128, rows)
 
 
 def test_a_ladder_has_a_row_for_prefill_and_one_for_decode():
@@ -142,7 +148,7 @@ def test_a_step_beyond_its_bound_is_a_failure():
 def test_drift_is_a_failure_where_no_step_is_at_fault():
     healthy = ladder()
     far = replace(
-        healthy.rows[1], run=Judged(NOISE, NOISE, run_checks(replace(NOISE, cosine=0.5), NOISE, 4.0))
+        healthy.rows[1], run=CheckedMeasures(NOISE, NOISE, run_checks(replace(NOISE, cosine=0.5), NOISE, 4.0))
     )
     (failure,) = replace(healthy, rows=[healthy.rows[0], far, far]).failures
     assert str(failure).startswith(
@@ -151,7 +157,7 @@ def test_drift_is_a_failure_where_no_step_is_at_fault():
 
 
 def test_a_ladder_that_broke_has_a_row():
-    found = record(trial()).with_ladders([Ladder("the model", 128, [], "channel @c0 waits")])
+    found = record(trial()).with_ladders([LayerReport("the model", 128, [], "channel @c0 waits")])
     lines = printed(found)
     assert lines[-1] == "[verify] FAIL: ladder, the model: channel @c0 waits"
     assert row(lines, "the model") == ["-", "128", "-", "-", "-", "FAIL"]

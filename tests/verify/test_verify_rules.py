@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from aerie.verify.rules import (
+from aerie.verify.bounds import (
     BFP16,
     EXACT,
-    Failure,
+    GateFailure,
     bias_bound,
     compare,
     join,
@@ -16,8 +16,8 @@ from aerie.verify.rules import (
     judge_bias,
     kl_bound,
     kl_divergence,
-    place,
     rms_bound,
+    token_rank,
 )
 
 RANDOM = np.random.default_rng(0)
@@ -41,7 +41,7 @@ def whats(failures):
 
 def test_places_count_from_one_and_ties_share_the_better():
     logits = np.array([1, 3, 2, 3, 0], np.float32)
-    assert [place(logits, token) for token in range(5)] == [4, 1, 3, 1, 5]
+    assert [token_rank(logits, token) for token in range(5)] == [4, 1, 3, 1, 5]
 
 
 def test_kl_divergence_of_two_known_distributions():
@@ -124,7 +124,7 @@ def test_the_top_k_rule_names_the_position(position):
     ours[position, np.argsort(THEIRS[position])[-6]] = 100  # what is 6th there is first here
     failures = [failure for failure in judged(ours) if "place of our token" in failure.what]
     assert failures == [
-        Failure("part", "prompt", position, "the place of our token in the reference's order", 6, 5)
+        GateFailure("part", "prompt", position, "the place of our token in the reference's order", 6, 5)
     ]
     assert str(failures[0]) == (
         f"part, prompt, position {position}: the place of our token in the reference's order is 6, bound 5"

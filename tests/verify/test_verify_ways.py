@@ -10,8 +10,13 @@ from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.progress import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
-from aerie.verify.companion import companion_config, longer, of_another_family, random_checkpoint
-from aerie.verify.prompts import text_of
+from aerie.verify.gate_prompts import text_of_length
+from aerie.verify.random_model import (
+    in_another_family,
+    random_checkpoint,
+    random_model_config,
+    with_longer_context,
+)
 from aerie.verify.ways import CHUNKS, GROWS, WAYS, Way, Whole, identities_in_blocks
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
@@ -19,7 +24,7 @@ OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 def test_every_way_has_the_same_bits_in_another_family(demo_checkpoint):
     """And each was gone, or it would say so."""
-    config = of_another_family(longer(companion_config(demo_checkpoint.config)))
+    config = in_another_family(with_longer_context(random_model_config(demo_checkpoint.config)))
     assert config.family.model_type == "qwen3"
     with random_checkpoint(config, Reporter()) as checkpoint:
         found = list(identities_in_blocks("qwen3", checkpoint, OPTIONS, open_quietly))
@@ -35,7 +40,7 @@ def open_quietly(checkpoint, options):
 
 @pytest.fixture(scope="module")
 def whole(demo_session):
-    ids = text_of(demo_session.tokenizer, 40)
+    ids = text_of_length(demo_session.tokenizer, 40)
     return Whole(demo_session.model, ids, Way("at once", (128,), least_steps=1))
 
 

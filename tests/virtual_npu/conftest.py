@@ -31,7 +31,7 @@ def program() -> Callable[..., virtual_npu.Library]:
         options: virtual_npu.BuildOptions | None = None,
     ) -> virtual_npu.Library:
         chosen = options or virtual_npu.BuildOptions.from_knobs()
-        return cache.load(cache.Source(with_constants(text), "<string>", kernel_dirs, chosen))
+        return cache.load(cache.ProgramSource(with_constants(text), "<string>", kernel_dirs, chosen))
 
     return build
 

@@ -21,9 +21,9 @@ import pytest
 
 from aerie.common import cpu
 from aerie.common.compiler import known_compilers
-from aerie.common.store import kept_programs
+from aerie.common.store import programs_store
 from aerie.virtual_npu.codegen.module import RUNTIME
-from aerie.virtual_npu.objects import INCLUDE, Unit, shared_object
+from aerie.virtual_npu.objects import INCLUDE, TranslationUnit, shared_object
 from aerie.virtual_npu.options import BuildOptions
 
 BF16 = ml_dtypes.bfloat16
@@ -47,7 +47,7 @@ class InstructionSet:
     def is_here(self) -> bool:
         """Whether this machine runs it."""
         level, *more = self.march.split("+")
-        return {*(each.name for each in cpu.LEVELS.get(level, ())), *more} <= {*cpu.features()}
+        return {*(each.name for each in cpu.LEVELS.get(level, ())), *more} <= {*cpu.cpu_features()}
 
     @property
     def options(self) -> str:
@@ -66,7 +66,7 @@ class InstructionSet:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_MARCH", self.march)
             if self.march != "native":  # as on the CPUs that have no more, whoever made this one
-                patch.setattr(cpu, "defines", tuple)
+                patch.setattr(cpu, "cpu_defines", tuple)
             patch.setenv("VNPU_OPT", "3" if self.march == "native" and not self.emulates else "1")
             if self.options:
                 patch.setenv("VNPU_CXX", f"{known_compilers()[0].command[0]} {self.options}")
@@ -162,15 +162,15 @@ def aligned(source: Array) -> Array:
 def sums_on(name: str) -> Sums:
     """sums.cc built for a set, from the tests' cache where it was built before."""
     with SETS[name].chosen():
-        return Sums(ctypes.CDLL(str(with_products(Unit(EMULATED.parent / "sums.cc")))))
+        return Sums(ctypes.CDLL(str(with_products(TranslationUnit(EMULATED.parent / "sums.cc")))))
 
 
-def with_products(unit: Unit) -> Path:
+def with_products(unit: TranslationUnit) -> Path:
     """The shared object of one C++ file, of products and of the runtime, as the environment has it."""
-    units = [unit, *(Unit(INCLUDE / "vnpu" / name) for name in ("product.cc", *RUNTIME))]
+    units = [unit, *(TranslationUnit(INCLUDE / "vnpu" / name) for name in ("product.cc", *RUNTIME))]
     with tempfile.TemporaryDirectory() as work:
         return shared_object(
-            known_compilers(BuildOptions().compiler_flags), units, kept_programs(), Path(work)
+            known_compilers(BuildOptions().compiler_flags), units, programs_store(), Path(work)
         )
 
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 
 from xdsl.dialects.builtin import ModuleOp
 
-from aerie.device import Fault, Report, check
+from aerie.device import CheckReport, Fault, check
 
 CONSTANTS = "".join(f"%c{n} = arith.constant {n} : index\n" for n in (0, 1, 2, 3, 4, 5, 8, 9, 16, 32, 64))
 ONE = {"a": "memref<64x64xbf16>"}
@@ -52,7 +52,7 @@ def _attributes(text: str) -> str:
     return f"attributes {{{text}}}" if text else ""
 
 
-def used(report: Report, resource: str) -> int:
+def used(report: CheckReport, resource: str) -> int:
     """What a program takes of a resource that one line of its report is about."""
     (found,) = [usage.used for usage in report.usages if usage.resource == resource]
     return found
@@ -62,7 +62,7 @@ INCOMPLETE = frozenset({"traffic", "unpaired"})
 """Rules about a whole program: one with one thing in it lacks the other ends and the host."""
 
 
-def faults_of(report: Report) -> list[Fault]:
+def faults_of(report: CheckReport) -> list[Fault]:
     """The faults of a program with one thing in it."""
     return _found(report.faults)
 

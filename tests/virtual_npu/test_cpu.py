@@ -15,7 +15,7 @@ from aerie.common import compiler, cpu
 from aerie.common.compiler import find_compiler
 from aerie.common.errors import KnobError
 from aerie.virtual_npu import Program
-from aerie.virtual_npu.objects import INCLUDE, Unit
+from aerie.virtual_npu.objects import INCLUDE, TranslationUnit
 
 V3 = "fpu sse sse2 pni ssse3 fma cx16 sse4_1 sse4_2 movbe popcnt avx f16c lahf_lm abm bmi1 avx2 bmi2"
 V4 = f"{V3} avx512f avx512dq avx512cd avx512bw avx512vl"
@@ -48,9 +48,9 @@ def fresh(monkeypatch):
 
 
 def forget() -> None:
-    cpu.features.cache_clear()
-    cpu.defines.cache_clear()
-    compiler._unknown.cache_clear()
+    cpu.cpu_features.cache_clear()
+    cpu.cpu_defines.cache_clear()
+    compiler._unsupported_cpu_flags.cache_clear()
 
 
 @pytest.fixture
@@ -85,16 +85,16 @@ def machine(tmp_path, monkeypatch):
 )
 def test_features_and_flags_of_a_cpu(machine, kind, words, found, flags):
     machine(kind, words)
-    assert cpu.features() == found
-    assert cpu.flags() == flags
-    assert cpu.identity() == " ".join((kind, *(found or [platform.processor()])))
+    assert cpu.cpu_features() == found
+    assert cpu.cpu_flags() == flags
+    assert cpu.cpu_identity() == " ".join((kind, *(found or [platform.processor()])))
 
 
 def test_the_newest_features_are_named_one_by_one(machine):
     machine("x86_64", BF16)
     more = ("avx512vbmi", "avx512vbmi2", "avx512bf16", "amx-tile", "amx-bf16")
-    assert cpu.features() == (*LEVEL_4, *more)
-    assert cpu.flags()[-2:] == ("-mamx-tile", "-mamx-bf16")
+    assert cpu.cpu_features() == (*LEVEL_4, *more)
+    assert cpu.cpu_flags()[-2:] == ("-mamx-tile", "-mamx-bf16")
 
 
 @pytest.mark.parametrize(
@@ -106,31 +106,31 @@ def test_what_is_told_of_a_cpu_by_its_vendor(machine, vendor, defines):
     if vendor:
         cpu.CPUINFO.write_text(f"vendor_id\t: {vendor}\n{cpu.CPUINFO.read_text()}")
     forget()
-    assert cpu.defines() == defines
+    assert cpu.cpu_defines() == defines
     told = ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS")
     assert tuple(flag for flag in find_compiler().flags if flag in told) == defines
-    assert cpu.features() == LEVEL_4
+    assert cpu.cpu_features() == LEVEL_4
 
 
 def test_tiles_count_where_the_system_grants_them(machine, monkeypatch):
     machine("x86_64", BF16)
     monkeypatch.setattr(cpu, "_tiles_granted", lambda: False)
     forget()
-    assert cpu.features()[-1] == "avx512bf16"
+    assert cpu.cpu_features()[-1] == "avx512bf16"
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
 def test_asking_for_tiles_agrees_with_what_linux_lists():
     """Linux lists amx_tile where the CPU has it and tile data was not turned off. No filter of system
     calls is in the way of tests."""
-    assert cpu._tiles_granted() == ("amx_tile" in cpu._of_cpuinfo())
+    assert cpu._tiles_granted() == ("amx_tile" in cpu._cpuinfo_words())
 
 
 def test_without_proc_the_default_of_the_compiler_holds(machine, monkeypatch, tmp_path):
     machine("x86_64", V4)
     monkeypatch.setattr(cpu, "CPUINFO", tmp_path / "none")
     forget()
-    assert cpu.features() == cpu.flags() == ()
+    assert cpu.cpu_features() == cpu.cpu_flags() == ()
 
 
 SYSCTL = """hw.optional.arm.FEAT_BF16: 1
@@ -149,13 +149,13 @@ def test_what_macos_says(monkeypatch, kind, found):
     monkeypatch.setattr(sys, "platform", "darwin")
     said = subprocess.CompletedProcess([], 0, SYSCTL, "")
     monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
-    assert cpu.features() == found
+    assert cpu.cpu_features() == found
 
 
 def test_and_a_macos_without_sysctl(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     monkeypatch.setenv("PATH", "")
-    assert cpu.features() == ()
+    assert cpu.cpu_features() == ()
 
 
 @pytest.mark.parametrize(
@@ -166,37 +166,37 @@ def test_a_level_limits_and_is_what_a_lesser_cpu_has(machine, monkeypatch, march
     """So that such a CPU finds what was built, by the same flags and the same key."""
     machine("x86_64", BF16)
     monkeypatch.setenv("VNPU_MARCH", march)
-    limited = cpu.flags(), cpu.identity()
+    limited = cpu.cpu_flags(), cpu.cpu_identity()
     assert limited[0] == tuple(f"-m{name}" for name in found)
     monkeypatch.delenv("VNPU_MARCH")
     machine(
         "x86_64", {0: "fpu", 5: V3[: V3.index("fma")] + "sse4_1 sse4_2 popcnt", 13: V3, 18: V4}[len(found)]
     )
-    assert (cpu.flags(), cpu.identity()) == limited
+    assert (cpu.cpu_flags(), cpu.cpu_identity()) == limited
 
 
 def test_features_behind_a_level(machine, monkeypatch):
     """AVX512-BF16 without AMX, which the CPU has; in the order of all features, as where they are found."""
     machine("x86_64", BF16)
     monkeypatch.setenv("VNPU_MARCH", "x86-64-v4+avx512bf16+avx512vbmi")
-    limited = cpu.flags(), cpu.identity()
+    limited = cpu.cpu_flags(), cpu.cpu_identity()
     monkeypatch.delenv("VNPU_MARCH")
     machine("x86_64", f"{V4} avx512_bf16 avx512vbmi")
-    assert (cpu.flags(), cpu.identity()) == limited
+    assert (cpu.cpu_flags(), cpu.cpu_identity()) == limited
 
 
 def test_features_behind_a_level_that_the_cpu_does_not_have(machine, monkeypatch):
     machine("x86_64", V4)
     monkeypatch.setenv("VNPU_MARCH", "x86-64-v3+avx512bf16")
     with pytest.raises(KnobError, match="this CPU has no avx512bf16, and what is built for it"):
-        cpu.flags()
+        cpu.cpu_flags()
 
 
 @pytest.mark.parametrize("march", ["x86-64-v4+sse9", "x86-64-v9+avx2"])
 def test_what_no_level_is_stays_a_word_of_the_compiler(machine, monkeypatch, march):
     machine("x86_64", BF16)
     monkeypatch.setenv("VNPU_MARCH", march)
-    assert cpu.flags() == (f"-march={march}",)
+    assert cpu.cpu_flags() == (f"-march={march}",)
 
 
 @pytest.mark.parametrize(
@@ -225,7 +225,7 @@ def test_a_level_that_the_cpu_does_not_reach(machine, monkeypatch):
         "avx512vl, and what is built for it would end with an illegal instruction; give one that the CPU "
         "has, such as x86-64-v3, or unset it for all that it has (native)"
     )
-    for ask in (cpu.flags, cpu.identity, find_compiler):
+    for ask in (cpu.cpu_flags, cpu.cpu_identity, find_compiler):
         with pytest.raises(KnobError, match=re.escape(message)):
             ask()
 
@@ -233,14 +233,14 @@ def test_a_level_that_the_cpu_does_not_reach(machine, monkeypatch):
 def test_none_leaves_it_to_the_compiler(machine, monkeypatch):
     machine("x86_64", V4)
     monkeypatch.setenv("VNPU_MARCH", "none")
-    assert cpu.flags() == ()
-    assert cpu.identity().endswith("avx512vl")  # the compiler's default may be this very CPU
+    assert cpu.cpu_flags() == ()
+    assert cpu.cpu_identity().endswith("avx512vl")  # the compiler's default may be this very CPU
 
 
 def test_the_key_of_an_object_holds_the_features(machine, tmp_path):
     """Not the model, the clock, or what nothing looks at."""
     (tmp_path / "x.cc").write_text("int x;\n")
-    unit, found = Unit(tmp_path / "x.cc", folders=()), {}
+    unit, found = TranslationUnit(tmp_path / "x.cc", folders=()), {}
     for name, words in {"v3": V3, "v4": V4, "v4 and more": f"{V4} sgx la57", "bf16": BF16}.items():
         machine("x86_64", words)
         found[name] = unit.key(find_compiler())
@@ -272,13 +272,13 @@ def tool(tmp_path, monkeypatch):
     return tmp_path / "g++"
 
 
-@pytest.mark.skipif(not cpu.flags(), reason="nothing is known of this CPU")
+@pytest.mark.skipif(not cpu.cpu_flags(), reason="nothing is known of this CPU")
 def test_a_compiler_older_than_the_cpu_is_given_what_it_knows(tool):
-    *others, newest = cpu.flags()
+    *others, newest = cpu.cpu_flags()
     fake(tool, newest)
     run()
     (line, *_) = Path(f"{tool}.log").read_text().splitlines()
-    assert [flag for flag in line.split() if flag in cpu.flags()] == others
+    assert [flag for flag in line.split() if flag in cpu.cpu_flags()] == others
     assert newest in find_compiler().flags  # the key says what it is for, and the compiler's version the rest
 
 
@@ -294,7 +294,7 @@ def test_a_cpu_that_the_compiler_does_not_know(tool, monkeypatch):
 
 
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a CPU of x86")
-@pytest.mark.skipif("amx-tile" in cpu.features(), reason="this CPU has all of that one")
+@pytest.mark.skipif("amx-tile" in cpu.cpu_features(), reason="this CPU has all of that one")
 def test_a_cpu_that_has_more_than_this_one(monkeypatch):
     monkeypatch.setenv("VNPU_MARCH", "sapphirerapids")
     message = (
@@ -317,7 +317,7 @@ def test_what_a_compiler_may_use_by_either_of_its_names(machine, monkeypatch, ma
 def test_a_compiler_with_flags_for_tiles_multiplies_by_them(machine, name):
     machine("x86_64", BF16)
     macros = subprocess.run(
-        [name, *cpu.flags(), "-std=c++20", "-DVNPU_FAST", "-I", INCLUDE, "-E", "-dM", "-x", "c++", "-"],
+        [name, *cpu.cpu_flags(), "-std=c++20", "-DVNPU_FAST", "-I", INCLUDE, "-E", "-dM", "-x", "c++", "-"],
         input='#include "vnpu/dots.h"\n',
         capture_output=True,
         text=True,
@@ -329,8 +329,8 @@ def test_a_compiler_with_flags_for_tiles_multiplies_by_them(machine, name):
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="names a CPU of x86")
 def test_a_cpu_that_has_less_is_as_good_as_a_level(monkeypatch):
     monkeypatch.setenv("VNPU_MARCH", "nehalem")
-    assert cpu.flags() == ("-march=nehalem",)
-    assert find_compiler().known(["-O1", "-march=nehalem"]) == ["-O1", "-march=nehalem"]
+    assert cpu.cpu_flags() == ("-march=nehalem",)
+    assert find_compiler().supported_flags(["-O1", "-march=nehalem"]) == ["-O1", "-march=nehalem"]
 
 
 def test_a_compiler_that_cannot_say_is_left_to_fail_by_itself(tmp_path):

@@ -9,7 +9,7 @@ from checked_runs import CHECKS, failed, ran
 from static_texts import CONSTANTS, assert_fault, assert_warning
 
 from aerie import virtual_npu
-from aerie.device.l1 import addresses
+from aerie.device.l1_placement import assign_addresses
 from aerie.device.npu2 import NPU2
 
 VECTORS = """module {{
@@ -162,4 +162,4 @@ LAYOUTS = [
 @pytest.mark.parametrize(("sizes", "stack", "expected"), LAYOUTS)
 def test_addresses_are_those_of_the_compiler(sizes, stack, expected):
     """As aie-assign-buffer-addresses gave them for these sizes."""
-    assert addresses(sizes, NPU2, stack) == expected
+    assert assign_addresses(sizes, NPU2, stack) == expected

@@ -10,9 +10,9 @@ from aerie.common import fingerprint
 from aerie.common.fingerprint import (
     NOT_BUILT_IN,
     files_digest,
+    hash_key,
     includes_digest,
-    key_of,
-    own_digest,
+    package_digest,
     package_version,
     tool_version,
     tree_digest,
@@ -21,10 +21,10 @@ from aerie.common.fingerprint import (
 
 
 def test_a_key_depends_on_every_name_and_value():
-    keys = {key_of(made) for made in ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": ""})}
+    keys = {hash_key(made) for made in ({"a": "1"}, {"a": "2"}, {"b": "1"}, {"a": "1", "b": ""})}
     assert len(keys) == 4
     assert all(len(key) == 16 for key in keys)
-    assert key_of({"a": "1", "b": "2"}) == key_of({"b": "2", "a": "1"})
+    assert hash_key({"a": "1", "b": "2"}) == hash_key({"b": "2", "a": "1"})
 
 
 def test_files_count_by_content_and_name(tmp_path):
@@ -61,11 +61,11 @@ def test_our_own_folders_are_hashed_once(monkeypatch):
     monkeypatch.setattr(
         fingerprint, "tree_digest", lambda root, skip: taken.append((root.name, skip)) or "it"
     )
-    own_digest.cache_clear()
+    package_digest.cache_clear()
     try:
-        assert [own_digest(folder) for folder in ("virtual_npu", "device") * 2] == ["it"] * 4
+        assert [package_digest(folder) for folder in ("virtual_npu", "device") * 2] == ["it"] * 4
     finally:
-        own_digest.cache_clear()
+        package_digest.cache_clear()
     assert taken == [("virtual_npu", NOT_BUILT_IN), ("device", ())]
 
 

@@ -11,7 +11,7 @@ import pytest
 from aerie import rooms
 from aerie.common import folders
 from aerie.common.errors import KnobError
-from aerie.common.store import Store, kept_programs
+from aerie.common.store import Store, programs_store
 
 PROJECT = Path(__file__).parents[2]
 
@@ -32,18 +32,18 @@ def installed(monkeypatch):
 
 
 def test_a_checkout_keeps_things_in_its_own_build_folder():
-    assert folders.home() == PROJECT / "build"
-    assert folders.programs() == PROJECT / "build" / "programs"
-    assert folders.built_programs() == PROJECT / "build" / "virtual_npu"
+    assert folders.cache_folder() == PROJECT / "build"
+    assert folders.programs_folder() == PROJECT / "build" / "programs"
+    assert folders.vnpu_folder() == PROJECT / "build" / "virtual_npu"
 
 
 def test_an_installed_package_keeps_them_in_the_users_cache_folder(installed, monkeypatch):
     monkeypatch.setenv("HOME", "/home/someone")
-    assert folders.home() == Path("/home/someone/.cache/aerie")
+    assert folders.cache_folder() == Path("/home/someone/.cache/aerie")
     monkeypatch.setenv("XDG_CACHE_HOME", "/x")
-    assert folders.home() == Path("/x/aerie")
+    assert folders.cache_folder() == Path("/x/aerie")
     monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the specification says to ignore
-    assert folders.home() == Path("/home/someone/.cache/aerie")
+    assert folders.cache_folder() == Path("/home/someone/.cache/aerie")
 
 
 @pytest.mark.usefixtures("installed")
@@ -54,7 +54,7 @@ def test_a_user_without_a_home_folder_is_told_what_to_do(monkeypatch):
     monkeypatch.delenv("HOME", raising=False)
     monkeypatch.setattr(pwd, "getpwuid", unknown)
     with pytest.raises(KnobError, match=r"no home folder .*: name one with AERIE_CACHE=/path/to/folder"):
-        folders.home()
+        folders.cache_folder()
 
 
 @pytest.mark.parametrize("where", ["checkout", "installed"])
@@ -62,28 +62,31 @@ def test_aerie_cache_wins_everywhere(where, request, tmp_path, monkeypatch):
     if where == "installed":
         request.getfixturevalue("installed")
     monkeypatch.setenv("AERIE_CACHE", "/big/disk")
-    assert (folders.home(), folders.programs()) == (Path("/big/disk"), Path("/big/disk/programs"))
-    assert folders.built_programs() == Path("/big/disk/virtual_npu")
+    assert (folders.cache_folder(), folders.programs_folder()) == (
+        Path("/big/disk"),
+        Path("/big/disk/programs"),
+    )
+    assert folders.vnpu_folder() == Path("/big/disk/virtual_npu")
     monkeypatch.setenv("HOME", "/home/someone")
     monkeypatch.setenv("AERIE_CACHE", "~/mine")
-    assert folders.home() == Path("/home/someone/mine")
+    assert folders.cache_folder() == Path("/home/someone/mine")
     monkeypatch.setenv("AERIE_CACHE", "here")
-    assert folders.home() == tmp_path / "here"
+    assert folders.cache_folder() == tmp_path / "here"
 
 
 def test_what_the_virtual_npu_built_can_go_elsewhere_or_nowhere(monkeypatch):
     monkeypatch.setenv("AERIE_CACHE", "/big/disk")
     monkeypatch.setenv("VNPU_CACHE", "/x")
-    assert folders.built_programs() == Path("/x")
+    assert folders.vnpu_folder() == Path("/x")
     monkeypatch.setenv("VNPU_CACHE", "off")
-    assert folders.built_programs() is None
+    assert folders.vnpu_folder() is None
 
 
 def test_a_file_is_no_folder(tmp_path, monkeypatch):
     (tmp_path / "file").touch()
     monkeypatch.setenv("AERIE_CACHE", str(tmp_path / "file"))
     with pytest.raises(KnobError, match=r"AERIE_CACHE='.*file' cannot be used: give a folder; this is a"):
-        folders.home()
+        folders.cache_folder()
 
 
 def test_a_folder_is_usable_where_it_can_be_made_and_written(tmp_path, monkeypatch):
@@ -97,7 +100,7 @@ def test_a_folder_is_usable_where_it_can_be_made_and_written(tmp_path, monkeypat
 def kept(tmp_path, monkeypatch):
     """A folder for programs, in two others."""
     folder = tmp_path / "home" / "programs"
-    folders.make(folder)
+    folders.make_folder(folder)
     monkeypatch.setenv("VNPU_CACHE", str(folder))
     return folder
 
@@ -110,24 +113,24 @@ def test_a_folder_that_others_can_write_to_is_not_used(kept, monkeypatch, level,
     monkeypatch.setattr(folders, "_is_own_group", lambda number: False)
     open_to_all.chmod(mode)
     with pytest.raises(KnobError) as refused:
-        kept_programs()
+        programs_store()
     assert f"{kept} is not used: {who} can write to {open_to_all}, so that others could put" in str(
         refused.value
     )
     assert f"-w {open_to_all}`, or name a folder of your own with AERIE_CACHE=" in str(refused.value)
     open_to_all.chmod(mode & ~0o022)  # which is what it says to do
-    assert kept_programs() is not None
+    assert programs_store() is not None
 
 
 def test_a_sticky_folder_may_be_above_and_a_group_of_the_user_alone_may_write(kept, monkeypatch):
     kept.parent.chmod(0o1777)
-    assert kept_programs() is not None
+    assert programs_store() is not None
     monkeypatch.setattr(folders, "_is_own_group", lambda number: True)
     kept.chmod(0o775)
-    assert kept_programs() is not None
+    assert programs_store() is not None
     kept.chmod(0o1777)
     with pytest.raises(KnobError, match=f"everybody can write to {kept}, so that others"):
-        kept_programs()
+        programs_store()
 
 
 def test_a_folder_or_a_link_of_another_user_is_not_used(kept, tmp_path, monkeypatch):
@@ -135,21 +138,21 @@ def test_a_folder_or_a_link_of_another_user_is_not_used(kept, tmp_path, monkeypa
     with pytest.raises(
         KnobError, match=rf"{kept} belongs to .*, so that others .*: make it yours \(chown\), or"
     ):
-        kept_programs()
+        programs_store()
     link = tmp_path / "link"
     link.symlink_to(kept)
     monkeypatch.setenv("VNPU_CACHE", str(link))
     with pytest.raises(KnobError, match=f"{link} is not used: {link} belongs to"):
-        kept_programs()
+        programs_store()
 
 
 def test_what_is_made_is_the_users_alone_whatever_the_umask(tmp_path):
     """Folders, and entries in them; an entry that others can write counts as missing."""
     before = os.umask(0)
     try:
-        folders.make(tmp_path / "a" / "b")
+        folders.make_folder(tmp_path / "a" / "b")
         store = Store(tmp_path / "a" / "b")
-        made = store.made("x-0123456789abcdef.so", lambda work: _written(work / "x"))
+        made = store.get_or_make("x-0123456789abcdef.so", lambda work: _written(work / "x"))
     finally:
         os.umask(before)
     folders.check_private(made.parent)
@@ -167,7 +170,7 @@ def _written(path: Path) -> Path:
 def test_whoever_can_change_the_code_may_own_what_is_above_it(tmp_path, monkeypatch):
     """A checkout in a folder that is open to all is open itself; its build folder need not be refused."""
     checkout = tmp_path / "shared" / "checkout"
-    folders.make(checkout / "build")
+    folders.make_folder(checkout / "build")
     checkout.parent.chmod(0o777)
     with pytest.raises(KnobError, match="everybody can write to"):
         folders.check_private(checkout / "build")

@@ -9,9 +9,9 @@ from air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.virtual_npu import pyxrt
+from aerie.virtual_npu.cancellation import RunStopped, StopFlag
 from aerie.virtual_npu.pyxrt import batch as batch_module
-from aerie.virtual_npu.pyxrt.batch import Batch, Copy, StepError, can_be_one
-from aerie.virtual_npu.stopping import RunStopped, Stop
+from aerie.virtual_npu.pyxrt.batch import HostCopy, RunBatch, StepError, can_be_one
 
 TO_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = pyxrt.xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
@@ -136,9 +136,9 @@ def test_a_batch_takes_its_steps_in_order(shared):
     source, copied = pyxrt.ext.bo(device, 256), pyxrt.ext.bo(device, 256)
     first, middle = bound_add(add, device, 2, source)
     second, result = bound_add(add, device, 3, copied)
-    steps = [first, Copy(copied.address(), middle.address(), 256), second]
+    steps = [first, HostCopy(copied.address(), middle.address(), 256), second]
     assert can_be_one(steps)
-    batch = Batch(steps)
+    batch = RunBatch(steps)
     for start in (0, 10):
         values(source)[:] = start
         batch.execute()
@@ -152,7 +152,7 @@ def test_what_was_started_comes_before_a_batch(shared):
     early, middle = bound_add(add, device, 2, source)
     late, result = bound_add(add, device, 3, middle)
     early.start()
-    Batch([late]).execute()
+    RunBatch([late]).execute()
     np.testing.assert_array_equal(values(result), np.full(64, 5, np.float32))
     assert early.state() == pyxrt.ert_cmd_state.ERT_CMD_STATE_COMPLETED
 
@@ -164,9 +164,9 @@ def test_a_batch_ends_where_a_run_fails(shared):
     stuck = pyxrt.run(pyxrt.ext.kernel(context, "main:stuck"))
     last, result = bound_add(add, device, 3, middle)
     with pytest.raises(pyxrt.XrtError, match=r"'main:stuck' takes 1 arguments and is started without 0"):
-        Batch([first, stuck, last])
+        RunBatch([first, stuck, last])
     stuck.set_arg(0, source)
-    batch = Batch([first, stuck, last])
+    batch = RunBatch([first, stuck, last])
     for _ in range(2):
         message = r"(?s)run of 'main:stuck' ended in ERT_CMD_STATE_ERROR.*never"
         with pytest.raises(StepError, match=message) as caught:
@@ -182,7 +182,7 @@ def test_strict_runs_are_no_batch(opened):
     add = pyxrt.ext.kernel(context, "main:add")
     run, _ = bound_add(add, device, 2, source)
     assert can_be_one([run]) is not device.strict
-    assert not can_be_one([Copy(source.address(), source.address(), 1)])
+    assert not can_be_one([HostCopy(source.address(), source.address(), 1)])
     assert not can_be_one([run, object()])
 
 
@@ -201,7 +201,7 @@ def test_the_interpreter_has_its_turn_in_a_long_batch(shared, monkeypatch, fails
         stuck = pyxrt.run(pyxrt.ext.kernel(context, "main:stuck"))
         stuck.set_arg(0, buffers[0])
         runs.insert(2, stuck)
-    batch = Batch(runs)
+    batch = RunBatch(runs)
     left = []
     real = batch._take_steps
     monkeypatch.setattr(
@@ -223,7 +223,7 @@ def test_a_signal_ends_a_batch_between_its_steps(shared, monkeypatch):
     source = pyxrt.ext.bo(device, 256)
     first, middle = bound_add(add, device, 2, source)
     second, result = bound_add(add, device, 3, middle)
-    batch = Batch([first, second])
+    batch = RunBatch([first, second])
     real = batch._take_steps
 
     def interrupted(at, steps, nanoseconds):
@@ -253,7 +253,7 @@ def test_a_signal_ends_a_run(shared, batches):
     def execute(rounds):
         endless.set_arg(1, rounds)
         if batches:
-            Batch([first, endless, last]).execute()
+            RunBatch([first, endless, last]).execute()
             return
         for run in (first, endless, last):
             run.start()
@@ -276,12 +276,12 @@ def test_a_signal_ends_a_run(shared, batches):
 def test_a_stop_ends_a_batch_where_it_is_set(shared):
     """No run begins after it, and the same batch can be taken again."""
     device, _, add = shared
-    stop, one = Stop(), np.ones(1, np.int32)
+    stop, one = StopFlag(), np.ones(1, np.int32)
     source = pyxrt.ext.bo(device, 256)
     first, middle = bound_add(add, device, 2, source)
     second, result = bound_add(add, device, 3, middle)
-    batch = Batch([first, Copy(ctypes.addressof(stop._flag), one.ctypes.data, 4), second])
-    with pytest.raises(RunStopped), stop.watched():
+    batch = RunBatch([first, HostCopy(ctypes.addressof(stop._flag), one.ctypes.data, 4), second])
+    with pytest.raises(RunStopped), stop.watching():
         batch.execute()
     assert (values(middle)[0], values(result)[0]) == (2, 0)
     batch.execute()

@@ -11,7 +11,7 @@ import pytest
 
 from aerie import virtual_npu
 from aerie.common import shown_names
-from aerie.virtual_npu import quoting
+from aerie.virtual_npu import cpp_quoting
 
 KEYWORDS = """
 alignas and asm auto bool break class co_await co_return const constexpr default delete do double
@@ -48,30 +48,30 @@ def unescaped(literal: str) -> str:
 def test_names_become_identifiers_each_its_own():
     names = drawn(1, 3000) + drawn(2, 3000, PIECES)
     names = [*sorted(set(names)), ""]
-    made = [quoting.mangled(name) for name in names]
+    made = [cpp_quoting.mangled(name) for name in names]
     assert len(set(made)) == len(names)
     assert all(re.fullmatch(r"\w*", name, re.ASCII) and len(name) <= 200 for name in made)
-    assert len({shown_names.shown(name) for name in names}) == len(names)
+    assert len({shown_names.display_name(name) for name in names}) == len(names)
     for name in names:
-        local = quoting.local_name(name)
+        local = cpp_quoting.local_name(name)
         assert re.fullmatch(r"v|v_\w+", local, re.ASCII)
-        assert quoting.local_name(local) == local or not name
-        assert re.fullmatch("[ -~]+", shown_names.symbol(name))
-        assert len(shown_names.symbol(name)) < 120
+        assert cpp_quoting.local_name(local) == local or not name
+        assert re.fullmatch("[ -~]+", shown_names.symbol_name(name))
+        assert len(shown_names.symbol_name(name)) < 120
 
 
 def test_what_is_plain_stays_readable():
-    assert quoting.mangled("herd_0") == "herd_0"
-    assert quoting.mangled("a.b") == "a_x2e_b"
-    assert shown_names.symbol("my.kernel-1") == "@my.kernel-1"
-    assert shown_names.symbol('a"\n') == r'@"a\"\0A"'
-    assert quoting.local_name("sum") == "v_sum"
+    assert cpp_quoting.mangled("herd_0") == "herd_0"
+    assert cpp_quoting.mangled("a.b") == "a_x2e_b"
+    assert shown_names.symbol_name("my.kernel-1") == "@my.kernel-1"
+    assert shown_names.symbol_name('a"\n') == r'@"a\"\0A"'
+    assert cpp_quoting.local_name("sum") == "v_sum"
 
 
 def test_texts_become_literals_and_comments():
     for text in drawn(3, 2000):
-        assert unescaped(quoting.literal(text)) == text
-        line = quoting.comment(text)
+        assert unescaped(cpp_quoting.string_literal(text)) == text
+        line = cpp_quoting.line_comment(text)
         assert "\n" not in line
         assert line.isprintable()
         assert not line.rstrip().endswith(("\\", "??/"))

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from aerie.air_dialect import AirParseError, parse
-from aerie.device import NPU1, NPU2, Report, check
+from aerie.device import NPU1, NPU2, CheckReport, check
 
 TESTS = Path(__file__).parents[1]
 TEXTS = sorted(
@@ -20,9 +20,9 @@ NUMBER = re.compile(r"(?<![\w.%#@])\d+(?![\w.])")
 CHOICES = ("0", "1", "2", "3", "5", "7", "16", "33", "64", "255", "256", "1024", "4099", "65536")
 
 
-def shown(report: Report) -> int:
+def shown(report: CheckReport) -> int:
     """Everything a report is shown as; gives how much there is to show."""
-    parts = [report.table(), str(report.as_json()), *map(str, (*report.faults, *report.warnings))]
+    parts = [report.table(), str(report.to_json()), *map(str, (*report.faults, *report.warnings))]
     return sum(map(len, parts))
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program, used
 
-from aerie.device import Report, check
+from aerie.device import CheckReport, check
 
 NEAR = "%b = memref.alloc() : memref<64xi32, 2>\n"
 MIDDLE = "%m = memref.alloc() : memref<64xi32, 1>\n"
@@ -32,7 +32,7 @@ def gets(count: int, **options: str) -> str:
     )
 
 
-def report(herd: str = "", **options: str) -> Report:
+def report(herd: str = "", **options: str) -> CheckReport:
     return check(program(herd, **options))
 
 

@@ -226,7 +226,7 @@ def test_it_starts_quickly(files: Path) -> None:
 
 
 def test_a_module_and_its_text_give_the_same_report() -> None:
-    assert check(parse(TALL), NPU2).as_json() == check(TALL, NPU2).as_json()
+    assert check(parse(TALL), NPU2).to_json() == check(TALL, NPU2).to_json()
     assert check(TALL, NPU1).device is NPU1
 
 
@@ -235,9 +235,9 @@ def test_require_raises_all_faults() -> None:
     with pytest.raises(
         ResourceError, match=r"columns \(x\) takes 9[^\n]*\n[^\n]*rows \(y\) takes 5"
     ) as caught:
-        report.require()
+        report.raise_faults()
     assert len(str(caught.value).splitlines()) == len(report.faults)
-    check(program()).require()
+    check(program()).raise_faults()
 
 
 def test_a_program_that_does_not_parse_is_an_error() -> None:

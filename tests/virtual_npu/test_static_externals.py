@@ -8,7 +8,7 @@ import pytest
 from static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.device import check
-from aerie.device.rules.constants import bytes_of_constants
+from aerie.device.rules.constants import constant_bytes
 from aerie.kernel_builder.kernels import cached_attention
 
 CALL = "%b = memref.alloc() : memref<64xbf16, 2>\nfunc.call @k(%b) : (memref<64xbf16, 2>) -> ()"
@@ -188,7 +188,7 @@ def test_the_room_of_constants(shape: tuple[int, int, int, int]) -> None:
 def test_constants_that_a_source_shows(source: str, size: int, tmp_path: Path) -> None:
     path = tmp_path / "k.cc"
     path.write_text(source)
-    assert bytes_of_constants(path, "SIZE=7") == size
+    assert constant_bytes(path, "SIZE=7") == size
 
 
 def test_constants_that_do_not_fit(tmp_path: Path) -> None:

@@ -11,10 +11,18 @@ from static_texts import assert_clean, assert_fault, assert_warning, faults_of, 
 
 from aerie.air_dialect import parse
 from aerie.device import NPU1, check
-from aerie.device.lowering import TABLE, Form, Row, Verdict, find, forms_of, nearest
+from aerie.device.lowering import (
+    TABLE,
+    LoweringRule,
+    LoweringVerdict,
+    OpForm,
+    find_rule,
+    forms_of,
+    nearest_lowered_rule,
+)
 from aerie.device.lowering.air import air_forms_of
-from aerie.device.lowering.rows import ANY
-from aerie.device.rules.lowering import on_cores
+from aerie.device.lowering.rule import ANY
+from aerie.device.rules.lowering import core_operations
 
 
 def on_core(op: str, element: str, lanes: int = 16, result: str = "") -> str:
@@ -296,48 +304,52 @@ def test_forms_of_a_loop_and_of_a_call() -> None:
         "scf.yield %s, %t : vector<2x8xf32>, i32\n}\nfunc.call @k(%n) : (i32) -> ()",
         module='func.func private @k(i32) attributes {link_with = "mv.o"}',
     )
-    found = {form for op in on_cores(parse(text)) for form in forms_of(op)}
+    found = {form for op in core_operations(parse(text)) for form in forms_of(op)}
     assert {form for form in found if form.op in ("scf.for", "func.call")} == {
-        Form("scf.for"),
-        Form("scf.for", "f32", 16, "carried, not flat"),
-        Form("scf.for", "i32", 0, "carried"),
-        Form("func.call"),
-        Form("func.call", "i32", 0, "passed"),
+        OpForm("scf.for"),
+        OpForm("scf.for", "f32", 16, "carried, not flat"),
+        OpForm("scf.for", "i32", 0, "carried"),
+        OpForm("func.call"),
+        OpForm("func.call", "i32", 0, "passed"),
     }
 
 
 # ---- the table ----
 
 
-def forms(row: Row) -> Iterator[Form]:
+def forms(row: LoweringRule) -> Iterator[OpForm]:
     """Some form for everything that a row lists."""
     elements = row.elements or ("bf16" if any(row.lanes) else "",)
     lanes = [16 if count == ANY else count for count in row.lanes]
     for op, element, count, detail in itertools.product(row.ops, elements, lanes, row.details):
-        yield Form(op, element, count, detail)
+        yield OpForm(op, element, count, detail)
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.verdict.name} {row.forms}")
-def test_rows_say_who_says_so_and_are_not_hidden(row: Row) -> None:
+def test_rows_say_who_says_so_and_are_not_hidden(row: LoweringRule) -> None:
     assert row.evidence
     assert all(
         each.startswith(("mlir-air ", "mlir-aie ", "llvm-aie ", "amd/Triton-XDNA")) for each in row.evidence
     )
-    assert row.verdict.lowers or (row.note and row.instead)
-    found = [find(form, architecture) for form in forms(row) for architecture in row.architectures]
+    assert row.verdict.lowers or (row.note and row.alternative)
+    found = [find_rule(form, architecture) for form in forms(row) for architecture in row.architectures]
     assert row in found
 
 
 def test_the_nearest_form() -> None:
-    wide = nearest(Form("arith.mulf", "bf16", 48), "aie2p")
+    wide = nearest_lowered_rule(OpForm("arith.mulf", "bf16", 48), "aie2p")
     assert wide is not None
     assert (wide.ops, wide.elements, wide.lanes) == (("arith.mulf",), ("bf16",), (32,))
-    assert nearest(Form("math.erf", "bf16", 16), "aie2p") is None
+    assert nearest_lowered_rule(OpForm("math.erf", "bf16", 16), "aie2p") is None
 
 
 def test_what_does_not_lower_is_never_proposed() -> None:
-    proposed = {nearest(form, "aie2p") for row in TABLE for form in forms(row)}
-    assert {row.verdict for row in proposed if row} == {Verdict.DIRECT, Verdict.SPLIT, Verdict.SCALAR}
+    proposed = {nearest_lowered_rule(form, "aie2p") for row in TABLE for form in forms(row)}
+    assert {row.verdict for row in proposed if row} == {
+        LoweringVerdict.DIRECT,
+        LoweringVerdict.SPLIT,
+        LoweringVerdict.SCALAR,
+    }
 
 
 # ---- forms of AIR that mlir-air lowers to something else ----

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from static_texts import program
 
-from aerie.device import Report, check
+from aerie.device import CheckReport, check
 
 NEAR = "%b = memref.alloc() : memref<64xi32, 2>\n"
 FAR = {"a": "memref<64xi32>"}
@@ -20,7 +20,7 @@ def bundle(
     over: str = "(%c2, %c2)",
     attributes: str = "",
     back: bool = False,
-) -> Report:
+) -> CheckReport:
     """What L3 puts into members, and the cores of a herd get; `back` turns the direction round."""
     there, here = ("get", "put") if back else ("put", "get")
     host = f"air.channel.{there} @c[{put}] (%a[] [] []) : (memref<64xi32>)\n"
@@ -33,7 +33,7 @@ def bundle(
     return check(text)
 
 
-def kinds(report: Report) -> dict[str, str]:
+def kinds(report: CheckReport) -> dict[str, str]:
     """The first message of each kind."""
     return {fault.kind: fault.message for fault in reversed(report.faults)}
 
@@ -175,7 +175,7 @@ def test_loops_of_no_trips_move_nothing(trips: str, moves: bool) -> None:
 # ---- streams that become packets ----
 
 
-def streams(count: int) -> Report:
+def streams(count: int) -> CheckReport:
     """One core that gets so many channels from L3."""
     names = [f"c{i}" for i in range(count)]
     return check(

@@ -6,7 +6,7 @@ import pytest
 from static_texts import assert_fault, assert_warning, faults_of, program, used
 
 from aerie.device import check
-from aerie.device.memtiles import Memtile, memtiles
+from aerie.device.memtile_traffic import MemtileTraffic, memtiles
 
 FAR = {"a": "memref<4096xbf16>"}
 NEAR = "%b = memref.alloc() : memref<64xbf16, 2>\n"
@@ -153,8 +153,8 @@ def through_l2(unroll: str = "") -> tuple[str, dict[int, int]]:
 def test_a_broadcast_leaves_a_memtile_once() -> None:
     (tiles,) = memtiles(*through_l2()).values()
     assert tiles is not None
-    assert [one for one in tiles if one.held] == [Memtile(128, 128, 128)]
-    assert {one for one in tiles if not one.held} == {Memtile(0, 0, 0)}
+    assert [one for one in tiles if one.held] == [MemtileTraffic(128, 128, 128)]
+    assert {one for one in tiles if not one.held} == {MemtileTraffic(0, 0, 0)}
 
 
 def test_memtiles_of_an_unrolled_segment_are_not_known_singly() -> None:

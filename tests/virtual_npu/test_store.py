@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.common.store import Store, stop_waiting, write_whole
+from aerie.common.store import Store, interrupt_lock_waits, write_atomic
 
 KEY = "0123456789abcdef"
 NAME = f"{KEY}.o"
@@ -44,21 +44,21 @@ def left_of(store: Store) -> list[str]:
 
 def test_an_entry_is_made_once(store):
     assert store.find(NAME) is None
-    path = store.made(NAME, made_of(b"content"))
+    path = store.get_or_make(NAME, made_of(b"content"))
     assert path == store.folder / NAME
-    assert store.made(NAME, never) == path
+    assert store.get_or_make(NAME, never) == path
     assert store.read(NAME) == b"content"
     assert path.read_bytes()[:-32] == b"content"
-    assert store.made(f"inner/x-{KEY}.o", made_of(b"other")) == store.folder / "inner" / f"x-{KEY}.o"
+    assert store.get_or_make(f"inner/x-{KEY}.o", made_of(b"other")) == store.folder / "inner" / f"x-{KEY}.o"
     assert left_of(store) == []
 
 
 @pytest.mark.parametrize("damage", [b"", b"\0" * 100, None])
 def test_a_damaged_entry_counts_as_missing(store, damage):
-    path = store.made(NAME, made_of(b"content"))
+    path = store.get_or_make(NAME, made_of(b"content"))
     path.write_bytes(path.read_bytes()[:-9] if damage is None else damage)
     assert store.find(NAME) is None
-    assert store.made(NAME, made_of(b"again")).read_bytes()[:-32] == b"again"
+    assert store.get_or_make(NAME, made_of(b"again")).read_bytes()[:-32] == b"again"
 
 
 def test_what_fails_leaves_nothing(store):
@@ -67,7 +67,7 @@ def test_what_fails_leaves_nothing(store):
         raise ValueError("no")
 
     with pytest.raises(ValueError, match="no"):
-        store.made(NAME, fail)
+        store.get_or_make(NAME, fail)
     assert (store.find(NAME), left_of(store)) == (None, [])
 
 
@@ -79,8 +79,8 @@ def test_a_second_thread_waits_says_so_and_finds_it(store):
         assert waits.wait(20)
         return made_of(b"first")(work)
 
-    first = threading.Thread(target=store.made, args=(NAME, make))
-    second = threading.Thread(target=lambda: found.append(store.made(NAME, never, waits.set)))
+    first = threading.Thread(target=store.get_or_make, args=(NAME, make))
+    second = threading.Thread(target=lambda: found.append(store.get_or_make(NAME, never, waits.set)))
     first.start()
     assert started.wait(20)
     second.start()
@@ -96,20 +96,20 @@ def test_waiting_can_be_stopped(store):
 
     def wait() -> None:
         try:
-            store.made(NAME, never, waits.set)
+            store.get_or_make(NAME, never, waits.set)
         except InterruptedError as error:
             ended.append(str(error))
 
-    with store.making(NAME):
+    with store.locked_work_folder(NAME):
         waiter = threading.Thread(target=wait)
         waiter.start()
         assert waits.wait(20)
         while waiter.is_alive():
-            stop_waiting()
+            interrupt_lock_waits()
             waiter.join(0.02)
     assert len(ended) == 1
     assert "stopped while another process makes it" in ended[0]
-    assert store.made(NAME, made_of(b"x"))
+    assert store.get_or_make(NAME, made_of(b"x"))
 
 
 def test_the_lock_is_one_however_many_want_it(store):
@@ -119,7 +119,7 @@ def test_the_lock_is_one_however_many_want_it(store):
     def work() -> None:
         nonlocal inside, most, count
         for _ in range(25):
-            with store.making(NAME):
+            with store.locked_work_folder(NAME):
                 inside += 1
                 most, count = max(most, inside), count + 1
                 time.sleep(0.0005)
@@ -137,7 +137,7 @@ MAKE_AND_HANG = """
 import sys, time
 from pathlib import Path
 from aerie.common.store import Store
-with Store(Path(sys.argv[1])).making(sys.argv[2]) as work:
+with Store(Path(sys.argv[1])).locked_work_folder(sys.argv[2]) as work:
     (work / "half").write_text("x")
     print("made", flush=True)
     time.sleep(60)
@@ -155,7 +155,7 @@ def test_what_a_killed_process_left_is_removed_by_the_next(store):
     both[0].kill()
     both[0].communicate()
     assert left_of(store) == [NAME, NAME, "alive.o", "alive.o"]
-    store.made(f"other-{KEY}.o", made_of(b"x"))
+    store.get_or_make(f"other-{KEY}.o", made_of(b"x"))
     assert left_of(store) == ["alive.o", "alive.o"]
     both[1].kill()
     both[1].communicate()
@@ -188,34 +188,34 @@ def test_pruning_removes_what_was_not_used_for_long(store):
 def test_pruning_removes_the_least_recently_used_until_the_rest_is_small(store):
     for name, days in (("now", 0.5), ("fresh", 2), ("large", 3), ("last", 4)):
         entry(store, f"{name}-{KEY}.so", days, 200 if name == "large" else 100)
-    store.prune(largest_bytes=300)
+    store.prune(max_bytes=300)
     assert sorted(path.stem.partition("-")[0] for path in store.folder.iterdir()) == ["fresh", "last", "now"]
-    store.prune(largest_bytes=0)
+    store.prune(max_bytes=0)
     assert [path.stem.partition("-")[0] for path in store.folder.iterdir()] == ["now"]
 
 
 def test_reading_counts_as_a_use_and_making_prunes(store):
-    store.made(NAME, made_of(b"content"))
+    store.get_or_make(NAME, made_of(b"content"))
     os.utime(store.folder / NAME, (time.time() - 40 * DAY,) * 2)
     entry(store, f"old-{KEY}.so", 40)
     assert store.find(NAME)
     assert time.time() - (store.folder / NAME).stat().st_mtime < 60
-    store.made(f"more-{KEY}.o", made_of(b"x"))
+    store.get_or_make(f"more-{KEY}.o", made_of(b"x"))
     assert (store.folder / f"old-{KEY}.so").exists(), "pruned within the hour"
     os.utime(store.folder / "locks" / "pruned", (time.time() - 2 * 60 * 60,) * 2)
-    store.made(f"last-{KEY}.o", made_of(b"x"))
+    store.get_or_make(f"last-{KEY}.o", made_of(b"x"))
     assert sorted(path.name for path in store.folder.glob("*.*")) == [NAME, f"last-{KEY}.o", f"more-{KEY}.o"]
 
 
 def test_a_whole_file_or_none(tmp_path):
-    write_whole(tmp_path / "a", lambda file: file.write(b"1"))
+    write_atomic(tmp_path / "a", lambda file: file.write(b"1"))
 
     def fail(file) -> None:
         file.write(b"2")
         raise OSError("full")
 
     with pytest.raises(OSError, match="full"):
-        write_whole(tmp_path / "a", fail)
+        write_atomic(tmp_path / "a", fail)
     assert [path.name for path in tmp_path.iterdir()] == ["a"]
     assert (tmp_path / "a").read_bytes() == b"1"
     assert (tmp_path / "a").stat().st_mode & 0o777 == 0o644

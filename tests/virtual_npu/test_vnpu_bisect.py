@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.virtual_npu.__main__ import main
 
 FORMS = Path(__file__).parent / "compiled_forms"
@@ -33,7 +33,7 @@ def dumps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("VNPU_OPT", "0")
     folder = tmp_path / "dumps"
     folder.mkdir()
-    kernel = registry()["rms_norm"].build(rows=32, cols=32, eps=0.25, herd_x=2)
+    kernel = all_kernels()["rms_norm"].build(rows=32, cols=32, eps=0.25, herd_x=2)
     (folder / "pass_000_initial.mlir").write_text(kernel.text)
     for name, form in PASSES.items():
         text = (FORMS / f"rms_norm_{form}.mlir").read_text()

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - MLIR has long lines
-"""L1 buffers that borrow what a DMA would bring (virtual_npu.codegen.passes.borrowed), and those that must not."""
+"""L1 buffers that borrow what a DMA would bring (virtual_npu.codegen.passes.elide_l1_copies), and those that must not."""
 
 from __future__ import annotations
 

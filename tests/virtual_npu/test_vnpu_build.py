@@ -286,9 +286,9 @@ def test_library_refuses_what_is_no_program(tmp_path):
         virtual_npu.Library(path)
     build(COPY, tmp_path)
     library = virtual_npu.Library(tmp_path / "p.so")
-    with pytest.raises(virtual_npu.ArgumentError, match=r"no entry gone in p\.so: it has copy"):
+    with pytest.raises(virtual_npu.VnpuArgumentError, match=r"no entry gone in p\.so: it has copy"):
         library.run("gone", [])
-    with pytest.raises(virtual_npu.ArgumentError, match="copy takes 2 arguments, 1 given"):
+    with pytest.raises(virtual_npu.VnpuArgumentError, match="copy takes 2 arguments, 1 given"):
         library.run("copy", [0])
 
 

@@ -63,7 +63,7 @@ def never(*_arguments, **_options):
 
 def test_a_program_is_built_once(folder, monkeypatch):
     assert run(folder) == [2.0] * 4
-    monkeypatch.setattr(cache.Source, "cpp", never)
+    monkeypatch.setattr(cache.ProgramSource, "cpp", never)
     assert run(folder) == [2.0] * 4
     assert len(built(folder)) == 1
 
@@ -115,7 +115,7 @@ def test_python_that_generates_the_same_cpp_compiles_nothing(folder, compiled, m
     run(folder)
     assert sorted(compiled) == sorted(["change.cc", "program.cc", *RUNTIME])
     compiled.clear()
-    monkeypatch.setattr(cache, "_own", lambda: {"virtual_npu": "edited"})
+    monkeypatch.setattr(cache, "_own_digests", lambda: {"virtual_npu": "edited"})
     assert run(folder) == [2.0] * 4
     assert run(folder, text=DOUBLE + "// more") == [2.0] * 4
     assert compiled == []

@@ -11,7 +11,7 @@ import pytest
 from air_texts import with_constants
 
 from aerie.common import knobs
-from aerie.virtual_npu import ArgumentError, ArgumentType, Entry, arrays
+from aerie.virtual_npu import ArgumentType, EntryPoint, VnpuArgumentError, arrays
 from aerie.virtual_npu.__main__ import main
 
 PROGRAM = with_constants("""
@@ -145,9 +145,9 @@ def test_arguments_that_do_not_fit(files, capsys, given, message):
     ("count", "taken"), [(0, "no arguments"), (1, "one argument, arg0"), (3, "3 arguments, arg0 to arg2")]
 )
 def test_how_many_arguments_there_are(count, taken):
-    entry = Entry("f", (ArgumentType((4,), "f32"),) * count)
-    with pytest.raises(ArgumentError, match=f"^f takes {taken}: extra is not taken$"):
-        arrays.check({"extra": np.zeros(4), **{f"arg{i}": np.zeros(4) for i in range(count)}}, entry)
+    entry = EntryPoint("f", (ArgumentType((4,), "f32"),) * count)
+    with pytest.raises(VnpuArgumentError, match=f"^f takes {taken}: extra is not taken$"):
+        arrays.check_arrays({"extra": np.zeros(4), **{f"arg{i}": np.zeros(4) for i in range(count)}}, entry)
 
 
 def single_array(path: Path) -> None:

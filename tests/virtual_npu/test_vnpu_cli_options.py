@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 from air_texts import with_constants
 
-from aerie.virtual_npu import arrays, texts
+from aerie.virtual_npu import arrays, console
 from aerie.virtual_npu.__main__ import main
-from aerie.virtual_npu.library import ArgumentType, Entry
+from aerie.virtual_npu.library import ArgumentType, EntryPoint
 
 PROGRAM = with_constants("""
 func.func @double(%x: memref<2x4xbf16>, %y: memref<2x4xbf16>, %n: memref<3xi32>) {
@@ -102,13 +102,13 @@ def test_arguments_at_random(capsys, folder):
 
 
 def test_every_type_can_be_drawn():
-    entry = Entry("f", tuple(ArgumentType((1000,), dtype) for dtype in arrays.NUMPY_NAMES))
+    entry = EntryPoint("f", tuple(ArgumentType((1000,), dtype) for dtype in arrays.NUMPY_NAMES))
     for argument, array in zip(entry.arguments, arrays.random_arrays(entry, 3), strict=True):
         assert array.dtype == arrays.NUMPY_NAMES[argument.dtype]
-        values = arrays.numbers(array, argument).astype(float)
+        values = arrays.array_numbers(array, argument).astype(float)
         assert np.unique(values).size > (1 if argument.dtype == "i1" else 7)
         assert np.abs(values).max() <= 7
-    scalar = Entry("f", (ArgumentType((), "f32"),))
+    scalar = EntryPoint("f", (ArgumentType((), "f32"),))
     assert arrays.random_arrays(scalar, 3)[0].shape == ()
 
 
@@ -254,7 +254,7 @@ def test_a_table_on_a_terminal(monkeypatch):
     monkeypatch.setenv("COLUMNS", "60")
     monkeypatch.setenv("TERM", "xterm")
     stream = Terminal()
-    texts.print_table("title", ("name", "n"), [["[a]", "1"]], "<>", stream)
+    console.print_table("title", ("name", "n"), [["[a]", "1"]], "<>", stream)
     text = stream.getvalue()
     assert "┃" in text
     assert "[a]" in text

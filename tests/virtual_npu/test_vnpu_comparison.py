@@ -58,7 +58,7 @@ def test_other_types():
 
 
 def test_as_json():
-    fields = difference([1.0], [NAN]).as_json()
+    fields = difference([1.0], [NAN]).to_json()
     assert json.loads(json.dumps(fields, allow_nan=False)) == {
         "argument": "arg0",
         "index": [0],

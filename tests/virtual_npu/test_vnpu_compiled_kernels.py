@@ -17,7 +17,7 @@ from xdsl.dialects.func import FuncOp
 
 from aerie import air_dialect, virtual_npu
 from aerie.kernel_builder.arguments import Role
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import Array, KernelModule, Parameters
 from aerie.virtual_npu import cache
 
@@ -51,9 +51,9 @@ def built() -> Callable[..., tuple[KernelModule, virtual_npu.Library]]:
 
     @functools.cache
     def build(name: str, checks: bool = False) -> tuple[KernelModule, virtual_npu.Library]:
-        kernel = registry()[name].build(**SHAPES[name])
+        kernel = all_kernels()[name].build(**SHAPES[name])
         text = together(air_dialect.parse(kernel.text), *forms_of(name))
-        source = cache.Source(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
+        source = cache.ProgramSource(text, "<string>", (), virtual_npu.BuildOptions(checks=checks))
         return kernel, cache.load(source)
 
     return build

@@ -10,7 +10,7 @@ import pytest
 from instruction_sets import SETS, InstructionSet
 
 from aerie import load
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.spec import Parameters
 from aerie.kernel_builder.testing import compare, random_arrays, run
 from aerie.virtual_npu import BuildOptions
@@ -38,13 +38,13 @@ def emulated(request: pytest.FixtureRequest) -> Iterator[InstructionSet]:
 @pytest.mark.usefixtures("emulated")
 @pytest.mark.parametrize(("name", "case"), CASES)
 def test_results_are_within_the_tolerance_of_the_kernel(name: str, case: Parameters) -> None:
-    for result, difference in compare(registry()[name], case).items():
+    for result, difference in compare(all_kernels()[name], case).items():
         assert difference.passes, f"{result}: {difference}"
 
 
 def result(name: str, case: Parameters, options: BuildOptions) -> Array:
     """The one result of a kernel on the same random arrays."""
-    spec = registry()[name]
+    spec = all_kernels()[name]
     (out,) = run(spec.build(**case), random_arrays(spec, case, np.random.default_rng(3)), options).values()
     return out
 
@@ -64,7 +64,7 @@ def test_a_row_has_the_same_bits_in_both_gemms(k: int) -> None:
 
     Products cancel, so that what is left is what each addition lost.
     """
-    rows, specs = {"m": 8, "k": k, "n": 64}, registry()
+    rows, specs = {"m": 8, "k": k, "n": 64}, all_kernels()
     arrays = random_arrays(specs["gemm_rows"], rows, np.random.default_rng(4))
     a, b = (arrays[name].reshape(-1, k) for name in ("a", "b"))
     a[:, k // 2 :], b[:, k // 2 :] = -a[:, : k // 2], b[:, : k // 2]

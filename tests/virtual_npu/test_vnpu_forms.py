@@ -416,7 +416,7 @@ def test_an_oversight_of_an_emitter_is_an_error_with_a_line(monkeypatch):
     def broken(*_: object) -> None:
         raise KeyError("nothing here")
 
-    monkeypatch.setitem(body._REGISTRY, "memref.rank", broken)
+    monkeypatch.setitem(body._EMITTERS, "memref.rank", broken)
     with pytest.raises(
         virtual_npu.UnsupportedOpError, match=r"line 2: memref.rank: .*KeyError: 'nothing here'"
     ):

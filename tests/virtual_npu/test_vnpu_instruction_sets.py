@@ -54,7 +54,7 @@ def same(got: Array, want: Array) -> None:
 
 
 def has_fast_pairs() -> bool:
-    return "avx512bf16" in cpu.features() and "-DVNPU_SLOW_PAIRS" not in cpu.defines()
+    return "avx512bf16" in cpu.cpu_features() and "-DVNPU_SLOW_PAIRS" not in cpu.cpu_defines()
 
 
 def test_which_order_a_set_has() -> None:

@@ -11,7 +11,7 @@ import pytest
 from instruction_sets import SETS
 
 from aerie import virtual_npu
-from aerie.kernel_builder.kernels import gemm, registry
+from aerie.kernel_builder.kernels import all_kernels, gemm
 from aerie.kernel_builder.spec import KernelModule
 from aerie.runtime.toolchain import KERNEL_SOURCES
 from aerie.virtual_npu import BuildOptions
@@ -63,17 +63,17 @@ def test_a_launch_is_one_product_with_the_same_bits(program, run, shape, name):
 
 
 @pytest.mark.parametrize(
-    "kernel", [name for name in registry() if name.startswith("gemm") and name != "gemm_f32"]
+    "kernel", [name for name in all_kernels() if name.startswith("gemm") and name != "gemm_f32"]
 )
 def test_every_product_of_rows_is_recognised(kernel):
-    for parameters in registry()[kernel].cases:
-        module = registry()[kernel].build(**parameters)
+    for parameters in all_kernels()[kernel].cases:
+        module = all_kernels()[kernel].build(**parameters)
         launches = module.text.count("air.launch")
         assert emitted(module.text).count(STATEMENT) == launches, parameters
 
 
 def test_sums_that_are_not_rounded_are_left_alone():
-    assert STATEMENT not in emitted(registry()["gemm_f32"].build(m=64, k=256, n=128).text)
+    assert STATEMENT not in emitted(all_kernels()["gemm_f32"].build(m=64, k=256, n=128).text)
 
 
 @pytest.mark.parametrize("threads", ["1", "2", "5"])

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.kernel_builder.testing import random_arrays, run
 from aerie.virtual_npu.options import BuildOptions
 
@@ -26,7 +26,7 @@ QUICK = ("gemm", "rms_norm")
 
 def cases() -> Iterator[Any]:
     """Every kernel as users build it, and products and attention in all builds; slow but for two."""
-    for name, build in itertools.product(registry(), BUILDS):
+    for name, build in itertools.product(all_kernels(), BUILDS):
         if build == "exact":
             yield pytest.param(name, build, marks=() if name in QUICK else pytest.mark.slow)
         elif name in ("gemm", "flash_attention"):
@@ -36,7 +36,7 @@ def cases() -> Iterator[Any]:
 @pytest.mark.parametrize(("name", "build"), [*cases()])
 def test_no_bit_depends_on_the_level(monkeypatch: pytest.MonkeyPatch, name: str, build: str) -> None:
     """Of every kernel: products of matrices, attention, vectors and external C++ alike."""
-    spec = registry()[name]
+    spec = all_kernels()[name]
     parameters = spec.cases[0]
     arrays, kernel = random_arrays(spec, parameters, np.random.default_rng(8)), spec.build(**parameters)
 

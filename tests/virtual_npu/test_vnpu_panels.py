@@ -12,7 +12,7 @@ import pytest
 from instruction_sets import BF16, SETS, TILES, aligned, in_order, pointers, sums_on, with_products
 
 from aerie.device.external_kernels import OWN_KERNELS
-from aerie.virtual_npu.objects import INCLUDE, Unit
+from aerie.virtual_npu.objects import INCLUDE, TranslationUnit
 
 Array = np.ndarray[Any, Any]
 Shape = tuple[int, int, int]
@@ -48,7 +48,7 @@ def panels_on(name: str, shape: Shape) -> Panels:
     flags = tuple(f"-DATTN_{size}={value}" for size, value in sizes)
     folders = (OWN_KERNELS, OWN_KERNELS / "host", INCLUDE)
     with SETS[name].chosen():
-        unit = Unit(Path(__file__).with_name("panels.cc"), folders=folders, flags=flags)
+        unit = TranslationUnit(Path(__file__).with_name("panels.cc"), folders=folders, flags=flags)
         return Panels(ctypes.CDLL(str(with_products(unit))), shape)
 
 

@@ -14,7 +14,7 @@ from instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, wi
 from aerie.common import cpu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
 from aerie.virtual_npu.library import FORMAT, Library
-from aerie.virtual_npu.objects import Unit
+from aerie.virtual_npu.objects import TranslationUnit
 
 PROGRAM = """
 #include "vnpu/entry.h"
@@ -277,7 +277,7 @@ def initializer(axes: list[Axis]) -> str:
 def program(indices: list[list[Axis]]) -> Library:
     """One that makes a product along these axes, built as the environment has it."""
     text = PROGRAM.replace("AXES", ", ".join(map(initializer, indices))).replace("FORMAT", str(FORMAT))
-    return Library(with_products(Unit(Path("product.cc"), text)))
+    return Library(with_products(TranslationUnit(Path("product.cc"), text)))
 
 
 def run(product: Library, *operands: Any) -> None:
@@ -326,7 +326,7 @@ DENIED = {
 @pytest.mark.parametrize("way", DENIED)
 def test_tiles_that_the_system_denies_end_a_product_by_name(way):
     """Before anything is computed in another order."""
-    if way == "by Linux" and ("amx-tile" in cpu.features() or "avx512bf16" not in cpu.features()):
+    if way == "by Linux" and ("amx-tile" in cpu.cpu_features() or "avx512bf16" not in cpu.cpu_features()):
         pytest.skip("this CPU has tiles, or not what else such a program may use")
     one, sums = np.ones(1, BF16), np.zeros(1, np.float32)
     with DENIED[way].chosen(), pytest.raises(VirtualNpuRuntimeError) as raised:

@@ -214,7 +214,7 @@ def test_threads_change_no_bit(program, run, monkeypatch, threads):
 def held(most: int, m: int = 16, n: int = 16, **options: object) -> str:
     """A GEMM on one core, (m, 32) by (32, n), whose loop over k makes at most so many blocks."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gemm_tiles, "MAX_HELD", most)
+        patch.setattr(gemm_tiles, "MAX_ACCUMULATORS", most)
         return gemm.build(m, 32, n, herd_m=1, herd_n=1, tile_k_l1=16, **options).text
 
 
@@ -324,7 +324,7 @@ def test_a_transfer_that_leaves_its_source_is_still_refused(program, run):
 def test_the_knob_turns_it_off_and_makes_another_program(monkeypatch):
     def built_for() -> tuple[BuildOptions, str]:
         options = BuildOptions.from_knobs()
-        return options, cache.Source(FORM.text(), "<string>", (), options).plan_key
+        return options, cache.ProgramSource(FORM.text(), "<string>", (), options).plan_key
 
     monkeypatch.delenv("AERIE_PLAIN", raising=False)
     fast, fast_key = built_for()

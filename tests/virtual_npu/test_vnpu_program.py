@@ -9,12 +9,12 @@ from air_texts import with_constants
 
 from aerie.device.errors import ParseError
 from aerie.virtual_npu import (
-    ArgumentError,
     BuildOptions,
     OptionError,
     Program,
     ProgramError,
     VirtualNpuDeadlock,
+    VnpuArgumentError,
 )
 from aerie.virtual_npu.errors import ScheduleError
 from aerie.virtual_npu.library import RunResult
@@ -68,10 +68,10 @@ def test_from_file(tmp_path):
 def test_what_does_not_fit_is_said():
     program = Program.from_text(ADD)
     zeros = np.zeros(8, np.uint16)
-    with pytest.raises(ArgumentError, match="add takes 2 arguments, arg0 and arg1: arg1 is missing"):
+    with pytest.raises(VnpuArgumentError, match="add takes 2 arguments, arg0 and arg1: arg1 is missing"):
         program.run(zeros)
     with pytest.raises(
-        ArgumentError, match="arg1 of add is bf16, held as uint16; the array given is float32"
+        VnpuArgumentError, match="arg1 of add is bf16, held as uint16; the array given is float32"
     ):
         program.run(zeros, zeros.astype(np.float32))
     with pytest.raises(ProgramError, match="no public function @sub: the program has add"):
@@ -150,7 +150,7 @@ def test_schedules_that_differ(monkeypatch):
         values[1][3] = 7 if options.seed == 5 else 0
         return RunResult()
 
-    monkeypatch.setattr("aerie.virtual_npu.arrays.run", racing)
+    monkeypatch.setattr("aerie.virtual_npu.arrays.run_entry", racing)
     program, zeros = Program.from_text(ADD), np.zeros(8, np.uint16)
     assert program.run(zeros, zeros, perturb=4).schedules == 5
     with pytest.raises(
@@ -168,7 +168,7 @@ def test_a_failure_under_a_schedule_names_its_seed(monkeypatch):
             raise VirtualNpuDeadlock("line 3: deadlock")
         return RunResult()
 
-    monkeypatch.setattr("aerie.virtual_npu.arrays.run", failing)
+    monkeypatch.setattr("aerie.virtual_npu.arrays.run_entry", failing)
     zeros = np.zeros(8, np.uint16)
     with pytest.raises(VirtualNpuDeadlock, match=r"under the schedule of seed 7 .*--perturb 1 --seed 7"):
         Program.from_text(ADD).run(zeros, zeros, perturb=1, seed=7)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - MLIR has long lines
-"""L2 buffers that point to L3 (virtual_npu.codegen.passes.relayed), and those that must not."""
+"""L2 buffers that point to L3 (virtual_npu.codegen.passes.elide_l2_copies), and those that must not."""
 
 from __future__ import annotations
 

@@ -121,9 +121,9 @@ def test_a_compiler_without_the_runtime(tmp_path, monkeypatch):
     fake.chmod(0o755)
     monkeypatch.setenv("VNPU_CXX", str(fake))
     with pytest.raises(ToolchainError, match=r"cxx has no AddressSanitizer runtime .*install it"):
-        child_process.runtime()
+        child_process.asan_runtime()
 
 
 def test_a_report_without_a_place_keeps_its_kind():
-    assert child_process.summary("==1==ERROR: AddressSanitizer: SEGV on unknown address") == "SEGV"
-    assert child_process.summary("nothing known") == "the sanitizer stopped the run"
+    assert child_process.summarize_report("==1==ERROR: AddressSanitizer: SEGV on unknown address") == "SEGV"
+    assert child_process.summarize_report("nothing known") == "the sanitizer stopped the run"

@@ -6,20 +6,20 @@ import pytest
 from xdsl.dialects.builtin import ModuleOp
 
 from aerie import air_dialect
-from aerie.kernel_builder.kernels import registry
+from aerie.kernel_builder.kernels import all_kernels
 from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.codegen.body import supported_operations
-from aerie.virtual_npu.codegen.dialect import Rewritten
+from aerie.virtual_npu.codegen.dialect import WrappedOp
 from aerie.virtual_npu.codegen.passes.pipeline import advance
 from aerie.virtual_npu.options import STAGES
-from aerie.virtual_npu.toolchain import staged
+from aerie.virtual_npu.toolchain import ir_at_stage
 
 FAST, CHECKED = BuildOptions(), BuildOptions(checks=True)
 GEMM, ATTENTION = "gemm", "flash_attention"
 
 
 def module_of(kernel: str) -> ModuleOp:
-    spec = registry()[kernel]
+    spec = all_kernels()[kernel]
     return air_dialect.parse(spec.build(**spec.cases[0]).text)
 
 
@@ -31,13 +31,13 @@ def marked(kernel: str, options: BuildOptions) -> set[str]:
 
 
 @pytest.mark.parametrize("options", [FAST, CHECKED], ids=["fast", "checks"])
-@pytest.mark.parametrize("kernel", sorted(registry()))
+@pytest.mark.parametrize("kernel", sorted(all_kernels()))
 def test_a_rewritten_kernel_is_sound(kernel, options):
     module = module_of(kernel)
     advance(module, options)
     module.verify()
     for op in module.walk():
-        if isinstance(op, Rewritten):
+        if isinstance(op, WrappedOp):
             assert op.original is op.body.block.first_op
             assert [value.type for value in op.original.results] == [value.type for value in op.results]
 
@@ -61,17 +61,17 @@ func.func @f(%a: memref<4xf32>, %b: memref<4xf32>) {
   memref.store %x, %a[%c0] : memref<4xf32>
   return
 }"""
-    found = staged(text, "rewritten")
+    found = ir_at_stage(text, "rewritten")
     assert found.count("vnpu.task {") == 2
     assert "} : f32" in found  # what the load gives, the task around it gives
 
 
 def test_a_stage_before_the_passes_is_a_program_again():
-    spec = registry()[GEMM]
+    spec = all_kernels()[GEMM]
     text = spec.build(**spec.cases[0]).text
     for stage in STAGES[:2]:
-        again = staged(staged(text, stage), stage)
-        assert again == staged(text, stage)
+        again = ir_at_stage(ir_at_stage(text, stage), stage)
+        assert again == ir_at_stage(text, stage)
         assert "vnpu." not in again
 
 

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 from aerie import virtual_npu
+from aerie.virtual_npu.cancellation import RunStopped, StopFlag, stop_this_thread
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError
-from aerie.virtual_npu.stopping import RunStopped, Stop, stop_running
 
 FOREVER = """
 func.func @f(%x: memref<4xf32>) {
@@ -286,12 +286,12 @@ SETTING = (
 def test_after_the_launch_in_which_a_stop_is_set_none_runs(program, monkeypatch, setting, threads):
     """Nor, on one thread, a point of that launch; then the same call runs them all."""
     monkeypatch.setenv("VNPU_THREADS", threads)
-    library, stop = program(SETTING), Stop()
+    library, stop = program(SETTING), StopFlag()
     counts, sets = np.zeros((4, 3), np.int32), np.zeros(4, np.int32)
     pointers = [counts.ctypes.data, sets.ctypes.data, ctypes.addressof(stop._flag)]
     call, sets[setting] = library.call("f", pointers), 1
     is_last = setting == len(POINTS) - 1  # then nothing is left to be stopped
-    with nullcontext() if is_last else pytest.raises(RunStopped), stop.watched():
+    with nullcontext() if is_last else pytest.raises(RunStopped), stop.watching():
         call()
     ran = counts.sum(axis=1).tolist()
     assert ran[:setting] == [*POINTS[:setting]]
@@ -307,12 +307,12 @@ def test_after_the_launch_in_which_a_stop_is_set_none_runs(program, monkeypatch,
 def test_a_stop_ends_what_another_thread_runs(program, monkeypatch, entry, checks):
     monkeypatch.setenv("VNPU_THREADS", "2")
     library = program(COUNTING, options=virtual_npu.BuildOptions(checks=checks))
-    stop, ended = Stop(), []
+    stop, ended = StopFlag(), []
     counts, run = start(library, entry, YEARS)
 
     def watched():
         try:
-            with stop.watched():
+            with stop.watching():
                 run()
         except RunStopped:
             ended.append("stopped")
@@ -331,12 +331,12 @@ def test_a_stop_ends_what_another_thread_runs(program, monkeypatch, entry, check
 
 def test_a_stop_is_of_the_thread_and_the_part_that_watch_it(program):
     """A call that begins under one that is set does nothing; around it, beside it and after it all run."""
-    library, outer, inner = program(COUNTING), Stop(), Stop()
+    library, outer, inner = program(COUNTING), StopFlag(), StopFlag()
     counts, run = start(library, "herds", 1)
 
     def inside():
         run()
-        stop_running()
+        stop_this_thread()
         assert inner.is_set
         other = threading.Thread(target=run)
         other.start()
@@ -344,13 +344,13 @@ def test_a_stop_is_of_the_thread_and_the_part_that_watch_it(program):
         assert (counts == 2).all()
         run()
 
-    stop_running()  # nothing is watched
-    with outer.watched():
-        with pytest.raises(RunStopped), inner.watched():
+    stop_this_thread()  # nothing is watched
+    with outer.watching():
+        with pytest.raises(RunStopped), inner.watching():
             inside()
         run()
         assert not outer.is_set
-    with pytest.raises(RunStopped), inner.watched():
+    with pytest.raises(RunStopped), inner.watching():
         raise AssertionError("entered")
     run()
     assert (counts == 4).all()
@@ -358,9 +358,9 @@ def test_a_stop_is_of_the_thread_and_the_part_that_watch_it(program):
 
 def test_a_handler_that_sets_the_stop_ends_the_run(program, alarm):
     """As a handler does that has to return."""
-    library, stop = program(COUNTING), Stop()
+    library, stop = program(COUNTING), StopFlag()
     counts, run = start(library, "herds", YEARS)
-    alarm(stop_running)
-    with pytest.raises(RunStopped), stop.watched():
+    alarm(stop_this_thread)
+    with pytest.raises(RunStopped), stop.watching():
         run()
     assert (counts > 0).all()

@@ -11,16 +11,16 @@ from typing import Any
 
 from md_text import code, page, section, sentence, table
 
-from aerie.device.lowering import TABLE, find, forms_of
+from aerie.device.lowering import TABLE, find_rule, forms_of
 from aerie.device.lowering.air import AIR_TABLE, air_forms_of, find_air
 from aerie.device.npu2 import DEVICES
-from aerie.device.rules.lowering import on_cores
-from aerie.kernel_builder.kernels import registry
-from aerie.multi_launch_builder.building import build_programs
+from aerie.device.rules.lowering import core_operations
+from aerie.kernel_builder.kernels import all_kernels
+from aerie.multi_launch_builder.builder import build_programs
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO, DEMO_SEQ_LEN
 from aerie.runtime.npu import failures, versions
-from aerie.runtime.npu.readings import READINGS
+from aerie.runtime.npu.log_diagnosis import KNOWN_MESSAGES
 
 API_USES = Path(__file__).parents[2] / "kernels_cc" / "aie_api_uses.json"
 Forms = Callable[[Any], Iterable[Any]]
@@ -47,15 +47,15 @@ def devices() -> str:
 def _of_programs() -> list[str]:
     """The kernels that the six programs of the guide are made of."""
     plans = plan_programs(DEMO, DEMO_SEQ_LEN).values()
-    return sorted({step.kernel for plan in plans for step in plan.steps})
+    return sorted({step.kernel for plan in plans for step in plan.launches})
 
 
 def _uses(operations: Forms, forms: Forms) -> dict[Any, set[str]]:
     """Every form in these kernels, and the kernels that have it."""
     found: dict[Any, set[str]] = defaultdict(set)
     for name in _of_programs():
-        for case in registry()[name].cases:
-            for op in operations(registry()[name].build(**case).module):
+        for case in all_kernels()[name].cases:
+            for op in operations(all_kernels()[name].build(**case).module):
                 for form in forms(op):
                     found[form].add(name)
     return found
@@ -77,11 +77,11 @@ def _lowered(
 def lowering_page() -> str:
     heading = ("form", "kernels", "lowered", "note", "evidence")
     refused = [
-        (row.forms, row.verdict.value, row.note, row.instead, "; ".join(row.evidence))
+        (row.forms, row.verdict.value, row.note, row.alternative, "; ".join(row.evidence))
         for row in TABLE
         if not row.verdict.lowers and "aie2p" in row.architectures
     ]
-    cores = _uses(on_cores, forms_of)
+    cores = _uses(core_operations, forms_of)
     around = _uses(lambda module: module.walk(), air_forms_of)
     functions = [
         (code(row["function"]), row["header"], row["on_aie2p"])
@@ -95,7 +95,7 @@ def lowering_page() -> str:
         "tables. "
         "All evidence was read in files of mlir-air, mlir-aie and llvm-aie. None was measured by this "
         "project.",
-        section("On the cores", table(heading, _lowered(TABLE, cores, find))),
+        section("On the cores", table(heading, _lowered(TABLE, cores, find_rule))),
         section("Around the cores", table(heading, _lowered(AIR_TABLE, around, find_air))),
         section(
             "What does not lower on AIE2P", table(("form", "verdict", "why", "instead", "evidence"), refused)
@@ -107,7 +107,7 @@ def lowering_page() -> str:
 
 
 def _wanted() -> list[Any]:
-    return [each for each in vars(versions).values() if isinstance(each, versions.Wanted)]
+    return [each for each in vars(versions).values() if isinstance(each, versions.RequiredVersion)]
 
 
 def _options() -> Iterator[tuple[str, str, str]]:
@@ -125,13 +125,13 @@ def _options() -> Iterator[tuple[str, str, str]]:
 def toolchain_page() -> str:
     bad = [(code(each.version), each.reason) for each in versions.PEANO_KNOWN_BAD]
     ends = [
-        (code(final.name), final.meaning, final.usually)
+        (code(final.name), final.meaning, final.likely_cause)
         for value, final in failures.FINAL.items()
         if value != failures.COMPLETED
     ]
     allowed = [
         (name, f"{spec.allowance.share:g}", f"{spec.allowance.largest:g}", spec.allowance.reason)
-        for name, spec in sorted(registry().items())
+        for name, spec in sorted(all_kernels().items())
         if spec.allowance
     ]
     return page(
@@ -149,7 +149,10 @@ def toolchain_page() -> str:
         section(
             "Messages that are explained",
             "Where one of these stages fails, Aerie prints the tool's own lines and this text.",
-            table(("name", "meaning, and what to change"), [(each.name, each.meaning) for each in READINGS]),
+            table(
+                ("name", "meaning, and what to change"),
+                [(each.name, each.meaning) for each in KNOWN_MESSAGES],
+            ),
         ),
         section("States in which a run can end", table(("state", "what happened", "usually"), ends)),
         section(
@@ -172,7 +175,7 @@ def static_check_page() -> str:
 def kernels_page() -> str:
     rows = [
         (code(name), sentence(spec.title), ", ".join(code(each) for each in spec.parameters))
-        for name, spec in sorted(registry().items())
+        for name, spec in sorted(all_kernels().items())
     ]
     return page(
         "Kernels",

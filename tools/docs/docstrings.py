@@ -5,34 +5,13 @@ The house writes them one after the other in a paragraph. In a page of the site 
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import griffe
+from docstring_lists import as_list
 
-NAMED = re.compile(r"(?:(?<=^)|(?<=[.)\"] ))(`?\w+`?(?:, `?\w+`?)*): (?=\S)", re.MULTILINE)
-
-
-def as_list(text: str, names: set[str]) -> str:
-    """The text with an item for each `name: ...` of these names, where a paragraph begins with one."""
-    return "\n\n".join(_paragraph(each, names) for each in text.split("\n\n"))
-
-
-def _paragraph(text: str, names: set[str]) -> str:
-    flat = " ".join(text.split())
-    places = [found for found in NAMED.finditer(flat) if _all_known(found[1], names)]
-    if not places or places[0].start():
-        return text
-    ends = [found.start() for found in places[1:]] + [len(flat)]
-    items = [
-        f"- **{found[1].replace('`', '')}**: {flat[found.end() : end].strip()}"
-        for found, end in zip(places, ends, strict=True)
-    ]
-    return "\n".join(items)
-
-
-def _all_known(words: str, names: set[str]) -> bool:
-    return {word.strip("` ") for word in words.split(",")} <= names
+OTHERS = {"options", "sampling", "kwargs"}
+"""Names that stand for several parameters."""
 
 
 class Parameters(griffe.Extension):  # type: ignore[misc]
@@ -47,5 +26,4 @@ class Parameters(griffe.Extension):  # type: ignore[misc]
     @staticmethod
     def _rewrite(named: Any, names: set[str]) -> None:
         if named.docstring:
-            extra = {"options", "sampling", "kwargs"}
-            named.docstring.value = as_list(named.docstring.value, names | extra)
+            named.docstring.value = as_list(named.docstring.value, names | OTHERS)

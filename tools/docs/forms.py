@@ -12,7 +12,7 @@ from settings import files
 
 from aerie import AerieError
 from aerie.engine import form_schema, tool_calls
-from aerie.virtual_npu.errors import FAULTS
+from aerie.virtual_npu.errors import ERROR_KINDS
 
 LEFT_OUT = (
     ("uniqueItems, not, if, contains, propertyNames, dependentRequired, unevaluatedProperties", "not held"),
@@ -95,7 +95,7 @@ def forms_page() -> str:
 
 def errors_page() -> str:
     kinds = [
-        (code(name), " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split()))
+        (code(name.rpartition(".")[2]), code(name.rpartition(".")[0]), _first_paragraph(kind))
         for name, kind in _errors()
     ]
     return page(
@@ -103,14 +103,18 @@ def errors_page() -> str:
         "All errors that a caller can mend are an `aerie.AerieError`. The message says what was given, "
         "the limit, "
         "and what to do. The command line prints it in one line and ends with 2.",
-        section("Classes", table(("class", "when"), kinds)),
+        section("Classes", table(("class", "of", "when"), kinds)),
         section(
             "What goes wrong in a run on the virtual NPU",
             "`kind` of the error, and of `--json`: "
-            + ", ".join(code(each) for each in (*FAULTS, "schedule", "garbage", "sanitizer", "crash"))
+            + ", ".join(code(each) for each in (*ERROR_KINDS, "schedule", "garbage", "sanitizer", "crash"))
             + ". [The virtual NPU](../explanation/virtual-npu.md#what-the-checks-find) explains each.",
         ),
     )
+
+
+def _first_paragraph(kind: type[Exception]) -> str:
+    return " ".join((inspect.getdoc(kind) or "").partition("\n\n")[0].split())
 
 
 def _errors() -> Iterator[tuple[str, type[Exception]]]:

@@ -116,7 +116,7 @@ MEANS = {
 
 def addresses() -> Iterator[tuple[str, str, Any]]:
     """(methods, path, endpoint) of each address."""
-    for route in serving._addressed().routes:
+    for route in serving._app_with_routes().routes:
         path, endpoint = getattr(route, "path", ""), getattr(route, "endpoint", None)
         methods = sorted(set(getattr(route, "methods", None) or ()) - {"HEAD"})
         if path and endpoint and methods:
@@ -220,7 +220,10 @@ def refused(model: type[BaseModel]) -> str:
 
 def http_page() -> str:
     found = list(addresses())
-    rows = [(methods, code(path), does(path)) for methods, path, _ in found]
+    methods: dict[str, list[str]] = {}
+    for method, path, _ in found:
+        methods.setdefault(path, []).append(method)
+    rows = [(", ".join(each), code(path), does(path)) for path, each in methods.items()]
     models = dict.fromkeys(model for _, _, endpoint in found for model in bodies(endpoint))
     sections = []
     for model in models:

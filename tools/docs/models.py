@@ -9,8 +9,8 @@ from md_text import code, page, section, table
 
 from aerie.engine import refused
 from aerie.engine.families import FAMILIES
-from aerie.multi_launch_builder.limits import rules
 from aerie.multi_launch_builder.programs import plan_programs
+from aerie.multi_launch_builder.shape_limits import rules
 from aerie.multi_launch_builder.shapes import LLAMA_3_2_1B
 from aerie.multi_launch_builder.variants import Variant, plan_variant_programs
 
@@ -23,7 +23,7 @@ def models_page() -> str:
         (code(family.model_type), code(family.name), _has(family), family.examples)
         for family in sorted(FAMILIES.values(), key=lambda each: each.model_type)
     ]
-    limits = [(code(rule.name), rule.step, rule.most, rule.why_most) for rule in rules()]
+    limits = [(code(rule.name), rule.step, rule.max, rule.why_max) for rule in rules()]
     facts = [
         (
             ", ".join(map(code, fact.names)),

@@ -1,4 +1,4 @@
-"""Asks the probe's model in every mode of chunks, through the engine: `python -m aerie.verify.recall`."""
+"""Runs the probe's model in every mode of chunks, through the engine: `python -m aerie.verify.recall`."""
 
 from __future__ import annotations
 
@@ -28,37 +28,42 @@ CHECKPOINT = Path(__file__).parent / "checkpoint"
 MODES = ("prefix", "block", "block+link-1", "block+link-2", "block+link-4", "block+link-8")
 SEED = 1
 TOGETHER = 16
-"""Questions that share passes."""
+"""Questions that share forward passes."""
 
 
 @dataclass(frozen=True)
-class Score:
-    """Of the questions of so many hops in a mode: the share answered right, and the mean Kullback-Leibler
-    divergence, in nats, of the answer's distribution from that of one text."""
+class RecallScore:
+    """The result of the questions with some number of hops in one mode: the share of right answers, and the
+    mean Kullback-Leibler divergence, in nats, of the answer's distribution from that of one text.
+    """
 
     mode: str
     hops: int
-    right: float
+    accuracy: float
     from_causal: float
 
 
-def scores(session: Session, asked: Sequence[Question], modes: Sequence[str] = MODES) -> Iterator[Score]:
-    """Of every mode; the first is the one that the others are compared with. `asked` are of equal hops."""
-    wanted = np.array([question.answer for question in asked])
+def scores(
+    session: Session, questions: Sequence[Question], modes: Sequence[str] = MODES
+) -> Iterator[RecallScore]:
+    """The score of every mode; the first mode is the reference of the others. The questions have
+    equal hops.
+    """
+    expected = np.array([question.answer for question in questions])
     causal = None
     for mode in modes:
-        found = answers(session, asked, mode_of(mode))
-        causal = found if causal is None else causal
-        right = float((found.argmax(axis=1) == wanted).mean())
-        apart = float((np.exp(causal) * (causal - found)).sum(axis=1).mean())
-        yield Score(mode, asked[0].hops, right, apart)
+        log_probabilities = answers(session, questions, mode_of(mode))
+        causal = log_probabilities if causal is None else causal
+        right = float((log_probabilities.argmax(axis=1) == expected).mean())
+        apart = float((np.exp(causal) * (causal - log_probabilities)).sum(axis=1).mean())
+        yield RecallScore(mode, questions[0].hops, right, apart)
 
 
-def answers(session: Session, asked: Sequence[Question], mode: Mode) -> NDArray[np.float64]:
-    """Logarithms of what the model gives each token as the answer, (questions, vocabulary)."""
+def answers(session: Session, questions: Sequence[Question], mode: Mode) -> NDArray[np.float64]:
+    """Log-probabilities of each token as the answer, (questions, vocabulary)."""
     registry, rows = session.chunk_registry(), []
-    for first in range(0, len(asked), TOGETHER):
-        some = asked[first : first + TOGETHER]
+    for first in range(0, len(questions), TOGETHER):
+        some = questions[first : first + TOGETHER]
         parts = [[registry.chunk(registry.register(chunk)) for chunk in one.chunks] for one in some]
         made = session.scheduler.forward([Composition(each, mode) for each in parts])
         rows += [log_softmax(row) for (row,) in made]
@@ -66,22 +71,22 @@ def answers(session: Session, asked: Sequence[Question], mode: Mode) -> NDArray[
 
 
 def opened(folder: Path, report: Reporter) -> Session:
-    """A session of the model in a folder, by the programs that the probe needs."""
+    """A session of the model in a folder, with the programs that the probe needs."""
     options = RuntimeOptions(
-        None, select_backend("auto"), folders.programs(), variants="8,16,32x512", decode="rows"
+        None, select_backend("auto"), folders.programs_folder(), variants="8,16,32x512", decode="rows"
     )
     return prepare_runtime(open_checkpoint(folder), options, report)
 
 
-def main(given: Sequence[str] | None = None) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     parser = CommandParser(prog="python -m aerie.verify.recall", description=__doc__)
     parser.add_argument("--model", type=Path, default=CHECKPOINT, help="folder of the model (%(default)s)")
     parser.add_argument("--questions", type=int, default=200, help="of each kind (%(default)s)")
-    parser.set_defaults(command=probe)
-    return run_command(parser, given)
+    parser.set_defaults(command=run_probe)
+    return run_command(parser, argv)
 
 
-def probe(arguments: argparse.Namespace) -> int:
+def run_probe(arguments: argparse.Namespace) -> int:
     """Print the table."""
     report = Reporter()
     session = opened(arguments.model, report)

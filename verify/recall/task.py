@@ -22,7 +22,7 @@ WORDS = (BEGIN, END, ONE_HOP, TWO_HOPS, *(f"<unused-{n}>" for n in range(4, 8)),
 VOCABULARY = WORDS + tuple(f"<unused-{n}>" for n in range(len(WORDS), 64))
 FIRST_NAME = WORDS.index(NAMES[0])
 ASKS = {1: VOCABULARY.index(ONE_HOP), 2: VOCABULARY.index(TWO_HOPS)}
-"""By hops."""
+"""The token of a question by its number of hops."""
 
 CHUNKS, FACTS = 3, 4
 
@@ -31,7 +31,7 @@ Ids = NDArray[np.int64]
 
 @dataclass(frozen=True)
 class Question:
-    """Token ids of each chunk, the last of which asks, and of the answer."""
+    """Token ids of each chunk, the last of which has the question, and of the answer."""
 
     chunks: tuple[tuple[int, ...], ...]
     answer: int
@@ -39,14 +39,17 @@ class Question:
 
 
 def chains(rng: np.random.Generator, count: int, facts: int = FACTS) -> Ids:
-    """Names of so many texts, (count, CHUNKS + 1, facts), all different in a text: the partner of [c, f] is
-    [c + 1, f]."""
+    """Names of `count` texts, (count, CHUNKS + 1, facts), all different in a text: the partner of [c, f] is
+    [c + 1, f].
+    """
     names = np.argsort(rng.random((count, len(NAMES))), axis=1)[:, : (CHUNKS + 1) * facts]
     return names.reshape(count, CHUNKS + 1, facts) + FIRST_NAME
 
 
 def statements(rng: np.random.Generator, names: Ids) -> list[Ids]:
-    """The chunks of each text, (count, 2 * facts + 1) tokens; the first begins it and has one more."""
+    """The chunks of each text, (count, 2 * facts + 1) tokens; the first chunk begins the text and has one
+    more.
+    """
     count, _, facts = names.shape
     chunks = []
     for chunk in range(CHUNKS):
@@ -58,9 +61,10 @@ def statements(rng: np.random.Generator, names: Ids) -> list[Ids]:
     return chunks
 
 
-def asked(rng: np.random.Generator, names: Ids, hops: Ids) -> Ids:
-    """Questions over each text, and their answers: (count, questions, 3) tokens, by hops of (count,
-    questions)."""
+def make_questions(rng: np.random.Generator, names: Ids, hops: Ids) -> Ids:
+    """Questions about each text, and their answers: (count, questions, 3) tokens, by hops of (count,
+    questions).
+    """
     text = np.arange(len(names))[:, None]
     chunk = (rng.random(hops.shape) * (CHUNKS + 1 - hops)).astype(np.int64)
     fact = rng.integers(names.shape[2], size=hops.shape)
@@ -69,14 +73,17 @@ def asked(rng: np.random.Generator, names: Ids, hops: Ids) -> Ids:
 
 
 def questions(seed: int, count: int, hops: int) -> list[Question]:
-    """So many, each over a text of its own."""
+    """`count` questions, each about a text of its own."""
     rng = np.random.default_rng(seed)
     names = chains(rng, count)
-    chunks, asks = statements(rng, names), asked(rng, names, np.full((count, 1), hops))[:, 0]
+    chunks, question_tokens = (
+        statements(rng, names),
+        make_questions(rng, names, np.full((count, 1), hops))[:, 0],
+    )
     return [
         Question(
-            (*(tuple(chunk[n].tolist()) for chunk in chunks), tuple(asks[n, :2].tolist())),
-            int(asks[n, 2]),
+            (*(tuple(chunk[n].tolist()) for chunk in chunks), tuple(question_tokens[n, :2].tolist())),
+            int(question_tokens[n, 2]),
             hops,
         )
         for n in range(count)

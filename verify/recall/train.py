@@ -29,15 +29,17 @@ from aerie.verify.recall import task
 SEED: Final = 2026
 RATE: Final = 1e-3
 WARM_UP: Final = 100
-"""Steps in which the learning rate comes up."""
+"""Steps in which the learning rate rises."""
 QUESTIONS: Final = 10
-"""Of a text: each is answered at its own place, with those before it in sight."""
+"""Questions per text: each is answered at its own position, with the earlier ones visible."""
 EVERY: Final = 100
-"""Steps after which it is told how many answers are right, and whether it goes on to the next lesson."""
+"""Steps between two reports of the share of right answers, after which the next lesson may start."""
 
 
 class Lesson(NamedTuple):
-    """Until this share of the questions of the most hops is answered right. one_hop: their share."""
+    """A lesson ends when this share of the questions with the most hops is answered right. one_hop: their
+    share.
+    """
 
     facts: int
     one_hop: float
@@ -49,7 +51,9 @@ LESSONS: Final = (
     *(Lesson(facts, 0.4, 0.95) for facts in (2, 3)),
     Lesson(4, 0.4, 0.995),
 )
-"""Two hops begin with two facts in a chunk: one could be found by its place, which is of no use later."""
+"""Two hops start with two facts in a chunk: a single one could be found by its position, which is useless
+later.
+"""
 MOST_STEPS: Final = 12_000
 
 
@@ -77,28 +81,30 @@ def config() -> dict[str, Any]:
 
 
 def tokenizer() -> Tokenizer:
-    """A word is a token."""
+    """A tokenizer in which a word is a token."""
     words = Tokenizer(models.WordLevel({word: number for number, word in enumerate(task.VOCABULARY)}))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     return words
 
 
-class Batch(NamedTuple):
+class RecallBatch(NamedTuple):
     """Texts with questions and answers, (texts, tokens); the number of hops of each, (texts, QUESTIONS)."""
 
     ids: torch.Tensor
     hops: np.ndarray[Any, Any]
 
 
-def drawn(rng: np.random.Generator, lesson: Lesson) -> Batch:
+def make_batch(rng: np.random.Generator, lesson: Lesson) -> RecallBatch:
     count = 64 if lesson.facts < 3 else 32
     names = task.chains(rng, count, lesson.facts)
     hops = np.where(rng.random((count, QUESTIONS)) < lesson.one_hop, 1, 2)
-    asked = task.asked(rng, names, hops).reshape(count, -1)
-    return Batch(torch.from_numpy(np.concatenate([*task.statements(rng, names), asked], axis=1)), hops)
+    questions = task.make_questions(rng, names, hops).reshape(count, -1)
+    return RecallBatch(
+        torch.from_numpy(np.concatenate([*task.statements(rng, names), questions], axis=1)), hops
+    )
 
 
-def answers(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
+def answers(model: Any, batch: RecallBatch) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits of every answer, (texts, QUESTIONS, vocabulary), and the answers."""
     first = batch.ids.shape[1] - 3 * QUESTIONS
     with torch.autocast("cpu", torch.bfloat16):
@@ -109,19 +115,19 @@ def answers(model: Any, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
 def steps(
     model: Any, rng: np.random.Generator, lesson: Lesson, optimizer: Any, first: int
 ) -> Iterator[float]:
-    """Train in place; gives after every EVERY steps the share of the hardest questions that was right."""
+    """Train in place. Yields after every EVERY steps the share of right answers to the hardest questions."""
     hardest, right, seen = (1 if lesson.one_hop == 1 else 2), 0, 0
     for step in range(first, MOST_STEPS):
         for group in optimizer.param_groups:
             group["lr"] = RATE * min(1.0, (step + 1) / WARM_UP)
-        batch = drawn(rng, lesson)
-        logits, wanted = answers(model, batch)
-        torch.nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten()).backward()
+        batch = make_batch(rng, lesson)
+        logits, correct = answers(model, batch)
+        torch.nn.functional.cross_entropy(logits.flatten(0, 1), correct.flatten()).backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()
         hard = batch.hops == hardest
-        right += int((logits.argmax(-1) == wanted).numpy()[hard].sum())
+        right += int((logits.argmax(-1) == correct).numpy()[hard].sum())
         seen += int(hard.sum())
         if (step + 1) % EVERY == 0:
             yield right / seen
@@ -129,7 +135,7 @@ def steps(
 
 
 def learn(model: Any) -> None:
-    """All lessons, in order."""
+    """Train all lessons, in order."""
     rng, step, started = np.random.default_rng(SEED), 0, time.monotonic()
     optimizer = torch.optim.AdamW(model.parameters(), betas=(0.9, 0.98), weight_decay=0.02)
     for lesson in LESSONS:
@@ -141,8 +147,8 @@ def learn(model: Any) -> None:
                 break
 
 
-def write(model: Any, folder: Path) -> None:
-    """In Hugging Face format, in bf16."""
+def write_checkpoint(model: Any, folder: Path) -> None:
+    """Write the model in Hugging Face format, in bf16."""
     folder.mkdir(parents=True, exist_ok=True)
     weights = {name: w.detach() for name, w in model.state_dict().items() if name != "lm_head.weight"}
     stored = {name: w.to(torch.bfloat16).contiguous() for name, w in weights.items()}
@@ -158,7 +164,10 @@ def main() -> None:
         prog="python -m aerie.verify.recall.train", description="Train the model of the recall probe."
     )
     parser.add_argument(
-        "--out", type=Path, default=folders.home() / "recall_checkpoint", help="folder to write (%(default)s)"
+        "--out",
+        type=Path,
+        default=folders.cache_folder() / "recall_checkpoint",
+        help="folder to write (%(default)s)",
     )
     parser.add_argument(
         "--threads", type=int, default=torch.get_num_threads(), help="CPU threads (%(default)s)"
@@ -168,7 +177,7 @@ def main() -> None:
     torch.manual_seed(SEED)
     model = LlamaForCausalLM(LlamaConfig(**config())).float()
     learn(model)
-    write(model, arguments.out)
+    write_checkpoint(model, arguments.out)
     print(f"written; probe it with: python -m aerie.verify.recall --model {arguments.out}")
 
 

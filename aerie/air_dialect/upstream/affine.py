@@ -51,8 +51,8 @@ from xdsl.utils.exceptions import VerifyException
 from aerie.air_dialect.assembly import (
     index_arguments,
     optional_result_types,
+    print_parts,
     print_result_types,
-    write,
 )
 from aerie.air_dialect.upstream.formats import ATOMIC_KINDS
 
@@ -82,7 +82,7 @@ class IfOp(affine.IfOp):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.condition)
+        print_parts(printer, " ", self.condition)
         _print_map_operands(printer, self.args, self.condition.data.num_dims)
         print_result_types(printer, self)
         printer.print_string(" ")
@@ -91,7 +91,7 @@ class IfOp(affine.IfOp):
         if self.else_region.blocks:
             printer.print_string(" else ")
             printer.print_region(self.else_region, print_empty_block=False, print_block_terminators=show)
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
     def verify_(self) -> None:
         super().verify_()
@@ -120,9 +120,9 @@ def _map_operands(parser: Parser) -> list[SSAValue]:
 
 
 def _print_map_operands(printer: Printer, operands: Sequence[SSAValue], dims: int) -> None:
-    write(printer, "(", operands[:dims], ")")
+    print_parts(printer, "(", operands[:dims], ")")
     if len(operands) > dims:
-        write(printer, "[", operands[dims:], "]")
+        print_parts(printer, "[", operands[dims:], "]")
 
 
 @irdl_op_definition
@@ -148,9 +148,9 @@ class MaxOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.map)
+        print_parts(printer, " ", self.map)
         _print_map_operands(printer, self.arguments, self.map.data.num_dims)
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
     def verify_(self) -> None:
         space = self.map.data
@@ -211,14 +211,14 @@ class ParallelOp(affine.ParallelOp):
         lower, upper = self.lowerBoundsMap.data, self.upperBoundsMap.data
         split = lower.num_dims + lower.num_symbols
         steps = [step.value.data for step in self.steps]
-        write(printer, " (", self.body.block.args, ") = ")
+        print_parts(printer, " (", self.body.block.args, ") = ")
         _print_bounds(printer, "max", lower, self.lowerBoundsGroups, self.map_operands[:split])
         printer.print_string(" to ")
         _print_bounds(printer, "min", upper, self.upperBoundsGroups, self.map_operands[split:])
         if set(steps) != {1}:
             printer.print_string(f" step ({', '.join(map(str, steps))})")
         if self.reductions:
-            write(printer, " reduce (", self.reductions.data, ")")
+            print_parts(printer, " reduce (", self.reductions.data, ")")
         print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(
@@ -227,7 +227,7 @@ class ParallelOp(affine.ParallelOp):
             print_empty_block=False,
             print_block_terminators=bool(self.results),
         )
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
     def verify_(self) -> None:
         counts = {len(self.body.block.args), len(self.steps)}
@@ -243,10 +243,11 @@ class ParallelOp(affine.ParallelOp):
                     "belongs to one loop"
                 )
         spaces = (self.lowerBoundsMap.data, self.upperBoundsMap.data)
-        wanted = sum(space.num_dims + space.num_symbols for space in spaces)
-        if len(counts) > 1 or len(self.operands) != wanted:
+        expected = sum(space.num_dims + space.num_symbols for space in spaces)
+        if len(counts) > 1 or len(self.operands) != expected:
             raise VerifyException(
-                f"affine.parallel has {len(self.operands)} operands for maps that take {wanted}, or not one "
+                f"affine.parallel has {len(self.operands)} operands for maps that take {expected}, or not "
+                "one "
                 "lower bound, upper bound and step per index"
             )
         self._verify_reductions()
@@ -355,9 +356,9 @@ class DelinearizeIndexOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.linear_index, " into ")
+        print_parts(printer, " ", self.linear_index, " into ")
         _print_basis(printer, self)
-        write(printer, self.attributes, " : ", self.result_types)
+        print_parts(printer, self.attributes, " : ", self.result_types)
 
     def verify_(self) -> None:
         extents, results = len(self.static_basis), len(self.multi_index)
@@ -400,9 +401,9 @@ class LinearizeIndexOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " disjoint [" if self.disjoint is not None else " [", self.multi_index, "] by ")
+        print_parts(printer, " disjoint [" if self.disjoint is not None else " [", self.multi_index, "] by ")
         _print_basis(printer, self)
-        write(printer, self.attributes, " : ", self.linear_index.type)
+        print_parts(printer, self.attributes, " : ", self.linear_index.type)
 
     def verify_(self) -> None:
         extents, indices = len(self.static_basis), len(self.multi_index)

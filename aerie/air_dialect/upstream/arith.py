@@ -30,9 +30,9 @@ from xdsl.printer import Printer
 from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import split_properties, write
+from aerie.air_dialect.assembly import print_parts, split_properties
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.upstream.formats import Formatted, element_type, truth_type
+from aerie.air_dialect.upstream.formats import Formatted, comparison_type, element_type
 
 NO_FASTMATH = arith.FastMathFlagsAttr("none")
 
@@ -49,8 +49,8 @@ class CmpiOp(Formatted, arith.CmpiOp):
     """`arith.cmpi slt, %a, %b : vector<8xi32>`, which gives a vector<8xi1>."""
 
     FORMAT = (
-        "custom<Word>($predicate) `,` $lhs `,` $rhs attr-dict "
-        "`:` custom<Truth>(type(operands), type(results))"
+        "custom<Keyword>($predicate) `,` $lhs `,` $rhs attr-dict "
+        "`:` custom<ComparisonResult>(type(operands), type(results))"
     )
 
     def __init__(self, lhs: SSAValue | Operation, rhs: SSAValue | Operation, predicate: str) -> None:
@@ -59,7 +59,7 @@ class CmpiOp(Formatted, arith.CmpiOp):
         IRDLOperation.__init__(
             self,
             operands=[lhs, rhs],
-            result_types=[truth_type(SSAValue.get(lhs).type)],
+            result_types=[comparison_type(SSAValue.get(lhs).type)],
             properties={"predicate": IntegerAttr(number, 64)},
         )
 
@@ -72,8 +72,8 @@ class CmpfOp(Formatted, arith.CmpfOp):
     """`arith.cmpf olt, %a, %b : vector<8xf32>`, which gives a vector<8xi1>."""
 
     FORMAT = (
-        "custom<Word>($predicate) `,` $lhs `,` $rhs (`fastmath` `` $fastmath^)? attr-dict "
-        "`:` custom<Truth>(type(operands), type(results))"
+        "custom<Keyword>($predicate) `,` $lhs `,` $rhs (`fastmath` `` $fastmath^)? attr-dict "
+        "`:` custom<ComparisonResult>(type(operands), type(results))"
     )
 
     def __init__(
@@ -88,7 +88,7 @@ class CmpfOp(Formatted, arith.CmpfOp):
         IRDLOperation.__init__(
             self,
             operands=[lhs, rhs],
-            result_types=[truth_type(SSAValue.get(lhs).type)],
+            result_types=[comparison_type(SSAValue.get(lhs).type)],
             properties={"predicate": IntegerAttr(number, 64), "fastmath": fastmath},
         )
 
@@ -103,9 +103,9 @@ def _check_comparison(op: Operation, is_comparable: bool, what: str) -> None:
             f"{op.name} of {attribute_text(left)} and {attribute_text(right)}: write {what}, or vectors of "
             "them, of one type"
         )
-    if op.results[0].type != truth_type(left):
+    if op.results[0].type != comparison_type(left):
         raise VerifyException(
-            f"{op.name} of {attribute_text(left)} gives {attribute_text(truth_type(left))}, not "
+            f"{op.name} of {attribute_text(left)} gives {attribute_text(comparison_type(left))}, not "
             f"{attribute_text(op.results[0].type)}"
         )
 
@@ -132,7 +132,7 @@ class SelectOp(arith.SelectOp):
 
     def print(self, printer: Printer) -> None:
         shown = [self.result.type] if self.cond.type == i1 else [self.cond.type, self.result.type]
-        write(printer, " ", self.operands, self.attributes, " : ", shown)
+        print_parts(printer, " ", self.operands, self.attributes, " : ", shown)
 
     def verify_(self) -> None:
         if not self.lhs.type == self.rhs.type == self.result.type:
@@ -140,10 +140,10 @@ class SelectOp(arith.SelectOp):
                 f"arith.select of {attribute_text(self.lhs.type)} or {attribute_text(self.rhs.type)} as "
                 f"{attribute_text(self.result.type)}: the three types must be equal"
             )
-        if self.cond.type not in (i1, truth_type(self.result.type)):
+        if self.cond.type not in (i1, comparison_type(self.result.type)):
             raise VerifyException(
                 f"arith.select of {attribute_text(self.result.type)} by {attribute_text(self.cond.type)}: "
-                f"the condition must be an i1 or a {attribute_text(truth_type(self.result.type))}"
+                f"the condition must be an i1 or a {attribute_text(comparison_type(self.result.type))}"
             )
 
 
@@ -198,17 +198,17 @@ class _Rounded(IRDLOperation, ABC):
         return cls.create(operands=operands, result_types=[target], properties=own, attributes=rest)
 
     def print(self, printer: Printer) -> None:
-        given = {**self.properties, **self.attributes}
-        write(printer, " ", self.operands)
-        mode, flags = given.pop(ROUNDING, None), given.pop("fastmath", NO_FASTMATH)
+        attributes = {**self.properties, **self.attributes}
+        print_parts(printer, " ", self.operands)
+        mode, flags = attributes.pop(ROUNDING, None), attributes.pop("fastmath", NO_FASTMATH)
         if isinstance(mode, IntegerAttr):
             printer.print_string(f" {ROUNDINGS[mode.value.data]}")
         if flags != NO_FASTMATH and isinstance(flags, arith.FastMathFlagsAttr):
             printer.print_string(" fastmath")
             flags.print_parameter(printer)
-        write(printer, given, " : ", self.operands[0].type)
+        print_parts(printer, attributes, " : ", self.operands[0].type)
         if len(self.operands) == 1:
-            write(printer, " to ", self.results[0].type)
+            print_parts(printer, " to ", self.results[0].type)
 
 
 _WIDER_INTEGER = _Rule([(IntegerType, IntegerType)], operator.lt, "an integer and a wider integer")

@@ -18,7 +18,7 @@ from xdsl.dialects.ub import UB
 from xdsl.dialects.vector import Vector
 from xdsl.ir import Attribute, Dialect, Operation
 
-from aerie.air_dialect.assembly import operations_of
+from aerie.air_dialect.assembly import op_classes
 from aerie.air_dialect.upstream import (
     affine,
     arith,
@@ -41,7 +41,7 @@ _MODULES = (
 )  # fmt: skip
 
 
-ADDED: dict[str, type[Operation]] = {op.name: op for module in _MODULES for op in operations_of(module)}
+ADDED: dict[str, type[Operation]] = {op.name: op for module in _MODULES for op in op_classes(module)}
 """Operations this package defines in an upstream dialect, by name; they replace xDSL's of that name."""
 _ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (linalg.TypeFnAttr, vector.IteratorTypeAttr)
 
@@ -49,9 +49,9 @@ _ADDED_ATTRIBUTES: tuple[type[Attribute], ...] = (linalg.TypeFnAttr, vector.Iter
 def _extended(dialect: Dialect) -> Dialect:
     """The dialect with this package's operations in place of, or besides, xDSL's."""
     own = [op for name, op in ADDED.items() if name.split(".")[0] == dialect.name]
-    kept = [op for op in dialect.operations if op.name not in ADDED]
+    remaining = [op for op in dialect.operations if op.name not in ADDED]
     attributes = [attr for attr in _ADDED_ATTRIBUTES if attr.name.split(".")[0] == dialect.name]
-    return Dialect(dialect.name, [*kept, *own], [*dialect.attributes, *attributes])
+    return Dialect(dialect.name, [*remaining, *own], [*dialect.attributes, *attributes])
 
 
 _DIALECTS = (

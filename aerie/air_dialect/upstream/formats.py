@@ -34,7 +34,7 @@ from xdsl.irdl.declarative_assembly_format import (
 from xdsl.parser import Parser
 from xdsl.printer import Printer
 
-from aerie.air_dialect.assembly import write
+from aerie.air_dialect.assembly import print_parts
 from aerie.air_dialect.types import attribute_text
 
 
@@ -45,14 +45,14 @@ class Formatted(IRDLOperation, ABC):
 
     @classmethod
     def parse(cls, parser: Parser) -> Self:
-        return program(cls).parse(parser, cls)
+        return compiled_format(cls).parse(parser, cls)
 
     def print(self, printer: Printer) -> None:
-        program(type(self)).print(printer, self)
+        compiled_format(type(self)).print(printer, self)
 
 
 @functools.cache
-def program(op_type: type[Formatted]) -> FormatProgram:
+def compiled_format(op_type: type[Formatted]) -> FormatProgram:
     """The format of an operation, ready to run; it is made with its first use."""
     definition = replace(op_type.get_irdl_definition(), custom_directives=_DIRECTIVES)
     directives = FormatProgram.from_str(op_type.FORMAT, definition).stmts
@@ -76,8 +76,8 @@ class _Program(FormatProgram):
             state.operands, state.operand_types, definition.operands, strict=True
         ):
             assert names is not None, "a format names every operand"
-            known = operand.constr.infer(state.context, length=len(names)) if types is None else types
-            operands.append(parser.resolve_operands(names, known, parser.pos))
+            inferred = operand.constr.infer(state.context, length=len(names)) if types is None else types
+            operands.append(parser.resolve_operands(names, inferred, parser.pos))
         results = [
             result.constr.infer(state.context, length=None) if types is None else types
             for types, (_, result) in zip(state.result_types, definition.results, strict=True)
@@ -120,7 +120,7 @@ def element_type(type_: Attribute) -> Attribute:
     return element
 
 
-def truth_type(type_: Attribute) -> Attribute:
+def comparison_type(type_: Attribute) -> Attribute:
     """The result type of a comparison of values of this type: i1, or a vector of i1."""
     if isinstance(type_, VectorType):
         return VectorType(i1, type_.shape, type_.scalable_dims)
@@ -132,13 +132,13 @@ def parse_vector_type(parser: Parser) -> VectorType:
     position = parser.pos
     type_ = parser.parse_type()
     if not isinstance(type_, VectorType):
-        parser.raise_error(f"a vector type is wanted here, not {attribute_text(type_)}", position)
+        parser.raise_error(f"expected a vector type here, not {attribute_text(type_)}", position)
     return type_
 
 
 @irdl_custom_directive
-class OneType(CustomDirective):
-    """`custom<OneType>(type(operands), type(results))`: one type, that of every operand and result."""
+class SameType(CustomDirective):
+    """`custom<SameType>(type(operands), type(results))`: one type, that of every operand and result."""
 
     operands: TypeDirective
     results: TypeDirective
@@ -159,15 +159,17 @@ class OneType(CustomDirective):
 
 
 @irdl_custom_directive
-class Truth(OneType):
-    """`custom<Truth>(type(operands), type(results))`: one type of the operands; results of an i1 per lane."""
+class ComparisonResult(SameType):
+    """`custom<ComparisonResult>(type(operands), type(results))`: one type of all operands; the results have
+    an i1 per lane.
+    """
 
     operands: TypeDirective
     results: TypeDirective
 
     @staticmethod
     def result_type(type_: Attribute) -> Attribute:
-        return truth_type(type_)
+        return comparison_type(type_)
 
 
 @irdl_custom_directive
@@ -175,7 +177,7 @@ class VectorOf(CustomDirective):
     """`custom<VectorOf>(type($vector), type($elements))`: a vector type, from which the elements' type
     follows.
 
-    `custom<Twice>(...)` may stand for the vector. Variadic elements are as many as the vector has.
+    `custom<BothTypes>(...)` may stand for the vector. Variadic elements are as many as the vector has.
     """
 
     vector: FormatDirective
@@ -192,8 +194,8 @@ class VectorOf(CustomDirective):
 
 
 @irdl_custom_directive
-class Twice(CustomDirective):
-    """`custom<Twice>(type($first), type($second))`: the one type of two values."""
+class BothTypes(CustomDirective):
+    """`custom<BothTypes>(type($first), type($second))`: the one type of two values."""
 
     first: TypeDirective
     second: TypeDirective
@@ -230,7 +232,7 @@ class Signature(CustomDirective):
     def print(self, printer: Printer, state: PrintingState, op: IRDLOperation) -> None:
         state.print_whitespace(printer)
         inputs = [*self.first.get(op), *self.second.get(op)]
-        write(printer, "(", inputs, ") -> ", self.result.get(op))
+        print_parts(printer, "(", inputs, ") -> ", self.result.get(op))
 
 
 ATOMIC_KINDS = (
@@ -244,12 +246,12 @@ _WORDS: Mapping[str, tuple[str, Sequence[str]]] = {
     "index.cmp": ("no comparison is called", CMPI_COMPARISON_OPERATIONS),
     "memref.atomic_rmw": ("memref.atomic_rmw knows no", ATOMIC_KINDS),
 }
-"""What `custom<Word>` of an operation reads, and how the message begins where a word is none of these."""
+"""What `custom<Keyword>` of an operation reads, and how the message begins where a word is none of these."""
 
 
 @irdl_custom_directive
-class Word(CustomDirective):
-    """`custom<Word>($attribute)`: a keyword such as a predicate; the attribute is its number, an i64."""
+class Keyword(CustomDirective):
+    """`custom<Keyword>($attribute)`: a keyword such as a predicate; the attribute is its number, an i64."""
 
     attribute: AttributeVariable
 
@@ -270,11 +272,11 @@ class Word(CustomDirective):
 
 _DIRECTIVES: dict[str, type[CustomDirective]] = {
     directive.__name__: directive
-    for directive in (DynamicIndexList, Signature, OneType, Truth, Twice, VectorOf, Word)
+    for directive in (DynamicIndexList, Signature, SameType, ComparisonResult, BothTypes, VectorOf, Keyword)
 }
 
 
-def regular_operation(name: str, form: type[_Op], meaning: str, **members: object) -> type[_Op]:
+def define_op(name: str, form: type[_Op], meaning: str, **members: object) -> type[_Op]:
     """Define an operation from a row of a table: `form` is the class with its operands, results and assembly,
     `meaning` its docstring, `members` further attributes of the class."""
     shared = _defined(form)

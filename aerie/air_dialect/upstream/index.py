@@ -11,8 +11,8 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.traits import Pure
 
-from aerie.air_dialect.assembly import write
-from aerie.air_dialect.upstream.formats import Formatted, regular_operation
+from aerie.air_dialect.assembly import print_parts
+from aerie.air_dialect.upstream.formats import Formatted, define_op
 
 
 @irdl_op_definition
@@ -34,7 +34,7 @@ class ConstantOp(IRDLOperation):
         return op
 
     def print(self, printer: Printer) -> None:
-        write(printer, f" {self.value.value.data}", self.attributes)
+        print_parts(printer, f" {self.value.value.data}", self.attributes)
 
 
 @irdl_op_definition
@@ -54,7 +54,7 @@ class BoolConstantOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " true" if self.value.value.data else " false", self.attributes)
+        print_parts(printer, " true" if self.value.value.data else " false", self.attributes)
 
 
 @irdl_op_definition
@@ -77,7 +77,7 @@ class CmpOp(Formatted):
     rhs = operand_def(IndexType)
     result = result_def(i1)
     traits = traits_def(Pure())
-    FORMAT: ClassVar[str] = "custom<Word>($pred) `(` $lhs `,` $rhs `)` attr-dict"
+    FORMAT: ClassVar[str] = "custom<Keyword>($pred) `(` $lhs `,` $rhs `)` attr-dict"
 
 
 class BinaryOp(IRDLOperation, ABC):
@@ -124,4 +124,4 @@ _TABLE: tuple[tuple[str, type[IRDLOperation], str], ...] = (
     ("castu", CastOp, "Zero-extends when it widens."),
 )
 """Word after `index.`, form, meaning."""
-REGULAR = [regular_operation(f"index.{word}", form, meaning) for word, form, meaning in _TABLE]
+TABLE_OPS = [define_op(f"index.{word}", form, meaning) for word, form, meaning in _TABLE]

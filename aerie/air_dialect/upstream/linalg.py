@@ -39,7 +39,7 @@ from xdsl.parser import AttrParser, Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import split_properties, write
+from aerie.air_dialect.assembly import print_parts, split_properties
 from aerie.air_dialect.types import attribute_text
 
 CASTS = ("cast_signed", "cast_unsigned")
@@ -63,7 +63,7 @@ class TypeFnAttr(Data[str]):
         printer.print_string(f"<{self.data}>")
 
 
-def parse_side(parser: Parser, word: str) -> Sequence[SSAValue]:
+def parse_operands(parser: Parser, word: str) -> Sequence[SSAValue]:
     """Parse `ins(%a, %b : type, type)`; `word` is the keyword, `ins` or `outs`."""
     parser.parse_keyword(word)
     position = parser.pos
@@ -74,9 +74,9 @@ def parse_side(parser: Parser, word: str) -> Sequence[SSAValue]:
     return parser.resolve_operands(names, types, position)
 
 
-def print_side(printer: Printer, word: str, values: Sequence[SSAValue]) -> None:
+def print_operands(printer: Printer, word: str, values: Sequence[SSAValue]) -> None:
     """Print ` ins(%a : type)`, or `outs`."""
-    write(printer, f" {word}(", values, " : ", [value.type for value in values], ")")
+    print_parts(printer, f" {word}(", values, " : ", [value.type for value in values], ")")
 
 
 def _element(value: SSAValue) -> Attribute:
@@ -101,8 +101,8 @@ class _WithBody(LinalgStructuredOperation, ABC):
     @classmethod
     def parse(cls, parser: Parser) -> Self:
         short = _parse_payload(parser)
-        inputs = parse_side(parser, "ins") if cls is not MapOp or _next_is(parser, "ins") else []
-        outputs = parse_side(parser, "outs")
+        inputs = parse_operands(parser, "ins") if cls is not MapOp or _next_is(parser, "ins") else []
+        outputs = parse_operands(parser, "outs")
         properties = cls._parse_properties(parser)
         attributes = parser.parse_optional_attr_dict()
         if short is None:
@@ -128,10 +128,10 @@ class _WithBody(LinalgStructuredOperation, ABC):
 
     def print(self, printer: Printer) -> None:
         if self.inputs:
-            print_side(printer, "ins", self.inputs)
-        print_side(printer, "outs", self.outputs)
+            print_operands(printer, "ins", self.inputs)
+        print_operands(printer, "outs", self.outputs)
         self._print_properties(printer)
-        write(printer, self.attributes, " (")
+        print_parts(printer, self.attributes, " (")
         printer.print_list(self.body.block.args, printer.print_block_argument)
         printer.print_string(") ")
         printer.print_region(self.body, print_entry_block_args=False)
@@ -191,8 +191,10 @@ class ReduceOp(_WithBody):
 
     def get_indexing_maps(self) -> ArrayAttr[AffineMapAttr]:
         rank, reduced = len(shape_of(self.inputs[0])), self.dimensions.get_values()
-        kept = tuple(AffineExpr.dimension(dim) for dim in range(rank) if dim not in reduced)
-        maps = [AffineMap.identity(rank)] * len(self.inputs) + [AffineMap(rank, 0, kept)] * len(self.outputs)
+        remaining = tuple(AffineExpr.dimension(dim) for dim in range(rank) if dim not in reduced)
+        maps = [AffineMap.identity(rank)] * len(self.inputs) + [AffineMap(rank, 0, remaining)] * len(
+            self.outputs
+        )
         return ArrayAttr(map(AffineMapAttr, maps))
 
     def get_iterator_types(self) -> ArrayAttr[IteratorTypeAttr]:
@@ -203,11 +205,11 @@ class ReduceOp(_WithBody):
     def verify_(self) -> None:
         dims = self.dimensions.get_values()
         for source, init in zip(self.inputs, self.outputs, strict=False):
-            kept = tuple(extent for axis, extent in enumerate(shape_of(source)) if axis not in dims)
-            if shape_of(init) != kept:
+            remaining = tuple(extent for axis, extent in enumerate(shape_of(source)) if axis not in dims)
+            if shape_of(init) != remaining:
                 raise VerifyException(
                     f"linalg.reduce of {attribute_text(source.type)} over {list(dims)} gives "
-                    f"({', '.join(map(str, kept))}), not {attribute_text(init.type)}"
+                    f"({', '.join(map(str, remaining))}), not {attribute_text(init.type)}"
                 )
         super().verify_()
 
@@ -288,7 +290,7 @@ class _RelayoutOp(IRDLOperation, ABC):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.source)
+        print_parts(printer, " ", self.source)
         self._print_padding(printer)
         if self.outer_dims_perm.get_values():
             printer.print_string(f" outer_dims_perm = {list(self.outer_dims_perm.get_values())}")
@@ -296,7 +298,9 @@ class _RelayoutOp(IRDLOperation, ABC):
         print_dynamic_index_list(
             printer, DYNAMIC_INDEX, self.inner_tiles, self.static_inner_tiles.get_values()
         )
-        write(printer, " into ", self.dest, self.attributes, " : ", self.source.type, " -> ", self.dest.type)
+        print_parts(
+            printer, " into ", self.dest, self.attributes, " : ", self.source.type, " -> ", self.dest.type
+        )
 
     def sides(self) -> tuple[SSAValue, SSAValue]:
         """The plain and the packed side."""
@@ -334,14 +338,14 @@ class _RelayoutOp(IRDLOperation, ABC):
             )
         tiles = self.tile_sizes()
         outer = [_tiles_of(shape[dim], tiles[dim]) for dim in self.order()]
-        wanted = (*outer, *self.static_inner_tiles.get_values())
-        pairs = zip(wanted, shape_of(packed), strict=False)
-        if len(wanted) != len(shape_of(packed)) or any(
+        expected = (*outer, *self.static_inner_tiles.get_values())
+        pairs = zip(expected, shape_of(packed), strict=False)
+        if len(expected) != len(shape_of(packed)) or any(
             left != right and DYNAMIC_INDEX not in (left, right) for left, right in pairs
         ):
             raise VerifyException(
                 f"{self.name} between {attribute_text(plain.type)} and {attribute_text(packed.type)}: these "
-                f"tiles make ({', '.join(map(str, wanted))})"
+                f"tiles make ({', '.join(map(str, expected))})"
             )
 
 
@@ -380,7 +384,7 @@ class PackOp(_RelayoutOp):
 
     def _print_padding(self, printer: Printer) -> None:
         if self.padding_value is not None:
-            write(printer, " padding_value(", self.padding_value, " : ", self.padding_value.type, ")")
+            print_parts(printer, " padding_value(", self.padding_value, " : ", self.padding_value.type, ")")
 
 
 @irdl_op_definition

@@ -36,13 +36,13 @@ from xdsl.parser import Parser
 from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import write
+from aerie.air_dialect.assembly import print_parts
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream import arith as upstream_arith
-from aerie.air_dialect.upstream.formats import regular_operation
+from aerie.air_dialect.upstream.formats import define_op
 from aerie.air_dialect.upstream.linalg import TypeFnAttr, shape_of
 
-Scalars = Sequence[SSAValue]
+ScalarValues = Sequence[SSAValue]
 """The elements of the operands at one point of the loops, the output's last."""
 
 
@@ -89,53 +89,53 @@ _MAX_UNSIGNED = (arith.MaximumfOp, arith.MaxUIOp, arith.OrIOp)
 _MIN_UNSIGNED = (arith.MinimumfOp, arith.MinUIOp, arith.AndIOp)
 _DIV = (arith.DivfOp, arith.DivSIOp, arith.DivSIOp)
 _DIV_UNSIGNED = (arith.DivfOp, arith.DivUIOp, arith.DivUIOp)
-Choice = tuple[type[Operation], type[Operation], type[Operation]]
+TypeChoice = tuple[type[Operation], type[Operation], type[Operation]]
 """The operation on floats, on integers and on i1."""
 
 
-def _apply(choice: Choice, left: SSAValue, right: SSAValue) -> SSAValue:
-    number = 0 if isinstance(left.type, AnyFloat) else 2 if left.type == i1 else 1
-    return choice[number](left, right).results[0]  # type: ignore[call-arg, arg-type]
+def _apply(choice: TypeChoice, lhs: SSAValue, rhs: SSAValue) -> SSAValue:
+    number = 0 if isinstance(lhs.type, AnyFloat) else 2 if lhs.type == i1 else 1
+    return choice[number](lhs, rhs).results[0]  # type: ignore[call-arg, arg-type]
 
 
-Body = Callable[[Scalars, bool], SSAValue]
+BodyBuilder = Callable[[ScalarValues, bool], SSAValue]
 """From the scalars, and whether integers are unsigned, to the new element of the output."""
 
 
-def _sum_of_products(scalars: Scalars, is_unsigned: bool) -> SSAValue:
+def _sum_of_products(scalars: ScalarValues, is_unsigned: bool) -> SSAValue:
     *inputs, total = scalars
     left, right = (convert(value, total.type, is_unsigned) for value in inputs)
     return _apply(_ADD, total, _apply(_MUL, left, right))
 
 
-def _folded(choice: Choice) -> Body:
+def _folded(choice: TypeChoice) -> BodyBuilder:
     """The element of the first input, folded into the output."""
     return lambda scalars, is_unsigned: _apply(
         choice, scalars[-1], convert(scalars[0], scalars[-1].type, is_unsigned)
     )
 
 
-def _of_two(choice: Choice) -> Body:
+def _of_two(choice: TypeChoice) -> BodyBuilder:
     """An operation on two inputs."""
 
-    def body(scalars: Scalars, is_unsigned: bool) -> SSAValue:
+    def body(scalars: ScalarValues, is_unsigned: bool) -> SSAValue:
         left, right = (convert(value, scalars[-1].type, is_unsigned) for value in scalars[:-1])
         return _apply(choice, left, right)
 
     return body
 
 
-def _of_one(operation: type[Operation]) -> Body:
+def _of_one(operation: type[Operation]) -> BodyBuilder:
     """A function of one input."""
     return lambda scalars, _: operation(convert(scalars[0], scalars[-1].type)).results[0]  # type: ignore[call-arg, arg-type]
 
 
-def _square(scalars: Scalars, _: bool) -> SSAValue:
+def _square(scalars: ScalarValues, _: bool) -> SSAValue:
     value = convert(scalars[0], scalars[-1].type)
     return _apply(_MUL, value, value)
 
 
-def _reciprocal(scalars: Scalars, _: bool) -> SSAValue:
+def _reciprocal(scalars: ScalarValues, _: bool) -> SSAValue:
     value = convert(scalars[0], scalars[-1].type)
     assert isinstance(value.type, AnyFloat)
     return _apply(_DIV, arith.ConstantOp(FloatAttr(1.0, value.type)).result, value)
@@ -150,7 +150,7 @@ class StructuredOp(NamedOperation, ABC):
     PRINT_ATTRS_IN_FRONT: ClassVar[bool] = True
     SUBSCRIPTS: ClassVar[str]
     """As the module says; "" where all operands have the shape of the output."""
-    BODY: ClassVar[Body]
+    BODY: ClassVar[BodyBuilder]
 
     strides = opt_prop_def(DenseIntElementsAttr)
     dilations = opt_prop_def(DenseIntElementsAttr)
@@ -192,10 +192,10 @@ class StructuredOp(NamedOperation, ABC):
         extents: dict[str, int] = {}
         for names, value in zip(words, self.operands, strict=False):
             for name, extent in zip(names, shape_of(value), strict=True):
-                known = extents.setdefault(name, extent)
-                if "+" not in name and known != extent and DYNAMIC_INDEX not in (known, extent):
+                earlier = extents.setdefault(name, extent)
+                if "+" not in name and earlier != extent and DYNAMIC_INDEX not in (earlier, extent):
                     raise VerifyException(
-                        f"{self.name} ({self.SUBSCRIPTS}) of {types}: {name} is {known} and {extent}"
+                        f"{self.name} ({self.SUBSCRIPTS}) of {types}: {name} is {earlier} and {extent}"
                     )
         super().verify_()
 
@@ -256,7 +256,7 @@ class MatmulOp(ops.MatmulOp):
     def print(self, printer: Printer) -> None:
         default = ops.MatmulOp.get_irdl_definition().properties["indexing_maps"].default_value
         if self.indexing_maps != default:
-            write(printer, " indexing_maps = ", self.indexing_maps)
+            print_parts(printer, " indexing_maps = ", self.indexing_maps)
         super().print(printer)
 
     @classmethod
@@ -310,10 +310,10 @@ _WINDOWS = {
     "ncw": "n c w+x, x -> n c w",
     "ndhwc": "n d+z h+y w+x c, z y x -> n d h w c",
 }
-_POOLS: dict[str, Choice] = {
+_POOLS: dict[str, TypeChoice] = {
     "sum": _ADD, "max": _MAX, "min": _MIN, "max_unsigned": _MAX_UNSIGNED, "min_unsigned": _MIN_UNSIGNED,
 }  # fmt: skip
-_ELEMENTWISE: dict[str, Body] = {
+_ELEMENTWISE: dict[str, BodyBuilder] = {
     "div": _of_two(_DIV),
     "div_unsigned": _of_two(_DIV_UNSIGNED),
     "powf": _of_two((math.PowFOp, math.PowFOp, math.PowFOp)),
@@ -330,12 +330,10 @@ _ELEMENTWISE: dict[str, Body] = {
 }
 
 
-def _operation(word: str, subscripts: str, body: Body) -> type[StructuredOp]:
+def _operation(word: str, subscripts: str, body: BodyBuilder) -> type[StructuredOp]:
     """The class of `linalg.word`."""
     meaning = f"`linalg.{word}`: {subscripts or 'element by element'}."
-    return regular_operation(
-        f"linalg.{word}", StructuredOp, meaning, SUBSCRIPTS=subscripts, BODY=staticmethod(body)
-    )
+    return define_op(f"linalg.{word}", StructuredOp, meaning, SUBSCRIPTS=subscripts, BODY=staticmethod(body))
 
 
 _NAMED: dict[str, type[StructuredOp]] = {
@@ -350,4 +348,4 @@ _NAMED: dict[str, type[StructuredOp]] = {
         *(_operation(word, "", body) for word, body in _ELEMENTWISE.items()),
     )
 }
-REGULAR = list(_NAMED.values())
+TABLE_OPS = list(_NAMED.values())

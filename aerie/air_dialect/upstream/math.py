@@ -12,7 +12,7 @@ from xdsl.traits import Pure
 from xdsl.utils.exceptions import VerifyException
 
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.upstream.formats import Formatted, element_type, regular_operation
+from aerie.air_dialect.upstream.formats import Formatted, define_op, element_type
 
 _ONE_FLOAT = "$operand (`fastmath` `` $fastmath^)? attr-dict `:` "
 
@@ -33,7 +33,7 @@ class _FloatTest(_FloatFunction, ABC):
 
     result = result_def()
     traits = traits_def(Pure())
-    FORMAT: ClassVar[str] = _ONE_FLOAT + "custom<Truth>(type(operands), type(results))"
+    FORMAT: ClassVar[str] = _ONE_FLOAT + "custom<ComparisonResult>(type(operands), type(results))"
 
 
 @irdl_op_definition
@@ -43,7 +43,7 @@ class ErfcOp(_FloatFunction):
     name = "math.erfc"
     result = result_def()
     traits = traits_def(Pure())
-    FORMAT: ClassVar[str] = _ONE_FLOAT + "custom<OneType>(type(operands), type(results))"
+    FORMAT: ClassVar[str] = _ONE_FLOAT + "custom<SameType>(type(operands), type(results))"
 
 
 @irdl_op_definition
@@ -54,7 +54,7 @@ class SinCosOp(_FloatFunction):
     sin = result_def()
     cos = result_def()
     traits = traits_def(Pure())
-    FORMAT: ClassVar[str] = _ONE_FLOAT + "custom<OneType>(type(operands), type(results))"
+    FORMAT: ClassVar[str] = _ONE_FLOAT + "custom<SameType>(type(operands), type(results))"
 
 
 @irdl_op_definition
@@ -70,7 +70,7 @@ class ClampFOp(Formatted):
     traits = traits_def(Pure())
     FORMAT: ClassVar[str] = (
         "$value `to` ` ` `[` $min `,` $max `]` (`fastmath` `` $fastmath^)? attr-dict "
-        "`:` custom<OneType>(type(operands), type(results))"
+        "`:` custom<SameType>(type(operands), type(results))"
     )
 
 
@@ -80,4 +80,4 @@ _TESTS = {
     "isnan": "NaN.",
     "isnormal": "Neither zero, subnormal, infinite nor NaN.",
 }
-REGULAR = [regular_operation(f"math.{word}", _FloatTest, meaning) for word, meaning in _TESTS.items()]
+TABLE_OPS = [define_op(f"math.{word}", _FloatTest, meaning) for word, meaning in _TESTS.items()]

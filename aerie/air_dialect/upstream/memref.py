@@ -42,7 +42,7 @@ from xdsl.printer import Printer
 from xdsl.traits import HasParent, IsTerminator, MemoryReadEffect, MemoryWriteEffect, NoMemoryEffect
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import optional_result_types, parse_reference, print_result_types, write
+from aerie.air_dialect.assembly import optional_result_types, parse_reference, print_parts, print_result_types
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import ATOMIC_KINDS, Formatted
 
@@ -124,8 +124,8 @@ class TransposeOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.source, f" {self.permutation.data}", self.attributes)
-        write(printer, " : ", self.source.type, " to ", self.result.type)
+        print_parts(printer, " ", self.source, f" {self.permutation.data}", self.attributes)
+        print_parts(printer, " : ", self.source.type, " to ", self.result.type)
 
 
 @irdl_op_definition
@@ -183,9 +183,9 @@ class GlobalOp(memref.GlobalOp):
         if self.sym_visibility.data != "public":
             printer.print_string(" ")
             printer.print_string_literal(self.sym_visibility.data)
-        write(printer, " constant " if self.constant is not None else " ")
+        print_parts(printer, " constant " if self.constant is not None else " ")
         printer.print_symbol_name(self.sym_name.data)
-        write(printer, " : ", self.type)
+        print_parts(printer, " : ", self.type)
         initial = self.properties.get("initial_value")
         if isinstance(initial, DenseIntOrFPElementsAttr):
             printer.print_string(" = ")
@@ -193,7 +193,7 @@ class GlobalOp(memref.GlobalOp):
         elif initial is not None:
             printer.print_string(" = uninitialized")
         alignment = {} if self.alignment is None else {"alignment": self.alignment}
-        write(printer, {**alignment, **self.attributes})
+        print_parts(printer, {**alignment, **self.attributes})
 
     def verify_(self) -> None:
         if "initial_value" in self.properties:  # without one it declares a global defined elsewhere
@@ -216,7 +216,7 @@ class AtomicRMWOp(Formatted, memref.AtomicRMWOp):
     """`%old = memref.atomic_rmw addi %v, %m[%i] : (i32, memref<8xi32>) -> i32`."""
 
     FORMAT = (
-        "custom<Word>($kind) $value `,` $memref `[` $indices `]` attr-dict "
+        "custom<Keyword>($kind) $value `,` $memref `[` $indices `]` attr-dict "
         "`:` custom<Signature>(type($value), type($memref), type($result))"
     )
 
@@ -258,7 +258,7 @@ class GenericAtomicRMWOp(IRDLOperation):
         start = parser.pos
         type_ = parser.parse_type()
         if not isinstance(type_, MemRefType):
-            parser.raise_error(f"a memref is wanted here, not {attribute_text(type_)}", start)
+            parser.raise_error(f"expected a memref here, not {attribute_text(type_)}", start)
         body = parser.parse_region()
         return cls.create(
             operands=[parser.resolve_operand(buffer, type_), *indices],
@@ -268,9 +268,9 @@ class GenericAtomicRMWOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.memref, "[", self.indices, "] : ", self.memref.type, " ")
+        print_parts(printer, " ", self.memref, "[", self.indices, "] : ", self.memref.type, " ")
         printer.print_region(self.body)
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
 
 @irdl_op_definition
@@ -311,7 +311,9 @@ class PrefetchOp(IRDLOperation):
         access = "write" if self.is_write.value.data else "read"
         cache = "data" if self.is_data.value.data else "instr"
         hint = f"], {access}, locality<{self.locality.value.data}>, {cache}"
-        write(printer, " ", self.memref, "[", self.indices, hint, self.attributes, " : ", self.memref.type)
+        print_parts(
+            printer, " ", self.memref, "[", self.indices, hint, self.attributes, " : ", self.memref.type
+        )
 
 
 # ------------------------------------------------------------------------------------ scopes
@@ -334,7 +336,7 @@ class AllocaScopeOp(memref.AllocaScopeOp):
         print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(self.scope, print_empty_block=False, print_block_terminators=bool(self.results))
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
 
 class AllocaScopeReturnOp(Formatted, memref.AllocaScopeReturnOp):

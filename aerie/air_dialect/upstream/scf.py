@@ -53,10 +53,10 @@ from aerie.air_dialect.assembly import (
     index_operands,
     optional_result_types,
     parse_binding,
-    parse_carried,
+    parse_iter_args,
     print_bindings,
+    print_parts,
     print_result_types,
-    write,
 )
 
 UNSIGNED = "unsignedCmp"
@@ -78,7 +78,7 @@ class ForOp(scf.ForOp):
         for word in ("=", "to", "step"):
             parser.parse_characters(word)
             names.append(parser.parse_unresolved_operand())
-        carried, values = parse_carried(parser, "iter_args")
+        carried, values = parse_iter_args(parser, "iter_args")
         type_: Attribute = IndexType()
         if parser.parse_optional_punctuation(":") is not None:
             type_ = parser.parse_type()
@@ -184,14 +184,14 @@ class ParallelOp(scf.ParallelOp):
         return op
 
     def print(self, printer: Printer) -> None:
-        write(printer, " (", self.body.block.args, ") = (", self.lowerBound, ") to (", self.upperBound)
-        write(printer, ") step (", self.step, ")")
+        print_parts(printer, " (", self.body.block.args, ") = (", self.lowerBound, ") to (", self.upperBound)
+        print_parts(printer, ") step (", self.step, ")")
         if self.initVals:
-            write(printer, " init (", self.initVals, ")")
+            print_parts(printer, " init (", self.initVals, ")")
             print_result_types(printer, self)
         printer.print_string(" ")
         printer.print_region(self.body, print_entry_block_args=False)
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
 
 class ReduceOp(scf.ReduceOp):
@@ -216,7 +216,7 @@ class ReduceOp(scf.ReduceOp):
 
     def print(self, printer: Printer) -> None:
         if self.args:
-            write(printer, "(", self.args, " : ", [value.type for value in self.args], ") ")
+            print_parts(printer, "(", self.args, " : ", [value.type for value in self.args], ") ")
             printer.print_list(self.reductions, printer.print_region)
         printer.print_op_attributes(self.attributes)
 
@@ -237,7 +237,7 @@ class InParallelOp(IRDLOperation):
     def print(self, printer: Printer) -> None:
         printer.print_string(" ")
         printer.print_region(self.body, print_empty_block=False)
-        write(printer, self.attributes)
+        print_parts(printer, self.attributes)
 
 
 @irdl_op_definition
@@ -274,7 +274,7 @@ class ForallOp(IRDLOperation):
             upper = _parse_bounds(parser)
             parser.parse_keyword("step")
             step = _parse_bounds(parser)
-        shared, outputs = parse_carried(parser, "shared_outs")
+        shared, outputs = parse_iter_args(parser, "shared_outs")
         body = parser.parse_region([*arguments, *shared])
         if not isinstance(body.block.last_op, InParallelOp):
             body.block.add_op(InParallelOp(regions=[Region(Block())]))
@@ -294,7 +294,7 @@ class ForallOp(IRDLOperation):
 
     def print(self, printer: Printer) -> None:
         rank = len(self.static_upper)
-        write(printer, " (", self.body.block.args[:rank], ")")
+        print_parts(printer, " (", self.body.block.args[:rank], ")")
         normalized = set(self.static_lower.get_values()) <= {0} and set(self.static_step.get_values()) <= {1}
         if normalized:
             printer.print_string(" in ")
@@ -319,7 +319,7 @@ class ForallOp(IRDLOperation):
             print_block_terminators=bool(self.outputs),
         )
         mapping = {} if self.mapping is None else {"mapping": self.mapping}
-        write(printer, {**mapping, **self.attributes})
+        print_parts(printer, {**mapping, **self.attributes})
 
 
 class _Bounds(NamedTuple):

@@ -46,7 +46,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import split_properties, write
+from aerie.air_dialect.assembly import print_parts, split_properties
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import Formatted, element_type, parse_vector_type
 
@@ -160,8 +160,8 @@ class ContractOp(IRDLOperation):
         }
         printer.print_string(" ")
         printer.print_attr_dict(own)
-        write(printer, " ", self.operands, self.attributes, " : ")
-        write(printer, [self.lhs.type, self.rhs.type], " into ", self.acc.type)
+        print_parts(printer, " ", self.operands, self.attributes, " : ")
+        print_parts(printer, [self.lhs.type, self.rhs.type], " into ", self.acc.type)
 
     def verify_(self) -> None:
         maps = [attribute.data for attribute in self.indexing_maps]
@@ -264,10 +264,10 @@ class MultiDimReductionOp(IRDLOperation):
 
     def verify_(self) -> None:
         shape, dims = vector_shape(self.source), self.reduction_dims.get_values()
-        kept = tuple(extent for axis, extent in enumerate(shape) if axis not in dims)
-        if vector_shape(self.dest) != kept:
+        remaining = tuple(extent for axis, extent in enumerate(shape) if axis not in dims)
+        if vector_shape(self.dest) != remaining:
             raise VerifyException(
-                f"vector.multi_reduction of {list(shape)} over {list(dims)} gives {list(kept)}, "
+                f"vector.multi_reduction of {list(shape)} over {list(dims)} gives {list(remaining)}, "
                 f"not {list(vector_shape(self.dest))}"
             )
 
@@ -298,14 +298,14 @@ class FromElementsOp(IRDLOperation):
         return op
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.elements, self.attributes, " : ", self.result.type)
+        print_parts(printer, " ", self.elements, self.attributes, " : ", self.result.type)
 
     def verify_(self) -> None:
-        wanted = prod(vector_shape(self.result))
-        if len(self.elements) != wanted:
+        expected = prod(vector_shape(self.result))
+        if len(self.elements) != expected:
             raise VerifyException(
                 f"vector.from_elements has {len(self.elements)} elements for {self.result.type}, which "
-                f"holds {wanted}"
+                f"holds {expected}"
             )
 
 
@@ -337,7 +337,7 @@ class InsertStridedSliceOp(Formatted):
     irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(Pure())
     FORMAT: ClassVar[str] = (
-        "$source `,` $dest attr-dict `:` type($source) `into` custom<Twice>(type($dest), type($result))"
+        "$source `,` $dest attr-dict `:` type($source) `into` custom<BothTypes>(type($dest), type($result))"
     )
 
 
@@ -418,7 +418,7 @@ class InsertElementOp(Formatted):
     traits = traits_def(Pure())
     FORMAT: ClassVar[str] = (
         "$source `,` $dest `[` ($position^ `:` type($position))? `]` attr-dict "
-        "`:` custom<VectorOf>(custom<Twice>(type($dest), type($result)), type($source))"
+        "`:` custom<VectorOf>(custom<BothTypes>(type($dest), type($result)), type($source))"
     )
 
 
@@ -435,7 +435,7 @@ class InterleaveOp(Formatted):
     result = result_def(VectorType)
     traits = traits_def(Pure())
     FORMAT: ClassVar[str] = (
-        "$lhs `,` $rhs attr-dict `:` custom<Twice>(type($lhs), type($rhs)) `->` type($result)"
+        "$lhs `,` $rhs attr-dict `:` custom<BothTypes>(type($lhs), type($rhs)) `->` type($result)"
     )
 
     def verify_(self) -> None:
@@ -456,7 +456,9 @@ class DeinterleaveOp(Formatted):
     even = result_def(VectorType)
     odd = result_def(VectorType)
     traits = traits_def(Pure())
-    FORMAT: ClassVar[str] = "$source attr-dict `:` type($source) `->` custom<Twice>(type($even), type($odd))"
+    FORMAT: ClassVar[str] = (
+        "$source attr-dict `:` type($source) `->` custom<BothTypes>(type($even), type($odd))"
+    )
 
     def verify_(self) -> None:
         *outer, last = vector_shape(self.source) or (1,)
@@ -502,15 +504,17 @@ class OuterProductOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.operands, {"kind": self.kind, **self.attributes})
-        write(printer, " : ", [self.lhs.type, self.rhs.type])
+        print_parts(printer, " ", self.operands, {"kind": self.kind, **self.attributes})
+        print_parts(printer, " : ", [self.lhs.type, self.rhs.type])
 
     def verify_(self) -> None:
-        wanted = (*vector_shape(self.lhs), *vector_shape(self.rhs))
-        if vector_shape(self.result) != wanted or element_type(self.lhs.type) != element_type(self.rhs.type):
+        expected = (*vector_shape(self.lhs), *vector_shape(self.rhs))
+        if vector_shape(self.result) != expected or element_type(self.lhs.type) != element_type(
+            self.rhs.type
+        ):
             raise VerifyException(
                 f"vector.outerproduct of {attribute_text(self.lhs.type)} and {attribute_text(self.rhs.type)} "
-                f"gives {list(wanted)} of one element type, not {attribute_text(self.result.type)}"
+                f"gives {list(expected)} of one element type, not {attribute_text(self.result.type)}"
             )
 
 
@@ -532,15 +536,15 @@ class ScanOp(Formatted):
     irdl_options = (ParsePropInAttrDict(),)
     traits = traits_def(Pure())
     FORMAT: ClassVar[str] = (
-        "$kind `,` $source `,` $initial_value attr-dict `:` custom<Twice>(type($source), type($dest)) "
-        "`,` custom<Twice>(type($initial_value), type($accumulated_value))"
+        "$kind `,` $source `,` $initial_value attr-dict `:` custom<BothTypes>(type($source), type($dest)) "
+        "`,` custom<BothTypes>(type($initial_value), type($accumulated_value))"
     )
 
     def verify_(self) -> None:
         shape, dim = list(vector_shape(self.source)), self.reduction_dim.value.data
-        kept = tuple(shape[:dim] + shape[dim + 1 :])
-        if not 0 <= dim < len(shape) or vector_shape(self.initial_value) != kept:
+        remaining = tuple(shape[:dim] + shape[dim + 1 :])
+        if not 0 <= dim < len(shape) or vector_shape(self.initial_value) != remaining:
             raise VerifyException(
                 f"vector.scan of {attribute_text(self.source.type)} along dimension {dim} starts from "
-                f"{list(kept)}, not {attribute_text(self.initial_value.type)}"
+                f"{list(remaining)}, not {attribute_text(self.initial_value.type)}"
             )

@@ -40,7 +40,7 @@ from xdsl.traits import (
 )
 from xdsl.utils.exceptions import VerifyException
 
-from aerie.air_dialect.assembly import optional_result_types, write
+from aerie.air_dialect.assembly import optional_result_types, print_parts
 from aerie.air_dialect.types import attribute_text
 from aerie.air_dialect.upstream.formats import Formatted, element_type
 from aerie.air_dialect.upstream.vector import vector_shape
@@ -192,11 +192,11 @@ class MaskOp(IRDLOperation):
         )
 
     def print(self, printer: Printer) -> None:
-        write(printer, " ", self.operands, " ")
+        print_parts(printer, " ", self.operands, " ")
         printer.print_region(self.body, print_block_terminators=self.masked is None)
-        write(printer, self.attributes, " : ", self.mask.type)
+        print_parts(printer, self.attributes, " : ", self.mask.type)
         if self.results:
-            write(printer, " -> ", self.result_types)
+            print_parts(printer, " -> ", self.result_types)
 
     def verify_(self) -> None:
         end = self.body.block.last_op

@@ -1,1 +1,1 @@
-"""The comparison: every kernel and every program on one backend, against the virtual NPU in both numerics."""
+"""Compares every kernel and every program on one backend with the virtual NPU in both numerics."""

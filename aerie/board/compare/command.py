@@ -1,6 +1,6 @@
 """`aerie compare`.
 
-Exit codes: 0 all as on the virtual NPU, 1 something is not, 2 nothing could be compared.
+Exit codes: 0 everything is as on the virtual NPU, 1 something differs, 2 nothing could be compared.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ import functools
 from collections.abc import Sequence
 from pathlib import Path
 
-from aerie.board.compare.items import Item, choose
-from aerie.board.compare.processes import compare_all, compile_ahead, in_processes
-from aerie.board.compare.records import Outcome, line_of, print_outcomes, save
+from aerie.board.compare.items import ComparisonItem, choose
+from aerie.board.compare.processes import compare_all, compile_ahead, subprocess_comparer
+from aerie.board.compare.records import ItemOutcome, line_of, print_outcomes, save
 from aerie.cli.arguments import CACHE_FOLDER_HELP
 from aerie.common import folders
 from aerie.engine.progress import Reporter
@@ -24,8 +24,8 @@ RECORD = "compare.json"
 
 
 def board_folder() -> Path:
-    """Where records of the board are kept, unless --out names another folder. Raises KnobError."""
-    return folders.home() / "board"
+    """The folder for records of the NPU, unless --out names another. Raises KnobError."""
+    return folders.cache_folder() / "board"
 
 
 def add_compare(parser: argparse.ArgumentParser) -> None:
@@ -48,34 +48,36 @@ def add_compare(parser: argparse.ArgumentParser) -> None:
 
 
 def compare(arguments: argparse.Namespace) -> int:
-    """Run kernels and programs on the NPU, and say what differs from the virtual NPU, and how."""
+    """Run kernels and programs on the NPU; print what differs from the virtual NPU, and how."""
     items = choose(arguments.names, arguments.first)
-    cache_dir, out = arguments.cache_dir or folders.programs(), arguments.out or board_folder()
+    cache_dir, out = arguments.cache_dir or folders.programs_folder(), arguments.out or board_folder()
     outcomes = compare_and_print(items, arguments.backend, cache_dir, out)
     return RIGHT if all(outcome.status.is_right for outcome in outcomes) else WRONG
 
 
-def compare_and_print(items: Sequence[Item], backend: str, cache_dir: Path, out: Path) -> list[Outcome]:
-    """Compare, with progress, a record that is whole after each item, and a table at the end.
+def compare_and_print(
+    items: Sequence[ComparisonItem], backend: str, cache_dir: Path, out: Path
+) -> list[ItemOutcome]:
+    """Compare, with progress, a record that is complete after each item, and a table at the end.
 
-    Raises BackendError where there is no such backend here, UserError for a folder that cannot be written or
-    a knob that makes no sense.
+    Raises BackendError if the backend is missing here, UserError if a folder cannot be written or a knob's
+    value is not valid.
     """
     report = Reporter()
-    found = select_backend(backend)  # what is missing is said before anything starts
-    report.note(found.reason)
-    apart = in_processes(functools.partial(select_backend, backend), cache_dir, out / "logs")
+    selected = select_backend(backend)  # what is missing is said before anything starts
+    report.note(selected.reason)
+    apart = subprocess_comparer(functools.partial(select_backend, backend), cache_dir, out / "logs")
     make_folder(out / "logs")
     with report.bar("compiling", len(items)) as step:
-        failed = compile_ahead(items, found, cache_dir, lambda item, done: step(str(item), done))
+        failed = compile_ahead(items, selected, cache_dir, lambda item, done: step(str(item), done))
     report.note(f"compiled: {len(items) - len(failed)} of {len(items)}")
-    outcomes: list[Outcome] = []
+    outcomes: list[ItemOutcome] = []
     with report.bar("comparing", len(items)) as step:
 
-        def tell(item: Item, phase: str) -> None:
+        def on_done(item: ComparisonItem, phase: str) -> None:
             step(f"{item}: {phase}", len(outcomes))
 
-        for outcome in compare_all(items, apart, tell, failed):
+        for outcome in compare_all(items, apart, on_done, failed):
             outcomes.append(outcome)
             save(outcomes, backend, out / RECORD)  # at once: the machine may not live on
             report.note(line_of(outcome))

@@ -1,1 +1,1 @@
-"""The doctor: every layer between Python and the NPU, each checked by itself."""
+"""The doctor checks every layer between Python and the NPU, each by itself."""

@@ -1,6 +1,6 @@
-"""The machine under examination: its files, its tools, how a tool is asked; and what a check says of it.
+"""The machine that the doctor examines: its files and its tools; and the type of a check's result.
 
-Everything a check looks at comes from here, so that a test can put a made-up machine in its place.
+All checks use this class, so that a test can replace it with a made-up machine.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from aerie.cli.checkpoints import DEMO
 from aerie.runtime.npu import tools
 
-LONGEST = 400
-"""Characters of a text in a finding; tools may say anything."""
+MAX_TEXT_LENGTH = 400
+"""Maximum characters of a text in a result: tools may print anything."""
 
 
-class Status(StrEnum):
-    """How a layer stands. Only FAILED and UNKNOWN keep something from working."""
+class CheckStatus(StrEnum):
+    """The state of a layer. Only FAILED and UNKNOWN prevent something."""
 
     OK = "ok"
     WARNING = "warning"  # works, and may disappoint
@@ -33,49 +33,49 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Finding:
-    """One layer, as it was found. `fix` is empty where there is nothing to mend.
+class CheckResult:
+    """The result of one check. fix: "" if nothing is to be fixed.
 
-    absent: it is not there at all, as on a machine that was never set up for it; nothing of it is broken.
+    absent: the layer was never set up on this machine; nothing of it is broken.
     """
 
-    status: Status
-    found: str
-    wanted: str
+    status: CheckStatus
+    actual: str
+    required: str
     fix: str = ""
     absent: bool = False
 
-    def printable(self) -> Finding:
-        """The same with nothing that a terminal would act on, and no text longer than LONGEST characters."""
+    def printable(self) -> CheckResult:
+        """The same without control characters, and with texts of at most MAX_TEXT_LENGTH characters."""
         return replace(
-            self, found=_printable(self.found), wanted=_printable(self.wanted), fix=_printable(self.fix)
+            self, actual=_printable(self.actual), required=_printable(self.required), fix=_printable(self.fix)
         )
 
 
 def _printable(text: str) -> str:
     plain = "".join(letter if letter.isprintable() else " " for letter in text)
-    return plain if len(plain) <= LONGEST else f"{plain[:LONGEST]} ..."
+    return plain if len(plain) <= MAX_TEXT_LENGTH else f"{plain[:MAX_TEXT_LENGTH]} ..."
 
 
-ANSWER_S = 10.0
-"""How long a tool may take to say its version, in seconds."""
+TOOL_TIMEOUT_S = 10.0
+"""Time limit for a tool that prints its version, in seconds."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What a tool said: its output with errors last, and why it cannot be trusted ("" if it can)."""
+class ToolOutput:
+    """What a tool printed, errors last. problem: why the output cannot be trusted; "" if it can."""
 
     text: str
-    trouble: str = ""
+    problem: str = ""
 
     @property
     def first_line(self) -> str:
-        """The first line that says anything."""
+        """The first line that is not blank."""
         return next((line.strip() for line in self.text.splitlines() if line.strip()), "nothing")
 
     @property
     def last_line(self) -> str:
-        """The last line that says anything: of a Python traceback, the error."""
+        """The last line that is not blank: of a Python traceback, the error."""
         lines = [line.strip() for line in self.text.splitlines() if line.strip()]
         return lines[-1] if lines else "nothing"
 
@@ -85,11 +85,12 @@ def _find(name: str) -> Path | None:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ExaminedMachine:
     """A machine to examine; by default this one.
 
-    root: where /proc, /sys, /dev, /opt and /etc lie. find: the path of a tool of runtime.npu.tools.FINDERS.
-    version: the installed version of a Python distribution. cache_dir: of all that is kept.
+    root: the folder that has /proc, /sys, /dev, /opt and /etc. find: returns the path of a tool of
+    runtime.npu.tools.FINDERS. version: returns the installed version of a Python distribution. cache_dir: the
+    folder of all caches.
     """
 
     root: Path = Path("/")
@@ -105,14 +106,14 @@ class Machine:
         return self.root / absolute.lstrip("/")
 
     def read(self, absolute: str) -> str | None:
-        """A small file's text without its outer blanks; None where it cannot be read."""
+        """A small file's text, stripped; None if it cannot be read."""
         try:
             return self.path(absolute).read_text(errors="replace").strip()
         except OSError:
             return None
 
-    def ask(self, command: Sequence[str], limit_s: float = ANSWER_S) -> Answer:
-        """Run a tool and take down what it says; it and its children are killed after `limit_s` seconds."""
+    def run_tool(self, command: Sequence[str], limit_s: float = TOOL_TIMEOUT_S) -> ToolOutput:
+        """Run a tool and return its output. The tool and its children are killed after `limit_s` seconds."""
         try:
             process = subprocess.Popen(
                 command,
@@ -123,16 +124,16 @@ class Machine:
                 start_new_session=True,
             )
         except (OSError, ValueError) as error:
-            return Answer("", f"it could not be started ({error})")
+            return ToolOutput("", f"it could not be started ({error})")
         try:
-            said = process.communicate(timeout=limit_s)
+            output = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            return Answer(_text(_kill(process)), f"no answer within {limit_s:g} s")
-        return Answer(_text(said), _end(process.returncode))
+            return ToolOutput(_text(_kill(process)), f"no answer within {limit_s:g} s")
+        return ToolOutput(_text(output), _end(process.returncode))
 
-    def ask_python(self, script: str, *arguments: str, limit_s: float = ANSWER_S) -> Answer:
-        """Run Python code in a process of its own, so that a crash or a hang there stays there."""
-        return self.ask([self.python, "-c", script, *arguments], limit_s)
+    def run_python(self, script: str, *arguments: str, limit_s: float = TOOL_TIMEOUT_S) -> ToolOutput:
+        """Run Python code in a child process, so that a crash or a hang stays there."""
+        return self.run_tool([self.python, "-c", script, *arguments], limit_s)
 
 
 def _end(code: int) -> str:
@@ -143,7 +144,7 @@ def _end(code: int) -> str:
 
 
 def _kill(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
-    """End the process and its children; what it had said until then."""
+    """End the process and its children. Returns the output until then."""
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(process.pid, signal.SIGKILL)
     try:
@@ -152,5 +153,5 @@ def _kill(process: subprocess.Popen[bytes]) -> tuple[bytes, bytes]:
         return b"", b""
 
 
-def _text(said: tuple[bytes, bytes]) -> str:
-    return b"\n".join(said).decode(errors="replace").strip()
+def _text(streams: tuple[bytes, bytes]) -> str:
+    return b"\n".join(streams).decode(errors="replace").strip()

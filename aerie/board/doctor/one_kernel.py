@@ -1,7 +1,7 @@
-"""One kernel really compiled and run, on the virtual NPU or on the NPU, against numpy.
+"""Compiles and runs one kernel, on the virtual NPU or on the NPU, and compares it with numpy.
 
 `python -m aerie.board.doctor.one_kernel virtual|npu` is a process of its own, because a driver or a
-compiler may hang or crash. The last line on its standard output says how it went, as JSON:
+compiler may hang or crash. The last line of its standard output is the result as JSON:
 {"error": "" or one line, "wrong": elements that differ from numpy, "seconds": in all}.
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from aerie.board.doctor.machine import Answer, Finding, Machine, Status
+from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine, ToolOutput
 from aerie.common.compiler import known_compilers
 from aerie.kernel_builder.kernels.eltwise_add import KERNEL
 from aerie.kernel_builder.testing import random_arrays
@@ -30,10 +30,10 @@ if TYPE_CHECKING:
 CASE: dict[str, Any] = {"rows": 64, "cols": 256}
 
 
-def run_one(backend: Backend, cache_dir: Path) -> int:
+def run_add_kernel(backend: Backend, cache_dir: Path) -> int:
     """How many elements of a sum of two (64, 256) bf16 arrays differ from numpy's.
 
-    Raises AerieRuntimeError.
+    Raises AerieRuntimeError if the kernel cannot be compiled or run.
     """
     module = KERNEL.build(**CASE)
     program = Program.from_module(module.module, module.arguments, module.name)
@@ -45,12 +45,14 @@ def run_one(backend: Backend, cache_dir: Path) -> int:
 
 
 def main(choice: str) -> int:
-    """Compile and run on backend `choice`, and say how it went; the exit code is 0 if it could be said."""
+    """Compile and run on backend `choice`, and print the result. The exit code is 0 if a result
+    was printed.
+    """
     started = time.perf_counter()
     error, wrong = "", 0
     with tempfile.TemporaryDirectory(prefix="aerie-doctor-") as folder:
         try:
-            wrong = run_one(select_backend(choice), Path(folder))
+            wrong = run_add_kernel(select_backend(choice), Path(folder))
         except AerieRuntimeError as failure:
             error = " ".join(str(failure).split())
     print(json.dumps({"error": error, "wrong": wrong, "seconds": time.perf_counter() - started}))
@@ -64,50 +66,56 @@ if __name__ == "__main__":
 MODULE = "aerie.board.doctor.one_kernel"
 VIRTUAL_S = 60.0
 NPU_S = 120.0
-"""Most seconds for one kernel: aircc and Peano take their time, and another process may hold the device."""
+"""Time limit in seconds for one kernel: aircc and Peano are slow, and another process may hold the device."""
 
 
-def on_virtual_npu(machine: Machine) -> Finding:
+def on_virtual_npu(machine: ExaminedMachine) -> CheckResult:
     """A sum of two arrays on the virtual NPU."""
-    finding = _judge(_launch(machine, "virtual", VIRTUAL_S), f"python -m {MODULE} virtual shows all it says")
-    if finding.status is Status.FAILED and _only_compiled_runs():  # the check of the compiler says more
-        said = "not tried, for its kernel was never compiled here; what is compiled runs without a compiler"
-        return Finding(Status.WARNING, said, finding.wanted, finding.fix)
+    finding = _check_result(
+        _launch(machine, "virtual", VIRTUAL_S), f"python -m {MODULE} virtual shows all it says"
+    )
+    if finding.status is CheckStatus.FAILED and _only_compiled_runs():  # the check of the compiler says more
+        reason = "not tried, for its kernel was never compiled here; what is compiled runs without a compiler"
+        return CheckResult(CheckStatus.WARNING, reason, finding.required, finding.fix)
     return finding
 
 
 def _only_compiled_runs() -> bool:
-    """Whether there is no compiler any more, but what one made."""
+    """Whether no compiler is left, but programs that one compiled."""
     try:
         return not known_compilers()[0].command
     except ProgramError:
         return False
 
 
-def on_npu(machine: Machine) -> Finding:
+def on_npu(machine: ExaminedMachine) -> CheckResult:
     """The same on the NPU, through aircc, Peano and XRT."""
-    return _judge(_launch(machine, "npu", NPU_S), "make test-npu tells more; docs/explanation/board.md")
+    return _check_result(_launch(machine, "npu", NPU_S), "make test-npu has more; docs/explanation/board.md")
 
 
-def _launch(machine: Machine, backend: str, limit_s: float) -> Answer:
-    return machine.ask([machine.python, "-m", MODULE, backend], limit_s)
+def _launch(machine: ExaminedMachine, backend: str, limit_s: float) -> ToolOutput:
+    return machine.run_tool([machine.python, "-m", MODULE, backend], limit_s)
 
 
-def _judge(answer: Answer, fix: str) -> Finding:
-    wanted = "one kernel compiled and run, with numpy's result"
+def _check_result(answer: ToolOutput, fix: str) -> CheckResult:
+    required = "one kernel compiled and run, with numpy's result"
     record = _record(answer)
     if record is None:
-        found = f"{answer.trouble or 'it says nothing that makes sense'}; its last line: {answer.last_line}"
-        return Finding(Status.FAILED, found, wanted, fix)
+        actual = f"{answer.problem or 'its output is not a result'}; its last line: {answer.last_line}"
+        return CheckResult(CheckStatus.FAILED, actual, required, fix)
     if record["error"]:
-        return Finding(Status.FAILED, str(record["error"]), wanted, fix)
+        return CheckResult(CheckStatus.FAILED, str(record["error"]), required, fix)
     if record["wrong"]:
-        return Finding(Status.FAILED, f"it ran, and {record['wrong']} elements are wrong", wanted, fix)
-    return Finding(Status.OK, f"compiled and run in {record['seconds']:.1f} s, result right", wanted)
+        return CheckResult(
+            CheckStatus.FAILED, f"it ran, and {record['wrong']} elements are wrong", required, fix
+        )
+    return CheckResult(
+        CheckStatus.OK, f"compiled and run in {record['seconds']:.1f} s, result right", required
+    )
 
 
-def _record(answer: Answer) -> dict[str, Any] | None:
-    """What one_kernel said; None where it did not come that far."""
+def _record(answer: ToolOutput) -> dict[str, Any] | None:
+    """The result that one_kernel printed; None if it ended before."""
     lines = [line for line in answer.text.splitlines() if line.startswith('{"error": ')]
     try:
         record: dict[str, Any] = json.loads(lines[-1])

@@ -1,1 +1,1 @@
-"""The report: one file that tells what a machine did, and not whose it is."""
+"""The report: one file about what a machine did, without the identity of its owner."""

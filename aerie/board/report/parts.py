@@ -1,4 +1,4 @@
-"""What goes into a report, part by part. A part that cannot be had says why, and the report goes on."""
+"""The parts of a report. A part that cannot be obtained has the reason instead, and the report continues."""
 
 from __future__ import annotations
 
@@ -13,53 +13,53 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.board.report.scrubbing import PROJECT
+from aerie.board.report.redaction import PROJECT
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
 from aerie.version import VERSION
 
-ASK_S = 60.0
-"""Seconds that a tool may take to answer; the doctor has limits of its own, and is given longer."""
+TOOL_TIMEOUT_S = 60.0
+"""Time limit for a tool, in seconds. The doctor has limits of its own, and gets more time."""
 DOCTOR_S = 300.0
 TAIL_BYTES = 256 << 10
-"""Of a log; what went wrong is at its end."""
-MOST_LOGS = 20
-"""The newest ones."""
+"""Bytes from the end of a log, where the failure is."""
+MAX_LOGS = 20
+"""Only the newest logs are taken."""
 
 PACKAGES = (*versions.WHEELS, "numpy", "ml_dtypes", "xdsl", "transformers", "torch", "rich", "filelock")
 """Distributions whose versions can matter, besides the project's own."""
 
 PROMPTS = frozenset({"prompt", "token_ids", "prompt_token_ids", "our_token_ids", "reference_token_ids"})
-"""Keys of the gate's and the diagnosis' records under which somebody's words may be found."""
+"""Keys in the records of the gate and the diagnosis that may hold a user's text."""
 
 KERNEL_LINES = re.compile(r"xdna|\bnpu|\baccel|iommu.*fault", re.IGNORECASE)
-"""Of the kernel's log, what can concern the NPU."""
+"""Lines of the kernel's log that may concern the NPU."""
 
 
 @dataclass(frozen=True)
-class Part:
-    """One file of the report. `missing`: why there is none; its content is empty then."""
+class ReportPart:
+    """One file of the report. missing: why there is none; its content is then empty."""
 
     name: str
-    what: str
+    description: str
     content: str = ""
     missing: str = ""
 
 
 @dataclass(frozen=True)
-class Source:
-    """Where parts come from: the project's folder of builds, and whether prompts may go in."""
+class ReportSource:
+    """Where parts come from: the project's build folder, and whether prompts may be included."""
 
     build: Path
     with_prompts: bool = False
 
 
-def all_parts(source: Source) -> Iterator[Part]:
-    """Everything that can be had, in the order of the index."""
-    yield Part(
+def all_parts(source: ReportSource) -> Iterator[ReportPart]:
+    """All parts, in the order of the index."""
+    yield ReportPart(
         "versions.json",
         "versions of Aerie and of what it uses, as found and as wanted",
-        _json(found_versions()),
+        _json(installed_versions()),
     )
     yield doctor()
     yield from _files(source, "board", "*.json", "the comparison with the virtual NPU, kernel by kernel")
@@ -71,9 +71,11 @@ def all_parts(source: Source) -> Iterator[Part]:
     yield from system()
 
 
-def found_versions() -> dict[str, Any]:
-    """Of the project, Python, the system and packages; and what aerie/runtime/npu/versions.py wants."""
-    wanted = (value for value in vars(versions).values() if isinstance(value, versions.Wanted))
+def installed_versions() -> dict[str, Any]:
+    """Versions of the project, Python, the system and packages; and those that aerie/runtime/npu/versions.py
+    needs.
+    """
+    required = (value for value in vars(versions).values() if isinstance(value, versions.RequiredVersion))
     return {
         "aerie": VERSION,
         "commit": commit(),
@@ -81,46 +83,49 @@ def found_versions() -> dict[str, Any]:
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "distribution": _distribution(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "wanted": {item.name: item.version for item in wanted},
+        "wanted": {item.name: item.version for item in required},
     }
 
 
 def commit() -> str:
     """The commit that is checked out, and whether files differ from it."""
-    head = ask(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
+    head = run_tool(["git", "-C", str(PROJECT), "rev-parse", "HEAD"])
     if head.missing:
         return f"unknown: {head.missing}"
-    changed = ask(["git", "-C", str(PROJECT), "status", "--porcelain", "--untracked-files=no"])
+    changed = run_tool(["git", "-C", str(PROJECT), "status", "--porcelain", "--untracked-files=no"])
     count = len(changed.content.splitlines())
     return head.content.strip() + (f", and {count} changed files" if count else "")
 
 
-def doctor() -> Part:
-    """The doctor's record, from a process of its own: a driver's crash must not end the report."""
-    answer = ask([sys.executable, "-m", "aerie.board", "doctor", "--json"], DOCTOR_S)
-    return Part("doctor.json", "what make doctor found", answer.content, answer.missing)
+def doctor() -> ReportPart:
+    """The doctor's record, from a child process: a crash of the driver must not end the report."""
+    answer = run_tool([sys.executable, "-m", "aerie.board", "doctor", "--json"], DOCTOR_S)
+    return ReportPart("doctor.json", "what make doctor found", answer.content, answer.missing)
 
 
-def system() -> Iterator[Part]:
-    """What the system says of the NPU."""
-    asked: Sequence[tuple[str, str, list[str], Callable[[str], str]]] = (
+def system() -> Iterator[ReportPart]:
+    """What the system's tools print about the NPU."""
+    tools: Sequence[tuple[str, str, list[str], Callable[[str], str]]] = (
         ("xrt-smi.txt", "xrt-smi examine", ["xrt-smi", "examine"], str),
         ("kernel-log.txt", "the kernel's lines on the NPU", ["dmesg"], _about_npu),
         ("modules.txt", "the NPU's driver among loaded modules", ["lsmod"], _about_npu),
     )
-    for name, what, command, keep in asked:
-        answer = ask(command)
+    for name, description, command, keep in tools:
+        answer = run_tool(command)
         content = keep(answer.content)
-        yield Part(
-            name, what, content, answer.missing or ("" if content.strip() else "nothing on an NPU in it")
+        yield ReportPart(
+            name,
+            description,
+            content,
+            answer.missing or ("" if content.strip() else "nothing on an NPU in it"),
         )
 
 
-def ask(command: Sequence[str], limit_s: float = ASK_S) -> Part:
-    """What a tool prints on standard output; why it could not be asked, where it could not."""
+def run_tool(command: Sequence[str], limit_s: float = TOOL_TIMEOUT_S) -> ReportPart:
+    """The standard output of a tool; or why it could not run."""
     tool = shutil.which(command[0])
     if tool is None:
-        return Part("", "", missing=f"{command[0]} is not on this machine")
+        return ReportPart("", "", missing=f"{command[0]} is not on this machine")
     try:
         done = subprocess.run(
             [tool, *command[1:]],
@@ -132,23 +137,25 @@ def ask(command: Sequence[str], limit_s: float = ASK_S) -> Part:
             cwd=PROJECT,
         )
     except (OSError, subprocess.TimeoutExpired) as error:
-        return Part("", "", missing=f"{command[0]} did not answer ({error})")
+        return ReportPart("", "", missing=f"{command[0]} did not answer ({error})")
     if done.stdout.strip():
-        return Part("", "", done.stdout)
-    said = " ".join(done.stderr.split()[-30:])
-    return Part(
-        "", "", missing="" if done.returncode == 0 else f"{command[0]} exit code {done.returncode}: {said}"
+        return ReportPart("", "", done.stdout)
+    error_text = " ".join(done.stderr.split()[-30:])
+    return ReportPart(
+        "",
+        "",
+        missing="" if done.returncode == 0 else f"{command[0]} exit code {done.returncode}: {error_text}",
     )
 
 
-def without_prompts(record: Any) -> Any:
-    """A record without anybody's words: what stood there is counted."""
+def redact_prompts(record: Any) -> Any:
+    """A record without a user's text, which is replaced by its length."""
     if isinstance(record, list):
-        return [without_prompts(inner) for inner in record]
+        return [redact_prompts(inner) for inner in record]
     if not isinstance(record, dict):
         return record
     return {
-        key: _counted(value) if key in PROMPTS else without_prompts(value) for key, value in record.items()
+        key: _counted(value) if key in PROMPTS else redact_prompts(value) for key, value in record.items()
     }
 
 
@@ -156,14 +163,14 @@ def _counted(value: Any) -> Any:
     return f"left out: {len(value)} {'letters' if isinstance(value, str) else 'tokens'}" if value else value
 
 
-def _files(source: Source, folder: str, pattern: str, what: str) -> Iterator[Part]:
-    """Small files that are kept whole; prompts are taken out of records."""
-    found = sorted((source.build / folder).glob(pattern))
-    if not found:
-        yield Part(f"{folder}/{pattern}".removeprefix("./"), what, missing="there is none yet")
-    for path in found:
+def _files(source: ReportSource, folder: str, pattern: str, description: str) -> Iterator[ReportPart]:
+    """Small files, included whole. Prompts are removed from records."""
+    paths = sorted((source.build / folder).glob(pattern))
+    if not paths:
+        yield ReportPart(f"{folder}/{pattern}".removeprefix("./"), description, missing="there is none yet")
+    for path in paths:
         name = path.name if folder == "." else f"{folder}/{path.name}"
-        yield Part(name, what, *_read_record(path, source.with_prompts))
+        yield ReportPart(name, description, *_read_record(path, source.with_prompts))
 
 
 def _read_record(path: Path, with_prompts: bool) -> tuple[str, str]:
@@ -171,20 +178,20 @@ def _read_record(path: Path, with_prompts: bool) -> tuple[str, str]:
         text = path.read_text(errors="replace")
         if path.suffix != ".json" or with_prompts:
             return text, ""
-        return _json(without_prompts(json.loads(text))), ""
+        return _json(redact_prompts(json.loads(text))), ""
     except OSError as error:
         return "", f"it cannot be read ({error.strerror})"
     except ValueError:
         return "", "it is no whole JSON, so prompts could not be taken out"
 
 
-def _logs(folder: Path, name: str, what: str) -> Iterator[Part]:
+def _logs(folder: Path, name: str, description: str) -> Iterator[ReportPart]:
     """The ends of the newest logs."""
     logs = sorted(folder.glob("*.log"), key=lambda path: path.stat().st_mtime, reverse=True)
     if not logs:
-        yield Part(f"{name}/*.log", what, missing="there is none yet")
-    for log in logs[:MOST_LOGS]:
-        yield Part(f"{name}/{log.name}", what, *_read_tail(log))
+        yield ReportPart(f"{name}/*.log", description, missing="there is none yet")
+    for log in logs[:MAX_LOGS]:
+        yield ReportPart(f"{name}/{log.name}", description, *_read_tail(log))
 
 
 def _read_tail(log: Path) -> tuple[str, str]:

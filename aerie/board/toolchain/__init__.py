@@ -1,1 +1,1 @@
-"""`aerie test-toolchain`: every program and kernel through upstream's compilers, stage by stage."""
+"""`aerie test-toolchain`: takes every program and kernel through upstream's compilers, stage by stage."""

@@ -1,8 +1,8 @@
-"""`aerie test-toolchain`: no NPU and no driver is needed, only the compilers of `make setup-npu`.
+"""`aerie test-toolchain`: needs no NPU and no driver, only the compilers of `make setup-npu`.
 
-Each program and kernel is first put to our own check, which may refuse it. Then it goes through the stages,
-side by side with others, and its placed text is run against its source. Exit codes: 0 nothing failed in the
-stages that can run here, 1 something did, 2 no stage can run.
+Our own check sees each program and kernel first, and may refuse it. The stages then run in parallel for
+several of them, and the placed text is run against its source. Exit codes: 0 no stage that can run here
+failed, 1 one did, 2 no stage can run.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed, wait
 from pathlib import Path
 
-from aerie.board.toolchain.records import Outcome, comparison_line, line_of, print_outcomes, record
+from aerie.board.toolchain.records import SubjectOutcome, comparison_line, line_of, print_outcomes, record
 from aerie.board.toolchain.results import compare, core_findings, product_note
-from aerie.board.toolchain.subjects import Subject, build, choose
+from aerie.board.toolchain.subjects import ToolchainSubject, build_subjects, select_subjects
 from aerie.cli.arguments import add_model, int_at_least
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
@@ -30,11 +30,11 @@ from aerie.engine.progress import Reporter
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu.checks import preflight
 from aerie.runtime.npu.stage_runner import StageRunner
-from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status, Texts
+from aerie.runtime.npu.stages import STAGES, StageFiles, StageOutcome, StageStatus, StageTools
 from aerie.runtime.npu.tools import missing_list
 
 RIGHT, WRONG = 0, 1
-MOST_MIB = 16
+MAX_MIB = 16
 """Arguments of the demo's programs take a few MiB, and run with checks in seconds."""
 
 KEPT = "every stage's texts and the tools' own words: NAME/ in the folder of --keep"
@@ -57,26 +57,30 @@ def add_toolchain(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--run-up-to",
         type=int_at_least(0),
-        default=MOST_MIB,
+        default=MAX_MIB,
         metavar="MIB",
-        help="run placed texts against their sources where the arguments take at most so many MiB; 0: none "
-        "(default: %(default)s)",
+        help="run placed texts against their sources where the arguments take at most this many MiB; "
+        "0 means never (default: %(default)s)",
     )
 
 
-def toolchain(arguments: argparse.Namespace) -> int:
+def run_test_toolchain(arguments: argparse.Namespace) -> int:
     """Take every program and kernel through upstream's compilers, stage by stage."""
-    tools, report = StageTools.found(), Reporter()
+    tools, report = StageTools.from_machine(), Reporter()
     if not tools.runnable:
         raise UserError(missing_list("no stage of the compilers can run here", tools.missing))
     config = load_config(find_checkpoint(arguments.model))
     shape, seq_len = config.shape, choose_seq_len(config, arguments.seq_len)
-    chosen = choose(shape, seq_len, arguments.names)
-    for line in tools_told(tools):
+    chosen = select_subjects(shape, seq_len, arguments.names)
+    for line in describe_tools(tools):
         report.note(line)
     with _folder(arguments.keep) as folder:
         outcomes = run_all(
-            build(shape, seq_len, chosen), StageRunner(tools), folder, arguments.run_up_to, report.note
+            build_subjects(shape, seq_len, chosen),
+            StageRunner(tools),
+            folder,
+            arguments.run_up_to,
+            report.note,
         )
     if arguments.json:
         print(json.dumps(record(outcomes, tools, arguments.model, seq_len), indent=1))
@@ -86,19 +90,19 @@ def toolchain(arguments: argparse.Namespace) -> int:
     return RIGHT if all(outcome.is_right for outcome in outcomes) else WRONG
 
 
-def tools_told(tools: StageTools) -> Iterator[str]:
-    """Which tools are there, and which stages they cannot run, with the reasons."""
+def describe_tools(tools: StageTools) -> Iterator[str]:
+    """The tools that exist, and the stages that cannot run, with the reasons."""
     for name, path in tools.paths.items():
         yield f"{name}: {path} ({tools.version(name)})"
     yield from tools.missing
     for stage in STAGES:
-        if why := tools.obstacle(stage):
+        if why := tools.blocker(stage):
             yield f"stage {stage} is skipped: {why}"
 
 
 @contextlib.contextmanager
 def _folder(keep: Path | None) -> Iterator[Path]:
-    """The folder for the texts: the one that is to be kept, or one that is removed afterwards."""
+    """The folder for the texts: `keep`, or a temporary one that is removed afterwards."""
     if keep is None:
         with tempfile.TemporaryDirectory(prefix="aerie-toolchain-") as folder:
             yield Path(folder)
@@ -111,27 +115,27 @@ def _folder(keep: Path | None) -> Iterator[Path]:
 
 
 def run_all(
-    subjects: Iterator[Subject], runner: StageRunner, folder: Path, most_mib: int, note: Note
-) -> list[Outcome]:
-    """Every subject's outcome, in order; the stages of several run side by side, one per CPU.
+    subjects: Iterator[ToolchainSubject], runner: StageRunner, folder: Path, most_mib: int, note: Note
+) -> list[SubjectOutcome]:
+    """The outcome of every subject, in order. The stages of several subjects run in parallel, one per CPU.
 
-    IR of our own is built, checked and compared in this thread alone. Ctrl-C ends the tools too.
+    Our own IR is built, checked and compared in this thread only. Ctrl-C ends the tools too.
     """
-    waiting: dict[Future[list[Result]], Subject] = {}
-    outcomes: dict[str, Outcome] = {}
+    waiting: dict[Future[list[StageOutcome]], ToolchainSubject] = {}
+    outcomes: dict[str, SubjectOutcome] = {}
     with ThreadPoolExecutor(os.cpu_count() or 1, thread_name_prefix="stages") as pool:
         try:
             for subject in subjects:
-                outcomes[subject.name] = outcome = _checked(subject)
+                outcomes[subject.name] = outcome = _check(subject)
                 if outcome.refused:
                     note(f"{subject.name}: refused by our own check")
                     continue
                 work = _emptied(folder / subject.name)
-                tell = functools.partial(_tell, note, subject.name)
+                tell = functools.partial(_note_result, note, subject.name)
                 waiting[pool.submit(runner.run, subject.program, work, tell)] = subject
             for future in as_completed(waiting):
                 subject = waiting[future]
-                outcome = _judged(subject, future.result(), folder / subject.name, most_mib)
+                outcome = _finish(subject, future.result(), folder / subject.name, most_mib)
                 outcomes[subject.name] = outcome
                 note(comparison_line(outcome))
         except BaseException:
@@ -140,25 +144,27 @@ def run_all(
     return list(outcomes.values())
 
 
-def _tell(note: Note, name: str, result: Result) -> None:
-    if result.status is not Status.NOT_RUN:
+def _note_result(note: Note, name: str, result: StageOutcome) -> None:
+    if result.status is not StageStatus.NOT_RUN:
         note(line_of(name, result))
 
 
-def _checked(subject: Subject) -> Outcome:
+def _check(subject: ToolchainSubject) -> SubjectOutcome:
     refused = ""
     try:
         preflight(subject.program)
     except CompileError as error:
         refused = error.cause
-    return Outcome(subject.name, subject.kind, subject.program.flags, refused)
+    return SubjectOutcome(subject.name, subject.kind, subject.program.flags, refused)
 
 
-def _judged(subject: Subject, results: Sequence[Result], work: Path, most_mib: int) -> Outcome:
-    texts = Texts(work, subject.name)
+def _finish(
+    subject: ToolchainSubject, results: Sequence[StageOutcome], work: Path, most_mib: int
+) -> SubjectOutcome:
+    texts = StageFiles(work, subject.name)
     comparison = compare(subject, texts, most_mib)
     wrong = (str(finding) for result in results for finding in result.findings if finding.wrong)
-    return Outcome(
+    return SubjectOutcome(
         subject.name,
         subject.kind,
         subject.program.flags,
@@ -170,16 +176,18 @@ def _judged(subject: Subject, results: Sequence[Result], work: Path, most_mib: i
 
 
 def _emptied(work: Path) -> Path:
-    """A folder of one subject, without what an earlier call kept in it. Raises UserError for another's."""
-    if work.exists() and not Texts(work, work.name).log.is_file():
+    """An empty folder for one subject. Raises UserError if the folder was not made by this command."""
+    if work.exists() and not StageFiles(work, work.name).log.is_file():
         raise UserError(f"{work} is there, and is none of ours: name another folder with --keep")
     shutil.rmtree(work, ignore_errors=True)
     work.mkdir(parents=True)
     return work
 
 
-def _stop(pool: ThreadPoolExecutor, runner: StageRunner, futures: Sequence[Future[list[Result]]]) -> None:
-    """End all tools, again and again, for a program that begins its next stage meanwhile."""
+def _stop(
+    pool: ThreadPoolExecutor, runner: StageRunner, futures: Sequence[Future[list[StageOutcome]]]
+) -> None:
+    """End all tools repeatedly: a program may start its next stage meanwhile."""
     pool.shutdown(wait=False, cancel_futures=True)
     while not all(future.done() for future in futures):
         runner.stop()

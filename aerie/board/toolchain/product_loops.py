@@ -1,12 +1,13 @@
-"""What the loops of a core do that multiply 8x8 blocks, counted in the LLVM IR that the tools make (stage 7).
+"""Counts what the loops of a core that multiply 8x8 blocks do, in the LLVM IR that the tools make (stage 7).
 
 A bf16 block reaches the matrix unit of AIE2P in four steps, and each is counted: it is loaded, widened to
 f32 in an accumulator, converted to block floats, and multiplied. A block of b is transposed before, by two
 shuffles (mlir-aie AIEVecToLLVM.cpp, performBFP16_8x8MatMul). A core issues one instruction per slot and cycle
-(llvm-aie AIE2PSlots.td): products go through the vector slot; widening and shuffles, two instructions of each
-to a block, through the slot for moves; conversions through that of stores; loads through two slots of 64
-bytes. The busiest slot bounds from below what an iteration takes. Latencies are not counted, nor is what the
-compiler of the cores makes of the loop.
+(llvm-aie AIE2PSlots.td): products go through the vector slot; widening and shuffles, two instructions each
+per block, through the slot for moves; conversions through the one for stores; loads through two slots of 64
+bytes.
+The busiest slot gives the minimum cycles of an iteration. Latencies are not counted, and neither is what the
+cores' compiler does with the loop.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ LOADS_OF_A_BLOCK = 2
 
 @dataclass(frozen=True)
 class ProductLoop:
-    """One iteration of an innermost loop over K, and how many there are in the loop."""
+    """One iteration of an innermost loop over K, and the number of iterations."""
 
     core: str
     products: int
@@ -44,22 +45,22 @@ class ProductLoop:
 
     @property
     def conversions_per_product(self) -> float:
-        """Blocks that are converted to block floats for each product of two."""
+        """Blocks that are converted to block floats, per product of two."""
         return self.conversions / self.products
 
     @property
-    def least_cycles(self) -> int:
-        """Cycles of an iteration that the busiest slot takes, if nothing waits."""
+    def min_cycles(self) -> int:
+        """Cycles that the busiest slot needs for an iteration, if nothing waits."""
         loads = -(-self.loads * LOADS_OF_A_BLOCK // 2)
         return max(self.products, self.conversions, self.widenings + self.shuffles, loads)
 
 
 def product_loops(ir: str) -> list[ProductLoop]:
-    """The loops of all cores in a module of LLVM IR that multiply blocks in block floats, in order."""
-    return [loop for core in CORE.finditer(ir) for loop in _of_core(core[1], core[0])]
+    """All loops in a module of LLVM IR that multiply blocks in block floats, in order."""
+    return [loop for core in CORE.finditer(ir) for loop in _core_loops(core[1], core[0])]
 
 
-def _of_core(core: str, text: str) -> Iterator[ProductLoop]:
+def _core_loops(core: str, text: str) -> Iterator[ProductLoop]:
     blocks = _basic_blocks(text)
     for body in blocks.values():
         if PRODUCT not in body:

@@ -1,4 +1,6 @@
-"""What was found: a line as each stage ends, the table, every failure in words, the verdict; and as JSON."""
+"""The outcomes of the stages: a line as each ends, the table, every failure as text, the verdict; and as
+JSON.
+"""
 
 from __future__ import annotations
 
@@ -9,157 +11,163 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from aerie.board.report.scrubbing import Scrubber
-from aerie.board.toolchain.results import NOT_COMPARED, Bits, Comparison
+from aerie.board.report.redaction import Redactor
+from aerie.board.toolchain.results import NOT_COMPARED, BitComparison, PlacedComparison
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.runtime.npu.core_ir import CoreFinding
-from aerie.runtime.npu.stages import STAGES, Result, StageTools, Status
+from aerie.runtime.npu.stages import STAGES, StageOutcome, StageStatus, StageTools
 
 SCHEMA = 1
 
 
 @dataclass(frozen=True)
-class Outcome:
+class SubjectOutcome:
     """How one program or kernel ended.
 
-    refused: why the static check let no tool have it, "" where it did. products: what the loops of the
-    cores do that multiply blocks. findings: what is wrong with the code of the cores.
+    refused: why the static check refused it, "" if it passed. products: what the loops that multiply blocks
+    do.
+    findings: what is wrong with the code of the cores.
     """
 
     name: str
     kind: str
     options: tuple[str, ...]
     refused: str = ""
-    results: tuple[Result, ...] = ()
-    comparison: Comparison = NOT_COMPARED
+    results: tuple[StageOutcome, ...] = ()
+    comparison: PlacedComparison = NOT_COMPARED
     products: str = ""
     findings: tuple[str, ...] = ()
 
     @property
-    def failed(self) -> Result | None:
+    def failed(self) -> StageOutcome | None:
         """The stage that failed."""
-        return next((result for result in self.results if result.status is Status.FAILED), None)
+        return next((result for result in self.results if result.status is StageStatus.FAILED), None)
 
     @property
-    def found_in_cores(self) -> list[CoreFinding]:
+    def core_findings(self) -> list[CoreFinding]:
         """What stage 7 found in the code of the cores, slow and wrong."""
         return [finding for result in self.results for finding in result.findings]
 
     @property
     def is_right(self) -> bool:
-        """Whether nothing failed. What our own check refuses with a reason is right too."""
-        same = self.comparison.bits in (Bits.SAME, Bits.NOT_RUN)
+        """Whether nothing failed. A refusal by our own check, with its reason, counts as right."""
+        same = self.comparison.bits in (BitComparison.SAME, BitComparison.NOT_RUN)
         return self.failed is None and same and not self.findings
 
     @property
     def seconds(self) -> float:
-        """Of all stages, without the comparison."""
+        """Seconds of all stages, without the comparison."""
         return sum(result.seconds for result in self.results)
 
 
-def line_of(name: str, result: Result) -> str:
+def line_of(name: str, result: StageOutcome) -> str:
     """One stage of one program or kernel, as it ends."""
-    told = result.note or (result.failure.line if result.failure else "")
-    seconds = f" {result.seconds:.1f} s" if result.status in (Status.OK, Status.FAILED) else ""
-    return f"{name}: {result.stage} {result.status}{seconds}{f': {told}' if told else ''}"
+    detail = result.note or (result.failure.line if result.failure else "")
+    seconds = f" {result.seconds:.1f} s" if result.status in (StageStatus.OK, StageStatus.FAILED) else ""
+    return f"{name}: {result.stage} {result.status}{seconds}{f': {detail}' if detail else ''}"
 
 
-def comparison_line(outcome: Outcome) -> str:
+def comparison_line(outcome: SubjectOutcome) -> str:
     """The comparison in one line."""
     compared = outcome.comparison
     seconds = f" {compared.seconds:.1f} s" if compared.seconds else ""
-    return f"{outcome.name}: bits {compared.bits}{seconds}{f': {compared.said}' if compared.said else ''}"
+    return (
+        f"{outcome.name}: bits {compared.bits}{seconds}{f': {compared.message}' if compared.message else ''}"
+    )
 
 
-def print_outcomes(outcomes: Sequence[Outcome], title: str, console: Console | None = None) -> None:
-    """The table, what failed in words, what this release lacks, and the verdict as the last line."""
+def print_outcomes(outcomes: Sequence[SubjectOutcome], title: str, console: Console | None = None) -> None:
+    """Print the table, the failures, what this release lacks, and the verdict as the last line."""
     console = console or Console(highlight=False, markup=False)
     print_tables(console, _table(outcomes, title))
     for line in (*details(outcomes), *_left_out(outcomes), verdict_line(outcomes)):
         console.print(line, soft_wrap=True)
 
 
-def _table(outcomes: Sequence[Outcome], title: str) -> Table:
+def _table(outcomes: Sequence[SubjectOutcome], title: str) -> Table:
     table = compact_table(title, ("program, kernel", "stages", "fails at", "bits"), ("seconds",))
     kind = ""
     for outcome in outcomes:
         if kind and outcome.kind != kind:
             table.add_section()
         kind = outcome.kind
-        bits = "-" if outcome.comparison.bits is Bits.NOT_RUN else outcome.comparison.bits.value
+        bits = "-" if outcome.comparison.bits is BitComparison.NOT_RUN else outcome.comparison.bits.value
         table.add_row(outcome.name, *_stages(outcome), bits, f"{outcome.seconds:.1f}")
     return table
 
 
-def _stages(outcome: Outcome) -> tuple[str, str]:
-    """How many stages were passed, of how many that can run here; and what ended it."""
+def _stages(outcome: SubjectOutcome) -> tuple[str, str]:
+    """How many of the stages that can run here passed, and what ended it."""
     if outcome.refused:
         return "-", "our own check"
-    passed = sum(result.status is Status.OK for result in outcome.results)
-    possible = sum(result.status is not Status.SKIPPED for result in outcome.results)
+    passed = sum(result.status is StageStatus.OK for result in outcome.results)
+    possible = sum(result.status is not StageStatus.SKIPPED for result in outcome.results)
     return f"{passed} of {possible}", outcome.failed.stage.title if outcome.failed else ""
 
 
-def details(outcomes: Sequence[Outcome]) -> Iterator[str]:
-    """Every refusal, failure, difference and finding: the tool's line, and what it means; and what the cores'
-    loops of products do."""
+def details(outcomes: Sequence[SubjectOutcome]) -> Iterator[str]:
+    """Every refusal, failure, difference and finding: the tool's line, its meaning, and what the cores' loops
+    of products do.
+    """
     for outcome in outcomes:
         if outcome.refused:
             yield f"{outcome.name}, refused before any tool: {outcome.refused}"
         if outcome.failed and outcome.failed.failure:
             yield f"{outcome.name}, stage {outcome.failed.stage}: {outcome.failed.failure.line}"
             yield from (f"  this means: {meaning}" for meaning in outcome.failed.failure.meanings)
-        if outcome.comparison.bits in (Bits.DIFFER, Bits.FAILED):
-            yield f"{outcome.name}, placed text against source: {outcome.comparison.said}"
+        if outcome.comparison.bits in (BitComparison.DIFFER, BitComparison.FAILED):
+            yield f"{outcome.name}, placed text against source: {outcome.comparison.message}"
         if outcome.products:
             yield f"{outcome.name}, core code: {outcome.products}"
-        slow = [finding for finding in outcome.found_in_cores if not finding.wrong]
+        slow = [finding for finding in outcome.core_findings if not finding.wrong]
         yield from (f"{outcome.name}, core code, slow: {finding}" for finding in slow)
         yield from (f"{outcome.name}, core code, wrong: {finding}" for finding in outcome.findings)
 
 
-def _left_out(outcomes: Sequence[Outcome]) -> Iterator[str]:
+def _left_out(outcomes: Sequence[SubjectOutcome]) -> Iterator[str]:
     names = {name: result.stage for o in outcomes for result in o.results for name in result.left_out}
     for name, stage in names.items():
         yield f"stage {stage} ran without {name}, which this release does not have"
 
 
-def verdict_line(outcomes: Sequence[Outcome]) -> str:
-    """The first word after the name is for scripts."""
+def verdict_line(outcomes: Sequence[SubjectOutcome]) -> str:
+    """The verdict. Scripts read the first word after the name."""
     right = all(outcome.is_right for outcome in outcomes)
-    skipped = {r.stage.number for o in outcomes for r in o.results if r.status is Status.SKIPPED}
+    skipped = {r.stage.number for o in outcomes for r in o.results if r.status is StageStatus.SKIPPED}
     counts = {
         "through all stages": sum(not o.refused and not o.failed for o in outcomes),
         "refused by our own check": sum(bool(o.refused) for o in outcomes),
         "stopped by a tool": sum(o.failed is not None for o in outcomes),
-        "with the bits of the source": sum(o.comparison.bits is Bits.SAME for o in outcomes),
-        "with other bits": sum(o.comparison.bits in (Bits.DIFFER, Bits.FAILED) for o in outcomes),
+        "with the bits of the source": sum(o.comparison.bits is BitComparison.SAME for o in outcomes),
+        "with other bits": sum(
+            o.comparison.bits in (BitComparison.DIFFER, BitComparison.FAILED) for o in outcomes
+        ),
         "with findings in core code": sum(bool(o.findings) for o in outcomes),
     }
-    told = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    counted = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     partly = f", but for stages {', '.join(map(str, sorted(skipped)))}" if skipped else ""
-    return f"[test-toolchain] {'PASS' if right else 'FAIL'}{partly}: {told}"
+    return f"[test-toolchain] {'PASS' if right else 'FAIL'}{partly}: {counted}"
 
 
-def record(outcomes: Sequence[Outcome], tools: StageTools, model: str, seq_len: int) -> dict[str, Any]:
-    """All of it for JSON, with nothing that tells whose machine it was."""
-    whole = {
+def record(outcomes: Sequence[SubjectOutcome], tools: StageTools, model: str, seq_len: int) -> dict[str, Any]:
+    """All outcomes for JSON, without anything that identifies the machine's owner."""
+    document = {
         "schema": SCHEMA,
         "model": model,
         "seq_len": seq_len,
         "tools": {name: tools.version(name) for name in tools.paths},
         "stages": [
-            {"number": stage.number, "title": stage.title, "obstacle": tools.obstacle(stage)}
+            {"number": stage.number, "title": stage.title, "obstacle": tools.blocker(stage)}
             for stage in STAGES
         ],
         "right": all(outcome.is_right for outcome in outcomes),
         "items": [_entry(outcome) for outcome in outcomes],
     }
-    scrubbed: dict[str, Any] = Scrubber.of_this_machine().record(whole)
+    scrubbed: dict[str, Any] = Redactor.for_this_machine().redact_record(document)
     return scrubbed
 
 
-def _entry(outcome: Outcome) -> dict[str, Any]:
+def _entry(outcome: SubjectOutcome) -> dict[str, Any]:
     compared = outcome.comparison
     return {
         "name": outcome.name,
@@ -170,16 +178,16 @@ def _entry(outcome: Outcome) -> dict[str, Any]:
         "stages": [_result(result) for result in outcome.results],
         "bits": {
             "status": compared.bits.value,
-            "said": compared.said,
+            "said": compared.message,
             "seconds": round(compared.seconds, 2),
         },
         "products": outcome.products,
-        "slow": [str(finding) for finding in outcome.found_in_cores if not finding.wrong],
+        "slow": [str(finding) for finding in outcome.core_findings if not finding.wrong],
         "findings": list(outcome.findings),
     }
 
 
-def _result(result: Result) -> dict[str, Any]:
+def _result(result: StageOutcome) -> dict[str, Any]:
     failure = result.failure
     return {
         "number": result.stage.number,

@@ -1,5 +1,6 @@
-"""What is asked of the texts that the compilers made: do placed texts compute what their sources do, and is
-the code of the cores as it should be."""
+"""Checks of the texts that the compilers made: placed texts compute what their sources do, and the code of
+the cores has no known fault.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +12,21 @@ from enum import StrEnum
 from pathlib import Path
 
 from aerie.board.toolchain.product_loops import product_loops
-from aerie.board.toolchain.subjects import Subject
-from aerie.runtime.npu.stages import Texts
+from aerie.board.toolchain.subjects import ToolchainSubject
+from aerie.runtime.npu.stages import StageFiles
 from aerie.runtime.toolchain import KERNEL_SOURCES
 from aerie.virtual_npu import BuildOptions, Program, ProgramError
 from aerie.virtual_npu.arrays import Array, first_difference
 
 MIB = 1 << 20
-WATCHED = BuildOptions(checks=True)
+WITH_CHECKS = BuildOptions(checks=True)
 
 CoreCheck = Callable[[str], Sequence[str]]
-"""Takes the LLVM IR of the cores of one device, gives what is wrong with it, a sentence each."""
+"""Takes the LLVM IR of the cores of one device. Returns what is wrong with it, a sentence each."""
 
 
 def chained_products(ir: str) -> list[str]:
-    """Loops in which each product of blocks waits for the one before, as all go to one accumulator."""
+    """Loops in which each product of blocks waits for the previous one, because all use one accumulator."""
     loops = product_loops(ir)
     chained = [loop for loop in loops if loop.products > loop.accumulators or loop.accumulators == 1]
     if not chained:
@@ -41,8 +42,8 @@ def chained_products(ir: str) -> list[str]:
 CORE_CHECKS: tuple[CoreCheck, ...] = (chained_products,)
 
 
-class Bits(StrEnum):
-    """How the placed text's results stand to the source's."""
+class BitComparison(StrEnum):
+    """How the bits of the placed text's results compare with the source's."""
 
     SAME = "same"
     DIFFER = "differ"
@@ -51,50 +52,54 @@ class Bits(StrEnum):
 
 
 @dataclass(frozen=True)
-class Comparison:
-    """Source and placed text on the virtual NPU, with checks, on the same arrays."""
+class PlacedComparison:
+    """The source and the placed text on the virtual NPU, with checks, on the same arrays."""
 
-    bits: Bits
-    said: str = ""
+    bits: BitComparison
+    message: str = ""
     seconds: float = 0.0
 
 
-NOT_COMPARED = Comparison(Bits.NOT_RUN)
+NOT_COMPARED = PlacedComparison(BitComparison.NOT_RUN)
 
 
-def compare(subject: Subject, texts: Texts, most_mib: int) -> Comparison:
-    """Run both on the same arrays, if the arguments take at most so many MiB, and compare all bits."""
+def compare(subject: ToolchainSubject, texts: StageFiles, most_mib: int) -> PlacedComparison:
+    """Run both on the same arrays and compare all bits, unless the arguments take more than
+    `most_mib` MiB.
+    """
     if not texts.placed.is_file():
-        return Comparison(Bits.NOT_RUN, "there is no placed text")
+        return PlacedComparison(BitComparison.NOT_RUN, "there is no placed text")
     if subject.argument_bytes > most_mib * MIB:
         size = -(-subject.argument_bytes // MIB)
-        return Comparison(Bits.NOT_RUN, f"its arguments take {size} MiB, and --run-up-to is {most_mib}")
+        return PlacedComparison(
+            BitComparison.NOT_RUN, f"its arguments take {size} MiB, and --run-up-to is {most_mib}"
+        )
     begin = time.monotonic()
-    given = subject.arrays()
+    arrays = subject.arrays()
     try:
-        program, wanted = _run(texts.source, given, "the source")
-        _, found = _run(texts.placed, given, "the placed text")
+        program, expected = _run(texts.source, arrays, "the source")
+        _, actual = _run(texts.placed, arrays, "the placed text")
     except _FailedError as error:
-        return Comparison(Bits.FAILED, str(error), time.monotonic() - begin)
-    difference = first_difference(program.entry().arguments, wanted, found)
-    bits = Bits.DIFFER if difference else Bits.SAME
-    return Comparison(bits, str(difference or ""), time.monotonic() - begin)
+        return PlacedComparison(BitComparison.FAILED, str(error), time.monotonic() - begin)
+    difference = first_difference(program.entry().arguments, expected, actual)
+    bits = BitComparison.DIFFER if difference else BitComparison.SAME
+    return PlacedComparison(bits, str(difference or ""), time.monotonic() - begin)
 
 
 class _FailedError(Exception):
     pass
 
 
-def _run(path: Path, given: Sequence[Array], what: str) -> tuple[Program, Sequence[Array]]:
-    program = Program.from_file(path, (KERNEL_SOURCES,), WATCHED)
+def _run(path: Path, arrays: Sequence[Array], description: str) -> tuple[Program, Sequence[Array]]:
+    program = Program.from_file(path, (KERNEL_SOURCES,), WITH_CHECKS)
     try:
-        return program, program.run(*given).outputs
+        return program, program.run(*arrays).outputs
     except ProgramError as error:
-        raise _FailedError(f"{what} does not run on the virtual NPU: {error}") from error
+        raise _FailedError(f"{description} does not run on the virtual NPU: {error}") from error
 
 
-def product_note(texts: Texts) -> str:
-    """What the loops of all cores do that multiply blocks, in one line; "" where none does."""
+def product_note(texts: StageFiles) -> str:
+    """What the loops of all cores that multiply blocks do, in one line; "" if there are none."""
     loops = [loop for path in texts.cores for loop in product_loops(path.read_text())]
     kinds = Counter((loop.products, loop.accumulators, loop.conversions_per_product) for loop in loops)
     return "; ".join(
@@ -104,7 +109,7 @@ def product_note(texts: Texts) -> str:
     )
 
 
-def core_findings(texts: Texts) -> list[str]:
+def core_findings(texts: StageFiles) -> list[str]:
     """What CORE_CHECKS find in the cores of every device."""
     return [
         f"{path.name}: {finding}"

@@ -8,19 +8,21 @@ is recorded to fail. Everything was read, nothing measured: none of us has had t
 
 from __future__ import annotations
 
-from aerie.device.lowering.forms import forms_of
-from aerie.device.lowering.rows import Form, Row, Verdict, distance
+from aerie.device.lowering.op_forms import forms_of
+from aerie.device.lowering.rule import LoweringRule, LoweringVerdict, OpForm, distance
 from aerie.device.lowering.table import TABLE
 
-__all__ = ["TABLE", "Form", "Row", "Verdict", "find", "forms_of", "nearest"]
+__all__ = ["TABLE", "LoweringRule", "LoweringVerdict", "OpForm", "find", "forms_of", "nearest"]
 
 
-def find(form: Form, architecture: str) -> Row | None:
+def find_rule(form: OpForm, architecture: str) -> LoweringRule | None:
     """What is known of a form; None where there is no evidence either way."""
-    return next((row for row in TABLE if row.matches(form, architecture)), None)
+    return next((rule for rule in TABLE if rule.matches(form, architecture)), None)
 
 
-def nearest(form: Form, architecture: str) -> Row | None:
+def nearest_lowered_rule(form: OpForm, architecture: str) -> LoweringRule | None:
     """The row about the same operation that comes closest and lowers, None where there is none."""
-    rows = [row for row in TABLE if form.op in row.ops and architecture in row.architectures]
-    return min((row for row in rows if row.verdict.lowers), key=lambda row: distance(form, row), default=None)
+    rows = [rule for rule in TABLE if form.op in rule.ops and architecture in rule.architectures]
+    return min(
+        (rule for rule in rows if rule.verdict.lowers), key=lambda rule: distance(form, rule), default=None
+    )

@@ -23,8 +23,8 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.lowering.rows import ALL, Form, Row, direct, split, wrong
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.lowering.rule import ALL, LoweringRule, OpForm, direct, split, wrong
 from aerie.device.transfers import space_of
 
 _EXAMPLES: Final = "mlir-air programming_examples"
@@ -97,7 +97,7 @@ CHANNELS = (
     wrong(
         f"{PUT} {GET}", "", TO_AIE, details=("part of a buffer over a cascade",), architectures=ALL,
         note="mlir-air's lowering of cascades passes over offsets and sizes and moves the whole buffer",
-        instead="send and receive whole buffers of one type",
+        alternative="send and receive whole buffers of one type",
     ),
 )  # fmt: skip
 
@@ -110,44 +110,44 @@ TRANSFERS = (
     direct("affine.apply", "", SEQ_FIRST, details=("outside of cores, with floordiv",)),
 )  # fmt: skip
 
-AIR_TABLE: tuple[Row, ...] = (*LEVELS, *CHANNELS, *TRANSFERS)
+AIR_TABLE: tuple[LoweringRule, ...] = (*LEVELS, *CHANNELS, *TRANSFERS)
 """The first row that matches a form is the one about it."""
 
 
-def find_air(form: Form, architecture: str) -> Row | None:
+def find_air(form: OpForm, architecture: str) -> LoweringRule | None:
     """What is known of a form of AIR; None where there is no evidence either way."""
-    return next((row for row in AIR_TABLE if row.matches(form, architecture)), None)
+    return next((rule for rule in AIR_TABLE if rule.matches(form, architecture)), None)
 
 
-def air_forms_of(op: Operation) -> Iterator[Form]:
+def air_forms_of(op: Operation) -> Iterator[OpForm]:
     """The forms that an operation has for mlir-air; none for what the cores compute."""
     if isinstance(op, LaunchOp):
-        yield Form(op.name, detail=f"{len(op.sizes)} dimensions")
+        yield OpForm(op.name, detail=f"{len(op.sizes)} dimensions")
     elif isinstance(op, SegmentOp):
-        yield Form(op.name, detail="unrolled" if op.sizes else "")
+        yield OpForm(op.name, detail="unrolled" if op.sizes else "")
     elif isinstance(op, HerdOp):
         yield from _herd(op)
     elif isinstance(op, ChannelOp):
         broadcast = ", broadcast" if "broadcast_shape" in {**op.attributes, **op.properties} else ""
-        yield Form(op.name, detail=op.channel_type + broadcast)
+        yield OpForm(op.name, detail=op.channel_type + broadcast)
     elif isinstance(op, ChannelTransferOp):
-        yield Form(op.name, detail=_over_channel(op))
+        yield OpForm(op.name, detail=_over_channel(op))
     elif isinstance(op, DmaMemcpyNdOp):
-        yield Form(op.name, detail=f"{_space(op.src.type)} to {_space(op.dst.type)} {place(op)}")
+        yield OpForm(op.name, detail=f"{_space(op.src.type)} to {_space(op.dst.type)} {place(op)}")
     elif isinstance(op, FuncOp) and sum(isinstance(inner, LaunchOp) for inner in op.walk()) > 1:
-        yield Form(op.name, detail="several launches")
+        yield OpForm(op.name, detail="several launches")
     elif level(op) is not None and not isinstance(level(op), HerdOp):
         yield from _around(op)
 
 
 def level(op: Operation) -> HierarchyOp | None:
     """The launch, segment or herd that an operation stands in."""
-    return next((parent for parent in enclosing(op) if isinstance(parent, HierarchyOp)), None)
+    return next((parent for parent in parent_ops(op) if isinstance(parent, HierarchyOp)), None)
 
 
 def place(op: Operation) -> str:
     """`in the herd, in a branch, in a loop`: the level, and what else is around an operation there."""
-    around = list(enclosing(op))
+    around = list(parent_ops(op))
     depth = next((i for i, parent in enumerate(around) if isinstance(parent, HierarchyOp)), len(around))
     if depth == len(around):
         return "in no launch"
@@ -157,22 +157,22 @@ def place(op: Operation) -> str:
     return f"in the {where}{', in a branch' if branch else ''}{', in a loop' if loop else ''}"
 
 
-def _herd(op: HerdOp) -> Iterator[Form]:
+def _herd(op: HerdOp) -> Iterator[OpForm]:
     """A herd, what it is given, and whether it is one of several phases of the same cores."""
-    yield Form(op.name)
+    yield OpForm(op.name)
     scope = level(op)
     twins = [] if scope is None else [h for h in scope.walk() if isinstance(h, HerdOp)]
     if op.sym_name is not None and sum(twin.sym_name == op.sym_name for twin in twins) > 1:
-        yield Form(op.name, detail="in phases")
+        yield OpForm(op.name, detail="in phases")
     for type_ in dict.fromkeys(argument.type for argument in op.kernel_args):
         if isinstance(type_, MemRefType):
-            yield Form(op.name, detail=f"given {_space(type_)}")
+            yield OpForm(op.name, detail=f"given {_space(type_)}")
         elif isinstance(type_, IndexType | IntegerType):
-            yield Form(op.name, str(type_), detail="given a number")
+            yield OpForm(op.name, str(type_), detail="given a number")
 
 
 def _over_channel(op: ChannelTransferOp) -> str:
-    module = list(enclosing(op))[-1]
+    module = list(parent_ops(op))[-1]
     channels = (c for c in module.walk() if isinstance(c, ChannelOp) and c.sym_name == op.chan_name)
     channel = next(channels, None)
     if channel is None or channel.channel_type != "npu_cascade":
@@ -180,13 +180,13 @@ def _over_channel(op: ChannelTransferOp) -> str:
     return "part of a buffer over a cascade" if op.sizes else "a buffer over a cascade"
 
 
-def _around(op: Operation) -> Iterator[Form]:
+def _around(op: Operation) -> Iterator[OpForm]:
     """What launches and segments hold beside transfers."""
     if isinstance(op, memref.AllocOp):
-        yield Form(op.name, detail=f"{_space(op.memref.type)} {place(op)}")
+        yield OpForm(op.name, detail=f"{_space(op.memref.type)} {place(op)}")
     elif isinstance(op, affine.ApplyOp):
         divides = any(map(_divides, op.map.data.results))
-        yield Form(op.name, detail="outside of cores" + (", with floordiv" if divides else ""))
+        yield OpForm(op.name, detail="outside of cores" + (", with floordiv" if divides else ""))
 
 
 def _divides(expr: AffineExpr) -> bool:

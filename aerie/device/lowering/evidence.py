@@ -87,11 +87,11 @@ XDNA: Final = "amd/Triton-XDNA: AIE2P vector type constraints"
 LINALG: Final = "mlir-air aircc.cpp convert-linalg-to-loops"
 
 
-def recorded(evidence: str) -> bool:
+def is_reported_failure(evidence: str) -> bool:
     """Whether a piece of evidence records a failure that somebody met; else one follows from the source."""
     return evidence.startswith(("mlir-air ", "amd/"))
 
 
-def ran(evidence: str) -> bool:
+def is_run_upstream(evidence: str) -> bool:
     """Whether a piece of evidence is a program that upstream runs on an NPU2."""
     return evidence.startswith(("mlir-air programming_examples", "mlir-air test/xrt"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from functools import partial
 
 from aerie.device.lowering import evidence as by
-from aerie.device.lowering.rows import (
+from aerie.device.lowering.rule import (
     AIE2,
     ALL,
-    Row,
+    LoweringRule,
     direct,
     emulated,
     refused,
@@ -45,10 +45,10 @@ SUMS = (
     split("arith.addf arith.subf", "32 x bf16", by.ADD, by.SUB, by.SOFTMAX, by.TO_AIEVEC, note=HALVES),
     direct("arith.addf arith.subf", "16 x f32", by.ELTWISE_ADD, by.DECODE, by.TEST_ADD, by.TEST_SUB),
     split("arith.addf arith.subf", "32 x f32", by.SOFTMAX, by.TO_AIEVEC, note=HALVES),
-    refused("arith.addf", "8 x f32", by.WIDTHS, note=FEWER, instead="use 16 lanes", architectures=ALL),
+    refused("arith.addf", "8 x f32", by.WIDTHS, note=FEWER, alternative="use 16 lanes", architectures=ALL),
     wrong(
         "arith.subf", "16 x f32", by.TO_AIEVEC,
-        note=SIGN, instead="widen both, or neither", details=("less bf16 widened",),
+        note=SIGN, alternative="widen both, or neither", details=("less bf16 widened",),
     ),
     scalar("arith.addf arith.mulf", "f32", by.DECODE, by.PEANO, note=LIBRARY),
     scalar("arith.subf", "f32", by.PEANO, note=LIBRARY),
@@ -64,12 +64,12 @@ FLOAT_PRODUCTS = (
     direct("arith.mulf", "16 x f32", by.TO_AIEVEC, by.TO_LLVM, details=(WIDENED,)),
     emulated(
         "arith.mulf", "any x f32", by.RMS_NORM, by.AXPY, by.TO_LLVM, by.XDNA,
-        note="arith.mulf of f32 vectors is not legalized", instead=TO_BF16, details=UNLIKE,
+        note="arith.mulf of f32 vectors is not legalized", alternative=TO_BF16, details=UNLIKE,
     ),
     direct("vector.fma", "16 x f32", by.DECODE, by.TEST_FMA, by.TO_LLVM, details=(WIDENED,)),
     emulated(
         "vector.fma", "any x f32", by.DECODE, by.TO_AIEVEC,
-        note=FMA, instead="widen them just before it, or give aircc --bf16-emulation",
+        note=FMA, alternative="widen them just before it, or give aircc --bf16-emulation",
         details=UNLIKE, architectures=ALL,
     ),
     direct("vector.fma", "16 x bf16", by.FMA, by.TEST_FMA, note=ONCE),
@@ -79,12 +79,12 @@ FLOAT_PRODUCTS = (
 QUOTIENTS = (
     refused(
         "arith.divf", "any x bf16", by.OPS, by.DECODE, by.TEST_EMULATION,
-        note="the backend of the core cannot legalize G_FDIV of bf16 vectors", instead="divide in f32",
+        note="the backend of the core cannot legalize G_FDIV of bf16 vectors", alternative="divide in f32",
         details=("", "of 1"), architectures=ALL,
     ),
     refused(
         "arith.divf", "any x f32", by.XDNA,
-        note="only AIE2P divides vectors", instead="divide scalars, or multiply with a reciprocal",
+        note="only AIE2P divides vectors", alternative="divide scalars, or multiply with a reciprocal",
         details=("", "of 1"), architectures=AIE2,
     ),
     direct("arith.divf", "16 32 x f32", by.RECIPROCAL, by.TEST_INV, note="the core's own", details=("of 1",)),
@@ -101,14 +101,14 @@ CHOICES = (
     split(NUMBERS, "16 x bf16", by.DECODE, by.RELU, by.CORE_PASSES, note="a comparison and a choice"),
     emulated(
         EXTREMES, "any x f32", by.RELU, by.TO_LLVM, by.TEST_EMULATION,
-        note="convert-vector-to-aievec has no f32 max or min", instead=TO_BF16, architectures=ALL,
+        note="convert-vector-to-aievec has no f32 max or min", alternative=TO_BF16, architectures=ALL,
     ),
     direct(NUMBERS, "f32 bf16", by.RELU, by.PEANO, note="a comparison and a choice"),
     direct("arith.cmpf arith.select", "f32 bf16", by.PEANO),
     direct("arith.cmpf arith.select", "16 32 x bf16", by.SELECT),
     emulated(
         "arith.cmpf", "any x f32", by.XDNA, by.TEST_EMULATION,
-        note="aievec.cmp of f32 vectors is not legalized", instead=TO_BF16,
+        note="aievec.cmp of f32 vectors is not legalized", alternative=TO_BF16,
     ),
 )  # fmt: skip
 
@@ -138,19 +138,19 @@ _TANH = "the backend of the core cannot legalize G_FTANH"
 _RSQRT = "AIE2P has no rsqrt of bf16"
 FUNCTIONS = (
     direct("math.exp", "16 32 x bf16", by.EXP, by.SOFTMAX, by.TEST_EXP, note="exp2 of a bf16 product"),
-    refused("math.exp", "any x f32", by.XDNA, note=_EXP, instead="convert to bf16 before it"),
-    refused("math.exp", "f32", by.XDNA, note=_EXP, instead="convert to bf16 before it"),
+    refused("math.exp", "any x f32", by.XDNA, note=_EXP, alternative="convert to bf16 before it"),
+    refused("math.exp", "f32", by.XDNA, note=_EXP, alternative="convert to bf16 before it"),
     direct("math.tanh", "16 32 x bf16", by.TANH, by.TEST_TANH, note="the core's own"),
     refused(
         "math.tanh", "any x bf16", by.XDNA, by.GELU,
-        note="only AIE2P has a tanh", instead="call a C++ function", architectures=AIE2,
+        note="only AIE2P has a tanh", alternative="call a C++ function", architectures=AIE2,
     ),
-    refused("math.tanh", "any x f32", by.GELU, note=_TANH, instead="use vectors of 16 bf16"),
-    refused("math.tanh", "f32 bf16", by.GELU, note=_TANH, instead="use vectors of 16 bf16"),
+    refused("math.tanh", "any x f32", by.GELU, note=_TANH, alternative="use vectors of 16 bf16"),
+    refused("math.tanh", "f32 bf16", by.GELU, note=_TANH, alternative="use vectors of 16 bf16"),
     direct("math.rsqrt", "f32", by.INVSQRT, by.RMS_NORM, by.TEST_RSQRT, note="the core's own"),
     scalar("math.rsqrt", "any x f32", by.RSQRT, by.TEST_RSQRT, note="the core's own, for every lane"),
-    refused("math.rsqrt", "any x bf16", by.TO_AIEVEC, note=_RSQRT, instead="widen to f32"),
-    refused("math.rsqrt", "bf16", by.PLAIN_RMS_NORM, note=_RSQRT, instead="widen to f32"),
+    refused("math.rsqrt", "any x bf16", by.TO_AIEVEC, note=_RSQRT, alternative="widen to f32"),
+    refused("math.rsqrt", "bf16", by.PLAIN_RMS_NORM, note=_RSQRT, alternative="widen to f32"),
 )  # fmt: skip
 
 # ---- vectors from memory and back, in other shapes, reduced, multiplied as matrices, carried along ----
@@ -170,11 +170,11 @@ TRANSFERS = (
     wrong(
         f"{READ} {WRITE} {LOADS}", "x", by.VECTOR_TO_VECTOR,
         note="a block that is no single run of its memref is taken for one",
-        instead="read or write one row of it at a time", details=("strided",),
+        alternative="read or write one row of it at a time", details=("strided",),
     ),
     refused(
         READ, "x", by.TO_AIEVEC, note="AIE has no masked loads",
-        instead="read all lanes and choose with arith.select", details=("masked",), architectures=ALL,
+        alternative="read all lanes and choose with arith.select", details=("masked",), architectures=ALL,
     ),
 )  # fmt: skip
 
@@ -205,7 +205,7 @@ REDUCTIONS = (
     refused(
         "vector.reduction", "any x f32", by.TO_AIEVEC, by.TO_LLVM, by.TEST_EMULATION,
         note="f32 vectors are summed 16 lanes at a time, and their largest or smallest lane is not found",
-        instead="sum 16 lanes; find the largest in bf16", details=("add", *LARGEST),
+        alternative="sum 16 lanes; find the largest in bf16", details=("add", *LARGEST),
     ),
 )  # fmt: skip
 
@@ -227,14 +227,14 @@ CONTRACTIONS = (
     refused(
         "vector.contract", "any x f32", by.VECTOR_TO_VECTOR, by.TO_AIEVEC,
         note="the second matrix is transposed first, and a transposition of 1024 bits is not lowered",
-        instead="hold B as (k, n), or turn its blocks in a C++ function first, "
+        alternative="hold B as (k, n), or turn its blocks in a C++ function first, "
         "as kernels_cc/transpose_blocks.cc does",
         details=(f"8x8x8 {_BF16} b transposed",),
     ),
     wrong(
         "vector.contract", "any x f32", by.TO_AIEVEC,
         note="the lowering does not look at the layout, and takes the second matrix as rows of k",
-        instead="give it A (m, k), B (k, n) and C (m, n)",
+        alternative="give it A (m, k), B (k, n) and C (m, n)",
         details=tuple(f"{product} in another layout" for product in (f"8x8x8 {_BF16}", *SMALL)),
     ),
 )  # fmt: skip
@@ -273,12 +273,12 @@ ARITHMETIC = (
     direct("arith.addi arith.subi", "64 x i8", by.PEANO),
     refused(
         "arith.addi", "8 x i32", by.WIDTHS, note="the backend of the core cannot legalize <8 x s32> G_ADD",
-        instead="use 16 lanes", architectures=ALL,
+        alternative="use 16 lanes", architectures=ALL,
     ),
     direct(BITS, "16 x i32", by.AND, by.OR, by.XOR),
     refused(
         "arith.muli", "any x i8 i16 i32", by.TO_LLVM, note="AIE2P's lowering multiplies vectors of bf16 only",
-        instead="multiply blocks with vector.contract, or call a C++ function",
+        alternative="multiply blocks with vector.contract, or call a C++ function",
     ),
 )  # fmt: skip
 
@@ -327,7 +327,7 @@ LINALG = (
     scalar("linalg.index", "index", by.LINALG, architectures=ALL),
 )  # fmt: skip
 
-TABLE: tuple[Row, ...] = (
+TABLE: tuple[LoweringRule, ...] = (
     *SUMS, *FLOAT_PRODUCTS, *QUOTIENTS, *CHOICES, *FLOAT_CONVERSIONS, *FUNCTIONS,
     *TRANSFERS, *SHAPES, *REDUCTIONS, *CONTRACTIONS, *CARRIED,
     *ARITHMETIC, *INTEGER_CONVERSIONS, *CONTROL, *BUFFERS, *LINALG,

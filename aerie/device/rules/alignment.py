@@ -21,15 +21,15 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from xdsl.ir.affine import AffineConstantExpr
 
 from aerie.air_dialect.effects import VIEWS
+from aerie.air_dialect.index_analysis import constant_int, is_affine_index, known_divisor
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.readings import is_regular, multiple, number
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin, passed
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.l1 import misplaced
-from aerie.device.npu2 import ALIGN_STRIPPED, BUFFER_ADDRESSES, SHIFT_LOWERING, SHIFTS, Device
+from aerie.air_dialect.values import resolve_alias, root_value
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.l1_placement import misaligned_buffers
+from aerie.device.npu2 import ALIGN_STRIPPED, BUFFER_ADDRESSES, SHIFT_LOWERING, SHIFTS, DeviceModel
 from aerie.device.report import Fault, Finding
-from aerie.device.scopes import Program, Scope, place_of
+from aerie.device.scopes import ArrayConfiguration, CheckedProgram, op_location
 from aerie.device.transfers import element_bits, space_of
 
 SHIFTED_BITS, SHIFT_GRANULE = 512, 256
@@ -43,7 +43,7 @@ SAME_BEGIN = frozenset(
 
 
 @dataclass(frozen=True)
-class Access:
+class VectorAccess:
     """A vector that a core reads from L1 or writes to it.
 
     bits: of the whole vector; lane_bits: of one element; width: the bytes that it must be aligned to.
@@ -72,8 +72,8 @@ class Access:
     @property
     def offset(self) -> int | None:
         """The byte of the buffer at which it begins; None where that is no constant."""
-        numbers = [number(index) for index in self.indices]
-        strides, view = self.strides, begin_of_view(self.base)
+        numbers = [constant_int(index) for index in self.indices]
+        strides, view = self.strides, view_begin(self.base)
         if strides is None or view is None or None in numbers or None in strides:
             return None
         begin = view.elements * self.lane_bits // 8
@@ -83,7 +83,7 @@ class Access:
     def is_shifted(self) -> bool:
         """Whether mlir-aie reads twice as much from an aligned place on, and shifts: the innermost index with
         those of views is a constant, and in a vector's length no multiple of 32 bytes."""
-        last, view = number(self.indices[-1]) if self.indices else None, begin_of_view(self.base)
+        last, view = constant_int(self.indices[-1]) if self.indices else None, view_begin(self.base)
         if not isinstance(self.op, vector.TransferReadOp) or last is None or view is None:
             return False
         if isinstance(self.op.permutation_map.data.results[0], AffineConstantExpr):
@@ -98,14 +98,14 @@ class ViewBegin(NamedTuple):
     innermost: int
 
 
-def begin_of_view(value: SSAValue) -> ViewBegin | None:
+def view_begin(value: SSAValue) -> ViewBegin | None:
     """Where a value begins in the buffer that it is a view of; None where that is no constant."""
     elements = innermost = 0
     while True:
-        owner, source = value.owner, passed(value)
+        owner, source = value.owner, resolve_alias(value)
         if isinstance(owner, memref.SubviewOp) and isinstance(owner.source.type, MemRefType):
             strides = owner.source.type.get_strides()
-            given = iter([number(offset) for offset in owner.offsets])
+            given = iter([constant_int(offset) for offset in owner.offsets])
             offsets = [
                 next(given) if offset == DYNAMIC_INDEX else offset
                 for offset in owner.static_offsets.get_values()
@@ -124,7 +124,7 @@ def begin_of_view(value: SSAValue) -> ViewBegin | None:
         value = source
 
 
-def access_of(op: Operation, device: Device) -> Access | None:
+def vector_access(op: Operation, device: DeviceModel) -> VectorAccess | None:
     """The vector access that an operation is; None for others, and for widths that are not native."""
     if isinstance(op, vector.LoadOp | vector.StoreOp):
         base, kind = op.base, (op.result if isinstance(op, vector.LoadOp) else op.vector).type
@@ -139,38 +139,38 @@ def access_of(op: Operation, device: Device) -> Access | None:
     if space_of(base.type) != 2 or (total not in (128, 256) and total % 512):
         return None
     width, lanes = min(total, widest) // 8, kind.get_shape()[-1] if kind.get_shape() else 1
-    return Access(op, base, base.type, tuple(op.indices), total, bits, lanes, width)
+    return VectorAccess(op, base, base.type, tuple(op.indices), total, bits, lanes, width)
 
 
-def vectors(program: Program) -> Iterator[Finding]:
+def check_vector_alignment(program: CheckedProgram) -> Iterator[Finding]:
     """Vectors at offsets that are no multiple of their width, in a buffer that is aligned to it."""
     for herd in program.module.walk():
-        if not isinstance(herd, HerdOp) or any(isinstance(parent, HerdOp) for parent in enclosing(herd)):
+        if not isinstance(herd, HerdOp) or any(isinstance(parent, HerdOp) for parent in parent_ops(herd)):
             continue
         for op in herd.walk():
-            found = access_of(op, program.device)
+            found = vector_access(op, program.device)
             if found is not None:
                 yield from _offsets(found)
 
 
-def _offsets(access: Access) -> Iterator[Fault]:
-    width, place = access.width, place_of(access.op)
+def _offsets(access: VectorAccess) -> Iterator[Fault]:
+    width, place = access.width, op_location(access.op)
     moved = f"{min(access.bits // 8, width) * 8} bits"
     if access.offset is not None and access.is_shifted:
         yield _shifted(access)
         return
     if access.offset is not None and access.offset % width:
         off = access.offset % width
-        message = f"{moved} at byte {access.offset} of its memref; {masked(access, off)}"
+        message = f"{moved} at byte {access.offset} of its memref; {masked_address_message(access, off)}"
         yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op)
         return
     odd = _odd_step(access)
-    if odd is not None and access.offset is None and all(map(is_regular, access.indices)):
-        message = f"{moved} at steps of {odd} bytes; {masked(access, None)}"
+    if odd is not None and access.offset is None and all(map(is_affine_index, access.indices)):
+        message = f"{moved} at steps of {odd} bytes; {masked_address_message(access, None)}"
         yield Fault("misaligned", place, message, ALIGN_STRIPPED, access.op, certain=False)
 
 
-def _shifted(access: Access) -> Fault:
+def _shifted(access: VectorAccess) -> Fault:
     lowers = access.bits == SHIFTED_BITS
     message = f"{access.bits} bits at byte {access.offset}; the compiler reads twice as much and shifts"
     if not lowers:
@@ -178,11 +178,11 @@ def _shifted(access: Access) -> Fault:
             f", which has a lowering (aievec.shift) for {SHIFTED_BITS} bits alone; begin at a multiple of "
             f"{SHIFT_GRANULE // 8} bytes, or read {SHIFTED_BITS} bits"
         )
-    place, source = place_of(access.op), SHIFTS if lowers else SHIFT_LOWERING
+    place, source = op_location(access.op), SHIFTS if lowers else SHIFT_LOWERING
     return Fault("vector-alignment", place, message, source, access.op, certain=not lowers)
 
 
-def masked(access: Access, off: int | None) -> str:
+def masked_address_message(access: VectorAccess, off: int | None) -> str:
     """What the core makes of an access that is `off` bytes off."""
     verb = "reads" if access.reads else "writes"
     lower = "what lies lower" if off is None else f"{off} bytes lower"
@@ -192,9 +192,9 @@ def masked(access: Access, off: int | None) -> str:
     )
 
 
-def _odd_step(access: Access) -> int | None:
+def _odd_step(access: VectorAccess) -> int | None:
     """The bytes of a step that leaves multiples of the width."""
-    steps = zip(map(multiple, access.indices), access.strides or (), strict=False)
+    steps = zip(map(known_divisor, access.indices), access.strides or (), strict=False)
     sizes = [step * stride for step, stride in steps if stride is not None]
     return next((size for size in sizes if size % access.width), None)
 
@@ -202,7 +202,7 @@ def _odd_step(access: Access) -> int | None:
 # ---- buffers that the compiler puts at odd places ----
 
 
-def buffers(scope: Scope) -> Iterator[Finding]:
+def check_buffer_alignment(scope: ArrayConfiguration) -> Iterator[Finding]:
     """L1 buffers that come to lie where a vector of 512 bits cannot begin, and are accessed by such.
 
     Not by functions in C++, whose vectors are not known here: checks at run see them.
@@ -210,25 +210,25 @@ def buffers(scope: Scope) -> Iterator[Finding]:
     if scope.device.vector_bytes <= scope.device.bus_bytes:
         return
     for herds in scope.herds.values():
-        found = misplaced(scope, herds)
+        found = misaligned_buffers(scope, herds)
         if not found:
             continue
         wide = {buffer: op for herd in herds for op, buffer in _widest(herd, scope.device)}
         for buffer, address in found.items():
             if buffer in wide:
                 message, op = _misplaced(buffer, address, scope.device), wide[buffer]
-                yield Fault("misaligned", place_of(op), message, BUFFER_ADDRESSES, op)
+                yield Fault("misaligned", op_location(op), message, BUFFER_ADDRESSES, op)
 
 
-def _widest(herd: HerdOp, device: Device) -> Iterator[tuple[Operation, SSAValue]]:
+def _widest(herd: HerdOp, device: DeviceModel) -> Iterator[tuple[Operation, SSAValue]]:
     """Accesses of the core's widest vectors, each with the buffer it is of."""
     for op in herd.walk():
-        access = access_of(op, device)
+        access = vector_access(op, device)
         if access is not None and access.width == device.vector_bytes:
-            yield op, origin(access.base)
+            yield op, root_value(access.base)
 
 
-def _misplaced(buffer: SSAValue, address: int, device: Device) -> str:
+def _misplaced(buffer: SSAValue, address: int, device: DeviceModel) -> str:
     name = f"%{buffer.name_hint} " if buffer.name_hint else ""
     width = device.vector_bytes
     off = address % width

@@ -9,6 +9,7 @@ from xdsl.dialects import memref, scf
 from xdsl.dialects.builtin import AnyFloat, DenseIntOrFPElementsAttr, IntegerType, MemRefType, NoneAttr
 from xdsl.ir import Attribute, Operation
 
+from aerie.air_dialect.index_analysis import constant_ints, leaves
 from aerie.air_dialect.ops import (
     ChannelGetOp,
     ChannelOp,
@@ -19,11 +20,10 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     SegmentOp,
 )
-from aerie.air_dialect.readings import leaves, numbers
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing, loop_counted_by
-from aerie.device.copies import trips
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import loop_of_induction_variable, parent_ops
+from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import (
     ALLOCATION,
     CHANNEL_API,
@@ -32,25 +32,25 @@ from aerie.device.npu2 import (
     TO_AIE,
 )
 from aerie.device.report import Fault, Finding
-from aerie.device.scopes import Program, integer_attribute, place_of
+from aerie.device.scopes import CheckedProgram, integer_attribute, op_location
 from aerie.device.transfers import (
     memref_bytes,
     space_of,
 )
 
 
-def types(program: Program) -> Iterator[Finding]:
+def check_channel_types(program: CheckedProgram) -> Iterator[Finding]:
     """What channels of each type can do: packets, cascades, memory-mapped writes."""
     for channel in program.channels.values():
         if channel.channel_type == "gpu_symmetric_heap":
             message = f"@{channel.sym_name} is a channel of GPUs; an NPU has npu_dma_stream and the like"
-            yield Fault("channel-type", place_of(channel), message, ALLOCATION, channel)
+            yield Fault("channel-type", op_location(channel), message, ALLOCATION, channel)
         if channel.old_channel_type is not None:
             message = (
                 f'@{channel.sym_name} is of channel_type "{channel.old_channel_type}", which mlir-air refuses'
                 f' since May 2026; write "{channel.channel_type}"'
             )
-            yield Fault("channel-type", place_of(channel), message, DIALECT, channel)
+            yield Fault("channel-type", op_location(channel), message, DIALECT, channel)
         yield from _pinned_channels(program, channel)
         yield from _one_sided(program, channel)
     for op in program.module.walk():
@@ -66,9 +66,9 @@ def types(program: Program) -> Iterator[Finding]:
         yield from _without_index(program, op)
 
 
-def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+def _cascade(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[Fault]:
     """The cascade joins neighbouring cores and carries 512 bits at a time."""
-    place, type_ = place_of(op), op.memref.type
+    place, type_ = op_location(op), op.memref.type
     space = space_of(type_)
     if space in (0, 1):
         message = (
@@ -95,14 +95,14 @@ def _cascade(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
         yield Fault("cascade", place, message, TO_AIE, op)
 
 
-def _memory_mapped(program: Program, op: ChannelPutOp) -> Iterator[Fault]:
+def _memory_mapped(program: CheckedProgram, op: ChannelPutOp) -> Iterator[Fault]:
     """The tools write the words of a constant into each core's buffer before it starts."""
     if (message := _unwritable(program, op)) is not None:
-        yield Fault("mmio", place_of(op), message, TO_AIE, op)
+        yield Fault("mmio", op_location(op), message, TO_AIE, op)
 
 
-def _unwritable(program: Program, op: ChannelPutOp) -> str | None:
-    source = origin(op.memref).owner
+def _unwritable(program: CheckedProgram, op: ChannelPutOp) -> str | None:
+    source = root_value(op.memref).owner
     if not isinstance(source, memref.GetGlobalOp):
         return (
             "a memory-mapped write is part of the program's image, so its source is a constant; read it with "
@@ -110,14 +110,16 @@ def _unwritable(program: Program, op: ChannelPutOp) -> str | None:
         )
     if not isinstance(_initial_value(program, source), DenseIntOrFPElementsAttr):
         return f"{source.name_} has no values to write into the program's image; give it dense ones"
-    indices = numbers(op.indices)
+    indices = constant_ints(op.indices)
     if indices is None:
         return (
             f"the member of @{op.chan_name} that is written is no constant, so no core can be told; write "
             "one put for each"
         )
     ends = program.channel_ends[op.chan_name]
-    gets = [end for end in ends if isinstance(end, ChannelGetOp) and numbers(end.indices) in (indices, None)]
+    gets = [
+        end for end in ends if isinstance(end, ChannelGetOp) and constant_ints(end.indices) in (indices, None)
+    ]
     if not gets:
         return f"no core gets member {indices} of @{op.chan_name}, so there is nowhere to write; add the get"
     sent, taken = (end.memref.type for end in (op, gets[0]))
@@ -129,7 +131,7 @@ def _unwritable(program: Program, op: ChannelPutOp) -> str | None:
     return None
 
 
-def _initial_value(program: Program, source: memref.GetGlobalOp) -> Attribute | None:
+def _initial_value(program: CheckedProgram, source: memref.GetGlobalOp) -> Attribute | None:
     found = (op for op in program.module.walk() if isinstance(op, memref.GlobalOp))
     named = (op for op in found if op.sym_name.data == source.name_.root_reference.data)
     return next((op.properties.get("initial_value") for op in named), None)
@@ -141,25 +143,27 @@ def _contents(type_: MemRefType[Attribute]) -> tuple[Attribute, int]:
 
 def _of_the_function(op: ChannelTransferOp) -> Iterator[Fault]:
     """mlir-air measured it on npu1 only."""
-    if space_of(op.memref.type) == 0 and not any(isinstance(parent, HierarchyOp) for parent in enclosing(op)):
+    if space_of(op.memref.type) == 0 and not any(
+        isinstance(parent, HierarchyOp) for parent in parent_ops(op)
+    ):
         message = (
             "a transfer of L3 outside of any launch; air-to-aie finds no shim DMA for it, so put it into the "
             "launch or segment"
         )
-        yield Fault("host-transfer", place_of(op), message, CHANNEL_API, op, certain=False)
+        yield Fault("host-transfer", op_location(op), message, CHANNEL_API, op, certain=False)
 
 
-def _without_index(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+def _without_index(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[Fault]:
     channel = program.channels.get(op.chan_name)
     members = 1 if channel is None else math.prod(channel.size)
     if members > 1 and not op.indices:
         message = (
             f"@{op.chan_name} has {members} members and no index says which; write one for each dimension"
         )
-        yield Fault("channel-index", place_of(op), message, TO_AIE, op)
+        yield Fault("channel-index", op_location(op), message, TO_AIE, op)
 
 
-def _one_sided(program: Program, channel: ChannelOp) -> Iterator[Fault]:
+def _one_sided(program: CheckedProgram, channel: ChannelOp) -> Iterator[Fault]:
     ends = program.channel_ends.get(channel.sym_name, [])
     directions = {isinstance(op, ChannelPutOp) for op in ends}
     if len(directions) == 1:
@@ -167,10 +171,10 @@ def _one_sided(program: Program, channel: ChannelOp) -> Iterator[Fault]:
         message = (
             f"@{channel.sym_name} has a {here} and no {other}, so the {here} waits for ever; write both ends"
         )
-        yield Fault("unpaired", place_of(ends[0]), message, ALLOCATION, ends[0])
+        yield Fault("unpaired", op_location(ends[0]), message, ALLOCATION, ends[0])
 
 
-def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
+def _pinned_channels(program: CheckedProgram, channel: ChannelOp) -> Iterator[Fault]:
     """Attributes that choose a channel or a column by number."""
     device = program.device
     limits = {"air.tile_dma_channel": device.core.mm2s_channels, "air.shim_col": device.columns}
@@ -178,21 +182,21 @@ def _pinned_channels(program: Program, channel: ChannelOp) -> Iterator[Fault]:
         chosen = integer_attribute(channel, name)
         if chosen is not None and not 0 <= chosen < limit:
             message = f"{name} = {chosen} is not from 0 to {limit - 1}, which is what {device.name} has"
-            yield Fault("pinned-channel", place_of(channel), message, ALLOCATION, channel)
+            yield Fault("pinned-channel", op_location(channel), message, ALLOCATION, channel)
 
 
-def _memtile_floor(program: Program, op: ChannelTransferOp) -> Iterator[Fault]:
+def _memtile_floor(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[Fault]:
     name, limit = "air.memtile_dma_channel_min", program.device.memtile.mm2s_channels
     chosen = integer_attribute(op, name)
     if chosen is not None and not 0 <= chosen < limit:
         message = f"{name} = {chosen} is not from 0 to {limit - 1}, the channels of a memtile"
-        yield Fault("pinned-channel", place_of(op), message, ALLOCATION, op)
+        yield Fault("pinned-channel", op_location(op), message, ALLOCATION, op)
 
 
 # ---- which channel of a bundle ----
 
 
-def bundle_members(program: Program) -> Iterator[Finding]:
+def check_bundle_members(program: CheckedProgram) -> Iterator[Finding]:
     """Channels of a bundle that a sequential loop chooses, which aircc refuses or makes one transfer of.
 
     Run with mlir-air e972f294: its verifiers refuse the induction variable itself, since April 2026; before,
@@ -207,22 +211,24 @@ def bundle_members(program: Program) -> Iterator[Finding]:
 
 def _chosen_in_time(op: ChannelTransferOp, axis: int) -> Iterator[Fault]:
     index = op.indices[axis]
-    loop = next((loop for leaf in leaves(index) if (loop := loop_counted_by(leaf)) is not None), None)
+    loop = next(
+        (loop for leaf in leaves(index) if (loop := loop_of_induction_variable(leaf)) is not None), None
+    )
     if loop is None:
         return
     certain = True
-    if loop_counted_by(index) is not None:
+    if loop_of_induction_variable(index) is not None:
         found, source = "which mlir-air's verifiers refuse", DIALECT
         what = "is the induction variable of an scf.for"
     else:
         what = "changes with an scf.for"
-        level = next((type(parent) for parent in enclosing(op) if isinstance(parent, _LEVELS)), None)
+        level = next((type(parent) for parent in parent_ops(op) if isinstance(parent, _LEVELS)), None)
         found, source = _IN_TIME.get(level, _IN_TIME[None])
         certain = level not in (HerdOp, SegmentOp) or not _ping_pong_unrolls(loop)
     advice = "use an scf.parallel or a coordinate of the herd, or unroll the loop"
     unless = "" if certain else " unless air-ping-pong-transform unrolls the loop"
     message = f"index {axis} of @{op.chan_name} {what}, {found}{unless}; {advice}"
-    yield Fault("bundle-index", place_of(op), message, source, op, certain)
+    yield Fault("bundle-index", op_location(op), message, source, op, certain)
 
 
 _LEVELS = (LaunchOp, SegmentOp, HerdOp)
@@ -239,4 +245,4 @@ _IN_TIME: dict[type[Operation] | None, tuple[str, str]] = {
 
 def _ping_pong_unrolls(loop: scf.ForOp) -> bool:
     """Whether a loop of two trips makes its buffers, so that air-ping-pong-transform leaves no loop of it."""
-    return trips(loop) == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())
+    return trip_count(loop) == 2 and any(isinstance(op, memref.AllocOp) for op in loop.walk())

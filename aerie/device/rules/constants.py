@@ -16,11 +16,11 @@ from pathlib import Path
 from xdsl.dialects.func import CallOp, FuncOp
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.device.l1 import largest_gap
+from aerie.device.l1_placement import largest_gap
 from aerie.device.npu2 import LINKER_SCRIPT
-from aerie.device.report import Fault, Finding, Usage
-from aerie.device.rules.externals import attribute_text_of, source_of, with_includes
-from aerie.device.scopes import Program, Scope
+from aerie.device.report import Fault, Finding, ResourceUsage
+from aerie.device.rules.externals import attribute_text_of, source_of, text_with_includes
+from aerie.device.scopes import ArrayConfiguration, CheckedProgram
 
 ELEMENT_BYTES = {
     **dict.fromkeys(("char", "bool", "int8", "uint8", "int8_t", "uint8_t"), 1),
@@ -34,16 +34,16 @@ _ARRAY = re.compile(
 _NUMBER = re.compile(r"\bconstexpr\b[\w\s]*?\b(\w+)\s*=\s*(\d+)\s*;|^\s*#\s*define\s+(\w+)\s+(\d+)\s*$", re.M)
 
 
-def constants(scope: Scope) -> Iterator[Finding]:
+def check_constants(scope: ArrayConfiguration) -> Iterator[Finding]:
     """Bytes of constants that the objects of each herd show, of the room that they have."""
     for name, herds in scope.herds.items():
         sources = _sources(scope.program, herds)
         if sources:
-            used = sum(bytes_of_constants(path, defines) for path, defines in sources.items())
+            used = sum(constant_bytes(path, defines) for path, defines in sources.items())
             advice = "use smaller L1 tiles, or pass the tables as an argument"
-            room, place, at = largest_gap(scope, herds), scope.place_of(name), herds[0]
+            room, place, at = largest_gap(scope, herds), scope.report_name(name), herds[0]
             limit = room if used <= room else None  # an object has none of the arrays that nothing uses
-            yield Usage(place, "constants of C++ objects", used, limit, LINKER_SCRIPT, advice, at)
+            yield ResourceUsage(place, "constants of C++ objects", used, limit, LINKER_SCRIPT, advice, at)
             if used > room:
                 message = (
                     f"the sources of its functions show {used} bytes of constant arrays; buffers and stack "
@@ -52,21 +52,21 @@ def constants(scope: Scope) -> Iterator[Finding]:
                 yield Fault("constants", place, message, LINKER_SCRIPT, at, certain=False)
 
 
-def _sources(program: Program, herds: Sequence[HerdOp]) -> dict[Path, str]:
+def _sources(program: CheckedProgram, herds: Sequence[HerdOp]) -> dict[Path, str]:
     """The C++ sources of the functions that some herds call, each with its macros."""
     functions = {op.sym_name.data: op for op in program.module.walk() if isinstance(op, FuncOp)}
-    found: dict[Path, str] = {}
+    sources: dict[Path, str] = {}
     for call in (op for herd in herds for op in herd.walk() if isinstance(op, CallOp)):
         function = functions.get(call.callee.root_reference.data)
         path = source_of(program, call, function)
         if path is not None:
-            found.setdefault(path, attribute_text_of(function, "link_defines") or "")
-    return found
+            sources.setdefault(path, attribute_text_of(function, "link_defines") or "")
+    return sources
 
 
-def bytes_of_constants(source: Path, defines: str = "") -> int:
+def constant_bytes(source: Path, defines: str = "") -> int:
     """Bytes of the constant arrays that a C++ source shows; `defines` are macros, NAME=NUMBER."""
-    text = with_includes(source, set())
+    text = text_with_includes(source, set())
     named = {name: value for name, _, value in (word.partition("=") for word in defines.split())}
     for constant, value, macro, defined in _NUMBER.findall(text):
         named.setdefault(constant or macro, value or defined)

@@ -11,12 +11,12 @@ from xdsl.dialects.func import CallOp, FuncOp
 from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.verifiers import enclosing
+from aerie.air_dialect.verifiers import parent_ops
 from aerie.device import external_kernels
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.device.npu2 import LINKING, TO_AIE
 from aerie.device.report import Fault, Finding
-from aerie.device.scopes import Program, place_of
+from aerie.device.scopes import CheckedProgram, op_location
 
 KIND = "external"
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
@@ -24,7 +24,7 @@ _STRING = re.compile(r'"(?:[^"\\\n]|\\.)*"')
 _INCLUDE = re.compile(r'^\s*#\s*include\s*"([^"\n]+)"', re.MULTILINE)
 
 
-def symbols(program: Program) -> Iterator[Finding]:
+def check_external_symbols(program: CheckedProgram) -> Iterator[Finding]:
     """Every function that is called and has no body, once."""
     functions = {op.sym_name.data: op for op in program.module.walk() if isinstance(op, FuncOp)}
     seen: dict[tuple[str, str | None], CallOp] = {}
@@ -53,7 +53,7 @@ def _one_object_each(calls: Mapping[tuple[str, str | None], CallOp]) -> Iterator
             message = (
                 f"@{name} links with {first[name]} and with {linked}; give each variant a name of its own"
             )
-            yield Fault(KIND, place_of(call), message, LINKING, call)
+            yield Fault(KIND, op_location(call), message, LINKING, call)
 
 
 def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
@@ -71,7 +71,7 @@ def _one_source_each(functions: Mapping[str, FuncOp]) -> Iterator[Fault]:
                 f"@{other.sym_name.data} and @{name} link with {linked}, made of {known} and of {made}; name "
                 "another object for one"
             )
-            yield Fault(KIND, place_of(function), message, LINKING, function)
+            yield Fault(KIND, op_location(function), message, LINKING, function)
 
 
 def _build(function: FuncOp) -> tuple[str | None, str | None]:
@@ -89,12 +89,14 @@ def attribute_text_of(op: Operation | None, name: str) -> str | None:
 
 def _herd_object(op: Operation) -> str | None:
     """The object file of the herd around: a function without its own is looked for there."""
-    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
     return attribute_text_of(herd, "link_with")
 
 
-def _external(program: Program, call: CallOp, function: FuncOp | None, linked: str | None) -> Iterator[Fault]:
-    name, place = call.callee.root_reference.data, place_of(call)
+def _external(
+    program: CheckedProgram, call: CallOp, function: FuncOp | None, linked: str | None
+) -> Iterator[Fault]:
+    name, place = call.callee.root_reference.data, op_location(call)
     if linked is None:
         what = "is declared nowhere" if function is None else "has no body and no link_with"
         message = f'@{name} {what}; declare it with attributes {{link_with = "{name}.o"}}'
@@ -115,12 +117,12 @@ def _external(program: Program, call: CallOp, function: FuncOp | None, linked: s
         )
         yield Fault(KIND, place, message, LINKING, call)
         return
-    why = undefined(source, _names(function, name))
+    why = undefined_reason(source, _names(function, name))
     if why:
         yield Fault(KIND, place, f"@{name} links with {linked}, but {why}", LINKING, call)
 
 
-def _bodiless(program: Program) -> Iterator[Fault]:
+def _bodiless(program: CheckedProgram) -> Iterator[Fault]:
     """Herds whose whole body is a function in an object file: it must be there."""
     for herd in program.module.walk():
         is_bodiless = isinstance(herd, HerdOp) and not herd.has_body
@@ -128,23 +130,25 @@ def _bodiless(program: Program) -> Iterator[Fault]:
         if linked is not None and find_source(program, _source_name(None, linked)) is None:
             folders = ", ".join(map(str, _folders(program)))
             message = f"it links with {linked}, but {_source_name(None, linked)} is in none of: {folders}"
-            yield Fault(KIND, place_of(herd), f"{message}; name its folder with --kernel-dir", LINKING, herd)
+            yield Fault(
+                KIND, op_location(herd), f"{message}; name its folder with --kernel-dir", LINKING, herd
+            )
 
 
 def _source_name(function: FuncOp | None, linked: str) -> str:
     return attribute_text_of(function, "link_source") or f"{linked.rsplit('.', 1)[0]}.cc"
 
 
-def _folders(program: Program) -> list[Path]:
+def _folders(program: CheckedProgram) -> list[Path]:
     return [*program.options.kernel_dirs, OWN_KERNELS]
 
 
-def find_source(program: Program, name: str) -> Path | None:
+def find_source(program: CheckedProgram, name: str) -> Path | None:
     """The first file of that name in the kernel folders and kernels_cc, None where there is none."""
     return external_kernels.find_source(name, _folders(program))
 
 
-def source_of(program: Program, call: CallOp, function: FuncOp | None) -> Path | None:
+def source_of(program: CheckedProgram, call: CallOp, function: FuncOp | None) -> Path | None:
     """The source of a function in C++; None for one with a body, without an object, or that is nowhere."""
     if function is not None and not function.is_declaration:
         return None
@@ -159,13 +163,13 @@ def _names(function: FuncOp | None, symbol: str) -> list[str]:
     return [symbol, *(macro for macro, _, value in pairs if value == symbol)]
 
 
-def undefined(source: Path, names: Sequence[str]) -> str | None:
+def undefined_reason(source: Path, names: Sequence[str]) -> str | None:
     """Why a C++ source defines no function of these names with C linkage; None where it does.
 
     None too where it cannot be told. Read as text: headers that it includes count, and a name that the
     preprocessor pastes together cannot be seen.
     """
-    text = with_includes(source, set())
+    text = text_with_includes(source, set())
     definition = re.compile(rf"\b({'|'.join(map(re.escape, names))})\s*\(")
     if "##" in text:
         return None
@@ -176,7 +180,7 @@ def undefined(source: Path, names: Sequence[str]) -> str | None:
     return f'{source.name} does not define it as extern "C", so its symbol is mangled; put it into one'
 
 
-def with_includes(source: Path, seen: set[Path]) -> str:
+def text_with_includes(source: Path, seen: set[Path]) -> str:
     """The text without comments, and that of the headers beside it."""
     if source in seen:
         return ""
@@ -186,7 +190,7 @@ def with_includes(source: Path, seen: set[Path]) -> str:
     except OSError:
         return ""
     headers = [source.parent / name for name in _INCLUDE.findall(text)]
-    return "\n".join([*(with_includes(path, seen) for path in headers if path.is_file()), text])
+    return "\n".join([*(text_with_includes(path, seen) for path in headers if path.is_file()), text])
 
 
 def _c_linkage(text: str) -> Iterator[str]:
@@ -213,4 +217,4 @@ def _index_arguments(call: CallOp) -> Iterator[Fault]:
             f"@{call.callee.root_reference.data} takes an index, whose width on a core is not established; "
             "pass i32, as mlir-air's kernels do"
         )
-        yield Fault("index-argument", place_of(call), message, TO_AIE, call, certain=False)
+        yield Fault("index-argument", op_location(call), message, TO_AIE, call, certain=False)

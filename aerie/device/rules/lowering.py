@@ -1,4 +1,4 @@
-"""The operations on the cores, against those that their compiler is known to lower (static/lowering).
+"""The operations on the cores, against those that their compiler is known to lower (device/lowering).
 
 A refusal that somebody has met is a fault. One that follows from the source of mlir-aie alone is a warning,
 as the state of it that aircc is built with may be another.
@@ -15,82 +15,89 @@ from xdsl.dialects.builtin import FloatAttr, ModuleOp, VectorType
 from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import HerdOp
-from aerie.air_dialect.values import origin
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.lowering import Form, Row, Verdict, find, forms_of, nearest
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.lowering import (
+    LoweringRule,
+    LoweringVerdict,
+    OpForm,
+    find_rule,
+    forms_of,
+    nearest_lowered_rule,
+)
 from aerie.device.lowering.air import air_forms_of, find_air
-from aerie.device.lowering.evidence import recorded
+from aerie.device.lowering.evidence import is_reported_failure
 from aerie.device.npu2 import XRT_BACKEND
 from aerie.device.report import Fault, Finding
-from aerie.device.scopes import Program, place_of
+from aerie.device.scopes import CheckedProgram, op_location
 
 NOWHERE = "aerie/device/lowering"
 """The source named where no upstream file tells of a form: our own table."""
 
 
-def on_cores(module: ModuleOp) -> Iterator[Operation]:
+def core_operations(module: ModuleOp) -> Iterator[Operation]:
     """Every operation in a herd."""
     for herd in module.walk():
-        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in enclosing(herd)):
+        if isinstance(herd, HerdOp) and not any(isinstance(parent, HerdOp) for parent in parent_ops(herd)):
             yield from herd.walk()
 
 
-def forms(program: Program) -> Iterator[Finding]:
+def check_op_forms(program: CheckedProgram) -> Iterator[Finding]:
     """Forms that are known not to lower, and those of which nothing is known, each once in a place."""
-    found: dict[tuple[str, Form], list[Operation]] = defaultdict(list)
-    for op in on_cores(program.module):
+    by_place: dict[tuple[str, OpForm], list[Operation]] = defaultdict(list)
+    for op in core_operations(program.module):
         for form in forms_of(op):
-            found[place_of(op), form].append(op)
-    for (place, form), ops in found.items():
-        fault = _judged(program, place, form, ops[0])
+            by_place[op_location(op), form].append(op)
+    for (place, form), ops in by_place.items():
+        fault = _form_fault(program, place, form, ops[0])
         if fault is not None:
             yield fault
 
 
-def _judged(program: Program, place: str, form: Form, op: Operation) -> Fault | None:
+def _form_fault(program: CheckedProgram, place: str, form: OpForm, op: Operation) -> Fault | None:
     architecture = program.device.architecture
-    row = find(form, architecture)
-    if row is None:
+    rule = find_rule(form, architecture)
+    if rule is None:
         return _unknown(place, form, op) if architecture == "aie2p" else None
-    if row.verdict.lowers or (row.verdict is Verdict.EMULATED and program.options.bf16_emulation):
+    if rule.verdict.lowers or (rule.verdict is LoweringVerdict.EMULATED and program.options.bf16_emulation):
         return None
-    message = f"{_types(form)}: {row.note}; {row.instead}"
-    is_known = row.verdict is Verdict.REFUSED and any(map(recorded, row.evidence))
-    return Fault("lowering", place, message, row.evidence[0], op, certain=is_known)
+    message = f"{_types(form)}: {rule.note}; {rule.alternative}"
+    is_known = rule.verdict is LoweringVerdict.REFUSED and any(map(is_reported_failure, rule.evidence))
+    return Fault("lowering", place, message, rule.evidence[0], op, certain=is_known)
 
 
-def _types(form: Form) -> str:
+def _types(form: OpForm) -> str:
     return str(form).removeprefix(form.op).strip()
 
 
-def _unknown(place: str, form: Form, op: Operation) -> Fault:
-    known = nearest(form, "aie2p")
+def _unknown(place: str, form: OpForm, op: Operation) -> Fault:
+    rule = nearest_lowered_rule(form, "aie2p")
     why = f"{_types(form)}: nothing tells whether AIE2P lowers it".removeprefix(": ")
-    return Fault("lowering", place, f"{why}; {_advice(known)}", _source(known), op, certain=False)
+    return Fault("lowering", place, f"{why}; {_advice(rule)}", _source(rule), op, certain=False)
 
 
-def _advice(known: Row | None) -> str:
-    if known is None:
+def _advice(rule: LoweringRule | None) -> str:
+    if rule is None:
         return "write it in operations that the table knows (docs/explanation/lowering.md), or in C++"
-    return f"use what is known: {known.forms}"
+    return f"use what is known: {rule.forms}"
 
 
-def _source(known: Row | None) -> str:
-    return NOWHERE if known is None else known.evidence[0]
+def _source(rule: LoweringRule | None) -> str:
+    return NOWHERE if rule is None else rule.evidence[0]
 
 
 # ---- forms of AIR ----
 
 
-def known_bad(program: Program) -> Iterator[Finding]:
+def check_air_forms(program: CheckedProgram) -> Iterator[Finding]:
     """A warning for each form of AIR that mlir-air's source is known to lower wrong; nobody recorded a
     failure."""
     for op in program.module.walk():
         for form in air_forms_of(op):
-            row = find_air(form, program.device.architecture)
-            if row is not None and not row.verdict.lowers:
-                message = f"{form.detail}: {row.note}; {row.instead}"
-                yield Fault("lowering", place_of(op), message, row.evidence[0], op, certain=False)
+            rule = find_air(form, program.device.architecture)
+            if rule is not None and not rule.verdict.lowers:
+                message = f"{form.detail}: {rule.note}; {rule.alternative}"
+                yield Fault("lowering", op_location(op), message, rule.evidence[0], op, certain=False)
 
 
 # ---- stack ----
@@ -99,13 +106,13 @@ DIVISION_STACK = 1152
 """Bytes of stack that a scalar division of floats takes, about (mlir-air xrt.py)."""
 
 
-def stack(program: Program) -> Iterator[Finding]:
+def check_stack(program: CheckedProgram) -> Iterator[Finding]:
     """Divisions that need more stack than there is."""
-    for op in on_cores(program.module):
+    for op in core_operations(program.module):
         yield from _division(program, op)
 
 
-def _division(program: Program, op: Operation) -> Iterator[Fault]:
+def _division(program: CheckedProgram, op: Operation) -> Iterator[Fault]:
     if not isinstance(op, arith.DivfOp) or isinstance(op.operands[0].type, VectorType):
         return
     if program.stack_bytes < DIVISION_STACK and not _is_power_of_two(op.rhs):
@@ -115,12 +122,12 @@ def _division(program: Program, op: Operation) -> Iterator[Fault]:
             f"a division of scalar floats takes about {DIVISION_STACK} bytes of stack, and {has}; multiply "
             "with a reciprocal, or compile and check with --stack-size 2048"
         )
-        yield Fault("stack", place_of(op), message, XRT_BACKEND, op, certain=told)
+        yield Fault("stack", op_location(op), message, XRT_BACKEND, op, certain=told)
 
 
 def _is_power_of_two(value: SSAValue) -> bool:
     """Whether it is a constant whose reciprocal is exact, so that LLVM multiplies."""
-    owner = origin(value).owner
+    owner = root_value(value).owner
     constant = owner.value if isinstance(owner, arith.ConstantOp) else None
     if not isinstance(constant, FloatAttr) or not isfinite(constant.value.data):
         return False

@@ -15,66 +15,66 @@ from collections.abc import Iterator, Mapping, Sequence
 from xdsl.ir import Operation
 
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, HerdOp
-from aerie.air_dialect.verifiers import enclosing
-from aerie.device.array import array_of
-from aerie.device.conditions import runs_at
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.device.conditions import may_run_on
+from aerie.device.memtile_allocation import allocate_array
 from aerie.device.npu2 import ALLOCATION, LOWERING, TO_AIE
 from aerie.device.report import Fault, Finding
-from aerie.device.scopes import PACKET, Scope, place_of
-from aerie.device.streams import End, Position, Stream, cores, is_broadcast, positions
-from aerie.device.transfers import Side
+from aerie.device.scopes import PACKET, ArrayConfiguration, op_location
+from aerie.device.streams import DeviceStream, Position, StreamEnd, cores, is_broadcast, positions
+from aerie.device.transfers import TransferSide
 
-Members = Mapping[Position, Stream]
-MOST_NAMED = 3
+ChannelMembers = Mapping[Position, DeviceStream]
+MAX_NAMED = 3
 """Most members that a message names."""
 
 
-def members(scope: Scope) -> Iterator[Finding]:
+def check_members(scope: ArrayConfiguration) -> Iterator[Finding]:
     """Bundles, and channels of one member, whose ends do not meet."""
-    for name, found in _by_channel(scope).items():
+    for name, streams in _by_channel(scope).items():
         channel = scope.program.channels.get(name)
         if (
             channel is None
-            or not any(s.puts for s in found.values())
-            or not any(s.gets for s in found.values())
+            or not any(s.puts for s in streams.values())
+            or not any(s.gets for s in streams.values())
         ):
             continue  # its other end is in another configuration, or nowhere, which `channels.types` tells
-        yield from _unpaired(name, found)
-        yield from _several_cores(scope, channel, found)
-        yield from _numbers_at_the_host(channel, found)
+        yield from _unpaired(name, streams)
+        yield from _several_cores(scope, channel, streams)
+        yield from _numbers_at_the_host(channel, streams)
 
 
-def _by_channel(scope: Scope) -> dict[str, dict[Position, Stream]]:
+def _by_channel(scope: ArrayConfiguration) -> dict[str, dict[Position, DeviceStream]]:
     """The members of each channel all of whose indices are known."""
-    found: dict[str, dict[Position, Stream]] = {}
+    by_channel: dict[str, dict[Position, DeviceStream]] = {}
     unknown = set()
-    for key, stream in array_of(scope).streams.items():
+    for key, stream in allocate_array(scope).streams.items():
         name, *at = key
         if isinstance(name, str):
             if not _is_beyond(at, scope.program.channels.get(name)):
-                found.setdefault(name, {})[tuple(at)] = stream
+                by_channel.setdefault(name, {})[tuple(at)] = stream
             if not all(isinstance(index, int) for index in at):
                 unknown.add(name)
-    return {name: streams for name, streams in found.items() if name not in unknown}
+    return {name: streams for name, streams in by_channel.items() if name not in unknown}
 
 
 def _is_beyond(at: Sequence[object], channel: ChannelOp | None) -> bool:
-    """Whether it is no member, which `indices` tells."""
+    """Whether it is no member, which `check_member_indices` tells."""
     return channel is not None and any(map(_outside, at, channel.size))
 
 
 def _named(name: str, at: Sequence[Position]) -> str:
-    shown = ", ".join(f"@{name}{list(position) or ''}" for position in at[:MOST_NAMED])
-    return f"{shown} and {len(at) - MOST_NAMED} more" if len(at) > MOST_NAMED else shown
+    shown = ", ".join(f"@{name}{list(position) or ''}" for position in at[:MAX_NAMED])
+    return f"{shown} and {len(at) - MAX_NAMED} more" if len(at) > MAX_NAMED else shown
 
 
 # ---- members with one end ----
 
 
-def _unpaired(name: str, found: Members) -> Iterator[Fault]:
+def _unpaired(name: str, members: ChannelMembers) -> Iterator[Fault]:
     sides = (
-        ("put and never got", {at: stream.puts for at, stream in found.items() if not stream.gets}),
-        ("got and never put", {at: stream.gets for at, stream in found.items() if not stream.puts}),
+        ("put and never got", {at: stream.puts for at, stream in members.items() if not stream.gets}),
+        ("got and never put", {at: stream.gets for at, stream in members.items() if not stream.puts}),
     )
     for what, lonely in sides:
         if lonely:
@@ -84,24 +84,24 @@ def _unpaired(name: str, found: Members) -> Iterator[Fault]:
             why = "for which air-to-aie finds no tile at the other end" if of_l3 else waits
             verb = "is" if len(lonely) == 1 else "are"
             message = f"{_named(name, list(lonely))} {verb} {what}, {why}; use the same members on both sides"
-            yield Fault("unpaired", place_of(op), message, ALLOCATION, op)
+            yield Fault("unpaired", op_location(op), message, ALLOCATION, op)
 
 
 # ---- several cores at one end ----
 
 
-def _several_cores(scope: Scope, channel: ChannelOp, found: Members) -> Iterator[Fault]:
+def _several_cores(scope: ArrayConfiguration, channel: ChannelOp, members: ChannelMembers) -> Iterator[Fault]:
     if scope.program.channel_type(channel.sym_name) == PACKET:
         return
-    for at, stream in found.items():
+    for at, stream in members.items():
         name = _named(channel.sym_name, [at])
         if (count := _count(stream.puts)) > 1:
             op, advice = stream.puts[0].side.op, "use npu_dma_packet"
-            yield Fault("fan-in", place_of(op), _lost(count, "put into", name, advice), ALLOCATION, op)
+            yield Fault("fan-in", op_location(op), _lost(count, "put into", name, advice), ALLOCATION, op)
             return
         if (count := _count(stream.gets)) > 1 and not is_broadcast(channel):
             op, advice = stream.gets[0].side.op, "give the channel a broadcast_shape"
-            yield Fault("fan-out", place_of(op), _lost(count, "get from", name, advice), ALLOCATION, op)
+            yield Fault("fan-out", op_location(op), _lost(count, "get from", name, advice), ALLOCATION, op)
             return
 
 
@@ -112,11 +112,11 @@ def _lost(count: int, what: str, name: str, advice: str) -> str:
     )
 
 
-def _count(ends: Sequence[End]) -> int:
+def _count(ends: Sequence[StreamEnd]) -> int:
     return len({_core(end) for end in ends if end.core is not None})
 
 
-def _core(end: End) -> object:
+def _core(end: StreamEnd) -> object:
     """A core: phases of one herd share theirs."""
     return end.herd and (end.herd.sym_name or id(end.herd)), end.core
 
@@ -124,14 +124,14 @@ def _core(end: End) -> object:
 # ---- how the host finds a member ----
 
 
-def _numbers_at_the_host(channel: ChannelOp, found: Members) -> Iterator[Fault]:
+def _numbers_at_the_host(channel: ChannelOp, members: ChannelMembers) -> Iterator[Fault]:
     """A transfer of L3 whose member's number is none of those that have flows."""
     extents = channel.size
-    flows = [at for at, stream in found.items() if stream.puts and stream.gets]
+    flows = [at for at, stream in members.items() if stream.puts and stream.gets]
     if math.prod(extents) <= len(flows):
         return
     for at in flows:
-        host = next((end.side.op for end in found[at].ends if end.side.space == 0), None)
+        host = next((end.side.op for end in members[at].ends if end.side.space == 0), None)
         number = _number(at, extents)
         if host is not None and number >= len(flows):
             message = (
@@ -139,7 +139,7 @@ def _numbers_at_the_host(channel: ChannelOp, found: Members) -> Iterator[Fault]:
                 f"{math.prod(extents)} members are used: the host's side looks for it by that number among "
                 "those used and finds none; use the first members of the bundle, or make it smaller"
             )
-            yield Fault("bundle-index", place_of(host), message, LOWERING, host)
+            yield Fault("bundle-index", op_location(host), message, LOWERING, host)
             return
 
 
@@ -154,7 +154,7 @@ def _number(at: Position, extents: Sequence[int]) -> int:
 # ---- indices that no member has ----
 
 
-def indices(scope: Scope) -> Iterator[Finding]:
+def check_member_indices(scope: ArrayConfiguration) -> Iterator[Finding]:
     """Indices beyond the bundle on some core; those that are constants the dialect refuses itself."""
     seen: set[Operation] = set()
     for side in scope.sides:
@@ -166,7 +166,7 @@ def indices(scope: Scope) -> Iterator[Finding]:
                 yield from _beyond(side, op, channel)
 
 
-def _beyond(side: Side, op: ChannelTransferOp, channel: ChannelOp) -> Iterator[Fault]:
+def _beyond(side: TransferSide, op: ChannelTransferOp, channel: ChannelOp) -> Iterator[Fault]:
     extents = channel.size if side.reads else channel.broadcast_shape or channel.size
     if math.prod(extents) == 1:
         return  # all indices of a single channel name it
@@ -180,7 +180,7 @@ def _beyond(side: Side, op: ChannelTransferOp, channel: ChannelOp) -> Iterator[F
                 "members there: air-to-aie takes the transfer out, and the core goes on without its data; "
                 "make the bundle as large as the herd"
             )
-            yield Fault("bundle-index", place_of(op), message, TO_AIE, op)
+            yield Fault("bundle-index", op_location(op), message, TO_AIE, op)
             return
 
 
@@ -190,6 +190,6 @@ def _outside(index: object, extent: int) -> bool:
 
 def _reached(op: ChannelTransferOp) -> Iterator[Position]:
     """The members that a transfer names, on every core that runs it."""
-    herd = next((parent for parent in enclosing(op) if isinstance(parent, HerdOp)), None)
-    places = [{}] if herd is None else [known for _, known in cores(herd) if runs_at(op, herd, known)]
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
+    places = [{}] if herd is None else [known for _, known in cores(herd) if may_run_on(op, herd, known)]
     return itertools.chain.from_iterable((at for at, _ in positions(op, known)) for known in places)

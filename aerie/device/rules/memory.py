@@ -11,20 +11,20 @@ from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
-from aerie.device.descriptors import bytes_of
-from aerie.device.l1 import bytes_of_core
+from aerie.air_dialect.values import root_value
+from aerie.device.descriptors import buffer_bytes
+from aerie.device.l1_placement import bytes_of_core
 from aerie.device.npu2 import ADDRESS_PATCH, DIALECT, TARGET_MODEL, TO_AIE, XRT_BACKEND
-from aerie.device.report import Fault, Finding, Usage
-from aerie.device.scopes import Program, Scope, place_of
+from aerie.device.report import Fault, Finding, ResourceUsage
+from aerie.device.scopes import ArrayConfiguration, CheckedProgram, op_location
 from aerie.device.transfers import allocated_bytes, element_bits, memref_bytes, space_of
 
 
-def l1(scope: Scope) -> Iterator[Finding]:
+def check_l1(scope: ArrayConfiguration) -> Iterator[Finding]:
     """Stack and every L1 buffer of one core of each herd."""
     for name, herds in scope.herds.items():
-        yield Usage(
-            scope.place_of(name),
+        yield ResourceUsage(
+            scope.report_name(name),
             "L1 bytes",
             bytes_of_core(scope, herds),
             scope.device.l1_bytes,
@@ -34,13 +34,15 @@ def l1(scope: Scope) -> Iterator[Finding]:
         )
 
 
-def l2(scope: Scope) -> Iterator[Finding]:
+def check_l2(scope: ArrayConfiguration) -> Iterator[Finding]:
     """Every L2 buffer of the segment, over all the memtiles it has."""
     buffers = [op.memref for op in scope.ops if isinstance(op, memref.AllocOp)]
     used = sum(
-        bytes_of(scope, value) * scope.buffers_of(value) for value in buffers if space_of(value.type) == 1
+        buffer_bytes(scope, value) * scope.buffer_count(value)
+        for value in buffers
+        if space_of(value.type) == 1
     )
-    yield Usage(
+    yield ResourceUsage(
         scope.place,
         "L2 bytes",
         used * scope.copies,
@@ -51,17 +53,17 @@ def l2(scope: Scope) -> Iterator[Finding]:
     )
 
 
-def memories(program: Program) -> Iterator[Finding]:
+def check_memories(program: CheckedProgram) -> Iterator[Finding]:
     """Buffers and transfers whose memory no NPU has, or whose size is known only at run time."""
     for op in program.module.walk():
         if isinstance(op, memref.AllocOp):
             yield from _allocated(op)
         elif isinstance(op, HerdOp):
-            yield from _given(op)
+            yield from _captured(op)
         elif isinstance(op, DmaMemcpyNdOp):
-            yield from (fault for value in (op.src, op.dst) for fault in _moved(op, value))
+            yield from (fault for value in (op.src, op.dst) for fault in _transferred(op, value))
         elif isinstance(op, ChannelTransferOp):
-            yield from _moved(op, op.memref)
+            yield from _transferred(op, op.memref)
 
 
 def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
@@ -72,31 +74,31 @@ def _allocated(op: memref.AllocOp) -> Iterator[Fault]:
             f"{attribute_text(type_)} has a size known only at run time; memory of the array is laid out "
             "before, so give it a constant shape"
         )
-        yield Fault("memory", place_of(op), message, TO_AIE, op)
+        yield Fault("memory", op_location(op), message, TO_AIE, op)
 
 
-def _given(herd: HerdOp) -> Iterator[Fault]:
+def _captured(herd: HerdOp) -> Iterator[Fault]:
     for operand in herd.kernel_operands:
-        outside = origin(operand)
+        outside = root_value(operand)
         around = outside.owner.parent_op() if isinstance(outside, BlockArgument) else None
         if isinstance(around, FuncOp) and space_of(operand.type) in (1, 2):
             message = (
                 f"{attribute_text(operand.type)} comes from the caller, who has no memory of the array; "
                 "allocate it in the segment or herd"
             )
-            yield Fault("memory", place_of(herd), message, TO_AIE, herd)
+            yield Fault("memory", op_location(herd), message, TO_AIE, herd)
 
 
-def _moved(op: Operation, value: SSAValue) -> Iterator[Fault]:
+def _transferred(op: Operation, value: SSAValue) -> Iterator[Fault]:
     if isinstance(value.type, UnrankedMemRefType) and space_of(value.type) != 0:
         message = f"{attribute_text(value.type)} is a memref of unknown rank; give it a shape"
-        yield Fault("memory", place_of(op), message, DIALECT, op)
+        yield Fault("memory", op_location(op), message, DIALECT, op)
         return
     yield from _space(op, value)
     if isinstance(value.type, MemRefType) and element_bits(value.type) is None:
         kind = attribute_text(value.type)
         message = f"elements of {kind} are none that a DMA moves; use integers or floats"
-        yield Fault("memory", place_of(op), message, TO_AIE, op)
+        yield Fault("memory", op_location(op), message, TO_AIE, op)
 
 
 def _space(op: Operation, value: SSAValue) -> Iterator[Fault]:
@@ -105,13 +107,13 @@ def _space(op: Operation, value: SSAValue) -> Iterator[Fault]:
             f"{attribute_text(value.type)} is in no memory of an NPU; there are L3 (0 or none), L2 (1) and "
             "L1 (2)"
         )
-        yield Fault("memory", place_of(op), message, DIALECT, op)
+        yield Fault("memory", op_location(op), message, DIALECT, op)
 
 
 # ---- arguments of a program ----
 
 
-def arguments(program: Program) -> Iterator[Finding]:
+def check_arguments(program: CheckedProgram) -> Iterator[Finding]:
     """Number and size of the arguments of each function that runs something on the array."""
     device = program.device
     for function in program.functions:
@@ -123,7 +125,7 @@ def arguments(program: Program) -> Iterator[Finding]:
         source = f"{XRT_BACKEND}: xclbin takes {device.xclbin_arguments}{others}"
         advice = "put several into one buffer, or split the program"
         used = len(function.function_type.inputs)
-        yield Usage(name, "host arguments", used, limit, source, advice, function)
+        yield ResourceUsage(name, "host arguments", used, limit, source, advice, function)
         yield from _sizes(function, name, device.host_buffer_bytes)
 
 

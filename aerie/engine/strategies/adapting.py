@@ -90,7 +90,7 @@ class Adaptive:
         """The count that gives most tokens in the time of a pass that the answer has by itself."""
         return _most_tokens(1, [self._guesses(self.most)])[0]
 
-    def took(self, drafted: int, accepted: int) -> None:
+    def update(self, drafted: int, accepted: int) -> None:
         """A pass had so many guesses, the first `accepted` of which were right."""
         if not drafted:
             self._resting = max(0, self._resting - 1)

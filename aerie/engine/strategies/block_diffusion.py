@@ -78,23 +78,23 @@ class BlockDiffusion:
         return self._blocks.shifted and self._masked[:1] == [0]
 
     @property
-    def findable(self) -> Sequence[Token]:
+    def cacheable_tokens(self) -> Sequence[Token]:
         """Frozen blocks, and one token that is always run; of shifted logits the last block is."""
         frozen = self._making.tokens[: self._start]
         return frozen if self._wants_first else [*frozen, self._blocks.mask_token_id]
 
     @property
-    def most_held(self) -> int:
+    def max_cached_positions(self) -> int:
         """Frozen blocks; but for the last, where its last row is still wanted."""
         return self._start - self._blocks.block_size if self._wants_first else self._start
 
-    def due(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
+    def next_input(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
         frozen, size = self._making.tokens[length : self._start], self._blocks.block_size
         tried, wanted = ([], 1) if self._wants_first else (self._block, size)
         is_answer = len(frozen) <= size
         return PassInput([*frozen, *tried], wanted, len(frozen), size, is_answer)
 
-    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
+    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
         done = self.passes
         done.passes += 1
         is_by_itself = self._wants_first or not due.held

@@ -26,22 +26,22 @@ class Read:
         self.passes, self._taken = Passes(), 0
 
     @property
-    def findable(self) -> Sequence[Token]:
+    def cacheable_tokens(self) -> Sequence[Token]:
         """What was taken before its pages were given back, and one token more."""
         return self._making.tokens[: self._taken + 1]
 
     @property
-    def most_held(self) -> int:
+    def max_cached_positions(self) -> int:
         return self._taken
 
-    def due(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
+    def next_input(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
         tokens = self._making.after(length)
         if not self._hidden:
             tokens = tokens[: max(LOGITS_ROWS, self._block)]
         wanted = max(0, length + len(tokens) - self._taken)
         return PassInput(tokens, wanted, len(tokens), self._block, hidden=self._hidden)
 
-    def took(self, due: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
+    def update(self, due: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
         self.passes.passes += 1
         self._take(rows)
         self._taken += len(rows)

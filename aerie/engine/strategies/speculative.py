@@ -34,8 +34,8 @@ class Speculative(Autoregressive):
         self._drafter, self._length = drafter, length
         self._found: Sequence[int] = ()
 
-    def due(self, length: int, guesses: int = 0) -> PassInput:
-        due, making = super().due(length), self._making
+    def next_input(self, length: int, guesses: int = 0) -> PassInput:
+        due, making = super().next_input(length), self._making
         if not (due.is_answer and due.wanted and making.token_ids):
             return due
         could = self._length.guesses(min(making.left, making.room) - 1)
@@ -50,12 +50,12 @@ class Speculative(Autoregressive):
     def _drafted(self, most: int) -> Sequence[int]:
         return self._drafter(ids_among(self._making.tokens), most)[:most]
 
-    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
+    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
         stays = self._say(due.tried, rows)
         done = self.passes
         done.passes, done.drafted = done.passes + 1, done.drafted + len(due.tried)
         done.accepted += stays
-        self._length.took(len(due.tried), stays)
+        self._length.update(len(due.tried), stays)
         return stays
 
     def _say(self, drafts: Sequence[Token], rows: Sequence[Row]) -> int:

@@ -127,23 +127,23 @@ class Passes:
 
 
 class Strategy(Protocol):
-    """How one answer is made. It is asked `due` before every pass, and told the logits by `took`."""
+    """How one answer is made. It is asked `next_input` before every pass, and told the logits by `update`."""
 
     passes: Passes
 
     @property
-    def findable(self) -> Sequence[Token]:
+    def cacheable_tokens(self) -> Sequence[Token]:
         """Tokens whose keys and values may be taken from another sequence; the last one is always run."""
 
     @property
-    def most_held(self) -> int:
+    def max_cached_positions(self) -> int:
         """How many positions its sequence may hold between passes."""
 
-    def due(self, length: int, guesses: int = 0) -> PassInput:
+    def next_input(self, length: int, guesses: int = 0) -> PassInput:
         """What can be run after `length` positions, and behind it up to so many of the guesses that the same
         without any said there could be."""
 
-    def took(self, due: PassInput, rows: Sequence[Row]) -> int:
+    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
         """The logits of the last `due.wanted` tokens of a pass; how many of `due.tried` stay. UserError."""
 
     def close(self) -> None:

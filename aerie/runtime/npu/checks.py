@@ -1,13 +1,15 @@
-"""What is checked of a program before aircc starts, and of the ELF before it may become an artifact.
+"""Checks of a program before aircc starts, and of the ELF before it becomes an artifact.
 
 1. The static check refuses what mlir-air accepts, and fails late or not at all.
-2. mlir-air's own Python bindings parse and verify the module, where they are installed. They run in a process
-   of their own: they load MLIR's libraries, which must not meet those of anything else here, and a crash of
-   theirs is then a message. Without them our own verifiers stand alone.
-3. The ELF that aiecc has aiebu write begins as every ELF does, and names its platform where others name their
-   operating system: 69 for AIE2P (XRT src/runtime_src/core/include/xrt/experimental/xrt_elf.h, `platform`;
-   aiebu src/cpp/elf/aie2/aie2_blob_elfwriter.h writes it). XRT opens nothing else. More is not checked: what
-   is inside is XRT's to say.
+2. mlir-air's own Python bindings, if installed, parse and verify the module. They run in a child process:
+they
+   load MLIR's libraries, which must not meet those of another package here, and a crash becomes a message.
+   Without the bindings our own verifiers are the only check.
+3. The ELF that aiecc has aiebu write starts like every ELF, with its platform where others have their
+operating
+   system: 69 for AIE2P (XRT src/runtime_src/core/include/xrt/experimental/xrt_elf.h, `platform`; aiebu
+   src/cpp/elf/aie2/aie2_blob_elfwriter.h writes it). XRT opens nothing else. The content is not checked here:
+   XRT does that.
 """
 
 from __future__ import annotations
@@ -25,17 +27,18 @@ from aerie.runtime.npu.tools import installed_version
 from aerie.runtime.toolchain import KERNEL_SOURCES, first_lines
 
 if TYPE_CHECKING:
-    from aerie.device import Report
+    from aerie.device import CheckReport
     from aerie.multi_launch_builder.program import Program
 
 MAGIC = b"\x7fELF"
 PLATFORM_BYTE = 7
-"""e_ident[EI_OSABI]."""
+"""The index of e_ident[EI_OSABI]."""
 AIE2P = 69
 IDENT_BYTES = 16
 
 SECONDS = 120
-"""Parsing one program takes a fraction of a second; importing the bindings, a few."""
+"""Time limit of the bindings: parsing a program takes a fraction of a second, importing them a few seconds.
+"""
 
 _VERIFY = """
 import pathlib, sys
@@ -48,7 +51,9 @@ with Context(), Location.unknown():
 
 
 def preflight(program: Program) -> list[str]:
-    """The static check's warnings for a program with its own options. Raises CompileError with its faults."""
+    """Return the static check's warnings for a program with its own options. Raises CompileError with its
+    errors.
+    """
     try:
         report = _checked(program)
     except ProgramError as error:
@@ -56,33 +61,33 @@ def preflight(program: Program) -> list[str]:
     if report.ok:
         return [f"warning: {warning}" for warning in report.warnings]
     count = len(report.faults)
-    found = first_lines("\n".join(map(str, report.faults)))
+    warnings = first_lines("\n".join(map(str, report.faults)))
     raise CompileError(
         program.name,
         f"the check before aircc found {count} thing{'s' * (count != 1)} that {report.device.name} cannot do "
-        f"(`aerie vnpu check` shows them beside the limits):\n{found}",
+        f"(`aerie vnpu check` shows them beside the limits):\n{warnings}",
     )
 
 
-def _checked(program: Program) -> Report:
+def _checked(program: Program) -> CheckReport:
     from aerie.device import NPU2, check  # xDSL comes with it
 
-    stack = program.option("--stack-size")
+    stack = program.last_option("--stack-size")
     return check(
         program.text,
         NPU2,
-        omit_ping_pong=program.option("--omit-ping-pong-transform") or "",
+        omit_ping_pong=program.last_option("--omit-ping-pong-transform") or "",
         stack_bytes=int(stack) if stack else None,
         kernel_dirs=(KERNEL_SOURCES,),
-        bf16_emulation=program.option("--bf16-emulation") is not None,
-        omit_auto_broadcast=program.option("--omit-auto-broadcast") is not None,
-        loop_tiling=[int(size) for size in program.option_values("--air-runtime-loop-tiling-sizes")],
+        bf16_emulation=program.last_option("--bf16-emulation") is not None,
+        omit_auto_broadcast=program.last_option("--omit-auto-broadcast") is not None,
+        loop_tiling=[int(size) for size in program.all_options("--air-runtime-loop-tiling-sizes")],
         filename=f"{program.name}.mlir",
     )
 
 
 def bindings_installed() -> bool:
-    """Whether this Python finds the bindings; they are not loaded."""
+    """Whether this Python can import the bindings. They are not imported."""
     try:
         return importlib.util.find_spec("air.ir") is not None
     except (ImportError, ValueError):
@@ -90,15 +95,15 @@ def bindings_installed() -> bool:
 
 
 def bindings_status() -> str:
-    """In one line: the bindings and their version, or what stands in for them."""
+    """One line: the bindings and their version, or what replaces them."""
     if not bindings_installed():
         return "air.ir is not installed: modules are verified by Aerie's own dialect alone"
     version = installed_version(versions.MLIR_AIR.name) or "not from a wheel"
     return f"air.ir ({version}) parses and verifies every module before aircc sees it"
 
 
-def bindings_objection(text: Path) -> str:
-    """What `air.ir` says against the module in this file; nothing where it verifies."""
+def bindings_error_text(text: Path) -> str:
+    """The error of `air.ir` about the module in this file; "" if it verifies."""
     command = [sys.executable, "-c", _VERIFY, str(text)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS, check=False)
@@ -106,12 +111,12 @@ def bindings_objection(text: Path) -> str:
         return f"air.ir did not end within {SECONDS} s"
     if done.returncode == 0:
         return ""
-    said = (done.stderr or done.stdout).strip()
-    return said or f"the process that loads air.ir ended with exit code {done.returncode} and no word"
+    error_text = (done.stderr or done.stdout).strip()
+    return error_text or f"the process that loads air.ir ended with exit code {done.returncode} and no word"
 
 
-def elf_objection(path: Path) -> str:
-    """Why XRT would not open this file as a program of an NPU2; nothing where no reason is known."""
+def elf_error_text(path: Path) -> str:
+    """Why XRT would not open this file as a program of an NPU2; "" if no reason is known."""
     with path.open("rb") as file:
         ident = file.read(IDENT_BYTES)
     if not ident:

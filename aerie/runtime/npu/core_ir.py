@@ -1,11 +1,11 @@
-"""What makes a core slow or wrong, read from the LLVM IR that mlir-aie makes of it, before Peano sees it.
+"""Finds what makes a core slow or wrong in the LLVM IR that mlir-aie makes for it, before Peano compiles it.
 
-`check` takes the text of a file of aie-translate's (stage 7) and gives findings. It reads lines, for the IR
-is printed one instruction a line; nothing of LLVM is needed.
+`check` takes the text of one file of aie-translate (stage 7) and returns findings. It reads lines, because
+the IR is printed one instruction per line; LLVM is not needed.
 
-aiecc takes `align` off every access before Peano (tools/aiecc/IRTransforms.h, downgradeIRForPeano), so that
-Peano takes a vector's own alignment for granted, and the core masks the address where it does not hold. What
-the text says after `align` therefore means nothing; an offset that is a constant is judged.
+aiecc removes `align` from every access before Peano (tools/aiecc/IRTransforms.h, downgradeIRForPeano). Peano
+then assumes a vector's own alignment, and the core masks an address that does not have it. So `align` in the
+text means nothing; constant offsets are checked instead.
 """
 
 from __future__ import annotations
@@ -42,16 +42,17 @@ _BYTES = {
 
 REFUSED = re.compile(r"llvm\.(maxnum|minnum)\.")
 """Intrinsics that Peano's legaliser has no rule for (mlir-aie tools/aiecc/IRTransforms.h)."""
-WIDEST_BYTES = 64
-"""A core's widest access; wider vectors are moved in parts of it."""
+MAX_ACCESS_BYTES = 64
+"""A core's widest access, in bytes. Wider vectors move in parts of it."""
 PROVIDED = frozenset({"debug_i32"})
-"""Functions that mlir-aie declares in every module, and calls only where it is told to."""
+"""Functions that mlir-aie declares in every module and calls only on request."""
 
 
 @dataclass(frozen=True)
 class CoreFinding:
-    """kind: scalar, lanes, function, intrinsic, stack or alignment. wrong: it fails or computes something
-    else; otherwise it is slow."""
+    """kind: scalar, lanes, function, intrinsic, stack or alignment. wrong: True if it fails or computes a
+    wrong result; False if it is only slow.
+    """
 
     core: str
     kind: str
@@ -63,18 +64,18 @@ class CoreFinding:
 
 
 def check(text: str, functions: Collection[str] = (), stack_bytes: int = 1024) -> list[CoreFinding]:
-    """Findings of all cores in the text of a file of LLVM IR, in its order.
+    """Return the findings of all cores in one file of LLVM IR, in its order.
 
-    functions: symbols that the objects of the cores define. stack_bytes: what a core has of stack.
+    functions: symbols that the objects of the cores define. stack_bytes: the size of a core's stack.
     """
     bodies = dict(_bodies(text))
-    known = {*functions, *bodies, *PROVIDED}
+    defined = {*functions, *bodies, *PROVIDED}
     return [
         finding
         for core, lines in bodies.items()
         for finding in (
             *_slow(core, lines),
-            *_calls(core, lines, known),
+            *_calls(core, lines, defined),
             *_stack(core, lines, stack_bytes),
             *_alignment(core, lines),
         )
@@ -82,7 +83,7 @@ def check(text: str, functions: Collection[str] = (), stack_bytes: int = 1024) -
 
 
 def _bodies(text: str) -> Iterator[tuple[str, list[str]]]:
-    """Each function's name and the lines of its body."""
+    """The name and the body's lines of each function."""
     lines = iter(text.splitlines())
     for line in lines:
         if match := _DEFINE.match(line):
@@ -95,7 +96,7 @@ def _bodies(text: str) -> Iterator[tuple[str, list[str]]]:
 
 
 def _innermost_loops(lines: list[str]) -> list[range]:
-    """Lines of the loops that hold no other loop: from a label to a branch back to it, furthest down."""
+    """The lines of the loops without inner loops: from a label to the last branch back to it."""
     labels = {match[1]: at for at, line in enumerate(lines) if (match := _LABEL.match(line))}
     ends: dict[int, int] = {}
     for at, line in enumerate(lines):
@@ -107,36 +108,36 @@ def _innermost_loops(lines: list[str]) -> list[range]:
 
 
 def _slow(core: str, lines: list[str]) -> Iterator[CoreFinding]:
-    """Floats one at a time, and lanes taken out of vectors or put into them, in innermost loops."""
+    """Scalar floats, and lanes extracted from or inserted into vectors, in innermost loops."""
     inner = [lines[at] for loop in _innermost_loops(lines) for at in loop]
     scalars = Counter(match[1] for line in inner if (match := _SCALAR.search(line)))
     lanes = Counter(match[1] for line in inner if (match := _LANE.search(line)))
     if scalars:
-        message = f"{_told(scalars)} of single floats in innermost loops; a core has vectors for them"
+        message = f"{_counted(scalars)} of single floats in innermost loops; a core has vectors for them"
         yield CoreFinding(core, "scalar", message, wrong=False)
     if lanes:
-        message = f"{_told(lanes)} in innermost loops: vectors are taken apart; use a width that AIE2P has"
+        message = f"{_counted(lanes)} in innermost loops: vectors are taken apart; use a width that AIE2P has"
         yield CoreFinding(core, "lanes", message, wrong=False)
 
 
-def _told(counts: Counter[str]) -> str:
+def _counted(counts: Counter[str]) -> str:
     return ", ".join(f"{count} {name}" for name, count in counts.most_common())
 
 
-def _calls(core: str, lines: list[str], known: Collection[str]) -> Iterator[CoreFinding]:
-    """Functions that no object has, and intrinsics that Peano refuses; each once."""
+def _calls(core: str, lines: list[str], defined: Collection[str]) -> Iterator[CoreFinding]:
+    """Functions that no object defines, and intrinsics that Peano refuses; each once."""
     called = dict.fromkeys(match[1] for line in lines if (match := _CALL.search(line)))
     for name in called:
         if REFUSED.match(name):
             message = f"calls {name}, which Peano cannot legalise; compare and select instead"
             yield CoreFinding(core, "intrinsic", message, wrong=True)
-        elif not name.startswith("llvm.") and name not in known:
+        elif not name.startswith("llvm.") and name not in defined:
             message = f"calls {name}, which no object defines; link_with names the object that has it"
             yield CoreFinding(core, "function", message, wrong=True)
 
 
 def _stack(core: str, lines: list[str], limit: int) -> Iterator[CoreFinding]:
-    """More in allocas than the stack holds."""
+    """Allocas larger than the stack."""
     taken = sum(
         int(match[1] or 1) * _bytes(match[2] or match[3]) for line in lines if (match := _ALLOCA.search(line))
     )
@@ -149,15 +150,15 @@ def _stack(core: str, lines: list[str], limit: int) -> Iterator[CoreFinding]:
 
 
 def _alignment(core: str, lines: list[str]) -> Iterator[CoreFinding]:
-    """Vectors at constant offsets of a buffer that are no multiple of their own alignment."""
+    """Vectors at constant offsets of a buffer that are not a multiple of their own alignment."""
     offsets: dict[str, int] = {}
     for line in lines:
-        place = _OFFSET.search(line)
-        offset = int(place[3]) * _bytes(place[2]) if place else 0
-        if place and place[1]:
-            offsets[place[1]] = offset
+        byte_offset = _OFFSET.search(line)
+        offset = int(byte_offset[3]) * _bytes(byte_offset[2]) if byte_offset else 0
+        if byte_offset and byte_offset[1]:
+            offsets[byte_offset[1]] = offset
         if access := _ACCESS.search(line):
-            width = min(_bytes(access[2]), WIDEST_BYTES)
+            width = min(_bytes(access[2]), MAX_ACCESS_BYTES)
             at = offset if access[3].startswith("getelementptr") else offsets.get(access[3], 0)
             if width and at % width:
                 message = (
@@ -168,7 +169,7 @@ def _alignment(core: str, lines: list[str]) -> Iterator[CoreFinding]:
 
 
 def _bytes(type_: str) -> int:
-    """Bytes of a scalar or vector type; 0 of any other."""
+    """Bytes of a scalar or vector type; 0 for any other."""
     if match := _VECTOR.fullmatch(type_.strip()):
         return math.prod((int(match[1]), _BYTES.get(match[2], 0)))
     return _BYTES.get(type_.strip(), 0)

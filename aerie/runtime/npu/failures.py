@@ -1,18 +1,18 @@
-"""How a run on the NPU ends, how one that hangs is found out, and what XRT's messages mean.
+"""How a run on the NPU ends, how a hanging run is detected, and what XRT's messages mean.
 
-pyxrt's `wait(timeout_ms)` is the one timed wait there is: it gives a state, and ERT_CMD_STATE_TIMEOUT both
-when the driver gave the program up and when the time is over; `state()` tells the two apart, because a run
-that is still going on has none of the final states. `wait2()` has no timed form that can be called: it takes
-a `std::chrono` value, and pyxrt.cpp includes no conversion from Python for it; without a time it would wait
-for ever where the driver's own watchdog is off. It gives None, or raises with XRT's account of what the
-program was doing, so it is asked for that once a run has ended badly. None of them lets another Python thread
-or a signal handler run, hence the slices.
+pyxrt's `wait(timeout_ms)` is the only wait with a timeout. It returns a state: ERT_CMD_STATE_TIMEOUT if the
+driver gave the program up, and also if the time is over. `state()` separates the two, because a run that
+still runs has none of the final states. `wait2()` cannot be called with a timeout: it takes a `std::chrono`
+value, and pyxrt.cpp includes no conversion from Python for it; without a timeout it waits for ever if the
+driver's own watchdog is off. It returns None, or raises with XRT's report of what the program was doing, so
+it is called once after a run has failed. None of them lets another Python thread or a signal handler run, so
+we wait in slices.
 
 Sources: XRT src/python/pybind11/src/pyxrt.cpp, core/include/xrt/xrt_kernel.h, core/include/xrt/detail/ert.h;
 amd/xdna-driver drivers/accel/amdxdna/aie2_ctx.c (when the driver sets which state) and README.md.
 
-pyxrt raises RuntimeError with the text of an ioctl and its errno, which says what failed and not why: the
-messages of XRT and the driver that are known are explained, with what to do.
+pyxrt raises RuntimeError with the text of an ioctl and its errno, which says what failed and not why. The
+known messages of XRT and the driver are explained here, with what to do.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from aerie.runtime.knobs import NPU_CONTEXTS, NPU_MOST_CONTEXTS
+from aerie.runtime.knobs import NPU_CONTEXTS, NPU_MAX_CONTEXTS
 
 SLICE_MS = 100
-"""How long one wait may keep Ctrl-C from being seen."""
+"""Longest single wait: Ctrl-C is seen after it."""
 
 COMPLETED, TIMEOUT = 4, 8
 """Values of XRT's ert_cmd_state. pyxrt gives RUNNING (3) no name, so states are compared as numbers."""
@@ -33,11 +33,11 @@ COMPLETED, TIMEOUT = 4, 8
 
 @dataclass(frozen=True)
 class FinalState:
-    """A way to end: XRT's name, what happened, what it usually means, and whether the NPU is lost with it."""
+    """A final state: XRT's name, what happened, its likely cause, and whether the NPU is lost with it."""
 
     name: str
     meaning: str
-    usually: str
+    likely_cause: str
     lost: bool = False
 
 
@@ -78,7 +78,9 @@ FINAL = {
 
 
 class RunFailedError(RuntimeError):
-    """A run that did not complete. `usually` is what that tends to mean; `lost`: the NPU answers no more."""
+    """A run did not complete. likely_cause: what usually leads to it. lost: the NPU answers no process any
+    more.
+    """
 
     def __init__(self, message: str, usually: str, lost: bool) -> None:
         super().__init__(message)
@@ -86,7 +88,7 @@ class RunFailedError(RuntimeError):
 
 
 def wait(run: Any, limit: float) -> None:
-    """Wait for a started run, `limit` seconds at most.
+    """Wait for a started run, at most `limit` seconds.
 
     Raises RunFailedError unless it completed in that time, and what pyxrt raises.
     """
@@ -100,12 +102,14 @@ def wait(run: Any, limit: float) -> None:
             lost=True,
         )
     final = FINAL[state]
-    account = _account(run)
-    raise RunFailedError(f"it ended in {final.name}: {final.meaning}{account}", final.usually, final.lost)
+    account = _xrt_report(run)
+    raise RunFailedError(
+        f"it ended in {final.name}: {final.meaning}{account}", final.likely_cause, final.lost
+    )
 
 
 def _final_state(run: Any, limit: float) -> int | None:
-    """The state in which a run ended, or None if it goes on after `limit` seconds."""
+    """The state in which a run ended, or None if it still runs after `limit` seconds."""
     end = time.monotonic() + limit
     while True:
         state = run.wait(SLICE_MS)
@@ -117,8 +121,8 @@ def _final_state(run: Any, limit: float) -> int | None:
             return None
 
 
-def _account(run: Any) -> str:
-    """What XRT has to say of a run that ended badly, in parentheses; nothing where it says nothing."""
+def _xrt_report(run: Any) -> str:
+    """XRT's report of a failed run, in parentheses; "" if it has none."""
     try:
         run.wait2()
     except Exception as error:  # whatever the binding raises is the account
@@ -127,10 +131,10 @@ def _account(run: Any) -> str:
 
 
 @dataclass(frozen=True)
-class Known:
-    """A message as a regular expression, its cause with what to do, and upstream's file that says so.
+class KnownXrtMessage:
+    """A message as a regular expression, its cause with what to do, and the upstream file that says so.
 
-    lost: the NPU answers no process any more until it is reset.
+    lost: the NPU answers no process until it is reset.
     """
 
     pattern: re.Pattern[str]
@@ -149,61 +153,61 @@ MEMLOCK = (
 )
 
 
-def _known(pattern: str, meaning: str, source: str, lost: bool = False) -> Known:
-    return Known(re.compile(pattern, re.IGNORECASE), meaning, source, lost)
+def _message(pattern: str, meaning: str, source: str, lost: bool = False) -> KnownXrtMessage:
+    return KnownXrtMessage(re.compile(pattern, re.IGNORECASE), meaning, source, lost)
 
 
 TABLE = (
-    _known(
+    _message(
         r"EXEC_CMD IOCTL failed \(err=-?5\)",
         f"the NPU is wedged: a command timed out and took the firmware down, and every program of every "
         f"process now fails so; {RESET}",
         "mlir-air python/test/lit.cfg.py, .github/workflows/buildAndTestRyzenAI.yml",
         lost=True,
     ),
-    _known(
+    _message(
         r"CREATE_HWCTX IOCTL failed \(err=-?(22|28)\)",
-        f"the driver has no context to give: it has {NPU_MOST_CONTEXTS} for all processes together, or the "
+        f"the driver has no context to give: it has {NPU_MAX_CONTEXTS} for all processes together, or the "
         f"firmware refuses them since it was wedged. Close other programs that use the NPU, lower "
         f"{NPU_CONTEXTS.name}; else {RESET}",
         "amd/xdna-driver drivers/accel/amdxdna/npu4_regs.c, PR 1585; mlir-air llms/smolvla/docs/profile.md",
         lost=True,
     ),
-    _known(
+    _message(
         r"err=-?11\b|Resource temporarily unavailable|lock limit exceeded|failed to allocate BO",
         MEMLOCK,
         "mlir-air .github/workflows/nightlyPerfBenchmark.yml; amd/xdna-driver README.md",
     ),
-    _known(
+    _message(
         r"err=-?12\b|Cannot allocate memory|MemoryError",
         "the machine has no memory left for this buffer: end other programs, or compile for fewer tokens "
         "with --seq-len (SEQ_LEN)",
         "errno(3), ENOMEM",
     ),
-    _known(
+    _message(
         r"err=-?13\b|err=-?1\b|Permission denied|Operation not permitted",
         "this user may not use the NPU: join the group that owns /dev/accel/accel0 (`ls -l /dev/accel`, "
         "usually render) and log in again",
         "errno(3), EACCES",
     ),
-    _known(
+    _message(
         r"err=-?(6|19)\b|No such device",
         f"the NPU is gone: the driver lost it or is not loaded; {RESET}",
         "errno(3), ENODEV; mlir-air .github/workflows/buildAndTestRyzenAI.yml",
         lost=True,
     ),
-    _known(
+    _message(
         r"err=-?(62|110)\b|timed out",
         f"the NPU's firmware does not answer; {RESET}",
         "errno(3), ETIMEDOUT; amd/xdna-driver PR 1670",
         lost=True,
     ),
-    _known(
+    _message(
         r"No such kernel",
         "the ELF has no kernel of that name, which is `main:` and the program's function; compile it again",
         "XRT src/runtime_src/core/common/api/xrt_kernel.cpp",
     ),
-    _known(
+    _message(
         r"incompatible (constructor|function) arguments|has no attribute",
         "this pyxrt lacks a call of the ELF flow; `make doctor` says which, and which XRT has it",
         "XRT src/python/pybind11/src/pyxrt.cpp",
@@ -211,11 +215,11 @@ TABLE = (
 )
 
 
-def find(message: str) -> Known | None:
-    """The entry that tells what a message of XRT means; None for one that is not known."""
+def find_known_message(message: str) -> KnownXrtMessage | None:
+    """The entry for an XRT message; None if the message is not known."""
     return next((known for known in TABLE if known.pattern.search(message)), None)
 
 
-def lacks_context(message: str) -> bool:
-    """Whether XRT says that no further hw_context can be made now."""
+def is_out_of_contexts(message: str) -> bool:
+    """Whether XRT says that no further hw_context can be created now."""
     return "CREATE_HWCTX" in message

@@ -1,14 +1,14 @@
-"""One process at a time on the NPU.
+"""A lock that lets one process at a time use the NPU.
 
-Contexts made by two processes at once can time a command out, which takes the firmware's mailbox down for
-every process until the machine is powered off (mlir-air python/test/lit.cfg.py). So the lock is held from
-opening the device until it is closed. The operating system frees it when its process ends, however that ends;
-what is written beside it about the owner is for people who wait, and decides nothing.
+Contexts of two processes at once can make a command time out, which stops the firmware's mailbox for every
+process until the machine is powered off (mlir-air python/test/lit.cfg.py). So the lock is held from opening
+the device until it is closed. The operating system frees the lock when its process ends, however it ends. The
+note about the owner beside it is for people who wait; no decision depends on it.
 
 mlir-air's tests and runners lock `npu.lock` in the temporary folder for the same reason, and wrap commands in
-`flock`. That lock is taken too, and first, so that both kinds of program stay apart; unless whoever started
-this process holds it and passed it on open: taking it once more would wait for ourselves. Our own file has
-another name, and keeps apart what runs below one such wrapper.
+`flock`. We take that lock first, so that both kinds of program exclude each other; unless the process that
+started us holds it and passed it on open: taking it again would wait for ourselves. Our own file has another
+name, and separates the processes below one such wrapper.
 """
 
 from __future__ import annotations
@@ -36,37 +36,37 @@ if TYPE_CHECKING:
 UPSTREAM = "npu.lock"
 """mlir-air python/air/backend/xrt_runner.py, programming_examples/lit.cfg.py."""
 
-TOLD_EVERY = 10.0
+REPORT_INTERVAL_S = 10.0
 """Seconds between two lines while waiting."""
 
 COMMAND_WORDS = 4
-"""At most so many words of the owner's command are told, as `python -m aerie run`."""
+"""The owner is shown by at most this many words of its command, such as `python -m aerie run`."""
 
 
-def _is_told(word: str) -> bool:
-    """An option is not, and nothing after it: it may hold a prompt, or a program after -c."""
+def _is_shown(word: str) -> bool:
+    """False for an option and everything after it: that may be a prompt, or a program after -c."""
     return word == "-m" or not word.startswith("-")
 
 
-Report = Callable[[str], None]
+Note = Callable[[str], None]
 
 
 @dataclass(frozen=True)
-class Owner:
-    """Who holds the device: process id, the first words of its command, and since when (UTC)."""
+class LockOwner:
+    """The process that holds the device: its id, the first words of its command, and since when (UTC)."""
 
     pid: int
     command: str
     since: str
 
     @staticmethod
-    def this_process() -> Owner:
-        """This process, as an owner from now on."""
+    def this_process() -> LockOwner:
+        """This process as the owner from now on."""
         program, *words = sys.orig_argv[:COMMAND_WORDS]
-        told = itertools.takewhile(_is_told, words)
-        return Owner(
+        shown = itertools.takewhile(_is_shown, words)
+        return LockOwner(
             os.getpid(),
-            shlex.join([Path(program).name, *told]),
+            shlex.join([Path(program).name, *shown]),
             time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()),
         )
 
@@ -75,7 +75,7 @@ class Owner:
 
 
 class DeviceLock:
-    """The lock of this machine's NPU; within one process it may be held several times."""
+    """The lock of this machine's NPU. One process may hold it several times."""
 
     def __init__(self, path: Path | None = None) -> None:
         # Not at the top: a virtual NPU needs none. Not later: what filelock does at the interpreter's end
@@ -92,22 +92,22 @@ class DeviceLock:
     def _note(self) -> Path:
         return self.path.with_name(f"{self.path.name}.owner")
 
-    def acquire(self, report: Report) -> None:
-        """Take the lock, telling `report` who holds it as long as that takes. Ctrl-C ends the waiting.
+    def acquire(self, report: Note) -> None:
+        """Take the lock; while waiting, report who holds it. Ctrl-C ends the waiting.
 
-        Raises RunError where the lock file cannot be used.
+        Raises RunError if the lock file cannot be used.
         """
         try:
             if not _is_inherited(self._upstream):
-                self._take(self._upstream, report)
-            self._take(self.path, report)
+                self._acquire(self._upstream, report)
+            self._acquire(self.path, report)
             self._write_note()
         except BaseException:
             self.release()
             raise
 
     def release(self) -> None:
-        """Free the lock; without effect where it is not held."""
+        """Free the lock. Does nothing if it is not held."""
         own = self._held[-1] if self._noted else None
         if own and own.lock_counter == self._held.count(own):  # before the next owner writes its own
             with contextlib.suppress(OSError):
@@ -116,20 +116,20 @@ class DeviceLock:
         while self._held:
             self._held.pop().release()
 
-    def owner(self) -> Owner | None:
-        """Who holds it, as far as is written; None for a note that a killed process left."""
+    def owner(self) -> LockOwner | None:
+        """The owner that the note names; None if a killed process left the note."""
         try:
-            owner = Owner(**json.loads(self._note.read_text()))
+            owner = LockOwner(**json.loads(self._note.read_text()))
         except (OSError, ValueError, TypeError):
             return None
         return owner if _is_running(owner.pid) else None
 
     def _write_note(self) -> None:
         with contextlib.suppress(OSError):  # another user's, left behind; it decides nothing
-            self._note.write_text(json.dumps(asdict(Owner.this_process())))
+            self._note.write_text(json.dumps(asdict(LockOwner.this_process())))
             self._noted = True
 
-    def _take(self, path: Path, report: Report) -> None:
+    def _acquire(self, path: Path, report: Note) -> None:
         from filelock import FileLock, Timeout
 
         lock = FileLock(path, mode=0o666, is_singleton=True, thread_local=False)
@@ -139,7 +139,7 @@ class DeviceLock:
                 lock.acquire(timeout=wait, poll_interval=0.1)
             except Timeout:
                 report(self._waiting(path, time.monotonic() - started))
-                wait = TOLD_EVERY
+                wait = REPORT_INTERVAL_S
             except OSError as error:
                 elsewhere = f", or name another with {NPU_LOCK.name}" if path == self.path else ""
                 raise RunError(_unusable(path, error) + elsewhere) from error
@@ -155,7 +155,7 @@ class DeviceLock:
 
 @functools.cache  # asked before this process has opened the file itself
 def _is_inherited(path: Path) -> bool:
-    """Whether this process was started with that file open, as `flock FILE COMMAND` starts one."""
+    """Whether this process was started with that file open, as `flock FILE COMMAND` does."""
     folder = Path("/proc/self/fd")
     if not path.exists() or not folder.is_dir():
         return False

@@ -1,9 +1,9 @@
-"""What aircc and aiecc run, as pass pipelines for air-opt and aie-opt: the one place where they stand.
+"""What aircc and aiecc run, as pass pipelines for air-opt and aie-opt. Only this file has them.
 
 Read in mlir-air tools/aircc/aircc.cpp (e972f294: placement, air-to-aie, the launch side) and mlir-aie
-tools/aiecc/IRTransforms.h and aiecc.cpp (7e00b579: all that follows). Releases differ a little: a pass or an
-option that ends in `?` is left out where the tool's own `--help` does not list it. A pass may be marked so
-only if it changes nothing in programs like ours; an option, if the pass without it does what the option asks.
+tools/aiecc/IRTransforms.h and aiecc.cpp (7e00b579: all later passes). Releases differ a little: a pass or an
+option that ends in `?` is left out if the tool's own `--help` does not list it. A pass may be marked so only
+if it changes nothing in programs like ours; an option, if the pass without it does what the option asks.
 """
 
 from __future__ import annotations
@@ -12,32 +12,32 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from aerie.device.npu2 import Device
+from aerie.device.npu2 import DeviceModel
 
-TIDY = ("canonicalize", "cse")
+CLEANUP_PASSES = ("canonicalize", "cse")
 """What aircc runs after most passes."""
 
 
 @dataclass(frozen=True)
-class Nest:
+class NestedPipeline:
     """Passes that run on each operation of one kind inside the module."""
 
     operation: str
     passes: tuple[str, ...]
 
 
-Passes = Sequence[str | Nest]
+Passes = Sequence[str | NestedPipeline]
 
 
 @dataclass(frozen=True)
-class Known:
-    """The passes that a tool has, with their options; empty where its help could not be read."""
+class ToolPasses:
+    """The passes of a tool, with their options; empty if its help could not be read."""
 
     options: Mapping[str, frozenset[str]]
 
     @staticmethod
-    def of_help(text: str) -> Known:
-        """From `--help` of a tool of MLIR's: a pass per line, its options indented below it."""
+    def from_help(text: str) -> ToolPasses:
+        """Parse `--help` of an MLIR tool: one pass per line, its options indented below it."""
         options: dict[str, set[str]] = {}
         own: set[str] = set()
         for indent, name in re.findall(r"^( {6}| {8})--([\w-]+)(?:=\S+)? ", text, re.MULTILINE):
@@ -45,10 +45,10 @@ class Known:
                 own = options.setdefault(name, set())
             else:
                 own.add(name)
-        return Known({name: frozenset(found) for name, found in options.items()})
+        return ToolPasses({name: frozenset(found) for name, found in options.items()})
 
-    def lacks(self, name: str, option: str = "") -> bool:
-        """Whether the tool is known not to have a pass, or an option of it."""
+    def is_missing(self, name: str, option: str = "") -> bool:
+        """Whether the tool is known to lack a pass, or an option of it."""
         if not self.options:
             return False
         return option not in self.options.get(name, ()) if option else name not in self.options
@@ -56,43 +56,43 @@ class Known:
 
 @dataclass(frozen=True)
 class Pipeline:
-    """The text for `--pass-pipeline`, and what was left out of it, as the tool does not have it."""
+    """The text for `--pass-pipeline`, and the parts that were left out because the tool lacks them."""
 
     text: str
     left_out: tuple[str, ...] = ()
 
 
-def pipeline(passes: Passes, known: Known) -> Pipeline:
-    """The passes, fitted to a tool."""
+def pipeline(passes: Passes, tool_passes: ToolPasses) -> Pipeline:
+    """The passes as a pipeline for one tool."""
     left_out: list[str] = []
-    parts = ",".join(_parts(passes, known, left_out))
+    parts = ",".join(_parts(passes, tool_passes, left_out))
     return Pipeline(f"builtin.module({parts})", tuple(left_out))
 
 
-def _parts(passes: Passes, known: Known, left_out: list[str]) -> Iterator[str]:
+def _parts(passes: Passes, tool_passes: ToolPasses, left_out: list[str]) -> Iterator[str]:
     for each in passes:
-        if isinstance(each, Nest):
-            yield f"{each.operation}({','.join(_parts(each.passes, known, left_out))})"
-        elif part := _fitted(each, known, left_out):
+        if isinstance(each, NestedPipeline):
+            yield f"{each.operation}({','.join(_parts(each.passes, tool_passes, left_out))})"
+        elif part := _fit(each, tool_passes, left_out):
             yield part
 
 
-def _fitted(each: str, known: Known, left_out: list[str]) -> str:
-    """A pass with the options that the tool has; nothing for one that is left out."""
-    name, _, given = each.removesuffix("?").removesuffix("}").partition("{")
-    if each.endswith("?") and known.lacks(name):
+def _fit(pass_text: str, tool_passes: ToolPasses, left_out: list[str]) -> str:
+    """A pass with the options that the tool has; "" if it is left out."""
+    name, _, given = pass_text.removesuffix("?").removesuffix("}").partition("{")
+    if pass_text.endswith("?") and tool_passes.is_missing(name):
         left_out.append(name)
         return ""
     options = []
     for option in given.split():
-        if option.endswith("?") and known.lacks(name, option.partition("=")[0]):
+        if option.endswith("?") and tool_passes.is_missing(name, option.partition("=")[0]):
             left_out.append(f"{name} {option.removesuffix('?')}")
         else:
             options.append(option.removesuffix("?"))
     return f"{name}{{{' '.join(options)}}}" if options else name
 
 
-UNDERSTOOD = (
+SUPPORTED_OPTIONS = (
     "--stack-size",
     "--air-runtime-loop-tiling-sizes",
     "--omit-ping-pong-transform",
@@ -102,33 +102,33 @@ UNDERSTOOD = (
     "--omit-auto-broadcast",
     "--bf16-emulation",
 )
-"""Options of aircc that the pipelines below follow."""
+"""The options of aircc that the pipelines below follow."""
 
 
 @dataclass(frozen=True)
-class Options:
-    """Options of aircc, as they are given to it."""
+class AirccOptions:
+    """A command line's options of aircc."""
 
     flags: tuple[str, ...]
 
     def values(self, name: str) -> list[str]:
-        """The values of an option, in order; "" for one that is given without."""
+        """The values of an option, in order; "" for an option without a value."""
         pairs = (flag.partition("=") for flag in self.flags)
         return [value for given, _, value in pairs if given == name]
 
-    def given(self, name: str) -> str:
-        """`true` or `false`: whether an option is given."""
+    def is_given(self, name: str) -> str:
+        """`true` or `false`: whether an option is set."""
         return str(any(value != "false" for value in self.values(name))).lower()
 
     @property
-    def not_understood(self) -> list[str]:
+    def unsupported(self) -> list[str]:
         """The flags that only aircc itself can follow."""
-        return [flag for flag in self.flags if flag.partition("=")[0] not in UNDERSTOOD]
+        return [flag for flag in self.flags if flag.partition("=")[0] not in SUPPORTED_OPTIONS]
 
 
-def placement(options: Options, device: Device) -> Passes:
+def placement_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """aircc's passes up to the text it keeps as placed.NAME: dependencies, channels, ping-pong, herds."""
-    launch = ("air-isolate-async-dma-loop-nests{scope=launch}", *TIDY)
+    launch = ("air-isolate-async-dma-loop-nests{scope=launch}", *CLEANUP_PASSES)
     channels = 2 * device.columns
     split = (
         f"air-split-l2-memref{{max-launch-channels-mm2s={channels}? max-launch-channels-s2mm={channels}?}}"
@@ -140,70 +140,73 @@ def placement(options: Options, device: Device) -> Passes:
         "air-annotate-packet-ids{assign=true emit-headers=false}?",
         "air-rank-to-launch?",
         "air-insert-launch-around-herd{insert-segment=true}",
-        Nest("func.func", ("air-lower-herd-parallel",)),
+        NestedPipeline("func.func", ("air-lower-herd-parallel",)),
         "scf-forall-to-parallel",
         "air-dependency",
         "air-annotate-packet-ids{assign=true}?",
         "air-hoist-dma-in-accum-pattern",
         *(() if options.values("--omit-auto-broadcast") else broadcast),
-        *("air-dma-to-channel", *TIDY),
-        *("air-dependency-canonicalize", *TIDY),
+        *("air-dma-to-channel", *CLEANUP_PASSES),
+        *("air-dependency-canonicalize", *CLEANUP_PASSES),
         *launch,
-        *("air-fuse-channels", *TIDY),
-        *(Nest("func.func", (split,)), *TIDY),
+        *("air-fuse-channels", *CLEANUP_PASSES),
+        *(NestedPipeline("func.func", (split,)), *CLEANUP_PASSES),
         *launch,
-        Nest("func.func", ("air-fuse-alloc-dealloc",)),
-        Nest("func.func", ("air-shrink-memref-sizes-by-access",)),
+        NestedPipeline("func.func", ("air-fuse-alloc-dealloc",)),
+        NestedPipeline("func.func", ("air-shrink-memref-sizes-by-access",)),
         *_ping_pong(options),
-        Nest("func.func", ("convert-linalg-to-loops",)),
-        *(Nest("func.func", (f"air-opt-memtile-dma-bds{{device={device.name}}}",)), *TIDY),
+        NestedPipeline("func.func", ("convert-linalg-to-loops",)),
+        *(
+            NestedPipeline("func.func", (f"air-opt-memtile-dma-bds{{device={device.name}}}",)),
+            *CLEANUP_PASSES,
+        ),
         f"air-place-herds{{num-rows=6 num-cols={device.columns} row-anchor=2 col-anchor=0}}",
-        *TIDY,
+        *CLEANUP_PASSES,
         "air-enforce-channel-fifo-order?",
-        Nest("func.func", ("air-renumber-dma",)),
+        NestedPipeline("func.func", ("air-renumber-dma",)),
     )
 
 
-def _ping_pong(options: Options) -> Passes:
+def _ping_pong(options: AirccOptions) -> Passes:
     """The two passes that double buffers, unless the program wants a single copy of all of them."""
     omitted = [value or "all" for value in options.values("--omit-ping-pong-transform")]
     if omitted and omitted[-1] == "all":
         return ()
     of = f"{{omit-memory-space={omitted[-1]}}}" if omitted else ""
-    return (f"air-label-scf-for-to-ping-pong{of}", f"air-ping-pong-transform{of}", *TIDY)
+    return (f"air-label-scf-for-to-ping-pong{of}", f"air-ping-pong-transform{of}", *CLEANUP_PASSES)
 
 
-def to_aie(options: Options, device: Device) -> Passes:
+def aie_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """From the placed text to cores, locks and flows on physical tiles."""
-    asked = {
+    requested = {
         "emit-while-loop": str(not options.values("--omit-while-true-loop")).lower(),
         "row-offset": "2",
         "col-offset": "0",
         "device": device.name,
-        "use-lock-race-condition-fix": options.given("--use-lock-race-condition-fix"),
+        "use-lock-race-condition-fix": options.is_given("--use-lock-race-condition-fix"),
     }
     if sizes := options.values("--stack-size"):
-        asked["stack-size"] = sizes[-1]
+        requested["stack-size"] = sizes[-1]
     return (
-        f"air-to-aie{{{' '.join(f'{name}={value}' for name, value in asked.items())}}}",
+        f"air-to-aie{{{' '.join(f'{name}={value}' for name, value in requested.items())}}}",
         "air-merge-unrolled-devices?",
-        Nest("aie.device", ("aie-place-tiles{merge-logical-tiles=false?}",)),
+        NestedPipeline("aie.device", ("aie-place-tiles{merge-logical-tiles=false?}",)),
     )
 
 
-def to_npu(options: Options, device: Device) -> Passes:
+def npu_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """The host's side: the transfers of launches to operations of the NPU's command processor, for an ELF."""
     tiles = ",".join(options.values("--air-runtime-loop-tiling-sizes"))
     shim = f"device={device.name}" + (f" shim-dma-tile-sizes={tiles}" if tiles else "")
-    coalesced = f"coalesce-shim-dma={options.given('--coalesce-shim-dma')}?"
+    coalesced = f"coalesce-shim-dma={options.is_given('--coalesce-shim-dma')}?"
     return (
-        *(Nest("func.func", (f"air-opt-shim-dma-bds{{{shim}}}",)), *TIDY),
-        *("air-to-std", "symbol-dce", "affine-expand-index-ops", *TIDY),
-        *(f"airrt-to-npu{{trace-size=0 trace-offset=0 output-elf=true {coalesced}}}", *TIDY),
+        *(NestedPipeline("func.func", (f"air-opt-shim-dma-bds{{{shim}}}",)), *CLEANUP_PASSES),
+        *("air-to-std", "symbol-dce", "affine-expand-index-ops", *CLEANUP_PASSES),
+        *(f"airrt-to-npu{{trace-size=0 trace-offset=0 output-elf=true {coalesced}}}", *CLEANUP_PASSES),
     )
 
 
-def resources(options: Options, device: Device) -> Passes:
+def resource_passes(options: AirccOptions, device: DeviceModel) -> Passes:
     """aiecc's `input_with_addresses`: locks, descriptors and addresses of buffers, vectors to AIEVec."""
     emulated = " bf16-emulation=true" if options.values("--bf16-emulation") else ""
     return (
@@ -211,7 +214,7 @@ def resources(options: Options, device: Device) -> Passes:
         "lower-affine",
         "aie-canonicalize-device",
         "aie-lower-scratchpad-parameters?",
-        Nest(
+        NestedPipeline(
             "aie.device",
             (
                 "aie-objectFifo-stateful-transform",
@@ -225,7 +228,7 @@ def resources(options: Options, device: Device) -> Passes:
             ),
         ),
         "aie-generate-column-control-overlay{route-shim-to-tile-ctrl=false}",
-        Nest(
+        NestedPipeline(
             "aie.device",
             ("aie-assign-buffer-addresses", "aie-assign-core-link-files?", "aie-vector-transfer-lowering?"),
         ),
@@ -233,20 +236,20 @@ def resources(options: Options, device: Device) -> Passes:
     )
 
 
-ROUTING: Passes = (Nest("aie.device", ("aie-create-pathfinder-flows",)),)
+ROUTING: Passes = (NestedPipeline("aie.device", ("aie-create-pathfinder-flows",)),)
 
 
-def cores(of_device: str, device: Device) -> Passes:
+def core_passes(of_device: str, device: DeviceModel) -> Passes:
     """All cores of one `aie.device` to the LLVM dialect, as aiecc does it with `--unified`."""
     return (
-        Nest(
+        NestedPipeline(
             "aie.device",
             ("aie-localize-locks", "aie-normalize-address-spaces", "aie-transform-bfp-types?"),
         ),
         f"aie-standard-lowering{{device={of_device}}}",
         "aiex-standard-lowering",
         f"convert-aievec-to-llvm{{aie-target={device.architecture}?}}",
-        *TIDY,
+        *CLEANUP_PASSES,
         "expand-strided-metadata",
         "lower-affine",
         "arith-expand{include-min-max-f=true?}",  # LLVM 24 expands them only when it is asked
@@ -255,13 +258,13 @@ def cores(of_device: str, device: Device) -> Passes:
         "convert-to-llvm{dynamic=true}",
         "convert-vector-to-llvm",
         "convert-ub-to-llvm",
-        *TIDY,
+        *CLEANUP_PASSES,
     )
 
 
 INSTRUCTIONS: Passes = (
     "aie-materialize-runtime-sequences",
-    Nest(
+    NestedPipeline(
         "aie.device",
         (
             "aie-materialize-bd-chains",

@@ -1,7 +1,7 @@
 """The stages that upstream's compilers take a program through without Peano and without an NPU.
 
-What each is, what it needs, how it ended, and where its texts lie; stage_runner.py runs them. Stages 2 to 4
-are aircc's own work, the others are what aiecc does with the text that aircc hands it (pipelines.py).
+For each stage: what it does, what it needs, how it ended, and where its texts are. stage_runner.py runs them.
+Stages 2 to 4 are aircc's own work; the others are what aiecc does with aircc's text (pipelines.py).
 """
 
 from __future__ import annotations
@@ -14,16 +14,18 @@ from enum import StrEnum
 from pathlib import Path
 
 from aerie.runtime.npu.core_ir import CoreFinding
-from aerie.runtime.npu.pipelines import Known
+from aerie.runtime.npu.pipelines import ToolPasses
 from aerie.runtime.npu.tools import STAGE_FINDERS
 
-ANSWER_S = 30
-"""Seconds that a tool may take to say its version, or what it can."""
+TOOL_TIMEOUT_S = 30
+"""Time limit in seconds for a tool that prints its version or its help."""
 
 
 @dataclass(frozen=True)
-class Stage:
-    """One stage. tools: sets of tools that run it; one whole set must be there. source: whose work it is."""
+class ToolStage:
+    """One stage. tools: alternative sets of tools; one whole set must be installed. source: whose
+    work it is.
+    """
 
     number: int
     title: str
@@ -34,8 +36,8 @@ class Stage:
         return f"{self.number} ({self.title})"
 
 
-def _stage(number: int, title: str, source: str, *tools: str) -> Stage:
-    return Stage(number, title, tuple(frozenset(names.split()) for names in tools), source)
+def _stage(number: int, title: str, source: str, *tools: str) -> ToolStage:
+    return ToolStage(number, title, tuple(frozenset(names.split()) for names in tools), source)
 
 
 _AIRCC, _AIECC = "mlir-air tools/aircc/aircc.cpp", "mlir-aie tools/aiecc/IRTransforms.h"
@@ -52,7 +54,7 @@ PARSE, PLACE, TO_AIE, TO_NPU, RESOURCES, ROUTE, CORES, INSTRUCTIONS = STAGES = (
 )
 
 
-class Status(StrEnum):
+class StageStatus(StrEnum):
     """How a stage ended."""
 
     OK = "ok"
@@ -62,28 +64,30 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True)
-class Failure:
-    """What a tool said. line: its first line about it; meanings: what known messages mean; account: all
-    that is worth showing."""
+class StageFailure:
+    """What a failed tool printed. line: its first line about the failure; meanings: of known messages;
+    full_text:
+    everything worth showing.
+    """
 
     line: str
     meanings: tuple[str, ...]
-    account: str
+    full_text: str
 
 
 @dataclass(frozen=True)
-class Result:
+class StageOutcome:
     """How one stage of one program ended.
 
-    note: why it was skipped, or what came out. left_out: passes and options that the tool does not have.
-    findings: what is slow or wrong in the code of the cores, each once.
+    note: why it was skipped, or what it made. left_out: passes and options that the tool lacks. findings:
+    what is slow or wrong in the code of the cores, each once.
     """
 
-    stage: Stage
-    status: Status
+    stage: ToolStage
+    status: StageStatus
     seconds: float = 0.0
     note: str = ""
-    failure: Failure | None = None
+    failure: StageFailure | None = None
     left_out: tuple[str, ...] = ()
     findings: tuple[CoreFinding, ...] = ()
 
@@ -95,82 +99,84 @@ class StageTools:
     paths: Mapping[str, Path]
 
     @staticmethod
-    def found() -> StageTools:
-        """Those of this machine."""
-        found = {name: find() for name, (find, _) in STAGE_FINDERS.items()}
-        return StageTools({name: path for name, path in found.items() if path is not None})
+    def from_machine() -> StageTools:
+        """The tools of this machine."""
+        paths = {name: find() for name, (find, _) in STAGE_FINDERS.items()}
+        return StageTools({name: path for name, path in paths.items() if path is not None})
 
     @property
     def missing(self) -> list[str]:
-        """What is not there, one line each, with where it comes from."""
+        """The missing tools, one line each with where to get them."""
         return [advice for name, (_, advice) in STAGE_FINDERS.items() if name not in self.paths]
 
-    def obstacle(self, stage: Stage) -> str:
-        """Why a stage cannot run here; "" where it can. All but the first two build upon the one before."""
+    def blocker(self, stage: ToolStage) -> str:
+        """Why a stage cannot run here; "" if it can. All but the first two need the stage before."""
         if not any(names <= self.paths.keys() for names in stage.tools):
             lacking = sorted(stage.tools[0] - self.paths.keys())
             return f"{' and '.join(lacking)} {'is' if len(lacking) == 1 else 'are'} missing"
         before = STAGES[stage.number - 2]
-        return f"stage {before} cannot run" if stage.number > 2 and self.obstacle(before) else ""
+        return f"stage {before} cannot run" if stage.number > 2 and self.blocker(before) else ""
 
     @property
-    def runnable(self) -> list[Stage]:
+    def runnable(self) -> list[ToolStage]:
         """The stages that can run."""
-        return [stage for stage in STAGES if not self.obstacle(stage)]
+        return [stage for stage in STAGES if not self.blocker(stage)]
 
-    def known(self, tool: str) -> Known:
-        """The passes and options that a tool has."""
-        return Known.of_help(_answer(str(self.paths[tool]), "--help"))
+    def passes_of(self, tool: str) -> ToolPasses:
+        """The passes and options of a tool."""
+        return ToolPasses.from_help(_tool_output(str(self.paths[tool]), "--help"))
 
     def version(self, tool: str) -> str:
-        """What a tool says of its version, in one line: that of its LLVM."""
-        lines = _answer(str(self.paths[tool]), "--version").splitlines()
-        return next((line.strip() for line in lines if "version" in line), "it does not tell its version")
+        """A tool's version in one line: that of its LLVM."""
+        lines = _tool_output(str(self.paths[tool]), "--version").splitlines()
+        return next((line.strip() for line in lines if "version" in line), "it prints no version")
 
 
 @functools.cache
-def _answer(path: str, question: str) -> str:
+def _tool_output(path: str, option: str) -> str:
     try:
-        done = subprocess.run([path, question], capture_output=True, text=True, timeout=ANSWER_S, check=False)
+        done = subprocess.run(
+            [path, option], capture_output=True, text=True, timeout=TOOL_TIMEOUT_S, check=False
+        )
     except (OSError, subprocess.TimeoutExpired):
         return ""  # whatever is wrong with the tool, its first stage tells
     return done.stdout
 
 
 @dataclass(frozen=True)
-class Texts:
-    """Where the texts of one program lie in its folder."""
+class StageFiles:
+    """The paths of one program's texts, in its folder."""
 
     work: Path
     name: str
 
     @property
     def source(self) -> Path:
-        """The program, as it was given."""
+        """The program as it was passed in."""
         return self.work / f"{self.name}.mlir"
 
     @property
     def log(self) -> Path:
-        """Every command line with all that the tool said."""
+        """Every command line, with all that the tool printed."""
         return self.work / f"stages.{self.name}.log"
 
-    def after(self, stage: Stage) -> Path:
-        """The module that a stage wrote; `aircc` names those of its stages so."""
+    def module_after(self, stage: ToolStage) -> Path:
+        """The module that a stage wrote, under the name that `aircc` gives it."""
         kinds = {PLACE: "placed", TO_AIE: "aie", TO_NPU: "npu", RESOURCES: "addresses", ROUTE: "routed"}
         return self.work / f"{kinds[stage]}.{self.name}.mlir" if stage in kinds else self.source
 
     @property
     def placed(self) -> Path:
-        """What stage 2 wrote, which is AIR and can be run on the virtual NPU."""
-        return self.after(PLACE)
+        """The module of stage 2, which is AIR and runs on the virtual NPU."""
+        return self.module_after(PLACE)
 
     def core(self, of_device: str, kind: str) -> Path:
-        """All cores of one `aie.device`: as `mlir`, and as `ll`, which is LLVM IR."""
+        """All cores of one `aie.device`: kind `mlir`, or `ll` for LLVM IR."""
         return self.work / f"cores.{self.name}.{of_device}.{kind}"
 
     @property
     def cores(self) -> list[Path]:
-        """The LLVM IR of all cores, a file for each device."""
+        """The LLVM IR of all cores, one file per device."""
         return sorted(self.work.glob(f"cores.{self.name}.*.ll"))
 
     @property
@@ -179,6 +185,6 @@ class Texts:
         return self.work / f"instructions.{self.name}.mlir"
 
     @property
-    def words(self) -> Path:
-        """The same as words in hexadecimal, one a line."""
+    def hex_words(self) -> Path:
+        """The same as hexadecimal words, one per line."""
         return self.work / f"words.{self.name}.txt"

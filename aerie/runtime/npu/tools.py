@@ -1,10 +1,10 @@
-"""Where the tools that compile for the NPU are; nothing here asks for a device.
+"""Finds the tools that compile for the NPU. None of this needs a device.
 
-Each is looked for as upstream does it: mlir-air prefers the `aircc` in its own wheel's `bin` (mlir-air
+Each tool is found as upstream does it: mlir-air prefers the `aircc` in its own wheel's `bin` (mlir-air
 python/air/tools.py, `resolve_tool`), Peano is PEANO_INSTALL_DIR or the llvm-aie wheel (mlir-air
-python/air/backend/xrt.py, `_find_peano_install_dir`), and `aie_api` lies in mlir-aie's `include` (mlir-air
-programming_examples/llms/shared/infra/external_kernels.py). Wheels of the running environment count although
-their `bin` is not on PATH.
+python/air/backend/xrt.py, `_find_peano_install_dir`), and `aie_api` is in mlir-aie's `include` (mlir-air
+programming_examples/llms/shared/infra/external_kernels.py). Wheels of the running environment are used
+although their `bin` is not on PATH.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ from pathlib import Path
 from aerie.runtime.errors import BackendError
 
 XRT_FOLDERS = ("/opt/xilinx/xrt", "/opt/xilinx/aiebu")
-"""Where XRT's packages install, when its setup.sh was not sourced; mlir-aie's aiecc.py knew the second."""
+"""Where XRT's packages install if its setup.sh was not sourced; mlir-aie's aiecc.py has the second."""
 
 
 @dataclass(frozen=True)
 class NpuTools:
-    """The tools of one machine. `peano` is the folder with bin/clang++, `include` the one with aie_api/."""
+    """The tools of one machine. peano: the folder with bin/clang++. include: the folder with aie_api/."""
 
     aircc: Path
     aiecc: Path
@@ -37,7 +37,9 @@ class NpuTools:
         return self.peano / "bin" / "clang++"
 
     def search_path(self, inherited: str) -> str:
-        """PATH for aircc, which looks `aiecc` up there, and `aiecc` `aiebu-asm`: their folders come first."""
+        """PATH for aircc, which finds `aiecc` there, and for `aiecc`, which finds `aiebu-asm`: their folders
+        come first.
+        """
         folders = dict.fromkeys(str(tool.parent) for tool in (self.aiecc, self.aiebu_asm))
         return os.pathsep.join([*folders, *filter(None, [inherited])])
 
@@ -84,8 +86,8 @@ def peano_root() -> Path | None:
 def aie_api_include() -> Path | None:
     """The folder with aie_api/aie.hpp: by aie-opt or aiecc, MLIR_AIE_INSTALL_DIR's, or the wheel's."""
     installed = os.environ.get("MLIR_AIE_INSTALL_DIR")
-    beside = [tool.resolve().parent.parent for name in ("aie-opt", "aiecc") if (tool := _on_path(name))]
-    roots = [*beside, Path(installed) if installed else None, _wheel_folder("mlir_aie")]
+    installs = [tool.resolve().parent.parent for name in ("aie-opt", "aiecc") if (tool := _on_path(name))]
+    roots = [*installs, Path(installed) if installed else None, _wheel_folder("mlir_aie")]
     folders = (root / "include" for root in roots if root)
     return next((folder for folder in folders if (folder / "aie_api" / "aie.hpp").is_file()), None)
 
@@ -117,7 +119,7 @@ FINDERS = {
         "set MLIR_AIE_INSTALL_DIR",
     ),
 }
-"""Every part of the toolchain: what finds it, and what to say where it is not found."""
+"""Every part of the toolchain: the function that finds it, and the text for when it is missing."""
 
 
 STAGE_FINDERS = {
@@ -133,21 +135,23 @@ STAGE_FINDERS = {
 
 
 VARIABLES = {"PEANO_INSTALL_DIR": "bin/clang++", "MLIR_AIE_INSTALL_DIR": "include/aie_api/aie.hpp"}
-"""Variables that name a tool's folder, and what must lie in it."""
+"""Variables that name a tool's folder, and a file that the folder must have."""
 
 
-def passed_over(variable: str, environ: Mapping[str, str] = os.environ) -> str:
-    """A line that says that one of VARIABLES is ignored, as its folder lacks the tool; "" where it is not."""
-    folder, wanted = environ.get(variable, ""), VARIABLES[variable]
-    if not folder or (Path(folder) / wanted).is_file():
+def ignored_variable_note(variable: str, environ: Mapping[str, str] = os.environ) -> str:
+    """A line that says that one of VARIABLES is ignored because its folder lacks the tool; "" if
+    it is used.
+    """
+    folder, required = environ.get(variable, ""), VARIABLES[variable]
+    if not folder or (Path(folder) / required).is_file():
         return ""
-    return f"{variable}='{folder}' holds no {wanted} and is passed over"
+    return f"{variable}='{folder}' holds no {required} and is passed over"
 
 
 def missing_compile_tools() -> list[str]:
-    """What the NPU toolchain lacks on this machine, one line each; empty where programs can be compiled."""
+    """What the NPU toolchain lacks on this machine, one line each; empty if programs can be compiled."""
     missing = [advice for find, advice in FINDERS.values() if find() is None]
-    return [*missing, *filter(None, map(passed_over, VARIABLES))] if missing else []
+    return [*missing, *filter(None, map(ignored_variable_note, VARIABLES))] if missing else []
 
 
 def missing_list(refusal: str, missing: Sequence[str]) -> str:
@@ -158,17 +162,17 @@ def missing_list(refusal: str, missing: Sequence[str]) -> str:
 
 
 def find_tools() -> NpuTools:
-    """The tools of this machine; BackendError naming all that is missing."""
-    found = [find() for find, _ in FINDERS.values()]
-    present = [tool for tool in found if tool is not None]
-    if len(present) < len(found):
+    """The tools of this machine. Raises BackendError, which names all missing parts."""
+    paths = [find() for find, _ in FINDERS.values()]
+    present = [tool for tool in paths if tool is not None]
+    if len(present) < len(paths):
         raise BackendError(missing_list("cannot compile for the NPU", missing_compile_tools()))
     return NpuTools(*present)
 
 
 def _on_path(name: str) -> Path | None:
-    found = shutil.which(name)
-    return Path(found) if found else None
+    path = shutil.which(name)
+    return Path(path) if path else None
 
 
 def _executable(root: Path | None, name: str) -> Path | None:

@@ -10,14 +10,14 @@ from xdsl.dialects.builtin import AffineMapAttr, AffineSetAttr, DenseIntOrFPElem
 from xdsl.ir import Attribute, Operation
 from xdsl.ir.affine import AffineMap
 
-from aerie.air_dialect.indices import Operator
+from aerie.air_dialect.index_expressions import IndexOperator
 from aerie.air_dialect.upstream.affine import DelinearizeIndexOp, LinearizeIndexOp
-from aerie.virtual_npu.codegen import memory, sizes, types
-from aerie.virtual_npu.codegen.body import Body, Scalar, emits
+from aerie.virtual_npu.codegen import memory, size_checks, types
+from aerie.virtual_npu.codegen.body import Body, Scalar, emitter
+from aerie.virtual_npu.codegen.cpp_text import add, map_results, min_or_max, mul, parenthesize, set_condition
 from aerie.virtual_npu.codegen.memref import combined
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 from aerie.virtual_npu.codegen.scf import branch, counted_loop
-from aerie.virtual_npu.codegen.text import folded, grouped, map_results, plus, set_condition, times
 
 # ---- maps, loops and branches ----
 
@@ -28,30 +28,30 @@ def _map(op: Operation, name: str) -> AffineMapAttr:
     return found
 
 
-@emits("affine.apply")
+@emitter("affine.apply")
 def _apply(body: Body, op: Operation) -> None:
     (text,) = map_results(_map(op, "map").data, body.texts(op.operands))
     body.define(op.results[0], text)
 
 
-@emits("affine.min", "affine.max")
+@emitter("affine.min", "affine.max")
 def _min_max(body: Body, op: Operation) -> None:
-    operator = Operator.MIN if op.name == "affine.min" else Operator.MAX
+    operator = IndexOperator.MIN if op.name == "affine.min" else IndexOperator.MAX
     texts = map_results(_map(op, "map").data, body.texts(op.operands))
-    body.define(op.results[0], folded(operator, texts))
+    body.define(op.results[0], min_or_max(operator, texts))
 
 
-@emits("affine.for")
+@emitter("affine.for")
 def _affine_for(body: Body, op: Operation) -> None:
     assert isinstance(op, affine.ForOp)
     lows = map_results(op.lowerBoundMap.data, body.texts(op.lowerBoundOperands))
     highs = map_results(op.upperBoundMap.data, body.texts(op.upperBoundOperands))
-    low, high = folded(Operator.MAX, lows), folded(Operator.MIN, highs)
-    bounds = (low, body.hold(high, "upper"), str(op.step.value.data))
+    low, high = min_or_max(IndexOperator.MAX, lows), min_or_max(IndexOperator.MIN, highs)
+    bounds = (low, body.emit_variable(high, "upper"), str(op.step.value.data))
     counted_loop(body, op, bounds, op.body.block, op.inits, op.results)
 
 
-@emits("affine.if")
+@emitter("affine.if")
 def _affine_if(body: Body, op: Operation) -> None:
     condition = attribute(op, "condition")
     assert isinstance(condition, AffineSetAttr)
@@ -59,15 +59,15 @@ def _affine_if(body: Body, op: Operation) -> None:
     branch(body, op, set_condition(condition.data, body.texts(op.operands)), yes, no)
 
 
-@emits("affine.load")
+@emitter("affine.load")
 def _affine_load(body: Body, op: Operation) -> None:
     body.define(op.results[0], memory.read(body, op, op.operands[0], op.operands[1:], _map(op, "map").data))
 
 
-@emits("affine.store")
+@emitter("affine.store")
 def _affine_store(body: Body, op: Operation) -> None:
     value, target, *indices = op.operands
-    body.put(memory.write(body, op, target, indices, body.text(value), _map(op, "map").data))
+    body.emit_line(memory.write(body, op, target, indices, body.text(value), _map(op, "map").data))
 
 
 # ---- positions ----
@@ -80,33 +80,33 @@ def _extents(body: Body, op: DelinearizeIndexOp | LinearizeIndexOp, count: int) 
     return texts[len(texts) - (count - 1) :]
 
 
-@emits("affine.delinearize_index")
+@emitter("affine.delinearize_index")
 def _delinearize(body: Body, op: Operation) -> None:
     assert isinstance(op, DelinearizeIndexOp)
     rest = body.text(op.linear_index)
     indices = []
     for extent in reversed(_extents(body, op, len(op.multi_index))):
-        divisor = sizes.divisor(body, op, extent)
+        divisor = size_checks.checked_divisor(body, op, extent)
         indices.append(f"vnpu::floor_mod({rest}, {divisor})")
         rest = f"vnpu::floor_div({rest}, {divisor})"
     for result, text in zip(op.multi_index, [rest, *reversed(indices)], strict=True):
         body.define(result, text)
 
 
-@emits("affine.linearize_index")
+@emitter("affine.linearize_index")
 def _linearize(body: Body, op: Operation) -> None:
     assert isinstance(op, LinearizeIndexOp)
     first, *others = body.texts(op.multi_index)
     text = first
     for index, extent in zip(others, _extents(body, op, len(op.multi_index)), strict=True):
-        text = plus(times(grouped(text), grouped(extent)), grouped(index))
+        text = add(mul(parenthesize(text), parenthesize(extent)), parenthesize(index))
     body.define(op.linear_index, text)
 
 
 # ---- affine.parallel ----
 
 
-@emits("affine.parallel")
+@emitter("affine.parallel")
 def _parallel(body: Body, op: Operation) -> None:
     """Iterations run one after another; what they yield is folded into the results in that order."""
     assert isinstance(op, affine.ParallelOp)
@@ -115,36 +115,36 @@ def _parallel(body: Body, op: Operation) -> None:
     lower, upper = op.lowerBoundsMap.data, op.upperBoundsMap.data
     operands = body.texts(op.map_operands)
     cut = lower.num_dims + lower.num_symbols
-    lows = _bounds(lower, op.lowerBoundsGroups, operands[:cut], Operator.MAX)
-    highs = _bounds(upper, op.upperBoundsGroups, operands[cut:], Operator.MIN)
+    lows = _bounds(lower, op.lowerBoundsGroups, operands[:cut], IndexOperator.MAX)
+    highs = _bounds(upper, op.upperBoundsGroups, operands[cut:], IndexOperator.MIN)
     block = op.body.block
     body.comment(op)
     for argument, low, high, step in zip(block.args, lows, highs, op.steps, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
-        beat = sizes.heartbeat(body, op, (low, high, str(step.value.data)))
-        body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step.value.data}) {{")
+        beat = size_checks.declare_heartbeat(body, op, (low, high, str(step.value.data)))
+        body.emit_line(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step.value.data}) {{")
         body.depth += 1
-        sizes.beat(body, beat, f"{high} - {name}")
+        size_checks.emit_beat(body, beat, f"{high} - {name}")
     body.operations(block)
     end = block.last_op
     assert end is not None
     for total, kind, value in zip(totals, kinds, end.operands, strict=True):
-        body.put(f"{total} = {combined(kind, types.scalar(value.type), total, body.text(value))};")
+        body.emit_line(f"{total} = {combined(kind, types.scalar(value.type), total, body.text(value))};")
     for _ in block.args:
         body.depth -= 1
-        body.put("}")
+        body.emit_line("}")
     for result, total in zip(op.results, totals, strict=True):
         body.values[result] = Scalar(total)
 
 
 def _bounds(
-    map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], operator: Operator
+    map_: AffineMap, groups: DenseIntOrFPElementsAttr, operands: Sequence[str], operator: IndexOperator
 ) -> list[str]:
     """C++ text of one bound per loop: the largest lower, or smallest upper one, of its group."""
     texts = iter(map_results(map_, operands))
     sizes = [size for size in groups.get_values() if isinstance(size, int)]
-    return [folded(operator, list(islice(texts, size))) for size in sizes]
+    return [min_or_max(operator, list(islice(texts, size))) for size in sizes]
 
 
 _FLOAT_STARTS = {
@@ -156,7 +156,7 @@ _FLOAT_STARTS = {
 def _total(body: Body, op: Operation, kind: str, type_: Attribute) -> str:
     """Emit a variable that starts with what the reduction leaves every value as it is; gives its name."""
     name = body.fresh("total")
-    body.put(f"{types.cpp(type_)} {name} = {neutral_element(op, kind, type_)};")
+    body.emit_line(f"{types.cpp(type_)} {name} = {neutral_element(op, kind, type_)};")
     return name
 
 

@@ -17,57 +17,57 @@ from aerie.air_dialect.ops import (
     LaunchOp,
     WaitAllOp,
 )
-from aerie.common.shown_names import symbol
-from aerie.virtual_npu.codegen import sizes
-from aerie.virtual_npu.codegen.body import Body, Scalar, emits
+from aerie.common.shown_names import symbol_name
+from aerie.virtual_npu.codegen import size_checks
+from aerie.virtual_npu.codegen.body import Body, Scalar, emitter
 from aerie.virtual_npu.codegen.channels import bundle, channel_field, channel_struct, owns_channels, ports
-from aerie.virtual_npu.codegen.device_marks import lock_fault
+from aerie.virtual_npu.codegen.cpp_text import add, mul, parenthesize
+from aerie.virtual_npu.codegen.device_annotations import lock_error
 from aerie.virtual_npu.codegen.effects import channels_used
-from aerie.virtual_npu.codegen.execution import Mode, takes_turns, transfers_alike
-from aerie.virtual_npu.codegen.functions import captured_arguments, hierarchy_function
-from aerie.virtual_npu.codegen.memory import access, uses_of, whole
-from aerie.virtual_npu.codegen.refusals import attribute, line_of, unsupported
-from aerie.virtual_npu.codegen.text import grouped, plus, times
+from aerie.virtual_npu.codegen.execution import BodyMode, has_uniform_transfers, is_coroutine
+from aerie.virtual_npu.codegen.functions import captured_arguments, emit_hierarchy_function
+from aerie.virtual_npu.codegen.memory import checked_access, uses_of, whole_view
+from aerie.virtual_npu.codegen.op_errors import attribute, line_of, unsupported
 from aerie.virtual_npu.codegen.tokens import (
-    after,
     await_transfer,
     define_token,
-    in_order,
-    joined,
-    marks,
+    emit_in_order,
+    has_mark_tokens,
+    join,
     suspend,
+    wait_list,
 )
-from aerie.virtual_npu.quoting import literal
+from aerie.virtual_npu.cpp_quoting import string_literal
 
 # ---- tokens ----
 
 
-@emits("air.wait_all")
+@emitter("air.wait_all")
 def _wait_all(body: Body, op: Operation) -> None:
     assert isinstance(op, WaitAllOp)
-    if body.mode is Mode.SEQUENCER and op.async_token is None:
+    if body.mode is BodyMode.SEQUENCER and op.async_token is None:
         if op.async_dependencies:
             body.comment(op)
-            suspend(body, f"sequencer.wait({joined(body, op.async_dependencies)})")
-    elif body.mode is Mode.SEQUENCER or (marks(body) and op.async_token is not None):
-        define_token(body, op.async_token, joined(body, op.async_dependencies))
+            suspend(body, f"sequencer.wait({join(body, op.async_dependencies)})")
+    elif body.mode is BodyMode.SEQUENCER or (has_mark_tokens(body) and op.async_token is not None):
+        define_token(body, op.async_token, join(body, op.async_dependencies))
     else:
-        with in_order(body, op, op.async_dependencies):
+        with emit_in_order(body, op, op.async_dependencies):
             pass
 
 
-@emits("air.execute")
+@emitter("air.execute")
 def _execute(body: Body, op: Operation) -> None:
     assert isinstance(op, ExecuteOp)
     block = op.body.block
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         name = body.fresh(op.async_token.name_hint or "group")
-        body.put(f"sequencer.open_group({joined(body, op.async_dependencies)});")
+        body.emit_line(f"sequencer.open_group({join(body, op.async_dependencies)});")
         body.operations(block)
-        body.put(f"const vnpu::Token {name} = sequencer.close_group();")
+        body.emit_line(f"const vnpu::Token {name} = sequencer.close_group();")
         body.values[op.async_token] = Scalar(name)
     else:
-        with in_order(body, op, op.async_dependencies, ", ".join(uses_of(body, op))):
+        with emit_in_order(body, op, op.async_dependencies, ", ".join(uses_of(body, op))):
             body.operations(block)
     assert block.last_op is not None
     for result, value in zip(op.values, block.last_op.operands, strict=True):
@@ -77,12 +77,12 @@ def _execute(body: Body, op: Operation) -> None:
 # ---- data movement ----
 
 
-def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
+def access_pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[SSAValue], ...]) -> str:
     """C++ text of one side of a transfer. Offset i moves by stride i; shorter lists align on the right."""
     view = body.memref(memref)
     offsets, extents, strides = (body.texts(values) for values in lists)
     if not extents:
-        extents, strides = whole(view)
+        extents, strides = whole_view(view)
         layout = list(view.strides)
     else:
         layout = strides
@@ -92,12 +92,12 @@ def pattern(body: Body, op: Operation, memref: SSAValue, lists: tuple[Sequence[S
         )
     aligned = layout[len(layout) - len(offsets) :]
     offset = (
-        plus(*(times(grouped(o), grouped(s)) for o, s in zip(offsets, aligned, strict=True)))
+        add(*(mul(parenthesize(o), parenthesize(s)) for o, s in zip(offsets, aligned, strict=True)))
         if offsets
         else "0"
     )
-    offset = sizes.offset(body, offsets, aligned, offset)
-    return access(body, op, view, offset, extents, strides)
+    offset = size_checks.checked_offset(body, offsets, aligned, offset)
+    return checked_access(body, op, view, offset, extents, strides)
 
 
 def _padded(body: Body, op: Operation, side: str, rank: int) -> str:
@@ -113,47 +113,47 @@ def _padded(body: Body, op: Operation, side: str, rank: int) -> str:
         )
     name = body.fresh("padding")
     numbers = ", ".join(map(str, [*before.get_values(), *after.get_values()]))
-    body.put(f"static const vnpu::i64 {name}[] = {{{numbers}}};")
+    body.emit_line(f"static const vnpu::i64 {name}[] = {{{numbers}}};")
     return f"vnpu::padded({side}, {name})"
 
 
-@emits("air.dma_memcpy_nd")
+@emitter("air.dma_memcpy_nd")
 def _dma(body: Body, op: Operation) -> None:
     assert isinstance(op, DmaMemcpyNdOp)
-    dst = pattern(body, op, op.dst, (op.dst_offsets, op.dst_sizes, op.dst_strides))
-    src = pattern(body, op, op.src, (op.src_offsets, op.src_sizes, op.src_strides))
+    dst = access_pattern(body, op, op.dst, (op.dst_offsets, op.dst_sizes, op.dst_strides))
+    src = access_pattern(body, op, op.src, (op.src_offsets, op.src_sizes, op.src_strides))
     src = _padded(body, op, src, len(op.src_sizes) or len(body.memref(op.src).sizes))
     body.comment(op)
-    if body.mode is Mode.SEQUENCER:
-        order = after(body, op, op.async_dependencies)
+    if body.mode is BodyMode.SEQUENCER:
+        order = wait_list(body, op, op.async_dependencies)
         define_token(body, op.async_token, f"sequencer.copy({body.site(op)}, {order}, {dst}, {src})")
         return
-    with in_order(body, op, op.async_dependencies):
-        body.put(f"vnpu::dma({body.site(op)}, {dst}, {src});")
+    with emit_in_order(body, op, op.async_dependencies):
+        body.emit_line(f"vnpu::dma({body.site(op)}, {dst}, {src});")
 
 
-@emits("air.channel.put", "air.channel.get")
+@emitter("air.channel.put", "air.channel.get")
 def _transfer(body: Body, op: Operation) -> None:
     assert isinstance(op, ChannelTransferOp)
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         issue_transfer(body, op)
         return
     site, arguments = _checked_arguments(body, op)
-    with in_order(body, op, op.async_dependencies):
+    with emit_in_order(body, op, op.async_dependencies):
         await_transfer(body, op, site, arguments)
 
 
 def issue_transfer(body: Body, op: ChannelTransferOp, *more: str) -> None:
     """Emit the call that issues a put or get to a sequencer. more: C++ text of further arguments."""
     site, arguments = _checked_arguments(body, op)
-    given = ", ".join([site, after(body, op, op.async_dependencies), arguments, *more])
+    given = ", ".join([site, wait_list(body, op, op.async_dependencies), arguments, *more])
     define_token(body, op.async_token, f"sequencer.{op.name.removeprefix('air.channel.')}({given})")
 
 
 def _checked_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     site, arguments = transfer_arguments(body, op)
-    if body.checked and (fault := lock_fault(op)):
-        body.put(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {literal(fault)});')
+    if body.checked and (fault := lock_error(op)):
+        body.emit_line(f'vnpu::fail_as(vnpu::Failure::kLock, {site}, "%s", {string_literal(fault)});')
     return site, arguments
 
 
@@ -161,12 +161,12 @@ def transfer_arguments(body: Body, op: ChannelTransferOp) -> tuple[str, str]:
     """C++ text of the site of a put or get, and of its channel, index and memory. Emits its line as a
     comment."""
     is_put = op.name == "air.channel.put"
-    side = pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
+    side = access_pattern(body, op, op.memref, (op.offsets, op.sizes, op.strides))
     side = _padded(body, op, side, len(op.sizes) or len(body.memref(op.memref).sizes))
     channel = f"channels.{channel_field(body.file, op)}"
     index = _bundle_index(body, op, is_put, channel)
     body.comment(op)
-    return body.site(op, symbol(op.chan_name)), f"{channel}, {index}, {side}"
+    return body.site(op, symbol_name(op.chan_name)), f"{channel}, {index}, {side}"
 
 
 def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str) -> str:
@@ -177,7 +177,7 @@ def _bundle_index(body: Body, op: ChannelTransferOp, is_put: bool, channel: str)
         for value, extent in zip_longest(op.indices, extents[: len(op.indices)])
     ]
     side = "put_index" if is_put else "get_index"
-    return f"{channel}.{side}({body.site(op, symbol(op.chan_name))}, {{{', '.join(texts)}}})"
+    return f"{channel}.{side}({body.site(op, symbol_name(op.chan_name))}, {{{', '.join(texts)}}})"
 
 
 def _is_coordinate(value: SSAValue) -> bool:
@@ -192,21 +192,21 @@ def _is_coordinate(value: SSAValue) -> bool:
 # ---- hierarchy ----
 
 
-@emits("air.launch", "air.segment", "air.herd")
+@emitter("air.launch", "air.segment", "air.herd")
 def _hierarchy(body: Body, op: Operation) -> None:
     assert isinstance(op, HierarchyOp)
     if not op.has_body:
         _without_body(body, op)
         return
-    if not takes_turns(op, body.file.options):
-        grid(body, op, lambda capture: points(body, op, capture))
+    if not is_coroutine(op, body.file.options):
+        emit_grid(body, op, lambda capture: emit_points(body, op, capture))
         return
-    function = hierarchy_function(body, op)
+    function = emit_hierarchy_function(body, op)
     body.comment(op)
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         _spawn(body, op, function)
     else:
-        with in_order(body, op, op.async_dependencies):
+        with emit_in_order(body, op, op.async_dependencies):
             _island(body, op, function)
 
 
@@ -216,34 +216,34 @@ def _without_body(body: Body, op: HierarchyOp) -> None:
     if op.properties.get("link_with") is not None:
         raise unsupported(
             op,
-            f"{label(op) or 'a herd'} has link_with but no body, which names no function to run: call "
+            f"{symbol_label(op) or 'a herd'} has link_with but no body, which names no function to run: call "
             "the external function in a body",
         )
-    if body.mode is Mode.SEQUENCER and op.async_token is not None:
-        define_token(body, op.async_token, joined(body, op.async_dependencies))
-    elif body.mode is Mode.SEQUENCER and op.async_dependencies:
-        suspend(body, f"sequencer.wait({joined(body, op.async_dependencies)})")
+    if body.mode is BodyMode.SEQUENCER and op.async_token is not None:
+        define_token(body, op.async_token, join(body, op.async_dependencies))
+    elif body.mode is BodyMode.SEQUENCER and op.async_dependencies:
+        suspend(body, f"sequencer.wait({join(body, op.async_dependencies)})")
     else:
-        with in_order(body, op, op.async_dependencies):
+        with emit_in_order(body, op, op.async_dependencies):
             return
 
 
-def grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None:
+def emit_grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None:
     """Emit all points of a hierarchy without channels: where it stands, or as one task of a sequencer.
 
     `run` emits them; it is given how C++ lambdas capture, `&` or `=`.
     """
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         _issue_grid(body, op, run)
         return
-    with in_order(body, op, op.async_dependencies):
+    with emit_in_order(body, op, op.async_dependencies):
         run("&")
 
 
 def _issue_grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None:
     uses = ", ".join(uses_of(body, op))
-    order = after(body, op, op.async_dependencies)
-    call = f"sequencer.run({body.site(op, label(op))}, {order}, {{{uses}}}, [=]"
+    order = wait_list(body, op, op.async_dependencies)
+    call = f"sequencer.run({body.site(op, symbol_label(op))}, {order}, {{{uses}}}, [=]"
     if op.async_token is not None:
         name = body.name_for(op.async_token)
         call = f"const vnpu::Token {name} = {call}"
@@ -252,9 +252,9 @@ def _issue_grid(body: Body, op: HierarchyOp, run: Callable[[str], None]) -> None
         run("=")
 
 
-def label(op: HierarchyOp) -> str:
+def symbol_label(op: HierarchyOp) -> str:
     """`@name` of a hierarchy operation, or nothing."""
-    return symbol(op.sym_name) if op.sym_name else ""
+    return symbol_name(op.sym_name) if op.sym_name else ""
 
 
 def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequence[str] = ()) -> str:
@@ -263,62 +263,62 @@ def _arguments(body: Body, op: HierarchyOp, ids: Sequence[str], leading: Sequenc
 
 def _points(body: Body, op: HierarchyOp) -> tuple[str, list[str]]:
     """How many points the iteration space has, and the coordinates of point `flat` (last one fastest)."""
-    sizes.points(body, op, body.texts(op.sizes))
-    extents = [grouped(text) for text in body.texts(op.sizes)]
+    size_checks.check_points(body, op, body.texts(op.sizes))
+    extents = [parenthesize(text) for text in body.texts(op.sizes)]
     count, ids = "1", []
     for size in reversed(extents):
         if size == "1":
             ids.append("0")
             continue
         ids.append(f"flat / {count} % {size}" if count != "1" else f"flat % {size}")
-        count = times(grouped(count), size)
+        count = mul(parenthesize(count), size)
     return count, list(reversed(ids))
 
 
-def points(body: Body, op: HierarchyOp, capture: str) -> None:
+def emit_points(body: Body, op: HierarchyOp, capture: str) -> None:
     """Emit the call of a plain function for every point of a hierarchy, spread over the threads."""
-    function = hierarchy_function(body, op)
+    function = emit_hierarchy_function(body, op)
     body.comment(op)
     count, ids = _points(body, op)
     if count == "1":
         with body.block(""):
             if isinstance(op, HerdOp):
-                body.put("vnpu::go_on();")
-            body.put(f"const vnpu::Here here({_where(body, op, ['0'] * len(ids))});")
-            body.put(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
+                body.emit_line("vnpu::go_on();")
+            body.emit_line(f"const vnpu::Here here({_where(body, op, ['0'] * len(ids))});")
+            body.emit_line(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
     else:
         call = f"{function}({_arguments(body, op, ids)});"
         with body.block(f"vnpu::parallel({count}, [{capture}](vnpu::i64 flat)", "});"):
-            body.put(f"const vnpu::Here here({_where(body, op, ids)});")
-            body.put(call)
+            body.emit_line(f"const vnpu::Here here({_where(body, op, ids)});")
+            body.emit_line(call)
 
 
 def _island(body: Body, op: HierarchyOp, function: str) -> None:
     """Run every iteration of a launch that owns its channels as an island of its own, over all threads."""
-    if body.mode is Mode.PROCESS and channels_used(op):
+    if body.mode is BodyMode.PROCESS and channels_used(op):
         raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
     count, ids = _points(body, op)
     owns = owns_channels(body.file, op)
     launch = body.fresh("launch")
-    body.put(f"vnpu::Launch {launch};")
+    body.emit_line(f"vnpu::Launch {launch};")
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
-        body.put("(void)flat;")
-        is_alike = body.file.options.is_fast and isinstance(op, LaunchOp) and transfers_alike(op)
-        body.put(f"vnpu::Island island(&{launch}{', flat > 0' if is_alike else ''});")
+        body.emit_line("(void)flat;")
+        is_alike = body.file.options.is_fast and isinstance(op, LaunchOp) and has_uniform_transfers(op)
+        body.emit_line(f"vnpu::Island island(&{launch}{', flat > 0' if is_alike else ''});")
         if not owns:
-            body.put(f"{channel_struct(body.file, body.root or op)} channels(island);")
+            body.emit_line(f"{channel_struct(body.file, body.root or op)} channels(island);")
         channels = [] if owns else ["channels"]
         call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
-        body.put(f"island.run({function}({call}));")
+        body.emit_line(f"island.run({function}({call}));")
     if body.file.options.checks:
-        body.put("vnpu::next_phase();")
+        body.emit_line("vnpu::next_phase();")
 
 
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
     """C++ text of the `vnpu::Where` of one point."""
     x, y = (*ids, "0", "0")[:2]
-    name = literal(f"{op.name.removeprefix('air.')} {label(op)}".strip())
-    around = "vnpu::here" if body.mode is Mode.STRAIGHT else "&where"
+    name = string_literal(f"{op.name.removeprefix('air.')} {symbol_label(op)}".strip())
+    around = "vnpu::here" if body.mode is BodyMode.STRAIGHT else "&where"
     table = ports(body.file, op)
     return f"vnpu::Where{{{name}, {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}"
 
@@ -330,8 +330,8 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     channels = [] if owns_channels(body.file, op) else ["channels"]
     call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
     make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
-    order = after(body, op, op.async_dependencies)
-    site = body.site(op, label(op))
+    order = wait_list(body, op, op.async_dependencies)
+    site = body.site(op, symbol_label(op))
     table = ports(body.file, op, within=True)
     call = f"sequencer.spawn({site}, {order}, {{{uses}}}, {table}, {count}, {make})"
     define_token(body, op.async_token, call)

@@ -17,9 +17,9 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Operation, SSAValue
 
 from aerie.air_dialect.upstream.arith import ROUNDING, ROUNDINGS
-from aerie.virtual_npu.codegen import types, values
-from aerie.virtual_npu.codegen.body import Body, Scalar, emits
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen import types, value_checks
+from aerie.virtual_npu.codegen.body import Body, Scalar, emitter
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 
 _BINARY = {
     "arith.addf": "add", "arith.subf": "sub", "arith.mulf": "mul", "arith.divf": "divf",
@@ -89,66 +89,66 @@ def _refuse_rounding(op: Operation) -> None:
         )
 
 
-@emits(*_BINARY)
+@emitter(*_BINARY)
 def _binary(body: Body, op: Operation) -> None:
     _refuse_rounding(op)
     name, (left, right) = _BINARY[op.name], body.texts(op.operands)
     if name.startswith("sh"):
-        values.shift(body, op)
+        value_checks.check_shift(body, op)
     if name in _OPERATORS and _has_native_operators(op.results[0].type):
         body.define(op.results[0], f"{left} {_OPERATORS[name]} {right}")
     elif name in ("add", "sub") and types.cpp(op.results[0].type) == "bool":
         body.define(op.results[0], f"{left} != {right}")
     else:
-        body.define(op.results[0], f"vnpu::{name}{named_type(op.results[0].type)}({left}, {right})")
+        body.define(op.results[0], f"vnpu::{name}{template_argument(op.results[0].type)}({left}, {right})")
 
 
-def named_type(type_: Attribute) -> str:
+def template_argument(type_: Attribute) -> str:
     """The explicit template argument of a function of scalars, which literals need; empty for vectors, and
     for double, whose functions are overloads and no templates."""
     return "" if isinstance(type_, VectorType | Float64Type) else f"<{types.cpp(type_)}>"
 
 
-@emits(*_DIVISIONS)
+@emitter(*_DIVISIONS)
 def _division(body: Body, op: Operation) -> None:
     left, right = body.texts(op.operands)
     type_ = "" if isinstance(op.results[0].type, VectorType) else f"<{types.cpp(op.results[0].type)}>"
     body.define(op.results[0], f"vnpu::{_DIVISIONS[op.name]}{type_}({body.site(op)}, {left}, {right})")
 
 
-@emits(*_UNARY)
+@emitter(*_UNARY)
 def _unary(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"vnpu::{_UNARY[op.name]}({body.text(op.operands[0])})")
 
 
-@emits("math.fma", "vector.fma")
+@emitter("math.fma", "vector.fma")
 def _fma(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"vnpu::fma({', '.join(body.texts(op.operands))})")
 
 
-@emits("arith.cmpi")
+@emitter("arith.cmpi")
 def _cmpi(body: Body, op: Operation) -> None:
     assert isinstance(op, CmpiOp)
     left, right = body.texts(op.operands)
     predicate = _CMPI[op.predicate.value.data]
-    body.define(op.results[0], f"vnpu::cmp_{predicate}{_explicit(op)}({left}, {right})")
+    body.define(op.results[0], f"vnpu::cmp_{predicate}{_operand_template_argument(op)}({left}, {right})")
 
 
-@emits("arith.cmpf")
+@emitter("arith.cmpf")
 def _cmpf(body: Body, op: Operation) -> None:
     assert isinstance(op, CmpfOp)
     left, right = body.texts(op.operands)
     predicate = _CMPF[op.predicate.value.data]
-    body.define(op.results[0], f"vnpu::cmpf_{predicate}{_explicit(op)}({left}, {right})")
+    body.define(op.results[0], f"vnpu::cmpf_{predicate}{_operand_template_argument(op)}({left}, {right})")
 
 
-def _explicit(op: Operation) -> str:
+def _operand_template_argument(op: Operation) -> str:
     """`<T>` for scalar operands, so that integer literals take the operand's type."""
     type_ = op.operands[0].type
     return "" if isinstance(type_, VectorType) else f"<{types.cpp(type_)}>"
 
 
-@emits("arith.select")
+@emitter("arith.select")
 def _select(body: Body, op: Operation) -> None:
     condition, yes, no = op.operands
     if isinstance(yes.type, MemRefType):
@@ -180,10 +180,10 @@ def _result_scalar(op: Operation) -> str:
     return types.scalar(types.element(op.results[0].type))
 
 
-@emits("arith.extf", "arith.truncf", "arith.fptosi", "arith.fptoui")
+@emitter("arith.extf", "arith.truncf", "arith.fptosi", "arith.fptoui")
 def _cast(body: Body, op: Operation) -> None:
     if "fpto" in op.name:
-        values.fit(body, op)
+        value_checks.check_fits(body, op)
     if _rounding(op):
         function = f"cast_rounded<{_result_scalar(op)}, vnpu::Rounding::{_rounding(op)}>"
         body.define(op.results[0], f"vnpu::{function}({body.text(op.operands[0])})")
@@ -191,14 +191,14 @@ def _cast(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"vnpu::cast<{_result_scalar(op)}>({body.text(op.operands[0])})")
 
 
-@emits("arith.sitofp", "arith.extsi", "arith.index_cast", "index.casts")
+@emitter("arith.sitofp", "arith.extsi", "arith.index_cast", "index.casts")
 def _cast_signed(body: Body, op: Operation) -> None:
     _refuse_rounding(op)
     is_bit = types.dtype_name(types.element(op.operands[0].type)) == "i1"
     _from_integer(body, op, "cast_signed_bit" if is_bit else "cast")
 
 
-@emits("arith.uitofp", "arith.extui", "arith.index_castui", "index.castu")
+@emitter("arith.uitofp", "arith.extui", "arith.index_castui", "index.castu")
 def _cast_unsigned(body: Body, op: Operation) -> None:
     _refuse_rounding(op)
     _from_integer(body, op, "cast_unsigned")
@@ -213,7 +213,7 @@ def _from_integer(body: Body, op: Operation, function: str) -> None:
     body.define(op.results[0], f"vnpu::{function}<{_result_scalar(op)}>({source})")
 
 
-@emits("arith.trunci")
+@emitter("arith.trunci")
 def _trunci(body: Body, op: Operation) -> None:
     if types.dtype_name(types.element(op.results[0].type)) == "i1":
         body.define(op.results[0], f"vnpu::truncate_to_bit({body.text(op.operands[0])})")
@@ -221,7 +221,7 @@ def _trunci(body: Body, op: Operation) -> None:
         _from_integer(body, op, "cast")
 
 
-@emits("arith.bitcast", "vector.bitcast")
+@emitter("arith.bitcast", "vector.bitcast")
 def _bitcast(body: Body, op: Operation) -> None:
     body.define(
         op.results[0], f"vnpu::bit_cast<{types.cpp(op.results[0].type)}>({body.text(op.operands[0])})"
@@ -231,7 +231,7 @@ def _bitcast(body: Body, op: Operation) -> None:
 # ---- constants ----
 
 
-@emits("arith.constant", "index.constant")
+@emitter("arith.constant", "index.constant")
 def _constant(body: Body, op: Operation) -> None:
     value = op.properties["value"] if "value" in op.properties else op.attributes["value"]
     result = op.results[0]
@@ -245,7 +245,7 @@ def _constant(body: Body, op: Operation) -> None:
         raise unsupported(op, f"a constant of type {result.type} is not supported")
 
 
-@emits("ub.poison")
+@emitter("ub.poison")
 def _poison(body: Body, op: Operation) -> None:
     """Any value will do; zeros keep runs alike."""
     body.define(op.results[0], f"{types.cpp(op.results[0].type)}{{}}")
@@ -263,7 +263,7 @@ def _dense(body: Body, op: Operation, value: DenseIntOrFPElementsAttr) -> None:
         return
     name = body.fresh("table")
     text = ", ".join(types.literal(type_.element_type, number) for number in numbers)
-    body.put(f"static const {scalar_type} {name}[{count}] = {{{text}}};")
+    body.emit_line(f"static const {scalar_type} {name}[{count}] = {{{text}}};")
     body.define(op.results[0], f"vnpu::load<{scalar_type}, {count}>({name})")
 
 
@@ -281,27 +281,27 @@ _RARE_BINARY = {
 }  # fmt: skip
 
 
-def called(body: Body, op: Operation, function: str) -> str:
+def call_text(body: Body, op: Operation, function: str) -> str:
     """C++ text of a call of a function with the operands of `op`."""
-    explicit = named_type(op.operands[0].type)
+    explicit = template_argument(op.operands[0].type)
     return f"vnpu::{function}{explicit}({', '.join(body.texts(op.operands))})"
 
 
-@emits(*_RARE_UNARY, *_RARE_BINARY)
+@emitter(*_RARE_UNARY, *_RARE_BINARY)
 def _rare(body: Body, op: Operation) -> None:
     function = {**_RARE_UNARY, **_RARE_BINARY}[op.name]
     if function.startswith("sh"):
-        values.shift(body, op)
-    body.define(op.results[0], called(body, op, function))
+        value_checks.check_shift(body, op)
+    body.define(op.results[0], call_text(body, op, function))
 
 
-@emits("index.ceildivu")
+@emitter("index.ceildivu")
 def _ceildivu(body: Body, op: Operation) -> None:
     left, right = body.texts(op.operands)
     body.define(op.results[0], f"vnpu::ceildivui<vnpu::i64>({body.site(op)}, {left}, {right})")
 
 
-@emits("math.fpowi")
+@emitter("math.fpowi")
 def _fpowi(body: Body, op: Operation) -> None:
     value, exponent = op.operands
     text = body.text(exponent)
@@ -310,48 +310,48 @@ def _fpowi(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"vnpu::fpowi({body.text(value)}, {text})")
 
 
-@emits("math.sincos")
+@emitter("math.sincos")
 def _sincos(body: Body, op: Operation) -> None:
     for result, function in zip(op.results, ("sin", "cos"), strict=True):
-        body.define(result, called(body, op, function))
+        body.define(result, call_text(body, op, function))
 
 
-@emits("math.clampf")
+@emitter("math.clampf")
 def _clampf(body: Body, op: Operation) -> None:
     """The larger of value and lower bound, then the smaller of that and the upper bound."""
     value, low, high = body.texts(op.operands)
     body.define(op.results[0], f"vnpu::minimumf(vnpu::maximumf({value}, {low}), {high})")
 
 
-@emits("arith.addui_extended")
+@emitter("arith.addui_extended")
 def _add_extended(body: Body, op: Operation) -> None:
     total, overflow = op.results
     left, _ = body.texts(op.operands)
-    body.define(total, called(body, op, "add"))
+    body.define(total, call_text(body, op, "add"))
     compared = "" if isinstance(total.type, VectorType) else f"<{types.cpp(total.type)}>"
     body.define(overflow, f"vnpu::cmp_ult{compared}({body.text(total)}, {left})")
 
 
-@emits("arith.mului_extended", "arith.mulsi_extended")
+@emitter("arith.mului_extended", "arith.mulsi_extended")
 def _multiply_extended(body: Body, op: Operation) -> None:
     low, high = op.results
-    body.define(low, called(body, op, "mul"))
-    body.define(high, called(body, op, "mului_high" if "mului" in op.name else "mulsi_high"))
+    body.define(low, call_text(body, op, "mul"))
+    body.define(high, call_text(body, op, "mului_high" if "mului" in op.name else "mulsi_high"))
 
 
-@emits("index.cmp")
+@emitter("index.cmp")
 def _compare(body: Body, op: Operation) -> None:
     predicate = attribute(op, "pred")
     assert isinstance(predicate, IntegerAttr)
-    body.define(op.results[0], called(body, op, f"cmp_{CMPI_COMPARISON_OPERATIONS[predicate.value.data]}"))
+    body.define(op.results[0], call_text(body, op, f"cmp_{CMPI_COMPARISON_OPERATIONS[predicate.value.data]}"))
 
 
-@emits("index.sizeof")
+@emitter("index.sizeof")
 def _size_of(body: Body, op: Operation) -> None:
     body.alias(op.results[0], "64")
 
 
-@emits("index.bool.constant")
+@emitter("index.bool.constant")
 def _bool_constant(body: Body, op: Operation) -> None:
     value = attribute(op, "value")
     assert isinstance(value, IntegerAttr)

@@ -10,15 +10,15 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import IndexType, IntegerType, MemRefType, ModuleOp
 from xdsl.ir import Block, Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import NUMBERS
 from aerie.air_dialect.ops import ChannelOp
-from aerie.air_dialect.readings import NUMBERS
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.execution import Mode
-from aerie.virtual_npu.codegen.refusals import line_of, naming, reason, unsupported
-from aerie.virtual_npu.codegen.text import grouped, is_integer, plus, times
+from aerie.virtual_npu.codegen.cpp_text import add, is_integer, mul, parenthesize
+from aerie.virtual_npu.codegen.execution import BodyMode
+from aerie.virtual_npu.codegen.op_errors import line_of, unsupported, unsupported_reason, with_op_in_errors
+from aerie.virtual_npu.cpp_quoting import line_comment, local_name, mangled, string_literal
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.quoting import comment, literal, local_name, mangled
 
 
 @dataclass(frozen=True)
@@ -48,44 +48,44 @@ class MemRef:
     def extent(self) -> str:
         """Elements from the first to the last one, both included."""
         pairs = zip(self.sizes, self.strides, strict=True)
-        return plus("1", *(times(grouped(plus(size, "-1")), stride) for size, stride in pairs))
+        return add("1", *(mul(parenthesize(add(size, "-1")), stride) for size, stride in pairs))
 
     @property
     def footprint(self) -> str:
         """Elements of all copies."""
-        return self.extent if self.copies == 1 else times(grouped(self.extent), str(self.copies))
+        return self.extent if self.copies == 1 else mul(parenthesize(self.extent), str(self.copies))
 
 
 Value = Scalar | MemRef
 
 
-Emit = Callable[["Body", Operation], None]
-_REGISTRY: dict[str, Emit] = {}
+Emitter = Callable[["Body", Operation], None]
+_EMITTERS: dict[str, Emitter] = {}
 
 
-def emits(*names: str) -> Callable[[Emit], Emit]:
+def emitter(*names: str) -> Callable[[Emitter], Emitter]:
     """Register a function as the emitter of the operations with these names."""
 
-    def register(function: Emit) -> Emit:
+    def register(function: Emitter) -> Emitter:
         for name in names:
-            _REGISTRY[name] = function
+            _EMITTERS[name] = function
         return function
 
     return register
 
 
-_AFTER: list[Emit] = []
+_AFTER_EMITTERS: list[Emitter] = []
 
 
-def emits_after(function: Emit) -> Emit:
+def after_emitter(function: Emitter) -> Emitter:
     """Register a function that is called after the emitter of any operation, for what all have in common."""
-    _AFTER.append(function)
+    _AFTER_EMITTERS.append(function)
     return function
 
 
 def supported_operations() -> list[str]:
     """The names of all operations of a program that can be emitted."""
-    return sorted(name for name in _REGISTRY if not name.startswith("vnpu."))
+    return sorted(name for name in _EMITTERS if not name.startswith("vnpu."))
 
 
 @dataclass
@@ -109,7 +109,7 @@ class CppFile:
     declarations: list[str] = field(default_factory=list)
     kernels: dict[str, ExternalKernel] = field(default_factory=dict)
     """The external kernels that are called, by their symbol."""
-    needs: set[str] = field(default_factory=set)
+    runtime_parts: set[str] = field(default_factory=set)
     """The parts of the runtime to link beside the common one: schedule, product, rearranged."""
     names: set[str] = field(default_factory=set)
     emitted: set[str] = field(default_factory=set)
@@ -134,7 +134,7 @@ class CppFile:
         """A line of the MLIR text as a comment; empty for operations that were built in Python."""
         if not 0 < line <= len(self.source):
             return ""
-        return comment(self.source[line - 1])
+        return line_comment(self.source[line - 1])
 
     def fresh(self, hint: str) -> str:
         """A C++ name that no other function or struct of this file has."""
@@ -160,7 +160,7 @@ class Body:
     """One C++ function under construction."""
 
     file: CppFile
-    mode: Mode
+    mode: BodyMode
     root: Operation | None = None
     """The launch or function whose channels this body uses."""
     owns_channels: bool = False
@@ -173,31 +173,31 @@ class Body:
     names: set[str] = field(default_factory=set)
     uses_arena: bool = False
     uses_transfer: bool = False
-    modes: str = ""
+    mode_statement: str = ""
     """The C++ statement that puts the core's mode registers in place (`mode_registers`), or nothing."""
     versioned: VersionedLoops | None = None
     """The loops in two versions that are being emitted, if any."""
-    loans: dict[SSAValue, str] = field(default_factory=dict)
-    """The `vnpu::Loan`s of buffers that borrow what channels bring (passes/borrowed.py)."""
-    goes: dict[Operation, str] = field(default_factory=dict)
+    lent_buffers: dict[SSAValue, str] = field(default_factory=dict)
+    """The `vnpu::Loan`s of buffers that borrow what channels bring (passes/elide_l1_copies.py)."""
+    accumulation_groups: dict[Operation, str] = field(default_factory=dict)
     """The `vnpu::InOneGo` of a contraction whose loop sums several blocks in one go (vector_sums.py)."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of each linalg operation around, outermost first, for linalg.index."""
 
     # ---- text ----
 
-    def put(self, text: str) -> None:
+    def emit_line(self, text: str) -> None:
         """Append one line at the current indentation."""
         self.lines.append("  " * self.depth + text)
 
     @contextmanager
     def block(self, head: str, tail: str = "}") -> Iterator[None]:
         """`head {` ... `tail` around what is emitted inside."""
-        self.put(f"{head} {{" if head else "{")
+        self.emit_line(f"{head} {{" if head else "{")
         self.depth += 1
         yield
         self.depth -= 1
-        self.put(tail)
+        self.emit_line(tail)
 
     def fresh(self, hint: str | None) -> str:
         """A C++ identifier that this function does not use yet."""
@@ -241,7 +241,7 @@ class Body:
         """The constant, an integer of 64 bits, that a value is known to be; None for any other."""
         if not isinstance(value.type, IndexType | IntegerType):
             return None
-        known = NUMBERS.read(value, self.numbers)
+        known = NUMBERS.analyze(value, self.numbers)
         return known if known is not None and -(1 << 63) <= known < 1 << 63 else None
 
     def memref(self, value: SSAValue) -> MemRef:
@@ -257,7 +257,7 @@ class Body:
             self.values[result] = Scalar(types.literal(result.type, known), is_literal=True)
             return
         name = self.name_for(result)
-        self.put(f"const {types.cpp(result.type)} {name} = {expression};")
+        self.emit_line(f"const {types.cpp(result.type)} {name} = {expression};")
         self.values[result] = Scalar(name)
 
     def alias(self, result: SSAValue, expression: str) -> None:
@@ -273,32 +273,33 @@ class Body:
         assert isinstance(type_, MemRefType)
         name = self.name_for(result)
         kind = "const auto " if self.checked else f"{types.scalar(type_.element_type)} *const "
-        self.put(f"{kind}{name} = {pointer};")
+        self.emit_line(f"{kind}{name} = {pointer};")
         known = zip(type_.get_shape(), sizes, strict=True)
         extents = [
-            str(size) if size != types.DYNAMIC else self.hold(text, f"{name}_size") for size, text in known
+            str(size) if size != types.DYNAMIC else self.emit_variable(text, f"{name}_size")
+            for size, text in known
         ]
         steps = [
-            str(stride) if stride != types.DYNAMIC else self.hold(text, f"{name}_stride")
+            str(stride) if stride != types.DYNAMIC else self.emit_variable(text, f"{name}_stride")
             for stride, text in zip(types.memref_strides(type_), strides, strict=True)
         ]
         found = MemRef(name, tuple(extents), tuple(steps), type_)
         self.values[result] = found
         return found
 
-    def hold(self, text: str, hint: str) -> str:
+    def emit_variable(self, text: str, hint: str) -> str:
         """The name of a variable that holds an integer expression; the text itself where that is simple."""
         if text.isidentifier() or is_integer(text):
             return text
         name = self.fresh(hint)
-        self.put(f"const vnpu::i64 {name} = {text};")
+        self.emit_line(f"const vnpu::i64 {name} = {text};")
         return name
 
     # ---- operations ----
 
     def site(self, op: Operation, label: str = "") -> str:
         """The C++ `vnpu::Site` that names an operation in messages."""
-        text = literal(f"{op.name} {label}".strip())
+        text = string_literal(f"{op.name} {label}".strip())
         return f"vnpu::Site{{{text}, {line_of(op)}}}"
 
     def operations(self, block: Block) -> None:
@@ -314,12 +315,12 @@ class Body:
 
     def operation(self, op: Operation) -> None:
         """Emit one operation."""
-        emit = _REGISTRY.get(op.name)
+        emit = _EMITTERS.get(op.name)
         if emit is None:
-            raise unsupported(op, reason(op.name))
-        with naming(op):
+            raise unsupported(op, unsupported_reason(op.name))
+        with with_op_in_errors(op):
             emit(self, op)
-            for also in _AFTER:
+            for also in _AFTER_EMITTERS:
                 also(self, op)
 
     def comment(self, op: Operation) -> None:
@@ -327,24 +328,24 @@ class Body:
         line = line_of(op)
         source = self.file.source_line(line)
         if source:
-            self.put(f"// {line}: {source}")
+            self.emit_line(f"// {line}: {source}")
 
     @contextmanager
-    def compute(self, *assigned: str) -> Iterator[None]:
+    def outlined(self, *assigned: str) -> Iterator[None]:
         """Emit a block without suspension, which assigns these variables of the body.
 
         In a coroutine it is a lambda: compilers keep the variables of a coroutine in memory, not in
         registers.
         """
         captured = "".join(f", &{name}" for name in assigned)
-        is_lambda = self.mode is Mode.PROCESS
+        is_lambda = self.mode is BodyMode.PROCESS
         with self.block(f"[={captured}]" if is_lambda else "", "}();" if is_lambda else "}"):
             yield
 
     @contextmanager
-    def straight(self) -> Iterator[None]:
+    def straight_mode(self) -> Iterator[None]:
         """Emit in Mode.STRAIGHT inside of this context, as in a task of a sequencer."""
-        mode, self.mode = self.mode, Mode.STRAIGHT
+        mode, self.mode = self.mode, BodyMode.STRAIGHT
         yield
         self.mode = mode
 

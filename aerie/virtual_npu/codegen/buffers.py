@@ -12,13 +12,13 @@ from xdsl.ir import Attribute, Operation, SSAValue
 from aerie.air_dialect.ops import MemorySpace, memory_space
 from aerie.air_dialect.types import attribute_text
 from aerie.common import shown_names
-from aerie.common.shown_names import symbol
+from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.body import CppFile
-from aerie.virtual_npu.codegen.device_marks import NOWHERE
-from aerie.virtual_npu.codegen.refusals import line_of
+from aerie.virtual_npu.codegen.device_annotations import NO_ADDRESS
+from aerie.virtual_npu.codegen.op_errors import line_of
+from aerie.virtual_npu.cpp_quoting import mangled, string_literal
 from aerie.virtual_npu.errors import UnsupportedOpError
-from aerie.virtual_npu.quoting import literal, mangled
 
 # ---- names in messages ----
 
@@ -30,15 +30,15 @@ def label(
     op: Operation,
     how: str,
     ends_with_body: bool = False,
-    skew: int = NOWHERE,
+    alignment_offset: int = NO_ADDRESS,
 ) -> str:
     """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
-    came to be, such as `declared`. skew: of its address in a core (`device_marks`)."""
-    site = f"{{{literal(op.name)}, {line_of(op)}}}"
+    came to be, such as `declared`. alignment_offset: of its address in a core (`device_marks`)."""
+    site = f"{{{string_literal(op.name)}, {line_of(op)}}}"
     places = (_lies_in(type_, MemorySpace.L1, MemorySpace.L2), _lies_in(type_, MemorySpace.L2))
     flags = [str(flag).lower() for flag in (ends_with_body, *places)]
-    texts = [literal(name), literal(attribute_text(type_)), site, literal(how), *flags]
-    texts += [str(skew)] if skew != NOWHERE else []
+    texts = [string_literal(name), string_literal(attribute_text(type_)), site, string_literal(how), *flags]
+    texts += [str(alignment_offset)] if alignment_offset != NO_ADDRESS else []
     return file.constant(
         "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
     )
@@ -53,7 +53,7 @@ def _lies_in(type_: Attribute, *spaces: MemorySpace) -> bool:
 
 def value_name(value: SSAValue) -> str:
     """`%name` of a value in its program; empty for one without a name, such as `%3`."""
-    return shown_names.value(value.name_hint)
+    return shown_names.value_name(value.name_hint)
 
 
 # ---- globals and arguments ----
@@ -68,7 +68,7 @@ def global_pointer(file: CppFile, name: str) -> str:
     declared = (op for op in file.module.walk() if isinstance(op, memref.GlobalOp))
     op = next((op for op in declared if op.sym_name.data == name), None)
     if op is None:
-        raise UnsupportedOpError(f"memref.get_global: {symbol(name)} is not declared in the module")
+        raise UnsupportedOpError(f"memref.get_global: {symbol_name(name)} is not declared in the module")
     type_ = op.type
     assert isinstance(type_, MemRefType)
     count, initial = prod(type_.get_shape()), ""
@@ -92,12 +92,12 @@ def checked_arguments(file: CppFile, op: func.FuncOp, unpacked: Sequence[str]) -
         if not isinstance(value.type, MemRefType):
             arguments.append(text)
             continue
-        known = label(
-            file, value_name(value), value.type, op, f"argument {index} of {symbol(op.sym_name.data)}"
+        label_name = label(
+            file, value_name(value), value.type, op, f"argument {index} of {symbol_name(op.sym_name.data)}"
         )
         name = f"buffer_{index}"
         statements.append(
-            f"  vnpu::Buffer {name}({_buffer(known, f'arguments[{index}]', value.type, 'nullptr')});"
+            f"  vnpu::Buffer {name}({_buffer(label_name, f'arguments[{index}]', value.type, 'nullptr')});"
         )
         arguments.append(f"vnpu::all_of<{types.scalar(value.type.element_type)}>({name})")
     return statements, arguments
@@ -110,13 +110,15 @@ def _checked_global(file: CppFile, op: memref.GlobalOp, data: str, is_written: b
     if not is_written:
         written = f"written_{data}"
         file.declarations.append(f"static uint8_t {written}[{prod(op.type.get_shape())}];")
-    known = label(file, symbol(op.sym_name.data), op.type, op, "declared")
-    file.declarations.append(f"static vnpu::Buffer buffer_{data}({_buffer(known, data, op.type, written)});")
+    label_name = label(file, symbol_name(op.sym_name.data), op.type, op, "declared")
+    file.declarations.append(
+        f"static vnpu::Buffer buffer_{data}({_buffer(label_name, data, op.type, written)});"
+    )
     return f"vnpu::all_of<{types.scalar(op.type.element_type)}>(buffer_{data})"
 
 
-def _buffer(known: str, data: str, type_: MemRefType, written: str) -> str:
+def _buffer(label_name: str, data: str, type_: MemRefType, written: str) -> str:
     """C++ text of the arguments of a vnpu::Buffer."""
     shape = type_.get_shape()
-    extents = ", ".join(map(str, shape))
-    return f"{known}, {data}, {types.byte_width(type_.element_type)}, {{{extents}}}, {prod(shape)}, {written}"
+    extents, width = ", ".join(map(str, shape)), types.byte_width(type_.element_type)
+    return f"{label_name}, {data}, {width}, {{{extents}}}, {prod(shape)}, {written}"

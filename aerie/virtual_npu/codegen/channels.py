@@ -11,16 +11,16 @@ from dataclasses import replace
 
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.indices import Operator, Reading
+from aerie.air_dialect.index_analysis import INTERVALS, Interval, single_value
+from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator
 from aerie.air_dialect.ops import ChannelTransferOp, HierarchyOp, LaunchOp
-from aerie.air_dialect.readings import INTERVALS, Interval, only_number
-from aerie.common.shown_names import symbol
+from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen.body import CppFile
+from aerie.virtual_npu.codegen.cpp_text import TEXTS
 from aerie.virtual_npu.codegen.effects import channels_used
-from aerie.virtual_npu.codegen.execution import function_around
-from aerie.virtual_npu.codegen.refusals import line_of, unsupported
-from aerie.virtual_npu.codegen.text import TEXTS
-from aerie.virtual_npu.quoting import literal, mangled
+from aerie.virtual_npu.codegen.execution import enclosing_function
+from aerie.virtual_npu.codegen.op_errors import line_of, unsupported
+from aerie.virtual_npu.cpp_quoting import mangled, string_literal
 
 # ---- the struct ----
 
@@ -28,9 +28,8 @@ from aerie.virtual_npu.quoting import literal, mangled
 def channel_field(file: CppFile, op: ChannelTransferOp) -> str:
     """The C++ name of a channel inside its struct."""
     if op.chan_name not in file.channels:
-        raise unsupported(
-            op, f"channel {symbol(op.chan_name)} is not declared: add air.channel {symbol(op.chan_name)} [..]"
-        )
+        name = symbol_name(op.chan_name)
+        raise unsupported(op, f"channel {name} is not declared: add air.channel {name} [..]")
     return f"ch_{mangled(op.chan_name)}"
 
 
@@ -58,7 +57,8 @@ def channel_struct(file: CppFile, root: Operation) -> str:
 
 def _channel(file: CppFile, name: str) -> str:
     extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
-    return f"ch_{mangled(name)}{{island, {literal(symbol(name))}, {{{extents[0]}}}, {{{extents[1]}}}}}"
+    shown = string_literal(symbol_name(name))
+    return f"ch_{mangled(name)}{{island, {shown}, {{{extents[0]}}}, {{{extents[1]}}}}}"
 
 
 def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
@@ -70,7 +70,7 @@ def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:
 
 def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
     """Whether every point of a launch has channels of its own: where nothing else uses them."""
-    function = function_around(op)
+    function = enclosing_function(op)
     if not isinstance(op, LaunchOp) or function is None:
         return False
     if function not in file.channel_users:
@@ -80,14 +80,14 @@ def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
 
 def _users(function: Operation) -> dict[str, set[Operation | None]]:
     """By channel, the launches of a function that use it, and None where something outside of them does."""
-    found: dict[str, set[Operation | None]] = {}
+    users: dict[str, set[Operation | None]] = {}
     for op in function.walk():
         if isinstance(op, ChannelTransferOp):
             around = op.parent_op()
             while around is not None and not isinstance(around, LaunchOp):
                 around = around.parent_op()
-            found.setdefault(op.chan_name, set()).add(around)
-    return found
+            users.setdefault(op.chan_name, set()).add(around)
+    return users
 
 
 # ---- the table of puts and gets ----
@@ -110,11 +110,11 @@ def ports(file: CppFile, op: Operation, within: bool = False) -> str:
     return file.port_tables[key]
 
 
-def _port_table(file: CppFile, found: Sequence[str]) -> str:
+def _port_table(file: CppFile, entries: Sequence[str]) -> str:
     name = file.fresh("ports")
     file.declarations.append(
-        f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(found)},\n}};\n"
-        f"static const vnpu::Ports {name} = {{{name}_list, {len(found)}}};"
+        f"static const vnpu::Port {name}_list[] = {{\n  {_LINES.join(entries)},\n}};\n"
+        f"static const vnpu::Ports {name} = {{{name}_list, {len(entries)}}};"
     )
     return f"&{name}"
 
@@ -136,7 +136,7 @@ def _own_transfers(op: Operation) -> Iterator[ChannelTransferOp]:
 def _port(op: Operation, transfer: ChannelTransferOp) -> str:
     indices = ", ".join(_index(op, value) for value in transfer.indices[:_MOST_DIMENSIONS])
     is_put = str(transfer.name == "air.channel.put").lower()
-    name = literal(symbol(transfer.chan_name))
+    name = string_literal(symbol_name(transfer.chan_name))
     return f"{{{name}, {line_of(transfer)}, {is_put}, {{{indices}}}}}"
 
 
@@ -155,13 +155,13 @@ def _text(op: Operation, value: SSAValue) -> str | None:
     coordinates = op.ids if isinstance(op, HierarchyOp) else []
     ranges: dict[SSAValue, Interval | None] = {}
 
-    def given(part: SSAValue) -> str | None:
+    def part_text(part: SSAValue) -> str | None:
         if part in coordinates:
             return "x" if part is coordinates[0] else "y"
-        known = only_number(INTERVALS.read(part, ranges))
+        known = single_value(INTERVALS.analyze(part, ranges))
         return None if known is None else str(known)
 
-    return replace(OF_COORDINATES, given=given).read(value)
+    return replace(OF_COORDINATES, known_value=part_text).analyze(value)
 
 
 def _infix(sign: str) -> Callable[[str, str], str]:
@@ -174,24 +174,29 @@ def _by_number(sign: str) -> Callable[[str, str], str | None]:
 
 
 _INFIX = {
-    Operator.ADD: "+", Operator.SUBTRACT: "-", Operator.MULTIPLY: "*",
-    Operator.AND: "&", Operator.OR: "|", Operator.XOR: "^", Operator.EQUAL: "==", Operator.UNEQUAL: "!=",
-    Operator.LESS: "<", Operator.LESS_EQUAL: "<=", Operator.GREATER: ">", Operator.GREATER_EQUAL: ">=",
-    Operator.UNSIGNED_LESS: "<", Operator.UNSIGNED_LESS_EQUAL: "<=", Operator.UNSIGNED_GREATER: ">",
-    Operator.UNSIGNED_GREATER_EQUAL: ">=",
+    IndexOperator.ADD: "+", IndexOperator.SUBTRACT: "-", IndexOperator.MULTIPLY: "*",
+    IndexOperator.AND: "&", IndexOperator.OR: "|", IndexOperator.XOR: "^", IndexOperator.EQUAL: "==",
+    IndexOperator.UNEQUAL: "!=",
+    IndexOperator.LESS: "<", IndexOperator.LESS_EQUAL: "<=", IndexOperator.GREATER: ">",
+    IndexOperator.GREATER_EQUAL: ">=",
+    IndexOperator.UNSIGNED_LESS: "<", IndexOperator.UNSIGNED_LESS_EQUAL: "<=",
+    IndexOperator.UNSIGNED_GREATER: ">",
+    IndexOperator.UNSIGNED_GREATER_EQUAL: ">=",
 }  # fmt: skip
 """Coordinates are not negative, so the sign makes no difference."""
-OF_COORDINATES: Reading[str] = Reading(
+OF_COORDINATES: IndexAnalysis[str] = IndexAnalysis(
     str,
     {
         **TEXTS.operators,
         **{operator: _infix(sign) for operator, sign in _INFIX.items()},
-        Operator.DIVIDE: _by_number("/"),
-        Operator.UNSIGNED_DIVIDE: _by_number("/"),
-        Operator.REMAINDER: _by_number("%"),
-        Operator.UNSIGNED_REMAINDER: _by_number("%"),
-        Operator.SELECT: lambda chosen, yes, no: None if chosen is None else f"({chosen} ? {yes} : {no})",
-        Operator.CAST: lambda text: text,
-        Operator.UNSIGNED_CAST: lambda text, _: text,
+        IndexOperator.DIVIDE: _by_number("/"),
+        IndexOperator.UNSIGNED_DIVIDE: _by_number("/"),
+        IndexOperator.REMAINDER: _by_number("%"),
+        IndexOperator.UNSIGNED_REMAINDER: _by_number("%"),
+        IndexOperator.SELECT: lambda chosen, yes, no: (
+            None if chosen is None else f"({chosen} ? {yes} : {no})"
+        ),
+        IndexOperator.CAST: lambda text: text,
+        IndexOperator.UNSIGNED_CAST: lambda text, _: text,
     },
 )

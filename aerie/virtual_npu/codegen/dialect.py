@@ -47,11 +47,11 @@ class YieldOp(IRDLOperation):
     assembly_format = "attr-dict ($values^ `:` type($values))?"
 
 
-class Rewritten(IRDLOperation):
+class WrappedOp(IRDLOperation):
     """An operation that wraps another one, for which other C++ is emitted."""
 
     body = region_def("single_block")
-    given = var_result_def()
+    outputs = var_result_def()
 
     @property
     def original(self) -> Operation:
@@ -74,7 +74,7 @@ class Rewritten(IRDLOperation):
 
 
 @irdl_op_definition
-class ProductOp(Rewritten):
+class ProductOp(WrappedOp):
     """`vnpu.product`: loops, or a herd, that add the product of A and B to C; or a launch that makes it C.
 
     An operand begins `start` elements after its memref's first: a number, then a factor for each index.
@@ -122,20 +122,22 @@ class ProductOp(Rewritten):
         for sign, memref, start, indices in sides:
             printer.print_string(sign)
             printer.print_operand(memref)
-            number, *factors = numbers_of(start)
+            number, *factors = ints_of_attr(start)
             printer.print_string("[")
             if number or not factors:
                 printer.print_string(f"{number}{' + ' if factors else ''}")
             printer.print_list(zip(factors, indices, strict=True), partial(_print_term, printer), " + ")
             printer.print_string("]")
         for name in ("m", "n", "k"):
-            printer.print_string(f" {name} {axes_of(self.properties[name])}")
-        printer.print_string(" block {}x{}".format(*numbers_of(self.block)))
+            printer.print_string(f" {name} {axes_of_attr(self.properties[name])}")
+        printer.print_string(" block {}x{}".format(*ints_of_attr(self.block)))
         if self.points is not None:
-            printer.print_string(" points {}, {}".format(*numbers_of(self.points)))
+            printer.print_string(" points {}, {}".format(*ints_of_attr(self.points)))
         for name, found in (("a", self.a_rearranged), ("b", self.b_rearranged)):
             if found is not None:
-                buffer, outer, depth = (axes_of(found.data[part]) for part in ("buffer", "outer", "depth"))
+                buffer, outer, depth = (
+                    axes_of_attr(found.data[part]) for part in ("buffer", "outer", "depth")
+                )
                 printer.print_string(f" {name} rearranged by {found.data['function']} in {buffer}")
                 first = found.data["start"]
                 assert isinstance(first, IntegerAttr)
@@ -148,28 +150,28 @@ def _print_term(printer: Printer, term: tuple[int, SSAValue]) -> None:
 
 
 @irdl_op_definition
-class NestOp(Rewritten):
+class NestOp(WrappedOp):
     """`vnpu.nest`: the outermost of loops that read or write memory and suspend nowhere."""
 
     name = "vnpu.nest"
 
 
 @irdl_op_definition
-class TaskOp(Rewritten):
+class TaskOp(WrappedOp):
     """`vnpu.task`: an operation that reads or writes memory itself, where engines run side by side."""
 
     name = "vnpu.task"
 
 
 @irdl_op_definition
-class BorrowedOp(Rewritten):
+class BorrowedOp(WrappedOp):
     """`vnpu.borrowed`: an allocation in L1 or L2 that points to what transfers bring, in place of a copy."""
 
     name = "vnpu.borrowed"
 
 
 @irdl_op_definition
-class BorrowOp(Rewritten):
+class BorrowOp(WrappedOp):
     """`vnpu.borrow`: a DMA or air.channel.get that lets such a buffer point to its data; of one in L2, an
     air.channel.put too, which reads where it points to."""
 
@@ -177,7 +179,7 @@ class BorrowOp(Rewritten):
 
 
 @irdl_op_definition
-class LendOp(Rewritten):
+class LendOp(WrappedOp):
     """`vnpu.lend`: an air.channel.put of a launch, which writes `written` and nothing else from outside: what
     the put reads stays, unless it lies in one of these, and its receiver may read it where it is."""
 
@@ -185,50 +187,50 @@ class LendOp(Rewritten):
     written = var_operand_def(MemRefType)
 
 
-Around = TypeVar("Around", bound=Rewritten)
+WrapperOp = TypeVar("WrapperOp", bound=WrappedOp)
 
 
 def wrap(
     op: Operation,
-    around: type[Around],
+    wrapper: type[WrapperOp],
     operands: Sequence[SSAValue | Sequence[SSAValue]] = (),
     properties: Mapping[str, Attribute] | None = None,
-) -> Around:
+) -> WrapperOp:
     """Wrap an operation in another one, which takes its place and its results; gives the outer one."""
     block = Block()
-    new = around(
+    new = wrapper(
         operands=operands,
         properties=properties,
         regions=[Region(block)],
         result_types=[[result.type for result in op.results]],
     )
     new.location = op.location
-    for old, given in zip(op.results, new.results, strict=True):
-        given.name_hint = old.name_hint
-        old.replace_all_uses_with(given)
+    for old, result in zip(op.results, new.results, strict=True):
+        result.name_hint = old.name_hint
+        old.replace_all_uses_with(result)
     Rewriter.insert_op(new, InsertPoint.before(op))
     op.detach()  # type: ignore[no-untyped-call]
     block.add_ops([op, YieldOp(operands=[op.results])])
     return new
 
 
-def numbers(values: Sequence[int]) -> DenseArrayBase:
+def int_array_attr(values: Sequence[int]) -> DenseArrayBase:
     """Integers as an array attribute."""
     return DenseArrayBase.from_list(i64, values)
 
 
-def numbers_of(found: Attribute) -> list[int]:
+def ints_of_attr(attr: Attribute) -> list[int]:
     """The integers of such an attribute."""
-    assert isinstance(found, DenseArrayBase)
-    return [int(number) for number in found.get_values()]
+    assert isinstance(attr, DenseArrayBase)
+    return [int(number) for number in attr.get_values()]
 
 
-def axes(values: Sequence[Sequence[int]]) -> ArrayAttr[DenseArrayBase]:
+def axes_attr(values: Sequence[Sequence[int]]) -> ArrayAttr[DenseArrayBase]:
     """Axes as an attribute: of each the extent, then its steps."""
-    return ArrayAttr([numbers(axis) for axis in values])
+    return ArrayAttr([int_array_attr(axis) for axis in values])
 
 
-def axes_of(found: Attribute) -> list[list[int]]:
+def axes_of_attr(attr: Attribute) -> list[list[int]]:
     """The axes of such an attribute."""
-    assert isinstance(found, ArrayAttr)
-    return [numbers_of(axis) for axis in found]
+    assert isinstance(attr, ArrayAttr)
+    return [ints_of_attr(axis) for axis in attr]

@@ -12,13 +12,13 @@ from xdsl.dialects.builtin import AffineMapAttr, MemRefType, VectorType
 from xdsl.ir import Operation, OpResult, SSAValue
 
 from aerie.air_dialect.effects import ACCESSES, VIEWS, accesses
-from aerie.air_dialect.indices import Reading, mixed
+from aerie.air_dialect.index_analysis import INTERVALS, Interval, add, interval, multiply
+from aerie.air_dialect.index_expressions import IndexAnalysis, mixed_values
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HierarchyOp
-from aerie.air_dialect.readings import INTERVALS, Interval, add, interval, multiply
-from aerie.air_dialect.values import is_inside
+from aerie.air_dialect.values import is_defined_in
 from aerie.virtual_npu.codegen import types
 
-Effect = tuple[SSAValue, bool, Interval | None]
+MemoryAccess = tuple[SSAValue, bool, Interval | None]
 """A memref, whether it is written, and the first and last element that is accessed (None: any)."""
 
 
@@ -28,20 +28,20 @@ def channels_used(op: Operation) -> list[str]:
     return list(names)
 
 
-def operand_effects(op: Operation) -> list[Effect]:
+def operand_effects(op: Operation) -> list[MemoryAccess]:
     """The effects of `op`, and of everything in it, on memrefs that are defined outside of it."""
-    found: dict[tuple[SSAValue, bool], Interval | None] = {}
+    effects: dict[tuple[SSAValue, bool], Interval | None] = {}
     outside: dict[SSAValue, SSAValue] = {}
     for inner in op.walk():
         if isinstance(inner, HierarchyOp):
             outside.update(zip(inner.kernel_args, inner.kernel_operands, strict=True))
     for inner in op.walk():
         for value, writes in accesses(inner):
-            root, touched = _outermost(op, value, _touched(inner, value, writes), outside)
-            if inner is op or not is_inside(op, root):
+            root, touched = _outermost(op, value, _accessed(inner, value, writes), outside)
+            if inner is op or not is_defined_in(op, root):
                 key = root, writes
-                found[key] = _joined(found[key], touched) if key in found else touched
-    return [(root, writes, touched) for (root, writes), touched in found.items()]
+                effects[key] = _joined(effects[key], touched) if key in effects else touched
+    return [(root, writes, touched) for (root, writes), touched in effects.items()]
 
 
 def _outermost(
@@ -51,7 +51,7 @@ def _outermost(
     while not any(operand is value for operand in op.operands):
         if value in outside:
             value = outside[value]
-        elif isinstance(value, OpResult) and value.op.name in VIEWS and is_inside(op, value):
+        elif isinstance(value, OpResult) and value.op.name in VIEWS and is_defined_in(op, value):
             step = _shift(value)
             touched = add(touched, step) if touched is not None and step is not None else None
             value = value.op.operands[0]
@@ -63,20 +63,20 @@ def _outermost(
 # ---- which elements are touched ----
 
 
-def _joined(left: Interval | None, right: Interval | None) -> Interval | None:
+def _joined(lhs: Interval | None, rhs: Interval | None) -> Interval | None:
     """The smallest interval around both; None, the whole buffer, if one of them is."""
-    if left is None or right is None:
+    if lhs is None or rhs is None:
         return None
-    return min(left[0], right[0]), max(left[1], right[1])
+    return min(lhs[0], rhs[0]), max(lhs[1], rhs[1])
 
 
-def _touched(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
+def _accessed(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
     """First and last element of a memref that an operation touches; None where that is not known."""
     found = _of_access(op, buffer) if op.name in ACCESSES else _of_transfer(op, buffer, writes)
-    return _whole(buffer) if found is None else found
+    return _whole_interval(buffer) if found is None else found
 
 
-def _whole(buffer: SSAValue) -> Interval | None:
+def _whole_interval(buffer: SSAValue) -> Interval | None:
     """All of a memref whose type tells its extents and strides."""
     assert isinstance(buffer.type, MemRefType)
     sizes, strides = buffer.type.get_shape(), types.memref_strides(buffer.type)
@@ -99,16 +99,18 @@ def _of_access(op: Operation, buffer: SSAValue) -> Interval | None:
         shape = [max(shape, default=1)] * len(strides)
     extents = [1] * (len(strides) - len(shape)) + shape
     reach = sum((extent - 1) * stride for extent, stride in zip(extents, strides, strict=True))
-    whole = _whole(buffer)
+    whole = _whole_interval(buffer)
     return (max(0, begin[0]), min(begin[1] + reach, whole[1])) if whole is not None else None
 
 
-def index_ranges(op: Operation, rank: int, ranges: Reading[Interval] = INTERVALS) -> list[Interval | None]:
+def index_ranges(
+    op: Operation, rank: int, ranges: IndexAnalysis[Interval] = INTERVALS
+) -> list[Interval | None]:
     """The ranges of the indices of an access, one per dimension of its memref, as a reading has them."""
     first, map_ = ACCESSES[op.name][0] + 1, op.properties.get("map")
     if isinstance(map_, AffineMapAttr):
-        return ranges.of_map(map_.data, op.operands[first:])
-    return [ranges.read(value) for value in op.operands[first : first + rank]]
+        return ranges.analyze_map(map_.data, op.operands[first:])
+    return [ranges.analyze(value) for value in op.operands[first : first + rank]]
 
 
 def _of_transfer(op: Operation, buffer: SSAValue, writes: bool) -> Interval | None:
@@ -128,13 +130,13 @@ def _of_pattern(
     if not sizes or len(offsets) > len(strides) or any(None in values for values in lists):
         return None
     known = [[value for value in values if value is not None] for values in lists]
-    found: Interval = (0, 0)
+    total: Interval = (0, 0)
     aligned = known[2][len(strides) - len(offsets) :]
     for offset, stride in zip(known[0], aligned, strict=True):
-        found = add(found, multiply(offset, stride))
+        total = add(total, multiply(offset, stride))
     for (_, size), stride in zip(known[1], known[2], strict=True):
-        found = add(found, multiply((0, size - 1), stride))
-    return found
+        total = add(total, multiply((0, size - 1), stride))
+    return total
 
 
 def _shift(view: SSAValue) -> Interval | None:
@@ -145,16 +147,16 @@ def _shift(view: SSAValue) -> Interval | None:
         is_same_place = op.name not in ("memref.view", "memref.reinterpret_cast", "memref.transpose")
         return (0, 0) if is_same_place else None
     assert isinstance(op.source.type, MemRefType)
-    offsets = mixed(op.static_offsets.get_values(), op.offsets)
+    offsets = mixed_values(op.static_offsets.get_values(), op.offsets)
     ranges = [(each, each) if isinstance(each, int) else interval(each) for each in offsets]
     return _walked(ranges, types.memref_strides(op.source.type))
 
 
 def _walked(offsets: Sequence[Interval | None], strides: Sequence[int]) -> Interval | None:
     """Where an index per dimension leads; None where one of them is not known."""
-    found: Interval = (0, 0)
+    total: Interval = (0, 0)
     for offset, stride in zip(offsets, strides, strict=True):
         if offset is None or stride == types.DYNAMIC:
             return None
-        found = add(found, multiply(offset, (stride, stride)))
-    return found
+        total = add(total, multiply(offset, (stride, stride)))
+    return total

@@ -10,17 +10,17 @@ from xdsl.dialects.builtin import BFloat16Type, IndexType, IntegerType, ModuleOp
 from xdsl.ir import BlockArgument, Operation, SSAValue
 
 from aerie.air_dialect.effects import accesses
-from aerie.air_dialect.indices import space_of_variable
+from aerie.air_dialect.index_analysis import leaves
+from aerie.air_dialect.index_expressions import iteration_range
 from aerie.air_dialect.ops import ChannelTransferOp, HerdOp, HierarchyOp, LaunchOp, SegmentOp
-from aerie.air_dialect.readings import leaves
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import channels_used
-from aerie.virtual_npu.codegen.refusals import naming
+from aerie.virtual_npu.codegen.op_errors import with_op_in_errors
 from aerie.virtual_npu.options import BuildOptions
 
 
-class Mode(enum.Enum):
+class BodyMode(enum.Enum):
     """How the body of a function, launch, segment or herd executes."""
 
     STRAIGHT = "straight"
@@ -31,35 +31,35 @@ class Mode(enum.Enum):
     """Issues engine operations in program order and lets them finish in any legal order: a coroutine."""
 
 
-def takes_turns(op: HierarchyOp, options: BuildOptions) -> bool:
+def is_coroutine(op: HierarchyOp, options: BuildOptions) -> bool:
     """Whether the points of a launch, segment or herd are coroutines: with checks, all are."""
     return options.checks or bool(channels_used(op))
 
 
-def hierarchy_mode(op: HierarchyOp, options: BuildOptions) -> Mode:
+def hierarchy_mode(op: HierarchyOp, options: BuildOptions) -> BodyMode:
     """How the body of a launch, segment or herd executes."""
-    if not takes_turns(op, options):
-        return Mode.STRAIGHT
-    return Mode.PROCESS if isinstance(op, HerdOp) else Mode.SEQUENCER
+    if not is_coroutine(op, options):
+        return BodyMode.STRAIGHT
+    return BodyMode.PROCESS if isinstance(op, HerdOp) else BodyMode.SEQUENCER
 
 
-def function_mode(op: func.FuncOp, options: BuildOptions) -> Mode:
+def function_mode(op: func.FuncOp, options: BuildOptions) -> BodyMode:
     """SEQUENCER for a function where a channel is used outside of launches, or by several; else STRAIGHT.
 
     With checks also SEQUENCER where operations outside of launches run side by side.
     """
     if options.checks and any(_is_engine(inner) for inner in _outside_launches(op)):
-        return Mode.SEQUENCER
-    known: set[str] = set()
+        return BodyMode.SEQUENCER
+    earlier: set[str] = set()
     inside: set[Operation] = set()
     for launch in [inner for inner in op.walk() if isinstance(inner, LaunchOp)]:
         used = set(channels_used(launch))
-        if used & known:
-            return Mode.SEQUENCER
-        known |= used
+        if used & earlier:
+            return BodyMode.SEQUENCER
+        earlier |= used
         inside.update(launch.walk())
     outside = [t for t in op.walk() if isinstance(t, ChannelTransferOp) and t not in inside]
-    return Mode.SEQUENCER if outside else Mode.STRAIGHT
+    return BodyMode.SEQUENCER if outside else BodyMode.STRAIGHT
 
 
 def _outside_launches(op: Operation) -> Iterator[Operation]:
@@ -79,7 +79,7 @@ def _is_engine(op: Operation) -> bool:
     return op.name.startswith("air.") and not op.name.endswith("_terminator")
 
 
-def function_around(op: Operation) -> func.FuncOp | None:
+def enclosing_function(op: Operation) -> func.FuncOp | None:
     """The function that an operation is in; None for one in no function."""
     parent = op.parent_op()
     while parent is not None and not isinstance(parent, func.FuncOp):
@@ -88,7 +88,7 @@ def function_around(op: Operation) -> func.FuncOp | None:
 
 
 RECURSIVE = "vnpu.recursive"
-"""The attribute of a function that calls itself, directly or by way of others (passes/inlined.py)."""
+"""The attribute of a function that calls itself, directly or by way of others (passes/inline.py)."""
 
 
 # ---- launches ----
@@ -99,7 +99,7 @@ _LOOPS = (scf.ForOp, affine.ForOp, scf.ParallelOp, affine.ParallelOp)
 _BRANCHES = (scf.IfOp, affine.IfOp)
 
 
-def transfers_alike(launch: LaunchOp) -> bool:
+def has_uniform_transfers(launch: LaunchOp) -> bool:
     """Whether every point of a launch makes the same puts and gets.
 
     So it is where constants, loop variables, and coordinates of segments and herds alone say which there are.
@@ -129,13 +129,13 @@ def _is_of_a_body(leaf: SSAValue) -> bool:
     around = leaf.owner.parent_op()
     if isinstance(around, SegmentOp | HerdOp):
         return leaf in around.ids
-    return isinstance(around, _LOOPS) and space_of_variable(leaf) is not None
+    return isinstance(around, _LOOPS) and iteration_range(leaf) is not None
 
 
 # ---- rounding ----
 
 
-def mode_registers(herd: HerdOp, mode: Mode, options: BuildOptions) -> str:
+def mode_registers(herd: HerdOp, mode: BodyMode, options: BuildOptions) -> str:
     """The C++ declaration of the registers that say how a core rounds; empty where the body needs none.
 
     By default generated code rounds to nearest even, and the registers matter to external kernels alone. A
@@ -146,7 +146,7 @@ def mode_registers(herd: HerdOp, mode: Mode, options: BuildOptions) -> str:
     """
     follows = options.rounding == "floor"
     first = "vnpu::kConvEven" if follows and any(map(_multiplies_bf16, _on_same_cores(herd))) else ""
-    if mode is Mode.PROCESS:  # the scheduler puts the registers in place
+    if mode is BodyMode.PROCESS:  # the scheduler puts the registers in place
         return f"vnpu::exchange_modes({first});" if first else ""
     if follows or any(isinstance(inner, func.CallOp) for inner in herd.walk()):
         return f"const vnpu::CoreModes modes{{{first}}};"
@@ -155,7 +155,7 @@ def mode_registers(herd: HerdOp, mode: Mode, options: BuildOptions) -> str:
 
 def _on_same_cores(herd: HerdOp) -> Iterator[HerdOp]:
     """The herd, and all of its name in the same function: they are phases of the same cores."""
-    for op in (function_around(herd) or herd).walk():
+    for op in (enclosing_function(herd) or herd).walk():
         if isinstance(op, HerdOp) and (op is herd or (herd.sym_name and op.sym_name == herd.sym_name)):
             yield op
 
@@ -170,33 +170,35 @@ def _multiplies_bf16(herd: HerdOp) -> bool:
 # ---- walks ----
 
 
-def each_operation(module: ModuleOp, options: BuildOptions, visit: Callable[[Operation, Mode], bool]) -> None:
+def visit_operations(
+    module: ModuleOp, options: BuildOptions, visit: Callable[[Operation, BodyMode], bool]
+) -> None:
     """Call `visit` with every operation of the functions that can run, and the mode of the body it is in.
 
     Pre-order; the regions of an operation are entered where `visit` returns true. It may replace the
     operation.
     """
-    for function in _reached(module):
-        _inside(function, function_mode(function, options), options, visit)
+    for function in _reached_functions(module):
+        _visit_inside(function, function_mode(function, options), options, visit)
 
 
-def _inside(
-    holder: Operation, mode: Mode, options: BuildOptions, visit: Callable[[Operation, Mode], bool]
+def _visit_inside(
+    holder: Operation, mode: BodyMode, options: BuildOptions, visit: Callable[[Operation, BodyMode], bool]
 ) -> None:
     for op in [op for region in holder.regions for block in region.blocks for op in block.ops]:
-        with naming(op):
+        with with_op_in_errors(op):
             is_entered = visit(op, mode)
         if not is_entered:
             continue
         inner = mode
         if isinstance(op, HierarchyOp):
             inner = hierarchy_mode(op, options)
-        elif mode is Mode.SEQUENCER and is_memory_work(op):
-            inner = Mode.STRAIGHT
-        _inside(op, inner, options, visit)
+        elif mode is BodyMode.SEQUENCER and accesses_memory(op):
+            inner = BodyMode.STRAIGHT
+        _visit_inside(op, inner, options, visit)
 
 
-def is_memory_work(op: Operation) -> bool:
+def accesses_memory(op: Operation) -> bool:
     """Whether an operation other than AIR's reads or writes buffers itself, not just in its regions."""
     masked = op.masked if isinstance(op, MaskOp) else None
     return not op.name.startswith("air.") and bool(accesses(masked or op))
@@ -208,7 +210,7 @@ def public_functions(module: ModuleOp) -> list[func.FuncOp]:
     return [op for op in found if op.sym_visibility is None or op.sym_visibility.data == "public"]
 
 
-def _reached(module: ModuleOp) -> list[func.FuncOp]:
+def _reached_functions(module: ModuleOp) -> list[func.FuncOp]:
     """The public functions, and those with a body that they call."""
     symbols = {op.sym_name.data: op for op in module.walk() if isinstance(op, func.FuncOp)}
     found = dict.fromkeys(public_functions(module))

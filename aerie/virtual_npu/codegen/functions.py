@@ -9,27 +9,27 @@ from xdsl.dialects.builtin import MemRefType, StringAttr
 from xdsl.ir import Block, Operation, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType, HerdOp, HierarchyOp
-from aerie.common.shown_names import symbol
+from aerie.common.shown_names import symbol_name
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.begins import hands_offset, offset_of
-from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emits
+from aerie.virtual_npu.codegen.body import Body, CppFile, MemRef, Scalar, Value, emitter
 from aerie.virtual_npu.codegen.channels import channel_struct, owns_channels
+from aerie.virtual_npu.codegen.cpp_text import parenthesize
 from aerie.virtual_npu.codegen.execution import (
     RECURSIVE,
-    Mode,
+    BodyMode,
     function_mode,
     hierarchy_mode,
     mode_registers,
 )
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
-from aerie.virtual_npu.codegen.text import grouped
-from aerie.virtual_npu.quoting import literal, mangled
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
+from aerie.virtual_npu.codegen.view_offsets import needs_offset, offset_of
+from aerie.virtual_npu.cpp_quoting import mangled, string_literal
 
 # ---- bodies ----
 
 
-def function(file: CppFile, op: func.FuncOp) -> str:
+def emit_function(file: CppFile, op: func.FuncOp) -> str:
     """Emit a func.func with a body, once; gives its C++ name."""
     name = f"func_{mangled(op.sym_name.data)}"
     if name in file.emitted:
@@ -37,14 +37,14 @@ def function(file: CppFile, op: func.FuncOp) -> str:
     file.emitted.add(name)
     file.names.add(name)
     mode = function_mode(op, file.options)
-    body = Body(file, mode, root=op if mode is Mode.SEQUENCER else None)
+    body = Body(file, mode, root=op if mode is BodyMode.SEQUENCER else None)
     parameters = _bind(body, op.body.block.args, [None] * len(op.body.block.args))
     terminator = op.body.block.last_op
     result = "void"
     if RECURSIVE in op.attributes:
         outputs = [types.cpp(type_) for type_ in op.function_type.outputs] or ["void"]
         file.declarations.append(f"static {outputs[0]} {name}({', '.join(parameters)});")
-        body.put(f"const vnpu::Nested nested({body.site(op, f'@{op.sym_name.data}')});")
+        body.emit_line(f"const vnpu::Nested nested({body.site(op, f'@{op.sym_name.data}')});")
     body.operations(op.body.block)
     assert isinstance(terminator, func.ReturnOp)
     # A token that leaves the program is done: an entry returns when all is.
@@ -54,21 +54,21 @@ def function(file: CppFile, op: func.FuncOp) -> str:
             terminator,
             "an entry cannot return memrefs or several values: write the result to an argument",
         )
-    if returned and mode is Mode.STRAIGHT:
+    if returned and mode is BodyMode.STRAIGHT:
         result = types.cpp(returned[0].type)
-        body.put(f"return {body.text(returned[0])};")
+        body.emit_line(f"return {body.text(returned[0])};")
     _finish(body, name, parameters, result)
     return name
 
 
-def hierarchy_function(parent: Body, op: HierarchyOp) -> str:
+def emit_hierarchy_function(parent: Body, op: HierarchyOp) -> str:
     """Emit the body of a launch, segment or herd; gives its C++ name."""
     file, mode = parent.file, hierarchy_mode(op, parent.file.options)
     name = file.fresh(f"{op.name.removeprefix('air.')}_{op.sym_name or ''}".rstrip("_"))
     owns = owns_channels(file, op)
     body = Body(file, mode, root=op if owns else parent.root or op, owns_channels=owns)
     if isinstance(op, HerdOp):
-        body.modes = mode_registers(op, mode, file.options)
+        body.mode_statement = mode_registers(op, mode, file.options)
     sizes = [parent.value(value) for value in op.sizes]
     captured = [parent.value(value) for value in op.kernel_operands]
     arguments = [*op.ids, *op.size_args, *op.kernel_args]
@@ -96,7 +96,7 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
         strides = [_extent(body, parameters, s, f"{name}_stride") for s in types.memref_strides(type_)]
         offset = None
         around = argument.owner.parent_op() if isinstance(argument.owner, Block) else None
-        if isinstance(around, HierarchyOp) and hands_offset(around, argument):
+        if isinstance(around, HierarchyOp) and needs_offset(around, argument):
             offset = _extent(body, parameters, types.DYNAMIC, f"{name}_offset")
         # A herd's body is given the copy of its tile.
         copies = value.copies if isinstance(value, MemRef) and not isinstance(around, HerdOp) else 1
@@ -104,9 +104,9 @@ def _bind(body: Body, arguments: Sequence[SSAValue], outer: Sequence[Value | Non
     return parameters
 
 
-def _extent(body: Body, parameters: list[str], known: int, hint: str) -> str:
-    if known != types.DYNAMIC:
-        return str(known)
+def _extent(body: Body, parameters: list[str], extent: int, hint: str) -> str:
+    if extent != types.DYNAMIC:
+        return str(extent)
     name = body.fresh(hint)
     parameters.append(f"vnpu::i64 {name}")
     return name
@@ -122,12 +122,12 @@ def captured_arguments(body: Body, op: HierarchyOp) -> list[str]:
             continue
         type_ = operand.type
         assert isinstance(type_, MemRefType)
-        own = f" + flat * {grouped(value.extent)}" if value.copies > 1 and isinstance(op, HerdOp) else ""
+        own = f" + flat * {parenthesize(value.extent)}" if value.copies > 1 and isinstance(op, HerdOp) else ""
         texts.append(value.pointer + own)
         pairs = [*zip(type_.get_shape(), value.sizes, strict=True)]
         pairs += zip(types.memref_strides(type_), value.strides, strict=True)
         texts += [text for known, text in pairs if known == types.DYNAMIC]
-        if hands_offset(op, operand):
+        if needs_offset(op, operand):
             texts.append(offset_of(body, op, operand))
     return texts
 
@@ -138,28 +138,28 @@ _DRAIN = "  auto rest = sequencer.drain();\n  co_await rest;"
 def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> None:
     """Put what a function needs around the lines of its body, and add it to the file."""
     file, lines, leading = body.file, list(body.lines), []
-    if body.mode is not Mode.STRAIGHT:
-        file.needs.add("schedule")
+    if body.mode is not BodyMode.STRAIGHT:
+        file.runtime_parts.add("schedule")
         assert body.root is not None
         leading = ["vnpu::Island &island", "vnpu::Where where"]
         struct = channel_struct(file, body.root)
         if not body.owns_channels:
             leading.append(f"{struct} &channels")
         result = "vnpu::Process"
-        lines.append("  co_return;" if body.mode is Mode.PROCESS else _DRAIN)
+        lines.append("  co_return;" if body.mode is BodyMode.PROCESS else _DRAIN)
         if body.owns_channels:
             lines.append("  channels.finish();")
     if file.options.checks:
         _close_arena(body, lines)
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
     if body.uses_arena:
         lines.insert(0, "  vnpu::Arena arena;")
     if body.uses_transfer:
         lines.insert(0, "  vnpu::TileTransfer transfer(island, where);")
-    if body.modes:
-        lines.insert(0, f"  {body.modes}")
-    if body.owns_channels and body.mode is not Mode.STRAIGHT:
+    if body.mode_statement:
+        lines.insert(0, f"  {body.mode_statement}")
+    if body.owns_channels and body.mode is not BodyMode.STRAIGHT:
         assert body.root is not None
         lines.insert(0, f"  {channel_struct(file, body.root)} channels(island);")
     head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
@@ -168,7 +168,7 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
 
 def _close_arena(body: Body, lines: list[str]) -> None:
     """With checks, a body ends by reporting the buffers that it did not free."""
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         lines.append("  sequencer.arena.close();")
     elif body.uses_arena:
         returns = bool(lines) and lines[-1].startswith(("  co_return", "  return"))
@@ -178,14 +178,14 @@ def _close_arena(body: Body, lines: list[str]) -> None:
 # ---- functions that are called ----
 
 
-def callee(file: CppFile, call: Operation, name: str) -> str:
+def callee_name(file: CppFile, call: Operation, name: str) -> str:
     """The C++ name of the function `name` that `call` calls; emits the function, or the declaration of an
     external one, on first use."""
     op = file.symbols.get(name)
     if op is None:
-        raise unsupported(call, f"function {symbol(name)} is not declared in the module")
+        raise unsupported(call, f"function {symbol_name(name)} is not declared in the module")
     if op.body.blocks:
-        return function(file, op)
+        return emit_function(file, op)
     if name not in file.kernels:
         file.kernels[name] = external_kernel(call, op)
         file.declarations.append(_declaration(op))
@@ -201,8 +201,8 @@ def _declaration(op: func.FuncOp) -> str:
     ]
     outputs = [types.cpp(t) for t in op.function_type.outputs] or ["void"]
     name = op.sym_name.data
-    function = f"{outputs[0]} kernel_{name}({', '.join(parameters)})"
-    return f'extern "C" {function} __asm__(VNPU_SYMBOL({literal(name)}));\nVNPU_HIDDEN({literal(name)});'
+    function, symbol = f"{outputs[0]} kernel_{name}({', '.join(parameters)})", string_literal(name)
+    return f'extern "C" {function} __asm__(VNPU_SYMBOL({symbol}));\nVNPU_HIDDEN({symbol});'
 
 
 def external_kernel(call: Operation, op: func.FuncOp) -> ExternalKernel:
@@ -238,19 +238,21 @@ def _herd_link(call: Operation) -> object:
 # ---- calls ----
 
 
-@emits("func.call")
+@emitter("func.call")
 def _call(body: Body, op: Operation) -> None:
     assert isinstance(op, func.CallOp)
     name = op.callee.root_reference.data
     arguments = [_argument(body, op, value) for value in op.arguments]
     body.comment(op)
-    call = f"{callee(body.file, op, name)}({', '.join(arguments)})"
+    call = f"{callee_name(body.file, op, name)}({', '.join(arguments)})"
     if body.checked and name in body.file.kernels:
         call = _kernel_call(body, op, call)
     if body.file.options.checks and name in body.file.kernels:
-        body.put(f"if (vnpu::record::on()) vnpu::record::called({body.site(op)}, {literal(name)});")
+        body.emit_line(
+            f"if (vnpu::record::on()) vnpu::record::called({body.site(op)}, {string_literal(name)});"
+        )
     if not op.results:
-        body.put(f"{call};")
+        body.emit_line(f"{call};")
     elif len(op.results) == 1 and not isinstance(op.results[0].type, MemRefType):
         body.define(op.results[0], call)
     else:
@@ -259,13 +261,15 @@ def _call(body: Body, op: Operation) -> None:
 
 def _argument(body: Body, op: Operation, value: SSAValue) -> str:
     """An argument of a call: a bare pointer for a memref."""
-    found = body.value(value)
-    if isinstance(found, Scalar):
-        return found.text
-    shape = found.type.get_shape()
-    if types.DYNAMIC in (*shape, *types.memref_strides(found.type)):
-        raise unsupported(op, f"cannot pass {found.type} as a bare pointer: cast it to a static memref type")
-    return f"vnpu::raw({found.pointer})" if _is_checked_kernel(body, op) else found.pointer
+    argument = body.value(value)
+    if isinstance(argument, Scalar):
+        return argument.text
+    shape = argument.type.get_shape()
+    if types.DYNAMIC in (*shape, *types.memref_strides(argument.type)):
+        raise unsupported(
+            op, f"cannot pass {argument.type} as a bare pointer: cast it to a static memref type"
+        )
+    return f"vnpu::raw({argument.pointer})" if _is_checked_kernel(body, op) else argument.pointer
 
 
 def _is_checked_kernel(body: Body, op: Operation) -> bool:
@@ -283,7 +287,7 @@ def _kernel_call(body: Body, op: Operation, call: str) -> str:
         for position, value in enumerate(op.arguments)
         if isinstance(value.type, MemRefType)
     ]
-    site = body.site(op, symbol(op.callee.root_reference.data))
+    site = body.site(op, symbol_name(op.callee.root_reference.data))
     scalars = [_argument(body, op, value) for value in op.arguments if not isinstance(value.type, MemRefType)]
     key = f"vnpu::scalars({', '.join(scalars)})"
     return f"vnpu::call_kernel({', '.join([site, f'[&] {{ return {call}; }}', key, *memrefs])})"

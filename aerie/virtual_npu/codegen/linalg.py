@@ -10,24 +10,24 @@ from xdsl.dialects.linalg.ops import IndexOp
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr, AffineMap
 
-from aerie.air_dialect.assembly import operations_of
-from aerie.air_dialect.readings import INTERVALS
+from aerie.air_dialect.assembly import op_classes
+from aerie.air_dialect.index_analysis import INTERVALS
 from aerie.air_dialect.upstream import linalg_named
 from aerie.air_dialect.upstream.linalg import PackOp, UnpackOp
 from aerie.virtual_npu.codegen import memory, types
-from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from aerie.virtual_npu.codegen.memory import access, address, whole
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
-from aerie.virtual_npu.codegen.text import grouped, map_results, times
+from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emitter
+from aerie.virtual_npu.codegen.cpp_text import map_results, mul, parenthesize
+from aerie.virtual_npu.codegen.memory import address, checked_access, whole_view
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 
 _STRUCTURED = [
     "linalg.generic", "linalg.add", "linalg.sub", "linalg.mul", "linalg.max", "linalg.min", "linalg.exp",
     "linalg.log", "linalg.sqrt", "linalg.select", "linalg.reduce", "linalg.map", "linalg.quantized_matmul",
-    *(op.name for op in operations_of(linalg_named)),
+    *(op.name for op in op_classes(linalg_named)),
 ]  # fmt: skip
 
 
-@emits(*_STRUCTURED)
+@emitter(*_STRUCTURED)
 def _structured(body: Body, op: Operation) -> None:
     if any(isinstance(value.type, TensorType) for value in op.operands):
         raise unsupported(op, "tensors are not supported: bufferize to memrefs first")
@@ -37,33 +37,33 @@ def _structured(body: Body, op: Operation) -> None:
     extents = _extents(body, op, maps)
     body.comment(op)
     indices = []
-    with body.compute():
+    with body.outlined():
         views = _views(body, op, maps, extents)
         for dim, extent in enumerate(extents):
             name = body.fresh(f"d{dim}")
             indices.append(name)
-            body.put(f"for (vnpu::i64 {name} = 0; {name} < {extent}; ++{name}) {{")
+            body.emit_line(f"for (vnpu::i64 {name} = 0; {name} < {extent}; ++{name}) {{")
             body.depth += 1
         _scalar_body(body, op, views, maps, indices, extents)
         for _ in extents:
             body.depth -= 1
-            body.put("}")
+            body.emit_line("}")
 
 
 def _extents(body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap]) -> list[str]:
     """The extent of every loop, read off the operands."""
-    found: dict[int, str] = {}
+    extents: dict[int, str] = {}
     for value, map_ in zip(op.operands, maps, strict=True):
         if not isinstance(value.type, MemRefType):
             continue
         for expr, size in zip(map_.results, body.memref(value).sizes, strict=True):
             if isinstance(expr, AffineDimExpr):
-                found.setdefault(expr.position, size)
+                extents.setdefault(expr.position, size)
     count = maps[0].num_dims
-    missing = [f"d{dim}" for dim in range(count) if dim not in found]
+    missing = [f"d{dim}" for dim in range(count) if dim not in extents]
     if missing:
         raise unsupported(op, f"no operand tells the extent of {', '.join(missing)}")
-    return [found[dim] for dim in range(count)]
+    return [extents[dim] for dim in range(count)]
 
 
 def _views(
@@ -89,7 +89,7 @@ def _views(
             memory.reads_whole(body, op, value)
         if number >= outputs:
             written.append(value)
-        views.append(memory.raw(body, body.memref(value)))
+        views.append(memory.raw_view(body, body.memref(value)))
     for value in written:
         memory.writes_whole(body, op, value)
     return views
@@ -117,7 +117,7 @@ def _scalar_body(
         elif argument.uses:
             name = body.name_for(argument)
             text = _element(view, element) if view else memory.read_at(body, op, value, element)
-            body.put(f"const {types.scalar(argument.type)} {name} = {text};")
+            body.emit_line(f"const {types.scalar(argument.type)} {name} = {text};")
             body.values[argument] = Scalar(name)
     body.loop_indices.append(list(indices))
     body.operations(block)
@@ -127,32 +127,32 @@ def _scalar_body(
     for number, result in enumerate(block.last_op.operands, start=first):
         view, text = views[number], body.text(result)
         if view:
-            body.put(f"{_element(view, elements[number])} = {text};")
+            body.emit_line(f"{_element(view, elements[number])} = {text};")
         else:
-            body.put(memory.write_at(body, op, op.operands[number], elements[number], text))
+            body.emit_line(memory.write_at(body, op, op.operands[number], elements[number], text))
 
 
-def _indices(map_: AffineMap, indices: Sequence[str], extents: Sequence[str]) -> list[memory.Index]:
+def _indices(map_: AffineMap, indices: Sequence[str], extents: Sequence[str]) -> list[memory.AccessIndex]:
     """The indices into an operand at one point of the loops."""
     ranges = [(0, max(0, int(extent) - 1)) if extent.isdigit() else None for extent in extents]
     texts = map_results(map_, indices)
     return [
-        memory.Index(f"({text})", INTERVALS.expression(expr, ranges, map_.num_dims))
+        memory.AccessIndex(f"({text})", INTERVALS.analyze_affine(expr, ranges, map_.num_dims))
         for text, expr in zip(texts, map_.results, strict=True)
     ]
 
 
-def _element(view: MemRef, indices: Sequence[memory.Index]) -> str:
+def _element(view: MemRef, indices: Sequence[memory.AccessIndex]) -> str:
     return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
 
 
-@emits("linalg.index")
+@emitter("linalg.index")
 def _index(body: Body, op: Operation) -> None:
     assert isinstance(op, IndexOp)
     body.alias(op.results[0], body.loop_indices[-1][op.dim.value.data])
 
 
-@emits("linalg.fill")
+@emitter("linalg.fill")
 def _fill(body: Body, op: Operation) -> None:
     value, target = op.operands
     view = body.memref(target)
@@ -161,54 +161,56 @@ def _fill(body: Body, op: Operation) -> None:
     if value.type != view.type.element_type:
         text = f"vnpu::cast<{types.scalar(view.type.element_type)}>({text})"
     name = body.fresh("filled")
-    body.put(f"const {types.scalar(view.type.element_type)} {name} = {text};")
+    body.emit_line(f"const {types.scalar(view.type.element_type)} {name} = {text};")
     memory.writes_whole(body, op, target)
-    view = memory.raw(body, view)
+    view = memory.raw_view(body, view)
     _loops(body, view, lambda offset: f"{view.pointer}[{offset}] = {name};")
 
 
 def _loops(body: Body, view: MemRef, statement: object) -> None:
     """A loop over every element of a memref; one loop where it is dense."""
-    sizes, strides = whole(view)
+    sizes, strides = whole_view(view)
     known = [size.isdigit() and stride.isdigit() for size, stride in zip(sizes, strides, strict=True)]
     if all(known) and [int(s) for s in strides] == types.row_major(tuple(int(size) for size in sizes)):
         sizes, strides = [view.extent], ["1"]
     indices = [body.fresh("i") for _ in sizes]
     for name, size in zip(indices, sizes, strict=True):
-        body.put(f"for (vnpu::i64 {name} = 0; {name} < {size}; ++{name}) {{")
+        body.emit_line(f"for (vnpu::i64 {name} = 0; {name} < {size}; ++{name}) {{")
         body.depth += 1
     offset = " + ".join(f"{name} * {stride}" for name, stride in zip(indices, strides, strict=True))
     assert callable(statement)
-    body.put(statement(offset))
+    body.emit_line(statement(offset))
     for _ in sizes:
         body.depth -= 1
-        body.put("}")
+        body.emit_line("}")
 
 
-@emits("linalg.copy")
+@emitter("linalg.copy")
 def _copy(body: Body, op: Operation) -> None:
     source, target = (body.memref(value) for value in op.operands)
     if source.type.element_type != target.type.element_type:
         _structured(body, op)
         return
     body.comment(op)
-    sides = [access(body, op, view, "0", *whole(view)) for view in (target, source)]
-    body.put(f"vnpu::dma({body.site(op)}, {sides[0]}, {sides[1]});")
+    sides = [checked_access(body, op, view, "0", *whole_view(view)) for view in (target, source)]
+    body.emit_line(f"vnpu::dma({body.site(op)}, {sides[0]}, {sides[1]});")
 
 
-@emits("linalg.transpose")
+@emitter("linalg.transpose")
 def _transpose(body: Body, op: Operation) -> None:
     source, target = (body.memref(value) for value in op.operands)
     found = attribute(op, "permutation")
     order = [int(number) for number in found.get_values()]  # type: ignore[union-attr]
     body.comment(op)
-    moved = access(
+    moved = checked_access(
         body, op, source, "0", [source.sizes[d] for d in order], [source.strides[d] for d in order]
     )
-    body.put(f"vnpu::dma({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {moved});")
+    body.emit_line(
+        f"vnpu::dma({body.site(op)}, {checked_access(body, op, target, '0', *whole_view(target))}, {moved});"
+    )
 
 
-@emits("linalg.broadcast")
+@emitter("linalg.broadcast")
 def _broadcast(body: Body, op: Operation) -> None:
     """The source is walked in the target's shape, with stride 0 over the dimensions that it lacks."""
     source, target = (body.memref(value) for value in op.operands[:2])
@@ -219,14 +221,16 @@ def _broadcast(body: Body, op: Operation) -> None:
         strides.append("0" if dim in added.get_values() else next(own))
     body.comment(op)
     sizes = list(target.sizes) or ["1"]
-    spread = access(body, op, source, "0", sizes, strides or ["1"])
-    body.put(f"vnpu::dma({body.site(op)}, {access(body, op, target, '0', *whole(target))}, {spread});")
+    spread = checked_access(body, op, source, "0", sizes, strides or ["1"])
+    body.emit_line(
+        f"vnpu::dma({body.site(op)}, {checked_access(body, op, target, '0', *whole_view(target))}, {spread});"
+    )
 
 
 # ---- pack and unpack: element by element over the packed side ----
 
 
-@emits("linalg.pack")
+@emitter("linalg.pack")
 def _pack(body: Body, op: Operation) -> None:
     assert isinstance(op, PackOp)
     _refuse_tensors(op)
@@ -241,11 +245,11 @@ def _pack(body: Body, op: Operation) -> None:
             op, "the tiles may reach beyond the source, and no padding_value says what lies there"
         )
     value = f"{inside} ? {source} : {padding}" if inside else source
-    body.put(f"{target} = {value};")
+    body.emit_line(f"{target} = {value};")
     _close_loops(body, indices)
 
 
-@emits("linalg.unpack")
+@emitter("linalg.unpack")
 def _unpack(body: Body, op: Operation) -> None:
     assert isinstance(op, UnpackOp)
     _refuse_tensors(op)
@@ -254,7 +258,7 @@ def _unpack(body: Body, op: Operation) -> None:
     plain, packed, inside, indices, places = _open_loops(body, op)
     guard = f"if ({inside}) " if inside else ""
     source = f"{packed.pointer}[{address(packed, indices)}]"
-    body.put(f"{guard}{plain.pointer}[{address(plain, places)}] = {source};")
+    body.emit_line(f"{guard}{plain.pointer}[{address(plain, places)}] = {source};")
     _close_loops(body, indices)
 
 
@@ -265,12 +269,12 @@ def _refuse_tensors(op: Operation) -> None:
 
 def _open_loops(body: Body, op: PackOp | UnpackOp) -> tuple[MemRef, MemRef, str, list[str], list[str]]:
     """Open the loops: both sides, the test of lying inside ("" if sure), packed indices, plain indices."""
-    plain, packed = (memory.raw(body, body.memref(side)) for side in op.sides())
+    plain, packed = (memory.raw_view(body, body.memref(side)) for side in op.sides())
     rank = len(plain.sizes)
     body.comment(op)
     indices = [body.fresh("tile" if n < rank else "in") for n in range(len(packed.sizes))]
     for name, size in zip(indices, packed.sizes, strict=True):
-        body.put(f"for (vnpu::i64 {name} = 0; {name} < {size}; ++{name}) {{")
+        body.emit_line(f"for (vnpu::i64 {name} = 0; {name} < {size}; ++{name}) {{")
         body.depth += 1
     places = [""] * rank
     for outer, dim in enumerate(op.order()):
@@ -278,8 +282,8 @@ def _open_loops(body: Body, op: PackOp | UnpackOp) -> tuple[MemRef, MemRef, str,
     extents = dict(zip(op.order(), packed.sizes[:rank], strict=True))
     for inner, dim in enumerate(op.inner_dims_pos.get_values()):
         tile = packed.sizes[rank + inner]
-        places[dim] = f"({times(places[dim], grouped(tile))} + {indices[rank + inner]})"
-        extents[dim] = times(grouped(extents[dim]), grouped(tile))
+        places[dim] = f"({mul(places[dim], parenthesize(tile))} + {indices[rank + inner]})"
+        extents[dim] = mul(parenthesize(extents[dim]), parenthesize(tile))
     return plain, packed, _inside(plain.sizes, extents, places), indices, places
 
 
@@ -292,4 +296,4 @@ def _inside(sizes: Sequence[str], extents: dict[int, str], places: Sequence[str]
 def _close_loops(body: Body, indices: Sequence[str]) -> None:
     for _ in indices:
         body.depth -= 1
-        body.put("}")
+        body.emit_line("}")

@@ -2,7 +2,7 @@
 
     read, write                 one element
     vector_call                 a vector, also with lanes that may lie outside or be masked off
-    reads_whole, writes_whole   a whole operand at once, before loops over `raw` views of it
+    reads_whole, writes_whole   a whole operand at once, before loops over `raw_view` views of it
     access                      one side of a transfer
 
 In builds without checks the text works on plain pointers. With checks, every access passes its place in the
@@ -19,18 +19,18 @@ from xdsl.dialects.builtin import MemRefType
 from xdsl.ir import Operation, OpResult, SSAValue
 from xdsl.ir.affine import AffineMap
 
-from aerie.air_dialect.readings import INTERVALS, Interval, interval
+from aerie.air_dialect.index_analysis import INTERVALS, Interval, interval
 from aerie.air_dialect.types import attribute_text
-from aerie.air_dialect.values import origin
-from aerie.common.shown_names import symbol
+from aerie.air_dialect.values import root_value
+from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu.codegen import types
+from aerie.virtual_npu.codegen.access_ranges import Bounds, index_bounds
 from aerie.virtual_npu.codegen.body import Body, MemRef
 from aerie.virtual_npu.codegen.buffers import value_name
+from aerie.virtual_npu.codegen.cpp_text import add, map_results, mul, parenthesize
 from aerie.virtual_npu.codegen.effects import operand_effects
-from aerie.virtual_npu.codegen.refusals import line_of
-from aerie.virtual_npu.codegen.text import grouped, map_results, plus, times
-from aerie.virtual_npu.codegen.touched import Bounds, index_bounds
-from aerie.virtual_npu.quoting import literal
+from aerie.virtual_npu.codegen.op_errors import line_of
+from aerie.virtual_npu.cpp_quoting import string_literal
 
 # ---- addresses ----
 
@@ -38,21 +38,21 @@ from aerie.virtual_npu.quoting import literal
 def address(view: MemRef, indices: Sequence[str]) -> str:
     """C++ text of the offset, in elements, of an index into a memref."""
     pairs = zip(indices, view.strides, strict=True)
-    return plus(*(times(grouped(index), stride) for index, stride in pairs)) if indices else "0"
+    return add(*(mul(parenthesize(index), stride) for index, stride in pairs)) if indices else "0"
 
 
-def at(view: MemRef, indices: Sequence[str]) -> str:
+def element_pointer(view: MemRef, indices: Sequence[str]) -> str:
     """C++ text of a pointer to an element."""
     offset = address(view, indices)
     return view.pointer if offset == "0" else f"{view.pointer} + {offset}"
 
 
-def whole(view: MemRef) -> tuple[list[str], list[str]]:
+def whole_view(view: MemRef) -> tuple[list[str], list[str]]:
     """Sizes and strides that walk a memref in row-major order; one element for rank 0."""
     return (list(view.sizes), list(view.strides)) if view.sizes else (["1"], ["1"])
 
 
-def access(
+def checked_access(
     body: Body, op: Operation, view: MemRef, offset: str, sizes: Sequence[str], strides: Sequence[str]
 ) -> str:
     """C++ text of one side of a transfer, checked against the extent of its buffer."""
@@ -63,25 +63,25 @@ def access(
 # ---- names in messages ----
 
 
-def place(body: Body, op: Operation, value: SSAValue) -> str:
+def place_name(body: Body, op: Operation, value: SSAValue) -> str:
     """C++ name of the `vnpu::Place` that says which memref of which operation is accessed."""
     assert isinstance(value.type, MemRefType)
     made = _maker(value)
     origin = f" ({made})" if made else ""
     texts = [value_name(value), attribute_text(value.type), origin]
-    fields = ", ".join([f"{{{literal(op.name)}, {line_of(op)}}}", *map(literal, texts)])
+    fields = ", ".join([f"{{{string_literal(op.name)}, {line_of(op)}}}", *map(string_literal, texts)])
     return body.file.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
 
 
 def _maker(value: SSAValue) -> str:
     """Where the buffer behind a memref comes from, as far as the text of the program tells."""
-    found = origin(value)
+    found = root_value(value)
     if not isinstance(found, OpResult):
         return ""
     if found.op.name in ("memref.alloc", "memref.alloca"):
         return f"allocated at line {line_of(found.op)}"
     return (
-        f"global {symbol(found.op.name_.root_reference.data)}"
+        f"global {symbol_name(found.op.name_.root_reference.data)}"
         if isinstance(found.op, memref.GetGlobalOp)
         else ""
     )
@@ -91,7 +91,7 @@ def _maker(value: SSAValue) -> str:
 
 
 @dataclass(frozen=True)
-class Index:
+class AccessIndex:
     """An index into one dimension: C++ text, and the values it can take where they are known."""
 
     text: str
@@ -106,20 +106,22 @@ class Index:
         return self.values[0] >= 0 and self.values[1] + int(lanes) <= int(size)
 
 
-def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[Index]:
+def indices_of(body: Body, operands: Sequence[SSAValue], map_: AffineMap | None = None) -> list[AccessIndex]:
     """The indices of an access: the operands, or the results of an affine map of them."""
     texts = body.texts(operands)
-    values = [interval(value) for value in operands] if map_ is None else INTERVALS.of_map(map_, operands)
+    values = (
+        [interval(value) for value in operands] if map_ is None else INTERVALS.analyze_map(map_, operands)
+    )
     if map_ is not None:
         texts = map_results(map_, texts)
     bounds: list[Bounds | None] = [None] * len(texts)
     if body.checked and body.versioned is not None:
         bounds = index_bounds(body, body.versioned.op, operands, map_)
-    return [Index(*found) for found in zip(texts, values, bounds, strict=True)]
+    return [AccessIndex(*found) for found in zip(texts, values, bounds, strict=True)]
 
 
 def check_bounds(
-    body: Body, op: Operation, value: SSAValue, dim: int, index: Index, lanes: str = "1"
+    body: Body, op: Operation, value: SSAValue, dim: int, index: AccessIndex, lanes: str = "1"
 ) -> None:
     """Emit a check that `lanes` elements from an index on are in bounds of a dimension; nothing where they
     are known to be, and in builds without checks."""
@@ -127,30 +129,30 @@ def check_bounds(
     if not body.checked or index.is_within(size, lanes):
         return
     many = f"{lanes}, " if lanes != "1" else ""
-    where = place(body, op, value)
+    where = place_name(body, op, value)
     if body.versioned is not None and index.bounds is not None:
         low, high = index.bounds
-        beyond = plus(high, lanes)
-        body.versioned.conditions[f"{grouped(low)} >= 0 && {grouped(beyond)} <= {size}"] = None
+        beyond = add(high, lanes)
+        body.versioned.conditions[f"{parenthesize(low)} >= 0 && {parenthesize(beyond)} <= {size}"] = None
         where = f"{body.memref(value).pointer}, {where}"
-    body.put(f"vnpu::within({where}, {dim}, {index.text}, {many}{size});")
+    body.emit_line(f"vnpu::within({where}, {dim}, {index.text}, {many}{size});")
 
 
-def check_not_negative(body: Body, op: Operation, value: SSAValue, dim: int, index: Index) -> None:
+def check_not_negative(body: Body, op: Operation, value: SSAValue, dim: int, index: AccessIndex) -> None:
     """Emit a check that an index is not negative, for accesses whose lanes may lie beyond the end."""
     if body.checked and (index.values is None or index.values[0] < 0):
         size = body.memref(value).sizes[dim]
-        body.put(f"vnpu::not_before({place(body, op, value)}, {dim}, {index.text}, {size});")
+        body.emit_line(f"vnpu::not_before({place_name(body, op, value)}, {dim}, {index.text}, {size});")
 
 
 # ---- elements ----
 
 
-def _element(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index]) -> str:
+def _element(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex]) -> str:
     """C++ text of a pointer to an element; emits the checks of its indices."""
     for dim, index in enumerate(indices):
         check_bounds(body, op, value, dim, index)
-    return at(body.memref(value), [index.text for index in indices])
+    return element_pointer(body.memref(value), [index.text for index in indices])
 
 
 def read(
@@ -160,13 +162,13 @@ def read(
     return read_at(body, op, value, indices_of(body, operands, map_))
 
 
-def read_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index]) -> str:
+def read_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex]) -> str:
     """The same for indices that are not operands."""
     if not body.checked:
         view = body.memref(value)
         return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
     pointer = _element(body, op, value, indices)
-    return f"vnpu::load({place(body, op, value)}, {pointer})"
+    return f"vnpu::load({place_name(body, op, value)}, {pointer})"
 
 
 def write(
@@ -181,14 +183,14 @@ def write(
     return write_at(body, op, value, indices_of(body, operands, map_), text)
 
 
-def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index], text: str) -> str:
+def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex], text: str) -> str:
     """The same for indices that are not operands."""
     if not body.checked:
         view = body.memref(value)
         return f"{view.pointer}[{address(view, [index.text for index in indices])}] = {text};"
     pointer = _element(body, op, value, indices)
     element = types.scalar(types.element(value.type))
-    return f"vnpu::store<{element}>({place(body, op, value)}, {pointer}, {text});"
+    return f"vnpu::store<{element}>({place_name(body, op, value)}, {pointer}, {text});"
 
 
 # ---- vectors ----
@@ -196,7 +198,7 @@ def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[Index
 
 def vector_call(body: Body, op: Operation, value: SSAValue, function: str, arguments: Sequence[str]) -> str:
     """C++ text of a vector access, such as vnpu::read<float, 8>; the first argument is the pointer."""
-    leading = [place(body, op, value)] if body.checked else []
+    leading = [place_name(body, op, value)] if body.checked else []
     return f"vnpu::{function}({', '.join([*leading, *arguments])})"
 
 
@@ -209,38 +211,42 @@ def same_extent(body: Body, op: Operation, value: SSAValue, dim: int, extent: st
     if size == extent:
         return
     if body.checked:
-        body.put(f"vnpu::same_extent({place(body, op, value)}, {dim}, {size}, {extent});")
+        body.emit_line(f"vnpu::same_extent({place_name(body, op, value)}, {dim}, {size}, {extent});")
     else:
-        body.put(f"vnpu::check_extent({body.site(op)}, {dim}, {size}, {extent});")
+        body.emit_line(f"vnpu::check_extent({body.site(op)}, {dim}, {size}, {extent});")
 
 
 def reads_whole(body: Body, op: Operation, value: SSAValue) -> None:
     """Emit one check, before loops that read all of a memref, in place of one per element."""
     if body.checked:
         view = body.memref(value)
-        body.put(f"vnpu::reads_all({body.site(op)}, {access(body, op, view, '0', *whole(view))});")
+        body.emit_line(
+            f"vnpu::reads_all({body.site(op)}, {checked_access(body, op, view, '0', *whole_view(view))});"
+        )
 
 
 def writes_whole(body: Body, op: Operation, value: SSAValue) -> None:
     """The same before loops that write all of it."""
     if body.checked:
         view = body.memref(value)
-        body.put(f"vnpu::writes_all({body.site(op)}, {access(body, op, view, '0', *whole(view))});")
+        body.emit_line(
+            f"vnpu::writes_all({body.site(op)}, {checked_access(body, op, view, '0', *whole_view(view))});"
+        )
 
 
-def raw(body: Body, view: MemRef) -> MemRef:
+def raw_view(body: Body, view: MemRef) -> MemRef:
     """The view with a plain pointer, for loops whose accesses were checked as a whole."""
     if not body.checked:
         return view
     name = body.fresh(f"{view.pointer}_raw")
-    body.put(f"{types.scalar(view.type.element_type)} *const {name} = vnpu::raw({view.pointer});")
+    body.emit_line(f"{types.scalar(view.type.element_type)} *const {name} = vnpu::raw({view.pointer});")
     return replace(view, pointer=name)
 
 
 # ---- uses ----
 
-HANDED_OVER = "vnpu.handed_over"
-"""The attribute of the allocation of an L1 buffer that locks of herds hand over (passes/handover.py)."""
+LOCK_SHARED = "vnpu.handed_over"
+"""The attribute of the allocation of an L1 buffer that herds share by locks (passes/shared_l1_locks.py)."""
 
 
 def uses_of(body: Body, op: Operation) -> list[str]:
@@ -250,7 +256,7 @@ def uses_of(body: Body, op: Operation) -> list[str]:
         view = body.memref(value)
         first, count = view.pointer, view.footprint
         if span is not None and view.copies == 1:
-            first, count = plus(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
+            first, count = add(view.pointer, str(span[0])), str(span[1] - span[0] + 1)
         is_write = writes and not _is_handed_over(value)
         uses.append(f"vnpu::{'writes' if is_write else 'reads'}({first}, {count})")
     return uses
@@ -258,5 +264,5 @@ def uses_of(body: Body, op: Operation) -> list[str]:
 
 def _is_handed_over(value: SSAValue) -> bool:
     """Whether locks order who writes a buffer, and operations that use it run side by side."""
-    made = origin(value).owner
-    return isinstance(made, Operation) and HANDED_OVER in made.attributes
+    made = root_value(value).owner
+    return isinstance(made, Operation) and LOCK_SHARED in made.attributes

@@ -11,7 +11,7 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import MemRefType, ModuleOp, VectorType
 from xdsl.ir import Attribute
 
-from aerie.common.shown_names import symbol
+from aerie.common.shown_names import symbol_name
 from aerie.device.external_kernels import ExternalKernel
 from aerie.virtual_npu.codegen import (  # noqa: F401 - every file of emitters registers what it emits
     affine,
@@ -20,30 +20,30 @@ from aerie.virtual_npu.codegen import (  # noqa: F401 - every file of emitters r
     functions,
     linalg,
     memref,
-    rewritten,
     scf,
     types,
     vector_lanes,
     vector_memory,
     vector_sums,
+    vnpu_ops,
 )
 from aerie.virtual_npu.codegen.body import CppFile
 from aerie.virtual_npu.codegen.buffers import checked_arguments
 from aerie.virtual_npu.codegen.channels import channel_struct, ports
-from aerie.virtual_npu.codegen.device_marks import mark_for_device
-from aerie.virtual_npu.codegen.execution import Mode, function_mode, public_functions
-from aerie.virtual_npu.codegen.functions import function
+from aerie.virtual_npu.codegen.device_annotations import annotate_for_device
+from aerie.virtual_npu.codegen.execution import BodyMode, function_mode, public_functions
+from aerie.virtual_npu.codegen.functions import emit_function
+from aerie.virtual_npu.codegen.op_errors import line_of, unsupported, with_op_in_errors
 from aerie.virtual_npu.codegen.passes.pipeline import advance
-from aerie.virtual_npu.codegen.refusals import line_of, naming, unsupported
-from aerie.virtual_npu.codegen.sizes import refuse_huge_types
+from aerie.virtual_npu.codegen.size_checks import check_type_sizes
+from aerie.virtual_npu.cpp_quoting import entry_symbol, mangled, string_literal
 from aerie.virtual_npu.errors import UnsupportedOpError
 from aerie.virtual_npu.library import FORMAT
 from aerie.virtual_npu.options import BuildOptions
-from aerie.virtual_npu.quoting import entry_symbol, literal, mangled
 
 
 @dataclass
-class Generated:
+class GeneratedCpp:
     """The C++ of a module, and what must be linked with it."""
 
     text: str
@@ -58,17 +58,17 @@ class Generated:
 def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     """Emit the exported entry of a public function; gives its metadata."""
     name = op.sym_name.data
-    function_name = function(file, op)
-    described = [_described(op, i) for i in range(len(op.function_type.inputs))]
-    arguments = [_unpacked(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
+    function_name = emit_function(file, op)
+    described = [_argument_metadata(op, i) for i in range(len(op.function_type.inputs))]
+    arguments = [_unpacked_argument(type_, i) for i, type_ in enumerate(op.function_type.inputs)]
     entry = f"entry_{mangled(name)}"
     lines = [f"static void {entry}(void *const *arguments) {{"]
     if file.options.checks:
         buffers, arguments = checked_arguments(file, op, arguments)
         lines += buffers
-    if function_mode(op, file.options) is Mode.SEQUENCER:
+    if function_mode(op, file.options) is BodyMode.SEQUENCER:
         struct = channel_struct(file, op)
-        called = literal(f"func {symbol(name)}")
+        called = string_literal(f"func {symbol_name(name)}")
         where = f"{called}, 0, 0, 0, nullptr, {ports(file, op)}, {line_of(op)}"
         call = ", ".join(["island", f"vnpu::Where{{{where}}}", "channels", *arguments])
         lines += ["  vnpu::Island island;", f"  {struct} channels(island);"]
@@ -82,7 +82,7 @@ def _entry(file: CppFile, op: func.FuncOp) -> dict[str, object]:
     return {"arguments": described}
 
 
-def _described(op: func.FuncOp, index: int) -> dict[str, object]:
+def _argument_metadata(op: func.FuncOp, index: int) -> dict[str, object]:
     """Metadata of an argument of an entry; shape [] is a scalar."""
     type_ = op.function_type.inputs.data[index]
     shape: list[int] = []
@@ -97,7 +97,7 @@ def _described(op: func.FuncOp, index: int) -> dict[str, object]:
     return {"shape": shape, "dtype": types.dtype_name(types.element(type_))}
 
 
-def _unpacked(type_: Attribute, index: int) -> str:
+def _unpacked_argument(type_: Attribute, index: int) -> str:
     """C++ text of an argument taken from the array of addresses that an entry is called with."""
     scalar = types.scalar(types.element(type_))
     pointer = f"static_cast<{scalar} *>(arguments[{index}])"
@@ -135,29 +135,34 @@ _CHECKS = ["check.cc", "garbage.cc", "stale.cc", "kernel_call.cc", "order.cc", "
 
 def generate(
     module: ModuleOp, text: str, options: BuildOptions, kernel_dirs: Sequence[Path] = ()
-) -> Generated:
+) -> GeneratedCpp:
     """C++ for a verified module; `text` is its source, for the comments.
 
     `kernel_dirs` are folders with the sources of external kernels, of which the signatures are read.
     Raises UnsupportedOpError at the first operation that cannot be executed.
     """
     if options.checks:
-        mark_for_device(module)
-    refuse_huge_types(module)
+        annotate_for_device(module)
+    check_type_sizes(module)
     advance(module, options, kernel_dirs)
     file = CppFile(module, text.split("\n"), options)
     entries = {}
     for op in public_functions(module):
-        with naming(op):
+        with with_op_in_errors(op):
             entries[op.sym_name.data] = _entry(file, op)
     if not entries:
         raise UnsupportedOpError("the module has no public func.func with a body: there is nothing to run")
     metadata = json.dumps({"format": FORMAT, "entries": entries, "kernels": list(file.kernels)})
-    parts = [_HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.needs)]
+    parts = [
+        _HEADER + "".join(f'#include "vnpu/{name}.h"\n' for name in _PARTS if name in file.runtime_parts)
+    ]
     parts += [_NOT_ALL_USED, *file.declarations, *file.functions]
     parts.append(
-        f"VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = {literal(metadata)};"
+        f"VNPU_EXPORT const char vnpu_metadata[];\nconst char vnpu_metadata[] = {string_literal(metadata)};"
     )
-    runtime = [*RUNTIME, *(source for name in _PARTS if name in file.needs for source in _PARTS[name])]
+    runtime = [
+        *RUNTIME,
+        *(source for name in _PARTS if name in file.runtime_parts for source in _PARTS[name]),
+    ]
     runtime += _CHECKS if options.checks else []
-    return Generated("\n\n".join(parts) + "\n", list(file.kernels.values()), runtime)
+    return GeneratedCpp("\n\n".join(parts) + "\n", list(file.kernels.values()), runtime)

@@ -11,12 +11,12 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from aerie.air_dialect.ops import AsyncTokenType
 from aerie.air_dialect.upstream.scf import UNSIGNED
 from aerie.common.shown_names import one_line
-from aerie.virtual_npu.codegen import sizes, types
-from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen import size_checks, types
+from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emitter
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 from aerie.virtual_npu.codegen.tokens import token_type
-from aerie.virtual_npu.codegen.vector_sums import declare_goes
-from aerie.virtual_npu.quoting import literal
+from aerie.virtual_npu.codegen.vector_sums import declare_groups
+from aerie.virtual_npu.cpp_quoting import string_literal
 
 # ---- values that loops carry ----
 
@@ -28,7 +28,7 @@ def declare(
     names = []
     for value, start in zip(values, initial, strict=True):
         name = body.name_for(value)
-        body.put(f"{_variable_type(body, value.type)} {name}{'' if start is None else f' = {start}'};")
+        body.emit_line(f"{_variable_type(body, value.type)} {name}{'' if start is None else f' = {start}'};")
         body.values[value] = _as_value(op, name, value.type)
         names.append(name)
     return names
@@ -67,14 +67,14 @@ def assign(body: Body, names: Sequence[str], values: Sequence[SSAValue]) -> None
         texts = [_copy_if_clobbered(body, text, names) for text in texts]
     for name, text in zip(names, texts, strict=True):
         if name != text:
-            body.put(f"{name} = {text};")
+            body.emit_line(f"{name} = {text};")
 
 
 def _copy_if_clobbered(body: Body, text: str, names: Sequence[str]) -> str:
     if text not in names:
         return text
     copy = body.fresh("next")
-    body.put(f"const auto {copy} = {text};")
+    body.emit_line(f"const auto {copy} = {text};")
     return copy
 
 
@@ -89,12 +89,12 @@ def region(body: Body, block: Block, names: Sequence[str]) -> None:
 # ---- scf ----
 
 
-@emits("scf.for")
+@emitter("scf.for")
 def _for(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.ForOp)
     low, high, step = body.texts([op.lb, op.ub, op.step])
-    sizes.step(body, op, step)
-    declare_goes(body, op)
+    size_checks.check_step(body, op, step)
+    declare_groups(body, op)
     counted_loop(body, op, (low, high, step), op.body.block, op.iter_args, op.results)
 
 
@@ -117,15 +117,15 @@ def counted_loop(
     goes_on = f"{name} < {high}"
     if UNSIGNED in op.attributes:
         goes_on = f"vnpu::cmp_ult<{type_}>({name}, {high})"
-    beat = sizes.heartbeat(body, op, bounds)
+    beat = size_checks.declare_heartbeat(body, op, bounds)
     with body.block(f"for ({type_} {name} = {low}; {goes_on}; {name} += {step})"):
-        sizes.beat(body, beat, f"{high} - {name}")
+        size_checks.emit_beat(body, beat, f"{high} - {name}")
         region(body, block, names)
     for result, argument in zip(results, inner, strict=True):
         body.values[result] = body.values[argument]
 
 
-@emits("scf.if")
+@emitter("scf.if")
 def _if(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.IfOp)
     branch(body, op, body.text(op.cond), op.true_region, op.false_region)
@@ -142,7 +142,7 @@ def branch(body: Body, op: Operation, condition: str, yes: Region, no: Region) -
             region(body, no.block, names)
 
 
-@emits("scf.index_switch")
+@emitter("scf.index_switch")
 def _index_switch(body: Body, op: Operation) -> None:
     selector, cases = body.text(op.operands[0]), attribute(op, "cases")
     assert isinstance(cases, DenseArrayBase)
@@ -155,27 +155,27 @@ def _index_switch(body: Body, op: Operation) -> None:
         region(body, default.block, names)
 
 
-@emits("scf.while")
+@emitter("scf.while")
 def _while(body: Body, op: Operation) -> None:
     assert isinstance(op, scf.WhileOp)
     before, after = op.before_region.block, op.after_region.block
     inputs = declare(body, op, before.args, [carried(body, value) for value in op.operands])
     outputs = declare(body, op, after.args, [None] * len(after.args))
     body.comment(op)
-    beat = sizes.heartbeat(body, op)
+    beat = size_checks.declare_heartbeat(body, op)
     with body.block("for (;;)"):
-        sizes.beat(body, beat, "-1")
+        size_checks.emit_beat(body, beat, "-1")
         body.operations(before)
         condition = before.last_op
         assert isinstance(condition, scf.ConditionOp)
         assign(body, outputs, condition.args)
-        body.put(f"if (!{body.text(condition.condition)}) break;")
+        body.emit_line(f"if (!{body.text(condition.condition)}) break;")
         region(body, after, inputs)
     for result, argument in zip(op.results, after.args, strict=True):
         body.values[result] = body.values[argument]
 
 
-@emits("scf.parallel")
+@emitter("scf.parallel")
 def _parallel(body: Body, op: Operation) -> None:
     """Iterations run one after another: tiles and launch iterations are what runs side by side."""
     assert isinstance(op, scf.ParallelOp)
@@ -183,21 +183,21 @@ def _parallel(body: Body, op: Operation) -> None:
     sums = declare(body, op, op.results, [carried(body, value) for value in op.initVals])
     lows, highs, steps = (body.texts(part) for part in (op.lowerBound, op.upperBound, op.step))
     for step in steps:
-        sizes.step(body, op, step)
+        size_checks.check_step(body, op, step)
     body.comment(op)
     for argument, low, high, step in zip(block.args, lows, highs, steps, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
-        beat = sizes.heartbeat(body, op, (low, high, step))
-        body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
+        beat = size_checks.declare_heartbeat(body, op, (low, high, step))
+        body.emit_line(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
         body.depth += 1
-        sizes.beat(body, beat, f"{high} - {name}")
+        size_checks.emit_beat(body, beat, f"{high} - {name}")
     body.operations(block)
     if isinstance(block.last_op, scf.ReduceOp):
         _reduce(body, block.last_op, sums)
     for _ in block.args:
         body.depth -= 1
-        body.put("}")
+        body.emit_line("}")
 
 
 def _reduce(body: Body, op: scf.ReduceOp, sums: Sequence[str]) -> None:
@@ -208,7 +208,7 @@ def _reduce(body: Body, op: scf.ReduceOp, sums: Sequence[str]) -> None:
         region(body, inner.block, [name])
 
 
-@emits("scf.forall")
+@emitter("scf.forall")
 def _forall(body: Body, op: Operation) -> None:
     block = op.regions[0].block
     segments = [attribute(op, f"static{part}") for part in ("LowerBound", "UpperBound", "Step")]
@@ -220,22 +220,22 @@ def _forall(body: Body, op: Operation) -> None:
         assert isinstance(part, DenseArrayBase)
         bounds.append([str(n) if n != -(1 << 63) else next(dynamic) for n in part.get_values()])
     for step in bounds[2]:
-        sizes.step(body, op, step)
+        size_checks.check_step(body, op, step)
     body.comment(op)
     for argument, low, high, step in zip(block.args, *bounds, strict=True):
         name = body.name_for(argument)
         body.values[argument] = Scalar(name)
-        beat = sizes.heartbeat(body, op, (low, high, step))
-        body.put(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
+        beat = size_checks.declare_heartbeat(body, op, (low, high, step))
+        body.emit_line(f"for (vnpu::i64 {name} = {low}; {name} < {high}; {name} += {step}) {{")
         body.depth += 1
-        sizes.beat(body, beat, f"{high} - {name}")
+        size_checks.emit_beat(body, beat, f"{high} - {name}")
     body.operations(block)
     for _ in block.args:
         body.depth -= 1
-        body.put("}")
+        body.emit_line("}")
 
 
-@emits("scf.execute_region")
+@emitter("scf.execute_region")
 def _execute_region(body: Body, op: Operation) -> None:
     block = op.regions[0].block
     body.operations(block)
@@ -247,9 +247,9 @@ def _execute_region(body: Body, op: Operation) -> None:
 # ---- cf ----
 
 
-@emits("cf.assert")
+@emitter("cf.assert")
 def _assert(body: Body, op: Operation) -> None:
     """Ends the run with the message of the assertion where it does not hold."""
     assert isinstance(op, cf.AssertOp)
-    message = literal(f"the assertion does not hold: {one_line(op.msg.data)}")
-    body.put(f'if (!{body.text(op.arg)}) vnpu::fail({body.site(op)}, "%s", {message});')
+    message = string_literal(f"the assertion does not hold: {one_line(op.msg.data)}")
+    body.emit_line(f'if (!{body.text(op.arg)}) vnpu::fail({body.site(op)}, "%s", {message});')

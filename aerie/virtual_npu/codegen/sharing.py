@@ -21,8 +21,9 @@ from xdsl.dialects.builtin import AffineMapAttr, DenseArrayBase, IntegerAttr, Me
 from xdsl.ir import Operation, SSAValue
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, effects
-from aerie.air_dialect.indices import COMPARISONS, Reading, mixed, written_constant
+from aerie.air_dialect.effects import ACCESSES, READ, VIEWS, WRITE, Effect, memory_effects
+from aerie.air_dialect.index_analysis import INTERVALS, NUMBERS, Interval, constant_int
+from aerie.air_dialect.index_expressions import COMPARISONS, IndexAnalysis, literal_constant, mixed_values
 from aerie.air_dialect.ops import (
     ChannelTransferOp,
     DmaMemcpyNdOp,
@@ -34,26 +35,26 @@ from aerie.air_dialect.ops import (
     SegmentOp,
     memory_space,
 )
-from aerie.air_dialect.readings import INTERVALS, NUMBERS, Interval, number
-from aerie.air_dialect.values import passed
+from aerie.air_dialect.values import resolve_alias
 from aerie.virtual_npu.codegen import types
 from aerie.virtual_npu.codegen.effects import index_ranges
-from aerie.virtual_npu.codegen.refusals import attribute
+from aerie.virtual_npu.codegen.op_errors import attribute
 
-LASTING = "vnpu.lasting"
-"""The attribute of the allocation of an L1 buffer of each core that outlives launches (passes/lasting.py)."""
+PERSISTENT = "vnpu.lasting"
+"""The attribute of the allocation of a core's L1 buffer that outlives launches
+(passes/hoist_l1_buffers.py)."""
 COUNTER = "vnpu.counter"
 """The attribute of one whose first contents, zeros, are meant."""
 
 
-class Use(NamedTuple):
+class HerdUse(NamedTuple):
     """A herd that captures a buffer, and the name that the buffer has in it."""
 
     herd: HerdOp
     buffer: SSAValue
 
 
-class Core(NamedTuple):
+class HerdCore(NamedTuple):
     """A core of a herd."""
 
     herd: HerdOp
@@ -67,10 +68,10 @@ class Core(NamedTuple):
 
 
 @dataclass
-class Accesses:
+class CoreAccesses:
     """What one core does to a buffer, in the order of the text."""
 
-    core: Core
+    core: HerdCore
     reads: list[Operation] = field(default_factory=list)
     writes: list[Operation] = field(default_factory=list)
 
@@ -85,9 +86,9 @@ def is_in(value: SSAValue, space: MemorySpace) -> bool:
     return is_ours and memory_space(type_) == space
 
 
-def herds_using(buffer: SSAValue) -> list[Use]:
+def herds_using(buffer: SSAValue) -> list[HerdUse]:
     """The herds that capture a buffer; none where other operations use it too."""
-    found: list[Use] = []
+    herds: list[HerdUse] = []
     pending = [buffer]
     while pending:
         value = pending.pop()
@@ -95,7 +96,7 @@ def herds_using(buffer: SSAValue) -> list[Use]:
             user = use.operation
             if isinstance(user, HerdOp):
                 pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
-                found += [Use(user, argument) for argument, operand in pairs if operand is value]
+                herds += [HerdUse(user, argument) for argument, operand in pairs if operand is value]
             elif isinstance(user, LaunchOp | SegmentOp):
                 pairs = zip(user.kernel_args, user.kernel_operands, strict=True)
                 pending += [argument for argument, operand in pairs if operand is value]
@@ -105,56 +106,58 @@ def herds_using(buffer: SSAValue) -> list[Use]:
                 pending.append(around.values[use.index])
             elif user.name != "memref.dealloc":
                 return []
-    return found
+    return herds
 
 
-def cores_of(herd: HerdOp) -> list[Core]:
+def cores_of(herd: HerdOp) -> list[HerdCore]:
     """All cores of a herd."""
-    extents = [number(size) or 0 for size in herd.sizes]
-    return [Core(herd, at) for at in product(*map(range, extents))]
+    extents = [constant_int(size) or 0 for size in herd.sizes]
+    return [HerdCore(herd, at) for at in product(*map(range, extents))]
 
 
 # ---- what each core does ----
 
 
-def accesses_of(use: Use) -> list[Accesses]:
+def accesses_of(use: HerdUse) -> list[CoreAccesses]:
     """What the cores of a herd do to a buffer; those that do nothing are left out."""
-    found = [Accesses(core) for core in cores_of(use.herd)]
+    by_core = [CoreAccesses(core) for core in cores_of(use.herd)]
     names = _names(use)
     for op in use.herd.body.block.walk():
-        touched = [(position, effect) for position, effect in effects(op) if op.operands[position] in names]
+        touched = [
+            (position, effect) for position, effect in memory_effects(op) if op.operands[position] in names
+        ]
         if not touched:
             continue
-        on = [each for each in found if is_reached(op, each.core)]
+        on = [each for each in by_core if is_reached(op, each.core)]
         is_call = isinstance(op, func.CallOp)
-        if is_call and len(on) == len(found):
+        if is_call and len(on) == len(by_core):
             continue  # all cores do the same with copies of their own
         for each in on:
-            if any(_is(WRITE, op, position, effect, is_call) for position, effect in touched):
+            if any(_has_effect(WRITE, op, position, effect, is_call) for position, effect in touched):
                 each.writes.append(op)
-            if any(_is(READ, op, position, effect, is_call) for position, effect in touched):
+            if any(_has_effect(READ, op, position, effect, is_call) for position, effect in touched):
                 each.reads.append(op)
-    return [each for each in found if each.reads or each.writes]
+    return [each for each in by_core if each.reads or each.writes]
 
 
-def _is(wanted: Effect, op: Operation, position: int, effect: Effect, is_call: bool) -> bool:
+def _has_effect(kind: Effect, op: Operation, position: int, effect: Effect, is_call: bool) -> bool:
     if not is_call:
-        return wanted in effect
+        return kind in effect
     memrefs = [i for i, value in enumerate(op.operands) if isinstance(value.type, MemRefType)]
-    return (position == memrefs[-1]) is (wanted is WRITE)
+    return (position == memrefs[-1]) is (kind is WRITE)
 
 
-def _names(use: Use) -> set[SSAValue]:
+def _names(use: HerdUse) -> set[SSAValue]:
     """The buffer in a herd, and its views."""
     names = {use.buffer}
     for op in use.herd.body.block.walk():
         if op.name in VIEWS and op.operands[0] in names:
             names.add(op.results[0])
-        names.update(result for result in op.results if passed(result) in names)
+        names.update(result for result in op.results if resolve_alias(result) in names)
     return names
 
 
-def is_reached(op: Operation, core: Core) -> bool:
+def is_reached(op: Operation, core: HerdCore) -> bool:
     """Whether a core may come to an operation of its herd."""
     region, around = op.parent_region(), op.parent_op()
     while around is not None and around is not core.herd:
@@ -179,7 +182,7 @@ def _taken(branch: Operation, ids: Mapping[SSAValue, int]) -> int | None:
 
 
 def _known(value: SSAValue, ids: Mapping[SSAValue, int]) -> int | None:
-    return ids[value] if value in ids else written_constant(value)
+    return ids[value] if value in ids else literal_constant(value)
 
 
 def _holds(condition: SSAValue, ids: Mapping[SSAValue, int]) -> bool | None:
@@ -191,7 +194,7 @@ def _holds(condition: SSAValue, ids: Mapping[SSAValue, int]) -> bool | None:
             return None
         found = NUMBERS.apply(COMPARISONS[owner.predicate.value.data], sides)
         return None if found is None else found != 0
-    constant = written_constant(condition)
+    constant = literal_constant(condition)
     if isinstance(owner, arith.IndexCastOp):
         constant = _known(owner.operands[0], ids)
     return None if constant is None else constant != 0
@@ -200,7 +203,7 @@ def _holds(condition: SSAValue, ids: Mapping[SSAValue, int]) -> bool | None:
 # ---- the rule ----
 
 
-def are_shared(uses: Sequence[Use]) -> bool:
+def are_shared(uses: Sequence[HerdUse]) -> bool:
     """Whether the cores that use a buffer have it together, as their reads and writes tell."""
     if len(herd_names(uses)) > 1:
         return True
@@ -210,7 +213,7 @@ def are_shared(uses: Sequence[Use]) -> bool:
     return bool(writers) and bool(readers - writers)
 
 
-def herd_names(uses: Sequence[Use]) -> set[object]:
+def herd_names(uses: Sequence[HerdUse]) -> set[object]:
     """The herds by name: those of one name are phases of the same cores."""
     return {use.herd.sym_name or id(use.herd) for use in uses}
 
@@ -223,8 +226,8 @@ def tile_copies(buffer: SSAValue) -> int:
     if not is_in(buffer, MemorySpace.L1):
         return 1
     uses = herds_using(buffer)
-    is_alone = isinstance(buffer.owner, Operation) and LASTING in buffer.owner.attributes
-    grids = {tuple(number(size) for size in use.herd.sizes) for use in uses}
+    is_alone = isinstance(buffer.owner, Operation) and PERSISTENT in buffer.owner.attributes
+    grids = {tuple(constant_int(size) for size in use.herd.sizes) for use in uses}
     if len(grids) != 1 or None in next(iter(grids)):
         return 1
     if not is_alone and (are_shared(uses) or _keep_apart(uses)):
@@ -232,7 +235,7 @@ def tile_copies(buffer: SSAValue) -> int:
     return prod(size for size in next(iter(grids)) if size is not None)
 
 
-def _keep_apart(uses: Sequence[Use]) -> bool:
+def _keep_apart(uses: Sequence[HerdUse]) -> bool:
     """Whether no two cores touch the same element, as far as the indices of each dimension tell."""
     boxes: dict[tuple[int, ...], list[Box]] = {}
     for use in uses:
@@ -246,37 +249,37 @@ Box = list[Interval]
 """Of each dimension of a buffer, the first and the last index that a core uses."""
 
 
-def _box(use: Use, core: Core) -> Box:
+def _box(use: HerdUse, core: HerdCore) -> Box:
     """What a core touches of a buffer, through views too, which lie in what they are views of."""
     ids = core.ids
-    ranges = replace(INTERVALS, given=lambda value: (ids[value],) * 2 if value in ids else None)
+    ranges = replace(INTERVALS, known_value=lambda value: (ids[value],) * 2 if value in ids else None)
     assert isinstance(use.buffer.type, MemRefType)
     shape = use.buffer.type.get_shape()
-    found = []
+    boxes = []
     for op in (each.operation for each in use.buffer.uses):
         touched = list(_touched(op, use.buffer, ranges))
         whole = [(0, extent - 1) for extent in shape]
         if len(touched) != len(shape):
             return whole
-        found.append([all_ if part is None else part for part, all_ in zip(touched, whole, strict=True)])
-    return _around(found)
+        boxes.append([all_ if part is None else part for part, all_ in zip(touched, whole, strict=True)])
+    return _around(boxes)
 
 
-def _touched(op: Operation, buffer: SSAValue, ranges: Reading[Interval]) -> Iterator[Interval | None]:
+def _touched(op: Operation, buffer: SSAValue, ranges: IndexAnalysis[Interval]) -> Iterator[Interval | None]:
     """The indices of each dimension that an operation uses; nothing where it may be all of them."""
     assert isinstance(buffer.type, MemRefType)
     if isinstance(op, memref.SubviewOp) and op.source is buffer:
         lists = (op.static_offsets, op.offsets), (op.static_sizes, op.sizes), (op.static_strides, op.strides)
         for begin, size, step in zip(
-            *(mixed(static.get_values(), values) for static, values in lists), strict=True
+            *(mixed_values(static.get_values(), values) for static, values in lists), strict=True
         ):
-            many, by = ranges.of_term(size), ranges.of_term(step)
-            yield _reach(ranges.of_term(begin), many and by and (many[1] - 1) * by[1])
+            many, by = ranges.analyze_term(size), ranges.analyze_term(step)
+            yield _reach(ranges.analyze_term(begin), many and by and (many[1] - 1) * by[1])
     elif isinstance(op, DmaMemcpyNdOp | ChannelTransferOp):
         for begins, extents, steps in _patterns(op, buffer):
-            is_along = [number(step) for step in steps] == types.memref_strides(buffer.type)
+            is_along = [constant_int(step) for step in steps] == types.memref_strides(buffer.type)
             if is_along and len(begins) == len(steps):
-                yield from map(_part, map(ranges.read, begins), map(ranges.read, extents))
+                yield from map(_part, map(ranges.analyze, begins), map(ranges.analyze, extents))
     elif op.name in ACCESSES and op.operands[ACCESSES[op.name][0]] is buffer:
         yield from map(_reach, *_accessed(op, buffer, ranges))
 
@@ -296,7 +299,7 @@ def _patterns(
 
 
 def _accessed(
-    op: Operation, buffer: SSAValue, ranges: Reading[Interval]
+    op: Operation, buffer: SSAValue, ranges: IndexAnalysis[Interval]
 ) -> tuple[list[Interval | None], list[int]]:
     """Of each dimension, the index of a load or store, and how many elements lie behind it."""
     assert isinstance(buffer.type, MemRefType)

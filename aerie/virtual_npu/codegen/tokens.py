@@ -14,33 +14,33 @@ from xdsl.ir import Operation, SSAValue
 
 from aerie.air_dialect.ops import AsyncTokenType, ChannelTransferOp
 from aerie.virtual_npu.codegen.body import Body, Scalar
-from aerie.virtual_npu.codegen.execution import Mode
+from aerie.virtual_npu.codegen.execution import BodyMode
 
 
-def marks(body: Body) -> bool:
+def has_mark_tokens(body: Body) -> bool:
     """Whether the tokens of a body are marks."""
-    return body.mode is Mode.PROCESS and body.file.options.checks
+    return body.mode is BodyMode.PROCESS and body.file.options.checks
 
 
 def token_type(body: Body) -> str:
     """The C++ type of a token."""
-    if body.mode is Mode.SEQUENCER:
+    if body.mode is BodyMode.SEQUENCER:
         return "vnpu::Token"
-    return "vnpu::Mark" if marks(body) else "vnpu::Done"
+    return "vnpu::Mark" if has_mark_tokens(body) else "vnpu::Done"
 
 
-def joined(body: Body, tokens: Sequence[SSAValue]) -> str:
+def join(body: Body, tokens: Sequence[SSAValue]) -> str:
     """C++ text of a token that is done when all given ones are."""
     texts = body.texts(tokens)
     if len(texts) == 1:
         return texts[0]
-    return f"vnpu::{'all_marks' if marks(body) else 'all'}({', '.join(texts)})"
+    return f"vnpu::{'all_marks' if has_mark_tokens(body) else 'all'}({', '.join(texts)})"
 
 
-def after(body: Body, op: Operation, dependencies: Sequence[SSAValue]) -> str:
+def wait_list(body: Body, op: Operation, dependencies: Sequence[SSAValue]) -> str:
     """C++ text of the tokens that an operation of a sequencer waits for; `async` where it has a token
     itself."""
-    return f"vnpu::{'async' if token_of(op) is not None else 'blocking'}({joined(body, dependencies)})"
+    return f"vnpu::{'async' if token_of(op) is not None else 'blocking'}({join(body, dependencies)})"
 
 
 def token_of(op: Operation) -> SSAValue | None:
@@ -51,21 +51,23 @@ def token_of(op: Operation) -> SSAValue | None:
 def define_token(body: Body, token: SSAValue | None, expression: str) -> None:
     """Emit the expression that issues an operation, assigned to its token where it has one."""
     if token is None:
-        body.put(f"{expression};")
+        body.emit_line(f"{expression};")
         return
     name = body.name_for(token)
-    body.put(f"const {token_type(body)} {name} = {expression};")
+    body.emit_line(f"const {token_type(body)} {name} = {expression};")
     body.values[token] = Scalar(name)
 
 
 @contextmanager
-def in_order(body: Body, op: Operation, dependencies: Sequence[SSAValue], uses: str = "") -> Iterator[None]:
+def emit_in_order(
+    body: Body, op: Operation, dependencies: Sequence[SSAValue], uses: str = ""
+) -> Iterator[None]:
     """Emit, around an operation of a tile or of a plain function, what its tokens need.
 
     uses: C++ text of the `vnpu::Use`s of everything in it, for an operation with a region.
     """
     token = token_of(op)
-    if not marks(body):
+    if not has_mark_tokens(body):
         yield
         if token is not None:
             body.values[token] = Scalar("vnpu::Done()")
@@ -73,13 +75,13 @@ def in_order(body: Body, op: Operation, dependencies: Sequence[SSAValue], uses: 
     texts = body.texts(dependencies)
     if token is None:
         if texts:
-            body.put(f"vnpu::await({', '.join(texts)});")
+            body.emit_line(f"vnpu::await({', '.join(texts)});")
         yield
         return
     fork = body.fresh("fork")
-    body.put(f"vnpu::Fork {fork}({', '.join([body.site(op), *texts])});")
+    body.emit_line(f"vnpu::Fork {fork}({', '.join([body.site(op), *texts])});")
     if uses:
-        body.put(f"{fork}.covers({body.site(op)}, {{{uses}}});")
+        body.emit_line(f"{fork}.covers({body.site(op)}, {{{uses}}});")
     yield
     define_token(body, token, f"{fork}.end()")
 
@@ -87,12 +89,12 @@ def in_order(body: Body, op: Operation, dependencies: Sequence[SSAValue], uses: 
 def suspend(body: Body, awaitable: str) -> None:
     """Emit a wait of a coroutine. The awaitable gets a name: compilers mishandle temporaries in co_await."""
     name = body.fresh("pause")
-    body.put(f"auto {name} = {awaitable};")
-    body.put(f"co_await {name};")
+    body.emit_line(f"auto {name} = {awaitable};")
+    body.emit_line(f"co_await {name};")
 
 
 def await_transfer(body: Body, op: ChannelTransferOp, *arguments: str) -> None:
     """Emit a put or get of a tile, given its C++ arguments, and the wait for it."""
     body.uses_transfer = True
-    body.put(f"transfer.{op.name.removeprefix('air.channel.')}({', '.join(arguments)});")
-    body.put("co_await transfer;")
+    body.emit_line(f"transfer.{op.name.removeprefix('air.channel.')}({', '.join(arguments)});")
+    body.emit_line("co_await transfer;")

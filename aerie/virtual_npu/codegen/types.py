@@ -55,17 +55,17 @@ def _entry(type_: Attribute) -> tuple[str, str, int]:
             unsigned = type_.signedness.data is Signedness.UNSIGNED
             prefix = "u" if unsigned else ""
             return f"{prefix}int{width}_t", f"{prefix}i{width}", width // 8
-    found = _FLOATS.get(type(type_))
+    entry = _FLOATS.get(type(type_))
     if isinstance(type_, UnrankedMemRefType):
         raise UnsupportedTypeError(f"{type_} has no shape: give the argument a ranked, static memref type")
     if isinstance(type_, TensorType):
         raise UnsupportedTypeError(f"{type_} is a tensor: bufferize the module to memrefs first")
-    if found is None:
+    if entry is None:
         raise UnsupportedTypeError(
             f"type {type_} is not supported: use f32, f64, bf16, f16, i1, i8, i16, i32, i64, their "
             "unsigned forms, or index"
         )
-    return found
+    return entry
 
 
 def is_float(type_: Attribute) -> bool:

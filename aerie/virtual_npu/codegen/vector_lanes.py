@@ -18,9 +18,9 @@ from xdsl.dialects.builtin import (
 )
 from xdsl.ir import Operation, OpResult, SSAValue
 
-from aerie.virtual_npu.codegen import sizes, types
-from aerie.virtual_npu.codegen.body import Body, emits
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen import size_checks, types
+from aerie.virtual_npu.codegen.body import Body, emitter
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 
 
 def shape_of(value: SSAValue) -> tuple[int, ...]:
@@ -28,20 +28,20 @@ def shape_of(value: SSAValue) -> tuple[int, ...]:
     return value.type.get_shape() if isinstance(value.type, VectorType) else ()
 
 
-def uncast(value: SSAValue) -> SSAValue:
+def before_shape_cast(value: SSAValue) -> SSAValue:
     """A vector before it was given another shape: its elements stay in their order."""
     while isinstance(value, OpResult) and value.op.name == "vector.shape_cast":
         value = value.op.operands[0]
     return value
 
 
-def integers(op: Operation, name: str) -> list[int]:
+def attribute_integers(op: Operation, name: str) -> list[int]:
     """The integers of an attribute, an array of integers or a dense array; [] for any other."""
-    found = attribute(op, name)
-    if isinstance(found, DenseArrayBase):
-        return [int(number) for number in found.get_values()]
-    if isinstance(found, ArrayAttr):
-        return [number.value.data for number in found if isinstance(number, IntegerAttr)]
+    attr = attribute(op, name)
+    if isinstance(attr, DenseArrayBase):
+        return [int(number) for number in attr.get_values()]
+    if isinstance(attr, ArrayAttr):
+        return [number.value.data for number in attr if isinstance(number, IntegerAttr)]
     return []
 
 
@@ -82,7 +82,7 @@ def flat_index(places: Sequence[str], shape: Sequence[int]) -> str:
     return text or "0"
 
 
-def pick(source: str, count: int, index: str) -> str:
+def emit_shuffle(source: str, count: int, index: str) -> str:
     """C++ text of a vector of `count` lanes, lane i being lane `index` (a text in i) of `source`."""
     return source if index == "i" else f"vnpu::pick<{count}>({source}, [](int i) {{ return {index}; }})"
 
@@ -94,23 +94,23 @@ def permuted(source: str, shape: Sequence[int], order: Sequence[int]) -> str:
         return source
     places = coordinates("i", result)
     back = [places[list(order).index(dim)] for dim in range(len(shape))]
-    return pick(source, prod(shape), flat_index(back, shape))
+    return emit_shuffle(source, prod(shape), flat_index(back, shape))
 
 
-@emits("vector.transpose")
+@emitter("vector.transpose")
 def _transpose(body: Body, op: Operation) -> None:
-    order = integers(op, "permutation") or integers(op, "transp")
+    order = attribute_integers(op, "permutation") or attribute_integers(op, "transp")
     source = op.operands[0]
     text = permuted(body.text(source), shape_of(source), order)
     body.alias(op.results[0], text) if text == body.text(source) else body.define(op.results[0], text)
 
 
-@emits("vector.shape_cast")
+@emitter("vector.shape_cast")
 def _shape_cast(body: Body, op: Operation) -> None:
     body.alias(op.results[0], body.text(op.operands[0]))
 
 
-@emits("vector.broadcast")
+@emitter("vector.broadcast")
 def _broadcast(body: Body, op: Operation) -> None:
     source, type_ = op.operands[0], op.results[0].type
     assert isinstance(type_, VectorType)
@@ -122,10 +122,10 @@ def _broadcast(body: Body, op: Operation) -> None:
     places = coordinates("i", type_.get_shape())[len(type_.get_shape()) - len(inner) :]
     kept = ["0" if extent == 1 else c for c, extent in zip(places, inner, strict=True)]
     index = "i" if prod(inner) == count else flat_index(kept, inner)
-    body.define(op.results[0], pick(body.text(source), count, index))
+    body.define(op.results[0], emit_shuffle(body.text(source), count, index))
 
 
-@emits("vector.extract")
+@emitter("vector.extract")
 def _extract(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.ExtractOp)
     shape = shape_of(op.vector)
@@ -146,10 +146,10 @@ def _position(
     """C++ text of the coordinates of a lane or a row of lanes; those known at run time only are checked."""
     rest = iter(body.texts(dynamic))
     places = [next(rest) if number == -(1 << 63) else str(number) for number in static]
-    return sizes.positions(body, op, places, shape)
+    return size_checks.checked_positions(body, op, places, shape)
 
 
-@emits("vector.insert")
+@emitter("vector.insert")
 def _insert(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.InsertOp)
     shape = shape_of(op.dest)
@@ -163,14 +163,14 @@ def _insert(body: Body, op: Operation) -> None:
     body.define(op.result, expression)
 
 
-@emits("vector.extract_strided_slice")
+@emitter("vector.extract_strided_slice")
 def _extract_slice(body: Body, op: Operation) -> None:
     source, shape = op.operands[0], shape_of(op.operands[0])
     moved = _slice_index(op, shape_of(op.results[0]), shape)
-    body.define(op.results[0], pick(body.text(source), prod(shape_of(op.results[0])), moved))
+    body.define(op.results[0], emit_shuffle(body.text(source), prod(shape_of(op.results[0])), moved))
 
 
-@emits("vector.insert_strided_slice")
+@emitter("vector.insert_strided_slice")
 def _insert_slice(body: Body, op: Operation) -> None:
     source, dest = op.operands
     moved = _slice_index(op, shape_of(source), shape_of(dest))
@@ -180,7 +180,7 @@ def _insert_slice(body: Body, op: Operation) -> None:
 
 def _slice_index(op: Operation, small: Sequence[int], large: Sequence[int]) -> str:
     """The flat index in the large vector of lane i of the slice."""
-    offsets, strides = integers(op, "offsets"), integers(op, "strides")
+    offsets, strides = attribute_integers(op, "offsets"), attribute_integers(op, "strides")
     if any(stride != 1 for stride in strides):
         raise unsupported(op, "strides other than 1 are not supported")
     offsets = offsets + [0] * (len(large) - len(offsets))
@@ -189,7 +189,7 @@ def _slice_index(op: Operation, small: Sequence[int], large: Sequence[int]) -> s
     return flat_index(moved, large)
 
 
-@emits("vector.shuffle")
+@emitter("vector.shuffle")
 def _shuffle(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.ShuffleOp)
     left, right = body.text(op.v1), body.text(op.v2)
@@ -200,24 +200,24 @@ def _shuffle(body: Body, op: Operation) -> None:
     body.define(op.result, f"vnpu::pick<{count}>(vnpu::join({left}, {right}), [](int i) {{ {index} }})")
 
 
-@emits("vector.from_elements")
+@emitter("vector.from_elements")
 def _from_elements(body: Body, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, VectorType)
     scalar, name = types.scalar(type_.element_type), body.fresh("elements")
-    body.put(f"const {scalar} {name}[{types.lanes(type_)}] = {braces(body.texts(op.operands))};")
+    body.emit_line(f"const {scalar} {name}[{types.lanes(type_)}] = {braces(body.texts(op.operands))};")
     body.define(op.results[0], f"vnpu::load<{scalar}, {types.lanes(type_)}>({name})")
 
 
-@emits("vector.create_mask")
+@emitter("vector.create_mask")
 def _create_mask(body: Body, op: Operation) -> None:
     shape = shape_of(op.results[0])
     limits = body.texts(op.operands)
     places = coordinates("i", shape)
     tests = [f"{c} < {limit}" for c, limit in zip(places, limits, strict=True)]
     all_on = f"vnpu::splat<bool, {prod(shape)}>(true)"
-    body.put(f"vnpu::Lanes<bool, {prod(shape)}> {(name := body.fresh('mask'))}({all_on});")
-    body.put(f"for (int i = 0; i < {prod(shape)}; ++i) {name}.at[i] = {' && '.join(tests)};")
+    body.emit_line(f"vnpu::Lanes<bool, {prod(shape)}> {(name := body.fresh('mask'))}({all_on});")
+    body.emit_line(f"for (int i = 0; i < {prod(shape)}; ++i) {name}.at[i] = {' && '.join(tests)};")
     body.define(op.results[0], f"{name}.vec()")
 
 
@@ -225,26 +225,26 @@ def _filled(body: Body, op: Operation, scalar: str, lane: str) -> None:
     """Define a vector result whose lane i is an expression in i."""
     count = prod(shape_of(op.results[0]))
     name = body.fresh("lanes")
-    body.put(f"vnpu::Lanes<{scalar}, {count}> {name};")
-    body.put(f"for (int i = 0; i < {count}; ++i) {name}.at[i] = {lane};")
+    body.emit_line(f"vnpu::Lanes<{scalar}, {count}> {name};")
+    body.emit_line(f"for (int i = 0; i < {count}; ++i) {name}.at[i] = {lane};")
     body.define(op.results[0], f"{name}.vec()")
 
 
-@emits("vector.step")
+@emitter("vector.step")
 def _step(body: Body, op: Operation) -> None:
     _filled(body, op, "vnpu::i64", "i")
 
 
-@emits("vector.constant_mask")
+@emitter("vector.constant_mask")
 def _constant_mask(body: Body, op: Operation) -> None:
     shape = shape_of(op.results[0]) or (1,)
     places = coordinates("i", shape)
-    bounds = integers(op, "mask_dim_sizes")
+    bounds = attribute_integers(op, "mask_dim_sizes")
     tests = [f"{place} < {bound}" for place, bound in zip(places, bounds, strict=True)]
     _filled(body, op, "bool", " && ".join(tests))
 
 
-@emits("vector.splat")
+@emitter("vector.splat")
 def _splat(body: Body, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, VectorType)
@@ -252,7 +252,7 @@ def _splat(body: Body, op: Operation) -> None:
     body.define(op.results[0], f"vnpu::splat<{scalar}, {types.lanes(type_)}>({body.text(op.operands[0])})")
 
 
-@emits("vector.to_elements")
+@emitter("vector.to_elements")
 def _to_elements(body: Body, op: Operation) -> None:
     source = body.text(op.operands[0])
     for lane, result in enumerate(op.results):
@@ -262,34 +262,34 @@ def _to_elements(body: Body, op: Operation) -> None:
 def _lane_position(body: Body, op: Operation, vector: SSAValue, operands: Sequence[SSAValue]) -> str:
     if not operands:
         return "0"
-    (place,) = sizes.positions(body, op, body.texts(operands), shape_of(vector) or (1,))
+    (place,) = size_checks.checked_positions(body, op, body.texts(operands), shape_of(vector) or (1,))
     return place
 
 
-@emits("vector.extractelement")
+@emitter("vector.extractelement")
 def _extract_element(body: Body, op: Operation) -> None:
     source, *position = op.operands
     place = _lane_position(body, op, source, position)
     body.define(op.results[0], f"vnpu::lane({body.text(source)}, {place})")
 
 
-@emits("vector.insertelement")
+@emitter("vector.insertelement")
 def _insert_element(body: Body, op: Operation) -> None:
     value, dest, *position = op.operands
     place = _lane_position(body, op, dest, position)
     body.define(op.results[0], f"vnpu::with_lane({body.text(dest)}, {place}, {body.text(value)})")
 
 
-@emits("vector.interleave")
+@emitter("vector.interleave")
 def _interleave(body: Body, op: Operation) -> None:
     left, right = body.texts(op.operands)
     count = prod(shape_of(op.operands[0]))
     joined = f"vnpu::join({left}, {right})"
-    body.define(op.results[0], pick(joined, 2 * count, f"i / 2 + i % 2 * {count}"))
+    body.define(op.results[0], emit_shuffle(joined, 2 * count, f"i / 2 + i % 2 * {count}"))
 
 
-@emits("vector.deinterleave")
+@emitter("vector.deinterleave")
 def _deinterleave(body: Body, op: Operation) -> None:
     source, count = body.text(op.operands[0]), prod(shape_of(op.results[0]))
     for odd, result in enumerate(op.results):
-        body.define(result, pick(source, count, f"2 * i + {odd}"))
+        body.define(result, emit_shuffle(source, count, f"2 * i + {odd}"))

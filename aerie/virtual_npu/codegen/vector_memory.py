@@ -19,12 +19,12 @@ from xdsl.ir.affine import AffineConstantExpr, AffineDimExpr
 from aerie.air_dialect.upstream.vector_memory import MaskOp
 from aerie.virtual_npu.codegen import memory, types
 from aerie.virtual_npu.codegen.affine import neutral_element
-from aerie.virtual_npu.codegen.alignment import check_alignment
-from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emits
-from aerie.virtual_npu.codegen.memory import at
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
-from aerie.virtual_npu.codegen.text import grouped, plus
-from aerie.virtual_npu.codegen.vector_lanes import braces, coordinates, flat_index, pick, shape_of
+from aerie.virtual_npu.codegen.alignment_checks import check_alignment
+from aerie.virtual_npu.codegen.body import Body, MemRef, Scalar, emitter
+from aerie.virtual_npu.codegen.cpp_text import add, parenthesize
+from aerie.virtual_npu.codegen.memory import element_pointer
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
+from aerie.virtual_npu.codegen.vector_lanes import braces, coordinates, emit_shuffle, flat_index, shape_of
 from aerie.virtual_npu.codegen.vector_sums import reduction_kind
 
 # ---- loads, stores, transfers ----
@@ -41,7 +41,7 @@ def _minor(view: MemRef, rank: int) -> list[str]:
     return ["0"] * (rank - len(strides)) + strides
 
 
-@emits("vector.load", "affine.vector_load")
+@emitter("vector.load", "affine.vector_load")
 def _load(body: Body, op: Operation) -> None:
     type_ = op.results[0].type
     assert isinstance(type_, VectorType)
@@ -51,14 +51,14 @@ def _load(body: Body, op: Operation) -> None:
     body.define(op.results[0], call)
 
 
-@emits("vector.store", "affine.vector_store")
+@emitter("vector.store", "affine.vector_store")
 def _store(body: Body, op: Operation) -> None:
     value, target, *indices = op.operands
     assert isinstance(value.type, VectorType)
     pointer, strides = _window(body, op, target, indices, value.type)
     check_alignment(body, op, pointer, strides)
     arguments = [pointer, strides, body.text(value)]
-    body.put(memory.vector_call(body, op, target, f"write<{_template(value.type)}>", arguments) + ";")
+    body.emit_line(memory.vector_call(body, op, target, f"write<{_template(value.type)}>", arguments) + ";")
 
 
 def _window(
@@ -70,7 +70,7 @@ def _window(
     lanes = [*[1] * (len(indices) - len(shape)), *shape][-len(indices) :] if indices else []
     for dim, (index, count) in enumerate(zip(indices, lanes, strict=True)):
         memory.check_bounds(body, op, value, dim, index, str(count))
-    return at(view, [index.text for index in indices]), braces(_minor(view, len(shape)))
+    return element_pointer(view, [index.text for index in indices]), braces(_minor(view, len(shape)))
 
 
 class _Transfer:
@@ -85,7 +85,7 @@ class _Transfer:
     ) -> None:
         self.view = body.memref(op.source)
         self.indices = body.texts(op.indices)
-        self.pointer = at(self.view, self.indices)
+        self.pointer = element_pointer(self.view, self.indices)
         self._check_bounds(body, op, type_, mask)
         bounds = [bound.value.data != 0 for bound in op.in_bounds]
         self.strides: list[str] = []
@@ -133,7 +133,7 @@ class _Transfer:
         size, known = self.view.sizes[dim], body.number(op.indices[dim])
         if known is not None and size.isdigit():
             return str(int(size) - known)
-        return plus(size, f"-{grouped(self.indices[dim])}")
+        return add(size, f"-{parenthesize(self.indices[dim])}")
 
 
 def _mask_by_lane(
@@ -150,15 +150,15 @@ def _mask_by_lane(
     index = flat_index([places[i] for i in order], [shape[i] for i in order])
     if order == list(range(len(shape))):
         index = "i"
-    text = pick(body.text(mask), prod(shape), index)
+    text = emit_shuffle(body.text(mask), prod(shape), index)
     if text == body.text(mask):
         return text
     name = body.fresh("mask")
-    body.put(f"const auto {name} = {text};")
+    body.emit_line(f"const auto {name} = {text};")
     return name
 
 
-@emits("vector.transfer_read")
+@emitter("vector.transfer_read")
 def _transfer_read(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.TransferReadOp)
     type_ = op.result.type
@@ -174,7 +174,7 @@ def _transfer_read(body: Body, op: Operation) -> None:
     body.define(op.result, expression)
 
 
-@emits("vector.transfer_write")
+@emitter("vector.transfer_write")
 def _transfer_write(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.TransferWriteOp)
     type_ = op.vector.type
@@ -187,10 +187,10 @@ def _transfer_write(body: Body, op: Operation) -> None:
     else:
         arguments = [side.pointer, strides, braces(side.limits), value, *side.mask]
         call = memory.vector_call(body, op, op.source, f"write_within<{template}>", arguments)
-    body.put(f"{call};")
+    body.emit_line(f"{call};")
 
 
-@emits("vector.maskedload")
+@emitter("vector.maskedload")
 def _masked_load(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.MaskedLoadOp)
     type_ = op.result.type
@@ -203,7 +203,7 @@ def _masked_load(body: Body, op: Operation) -> None:
     body.define(op.result, f"vnpu::select({mask}, {loaded}, {body.text(op.pass_thru)})")
 
 
-@emits("vector.maskedstore")
+@emitter("vector.maskedstore")
 def _masked_store(body: Body, op: Operation) -> None:
     assert isinstance(op, vector.MaskedStoreOp)
     type_ = op.value_to_store.type
@@ -212,7 +212,7 @@ def _masked_store(body: Body, op: Operation) -> None:
     n, value = types.lanes(type_), body.text(op.value_to_store)
     scalar = types.scalar(type_.element_type)
     arguments = [pointer, "{1}", f"{{{n}}}", value, f"&{body.text(op.mask)}"]
-    body.put(memory.vector_call(body, op, op.base, f"write_within<{scalar}, {n}>", arguments) + ";")
+    body.emit_line(memory.vector_call(body, op, op.base, f"write_within<{scalar}, {n}>", arguments) + ";")
 
 
 def _masked_window(
@@ -225,9 +225,9 @@ def _masked_window(
     dim, index = last
     size = body.memref(value).sizes[dim]
     if body.checked:
-        where = f"{memory.place(body, op, value)}, {dim}, {index.text}"
-        body.put(f"vnpu::lanes_within({where}, {body.text(mask)}, {size});")
-    return at(body.memref(value), body.texts(operands))
+        where = f"{memory.place_name(body, op, value)}, {dim}, {index.text}"
+        body.emit_line(f"vnpu::lanes_within({where}, {body.text(mask)}, {size});")
+    return element_pointer(body.memref(value), body.texts(operands))
 
 
 # ---- lanes anywhere in memory ----
@@ -237,7 +237,7 @@ def _lanes_of(body: Body, hint: str, value: SSAValue) -> str:
     """Emit a vector as an array of its elements; gives the array's name."""
     name = body.fresh(hint)
     scalar, count = types.scalar(types.element(value.type)), prod(shape_of(value))
-    body.put(f"vnpu::Lanes<{scalar}, {count}> {name}({body.text(value)});")
+    body.emit_line(f"vnpu::Lanes<{scalar}, {count}> {name}({body.text(value)});")
     return name
 
 
@@ -249,50 +249,52 @@ def _each_lane(body: Body, mask: SSAValue) -> Iterator[None]:
         yield
 
 
-def _indices(body: Body, offsets: Sequence[SSAValue], lane: str) -> list[memory.Index]:
+def _indices(body: Body, offsets: Sequence[SSAValue], lane: str) -> list[memory.AccessIndex]:
     """Where lane i lies: the last index moves with the lane."""
     *outer, last = memory.indices_of(body, offsets)
-    return [*outer, memory.Index(plus(last.text, lane), None)]
+    return [*outer, memory.AccessIndex(add(last.text, lane), None)]
 
 
-@emits("vector.gather")
+@emitter("vector.gather")
 def _gather(body: Body, op: Operation) -> None:
     base, *offsets, where, mask, other = op.operands
     lanes, places = _lanes_of(body, "gathered", other), _lanes_of(body, "where", where)
     with _each_lane(body, mask):
         indices = _indices(body, offsets, f"vnpu::i64({places}.at[i])")
-        body.put(f"{lanes}.at[i] = {memory.read_at(body, op, base, indices)};")
+        body.emit_line(f"{lanes}.at[i] = {memory.read_at(body, op, base, indices)};")
     body.define(op.results[0], f"{lanes}.vec()")
 
 
-@emits("vector.scatter")
+@emitter("vector.scatter")
 def _scatter(body: Body, op: Operation) -> None:
     base, *offsets, where, mask, value = op.operands
     lanes, places = _lanes_of(body, "scattered", value), _lanes_of(body, "where", where)
     with _each_lane(body, mask):
         indices = _indices(body, offsets, f"vnpu::i64({places}.at[i])")
-        body.put(memory.write_at(body, op, base, indices, f"{lanes}.at[i]"))
+        body.emit_line(memory.write_at(body, op, base, indices, f"{lanes}.at[i]"))
 
 
-@emits("vector.expandload")
+@emitter("vector.expandload")
 def _expand_load(body: Body, op: Operation) -> None:
     base, *offsets, mask, other = op.operands
     lanes, position = _lanes_of(body, "lanes", other), body.fresh("position")
-    body.put(f"vnpu::i64 {position} = 0;")
+    body.emit_line(f"vnpu::i64 {position} = 0;")
     with _each_lane(body, mask):
-        body.put(f"{lanes}.at[i] = {memory.read_at(body, op, base, _indices(body, offsets, position))};")
-        body.put(f"++{position};")
+        body.emit_line(
+            f"{lanes}.at[i] = {memory.read_at(body, op, base, _indices(body, offsets, position))};"
+        )
+        body.emit_line(f"++{position};")
     body.define(op.results[0], f"{lanes}.vec()")
 
 
-@emits("vector.compressstore")
+@emitter("vector.compressstore")
 def _compress_store(body: Body, op: Operation) -> None:
     base, *offsets, mask, value = op.operands
     lanes, position = _lanes_of(body, "lanes", value), body.fresh("position")
-    body.put(f"vnpu::i64 {position} = 0;")
+    body.emit_line(f"vnpu::i64 {position} = 0;")
     with _each_lane(body, mask):
-        body.put(memory.write_at(body, op, base, _indices(body, offsets, position), f"{lanes}.at[i]"))
-        body.put(f"++{position};")
+        body.emit_line(memory.write_at(body, op, base, _indices(body, offsets, position), f"{lanes}.at[i]"))
+        body.emit_line(f"++{position};")
 
 
 # ---- vector.mask: transfers take the mask, reductions leave the lanes that are off out ----
@@ -301,7 +303,7 @@ def _compress_store(body: Body, op: Operation) -> None:
 _SEGMENTS = "operandSegmentSizes"
 
 
-@emits("vector.mask")
+@emitter("vector.mask")
 def _mask(body: Body, op: Operation) -> None:
     assert isinstance(op, MaskOp)
     inner, end = op.masked, op.body.block.last_op
@@ -351,7 +353,7 @@ def _reduction(body: Body, op: Operation, mask: SSAValue) -> list[SSAValue]:
     element, count = source.type.element_type, types.lanes(source.type)
     neutral = f"vnpu::splat<{types.scalar(element)}, {count}>({neutral_element(op, _kind(op), element)})"
     name, kept = body.fresh("masked"), body.values[source]
-    body.put(f"const auto {name} = vnpu::select({body.text(mask)}, {body.text(source)}, {neutral});")
+    body.emit_line(f"const auto {name} = vnpu::select({body.text(mask)}, {body.text(source)}, {neutral});")
     body.values[source] = Scalar(name)
     body.operation(op)
     body.values[source] = kept

@@ -17,18 +17,18 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import BlockArgument, Operation, SSAValue, Use
 from xdsl.ir.affine import AffineDimExpr
 
-from aerie.air_dialect.readings import counted
+from aerie.air_dialect.index_analysis import analyze_loop
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.body import Body, emits
-from aerie.virtual_npu.codegen.refusals import attribute, unsupported
+from aerie.virtual_npu.codegen.body import Body, emitter
+from aerie.virtual_npu.codegen.op_errors import attribute, unsupported
 from aerie.virtual_npu.codegen.vector_lanes import (
+    attribute_integers,
+    before_shape_cast,
     coordinates,
+    emit_shuffle,
     flat_index,
-    integers,
     permuted,
-    pick,
     shape_of,
-    uncast,
 )
 
 # ---- reductions ----
@@ -66,7 +66,7 @@ def _is_reassociable(op: Operation) -> bool:
     return "reassoc" in flags or "fast>" in flags
 
 
-@emits("vector.reduction")
+@emitter("vector.reduction")
 def _reduction(body: Body, op: Operation) -> None:
     """In order of the lanes, starting from the accumulator if there is one."""
     source, *accumulator = body.texts(op.operands)
@@ -85,10 +85,10 @@ def _reduction(body: Body, op: Operation) -> None:
     body.define(op.results[0], text)
 
 
-@emits("vector.multi_reduction")
+@emitter("vector.multi_reduction")
 def _multi_reduction(body: Body, op: Operation) -> None:
     source, accumulator = op.operands
-    shape, dims = shape_of(source), set(integers(op, "reduction_dims"))
+    shape, dims = shape_of(source), set(attribute_integers(op, "reduction_dims"))
     kept = [dim for dim in range(len(shape)) if dim not in dims]
     places = coordinates("i", shape)
     target = flat_index([places[dim] for dim in kept], [shape[dim] for dim in kept])
@@ -105,7 +105,7 @@ def _multi_reduction(body: Body, op: Operation) -> None:
 # ---- contraction ----
 
 
-@emits("vector.contract")
+@emitter("vector.contract")
 def _contract(body: Body, op: Operation) -> None:
     lhs, rhs, acc = op.operands[:3]
     maps, extents = contract_maps(op), contract_extents(op)
@@ -114,13 +114,13 @@ def _contract(body: Body, op: Operation) -> None:
     b = _arranged(body, rhs, maps[1], extents, [*batch, *reduced, *columns])
     c = _arranged(body, acc, maps[2], extents, [*batch, *rows, *columns])
     counts = [prod(extents[dim] for dim in group) for group in groups]
-    body.file.needs.add("contract")
+    body.file.runtime_parts.add("contract")
     if body.checked and body.file.options.numerics == "bfp16" and reduction_kind(op) == "add":
         shape = ", ".join(map(str, counts))
-        body.put(f"vnpu::look_at_blocks<{shape}>({body.site(op)}, {a}, {b}, {c});")
+        body.emit_line(f"vnpu::look_at_blocks<{shape}>({body.site(op)}, {a}, {b}, {c});")
     result = _in_block_floats(body, op, counts, [a, b, c])
-    if result is None and op in body.goes:
-        result = f"{body.goes[op]}.contract({a}, {b}, {c})"
+    if result is None and op in body.accumulation_groups:
+        result = f"{body.accumulation_groups[op]}.contract({a}, {b}, {c})"
     elif result is None:
         others = "" if reduction_kind(op) == "add" else f", {combine(op)}"
         function = "contract_by" if others else "contract"
@@ -160,7 +160,7 @@ def _in_block_floats(body: Body, op: Operation, counts: Sequence[int], texts: Se
     kinds = f"Bfp16Left<{counts[1]}> {left}", f"Bfp16Right {right}"
     for declaration, text, users in zip(kinds, texts, products, strict=False):
         if not any(other.is_before_in_block(op) for other in users):
-            body.put(f"const vnpu::{declaration}({text});")
+            body.emit_line(f"const vnpu::{declaration}({text});")
     return f"vnpu::contract({left}, {right}, {texts[2]})"
 
 
@@ -232,11 +232,11 @@ def _define_contracted(
 
 # ---- contractions that a loop sums in one go ----
 
-STEPS_OF_A_GO = 32
+GROUP_STEPS = 32
 """Steps of k that an instruction of AMX adds to a sum at once (vnpu/dots.h)."""
 
 
-def blocks_in_one_go(op: Operation) -> int:
+def blocks_per_group(op: Operation) -> int:
     """How many blocks the loop around a contraction adds to a sum in one go; 1 where each is a go of its own.
 
     A sum that the loop carries, and that nobody sees before the loop ends, may take as many as have 32 steps
@@ -247,28 +247,30 @@ def blocks_in_one_go(op: Operation) -> int:
     if not isinstance(loop, scf.ForOp) or not is_sum_of_bf16(op) or not _is_carried(loop, op):
         return 1
     batch, _, _, reduced = _groups(op)
-    extents, found = contract_extents(op), counted(loop)
+    extents, found = contract_extents(op), analyze_loop(loop)
     steps = prod(extents[dim] for dim in reduced)
-    is_whole = found is not None and STEPS_OF_A_GO % steps == 0 and found.trips * steps % STEPS_OF_A_GO == 0
-    return STEPS_OF_A_GO // steps if is_whole and not batch and _only_computes(loop) else 1
+    is_whole = found is not None and GROUP_STEPS % steps == 0 and found.trip_count * steps % GROUP_STEPS == 0
+    return GROUP_STEPS // steps if is_whole and not batch and _only_computes(loop) else 1
 
 
-def declare_goes(body: Body, loop: scf.ForOp) -> None:
+def declare_groups(body: Body, loop: scf.ForOp) -> None:
     """Emit what keeps the blocks of a go, before the loop that adds them; bfp16 numerics have no goes."""
     if body.file.options.numerics == "bfp16":
         return
     for op in loop.body.block.ops:
-        blocks = blocks_in_one_go(op) if op.name == "vector.contract" else 1
+        blocks = blocks_per_group(op) if op.name == "vector.contract" else 1
         if blocks > 1:
-            body.goes[op] = body.fresh("go")
+            body.accumulation_groups[op] = body.fresh("go")
             extents = contract_extents(op)
             shape = [prod(extents[dim] for dim in group) for group in _groups(op)[1:]]
-            body.put(f"vnpu::InOneGo<{', '.join(map(str, [blocks, *shape]))}> {body.goes[op]};")
+            body.emit_line(
+                f"vnpu::InOneGo<{', '.join(map(str, [blocks, *shape]))}> {body.accumulation_groups[op]};"
+            )
 
 
 def _is_carried(loop: scf.ForOp, op: Operation) -> bool:
     """Whether a sum goes around the loop, and nothing but the contraction reads it there."""
-    begin = uncast(op.operands[2])
+    begin = before_shape_cast(op.operands[2])
     if not isinstance(begin, BlockArgument) or begin.owner is not loop.body.block:
         return False
     read, end = _only_use(begin), _only_use(op.results[0])
@@ -299,15 +301,15 @@ def _only_computes(loop: scf.ForOp) -> bool:
 # ---- of two dimensions ----
 
 
-@emits("vector.outerproduct")
+@emitter("vector.outerproduct")
 def _outer_product(body: Body, op: Operation) -> None:
     """Products of sums are fused with the addition, one rounding each, as vector.contract's are."""
     left, right, *accumulator = op.operands
     rows, columns = prod(shape_of(left)), prod(shape_of(right))
     count, scalar = rows * columns, types.scalar(types.element(left.type))
-    spread = pick(body.text(left), count, f"i / {columns}")
+    spread = emit_shuffle(body.text(left), count, f"i / {columns}")
     if isinstance(right.type, VectorType):
-        repeated = pick(body.text(right), count, f"i % {columns}")
+        repeated = emit_shuffle(body.text(right), count, f"i % {columns}")
     else:
         repeated = f"vnpu::splat<{scalar}, {count}>({body.text(right)})"
     if accumulator and reduction_kind(op) == "add" and types.is_float(types.element(left.type)):
@@ -319,7 +321,7 @@ def _outer_product(body: Body, op: Operation) -> None:
     body.define(op.results[0], text)
 
 
-@emits("vector.scan")
+@emitter("vector.scan")
 def _scan(body: Body, op: Operation) -> None:
     """Lane by lane, in the order of the dimension, as upstream lowers it (LowerVectorScan.cpp).
 
@@ -335,15 +337,15 @@ def _scan(body: Body, op: Operation) -> None:
     places = coordinates("i", shape)
     total = flat_index([places[d] for d in kept], [shape[d] for d in kept])
     values, totals, all_ = (body.fresh(hint) for hint in ("values", "totals", "all"))
-    body.put(f"const vnpu::Lanes<{scalar}, {count}> {values}({body.text(source)});")
-    body.put(f"vnpu::Lanes<{scalar}, {count // shape[axis]}> {totals}({body.text(initial)});")
-    body.put(f"vnpu::Lanes<{scalar}, {count}> {all_};")
+    body.emit_line(f"const vnpu::Lanes<{scalar}, {count}> {values}({body.text(source)});")
+    body.emit_line(f"vnpu::Lanes<{scalar}, {count // shape[axis]}> {totals}({body.text(initial)});")
+    body.emit_line(f"vnpu::Lanes<{scalar}, {count}> {all_};")
     back = 0 if inclusive.value.data else prod(shape[axis + 1 :])
     first = f"{values}.at[i]" if inclusive.value.data else f"{totals}.at[to]"
     with body.block(f"for (int i = 0; i < {count}; ++i)"):
-        body.put(f"const int to = {total};")
-        body.put(f"if ({places[axis]} == 0) {totals}.at[to] = {first};")
-        body.put(f"else {totals}.at[to] = ({combine(op)})({totals}.at[to], {values}.at[i - {back}]);")
-        body.put(f"{all_}.at[i] = {totals}.at[to];")
+        body.emit_line(f"const int to = {total};")
+        body.emit_line(f"if ({places[axis]} == 0) {totals}.at[to] = {first};")
+        body.emit_line(f"else {totals}.at[to] = ({combine(op)})({totals}.at[to], {values}.at[i - {back}]);")
+        body.emit_line(f"{all_}.at[i] = {totals}.at[to];")
     body.define(op.results[0], f"{all_}.vec()")
     body.define(op.results[1], f"{totals}.vec()")

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from aerie.virtual_npu.commands import common
+from aerie.virtual_npu.console import print_json
 from aerie.virtual_npu.errors import OptionError
-from aerie.virtual_npu.texts import print_json
 
 if TYPE_CHECKING:
-    from aerie.virtual_npu.bisection import Dump, Outcome
+    from aerie.virtual_npu.bisection import Dump, DumpOutcome
 
 FOUND = 1
 """Exit status when a guilty pass was found."""
@@ -40,20 +40,20 @@ def add(commands: Any) -> None:
 
 
 def _bisect(options: argparse.Namespace) -> int:
-    from aerie.virtual_npu.bisection import bisect, dumps
+    from aerie.virtual_npu.bisection import bisect, list_dumps
 
     if not 0 <= options.tolerance < float("inf"):
         raise OptionError(f"--tolerance {options.tolerance} makes no sense: give a number of 0 or more")
-    listed = dumps(options.folder)
+    dumps = list_dumps(options.folder)
     running = bisect(
-        listed,
+        dumps,
         functools.partial(common.program, options),
         functools.partial(common.arguments, options),
         options.entry,
         options.tolerance,
     )
-    outcomes = _followed(listed, running)
-    guilty = next((outcome for outcome in outcomes if outcome.is_guilty), None)
+    outcomes = _followed(dumps, running)
+    guilty = next((outcome for outcome in outcomes if outcome.is_first_failure), None)
     if options.json:
         print_json(_fields(outcomes, guilty))
     else:
@@ -61,7 +61,7 @@ def _bisect(options: argparse.Namespace) -> int:
     return FOUND if guilty else 0
 
 
-def _followed(listed: Sequence[Dump], running: Iterable[Outcome]) -> list[Outcome]:
+def _followed(dumps: Sequence[Dump], running: Iterable[DumpOutcome]) -> list[DumpOutcome]:
     """All outcomes; on a terminal with a bar of how far it is."""
     if not sys.stderr.isatty():
         return list(running)
@@ -69,11 +69,11 @@ def _followed(listed: Sequence[Dump], running: Iterable[Outcome]) -> list[Outcom
     from rich.progress import track
 
     return list(
-        track(running, "running the dumps", total=len(listed), console=Console(stderr=True), transient=True)
+        track(running, "running the dumps", total=len(dumps), console=Console(stderr=True), transient=True)
     )
 
 
-def _lines(outcomes: Sequence[Outcome], guilty: Outcome | None) -> list[str]:
+def _lines(outcomes: Sequence[DumpOutcome], guilty: DumpOutcome | None) -> list[str]:
     lines = [_line(outcome) for outcome in outcomes]
     if guilty is None:
         return [*lines, "no pass changes the results"]
@@ -82,19 +82,19 @@ def _lines(outcomes: Sequence[Outcome], guilty: Outcome | None) -> list[str]:
     return [*lines, f"guilty: {guilty.dump.pass_name} (after {before.path.name}): {what}"]
 
 
-def _line(outcome: Outcome) -> str:
+def _line(outcome: DumpOutcome) -> str:
     why = f": {outcome.message}" if outcome.verdict == "skipped" else ""
     notes = "".join(f"\nnote: {outcome.dump.pass_name}: {note}" for note in outcome.notes)
     return f"{outcome.verdict:12}{outcome.dump.path.name}{why}{notes}"
 
 
-def _fields(outcomes: Sequence[Outcome], guilty: Outcome | None) -> dict[str, Any]:
-    found = [_outcome_fields(outcome) for outcome in outcomes]
-    return {"ok": True, "guilty": _outcome_fields(guilty) if guilty else None, "files": found}
+def _fields(outcomes: Sequence[DumpOutcome], guilty: DumpOutcome | None) -> dict[str, Any]:
+    fields = [_outcome_fields(outcome) for outcome in outcomes]
+    return {"ok": True, "guilty": _outcome_fields(guilty) if guilty else None, "files": fields}
 
 
-def _outcome_fields(outcome: Outcome) -> dict[str, Any]:
-    difference = outcome.difference.as_json() if outcome.difference else None
+def _outcome_fields(outcome: DumpOutcome) -> dict[str, Any]:
+    difference = outcome.difference.to_json() if outcome.difference else None
     named = {"file": outcome.dump.path.name, "pass": outcome.dump.pass_name}
-    found = {"verdict": outcome.verdict, "message": outcome.message, "difference": difference}
-    return {**named, **found, "notes": list(outcome.notes)}
+    fields = {"verdict": outcome.verdict, "message": outcome.message, "difference": difference}
+    return {**named, **fields, "notes": list(outcome.notes)}

@@ -35,7 +35,7 @@ def add(commands: Any) -> None:
 
 
 def _build(options: argparse.Namespace) -> int:
-    from aerie.virtual_npu.texts import read_text
+    from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.toolchain import build
 
     build(
@@ -50,14 +50,14 @@ def _build(options: argparse.Namespace) -> int:
 
 
 def _emit(options: argparse.Namespace) -> int:
-    from aerie.virtual_npu.texts import read_text
-    from aerie.virtual_npu.toolchain import emit, staged
+    from aerie.virtual_npu.console import read_text
+    from aerie.virtual_npu.toolchain import emit, ir_at_stage
 
     text, name, built_for = read_text(options.file), str(options.file), common.build_options(options)
     if options.stage == CPP:
         print(emit(text, name, built_for).text, end="")
     else:
-        print(staged(text, options.stage, name, built_for), end="")
+        print(ir_at_stage(text, options.stage, name, built_for), end="")
     return 0
 
 

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.commands.common import DEVICE_NAMES
-from aerie.virtual_npu.texts import print_json, print_table
+from aerie.virtual_npu.console import print_json, print_table
 
 if TYPE_CHECKING:
-    from aerie.device import Report
+    from aerie.device import CheckReport
 
 FITS, EXCEEDED = 0, 1
 ALIGNMENT = "<<>><<"
@@ -68,14 +68,14 @@ def _bytes(text: str) -> int:
     return int(text)
 
 
-def _tiling(given: list[int] | None) -> list[int] | None:
+def _tiling(sizes: list[int] | None) -> list[int] | None:
     """None where it is not known what aircc will be told."""
-    return None if given is None else [size for size in given if size > 0]
+    return None if sizes is None else [size for size in sizes if size > 0]
 
 
 def _check(options: argparse.Namespace) -> int:
     from aerie.device import DEVICES, check
-    from aerie.virtual_npu.texts import read_text
+    from aerie.virtual_npu.console import read_text
 
     report = check(
         read_text(options.file),
@@ -89,13 +89,13 @@ def _check(options: argparse.Namespace) -> int:
         filename=str(options.file),
     )
     if options.json:
-        print_json(report.as_json())
+        print_json(report.to_json())
     else:
         _show(report, options.file)
     return FITS if report.ok else EXCEEDED
 
 
-def _show(report: Report, path: Path) -> None:
+def _show(report: CheckReport, path: Path) -> None:
     from aerie.device.report import HEADER
 
     title = f"{path} on {report.device.name}"

@@ -8,24 +8,24 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aerie.common.cli_parser import OneLineParser
-from aerie.virtual_npu.errors import OptionError, UsageError
+from aerie.virtual_npu.errors import OptionError, VnpuUsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.arrays import Array
-    from aerie.virtual_npu.library import Entry
+    from aerie.virtual_npu.library import EntryPoint
     from aerie.virtual_npu.program import Program
 
 DEVICE_NAMES = ("npu2", "npu1")
-"""The devices of static/device.py, the default first; here without what importing that costs."""
+"""The devices of device/npu2.py, the default first; here without what importing that costs."""
 Commands = "argparse._SubParsersAction[Parser]"
 
 
-class Parser(OneLineParser):
+class VnpuParser(OneLineParser):
     """Refuses a command line with an error, which is then shown as all others are."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise VnpuUsageError(f"{message} (see {self.prog} --help)")
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
@@ -64,10 +64,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--entry", metavar="NAME", help="the public function; may be left out when there is one"
     )
-    given = parser.add_mutually_exclusive_group()
-    given.add_argument("--args", type=Path, metavar="NPZ", help="npz file with arg0, arg1, ...")
-    given.add_argument("--random", type=int, metavar="SEED", help="draw the arguments at random")
-    given.add_argument("--zeros", action="store_true", help="all arguments are zero")
+    group = parser.add_mutually_exclusive_group()
+    group.add_argument("--args", type=Path, metavar="NPZ", help="npz file with arg0, arg1, ...")
+    group.add_argument("--random", type=int, metavar="SEED", help="draw the arguments at random")
+    group.add_argument("--zeros", action="store_true", help="all arguments are zero")
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:
@@ -77,20 +77,20 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 def build_options(options: argparse.Namespace) -> BuildOptions:
     """What the command line says; what it leaves out, as the environment has it."""
-    known = BuildOptions.from_knobs()
+    defaults = BuildOptions.from_knobs()
     return dataclasses.replace(
-        known,
+        defaults,
         checks=options.checks,
-        numerics=options.numerics or known.numerics,
-        rounding=options.rounding or known.rounding,
+        numerics=options.numerics or defaults.numerics,
+        rounding=options.rounding or defaults.rounding,
         sanitize=getattr(options, "sanitize", False),
     )
 
 
 def program(options: argparse.Namespace, path: Path) -> Program:
     """The program in a file, built as the command line says. Raises ProgramError."""
+    from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.program import Program
-    from aerie.virtual_npu.texts import read_text
 
     return Program.from_text(
         read_text(path),
@@ -112,18 +112,18 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def arguments(options: argparse.Namespace, entry: Entry) -> list[Array]:
+def arguments(options: argparse.Namespace, entry: EntryPoint) -> list[Array]:
     """The arguments that the command line asks for. Raises ArgumentError, OptionError."""
     from aerie.virtual_npu import arrays
 
     if options.args:
-        return arrays.read(options.args, entry)
+        return arrays.read_npz(options.args, entry)
     if options.random is not None:
         if options.random < 0:
             raise OptionError(f"--random {options.random} is negative: give a seed of 0 or more")
         return arrays.random_arrays(entry, options.random)
     if options.zeros or not entry.arguments:
-        return arrays.zeros(entry)
+        return arrays.zero_arrays(entry)
     raise OptionError(
         f"{entry.name} takes {len(entry.arguments)} arguments: give them with --args NPZ, or try it with "
         "--random SEED or --zeros"

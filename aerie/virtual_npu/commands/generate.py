@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from aerie.virtual_npu.errors import OptionError
 
 if TYPE_CHECKING:
-    from aerie.virtual_npu.drawn import Drawn
+    from aerie.virtual_npu.random_programs import RandomProgram
 
 LABELS = "labels.jsonl"
 MOST = 100_000
@@ -42,9 +42,9 @@ def _number(text: str) -> int:
 
 
 def _generate(options: argparse.Namespace) -> int:
-    from aerie.virtual_npu.drawn import draw
+    from aerie.virtual_npu.random_programs import random_program
 
-    programs = [draw(seed) for seed in range(options.seed, options.seed + options.count)]
+    programs = [random_program(seed) for seed in range(options.seed, options.seed + options.count)]
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         for program in programs:
@@ -58,10 +58,14 @@ def _generate(options: argparse.Namespace) -> int:
     return 0
 
 
-def _labels(programs: list[Drawn]) -> Iterator[dict[str, object]]:
+def _labels(programs: list[RandomProgram]) -> Iterator[dict[str, object]]:
     from aerie.device import check
 
     for program in programs:
         report = check(program.text, stack_bytes=STACK_BYTES, filename=f"{program.name}.mlir")
-        said = "accepted" if report.ok else "refused"
-        yield {**program.as_json(), "check": said, "kinds": sorted({fault.kind for fault in report.faults})}
+        verdict = "accepted" if report.ok else "refused"
+        yield {
+            **program.to_json(),
+            "check": verdict,
+            "kinds": sorted({fault.kind for fault in report.faults}),
+        }

@@ -12,17 +12,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from aerie.common.shown_names import symbol
+from aerie.common.shown_names import symbol_name
 from aerie.virtual_npu import child_process
 from aerie.virtual_npu.commands import common
 from aerie.virtual_npu.commands.common import DEVICE_NAMES
+from aerie.virtual_npu.console import print_json, print_table
 from aerie.virtual_npu.errors import OptionError, VirtualNpuRuntimeError
 from aerie.virtual_npu.options import RACES
-from aerie.virtual_npu.texts import print_json, print_table
 
 if TYPE_CHECKING:
     from aerie.virtual_npu.arrays import Array
-    from aerie.virtual_npu.library import Entry
+    from aerie.virtual_npu.library import EntryPoint
     from aerie.virtual_npu.program import Program, Result
 
 
@@ -76,19 +76,19 @@ def add(commands: Any) -> None:
 
 def _run(options: argparse.Namespace) -> int:
     _check_combination(options)
-    if options.sanitize and not child_process.is_loaded():
-        return child_process.run_again(options.words)
+    if options.sanitize and not child_process.is_asan_loaded():
+        return child_process.rerun_sanitized(options.words)
     from aerie.virtual_npu import arrays
 
     program = common.program(options, options.file)
     entry = program.entry(options.entry)
     misfits = _misfits(options, program)
-    given = common.arguments(options, entry)
-    child_process.about_to_run(program.library.kernels, options.checks)
+    arguments = common.arguments(options, entry)
+    child_process.announce_run(program.library.kernels, options.checks)
     try:
         with _interruptible():
             result = program.run(
-                *given,
+                *arguments,
                 entry=entry.name,
                 perturb=options.perturb or 0,
                 seed=options.seed or 1,
@@ -103,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
             _write_trace(options.trace, error.record)
         raise
     if options.out:
-        arrays.write(options.out, result.outputs)
+        arrays.write_npz(options.out, result.outputs)
     if options.trace and result.record:
         _write_trace(options.trace, result.record)
     _report(options, entry, result, misfits)
@@ -141,15 +141,15 @@ def _interruptible() -> Iterator[None]:
 
 def _check_combination(options: argparse.Namespace) -> None:
     """Raises OptionError for what does not go together, with what to do."""
-    wanted = {
+    needs_checks = {
         "--perturb": options.perturb is not None,
         "--garbage": options.garbage is not None,
         "--trace": options.trace is not None,
         "--stats": options.stats,
         "--races note": options.races != RACES[0],
     }
-    for name, given in wanted.items():
-        if given and not options.checks:
+    for name, is_set in needs_checks.items():
+        if is_set and not options.checks:
             raise OptionError(f"{name} needs a program built with checks: leave out --no-checks")
     if options.perturb is not None and options.perturb < 1:
         raise OptionError(
@@ -164,13 +164,13 @@ def _check_combination(options: argparse.Namespace) -> None:
 
 
 def _write_trace(path: Path, record: dict[str, Any]) -> None:
-    from aerie.virtual_npu.arrays import write_whole
+    from aerie.virtual_npu.arrays import write_output_file
 
     text = json.dumps(chrome_trace(record))
-    write_whole(path, lambda file: file.write(text.encode()))
+    write_output_file(path, lambda file: file.write(text.encode()))
 
 
-def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: Sequence[str]) -> None:
+def _report(options: argparse.Namespace, entry: EntryPoint, result: Result, misfits: Sequence[str]) -> None:
     if options.json:
         print_json({**_fields(options, entry, result), "device": _device(options), "misfits": list(misfits)})
         return
@@ -181,7 +181,7 @@ def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: 
     if not options.out:
         rows = [_summary_row(row) for row in summary(entry, result.outputs)]
         header = ("argument", "shape", "dtype", "min", "mean", "max", "crc32")
-        print_table(f"{symbol(entry.name)} after the run", header, rows, "<<<>>><", sys.stdout)
+        print_table(f"{symbol_name(entry.name)} after the run", header, rows, "<<<>>><", sys.stdout)
     if options.stats and result.record:
         print_stats(result.record["stats"])
     if options.perturb:
@@ -190,7 +190,7 @@ def _report(options: argparse.Namespace, entry: Entry, result: Result, misfits: 
         print(f"{options.garbage} times garbage in memory, same results")
 
 
-def _fields(options: argparse.Namespace, entry: Entry, result: Result) -> dict[str, Any]:
+def _fields(options: argparse.Namespace, entry: EntryPoint, result: Result) -> dict[str, Any]:
     fields: dict[str, Any] = {
         "ok": True,
         "entry": entry.name,
@@ -206,15 +206,15 @@ def _fields(options: argparse.Namespace, entry: Entry, result: Result) -> dict[s
     return fields
 
 
-def summary(entry: Entry, outputs: Sequence[Array]) -> list[dict[str, Any]]:
+def summary(entry: EntryPoint, outputs: Sequence[Array]) -> list[dict[str, Any]]:
     """Per argument: name, shape, dtype, smallest, mean, largest finite value (or None), CRC-32."""
     import numpy as np
 
-    from aerie.virtual_npu.arrays import numbers
+    from aerie.virtual_npu.arrays import array_numbers
 
     rows = []
     for i, (argument, array) in enumerate(zip(entry.arguments, outputs, strict=True)):
-        values = numbers(array, argument)
+        values = array_numbers(array, argument)
         finite = values[np.isfinite(values)].astype(np.float64)
         extremes = (finite.min(), finite.mean(), finite.max()) if finite.size else (None, None, None)
         low, mean, high = (None if value is None else float(value) for value in extremes)

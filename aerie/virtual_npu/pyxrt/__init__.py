@@ -29,9 +29,9 @@ from aerie.virtual_npu.pyxrt.objects import Elf as elf  # noqa: N813
 from aerie.virtual_npu.pyxrt.objects import ExtBufferObject, XrtError, ert_cmd_state, xclBOSyncDirection
 from aerie.virtual_npu.pyxrt.objects import HwContext as hw_context  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import ExtKernel
-from aerie.virtual_npu.pyxrt.runs import Kernel as kernel  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import Run as run  # noqa: N813
 from aerie.virtual_npu.pyxrt.runs import RunList as runlist  # noqa: N813
+from aerie.virtual_npu.pyxrt.runs import XrtKernel as kernel  # noqa: N813
 
 
 class ext:  # noqa: N801

@@ -24,7 +24,7 @@ SLICE_NS = 100_000_000
 
 
 @dataclass(frozen=True)
-class Copy:
+class HostCopy:
     """`nbytes` bytes from address `source` to address `target`."""
 
     target: int
@@ -35,15 +35,15 @@ class Copy:
 @dataclass(frozen=True)
 class HostCode:
     """Addresses of a C function `int function(void *argument, void *, void *)`, which gives 0, and of its
-    argument. `keeps` is whatever must live as long as it may be called.
+    argument. `keep_alive` is whatever must live as long as it may be called.
     """
 
     function: int
     argument: int
-    keeps: object = None
+    keep_alive: object = None
 
 
-Step: TypeAlias = Run | Copy | HostCode
+Step: TypeAlias = Run | HostCopy | HostCode
 
 
 class _Step(ctypes.Structure):
@@ -64,11 +64,11 @@ STEP_BYTES = ctypes.sizeof(_Step)
 
 def can_be_one(steps: Sequence[object]) -> bool:
     """Whether these may be a Batch: plain runs on memory that is the host's too, and one run at least."""
-    runs = [step for step in steps if not isinstance(step, (Copy, HostCode))]
+    runs = [step for step in steps if not isinstance(step, (HostCopy, HostCode))]
     return bool(runs) and all(type(run) is Run and not run.strict for run in runs)
 
 
-class Batch:
+class RunBatch:
     """Steps in order, taken any number of times, for which `can_be_one`.
 
     `nanoseconds` has what each step took the last time. The owner keeps alive what addresses refer to.
@@ -81,14 +81,14 @@ class Batch:
         """Raises XrtError where a run lacks an argument."""
         runs = {number: step for number, step in enumerate(steps) if isinstance(step, Run)}
         for run in runs.values():
-            run.refuse_unset()
+            run.require_arguments()
         self._steps = steps
         self._runs = runs
         self._calls = {number: run.call for number, run in runs.items()}
         first = next(iter(self._calls))
         self._queue = runs[first].queue
-        self._in_c = (_Step * len(steps))(*(_in_c(step) for step in steps))
-        self._take_steps = self._calls[first].take_steps
+        self._in_c = (_Step * len(steps))(*(_c_step(step) for step in steps))
+        self._take_steps = self._calls[first].run_steps_function
         self._take_steps.argtypes = [ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64]
         self._take_steps.restype = ctypes.c_int64
         self._address = ctypes.addressof(self._in_c)
@@ -119,18 +119,18 @@ class Batch:
         """Add up the time in the steps that were taken."""
         for number, call in self._calls.items():
             if number < taken:
-                call.outcome(0)
+                call.result_of(0)
         if self._of_host.size:
             of_host = self._of_host[self._of_host < taken]
-            Batch.host_seconds += float(self.nanoseconds[of_host].sum()) * 1e-9
+            RunBatch.host_seconds += float(self.nanoseconds[of_host].sum()) * 1e-9
 
     def _raise_failed(self, number: int) -> None:
         """Only a run can fail: say so as waiting for it would."""
         try:
-            self._calls[number].outcome(int(self._status[number]))
+            self._calls[number].result_of(int(self._status[number]))
         except ProgramError as failure:
-            told = self._runs[number].ended_in(ert_cmd_state.ERT_CMD_STATE_ERROR, failure)
-            raise StepError(str(told), number) from failure
+            error = self._runs[number].end_error(ert_cmd_state.ERT_CMD_STATE_ERROR, failure)
+            raise StepError(str(error), number) from failure
 
 
 class StepError(XrtError):
@@ -141,9 +141,9 @@ class StepError(XrtError):
         self.number = number
 
 
-def _in_c(step: Step) -> _Step:
+def _c_step(step: Step) -> _Step:
     if isinstance(step, Run):
-        return _Step(*step.call.in_c)
-    if isinstance(step, Copy):
+        return _Step(*step.call.c_addresses)
+    if isinstance(step, HostCopy):
         return _Step(None, step.target, step.source, step.nbytes)
     return _Step(step.function, step.argument)

@@ -65,7 +65,7 @@ TO_DEVICE = xclBOSyncDirection.XCL_BO_SYNC_BO_TO_DEVICE
 FROM_DEVICE = xclBOSyncDirection.XCL_BO_SYNC_BO_FROM_DEVICE
 
 
-def hold(target: T, strict: bool, complaint: str) -> Callable[[], T]:
+def make_reference(target: T, strict: bool, complaint: str) -> Callable[[], T]:
     """A function that gives `target`. In strict mode it holds a weak reference only, and raises XrtError with
     `complaint` once the owner has dropped the target."""
     if not strict:
@@ -81,7 +81,7 @@ def hold(target: T, strict: bool, complaint: str) -> Callable[[], T]:
     return follow
 
 
-class Command(Protocol):
+class QueuedCommand(Protocol):
     """A run, as the queue knows it."""
 
     @property
@@ -96,14 +96,14 @@ class RunQueue:
     """Holds started runs until someone waits: whoever waits carries them out, on its own thread."""
 
     def __init__(self) -> None:
-        self._started: deque[Command] = deque()
+        self._started: deque[QueuedCommand] = deque()
         self.busy = threading.Lock()
 
-    def submit(self, run: Command) -> None:
+    def submit(self, run: QueuedCommand) -> None:
         """Put a started run at the end of the queue."""
         self._started.append(run)
 
-    def drain(self, until: Command) -> None:
+    def drain(self, until: QueuedCommand) -> None:
         """Carry out started runs up to and with `until`; on return it is no longer pending."""
         with self.busy:
             started = self._started
@@ -118,7 +118,7 @@ class RunQueue:
         while self._started:
             self._started.popleft().execute()
 
-    def drain_within(self, until: Command, milliseconds: float | None) -> None:
+    def drain_within(self, until: QueuedCommand, milliseconds: float | None) -> None:
         """As `drain`, but give up waiting (not running) after that time; None does not wait at all."""
         worker = threading.Thread(target=self.drain, args=(until,), name="virtual-npu", daemon=True)
         worker.start()
@@ -130,12 +130,12 @@ class Device:
     one's buffers. `strict` is VNPU_STRICT at the time it was opened."""
 
     def __init__(self, index: int = 0) -> None:
-        if index not in range(count := knobs.devices()):
+        if index not in range(count := knobs.device_count()):
             there = "device 0 alone" if count == 1 else f"the devices 0 to {count - 1}"
             raise XrtError(
                 f"there is no device {index!r}; the virtual NPU has {there}: VNPU_DEVICES says how many"
             )
-        self.strict = knobs.strict()
+        self.strict = knobs.is_strict()
         self.queue = RunQueue()
 
 
@@ -160,11 +160,11 @@ class HwContext:
             given = f"({type(device).__name__}, {type(elf).__name__})"
             raise XrtError(f"hw_context wants (pyxrt.device, pyxrt.elf), not {given}")
         self.strict = device.strict
-        self.get_device = hold(device, self.strict, DEVICE_GONE)
-        self.get_elf = hold(elf, self.strict, ELF_GONE)
+        self.get_device = make_reference(device, self.strict, DEVICE_GONE)
+        self.get_elf = make_reference(elf, self.strict, ELF_GONE)
 
 
-class Storage:
+class DeviceMemory:
     """`nbytes` of private, zeroed memory. `bytes` is a uint8 view on it, `address` where it starts."""
 
     def __init__(self, nbytes: int) -> None:
@@ -204,7 +204,7 @@ class BufferObject:
         self._parent = parent  # a part keeps the whole alive, as XRT's does
         self._set(parent._host, parent._device, parent._start + offset, size, parent._strict)
 
-    def _set(self, host: Storage, device: Storage, start: int, size: int, strict: bool) -> None:
+    def _set(self, host: DeviceMemory, device: DeviceMemory, start: int, size: int, strict: bool) -> None:
         self._host, self._device = host, device
         self._start, self._size = start, size
         self._strict = strict
@@ -247,10 +247,10 @@ class ExtBufferObject(BufferObject):
             raise XrtError(f"ext.bo wants (pyxrt.device, size), not a {type(device).__name__}")
         if size <= 0:
             raise XrtError(f"a buffer object of {size} bytes is empty; its size must be 1 or more")
-        host = Storage(size)
+        host = DeviceMemory(size)
         on_device = host
         if device.strict:
-            on_device = Storage(size)
+            on_device = DeviceMemory(size)
             on_device.bytes.fill(POISON)
         self._set(host, on_device, 0, size, device.strict)
 

@@ -13,8 +13,15 @@ from typing import cast
 import numpy as np
 import numpy.typing as npt
 
-from aerie.virtual_npu.library import Call
-from aerie.virtual_npu.pyxrt.objects import BufferObject, HwContext, RunQueue, XrtError, ert_cmd_state, hold
+from aerie.virtual_npu.library import EntryCall
+from aerie.virtual_npu.pyxrt.objects import (
+    BufferObject,
+    HwContext,
+    RunQueue,
+    XrtError,
+    ert_cmd_state,
+    make_reference,
+)
 
 KERNEL_PREFIX = "main:"
 """A full ELF has one device named `main`; its runtime sequences are XRT's kernels `main:SEQUENCE`."""
@@ -34,13 +41,13 @@ def itemsize(dtype: str) -> int:
     return 8 if dtype == "index" else max(8, int(dtype.lstrip("buif"))) // 8
 
 
-class Kernel:
+class XrtKernel:
     """An entry of the program, named `main:ENTRY`."""
 
     def __init__(self, context: HwContext, name: str) -> None:
         if not isinstance(context, HwContext):
             raise XrtError(f"kernel wants (pyxrt.hw_context, name), not a {type(context).__name__}")
-        self.get_context = hold(
+        self.get_context = make_reference(
             context,
             context.strict,
             f"the hw_context of kernel '{name}' was destroyed while the kernel is in use; destroy buffers, "
@@ -62,24 +69,24 @@ class Kernel:
         return run
 
 
-class ExtKernel(Kernel):
+class ExtKernel(XrtKernel):
     """`ext.kernel(context, "main:ENTRY")`: the kernel of the ELF flow."""
 
 
 class Run:
     """One call of a kernel: set every argument, start, wait. It may be started again once it has ended."""
 
-    def __init__(self, kernel: Kernel) -> None:
-        if not isinstance(kernel, Kernel):
+    def __init__(self, kernel: XrtKernel) -> None:
+        if not isinstance(kernel, XrtKernel):
             raise XrtError(f"run wants a pyxrt.kernel, not a {type(kernel).__name__}")
         strict = kernel.get_context().strict
-        self._kernel = hold(
+        self._kernel = make_reference(
             kernel, strict, f"the kernel '{kernel.name}' was destroyed before its run; keep it alive"
         )
         self._name, self.strict = kernel.name, strict
         self._queue = kernel.get_context().get_device().queue
         self._addresses: list[int | None] = [None] * len(kernel.arguments)
-        self._call: Call | None = None
+        self._call: EntryCall | None = None
         self._held: dict[int, Callable[[], object]] = {}
         self._state = NEW
         self._failure: BaseException | None = None
@@ -99,7 +106,7 @@ class Run:
         if not isinstance(argument, BufferObject):
             raise XrtError(f"{where} cannot be a {type(argument).__name__}; pass a pyxrt.ext.bo")
         self._check_size(index, where, argument)
-        self._held[index] = hold(
+        self._held[index] = make_reference(
             argument, self.strict, f"the buffer of {where} was destroyed before the run; keep it alive"
         )
         self._addresses[index] = argument.address()
@@ -124,9 +131,9 @@ class Run:
     def wait2(self) -> None:
         """Wait until the run ends; XrtError with the reason unless it completed."""
         if self.wait() is not COMPLETED:
-            raise self.ended_in(self._state, self._failure) from self._failure
+            raise self.end_error(self._state, self._failure) from self._failure
 
-    def ended_in(self, state: ert_cmd_state, failure: BaseException | None) -> XrtError:
+    def end_error(self, state: ert_cmd_state, failure: BaseException | None) -> XrtError:
         """The error that tells of a run which did not complete."""
         return XrtError(f"run of '{self._name}' ended in {state.name}: {failure or 'interrupted'}")
 
@@ -162,7 +169,7 @@ class Run:
             self._state = COMPLETED
 
     @property
-    def call(self) -> Call:
+    def call(self) -> EntryCall:
         """The call of the program, which stays the same until an argument changes."""
         if self._call is None:
             kernel = self._kernel()
@@ -173,12 +180,12 @@ class Run:
     def _submit(self) -> None:
         if self._state is QUEUED:
             self._refuse_pending("start")
-        self.refuse_unset()
+        self.require_arguments()
         self._failure = None
         self._state = QUEUED
         self.queue.submit(self)
 
-    def refuse_unset(self) -> None:
+    def require_arguments(self) -> None:
         """XrtError unless every argument is bound."""
         if self._call is None and None in self._addresses:
             unset = [str(index) for index, address in enumerate(self._addresses) if address is None]

@@ -91,7 +91,7 @@ def _is_correct(session: Session, exchange: Exchange, request: Request) -> bool:
 
 
 def open_session(checkpoint: Path) -> Session:
-    options = RuntimeOptions(None, select_backend("virtual"), folders.programs())
+    options = RuntimeOptions(None, select_backend("virtual"), folders.programs_folder())
     return prepare_runtime(open_checkpoint(checkpoint), options, Reporter())
 
 

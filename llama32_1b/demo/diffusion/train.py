@@ -79,7 +79,7 @@ def main() -> None:
         prog="python -m aerie.llama32_1b.demo.diffusion.train",
         description="Train the demo model that fills in blocks.",
     )
-    default = folders.home() / "demo_diffusion_checkpoint"
+    default = folders.cache_folder() / "demo_diffusion_checkpoint"
     parser.add_argument("--out", type=Path, default=default, help="folder to write (%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training (%(default)s)")
     threads = torch.get_num_threads()

@@ -44,7 +44,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         prog="python -m aerie.llama32_1b.demo.drafter.train", description="Train the demo's draft model."
     )
-    default, threads = folders.home() / "demo_drafter_checkpoint", torch.get_num_threads()
+    default, threads = folders.cache_folder() / "demo_drafter_checkpoint", torch.get_num_threads()
     parser.add_argument("--out", type=Path, default=default, help="folder to write (%(default)s)")
     parser.add_argument("--steps", type=int, default=STEPS, help="of training (%(default)s)")
     parser.add_argument("--threads", type=int, default=threads, help="CPU threads (%(default)s)")

@@ -31,7 +31,7 @@ def serve(path: str) -> None:
 
     for room in PRELOADED:
         importlib.import_module(f"aerie.{room}.__main__")
-    importlib.import_module("aerie.air_dialect.text").context()
+    importlib.import_module("aerie.air_dialect.parser_printer").make_context()
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     with socket.socket(socket.AF_UNIX) as server:
         server.bind(path)

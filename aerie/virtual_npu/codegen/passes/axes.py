@@ -1,7 +1,7 @@
 """The axes of a matrix product: what the loops, the tiles of a herd and the lanes of its blocks walk.
 
 A loop body may make several blocks of C, so that each block of A and B that it reads is used more than once.
-They are so many more steps of m and of n (`spread`): the blocks lie constant steps apart in A, B and C, and
+These blocks are more steps of m and of n (`block_axes`): they lie constant steps apart in A, B and C, and
 every step of m meets every step of n.
 """
 
@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 
 from xdsl.ir import SSAValue
 
-from aerie.air_dialect.readings import Linear
+from aerie.air_dialect.index_analysis import LinearForm
+from aerie.virtual_npu.codegen.passes.dma_views import RearrangingCall
 from aerie.virtual_npu.codegen.passes.loops import Loop
-from aerie.virtual_npu.codegen.passes.windows import RearrangingCall
 
-MOST_AXES = 6
+MAX_AXES = 6
 """vnpu::Axes::kMost."""
 
 
@@ -24,25 +24,25 @@ MOST_AXES = 6
 class Axis:
     """One axis of a product: its extent, and its steps (strides) in A, B and C, in elements.
 
-    `a_within`, `b_within`: its steps in buffers of A and B that a function rearranges, where there are such.
+    a_in_rearranged, b_in_rearranged: its steps in the buffers of A and B that a function rearranges, else 0.
     """
 
     extent: int
     a: int
     b: int
     c: int
-    a_within: int = 0
-    b_within: int = 0
+    a_in_rearranged: int = 0
+    b_in_rearranged: int = 0
 
     @property
     def index(self) -> str:
         """m, n or k; empty for an axis with other steps than a matrix product has."""
-        moves = bool(self.a or self.a_within), bool(self.b or self.b_within), bool(self.c)
+        moves = bool(self.a or self.a_in_rearranged), bool(self.b or self.b_in_rearranged), bool(self.c)
         return {(True, False, True): "m", (False, True, True): "n", (True, True, False): "k"}.get(moves, "")
 
 
 @dataclass(frozen=True)
-class Rearranged:
+class RearrangedOperand:
     """How blocks are read in a buffer that a function in C++ rearranged before they are multiplied.
 
     A core may transpose the blocks that a DMA brought, in place, before it multiplies them. The simulator
@@ -55,7 +55,7 @@ class Rearranged:
 
     call: RearrangingCall
     filled: tuple[int, ...]
-    start: Linear
+    start: LinearForm
     lanes: tuple[int, ...]
 
 
@@ -64,9 +64,9 @@ class Operand:
     """A, B or C: a memref, where the first block begins, and the steps of the dimensions of a block."""
 
     memref: SSAValue
-    start: Linear
+    start: LinearForm
     lanes: tuple[int, ...]
-    rearranged: Rearranged | None = None
+    rearranged: RearrangedOperand | None = None
 
 
 Block = tuple[Operand, Operand, Operand]
@@ -96,10 +96,10 @@ def axis_of(loop: Loop, sides: Block) -> Axis:
         0 if side.rearranged is None else side.rearranged.start.terms.get(loop.variable, 0) * loop.step
         for side in sides[:2]
     ]
-    return Axis(loop.trips, *steps, *within)
+    return Axis(loop.trip_count, *steps, *within)
 
 
-def at_first(side: Operand, loops: Sequence[Loop]) -> Operand:
+def at_first_iteration(side: Operand, loops: Sequence[Loop]) -> Operand:
     """An operand as the first iteration sees it."""
     rearranged = side.rearranged
     if rearranged is not None:
@@ -107,15 +107,15 @@ def at_first(side: Operand, loops: Sequence[Loop]) -> Operand:
     return replace(side, start=_start(side.start, loops), rearranged=rearranged)
 
 
-def _start(begin: Linear, loops: Sequence[Loop]) -> Linear:
+def _start(begin: LinearForm, loops: Sequence[Loop]) -> LinearForm:
     """Where the first iteration begins."""
     first = sum(begin.terms.get(loop.variable, 0) * loop.first for loop in loops)
     variables = [loop.variable for loop in loops]
     rest = {value: n for value, n in begin.terms.items() if not any(value is v for v in variables)}
-    return Linear(begin.constant + first, rest)
+    return LinearForm(begin.constant + first, rest)
 
 
-def spread(blocks: Sequence[Block]) -> tuple[Block, list[Axis]] | None:
+def block_axes(blocks: Sequence[Block]) -> tuple[Block, list[Axis]] | None:
     """The first of the blocks that one loop body makes, and the axes on which the others lie.
 
     These are at most one of m and one of n. None where the blocks differ by more than constant steps, or not
@@ -156,8 +156,8 @@ def _at_zero(side: Operand) -> Operand:
     """The operand without the constant part of where it begins."""
     rearranged = side.rearranged
     if rearranged is not None:
-        rearranged = replace(rearranged, start=Linear(0, rearranged.start.terms))
-    return replace(side, start=Linear(0, side.start.terms), rearranged=rearranged)
+        rearranged = replace(rearranged, start=LinearForm(0, rearranged.start.terms))
+    return replace(side, start=LinearForm(0, side.start.terms), rearranged=rearranged)
 
 
 def _even(offsets: Sequence[_Offset]) -> _Offset | None:
@@ -178,14 +178,16 @@ def is_distinct(axes: Sequence[Axis]) -> bool:
     return True
 
 
-def merged(axes: Sequence[Axis], index: str) -> list[Axis]:
+def merge_axes(axes: Sequence[Axis], index: str) -> list[Axis]:
     """The axes of one index, neighbours made one where they are one walk; those of m and n as C has them."""
     found = [axis for axis in axes if axis.index == index]
     if index != "k":
         found.sort(key=lambda axis: -axis.c)
     merged: list[Axis] = []
     for axis in found:
-        steps = [(getattr(axis, side), side) for side in ("a", "b", "c", "a_within", "b_within")]
+        steps = [
+            (getattr(axis, side), side) for side in ("a", "b", "c", "a_in_rearranged", "b_in_rearranged")
+        ]
         last = merged[-1] if merged else None
         if last is not None and all(getattr(last, side) == axis.extent * step for step, side in steps):
             merged[-1] = replace(axis, extent=last.extent * axis.extent)

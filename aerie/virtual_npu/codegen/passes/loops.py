@@ -9,8 +9,8 @@ from functools import cached_property
 from xdsl.dialects import func, scf
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import LinearForm, analyze_loop, interval, linear_form
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Linear, counted, interval, linear
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Loop:
     variable: SSAValue
     first: int
     step: int
-    trips: int
+    trip_count: int
 
 
 class LoopNest:
@@ -60,7 +60,7 @@ class LoopNest:
         """The coordinates of the herds."""
         return [index for op in self.ops if isinstance(op, HerdOp) for index in op.ids]
 
-    def outside(self, value: SSAValue) -> SSAValue:
+    def outer_value(self, value: SSAValue) -> SSAValue:
         """The value outside of the nest's herds that an argument of theirs stands for; any other value
         itself."""
         for herd in reversed(self.ops):
@@ -69,12 +69,12 @@ class LoopNest:
                 value = next((operand for argument, operand in pairs if argument is value), value)
         return value
 
-    def resolved(self, form: Linear) -> Linear | None:
+    def resolve(self, form: LinearForm) -> LinearForm | None:
         """A linear form with each argument of a herd replaced by the form of the value outside."""
-        total = Linear(form.constant)
+        total = LinearForm(form.constant)
         for value, factor in form.terms.items():
-            meant = self.outside(value)
-            known = Linear(0, {value: 1}) if meant is value else linear(meant)
+            outer = self.outer_value(value)
+            known = LinearForm(0, {value: 1}) if outer is value else linear_form(outer)
             if known is None:
                 return None
             total = total.plus(known.times(factor))
@@ -89,7 +89,7 @@ def _chain(op: Operation | None) -> Iterator[scf.ForOp | HerdOp]:
 
 
 def _counted(loop: scf.ForOp) -> list[Loop] | None:
-    found = counted(loop)
+    found = analyze_loop(loop)
     return None if found is None else [Loop(loop.body.block.args[0], *found)]
 
 

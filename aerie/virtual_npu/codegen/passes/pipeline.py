@@ -7,14 +7,14 @@ from pathlib import Path
 
 from xdsl.dialects.builtin import ModuleOp
 
-from aerie.virtual_npu.codegen.passes.borrowed import borrow_buffers
-from aerie.virtual_npu.codegen.passes.handover import hand_over
-from aerie.virtual_npu.codegen.passes.inlined import inline_program
-from aerie.virtual_npu.codegen.passes.issue import mark_nests, mark_tasks
-from aerie.virtual_npu.codegen.passes.lasting import keep_buffers
+from aerie.virtual_npu.codegen.passes.elide_l1_copies import elide_l1_copies
+from aerie.virtual_npu.codegen.passes.elide_l2_copies import elide_l2_copies
+from aerie.virtual_npu.codegen.passes.hoist_l1_buffers import hoist_l1_buffers
+from aerie.virtual_npu.codegen.passes.inline import inline_program
+from aerie.virtual_npu.codegen.passes.mark_outlined import mark_nests, mark_tasks
 from aerie.virtual_npu.codegen.passes.products import find_products
-from aerie.virtual_npu.codegen.passes.relayed import relay_buffers
-from aerie.virtual_npu.codegen.passes.repeated import repeat_relays
+from aerie.virtual_npu.codegen.passes.repeat_memtile_transfers import repeat_memtile_transfers
+from aerie.virtual_npu.codegen.passes.shared_l1_locks import add_shared_l1_locks
 from aerie.virtual_npu.options import STAGES, BuildOptions
 
 
@@ -29,18 +29,18 @@ def advance(
     if stage == "parsed":
         return
     inline_program(module)
-    repeat_relays(module)
-    hand_over(module)
-    keep_buffers(module)
+    repeat_memtile_transfers(module)
+    add_shared_l1_locks(module)
+    hoist_l1_buffers(module)
     if stage == "inlined":
         return
     if options.is_fast:
         # It follows elements by numpy, which a program that only lists operations need not load.
-        from aerie.virtual_npu.codegen.passes.launches import find_rounded_products
+        from aerie.virtual_npu.codegen.passes.launch_products import find_rounded_products
 
         find_products(module, options)
         find_rounded_products(module, options)
-        relay_buffers(module, options)
-        borrow_buffers(module, options, kernel_dirs)
+        elide_l2_copies(module, options)
+        elide_l1_copies(module, options, kernel_dirs)
     mark_nests(module, options)
     mark_tasks(module, options)

@@ -16,14 +16,14 @@ from xdsl.dialects import arith
 from xdsl.dialects.builtin import BFloat16Type, DenseIntOrFPElementsAttr, Float32Type, MemRefType
 from xdsl.ir import Operation, SSAValue
 
+from aerie.air_dialect.index_analysis import LinearForm, weighted_sum
 from aerie.air_dialect.ops import DmaMemcpyNdOp, HerdOp
-from aerie.air_dialect.readings import Linear, weighted
 from aerie.virtual_npu.codegen import types
-from aerie.virtual_npu.codegen.dialect import ProductOp, axes_of, numbers_of
+from aerie.virtual_npu.codegen.dialect import ProductOp, axes_of_attr, ints_of_attr
 from aerie.virtual_npu.codegen.passes.axes import Axis
+from aerie.virtual_npu.codegen.passes.dma_views import READS, side_offset, walk_extents
 from aerie.virtual_npu.codegen.passes.loops import Loop, LoopNest, only_computes
-from aerie.virtual_npu.codegen.passes.products import WRITES, copies_of, place_of
-from aerie.virtual_npu.codegen.passes.windows import READS, offset_of, walked
+from aerie.virtual_npu.codegen.passes.products import WRITES, buffer_copies, vector_place
 from aerie.virtual_npu.codegen.vector_lanes import shape_of
 
 Places = np.ndarray[tuple[int, ...], np.dtype[np.int64]]
@@ -33,7 +33,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Way:
+class SumPath:
     """Where the sums of a point get to in C: the first one, and the axes of m and of n, with steps in C."""
 
     start: int
@@ -41,13 +41,13 @@ class Way:
     n: list[Axis]
 
 
-def way_of(product: ProductOp, clear: HerdOp, drain: HerdOp, leave: DmaMemcpyNdOp) -> Way | None:
+def follow_sums(product: ProductOp, clear: HerdOp, drain: HerdOp, leave: DmaMemcpyNdOp) -> SumPath | None:
     """None where a sum does not begin with zero, or gets to no place of its own in C."""
     sums = product.c
-    begin, *terms = numbers_of(product.c_start)
-    if terms or not _is_made_by(product.parent_op(), sums) or copies_of(sums) > 1:
+    begin, *terms = ints_of_attr(product.c_start)
+    if terms or not _is_made_by(product.parent_op(), sums) or buffer_copies(sums) > 1:
         return None
-    m, n = axes_of(product.m), axes_of(product.n)
+    m, n = axes_of_attr(product.m), axes_of_attr(product.n)
     made = _walk(begin, [(extent, step) for extent, _, step in (*m, *n)])
     made = made.reshape(prod(axis[0] for axis in m), -1)
     cleared, places = _cleared(clear, sums), _places_in_c(drain, leave, sums)
@@ -61,7 +61,7 @@ def way_of(product: ProductOp, clear: HerdOp, drain: HerdOp, leave: DmaMemcpyNdO
         return None
     rows = [Axis(extent, a, 0, step) for (extent, a, _), step in zip(m, down, strict=True)]
     columns = [Axis(extent, 0, b, step) for (extent, b, _), step in zip(n, along, strict=True)]
-    return Way(int(to[0, 0]), rows, columns)
+    return SumPath(int(to[0, 0]), rows, columns)
 
 
 def _walk(first: int, axes: Sequence[tuple[int, int]]) -> Places:
@@ -100,7 +100,7 @@ def _steps(places: Places, axes: Sequence[Sequence[int]]) -> list[int] | None:
 def _cleared(herd: HerdOp, sums: SSAValue) -> Places | None:
     """The sums that a herd sets to +0, where that is all it does."""
     nest = LoopNest(herd)
-    loops, done = nest.loops(), list(matter(nest.inside))
+    loops, done = nest.loops(), list(effective_ops(nest.inside))
     if loops is None or len(done) != 1 or done[0].name not in WRITES:
         return None
     return _reached(nest, loops, done[0], sums) if _is_positive_zero(done[0].operands[0]) else None
@@ -117,8 +117,8 @@ def _is_positive_zero(value: SSAValue) -> bool:
 
 def _reached(nest: LoopNest, loops: Sequence[Loop], op: Operation, buffer: SSAValue) -> Places | None:
     """Where a read or write of vectors gets to in a dense buffer, over all loops."""
-    place = place_of(op)
-    if place is None or nest.outside(place[0]) is not buffer:
+    place = vector_place(op)
+    if place is None or nest.outer_value(place[0]) is not buffer:
         return None
     memref, indices, dims = place
     assert isinstance(memref.type, MemRefType)
@@ -127,11 +127,11 @@ def _reached(nest: LoopNest, loops: Sequence[Loop], op: Operation, buffer: SSAVa
         return None
     lanes = shape_of(op.results[0] if op.results else op.operands[0])
     walk = [(extent, strides[dim]) for extent, dim in zip(lanes, dims, strict=True)]
-    return _over(loops, nest.resolved(weighted(indices, strides)), walk, buffer)
+    return _over(loops, nest.resolve(weighted_sum(indices, strides)), walk, buffer)
 
 
 def _over(
-    loops: Sequence[Loop], form: Linear | None, walk: Sequence[tuple[int, int]], buffer: SSAValue
+    loops: Sequence[Loop], form: LinearForm | None, walk: Sequence[tuple[int, int]], buffer: SSAValue
 ) -> Places | None:
     """All places of a walk that begins by a form over loops; None where one lies outside of the buffer, or
     something else decides on it."""
@@ -139,7 +139,7 @@ def _over(
         return None
     coefficients = [form.terms.get(loop.variable, 0) for loop in loops]
     first = form.constant + sum(n * loop.first for n, loop in zip(coefficients, loops, strict=True))
-    steps = [(loop.trips, n * loop.step) for n, loop in zip(coefficients, loops, strict=True)]
+    steps = [(loop.trip_count, n * loop.step) for n, loop in zip(coefficients, loops, strict=True)]
     places = _walk(first, [*steps, *walk])
     assert isinstance(buffer.type, MemRefType)
     is_inside_of_it = places.min() >= 0 and places.max() < prod(buffer.type.get_shape())
@@ -151,11 +151,11 @@ def _places_in_c(drain: HerdOp, leave: DmaMemcpyNdOp, sums: SSAValue) -> Places 
     drained = _drained(drain, sums)
     if drained is None or not _is_plain(leave) or leave.src is not drained.buffer:
         return None
-    if not _is_made_by(leave.parent_op(), leave.src) or copies_of(leave.src) > 1:
+    if not _is_made_by(leave.parent_op(), leave.src) or buffer_copies(leave.src) > 1:
         return None
     source = _side(leave.src, leave.src_offsets, leave.src_sizes, leave.src_strides)
     assert isinstance(leave.dst.type, MemRefType)
-    walk = walked(leave.dst.type, leave.dst_sizes, leave.dst_strides)
+    walk = walk_extents(leave.dst.type, leave.dst_sizes, leave.dst_strides)
     if source is None or walk is None:
         return None
     assert isinstance(sums.type, MemRefType)
@@ -182,12 +182,12 @@ def _side(
 ) -> Places | None:
     """The places that one side of a DMA walks, in its order, behind those of the tiles."""
     assert isinstance(memref.type, MemRefType)
-    walk = walked(memref.type, sizes, strides)
+    walk = walk_extents(memref.type, sizes, strides)
     if walk is None or types.memref_strides(memref.type) != types.row_major(memref.type.get_shape()):
         return None
-    form = offset_of(walk[1], offsets)
-    places = _over(tiles, nest.resolved(form) if nest else form, list(zip(*walk, strict=True)), memref)
-    return None if places is None else places.reshape(*(loop.trips for loop in tiles), -1)
+    form = side_offset(walk[1], offsets)
+    places = _over(tiles, nest.resolve(form) if nest else form, list(zip(*walk, strict=True)), memref)
+    return None if places is None else places.reshape(*(loop.trip_count for loop in tiles), -1)
 
 
 @dataclass(frozen=True)
@@ -201,7 +201,7 @@ class _Drained:
 def _drained(herd: HerdOp, sums: SSAValue) -> _Drained | None:
     """What a herd leaves in L2, where all that it does is to round sums and to send them there."""
     nest = LoopNest(herd)
-    loops, done = nest.loops(), list(matter(nest.inside))
+    loops, done = nest.loops(), list(effective_ops(nest.inside))
     if loops is None or len(done) != 4 or len(nest.ops) < 2:
         return None
     dma, read, narrow, write = done
@@ -216,7 +216,9 @@ def _drained(herd: HerdOp, sums: SSAValue) -> _Drained | None:
     got = _side(dma.dst, dma.dst_offsets, dma.dst_sizes, dma.dst_strides, nest, tiles)
     if taken is None or put is None or sent is None or got is None:
         return None
-    return _composed(nest.outside(dma.dst), prod(loop.trips for loop in tiles), taken, put, sent, got)
+    return _composed(
+        nest.outer_value(dma.dst), prod(loop.trip_count for loop in tiles), taken, put, sent, got
+    )
 
 
 def _composed(
@@ -265,14 +267,14 @@ def _is_made_by(holder: Operation | None, buffer: SSAValue) -> bool:
     return isinstance(made, Operation) and made.name == "memref.alloc" and made.parent_op() is holder
 
 
-def matter(ops: Iterable[Operation]) -> Iterator[Operation]:
+def effective_ops(ops: Iterable[Operation]) -> Iterator[Operation]:
     """The operations that do something; to round counts as that."""
     for op in ops:
-        if isinstance(op, arith.TruncFOp) or not (only_computes(op) or op.name in _FRAME):
+        if isinstance(op, arith.TruncFOp) or not (only_computes(op) or op.name in _STRUCTURAL):
             yield op
 
 
-_FRAME = (
+_STRUCTURAL = (
     *("memref.alloc", "memref.dealloc", "scf.yield"),
     *("air.launch_terminator", "air.segment_terminator", "air.herd_terminator"),
 )

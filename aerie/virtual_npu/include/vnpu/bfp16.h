@@ -9,7 +9,7 @@
 // the conversion obeys the rounding mode of the core (mlir-aie, pull request 3442).
 // Inferred: a mantissa that would round to 128 raises the exponent of its block by one (-128 fits and does not). With
 // this, and with none of the other ways tried, mlir-air's published errors come out digit for digit
-// (kernel_builder/numerics.py).
+// (kernel_builder/published_errors.py).
 // Not known, hence ours:
 // - a block with an infinity or a NaN is all NaN, so that it shows;
 // - an all-zero or subnormal block has the lowest normal exponent;

@@ -2,7 +2,7 @@
 // between them.
 //
 // Every shared object of ours brings a team with it. A process uses that of the first one it loads, which is told to all
-// others (aerie/virtual_npu/team.py): so threads are started once, and one that has just ended a loop of one program looks out
+// others (aerie/virtual_npu/thread_team.py): so threads are started once, and one that has just ended a loop of one program looks out
 // for the next, of whichever it is.
 #pragma once
 

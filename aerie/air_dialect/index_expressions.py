@@ -1,0 +1,512 @@
+"""Index expressions: one table of the operations that compute indices, and one walk for all analyses of them.
+
+`definition(value)` is how an SSA value is computed, one step deep: a number, another value that it stands for
+(`args(...)` of a hierarchy, results of `air.execute`), a `IndexExpr` (an `Operator` over such terms), or the
+`Space` that a loop variable or a coordinate runs over. A `Reading` is an abstract interpretation of that: to
+constants, intervals, linear forms, common divisors (air_dialect.readings), or to C++ text
+(virtual_npu.codegen). It has a function for every operator, or None where it knows nothing; no reading looks
+at operations by itself.
+
+Integers are signed, also those of one bit: true is -1. Unsigned operators are defined for operands that are
+not negative; a reading that cannot tell the sign of an operand knows nothing of their result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Generic, NamedTuple, TypeAlias, TypeVar
+
+from xdsl.dialects import affine, scf
+from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
+    AffineMapAttr,
+    DenseArrayBase,
+    IndexType,
+    IntegerAttr,
+    IntegerType,
+    MemRefType,
+)
+from xdsl.ir import Block, BlockArgument, Operation, OpResult, SSAValue
+from xdsl.ir.affine import (
+    AffineBinaryOpExpr,
+    AffineBinaryOpKind,
+    AffineConstantExpr,
+    AffineDimExpr,
+    AffineExpr,
+    AffineMap,
+    AffineSymExpr,
+)
+
+from aerie.air_dialect.hierarchy import HerdOp, HierarchyOp, SegmentOp
+from aerie.air_dialect.upstream.scf import UNSIGNED
+from aerie.air_dialect.values import captured_operand, resolve_alias
+
+T = TypeVar("T")
+
+
+class IndexOperator(Enum):
+    """An operator on integers. DIVIDE and REMAINDER round towards zero, MODULO is never negative."""
+
+    ADD = auto()
+    SUBTRACT = auto()
+    MULTIPLY = auto()
+    FLOOR_DIVIDE = auto()
+    CEIL_DIVIDE = auto()
+    DIVIDE = auto()
+    REMAINDER = auto()
+    MODULO = auto()
+    UNSIGNED_DIVIDE = auto()
+    UNSIGNED_CEIL_DIVIDE = auto()
+    UNSIGNED_REMAINDER = auto()
+    MIN = auto()
+    MAX = auto()
+    UNSIGNED_MIN = auto()
+    UNSIGNED_MAX = auto()
+    AND = auto()
+    OR = auto()
+    XOR = auto()
+    CAST = auto()
+    UNSIGNED_CAST = auto()
+    """Of a value and the width of its type in bits: the bits, read as an unsigned number."""
+    SELECT = auto()
+    EQUAL = auto()
+    UNEQUAL = auto()
+    LESS = auto()
+    LESS_EQUAL = auto()
+    GREATER = auto()
+    GREATER_EQUAL = auto()
+    UNSIGNED_LESS = auto()
+    UNSIGNED_LESS_EQUAL = auto()
+    UNSIGNED_GREATER = auto()
+    UNSIGNED_GREATER_EQUAL = auto()
+
+
+COMPARISONS = (
+    IndexOperator.EQUAL, IndexOperator.UNEQUAL, IndexOperator.LESS, IndexOperator.LESS_EQUAL,
+    IndexOperator.GREATER,
+    IndexOperator.GREATER_EQUAL, IndexOperator.UNSIGNED_LESS, IndexOperator.UNSIGNED_LESS_EQUAL,
+    IndexOperator.UNSIGNED_GREATER,
+    IndexOperator.UNSIGNED_GREATER_EQUAL,
+)  # fmt: skip
+"""In the order of the predicates of arith.cmpi and index.cmp."""
+
+OPERATIONS: Mapping[str, IndexOperator] = {
+    "arith.addi": IndexOperator.ADD, "index.add": IndexOperator.ADD,
+    "arith.subi": IndexOperator.SUBTRACT, "index.sub": IndexOperator.SUBTRACT,
+    "arith.muli": IndexOperator.MULTIPLY, "index.mul": IndexOperator.MULTIPLY,
+    "arith.floordivsi": IndexOperator.FLOOR_DIVIDE, "index.floordivs": IndexOperator.FLOOR_DIVIDE,
+    "arith.ceildivsi": IndexOperator.CEIL_DIVIDE, "index.ceildivs": IndexOperator.CEIL_DIVIDE,
+    "arith.divsi": IndexOperator.DIVIDE, "index.divs": IndexOperator.DIVIDE,
+    "arith.remsi": IndexOperator.REMAINDER, "index.rems": IndexOperator.REMAINDER,
+    "arith.divui": IndexOperator.UNSIGNED_DIVIDE, "index.divu": IndexOperator.UNSIGNED_DIVIDE,
+    "arith.ceildivui": IndexOperator.UNSIGNED_CEIL_DIVIDE,
+    "index.ceildivu": IndexOperator.UNSIGNED_CEIL_DIVIDE,
+    "arith.remui": IndexOperator.UNSIGNED_REMAINDER, "index.remu": IndexOperator.UNSIGNED_REMAINDER,
+    "arith.minsi": IndexOperator.MIN, "index.mins": IndexOperator.MIN,
+    "arith.maxsi": IndexOperator.MAX, "index.maxs": IndexOperator.MAX,
+    "arith.minui": IndexOperator.UNSIGNED_MIN, "index.minu": IndexOperator.UNSIGNED_MIN,
+    "arith.maxui": IndexOperator.UNSIGNED_MAX, "index.maxu": IndexOperator.UNSIGNED_MAX,
+    "arith.andi": IndexOperator.AND, "index.and": IndexOperator.AND,
+    "arith.ori": IndexOperator.OR, "index.or": IndexOperator.OR,
+    "arith.xori": IndexOperator.XOR, "index.xor": IndexOperator.XOR,
+    "arith.index_cast": IndexOperator.CAST, "index.casts": IndexOperator.CAST,
+    "arith.extsi": IndexOperator.CAST, "arith.trunci": IndexOperator.CAST,
+    "arith.index_castui": IndexOperator.UNSIGNED_CAST, "index.castu": IndexOperator.UNSIGNED_CAST,
+    "arith.extui": IndexOperator.UNSIGNED_CAST,
+    "arith.select": IndexOperator.SELECT,
+}  # fmt: skip
+"""Operations of integers and indices that are one operator over their operands; `definition` knows others."""
+
+AFFINE: Mapping[AffineBinaryOpKind, IndexOperator] = {
+    AffineBinaryOpKind.Add: IndexOperator.ADD,
+    AffineBinaryOpKind.Mul: IndexOperator.MULTIPLY,
+    AffineBinaryOpKind.FloorDiv: IndexOperator.FLOOR_DIVIDE,
+    AffineBinaryOpKind.CeilDiv: IndexOperator.CEIL_DIVIDE,
+    AffineBinaryOpKind.Mod: IndexOperator.MODULO,
+}
+
+
+@dataclass(frozen=True)
+class IndexExpr:
+    """An operator over terms: any number of them for MIN and MAX, the operator's own number for others."""
+
+    operator: IndexOperator
+    operands: tuple[Term, ...]
+
+
+Term: TypeAlias = "SSAValue | int | IndexExpr"
+
+
+class IndexRange(NamedTuple):
+    """The values of range(low, high, step); `parallel`: they exist side by side, not one after the other."""
+
+    low: Term
+    high: Term
+    step: Term
+    parallel: bool
+
+
+# ---- readings ----
+
+
+def unknown_value(*_: object) -> None:
+    """The function of a reading that knows nothing: None, whatever it is asked."""
+    return None
+
+
+@dataclass(frozen=True)
+class IndexAnalysis(Generic[T]):
+    """An abstract interpretation of index expressions: to each value a T, or None where nothing is known.
+
+    constant: the T of a number.
+    operators: from the T of each operand to that of the result; None for an operator that the reading does
+    not know. Functions are called with operands that are known, but for the condition of a SELECT.
+    variable: the T of a loop variable or coordinate, from those of its low, high and step.
+    given: asked first, for every value; what it gives is taken.
+    leaf: asked last, for a value whose definition tells nothing.
+    fitted: is given a value and its T, and gives None where the type may be too narrow, so that it wraps
+    around.
+    through_captures: whether to follow `args(...)` of a hierarchy to the values outside.
+    """
+
+    constant: Callable[[int], T | None]
+    operators: Mapping[IndexOperator, Callable[..., T | None] | None]
+    variable: Callable[[SSAValue, T | None, T | None, T | None], T | None] = unknown_value
+    known_value: Callable[[SSAValue], T | None] = unknown_value
+    unknown_leaf: Callable[[SSAValue], T | None] = unknown_value
+    clamp_to_type: Callable[[SSAValue, T], T | None] = lambda _, found: found
+    through_captures: bool = True
+
+    def analyze(self, value: SSAValue, results: dict[SSAValue, T | None] | None = None) -> T | None:
+        """The T of a value. `found` keeps those of all values on the way, for further questions."""
+        results = {} if results is None else results
+        opened: dict[SSAValue, Term | IndexRange | None] = {}
+        pending = [value]
+        while pending:
+            current = pending[-1]
+            if current in results:
+                pending.pop()
+            elif current in opened:
+                results[current] = self._combined(current, opened[current], results)
+            else:
+                known = self.known_value(current)
+                if known is not None:
+                    results[current] = known
+                    continue
+                expr = opened[current] = self._compute(current)
+                pending += [
+                    source
+                    for source in operand_values(expr)
+                    if source not in results and source not in opened
+                ]
+        return results[value]
+
+    def _compute(self, value: SSAValue) -> Term | IndexRange | None:
+        if (
+            not self.through_captures
+            and isinstance(value, BlockArgument)
+            and captured_operand(value) is not None
+        ):
+            return None
+        return defining_expr(value)
+
+    def _combined(
+        self, value: SSAValue, expr: Term | IndexRange | None, results: Mapping[SSAValue, T | None]
+    ) -> T | None:
+        if isinstance(expr, IndexRange):
+            result = self.variable(value, *(self.term(bound, results) for bound in expr[:3]))
+        else:
+            result = None if expr is None else self.term(expr, results)
+        if result is not None:
+            result = self.clamp_to_type(value, result)
+        return self.unknown_leaf(value) if result is None else result
+
+    def analyze_term(self, term: Term) -> T | None:
+        """The T of a term, such as the bound of a space."""
+        return self.term(term, {value: self.analyze(value) for value in operand_values(term)})
+
+    def term(self, term: Term, results: Mapping[SSAValue, T | None]) -> T | None:
+        """The T of a term, from those of its values in `found`."""
+        if isinstance(term, int):
+            return self.constant(term)
+        if isinstance(term, IndexExpr):
+            return self.apply(term.operator, [self.term(operand, results) for operand in term.operands])
+        return results.get(term)
+
+    def apply(self, operator: IndexOperator, operands: Sequence[T | None]) -> T | None:
+        """The T of an operator's result, from those of its operands."""
+        function = self.operators[operator]
+        needed = operands[1:] if operator is IndexOperator.SELECT else operands
+        if function is None or any(operand is None for operand in needed):
+            return None
+        if operator not in (IndexOperator.MIN, IndexOperator.MAX):
+            return function(*operands)
+        result, *rest = operands
+        for operand in rest:
+            result = None if result is None else function(result, operand)
+        return result
+
+    def analyze_affine(self, expr: AffineExpr, operands: Sequence[T | None], dims: int) -> T | None:
+        """The T of an affine expression; operands are those of its `dims` dimensions, then of its symbols."""
+        if isinstance(expr, AffineConstantExpr):
+            return self.constant(expr.value)
+        if isinstance(expr, AffineDimExpr):
+            return operands[expr.position]
+        if isinstance(expr, AffineSymExpr):
+            return operands[dims + expr.position]
+        assert isinstance(expr, AffineBinaryOpExpr)
+        sides = [self.analyze_affine(side, operands, dims) for side in (expr.lhs, expr.rhs)]
+        return self.apply(AFFINE[expr.kind], sides)
+
+    def analyze_map(self, map_: AffineMap, operands: Sequence[SSAValue]) -> list[T | None]:
+        """The T of each result of an affine map; operands are the dimensions, then the symbols."""
+        known = [self.analyze(operand) for operand in operands]
+        return [self.analyze_affine(expr, known, map_.num_dims) for expr in map_.results]
+
+
+def _over(operator: IndexOperator) -> Callable[..., Term]:
+    return lambda *operands: IndexExpr(operator, operands)
+
+
+_TERMS: IndexAnalysis[Term] = IndexAnalysis(
+    lambda number: number, {operator: _over(operator) for operator in IndexOperator}
+)
+"""Affine expressions as terms."""
+
+
+# ---- definitions ----
+
+
+def operand_values(expr: Term | IndexRange | None) -> Iterator[SSAValue]:
+    """The SSA values in a term, or in the bounds of a space."""
+    if isinstance(expr, SSAValue):
+        yield expr
+    elif isinstance(expr, IndexExpr):
+        for operand in expr.operands:
+            yield from operand_values(operand)
+    elif isinstance(expr, IndexRange):
+        for bound in expr[:3]:
+            yield from operand_values(bound)
+
+
+def defining_expr(value: SSAValue) -> Term | IndexRange | None:
+    """How a value is computed, one step deep; None where no known operation computes it."""
+    through = resolve_alias(value)
+    if through is not None:
+        return through
+    if isinstance(value, BlockArgument):
+        return iteration_range(value)
+    assert isinstance(value, OpResult)
+    op = value.op
+    operator = OPERATIONS.get(op.name)
+    if operator is None:
+        function = _OTHERS.get(op.name)
+        return None if function is None else function(value)
+    if not isinstance(value.type, IndexType | IntegerType):
+        return None
+    if operator is IndexOperator.UNSIGNED_CAST:
+        return IndexExpr(operator, (op.operands[0], _width(op.operands[0])))
+    return IndexExpr(operator, tuple(op.operands))
+
+
+def literal_constant(value: SSAValue) -> int | None:
+    """The value of a constant operation, as a signed integer of its type; None for any other operation."""
+    owner = value.owner
+    if isinstance(owner, Block) or owner.name not in (
+        "arith.constant",
+        "index.constant",
+        "index.bool.constant",
+    ):
+        return None
+    number = owner.properties.get("value", owner.attributes.get("value"))
+    if not isinstance(number, IntegerAttr):
+        return None
+    if not isinstance(value.type, IntegerType):
+        return int(number.value.data)
+    most = 1 << (value.type.width.data - 1)
+    return int((number.value.data + most) % (2 * most) - most)
+
+
+def _width(value: SSAValue) -> int:
+    return int(value.type.width.data) if isinstance(value.type, IntegerType) else 64
+
+
+def _compared(value: OpResult) -> Term | None:
+    predicate = value.op.properties.get("predicate", value.op.properties.get("pred"))
+    if not isinstance(predicate, IntegerAttr) or not isinstance(value.type, IntegerType):
+        return None
+    return IndexExpr(COMPARISONS[predicate.value.data], tuple(value.op.operands))
+
+
+_SHIFTS: Mapping[str, IndexOperator] = {
+    **dict.fromkeys(("arith.shli", "index.shl"), IndexOperator.MULTIPLY),
+    **dict.fromkeys(("arith.shrsi", "index.shrs"), IndexOperator.FLOOR_DIVIDE),
+    **dict.fromkeys(("arith.shrui", "index.shru"), IndexOperator.UNSIGNED_DIVIDE),
+}
+
+
+def _shifted(value: OpResult) -> Term | None:
+    """A shift by a number is a product or a quotient."""
+    op = value.op
+    amount = literal_constant(op.operands[1])
+    if amount is None or not 0 <= amount < _width(value):
+        return None
+    return IndexExpr(_SHIFTS[op.name], (op.operands[0], 1 << amount))
+
+
+def _mapped(value: OpResult) -> Term | None:
+    map_ = value.op.properties.get("map")
+    if not isinstance(map_, AffineMapAttr):
+        return None
+    terms = terms_of(map_.data, value.op.operands)
+    if value.op.name == "affine.apply":
+        return terms[0]
+    return IndexExpr(IndexOperator.MIN if value.op.name == "affine.min" else IndexOperator.MAX, tuple(terms))
+
+
+def terms_of(map_: AffineMap, operands: Sequence[SSAValue]) -> list[Term]:
+    """The results of an affine map over values, the dimensions first, then the symbols."""
+    terms = [_TERMS.analyze_affine(expr, operands, map_.num_dims) for expr in map_.results]
+    return [term for term in terms if term is not None]
+
+
+def _basis(op: Operation, dynamic: Sequence[SSAValue], count: int) -> list[SSAValue | int]:
+    """The extents of all dimensions but the first, which nothing bounds."""
+    basis = op.properties["static_basis"]
+    assert isinstance(basis, DenseArrayBase)
+    extents = mixed_values(basis.get_values(), dynamic)
+    return extents[len(extents) - (count - 1) :]
+
+
+def _delinearized(value: OpResult) -> Term | None:
+    op = value.op
+    rest: Term = op.operands[0]
+    positions: list[Term] = []
+    for extent in reversed(_basis(op, op.operands[1:], len(op.results))):
+        positions.append(IndexExpr(IndexOperator.MODULO, (rest, extent)))
+        rest = IndexExpr(IndexOperator.FLOOR_DIVIDE, (rest, extent))
+    return [*positions, rest][len(op.results) - 1 - value.index]
+
+
+def _linearized(value: OpResult) -> Term | None:
+    op = value.op
+    basis = op.properties["static_basis"]
+    assert isinstance(basis, DenseArrayBase)
+    count = len(op.operands) - sum(extent == DYNAMIC_INDEX for extent in basis.get_values())
+    total: Term = op.operands[0]
+    for index, extent in zip(op.operands[1:count], _basis(op, op.operands[count:], count), strict=True):
+        total = IndexExpr(IndexOperator.ADD, (IndexExpr(IndexOperator.MULTIPLY, (total, extent)), index))
+    return total
+
+
+def _shape_expr(value: OpResult) -> Term | None:
+    """What the type of a memref says: its rank, an extent, or the offset, extents and steps of its layout."""
+    op, type_ = value.op, value.op.operands[0].type
+    if not isinstance(type_, MemRefType):
+        return None
+    shape = type_.get_shape()
+    if op.name == "memref.rank":
+        return len(shape)
+    if op.name == "memref.dim":
+        dim = literal_constant(op.operands[1])
+        extent = shape[dim] if dim is not None and 0 <= dim < len(shape) else DYNAMIC_INDEX
+        return None if extent == DYNAMIC_INDEX else extent
+    known = (None, type_.get_offset(), *shape, *(type_.get_strides() or [None] * len(shape)))[value.index]
+    return None if known == DYNAMIC_INDEX else known
+
+
+_OTHERS: Mapping[str, Callable[[OpResult], Term | None]] = {
+    **dict.fromkeys(("arith.constant", "index.constant", "index.bool.constant"), literal_constant),
+    **dict.fromkeys(("arith.cmpi", "index.cmp"), _compared),
+    **dict.fromkeys(_SHIFTS, _shifted),
+    **dict.fromkeys(("affine.apply", "affine.min", "affine.max"), _mapped),
+    "affine.delinearize_index": _delinearized,
+    "affine.linearize_index": _linearized,
+    **dict.fromkeys(("memref.rank", "memref.dim", "memref.extract_strided_metadata"), _shape_expr),
+    "index.sizeof": lambda _: 64,
+}
+
+
+# ---- loop variables and coordinates ----
+
+
+def mixed_values(static: Sequence[int], dynamic: Sequence[SSAValue]) -> list[SSAValue | int]:
+    """MLIR's mixed lists: the numbers of `static`, with the next value of `dynamic` for each that is
+    kDynamic."""
+    values = iter(dynamic)
+    return [next(values) if entry == DYNAMIC_INDEX else int(entry) for entry in static]
+
+
+def iteration_range(value: SSAValue) -> IndexRange | None:
+    """What the variable of a loop or a coordinate runs over; None for any other value."""
+    if not isinstance(value, BlockArgument):
+        return None
+    op = value.owner.parent_op()
+    spaces = [] if op is None else _spaces(op)
+    return spaces[value.index] if value.index < len(spaces) else None
+
+
+def _spaces(op: Operation) -> list[IndexRange]:
+    """The spaces of the block arguments with which the body of an operation begins."""
+    if isinstance(op, HierarchyOp):
+        return [IndexRange(0, size, 1, isinstance(op, HerdOp | SegmentOp)) for size in op.sizes]
+    if isinstance(op, scf.ForOp):
+        return [IndexRange(op.lb, op.ub, op.step, False)] if is_signed_loop(op) else []
+    if isinstance(op, affine.ForOp):
+        low = terms_of(op.lowerBoundMap.data, op.lowerBoundOperands)
+        high = terms_of(op.upperBoundMap.data, op.upperBoundOperands)
+        return [IndexRange(_largest(low), _smallest(high), op.step.value.data, False)]
+    if isinstance(op, scf.ParallelOp):
+        return [
+            IndexRange(*bounds, True) for bounds in zip(op.lowerBound, op.upperBound, op.step, strict=True)
+        ]
+    if isinstance(op, affine.ParallelOp):
+        return _affine_parallel_range(op)
+    return _forall_range(op) if op.name == "scf.forall" else []
+
+
+def is_signed_loop(loop: scf.ForOp) -> bool:
+    """Whether a loop runs as signed integers say: an unsigned one does between constants without a sign."""
+    bounds = [literal_constant(bound) for bound in (loop.lb, loop.ub, loop.step)]
+    return UNSIGNED not in loop.attributes or all(bound is not None and bound >= 0 for bound in bounds)
+
+
+def _affine_parallel_range(op: affine.ParallelOp) -> list[IndexRange]:
+    lower, upper = op.lowerBoundsMap.data, op.upperBoundsMap.data
+    cut = lower.num_dims + lower.num_symbols
+    lows = _grouped(terms_of(lower, op.map_operands[:cut]), op.lowerBoundsGroups.get_values())
+    highs = _grouped(terms_of(upper, op.map_operands[cut:]), op.upperBoundsGroups.get_values())
+    steps = [step.value.data for step in op.steps]
+    return [
+        IndexRange(_largest(low), _smallest(high), step, True)
+        for low, high, step in zip(lows, highs, steps, strict=True)
+    ]
+
+
+def _grouped(terms: Sequence[Term], groups: Sequence[int | float]) -> list[list[Term]]:
+    rest = iter(terms)
+    return [[next(rest) for _ in range(int(count))] for count in groups]
+
+
+def _forall_range(op: Operation) -> list[IndexRange]:
+    static = [op.properties[f"static{part}"] for part in ("LowerBound", "UpperBound", "Step")]
+    operands = list(op.operands)
+    bounds: list[list[SSAValue | int]] = []
+    for part in static:
+        assert isinstance(part, DenseArrayBase)
+        entries = part.get_values()
+        count = sum(entry == DYNAMIC_INDEX for entry in entries)
+        bounds.append(mixed_values(entries, operands[:count]))
+        operands = operands[count:]
+    lows, highs, steps = bounds
+    return [IndexRange(*each, True) for each in zip(lows, highs, steps, strict=True)]
+
+
+def _largest(terms: Sequence[Term]) -> Term:
+    return terms[0] if len(terms) == 1 else IndexExpr(IndexOperator.MAX, tuple(terms))
+
+
+def _smallest(terms: Sequence[Term]) -> Term:
+    return terms[0] if len(terms) == 1 else IndexExpr(IndexOperator.MIN, tuple(terms))

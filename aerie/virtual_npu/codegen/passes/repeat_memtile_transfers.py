@@ -1,0 +1,201 @@
+"""Repeats what a memtile does with a stream as often as the stream comes.
+
+aircc makes of a segment's gets and puts of a buffer in L2 a ring of descriptors, which starts again for as
+long as data comes (without `--omit-while-true-loop`). So a segment that gets a block and puts it on, once in
+its text, serves a launch and cores that send and take many. Where numbers alone say how often, and both ends
+of a buffer agree, its operations get a loop around them here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from math import prod
+
+from xdsl.dialects import affine, scf
+from xdsl.dialects.arith import ConstantOp
+from xdsl.dialects.builtin import IndexType, IntegerAttr, ModuleOp
+from xdsl.ir import Block, Operation, Region, SSAValue
+
+from aerie.air_dialect.index_analysis import NUMBERS, constant_int
+from aerie.air_dialect.index_expressions import iteration_range
+from aerie.air_dialect.ops import (
+    AsyncTokenType,
+    ChannelPutOp,
+    ChannelTransferOp,
+    HerdOp,
+    HierarchyOp,
+    LaunchOp,
+    MemorySpace,
+    SegmentOp,
+    WaitAllOp,
+)
+from aerie.air_dialect.values import root_value
+from aerie.air_dialect.verification import transfer_elements
+from aerie.air_dialect.verifiers import parent_ops
+from aerie.virtual_npu.codegen.sharing import HerdCore, cores_of, is_in
+
+_ONCE = ("air.execute", "scf.execute_region")
+
+
+def repeat_memtile_transfers(module: ModuleOp) -> None:
+    """Change a module in place."""
+    for launch in [op for op in module.walk() if isinstance(op, LaunchOp)]:
+        for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
+            if not any(isinstance(op, SegmentOp) for op in parent_ops(segment)):
+                for group in _groups(segment):
+                    times = _times(launch, group)
+                    if times > 1:
+                        _repeat(group, times)
+
+
+def _groups(segment: SegmentOp) -> list[list[Operation]]:
+    """For each buffer in L2, the operations of a segment's block that pass it on, in their order."""
+    groups: dict[SSAValue, dict[Operation, None]] = {}
+    for op in segment.body.block.ops:
+        if isinstance(op, HierarchyOp):
+            continue
+        for inner in op.walk():
+            if isinstance(inner, ChannelTransferOp) and is_in(inner.memref, MemorySpace.L2):
+                groups.setdefault(root_value(inner.memref), {})[op] = None
+    group_lists = [list(group) for group in groups.values()]
+    shared = [
+        op for i, group in enumerate(group_lists) for op in group if any(op in g for g in group_lists[:i])
+    ]
+    return [group for group in group_lists if not any(op in shared for op in group)]
+
+
+# ---- how often ----
+
+
+def _times(launch: LaunchOp, group: Sequence[Operation]) -> int:
+    """How often a group runs, by what the other ends of all its channels send and take; 1 where they do not
+    agree, or more than numbers decide."""
+    inside = [op for top in group for op in top.walk() if isinstance(op, ChannelTransferOp)]
+    ratios = set[int]()
+    for name in dict.fromkeys(op.chan_name for op in inside):
+        for is_put in {isinstance(op, ChannelPutOp) for op in inside if op.chan_name == name}:
+            mine = [op for op in inside if op.chan_name == name and isinstance(op, ChannelPutOp) is is_put]
+            ratios.add(_ratio(launch, mine, is_put))
+    gets = {isinstance(op, ChannelPutOp) for op in inside}
+    return ratios.pop() if len(ratios) == 1 and gets == {True, False} else 1
+
+
+def _ratio(launch: LaunchOp, mine: Sequence[ChannelTransferOp], is_put: bool) -> int:
+    """How many times as many elements the other end moves; 0 where that is not known, or no whole number."""
+    channel, name = mine[0].channel(), mine[0].chan_name
+    function = launch.parent_op()
+    if channel is None or function is None or channel.broadcast_shape is not None:
+        return 0
+    everywhere = [op for op in function.walk() if isinstance(op, ChannelTransferOp) and op.chan_name == name]
+    others = [op for op in everywhere if isinstance(op, ChannelPutOp) is not is_put]
+    if any(launch not in parent_ops(op) for op in everywhere):
+        return 0
+    same_side = [op for op in everywhere if op not in others]
+    counts = [[_moved(op, launch) for op in ops] for ops in (same_side, others)]
+    if len(same_side) != len(mine) or any(None in found for found in counts):
+        return 0
+    one, other = (sum(count or 0 for count in found) for found in counts)
+    return other // one if one and other % one == 0 else 0
+
+
+def _moved(op: ChannelTransferOp, launch: LaunchOp) -> int | None:
+    """The elements that a put or get moves in one point of a launch, over all cores and trips of loops."""
+    herd = next((parent for parent in parent_ops(op) if isinstance(parent, HerdOp)), None)
+    count = transfer_elements(op.memref.type, op.sizes)
+    cores: Sequence[HerdCore | None] = [None] if herd is None else cores_of(herd)
+    runs = [_runs(op, launch, core) for core in cores]
+    if count is None or None in runs:
+        return None
+    return count * sum(each or 0 for each in runs)
+
+
+def _runs(op: Operation, launch: LaunchOp, core: HerdCore | None) -> int | None:
+    """How often an operation runs in one point of a launch, on one core of the herd that it is in."""
+    ids = {} if core is None else core.ids
+    known = replace(NUMBERS, known_value=ids.get)
+    factors: list[int | None] = []
+    inner: Operation = op
+    for parent in parent_ops(op):
+        if parent is launch:
+            return None if None in factors else prod(factor or 0 for factor in factors)
+        if isinstance(parent, scf.ForOp | affine.ForOp):
+            space = iteration_range(parent.body.block.args[0])
+            factors.append(
+                None if space is None else _trips(*(known.analyze_term(bound) for bound in space[:3]))
+            )
+        elif isinstance(parent, scf.IfOp):
+            condition = known.analyze(parent.cond)
+            region = inner.parent_region()
+            is_first = region is parent.true_region
+            factors.append(None if condition is None else int(bool(condition) is is_first))
+        elif isinstance(parent, SegmentOp):
+            factors += [constant_int(size) for size in parent.sizes]
+        elif not isinstance(parent, HerdOp) and parent.name not in _ONCE:
+            factors.append(None)
+        inner = parent
+    return None
+
+
+def _trips(low: int | None, high: int | None, step: int | None) -> int | None:
+    if low is None or high is None or step is None or step < 1:
+        return None
+    return max(0, -((low - high) // step))
+
+
+# ---- the loop ----
+
+
+def _repeat(group: Sequence[Operation], times: int) -> None:
+    """Put a loop around a group. It carries a token where operations outside wait for some of the group."""
+    first, location = group[0], group[0].location
+    block = first.parent
+    assert block is not None
+    tokens = [result for op in group for result in op.results]
+    leaving = [token for token in tokens if any(_outside(use.operation, group) for use in token.uses)]
+    if any(not isinstance(token.type, AsyncTokenType) for token in leaving):
+        return
+    late = {value.owner for op in group for value in _operands(op) if _is_late(value, first, group)}
+    if not all(isinstance(owner, ConstantOp) for owner in late):
+        return
+    for owner in late:
+        assert isinstance(owner, Operation)
+        owner.detach()  # type: ignore[no-untyped-call]
+        block.insert_op_before(owner, first)
+    zero, many, one = (ConstantOp(IntegerAttr(n, IndexType())) for n in (0, times, 1))
+    inner = Block(arg_types=[IndexType(), *[AsyncTokenType()] * bool(leaving)])
+    begin = [WaitAllOp.build(operands=[[]], result_types=[AsyncTokenType()])] if leaving else []
+    loop = scf.ForOp(zero, many, one, [op.results[0] for op in begin], Region(inner))
+    new_ops: list[Operation] = [zero, many, one, *begin, loop]
+    for op in new_ops:
+        block.insert_op_before(op, first)
+    for token in leaving:
+        for use in [use for use in token.uses if _outside(use.operation, group)]:
+            use.operation.operands[use.index] = loop.results[0]
+    for op in group:
+        op.detach()  # type: ignore[no-untyped-call]
+        inner.add_op(op)
+    end: list[Operation] = []
+    if leaving:
+        end.append(WaitAllOp.build(operands=[[*leaving, inner.args[1]]], result_types=[AsyncTokenType()]))
+    end.append(scf.YieldOp(*[op.results[0] for op in end]))
+    inner.add_ops(end)
+    for op in (*new_ops, *end):
+        op.location = location
+
+
+def _operands(op: Operation) -> Iterator[SSAValue]:
+    for inner in op.walk():
+        yield from inner.operands
+
+
+def _outside(op: Operation, group: Sequence[Operation]) -> bool:
+    return not any(parent in group for parent in (op, *parent_ops(op)))
+
+
+def _is_late(value: SSAValue, first: Operation, group: Sequence[Operation]) -> bool:
+    """Whether a value is made between the first operation of a group and the last, but not by the group."""
+    owner = value.owner
+    if not isinstance(owner, Operation) or owner in group or owner.parent is not first.parent:
+        return False
+    return first.is_before_in_block(owner)

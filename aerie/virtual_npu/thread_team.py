@@ -1,0 +1,38 @@
+"""The threads that all native code of a process shares: the team of the first shared object that is loaded.
+
+include/vnpu/team.h says what a team is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+
+_FIRST: list[ctypes.CDLL] = []
+_HERE = threading.local()
+
+
+def use_team(library: ctypes.CDLL) -> int:
+    """Make a shared object that links TEAM use the process's team. Returns the team's address.
+
+    ctypes never unloads what it has loaded, so the team stays.
+    """
+    library.vnpu_own_team.restype = ctypes.c_void_p
+    library.vnpu_use_team.argtypes, library.vnpu_use_team.restype = [ctypes.c_void_p], None
+    library.vnpu_watch.argtypes, library.vnpu_watch.restype = [ctypes.c_void_p], None
+    if not _FIRST:
+        _FIRST.append(library)
+        watch(getattr(_HERE, "flag", None))
+    team: int = _FIRST[0].vnpu_own_team()
+    library.vnpu_use_team(team)
+    return team
+
+
+def watch(flag: int | None) -> None:
+    """Let native code of this thread end when the int32 at this address is not 0; None: never.
+
+    The caller keeps the int32 alive until the next call.
+    """
+    _HERE.flag = flag
+    for library in _FIRST:
+        library.vnpu_watch(flag)

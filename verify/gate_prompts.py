@@ -1,0 +1,112 @@
+"""The prompts of the gate: ten kinds, for any tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import cycle, islice
+
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig
+from aerie.engine.model import LoadedModel
+from aerie.engine.session import Session
+from aerie.engine.tokenizer import Tokenizer
+from aerie.engine.tool_calls import Message
+
+QUESTION = "What is the capital of France?"
+SHORT = "Hello"
+LONG = (
+    "A program for the NPU is a grid of tiles that all run the same code, each on its own part of the data. "
+    "Data moves in by one channel and out by another, and nobody waits longer than the slowest tile does. "
+    "What is the capital of Japan? The capital of"
+)
+CODE = "def area(width, height):\n    # in metres\n    return width * height\n\n\nprint(area(3, 4))\n"
+LANGUAGES = "Grüße aus Köln. ¿Dónde está la estación? 東京は日本の首都です。 Привет, мир! مرحبا"
+EMOJI = "🚀 to the 🌙 and back: 👩‍🔬🧪 = 🎉!"
+TEXT_BEFORE_EOS = ("The capital of Spain is Madrid.", "The capital of Italy is")
+CONVERSATION: tuple[Message, ...] = (
+    {"role": "user", "content": "What is 3 plus 4?"},
+    {"role": "assistant", "content": "3 + 4 = 7."},
+    {"role": "user", "content": "Who are you?"},
+)
+
+MAX_PROMPT_TOKENS = 2048
+"""Maximum tokens of a prompt, whatever the model has positions for: transformers' passes in float32 are slow
+and large.
+"""
+
+QUICK_PROMPTS = 2
+"""The number of prompts of `make verify`. The second runs in the session that the first one has used."""
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One prompt. token_ids: the model's input. message: set if a chat template made them of this one
+    message.
+    every_position: whether the prompt's own positions are compared too.
+    """
+
+    name: str
+    token_ids: tuple[int, ...]
+    message: str | None = None
+    every_position: bool = False
+
+
+def choose_prompts(session: Session, full: bool) -> list[Prompt]:
+    """Prompts that fit the session's model: the first two kinds, or all. Too long ones are cut; chats are
+    left out if there is no template, or if they do not fit.
+    """
+    kinds = list(_kinds(session.tokenizer, session.model))
+    return kinds if full else kinds[:QUICK_PROMPTS]
+
+
+def longest_prompt(config: ModelConfig, options: RuntimeOptions) -> int:
+    """The length in tokens of the longest prompt, in a session that is opened with these options."""
+    blocks = options.blocks(config)
+    lengths = blocks.seq_len or blocks.largest_context or config.context
+    return min(lengths, config.context, MAX_PROMPT_TOKENS)
+
+
+def full_prompt(session: Session) -> list[int]:
+    """Ordinary text that fills the context, up to MAX_PROMPT_TOKENS."""
+    return text_of_length(session.tokenizer, min(session.model.longest_prompt, MAX_PROMPT_TOKENS))
+
+
+def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
+    longest, eos = min(model.longest_prompt, MAX_PROMPT_TOKENS), model.config.eos_token_ids
+
+    def cut(name: str, ids: Sequence[int], every_position: bool = False) -> Prompt:
+        return Prompt(name, tuple(ids[:longest]), every_position=every_position)
+
+    chats = list(_chats(tokenizer, longest))
+    first = chats[:1] or [cut("question", tokenizer.encode(QUESTION), every_position=True)]
+    yield from first
+    yield cut("long", tokenizer.encode(LONG))
+    yield cut("code", tokenizer.encode(CODE))
+    yield cut("short", tokenizer.encode(SHORT))
+    yield cut("one token", tokenizer.encode(SHORT)[:1])
+    yield cut("near the end", text_of_length(tokenizer, longest - 1))
+    yield cut("languages", tokenizer.encode(LANGUAGES))
+    yield cut("emoji", tokenizer.encode(EMOJI))
+    if eos:
+        before, after = (tokenizer.encode(text) for text in TEXT_BEFORE_EOS)
+        yield cut("end token inside", [*before, eos[0], *after])
+    yield from chats[1:]
+
+
+def _chats(tokenizer: Tokenizer, longest: int) -> Iterator[Prompt]:
+    """The question as a chat, and a conversation."""
+    if not tokenizer.has_chat_template:
+        return
+    turn: Message = {"role": "user", "content": QUESTION}
+    question_ids, talked = (tuple(tokenizer.encode_chat(messages)) for messages in ([turn], CONVERSATION))
+    if len(question_ids) <= longest:
+        yield Prompt("chat turn", question_ids, message=QUESTION, every_position=True)
+        if len(talked) <= longest:
+            yield Prompt("conversation", talked)
+
+
+def text_of_length(tokenizer: Tokenizer, length: int) -> list[int]:
+    """Ordinary text, repeated until it has `length` tokens."""
+    ids = tokenizer.encode(" ".join([LONG, *TEXT_BEFORE_EOS, QUESTION]))
+    return list(islice(cycle(ids), max(1, length)))

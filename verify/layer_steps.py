@@ -1,0 +1,291 @@
+"""The layer steps of a forward pass. The programs' plans say which there are, and where our values are. This
+file says what each reads, and what transformers has for it, so that a wrongly wired launch shows.
+
+A launch that KNOWN lacks is refused: a new launch of a program needs an entry here with transformers' name
+for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Protocol
+
+from aerie.kernel_builder.arguments import WRITTEN_ROLES
+from aerie.multi_launch_builder import ModelShape, round_up_seq_len
+from aerie.multi_launch_builder.program import LaunchPlan as Launch
+from aerie.multi_launch_builder.program import ProgramPlan
+from aerie.multi_launch_builder.programs import plan_programs
+
+
+class Bench(Protocol):
+    """What steps need for their computation besides modules: step_reference.StepReference."""
+
+    @property
+    def head_dim(self) -> int: ...
+
+    def rotate(self, x: Any) -> Any: ...
+
+    def attend(self, attention: Any, query: Any, keys: Any, values: Any) -> Any: ...
+
+
+Compute = Callable[[Bench, Any, Mapping[str, Any]], Any]
+"""From the step computer, transformers' layer or model, and values by name, to the step's value, (rows,
+width).
+"""
+
+
+Hook = tuple[str, str]
+"""The path of a module in transformers' layer or model, and whether the value is its input ("in") or output
+("out").
+"""
+
+BEFORE, AFTER = "before", "after"
+"""A layer's programs: before attention, and after it."""
+KEYS, VALUES = "k_roped", "v"
+"""The outputs of the first one for the KV cache, of all positions of a call."""
+
+
+@dataclass(frozen=True)
+class ValueSource:
+    """Where our value of a step is: an argument of the layer's program before attention, or after it."""
+
+    part: str
+    argument: str
+
+
+@dataclass(frozen=True)
+class LayerStep:
+    """A step of the forward pass: how to compute it, and where its value is in our run and in transformers'.
+
+    meaning: what it is, for readers. inputs: steps whose values it reads. replaces: the step that later steps
+    would read without this one. source: where our value is; None if it is no argument of a program.
+    module_hook:
+    where transformers' value appears in its own run; None if no module has it, and `compute` computes it
+    again.
+    equals:
+    the step with the same value in that run. product: the path of the module if the step is a matrix product,
+    else "".
+    """
+
+    name: str
+    meaning: str
+    compute: Compute
+    inputs: tuple[str, ...] = ()
+    replaces: str = ""
+    source: ValueSource | None = None
+    module_hook: Hook | None = None
+    equals: str = ""
+    product: str = ""
+
+
+def _module(path: str) -> Compute:
+    """The module at `path` of the layer or model, applied to the step's one input."""
+
+    def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        return layer.get_submodule(path)(next(iter(values.values())))
+
+    return compute
+
+
+def _same(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+    return next(iter(values.values()))
+
+
+def _sum(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+    first, second = values.values()
+    return first + second
+
+
+def _rotate(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+    return bench.rotate(next(iter(values.values())))
+
+
+def _attend(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+    return bench.attend(layer.self_attn, values["rope_q"], values["keys"], values["values"])
+
+
+def _swiglu(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+    return layer.mlp.act_fn(values["gate"]) * values["up"]
+
+
+def _product_alone(path: str) -> Compute:
+    """The matrix product of the module at `path`, without its bias."""
+
+    def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        return next(iter(values.values())) @ layer.get_submodule(path).weight.T
+
+    return compute
+
+
+def _bias(path: str) -> Compute:
+    """The bias of the module at `path`, added to the step's one input."""
+
+    def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:  # noqa: ARG001
+        return next(iter(values.values())) + layer.get_submodule(path).bias
+
+    return compute
+
+
+def _per_head(path: str) -> Compute:
+    """The module at `path`, applied to each head of the step's one input, (rows, heads * head_dim)."""
+
+    def compute(bench: Bench, layer: Any, values: Mapping[str, Any]) -> Any:
+        x = next(iter(values.values()))
+        heads = x.reshape(x.shape[0], -1, bench.head_dim)
+        return layer.get_submodule(path)(heads).reshape(x.shape)
+
+    return compute
+
+
+def _norm(name: str, read: str, meaning: str, path: str) -> LayerStep:
+    return LayerStep(name, meaning, _module(path), (read,), module_hook=(path, "out"))
+
+
+def _product(name: str, read: str, meaning: str, path: str) -> LayerStep:
+    return LayerStep(name, meaning, _module(path), (read,), module_hook=(path, "out"), product=path)
+
+
+def _qkv_steps(name: str, meaning: str) -> dict[str, LayerStep]:
+    """The programs' steps for queries, keys or values, without RoPE."""
+    path, norm = f"self_attn.{name}_proj", f"self_attn.{name}_norm"
+    return {
+        name: _product(name, "attn_norm", f"{meaning} projection", path),
+        f"{name}_bias": LayerStep(
+            f"{name}_bias", f"the {meaning} projection and its bias",
+            _bias(path), (name,), name, module_hook=(path, "out"),
+        ),
+        f"{name}_norm": LayerStep(
+            f"{name}_norm", f"RMSNorm of each {meaning} head",
+            _per_head(norm), (name,), name, module_hook=(norm, "out"),
+        ),
+    }  # fmt: skip
+
+
+_INPUT_NORM, _FFN_NORM = "input_layernorm", "post_attention_layernorm"
+
+KNOWN: dict[str, LayerStep] = {
+    "rms_norm": _norm("attn_norm", "input", "RMSNorm before attention", _INPUT_NORM),
+    **_qkv_steps("q", "query"),
+    **_qkv_steps("k", "key"),
+    **_qkv_steps("v", "value"),
+    "q_rope": LayerStep("rope_q", "rotary position embedding of the queries", _rotate, ("q",)),
+    "k_rope": LayerStep("rope_k", "rotary position embedding of the keys", _rotate, ("k",)),
+    "o": _product("o", "attention", "output projection of attention", "self_attn.o_proj"),
+    "attn_add": LayerStep(
+        "attn_residual", "the layer's input plus that", _sum, ("input", "o"), module_hook=(_FFN_NORM, "in")
+    ),
+    "ffn_norm": _norm("ffn_norm", "attn_residual", "RMSNorm before the feed-forward network", _FFN_NORM),
+    "gate": _product("gate", "ffn_norm", "gate projection", "mlp.gate_proj"),
+    "up": _product("up", "ffn_norm", "up projection", "mlp.up_proj"),
+    "swiglu": LayerStep(
+        "swiglu", "SiLU of gate, times up", _swiglu, ("gate", "up"), module_hook=("mlp.down_proj", "in")
+    ),
+    "down": _product("down", "swiglu", "down projection", "mlp.down_proj"),
+    "ffn_add": LayerStep(
+        "ffn_residual",
+        "the two added: the layer's output",
+        _sum,
+        ("attn_residual", "down"),
+        module_hook=("", "out"),
+    ),
+}
+"""Transformers' part for a launch, by its label in a plan without the kernel that computes a product."""
+
+_INPUT = LayerStep(
+    "input", "what the layer is given: the output of the one before it",
+    _same, ("before",), source=ValueSource(BEFORE, "x"), module_hook=("", "in"),
+)  # fmt: skip
+_CACHED = (
+    LayerStep("cache_k", "the keys, as the KV cache holds them", _same, ("rope_k",)),
+    LayerStep("cache_v", "the values, as the KV cache holds them", _same, ("v",)),
+)
+_ATTENTION = LayerStep(
+    "attention", "softmax of the scores, times the values", _attend,
+    ("rope_q", "keys", "values"), source=ValueSource(AFTER, "attn_out"), module_hook=("self_attn.o_proj",
+    "in"),
+)  # fmt: skip
+"""Between the two programs, wherever attention runs: its value is the input of the second program."""
+
+HEAD_STEPS = (
+    LayerStep(
+        "final_norm", "RMSNorm after the last layer",
+        _module("model.norm"), ("last",), module_hook=("model.norm", "out"),
+    ),
+    LayerStep(
+        "logits", "LM head: a score for each token of the vocabulary",
+        _module("lm_head"), ("final_norm",), module_hook=("lm_head", "out"), product="lm_head",
+    ),
+)  # fmt: skip
+"""The steps after the layers, for the last position only. Our values are the input and output of
+lm_head_gemv.
+"""
+
+MEANINGS = {step.name: step.meaning for step in (_INPUT, *KNOWN.values(), *_CACHED, _ATTENTION, *HEAD_STEPS)}
+
+
+@cache
+def layer_steps(shape: ModelShape) -> tuple[LayerStep, ...]:
+    """The steps of a layer, in order, from the plans of a model of this shape.
+
+    "before" is the value of the step before the layer; "keys" and "values" are those of every position so
+    far, as the projections computed them. Raises ValueError for a launch that KNOWN lacks.
+    """
+    plans = plan_programs(shape, round_up_seq_len(1))
+    return plan_steps(plans["rms_gemms_rope"], plans["o_ffn"])
+
+
+def plan_steps(before: ProgramPlan, after: ProgramPlan) -> tuple[LayerStep, ...]:
+    """As layer_steps, for a layer's two programs with any number of rows."""
+    first = _with_sources(before, BEFORE, ("x",))
+    last = _with_sources(after, AFTER, ("x", "attn_out"))
+    latest: dict[str, str] = {}
+    steps = []
+    for step in (_INPUT, *first, *_CACHED, _ATTENTION, *last):
+        inputs = tuple(latest.get(name, name) for name in step.inputs)
+        same_as = inputs[0] if step in _CACHED else ""
+        steps.append(replace(step, inputs=inputs, equals=same_as))
+        if step.replaces:
+            latest[step.replaces] = step.name
+    return tuple(steps)
+
+
+def _with_sources(plan: ProgramPlan, part: str, inputs: Iterable[str]) -> Iterator[LayerStep]:
+    """A step for each launch, and where its value is. given: the activations that the program receives."""
+    labels, results = {_label(launch) for launch in plan.launches}, set(inputs)
+    for launch in plan.launches:
+        step, out = _find_step(plan, launch), _result(plan, launch, results)
+        if f"{_label(launch)}_bias" in labels:
+            step = replace(step, compute=_product_alone(step.product), module_hook=None)
+        results.add(out)
+        yield replace(step, source=ValueSource(part, out))
+
+
+def _result(plan: ProgramPlan, launch: Launch, results: Collection[str]) -> str:
+    """The argument that a launch writes. Each launch has its own, so that the layer check sees its result."""
+    written = [
+        name
+        for name in launch.wiring.values()
+        if name not in results and plan.arguments[name].role in WRITTEN_ROLES
+    ]
+    if len(written) != 1:
+        raise ValueError(
+            f"launch '{launch.label}' of program '{plan.name}' writes {len(written)} arguments that no "
+            "launch before it has written, and the ladder compares one for each; give its result an argument"
+        )
+    return written[0]
+
+
+def _label(launch: Launch) -> str:
+    return launch.label.removesuffix("_gemm").removesuffix("_gemv")
+
+
+def _find_step(plan: ProgramPlan, launch: Launch) -> LayerStep:
+    label = _label(launch)
+    if label not in KNOWN:
+        raise ValueError(
+            f"launch '{label}' of program '{plan.name}' is no step that the ladder knows, so nothing would "
+            "compare it with transformers; say in verify/layer_steps.py: KNOWN what transformers has for it"
+        )
+    return KNOWN[label]

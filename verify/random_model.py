@@ -1,0 +1,85 @@
+"""A random model besides the one that is verified: of its shape, with few layers and a small vocabulary.
+
+Trained weights hide an error of attention where one position has all the weight: attention there is the same
+with scores that are 5 % too large. Random weights, whose scores have a normal distribution, show it. The
+programs of the layers are the ones that the model runs, because the shape is the same; the weights come from
+one seed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from aerie.engine.checkpoint import Checkpoint, open_checkpoint
+from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.config import ModelConfig
+from aerie.engine.families import FAMILIES
+from aerie.engine.footprint import needs_of
+from aerie.engine.progress import Reporter
+from aerie.engine.session import Session, prepare_runtime
+from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
+from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
+from aerie.llama32_1b.synthetic.writer import write_checkpoint
+from aerie.multi_launch_builder.variants import CONTEXTS
+from aerie.verify.reference import Reference, check_memory_beside
+
+LAYERS = 2
+"""Two layers show what one layer passes to the next."""
+
+MAX_VOCABULARY = 2048
+"""Tokens. A vocabulary that is not larger than the model's own needs no program of its own."""
+
+SEED = 0
+
+
+def random_model_config(config: ModelConfig) -> ModelConfig:
+    """The config of a random model for a model with this config."""
+    vocabulary = min(max(config.vocab_size, SMALLEST_VOCABULARY), MAX_VOCABULARY)
+    return replace(
+        with_vocabulary(config, vocabulary), num_hidden_layers=min(config.num_hidden_layers, LAYERS)
+    )
+
+
+def with_longer_context(config: ModelConfig) -> ModelConfig:
+    """The config with more positions than the smallest context has, so that a KV cache can grow."""
+    return replace(config, max_position_embeddings=max(config.max_position_embeddings, 2 * CONTEXTS[0]))
+
+
+def in_another_family(config: ModelConfig) -> ModelConfig:
+    """The config with the same sizes in a model family whose layers have other tensors: the last by name of
+    the autoregressive ones.
+    """
+    generation = [each for each in FAMILIES.values() if each.diffusion is None]
+    candidates = (each for each in reversed(generation) if each.tensors != config.family.tensors)
+    return replace(in_family(config, next(candidates)), sliding_window=None)
+
+
+@contextmanager
+def random_checkpoint(config: ModelConfig, report: Reporter) -> Iterator[Checkpoint]:
+    """A checkpoint with this config and random weights, for the time of the context."""
+    with TemporaryDirectory(prefix="aerie-random-") as work:
+        folder = Path(work) / "random"
+        write_checkpoint(config, folder, SEED, report)
+        yield open_checkpoint(folder)
+
+
+@contextmanager
+def open_random_model(
+    config: ModelConfig, options: RuntimeOptions, report: Reporter
+) -> Iterator[tuple[Session, Reference]]:
+    """A session and a reference of a random model, compiled with `options`, for the time of the context.
+
+    Raises what opening and compiling a model raises.
+    """
+    with random_checkpoint(random_model_config(config), report) as checkpoint:
+        needs = needs_of(checkpoint.config, options)
+        check_memory_beside(checkpoint.config, needs, options.backend.access.copies_per_buffer)
+        session = prepare_runtime(checkpoint, options, report)
+        try:
+            yield session, Reference.open(checkpoint.folder)
+        finally:
+            session.cache.close()
