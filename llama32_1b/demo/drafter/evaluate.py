@@ -28,8 +28,8 @@ class DraftScore(NamedTuple):
     model predicts too after the same text. drafted, accepted: as decode counts them. passes: of the demo;
     each accepts the matching drafts and adds one token."""
 
-    target_answers: int
-    matching_tokens: int
+    tokens: int
+    matching: int
     drafted: int
     accepted: int
     passes: int
