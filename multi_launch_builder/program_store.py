@@ -53,11 +53,7 @@ def load_programs_by_name(shape: ModelShape, names: Iterable[str]) -> list[Progr
 
 def load_plans_by_name(shape: ModelShape, names: Iterable[str]) -> list[ProgramPlan]:
     """As `load_programs_by_name`, the plans only."""
-    return [plan_by_name(shape, name) or _for_one_token(shape, name) for name in names]
-
-
-def _for_one_token(shape: ModelShape, name: str) -> ProgramPlan:
-    return plan_programs(shape, SEQ_LEN_STEP, [name])[name]
+    return [plan_by_name(shape, name) or plan_programs(shape, SEQ_LEN_STEP, [name])[name] for name in names]
 
 
 def _programs(plans: Mapping[str, ProgramPlan], check: Callable[[], None]) -> dict[str, Program]:

@@ -97,7 +97,10 @@ def plan_static_step(shape: ModelShape, sizes: StaticSizes) -> ProgramPlan:
     layers = [_Layer(shape, sizes, number) for number in range(sizes.layers)]
     head = programs.plan_lm_head("lm_head", shape, rows)
     norm = LaunchPlan(
-        "final_norm", "rms_norm", _norm_parameters(shape, rows), _NORM | {"x": layers[-1].output}
+        "final_norm",
+        "rms_norm",
+        {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps},
+        _NORM | {"x": layers[-1].output},
     )
     steps = [step for layer in layers for step in layer.steps()]
     steps += [norm, *(replace(step, wiring={**step.wiring, "a": "normed"}) for step in head.launches)]
@@ -120,10 +123,6 @@ def plan_static_step(shape: ModelShape, sizes: StaticSizes) -> ProgramPlan:
 
 
 _NORM = {"weight": "final_norm", "out": "normed"}
-
-
-def _norm_parameters(shape: ModelShape, rows: int) -> dict[str, object]:
-    return {"rows": rows, "cols": shape.emb_dim, "eps": shape.rms_norm_eps}
 
 
 def _inputs(shape: ModelShape, sizes: StaticSizes) -> Iterator[Argument]:

@@ -117,7 +117,7 @@ class _Sent:
         block = loop.body.block
         other_ops = [op for op in block.ops if op is not self.op and op is not block.last_op]
         return (
-            all(map(_is_pure, other_ops))
+            all(op.name.startswith(_PURE) for op in other_ops)
             and not any(_is_of(block, operand) for op in other_ops for operand in op.operands)
             and all(
                 not isinstance(value, BlockArgument) or value.owner is not block for value in self._taken()
@@ -146,10 +146,6 @@ class _Sent:
 
 def _initial(loop: scf.ForOp | affine.ForOp) -> list[SSAValue]:
     return list(loop.iter_args) if isinstance(loop, scf.ForOp) else []
-
-
-def _is_pure(op: Operation) -> bool:
-    return op.name.startswith(_PURE)
 
 
 def _is_of(block: object, value: SSAValue) -> bool:

@@ -237,13 +237,12 @@ class OpenDevice:
         if self._device is None:
             self.access.acquire(self._report)
             try:
-                self._device = self._attempt(f"open device {self._index}", self._new_device)
+                self._device = self._attempt(
+                    f"open device {self._index}", lambda: self._pyxrt.device(self._index)
+                )
             finally:
                 if self._device is None:
                     self.access.release()
-
-    def _new_device(self) -> Any:
-        return self._pyxrt.device(self._index)
 
     def _load_in_turn(self, artifact: Artifact) -> LoadedProgram:
         while len(self._loaded) >= self.access.contexts:

@@ -48,7 +48,7 @@ def build(
     """x and out are (rows, cols) bf16, or (cols,) where rows is None; bias is (cols,) bf16.
 
     cols is a multiple of 16. herd_x, the number of cores, divides cols / 16 and is by default the largest
-    such number a row of cores has; a core's share of cols is at most `widest_share`. Raises
+    such number a row of cores has; a core's share of cols is at most `max_core_columns`. Raises
     IllegalShapeError.
     """
     require_multiple("bias_add", "cols", cols, LANES, "a core adds 16 elements at a time")

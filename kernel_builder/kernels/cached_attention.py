@@ -8,7 +8,7 @@ token, a block of drafts or of diffusion, a window with sinks, or a tree.
 - The cache lies heads first, (n_kv_heads, m, head_dim): a K/V tile is one run of memory, and new positions
   are written where they belong; nothing is laid out anew.
 - The mask is a bit for each row and position, 1 where it is seen, in words of 32, position 0 lowest
-  (`bit_words`). A core gets the words of its rows for as many K/V tiles at a time as there are stages, by the
+  (`pack_bits`). A core gets the words of its rows for as many K/V tiles at a time as there are stages, by the
   channel of its queries.
 - On a K/V tile of which no row of the query tile sees anything, nothing is computed. In a tile that is seen
   in part, values that nobody sees are taken for zeros: whatever a position holds that is not seen, be it NaN,

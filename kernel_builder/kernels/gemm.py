@@ -17,9 +17,9 @@ its slab. This is the schedule that mlir-air's own bf16 GEMM is known to run wit
 L2 holds plain row-major pieces of L3. The 8x8 blocks that the matrix unit wants are cut by the memtile's DMA
 on the way to L1, which can walk four dimensions; on the way back the core's DMA walks three. Blocks stand
 column by column: a as (K/8, M/8, 8, 8), b as (N/8, K/8, 8, 8), the accumulator as (N/8, M/8, 8, 8). The loop
-over k holds 2x2 blocks of it (`held_blocks`), so that each block of a and b is read, and converted to block
-floats, once for two products, and four sums are under way. They are carried in one dimension each, the only
-form that upstream's GEMMs are known to carry.
+over k holds 2x2 blocks of it (`accumulator_blocks`), so that each block of a and b is read, and converted to
+block floats, once for two products, with four sums at a time. They are carried in one dimension each, the
+only form that upstream's GEMMs are known to carry.
 
 With b_transposed, b is (n, k): a weight as Hugging Face stores it, (out, in), and as a GEMV reads it, so that
 one copy serves prefill and decode. A DMA cannot transpose 16-bit elements, whose innermost stride is 1, and

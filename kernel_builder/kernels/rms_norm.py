@@ -82,8 +82,8 @@ def build(
     """x and out are (rows, heads * cols) bf16, or (heads * cols,) where rows is None; weight is (cols,) bf16.
 
     cols, what is normalized together, is a multiple of 32 (16 where it is all there is), at most
-    `longest_row`. herd_x, the number of cores, divides rows * heads (or then cols / 16) and is by default the
-    largest such number a row of cores has. Raises IllegalShapeError.
+    `max_row_length`. herd_x, the number of cores, divides rows * heads (or then cols / 16) and is by default
+    the largest such number a row of cores has. Raises IllegalShapeError.
     """
     require_multiple("rms_norm", "heads", heads, 1, "there must be a head")
     parts = heads if rows is None else rows * heads

@@ -18,7 +18,6 @@ import numpy as np
 
 from aerie.device.npu2 import NPU2, DeviceModel
 from aerie.kernel_builder.arguments import IllegalShapeError
-from aerie.kernel_builder.buffers import View
 from aerie.kernel_builder.dsl import L1, Kernel, Role, bf16, i32
 from aerie.kernel_builder.spec import (
     Array,
@@ -66,16 +65,12 @@ def build(
         l1_x, l1_out = (k.alloc(L1, (heads * head_dim,), bf16, name) for name in ("l1_x", "l1_out"))
         for own in k.loop(count // herd_x):
             at = tx * (count // herd_x) + own
-            k.dma(l1_lut, _position(lut, count, at))
+            k.dma(l1_lut, lut.reshape(count, lut.size // count)[at, :])
             for chunk in k.loop(0, n_heads // heads):
                 k.dma(l1_x, x_chunks[at, chunk])
                 rope(l1_x, l1_lut, l1_out, heads, head_dim)
                 k.dma(out_chunks[at, chunk], l1_out)
     return k.finish()
-
-
-def _position(lut: View, rows: int, at: Any) -> View:
-    return lut.reshape(rows, lut.size // rows)[at, :]
 
 
 def _external(k: Kernel, heads: int, head_dim: int) -> ExternalFunction:

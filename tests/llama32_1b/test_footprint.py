@@ -100,7 +100,7 @@ for token in range(4):
     next_token_logits(model, row)
     row = decode_step(model, token, kept)
 peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
-needed = footprint(model.config, needs_of(model.config, options), backend.access.copies)
+needed = footprint(model.config, needs_of(model.config, options), backend.access.copies_per_buffer)
 print(json.dumps([int(peak) * 1024, needed.total, needed.activations]))
 """
 

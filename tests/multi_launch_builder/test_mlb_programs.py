@@ -82,10 +82,10 @@ def test_the_tables_of_programs_need_no_compiler():
     """Whoever runs programs reads their arguments, and does not wait for xDSL and the kernels."""
     code = """
 import sys
-from aerie.multi_launch_builder import ModelShape, Program, UnsupportedShapeError, legal_seq_len
+from aerie.multi_launch_builder import ModelShape, Program, UnsupportedShapeError, round_up_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO
-plan_programs(DEMO, legal_seq_len(100))
+plan_programs(DEMO, round_up_seq_len(100))
 heavy = ("xdsl", "aerie.kernel_builder.kernels")
 print([name for name in sys.modules if name in heavy])
 """

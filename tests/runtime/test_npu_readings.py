@@ -98,7 +98,7 @@ LOGS = {
         "clang: error: ld.lld command failed with exit code 1 (use -v to see invocation)\n"
         f"aiecc: '/opt/peano/bin/clang' failed: \n{AIECC}",
         "Peano links a core",
-        "Optimize('Os', reason)",
+        "OptLevel('Os', reason)",
     ),
     "static data": (
         f"ld.lld: error: section '.bss' will not fit in region 'data': overflowed by 64 bytes\n{AIECC}",

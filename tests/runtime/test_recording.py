@@ -185,7 +185,7 @@ def test_the_profiler_counts_the_same(mode, cache, steps):
         make()
         programs, spans = cache.profiler.programs, cache.profiler.spans
         assert all(times.run > 0 for times in programs.values())
-        moved = {name: (times.calls, times.moved) for name, times in programs.items()}
+        moved = {name: (times.calls, times.bytes_moved) for name, times in programs.items()}
         tables.append(
             (moved, {name: times.calls for name, times in spans.items() if name != BETWEEN_PROGRAMS})
         )

@@ -65,7 +65,7 @@ def test_nothing_of_it_passes_through_the_host(knob, sharing_cache):
     sharing_cache.profiler.reset()
     pass_through(sharing_cache, x=X)
     transfers = {"": 2, "buffers": 4}[knob]  # x in and y out; without sharing also what is between them
-    assert sharing_cache.profiler.moved == transfers * X.nbytes
+    assert sharing_cache.profiler.bytes_moved == transfers * X.nbytes
 
 
 def test_both_ways_give_the_same(knob, strict, sharing_cache):

@@ -138,7 +138,7 @@ def tag_cores(kernel: KernelModule) -> str:
 
 def _tag_launch(launch: LaunchOp) -> None:
     """Pass the iteration's coordinates down to the herds, and tag there."""
-    extents = _extents(launch)
+    extents = [_constant(size) for size in launch.sizes]
     for segment in [op for op in launch.walk() if isinstance(op, SegmentOp)]:
         outer, handed = _with_arguments(segment, launch.ids)
         for herd in [op for op in outer.walk() if isinstance(op, HerdOp)]:
@@ -202,11 +202,6 @@ def _tag_transfer(op: DmaMemcpyNdOp | ChannelPutOp, number: SSAValue) -> None:
     before.insert(FillOp([value], [buffer], []))
     op.operands[op.operands.index(source)] = buffer
     Builder(InsertPoint.after(op)).insert(memref.DeallocOp.get(buffer))
-
-
-def _extents(op: HierarchyOp) -> list[int]:
-    """The sizes of an iteration space, which are constants."""
-    return [_constant(size) for size in op.sizes]
 
 
 def _constant(value: SSAValue) -> int:

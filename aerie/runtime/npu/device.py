@@ -139,9 +139,9 @@ class NpuAccess:
         """The failure in one line, and below it lines that help to find the cause."""
         arguments = ", ".join(f"{argument} {argument.role.value}" for argument in failure.arguments)
         before = failure.last_completed or "none since the NPU was opened"
-        usually = getattr(failure.error, "likely_cause", "")
+        likely_cause = getattr(failure.error, "likely_cause", "")
         details = [
-            f"usually: {usually}" if usually else "",
+            f"usually: {likely_cause}" if likely_cause else "",
             f"arguments: {arguments}",
             f"the last program that completed: {before}",
             f"the same program on the virtual NPU, with checks: {check_command(failure.artifact.path)}",

@@ -82,9 +82,9 @@ class RunFailedError(RuntimeError):
     more.
     """
 
-    def __init__(self, message: str, usually: str, lost: bool) -> None:
+    def __init__(self, message: str, likely_cause: str, lost: bool) -> None:
         super().__init__(message)
-        self.usually, self.lost = usually, lost
+        self.likely_cause, self.lost = likely_cause, lost
 
 
 def wait(run: Any, limit: float) -> None:

@@ -1,4 +1,4 @@
-"""A failed tool's log, read: the stage that failed, the tool's own lines, and what the known messages mean.
+"""Reads a failed tool's log: the stage that failed, the tool's own lines, and the meaning of known messages.
 
 The messages are upstream's, each with the file it was found in; what is not known is shown and not guessed
 at. Those marked (ran) were met when our programs went through the real tools (docs/explanation/board.md).
@@ -15,14 +15,14 @@ from aerie.runtime.toolchain import SHOWN_LINES
 
 @dataclass(frozen=True)
 class KnownMessage:
-    """A message that is known: its pattern, what it means and what to change, and upstream's file with it."""
+    """A known message: its pattern, what it means and what to change, and the upstream file that has it."""
 
     name: str
     pattern: str
     meaning: str
     source: str
     fatal: bool = False
-    """Whether it means failure although the tool's exit code says otherwise."""
+    """Whether it means failure even if the tool's exit code is 0."""
 
 
 KNOWN_MESSAGES = (
@@ -141,7 +141,7 @@ KNOWN_MESSAGES = (
         "program memory",
         r"will not fit in region 'program'|code exceeds the tile's program memory",
         "the code of one core is larger than its 16 KiB: unroll less, declare the kernel's object with "
-        "Optimize('Os', reason), or split the work among more cores",
+        "OptLevel('Os', reason), or split the work among more cores",
         "mlir-aie programming_guide/core_data_memory.md",
     ),
     KnownMessage(
@@ -211,15 +211,15 @@ KNOWN_MESSAGES = (
     KnownMessage(
         "option",
         r"Unknown command line argument",
-        "this release of the tool does not know an option that we give: `make doctor` says which release "
-        "is wanted",
+        "this release of the tool does not know an option that we give: `make doctor` shows the release "
+        "that is needed",
         "LLVM llvm/lib/Support/CommandLine.cpp",
     ),
     KnownMessage(
         "text",
         r"Error parsing MLIR file",
-        "this aircc reads another form of the AIR dialect: `make doctor` says which release of mlir-air is "
-        "wanted",
+        "this aircc reads another form of the AIR dialect: `make doctor` shows the release of mlir-air "
+        "that is needed",
         "mlir-air tools/aircc/aircc.cpp",
     ),
     KnownMessage(
@@ -279,7 +279,7 @@ _CONTEXT = re.compile(r"\bnote: |^>>> ")
 
 
 def failure_text(tool: str, code: int, log_text: str) -> str:
-    """Why a tool that ended with this exit code failed; nothing where it did not.
+    """Why a tool that ended with this exit code failed; "" if it succeeded.
 
     A negative code is the signal that killed it.
     """
@@ -296,18 +296,18 @@ def failure_text(tool: str, code: int, log_text: str) -> str:
 
 
 def timeout_text(tool: str, seconds: int, log_text: str) -> str:
-    """Why a tool failed that was killed after so many seconds."""
+    """Why a tool failed that was killed after `seconds`."""
     killed = f"{tool} had not ended after {seconds} s and was killed with all that it started"
     return _explain(f"{killed}; AERIE_COMPILE_TIMEOUT gives it more", log_text)
 
 
 def missing_output_text(tool: str, name: str, log_text: str) -> str:
-    """Why a tool failed whose exit code was 0, but which did not write `name`."""
+    """Why a tool with exit code 0 failed: it did not write `name`."""
     return _explain(f"{tool} ended without an error and without {name}", log_text)
 
 
 def failed_stage(log_text: str) -> str:
-    """The stage that failed, in words; empty where the log does not say."""
+    """The stage that failed, as text; "" if the log does not show it."""
     return next((words for pattern, words in STAGES if re.search(pattern, log_text)), "")
 
 
@@ -317,12 +317,12 @@ def known_messages(log_text: str) -> list[KnownMessage]:
 
 
 def has_unplaced_herd(log_text: str) -> bool:
-    """Whether a herd found no place, which aircc tells and goes on."""
+    """Whether a herd could not be placed, which aircc reports without failing."""
     return any(reading.name == "placement" for reading in known_messages(log_text))
 
 
 def error_lines(log_text: str) -> list[str]:
-    """The tool's lines about its failure with their notes, else its last lines; SHOWN_LINES at most."""
+    """The tool's lines about its failure with their notes, else its last lines; at most SHOWN_LINES."""
     lines = [line for line in log_text.splitlines() if line.strip() and not line.startswith("$ ")]
     relevant = [
         line for line in lines if _ERROR.search(line) or _CONTEXT.search(line) or known_messages(line)

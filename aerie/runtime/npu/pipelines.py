@@ -127,7 +127,7 @@ class AirccOptions:
 
 
 def placement_passes(options: AirccOptions, device: DeviceModel) -> Passes:
-    """aircc's passes up to the text it keeps as placed.NAME: dependencies, channels, ping-pong, herds."""
+    """aircc's passes up to the text placed.NAME that it writes: dependencies, channels, ping-pong, herds."""
     launch = ("air-isolate-async-dma-loop-nests{scope=launch}", *CLEANUP_PASSES)
     channels = 2 * device.columns
     split = (
@@ -168,7 +168,7 @@ def placement_passes(options: AirccOptions, device: DeviceModel) -> Passes:
 
 
 def _ping_pong(options: AirccOptions) -> Passes:
-    """The two passes that double buffers, unless the program wants a single copy of all of them."""
+    """The two passes that double buffers, unless the program needs a single copy of all of them."""
     omitted = [value or "all" for value in options.values("--omit-ping-pong-transform")]
     if omitted and omitted[-1] == "all":
         return ()

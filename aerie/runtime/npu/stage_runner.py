@@ -1,8 +1,8 @@
-"""Runs one program through the stages, each with the text that the one before it wrote.
+"""Runs one program through the stages. Each stage reads the text that the previous one wrote.
 
-aircc runs with an `aiecc` in front of its PATH that does nothing, so that it ends where aiecc would begin;
-where there is no aircc, air-opt runs the same passes. Every tool runs in the program's folder, under the time
-limit of AERIE_COMPILE_TIMEOUT, in a process group that ends as one.
+aircc runs with an `aiecc` in front of its PATH that does nothing, so that it ends where aiecc would start.
+Without aircc, air-opt runs the same passes. Every tool runs in the program's folder, with the time limit of
+AERIE_COMPILE_TIMEOUT, in a process group that is killed as one.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ OnResult = Callable[[StageOutcome], None]
 
 
 class StageFailedError(Exception):
-    """A stage failed; the failure says how."""
+    """A stage failed; `failure` has the reason."""
 
     def __init__(self, failure: StageFailure) -> None:
         super().__init__(failure.full_text)
@@ -61,17 +61,17 @@ class StageFailedError(Exception):
 
 @dataclass(frozen=True)
 class StageRunner:
-    """Runs programs with the tools of a machine; several threads may."""
+    """Runs programs with the tools of a machine. Several threads may use it."""
 
     tools: StageTools
     device: DeviceModel = NPU2
     children: Children = field(default_factory=Children)
 
     def run(self, program: Program, work: Path, on_result: OnResult = lambda _: None) -> list[StageOutcome]:
-        """Every stage's result, in order, each told to `on_result` as it ends.
+        """Run all stages. Returns their outcomes, in order, and calls `on_result` with each as it ends.
 
-        `work` is an empty folder, which keeps what the tools write, where Texts says. Raises KnobError for a
-        time limit that makes no sense.
+        work: an empty folder for the tools' files (see StageFiles). Raises KnobError if the time limit is not
+        valid.
         """
         results: list[StageOutcome] = []
         for result in _ProgramRun(self, program, work).results():
@@ -93,7 +93,7 @@ def devices_with_cores(text: str) -> list[str]:
 
 
 class _ProgramRun:
-    """One program on its way."""
+    """The run of one program through the stages."""
 
     def __init__(self, runner: StageRunner, program: Program, work: Path) -> None:
         self._runner, self._tools, self._device = runner, runner.tools, runner.device
@@ -135,7 +135,7 @@ class _ProgramRun:
         return StageOutcome(stage, StageStatus.OK, seconds, note, None, tuple(self._left_out), findings)
 
     def _run(self, stage: ToolStage) -> str:
-        """Run one stage; what there is to say of it. Raises StageError."""
+        """Run one stage. Returns a note about its result. Raises StageFailedError."""
         if stage is PARSE:
             self._call("air-opt", "", self._texts.source.name, "-o", os.devnull)
         elif stage is CORES:
@@ -147,7 +147,7 @@ class _ProgramRun:
         return ""
 
     def _module(self, stage: ToolStage) -> None:
-        """A stage that makes a module of a module."""
+        """Run a stage that rewrites the module."""
         output = self._texts.module_after(stage)
         tool = "air-opt" if stage in AIRCC_STAGES else "aie-opt"
         self._opt(tool, self._passes(stage), self._texts.module_after(STAGES[stage.number - 2]), output)
@@ -200,7 +200,7 @@ class _ProgramRun:
         self._call(tool, output.name, f"--pass-pipeline={fitted.text}", text.name)
 
     def _call(self, tool: str, output_name: str, *arguments: str) -> None:
-        """Run a tool that writes the file `made`. Raises StageError where it fails or writes nothing."""
+        """Run a tool that writes `output_name`. Raises StageFailedError if it fails or writes nothing."""
         output = ["-o", output_name] if output_name else []
         code, log_text = self._tool(tool, [*arguments, *output])
         cause = log_diagnosis.failure_text(tool, code, log_text)
@@ -210,7 +210,7 @@ class _ProgramRun:
             raise StageFailedError(_failure(cause, log_text))
 
     def _tool(self, tool: str, arguments: Sequence[str], **environment: str) -> tuple[int, str]:
-        """A tool's exit code and all that it said. Raises StageError where it does not start or end."""
+        """Return a tool's exit code and output. Raises StageFailedError if it does not start or end."""
         log = self._texts.log
         begin = log.stat().st_size if log.exists() else 0
         command = [str(self._tools.paths[tool]), *arguments]
@@ -232,7 +232,7 @@ class _ProgramRun:
 
     @functools.cached_property
     def _by_aircc(self) -> Mapping[ToolStage, StageOutcome]:
-        """aircc's stages. It runs once; the texts that it wrote, and when, tell how far it came."""
+        """Run aircc's stages. It runs once; its texts, and their times, show how far it came."""
         begin = time.time()
         try:
             code, log_text = self._tool("aircc", self._aircc_arguments(), PATH=self._aircc_path())
@@ -267,7 +267,7 @@ class _ProgramRun:
         return [text, *fixed, "--tmpdir", ".", *self._options.flags]
 
     def _aircc_path(self) -> str:
-        """PATH for aircc, which looks aiecc up there."""
+        """PATH for aircc, which finds aiecc there."""
         folder = self._texts.work / "no-aiecc"
         folder.mkdir(exist_ok=True)
         (folder / "aiecc").write_text(AIECC_STUB)
