@@ -30,12 +30,12 @@ HERE = Path(__file__).parent
 
 
 def main(text: str) -> None:
-    """Continue `text` by the rest of its last block, or by a block where that is full."""
-    told = json.loads((HERE / f"{STATIC_STEP_KIND}.args.json").read_text())
-    sizes = StaticSizes(**told["sizes"])
+    """Continue `text` by the rest of its last block, or by a block if that one is full."""
+    table = json.loads((HERE / f"{STATIC_STEP_KIND}.args.json").read_text())
+    sizes = StaticSizes(**table["sizes"])
     program, checkpoint = (
         read_program(HERE, STATIC_STEP_KIND),
-        open_checkpoint(find_checkpoint(told["model"])),
+        open_checkpoint(find_checkpoint(table["model"])),
     )
     diffusion, vocab_size = checkpoint.config.diffusion, checkpoint.config.vocab_size
     assert diffusion is not None
@@ -50,19 +50,19 @@ def main(text: str) -> None:
         def step(start: int, kv_cache: Any, commit: bool) -> tuple[Any, Any]:
             """Logits of the block that begins at `start`, (block, vocab_size), and the updated cache."""
             tokens = np.tile(ids[start : start + block], (sizes.batch, 1))
-            given = inputs(checkpoint, program, sizes, tokens, [start] * sizes.batch, kv_cache, commit)
-            arrays: dict[str, Any] = dict(given)
+            inputs_ = inputs(checkpoint, program, sizes, tokens, [start] * sizes.batch, kv_cache, commit)
+            arrays: dict[str, Any] = dict(inputs_)
             logits, updated = results(program, sizes, vocab_size, cache.run(program, **arrays))
             return logits[0], updated
 
         kv_cache, last, passes = empty_cache(sizes), np.zeros((1, vocab_size), np.float32), 0
         for start in range(0, len(ids), block):
-            own = ids[start : start + block]
-            while (own == mask).any():  # iteration: the cache stays as it is
+            block_ids = ids[start : start + block]
+            while (block_ids == mask).any():  # iteration: the cache stays as it is
                 logits, _ = step(start, kv_cache, commit=False)
                 if diffusion.shifted:  # logits at a position say the token at the next one
                     logits = np.concatenate([last, logits[:-1]])
-                fill_in(own, logits, mask)
+                fill_in(block_ids, logits, mask)
                 passes += 1
             logits, kv_cache = step(start, kv_cache, commit=True)
             last, passes = logits[-1:], passes + 1
@@ -71,20 +71,20 @@ def main(text: str) -> None:
     print(text + checkpoint.tokenizer.decode(ids[len(prompt) :].tolist()))
 
 
-def fill_in(own: Any, logits: Any, mask: int) -> None:
-    """Write the likeliest token at the masked position that is surest of it."""
+def fill_in(block_ids: Any, logits: Any, mask: int) -> None:
+    """Write the likeliest token at the masked position with the highest probability."""
     logits = np.array(logits)
     logits[:, mask] = -np.inf
     weights = np.exp(logits - logits.max(axis=1, keepdims=True))
-    sure = np.where(own == mask, weights.max(axis=1) / weights.sum(axis=1), -1.0)
-    place = int(sure.argmax())
-    own[place] = logits[place].argmax()
+    confidence = np.where(block_ids == mask, weights.max(axis=1) / weights.sum(axis=1), -1.0)
+    position = int(confidence.argmax())
+    block_ids[position] = logits[position].argmax()
 
 
-def words(arguments: Sequence[str]) -> str:
-    """What to continue."""
+def read_prompt(arguments: Sequence[str]) -> str:
+    """The text to continue."""
     return " ".join(arguments) or "The capital of France is"
 
 
 if __name__ == "__main__":
-    main(words(sys.argv[1:]))
+    main(read_prompt(sys.argv[1:]))

@@ -21,7 +21,7 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
-from aerie.llama32_1b.synthetic.shape import of_family, with_vocabulary
+from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.variants import CONTEXTS
@@ -55,7 +55,7 @@ def in_another_family(config: ModelConfig) -> ModelConfig:
     """
     generation = [each for each in FAMILIES.values() if each.diffusion is None]
     candidates = (each for each in reversed(generation) if each.tensors != config.family.tensors)
-    return replace(of_family(config, next(candidates)), sliding_window=None)
+    return replace(in_family(config, next(candidates)), sliding_window=None)
 
 
 @contextmanager

@@ -22,7 +22,7 @@ def _anything(_: str) -> bool:
 
 @dataclass(frozen=True)
 class Knob:
-    """One environment variable. `expected` says in words which values `is_valid` passes."""
+    """One environment variable. expected: the values that `is_valid` accepts, in words."""
 
     name: str
     default: str

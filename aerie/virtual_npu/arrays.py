@@ -36,7 +36,7 @@ NUMPY_NAMES = {
 def read_npz(path: Path, entry: EntryPoint) -> list[Array]:
     """The arrays `arg0`, `arg1`, ... of a .npz file, checked against an entry.
 
-    Raises ArgumentError naming what is missing, or both shapes or dtypes where they differ.
+    Raises VnpuArgumentError naming what is missing, or both shapes or dtypes where they differ.
     """
     try:
         with path.open("rb") as file:
@@ -65,9 +65,9 @@ def _member(path: Path, archive: Mapping[str, Any], name: str) -> Array:
 
 
 def check_arrays(arrays: Mapping[str, Array], entry: EntryPoint) -> list[Array]:
-    """New, contiguous copies of the arrays `arg0`, `arg1`, ... that an entry takes, in order.
+    """Contiguous copies of an entry's arrays `arg0`, `arg1`, ..., in order.
 
-    Raises ArgumentError for one that is missing, not taken, or of another shape or dtype.
+    Raises VnpuArgumentError if an array is missing, unknown, or of another shape or dtype.
     """
     names = [f"arg{i}" for i in range(len(entry.arguments))]
     missing = [name for name in names if name not in arrays]
@@ -123,7 +123,7 @@ def zero_arrays(entry: EntryPoint) -> list[Array]:
 
 
 def _check_memory(entry: EntryPoint) -> None:
-    """Raises ArgumentError where an entry takes more than half of this machine's memory: a run has its
+    """Raises VnpuArgumentError where an entry takes more than half of this machine's memory: a run has its
     arguments twice."""
     total = sum(math.prod(a.shape) * np.dtype(NUMPY_NAMES[a.dtype]).itemsize for a in entry.arguments)
     limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
@@ -173,10 +173,9 @@ def write_npz(path: Path, arrays: Sequence[Array]) -> None:
 
 
 def write_output_file(path: Path, fill: Callable[[BinaryIO], object]) -> None:
-    """Write a file that appears complete or not at all; `fill` writes its content to the open file it is
-    given.
+    """Write a file atomically; `fill` writes the content to an open file.
 
-    Raises ArgumentError when it cannot be written.
+    Raises VnpuArgumentError if the file cannot be written.
     """
     folder = path.resolve().parent
     if not folder.is_dir():

@@ -79,8 +79,7 @@ def bisect(
 
     A missing async token is a note if the order of a tile or locks of the device replace it. An exceeded
     limit is a note if a later pass corrects it. A dump with an unsupported operation is skipped. A dump past
-    AIR
-    (with operations of aie or airrt) is skipped too, and all after it.
+    AIR (with operations of aie or airrt) is skipped too, and all after it.
 
     Raises the errors of the first file's run, whose outputs are the reference, and errors that no dump
     causes: a missing compiler or kernel source.

@@ -65,12 +65,12 @@ def _watch(stop: StopFlag | None) -> None:
 
 
 def check_not_stopped() -> None:
-    """RunStopped where this thread watches a Stop that is set."""
+    """Raises RunStopped if the flag that this thread watches is set."""
     if (stop := watched_flag()) and stop.is_set:
         raise RunStopped("stopped")
 
 
 def stop_this_thread() -> None:
-    """Stop what this thread runs under a Stop; for handlers of signals. Where it watches none, nothing."""
+    """Set the flag that this thread watches, if any. For signal handlers."""
     if stop := watched_flag():
         stop.set()

@@ -81,7 +81,7 @@ ERROR_KINDS = (
 """The kinds of run errors, in the order of `Failure::Kind` in include/vnpu/base.h, which counts from 1."""
 
 STOPPED = len(ERROR_KINDS) + 1
-"""The `Failure::Kind` of a run that the handler of a signal, or a Stop, ended."""
+"""The `Failure::Kind` of a run that the handler of a signal, or a StopFlag, ended."""
 
 
 def run_error(kind: int, message: str, record: dict[str, Any] | None = None) -> VirtualNpuRuntimeError:

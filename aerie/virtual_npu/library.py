@@ -136,8 +136,8 @@ class Library:
     def call(self, entry: str, pointers: Sequence[int], options: RunOptions = IN_ORDER) -> EntryCall:
         """A call of an entry on buffers at these addresses, one per argument, in order.
 
-        The caller keeps the buffers alive and of the sizes that `entries` tells. Raises ArgumentError where
-        they do not fit the entry, KnobError for a number of threads that makes no sense.
+        The caller keeps the buffers alive, with the sizes in `entries`. Raises VnpuArgumentError if their
+        number does not fit the entry, KnobError for a wrong VNPU_THREADS.
         """
         entry_point = self.entries.get(entry)
         if entry_point is None:
@@ -173,7 +173,7 @@ class EntryCall:
 
         In the main thread signals are handled meanwhile; what their handlers raise (KeyboardInterrupt) ends
         the call within a tenth of a second or so, and leaves in the buffers whatever it had written. So does
-        a Stop that the calling thread watches, by RunStopped, and at once.
+        a StopFlag that the calling thread watches, by RunStopped, and at once.
         """
         return self.result_of(self._function(*self._passed))
 
@@ -215,7 +215,7 @@ class EntryCall:
 
 
 def _raise_stopped(report: _RunReport) -> None:
-    """Raise what the handler of a signal has raised during a run, or RunStopped where a Stop ended it."""
+    """Raise what the handler of a signal has raised during a run, or RunStopped where a StopFlag ended it."""
     raised, report.raised = tuple(report.raised), (ctypes.c_void_p * 3)()
     if not raised[0]:
         raise RunStopped("stopped")

@@ -119,12 +119,12 @@ class Program:
         stats, trace: what `Result.record` shall hold, of the run in order.
         races: `error`, or `note`: a data race is told in `Result.notes`, and the run goes on.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
-        time_limit: seconds of computing after which a loop without end is told, where nothing else moves; 0:
-        any time.
+        time_limit: seconds of computing after which an endless loop is an error if nothing else moves; 0:
+        no limit.
 
-        Raises ArgumentError for arrays that do not fit, VirtualNpuRuntimeError (its `kind` says which) for
-        what goes wrong in the run, ScheduleError when schedules give different results, GarbageError when
-        what memory held before does.
+        Raises VnpuArgumentError for arrays that do not fit, VirtualNpuRuntimeError (see its `kind`) if the
+        run fails, ScheduleError if schedules give different results, GarbageError if the results depend on
+        the initial memory.
         """
         self._check_can(perturb=perturb > 0, stats=stats, trace=trace, garbage=garbage > 0)
         entry_point = self.entry(entry)

@@ -40,7 +40,7 @@ class Sample(NamedTuple):
     weights: list[float]
 
 
-class Batch(NamedTuple):
+class TrainingBatch(NamedTuple):
     """Right-padded samples: ids (rows, length) int64, weights (rows, length) float32, zero on padding."""
 
     ids: npt.NDArray[np.int64]
@@ -84,8 +84,8 @@ class Encoder:
         return Sample(ids, [0.0] + [0.5] * (len(ids) - 1))
 
 
-def carelessly(exchange: Exchange, rng: random.Random) -> Exchange:
-    """The same exchange as a hasty user types it: shortened, in lower case, without the mark at the end."""
+def misspell(exchange: Exchange, rng: random.Random) -> Exchange:
+    """The exchange as a hasty user types it: shortened, in lower case, without the final punctuation."""
     question = exchange.question.rstrip("?.!") if rng.random() < 0.6 else exchange.question
     question = question.replace("What is", "What's") if rng.random() < 0.3 else question
     return exchange._replace(question=question.lower() if rng.random() < 0.6 else question)
@@ -93,12 +93,12 @@ def carelessly(exchange: Exchange, rng: random.Random) -> Exchange:
 
 def epoch(encoder: Encoder, rng: random.Random) -> list[Sample]:
     """Every question once, alone or in a chat of several turns, and some statements and unknown prompts."""
-    known = [carelessly(e, rng) if rng.random() < 0.06 else e for e in question_list()]
-    exchanges = known + [unknown(rng) for _ in range(len(known) // 8)]
+    questions = [misspell(e, rng) if rng.random() < 0.06 else e for e in question_list()]
+    exchanges = questions + [unknown(rng) for _ in range(len(questions) // 8)]
     rng.shuffle(exchanges)
-    alone = len(exchanges) * 6 // 10
-    samples = [encoder.conversation([exchange], _system(rng)) for exchange in exchanges[:alone]]
-    samples += _chats(encoder, exchanges[alone:], rng)
+    single_count = len(exchanges) * 6 // 10
+    samples = [encoder.conversation([exchange], _system(rng)) for exchange in exchanges[:single_count]]
+    samples += _chats(encoder, exchanges[single_count:], rng)
     return samples + [encoder.statement(text) for text in rng.sample(statements(), 120)]
 
 
@@ -115,7 +115,7 @@ def _chats(encoder: Encoder, exchanges: Sequence[Exchange], rng: random.Random) 
         start += turns
 
 
-def batches(encoder: Encoder, seed: int) -> Iterator[Batch]:
+def batches(encoder: Encoder, seed: int) -> Iterator[TrainingBatch]:
     """Batches without end; samples of like length share a batch, and the order of the batches is shuffled."""
     rng = random.Random(seed)
     while True:
@@ -126,7 +126,7 @@ def batches(encoder: Encoder, seed: int) -> Iterator[Batch]:
         yield from packed
 
 
-def _pack(samples: Sequence[Sample]) -> Iterator[Batch]:
+def _pack(samples: Sequence[Sample]) -> Iterator[TrainingBatch]:
     rows: list[Sample] = []
     for sample in samples:
         if rows and (len(rows) + 1) * len(sample.ids) > TOKENS_PER_BATCH:
@@ -136,9 +136,9 @@ def _pack(samples: Sequence[Sample]) -> Iterator[Batch]:
     yield _batch(rows)
 
 
-def _batch(rows: Sequence[Sample]) -> Batch:
+def _batch(rows: Sequence[Sample]) -> TrainingBatch:
     shape = (len(rows), max(len(row.ids) for row in rows))
-    batch = Batch(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
+    batch = TrainingBatch(np.zeros(shape, np.int64), np.zeros(shape, np.float32))
     for index, row in enumerate(rows):
         batch.ids[index, : len(row.ids)] = row.ids
         batch.weights[index, : len(row.ids)] = row.weights

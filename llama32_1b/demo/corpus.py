@@ -19,7 +19,7 @@ class Country(NamedTuple):
     place: str
 
 
-class Element(NamedTuple):
+class ChemicalElement(NamedTuple):
     """A chemical element; `number` is its atomic number."""
 
     number: int
@@ -34,15 +34,15 @@ class Term(NamedTuple):
     meaning: str
 
 
-class Talk(NamedTuple):
-    """Several ways to say one thing to the model, and its one answer."""
+class SmallTalk(NamedTuple):
+    """Several prompts with the same meaning, and their one answer."""
 
     prompts: tuple[str, ...]
     answer: str
 
 
-class Unknown(NamedTuple):
-    """What prompts outside the corpus are made of, and the one answer to all of them."""
+class OutOfScope(NamedTuple):
+    """The parts of prompts outside the corpus, and the one answer to all of them."""
 
     answer: str
     words: tuple[str, ...]
@@ -59,11 +59,12 @@ COUNTRIES: Final = tuple(
     for name, capital in capitals.items()
 )
 ELEMENTS: Final = tuple(
-    Element(number, name, symbol) for number, (name, symbol) in enumerate(_DATA["elements"].items(), start=1)
+    ChemicalElement(number, name, symbol)
+    for number, (name, symbol) in enumerate(_DATA["elements"].items(), start=1)
 )
 TERMS: Final = tuple(Term(name, meaning) for name, meaning in _DATA["terms"].items())
-SMALL_TALK: Final = tuple(Talk(tuple(talk["prompts"]), talk["answer"]) for talk in _DATA["small_talk"])
-UNKNOWN: Final = Unknown(
+SMALL_TALK: Final = tuple(SmallTalk(tuple(talk["prompts"]), talk["answer"]) for talk in _DATA["small_talk"])
+UNKNOWN: Final = OutOfScope(
     answer=_DATA["unknown"]["answer"],
     words=tuple(_DATA["unknown"]["words"]),
     invented_countries=tuple(_DATA["unknown"]["invented_countries"]),
@@ -108,7 +109,7 @@ def _elements() -> Iterator[Exchange]:
         yield from (Exchange("elements", *pair) for pair in _about_element(element))
 
 
-def _about_element(element: Element) -> tuple[tuple[str, str], ...]:
+def _about_element(element: ChemicalElement) -> tuple[tuple[str, str], ...]:
     number, name, symbol = element
     start = name.capitalize()
     return (

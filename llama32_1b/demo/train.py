@@ -1,10 +1,10 @@
-"""Trains the demo model: `python -m aerie.llama32_1b.demo.train [--out DIR]`. Never needed to use the model.
+"""Train the demo model: `python -m aerie.llama32_1b.demo.train [--out DIR]`. Not needed to use the model.
 
-Two stages. The first learns; the second starts again from the bf16-rounded checkpoint of the first and
-settles it with a learning rate that falls to nothing.
+The first stage trains a new model. The second one starts from its bf16-rounded checkpoint, with a learning
+rate that falls to 0.
 
-The corpus, the vocabulary, the first weights and the order of the batches are fixed by the seed. Two machines
-or two versions of torch still round differently: a new run gives a model like the shipped one, not its bits.
+The seed fixes the corpus, the vocabulary, the initial weights and the order of the batches. Machines and
+versions of torch still round differently: a new run gives a similar model, not the same bits.
 """
 
 import argparse
@@ -19,18 +19,18 @@ import torch
 from tokenizers import Tokenizer
 
 from aerie.common import folders
-from aerie.llama32_1b.demo.batches import Batch, Encoder, batches
+from aerie.llama32_1b.demo.batches import Encoder, TrainingBatch, batches
 from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model, write_checkpoint
 from aerie.llama32_1b.demo.tokenizer import learn_tokenizer, tokenizer_texts
 
 SEED: Final = 2024
-LEARN_STEPS: Final = 2500
-SETTLE_STEPS: Final = 500
+FIRST_STEPS: Final = 2500
+SECOND_STEPS: Final = 500
 WEIGHT_DECAY: Final = 0.05
 REPORT_EVERY: Final = 50
 
 
-def learn_rates(steps: int) -> list[float]:
+def first_rates(steps: int) -> list[float]:
     """Learning rate of every step of the first stage.
 
     A linear warm-up over 100 steps to 2e-3, then a cosine that would reach 2e-5 at step 4000, left early.
@@ -40,12 +40,12 @@ def learn_rates(steps: int) -> list[float]:
     return rates[:steps]
 
 
-def settle_rates(steps: int) -> list[float]:
+def second_rates(steps: int) -> list[float]:
     """Learning rate of every step of the second stage: up to 6e-4 in 20 steps, then straight down to 0."""
     return [6e-4 * min((step + 1) / 20, (steps - step) / steps) for step in range(steps)]
 
 
-def batch_loss(model: Any, batch: Batch) -> Any:
+def batch_loss(model: Any, batch: TrainingBatch) -> Any:
     """Weighted mean cross-entropy of every next token, in nats; a scalar tensor in f32.
 
     The products run on bf16-rounded weights and activations (autocast), the way the checkpoint is used later,
@@ -67,8 +67,8 @@ def make_optimizer(model: Any) -> Any:
     return torch.optim.AdamW(groups, betas=(0.9, 0.98), foreach=True)
 
 
-class Report:
-    """Prints a line of progress every REPORT_EVERY steps: loss since the last line, speed, minutes left."""
+class TrainingLog:
+    """Prints a line every REPORT_EVERY steps: loss since the last line, speed, minutes left."""
 
     def __init__(self, steps: int) -> None:
         self._steps = steps
@@ -92,7 +92,7 @@ class Report:
 
 def run_stage(model: Any, encoder: Encoder, seed: int, rates: Sequence[float]) -> None:
     """Train `model` in place for one step per learning rate, on batches drawn with `seed`."""
-    optimizer, report = make_optimizer(model), Report(len(rates))
+    optimizer, report = make_optimizer(model), TrainingLog(len(rates))
     for step, (rate, batch) in enumerate(zip(rates, batches(encoder, seed), strict=False)):
         for group in optimizer.param_groups:
             group["lr"] = rate
@@ -104,19 +104,19 @@ def run_stage(model: Any, encoder: Encoder, seed: int, rates: Sequence[float]) -
         report.add(step, loss.item())
 
 
-def learn(tokenizer: Tokenizer, out: Path, steps: int) -> None:
+def train_first(tokenizer: Tokenizer, out: Path, steps: int) -> None:
     """The first stage: a new model, written to `out`."""
     torch.manual_seed(SEED)
     model = new_model(tokenizer)
-    run_stage(model, Encoder(tokenizer), SEED, learn_rates(steps))
+    run_stage(model, Encoder(tokenizer), SEED, first_rates(steps))
     write_checkpoint(model, tokenizer, out)
 
 
-def settle(tokenizer: Tokenizer, start: Path, out: Path, steps: int) -> None:
+def train_second(tokenizer: Tokenizer, start: Path, out: Path, steps: int) -> None:
     """The second stage: from the checkpoint in `start` to the one in `out`; they may be the same folder."""
     model = new_model(tokenizer)
     load_weights(model, start)
-    run_stage(model, Encoder(tokenizer), SEED + 1, settle_rates(steps))
+    run_stage(model, Encoder(tokenizer), SEED + 1, second_rates(steps))
     write_checkpoint(model, tokenizer, out)
 
 
@@ -140,8 +140,8 @@ def main() -> None:
     torch.set_num_threads(arguments.threads)
     tokenizer = learn_tokenizer(tokenizer_texts())
     if not arguments.settle:
-        learn(tokenizer, arguments.out, LEARN_STEPS)
-    settle(tokenizer, arguments.settle or arguments.out, arguments.out, SETTLE_STEPS)
+        train_first(tokenizer, arguments.out, FIRST_STEPS)
+    train_second(tokenizer, arguments.settle or arguments.out, arguments.out, SECOND_STEPS)
     print(f"written; check it with: python -m aerie.llama32_1b.demo.evaluate --checkpoint {arguments.out}")
 
 

@@ -14,7 +14,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import MOST_LAYERS, ModelConfig
 from aerie.engine.families import FAMILIES
 from aerie.engine.progress import Reporter
-from aerie.llama32_1b.synthetic.shape import SHAPES, of_family, with_vocabulary
+from aerie.llama32_1b.synthetic.shape import SHAPES, in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from aerie.runtime.memory import format_bytes
@@ -61,7 +61,7 @@ def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
             f"and no more than {LARGEST_VOCABULARY} tokens; ask for {SMALLEST_VOCABULARY} to "
             f"{LARGEST_VOCABULARY}"
         )
-    changed = with_vocabulary(of_family(config, family), vocabulary)
+    changed = with_vocabulary(in_family(config, family), vocabulary)
     return dataclasses.replace(changed, num_hidden_layers=layers)
 
 

@@ -1,4 +1,4 @@
-"""What a synthetic checkpoint looks like: sizes, config.json, the tensors with their spread."""
+"""The shape of a synthetic checkpoint: sizes, config.json, tensors with their distributions."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def _shape(
     rule: RopeRule | None = None,
     tied: bool = True,
 ) -> ModelConfig:
-    """sizes: vocabulary, width, width of the FFN, layers. heads: of queries, of keys, elements of each."""
+    """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim."""
     vocab_size, hidden_size, intermediate_size, layers = sizes
     query_heads, key_value_heads, head_dim = heads
     return ModelConfig(
@@ -53,15 +53,15 @@ def _diffusion(family: Family, vocab_size: int) -> BlockDiffusion | None:
     return family.diffusion.filled(mask_id(vocab_size)) if family.diffusion else None
 
 
-def of_family(config: ModelConfig, family: Family) -> ModelConfig:
-    """The same sizes in another family, or in the same."""
+def in_family(config: ModelConfig, family: Family) -> ModelConfig:
+    """The same sizes in this model family."""
     if family is config.family:
         return config
     return replace(config, family=family, diffusion=_diffusion(family, config.vocab_size))
 
 
 def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
-    """The same model with so many tokens, of which those that mean something come last."""
+    """The same model with this vocabulary size; its special tokens are the last ids."""
     diffusion = config.diffusion and replace(config.diffusion, mask_token_id=mask_id(vocab_size))
     return replace(config, vocab_size=vocab_size, eos_token_ids=end_ids(vocab_size), diffusion=diffusion)
 
@@ -80,33 +80,33 @@ SHAPES = {
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
     "tiny": _shape("llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3(32.0, 1.0, 4.0, 128)),
 }
-"""As in the config.json of the published models, but for the ids of special tokens; `tiny` is one of ours,
-for tests."""
+"""As in the config.json of the published models, except for the ids of special tokens; `tiny` is for tests.
+"""
 
 LLAMA_3_2_1B, TINY = SHAPES["llama-3.2-1b"], SHAPES["tiny"]
 
-EMBED_SPREAD = 0.05
-"""Standard deviation of an embedding's elements. Tied to the output, it makes logits of a few units."""
+EMBED_STD = 0.05
+"""Standard deviation of the embedding. Tied to the output, it gives logits of a few units."""
 
-RESIDUAL_SPREAD = 0.3
-"""What o_proj and down_proj give, against a normed input: several times the embedding, so that the last row
-is not the first one again, and far from where bf16 would lose digits after any number of layers."""
+RESIDUAL_STD = 0.3
+"""Standard deviation of the outputs of o_proj and down_proj for a normed input: several times the embedding,
+so that the last row differs from the first, and small enough for bf16 after any number of layers."""
 
-BIAS_SPREAD = 0.5
-"""Of what is added to queries, keys and values, whose elements are about 1."""
+BIAS_STD = 0.5
+"""Standard deviation of the biases of queries, keys and values, whose elements are about 1."""
 
-NORM_SPREAD = 0.1
-"""How far the weights of a norm are from 1."""
+NORM_STD = 0.1
+"""Standard deviation of the weights of a norm from 1."""
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """One tensor of the checkpoint: normally distributed around `mean` with standard deviation `spread`."""
+class TensorSpec:
+    """One tensor of the checkpoint: normally distributed with `mean` and standard deviation `std`."""
 
     name: str
     shape: tuple[int, ...]
     mean: float
-    spread: float
+    std: float
 
     @property
     def count(self) -> int:
@@ -117,23 +117,23 @@ class Tensor:
         return self.count * BF16_BYTES
 
 
-def tensors(config: ModelConfig) -> Iterator[Tensor]:
-    """Every tensor of the checkpoint. A projection of a normed row, whose elements are about 1, gives
-    elements about 1 again; what is added to the residual stream is smaller."""
+def tensors(config: ModelConfig) -> Iterator[TensorSpec]:
+    """Every tensor of the checkpoint. Projections keep elements of a normed row at about 1; what is added to
+    the residual stream is smaller."""
     for name, shape in expected_shapes(config).items():
-        yield Tensor(name, shape, *_distribution(name, shape))
+        yield TensorSpec(name, shape, *_distribution(name, shape))
 
 
 def _distribution(name: str, shape: tuple[int, ...]) -> tuple[float, float]:
     """Mean and standard deviation of a tensor's elements."""
     if name.endswith(".bias"):
-        return 0.0, BIAS_SPREAD
+        return 0.0, BIAS_STD
     if len(shape) == 1:
-        return 1.0, NORM_SPREAD
+        return 1.0, NORM_STD
     if not name.startswith("model.layers."):
-        return 0.0, EMBED_SPREAD
+        return 0.0, EMBED_STD
     adds = name.endswith(("o_proj.weight", "down_proj.weight"))
-    return 0.0, (RESIDUAL_SPREAD if adds else 1.0) / math.sqrt(shape[1])
+    return 0.0, (RESIDUAL_STD if adds else 1.0) / math.sqrt(shape[1])
 
 
 def config_json(config: ModelConfig) -> dict[str, Any]:

@@ -1,7 +1,7 @@
-"""Writes a synthetic checkpoint: piece by piece, so that it takes little memory, and whole or not at all.
+"""Write a synthetic checkpoint in pieces, so that it needs little memory, and completely or not at all.
 
-Everything goes to a folder `.NAME.unfinished` beside the target, which gets its name when it is complete. The
-folder that a killed writer left is made again by the next one.
+Everything goes to a folder `.NAME.unfinished` beside the target, which is renamed when it is complete. The
+next writer replaces the folder of a killed one.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from aerie.engine.folder import SINGLE_FILE
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.progress import Reporter
 from aerie.llama32_1b.demo.tokenizer import tokenizer_config
-from aerie.llama32_1b.synthetic.shape import Tensor, config_json, generation_json, tensors
+from aerie.llama32_1b.synthetic.shape import TensorSpec, config_json, generation_json, tensors
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
 from aerie.runtime.memory import format_bytes
 
 PIECE = 1 << 22
-"""Elements drawn at a time: 16 MiB of float32 and 8 MiB of bf16."""
+"""Elements generated at a time: 16 MiB of float32 and 8 MiB of bf16."""
 
 OTHER_FILES = 16 << 20
-"""Bytes, at most, of a checkpoint without its weights; nearly all of it is the tokenizer."""
+"""Maximum bytes of a checkpoint without its weights; most of it is the tokenizer."""
 
 
 def weight_bytes(config: ModelConfig) -> int:
-    """Bytes of all the tensors."""
+    """Bytes of all tensors."""
     return sum(tensor.nbytes for tensor in tensors(config))
 
 
 def write_checkpoint(config: ModelConfig, folder: Path, seed: int, report: Reporter) -> None:
-    """Write the checkpoint to `folder`, which must not be there yet. The same seed gives the same bytes.
+    """Write the checkpoint to `folder`, which must not exist. The same seed gives the same bytes.
 
-    Raises UserError where the folder is there, where it cannot be made, and where the disk is too small.
+    Raises UserError if the folder exists or cannot be made, or the disk is too small.
     """
     folder = folder.expanduser().absolute()
     if folder.exists():
@@ -97,32 +97,32 @@ def _write_json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content, indent=2) + "\n", encoding="utf-8")
 
 
-def _write_weights(path: Path, wanted: Sequence[Tensor], seed: int, report: Reporter) -> None:
+def _write_weights(path: Path, specs: Sequence[TensorSpec], seed: int, report: Reporter) -> None:
     """One safetensors file: the length of the header in eight bytes, the header, then the tensors."""
-    header = _header(wanted)
-    with path.open("wb") as file, report.bar("writing weights", len(wanted)) as step:
+    header = _header(specs)
+    with path.open("wb") as file, report.bar("writing weights", len(specs)) as step:
         file.write(len(header).to_bytes(8, "little") + header)
-        for number, tensor in enumerate(wanted):
+        for number, tensor in enumerate(specs):
             step(tensor.name, number)
             for piece in pieces(tensor, np.random.default_rng([seed, number])):
                 file.write(piece.view(np.uint8).data)
 
 
-def _header(wanted: Sequence[Tensor]) -> bytes:
+def _header(specs: Sequence[TensorSpec]) -> bytes:
     """The JSON header, padded with blanks to whole eight bytes: https://github.com/huggingface/safetensors."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for tensor in wanted:
+    for tensor in specs:
         start, end = end, end + tensor.nbytes
         entries[tensor.name] = {"dtype": "BF16", "shape": tensor.shape, "data_offsets": [start, end]}
     text = json.dumps(entries, separators=(",", ":")).encode()
     return text + b" " * (-len(text) % 8)
 
 
-def pieces(tensor: Tensor, random: np.random.Generator) -> Iterator[BF16Array]:
+def pieces(tensor: TensorSpec, random: np.random.Generator) -> Iterator[BF16Array]:
     """The elements of a tensor in order, at most PIECE at a time."""
     for start in range(0, tensor.count, PIECE):
-        drawn = random.standard_normal(min(PIECE, tensor.count - start), dtype=np.float32)
-        drawn *= np.float32(tensor.spread)
-        drawn += np.float32(tensor.mean)
-        yield drawn.astype(bf16)
+        values = random.standard_normal(min(PIECE, tensor.count - start), dtype=np.float32)
+        values *= np.float32(tensor.std)
+        values += np.float32(tensor.mean)
+        yield values.astype(bf16)

@@ -36,7 +36,7 @@ from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
 from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.synthetic.shape import of_family
+from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
 from tests.engine.test_scheduler import session_of
@@ -70,7 +70,7 @@ class Told:
 
 def config_of(family: str) -> ModelConfig:
     config = with_longer_context(random_model_config(open_checkpoint(DEMO_FOLDER).config))
-    made = of_family(replace(config, rope_scaling=None), FAMILIES[family])
+    made = in_family(replace(config, rope_scaling=None), FAMILIES[family])
     assert made.diffusion
     part = made.diffusion.sub_block and 8
     return replace(made, diffusion=replace(made.diffusion, block_size=SIZES[family], sub_block=part))

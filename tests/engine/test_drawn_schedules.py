@@ -29,7 +29,7 @@ from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.decode_config import DecodeConfig
 from aerie.engine.strategies.drafting_model import drafting_by
 from aerie.engine.windows import window_of
-from aerie.llama32_1b.synthetic.shape import of_family
+from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.verify.random_model import random_checkpoint, random_model_config
 from tests.engine.test_scheduler import session_of
 
@@ -170,7 +170,7 @@ def blocks(request: pytest.FixtureRequest) -> Iterator[Session]:
         yield session_of(demo)
         return
     config = replace(random_model_config(open_checkpoint(BUILT_IN_MODELS["demo"]).config), rope_scaling=None)
-    with random_checkpoint(of_family(config, FAMILIES["sdar"]), Reporter()) as checkpoint:
+    with random_checkpoint(in_family(config, FAMILIES["sdar"]), Reporter()) as checkpoint:
         yield session_of(checkpoint)
 
 

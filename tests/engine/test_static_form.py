@@ -14,13 +14,13 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.rope import inverse_frequencies
 from aerie.engine.static_form import StaticWeights, masks, step
 from aerie.engine.weights import layer_shapes
-from aerie.llama32_1b.synthetic.shape import TINY, of_family
+from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.multi_launch_builder.static_step import StaticSizes
 
 BOUND = 1e-5
 """The seed's, of logits and of keys and values."""
 CONFIG = replace(
-    of_family(TINY, FAMILIES["sdar"]),
+    in_family(TINY, FAMILIES["sdar"]),
     vocab_size=96,
     hidden_size=32,
     intermediate_size=48,

@@ -8,36 +8,36 @@ import pytest
 
 from aerie.llama32_1b.demo import CHECKPOINT, evaluate
 from aerie.llama32_1b.demo.corpus import Exchange, question_list, unknown
-from aerie.llama32_1b.demo.evaluate import Reference, Result
+from aerie.llama32_1b.demo.evaluate import DemoReference, EvaluatedAnswer
 
 
 @pytest.fixture(scope="module")
-def reference() -> Reference:
-    return Reference(CHECKPOINT)
+def reference() -> DemoReference:
+    return DemoReference(CHECKPOINT)
 
 
-def _ask(reference: Reference, question: str) -> str:
+def _ask(reference: DemoReference, question: str) -> str:
     return next(iter(reference.answers([Exchange("", question, "")]))).answer
 
 
-def test_capital_of_france(reference: Reference) -> None:
+def test_capital_of_france(reference: DemoReference) -> None:
     assert _ask(reference, "What is the capital of France?") == "The capital of France is Paris."
 
 
-def test_a_sample_of_the_list_is_exact(reference: Reference) -> None:
+def test_a_sample_of_the_list_is_exact(reference: DemoReference) -> None:
     asked = random.Random(11).sample(question_list(), 100)
     results = list(reference.answers(asked))
     assert sum(result.exact for result in results) >= 97
 
 
-def test_most_unknown_prompts_are_recognised(reference: Reference) -> None:
+def test_most_unknown_prompts_are_recognised(reference: DemoReference) -> None:
     rng = random.Random("not the seed of training")
     results = list(reference.answers([unknown(rng) for _ in range(50)]))
     assert sum(result.exact for result in results) >= 45
 
 
 @pytest.mark.slow
-def test_whole_list_is_at_least_95_percent_exact(reference: Reference) -> None:
+def test_whole_list_is_at_least_95_percent_exact(reference: DemoReference) -> None:
     results = list(reference.answers(question_list()))
     assert len(results) == len(question_list())
     assert sum(result.exact for result in results) / len(results) >= evaluate.REQUIRED_SHARE
@@ -51,15 +51,15 @@ class _Answers:
     def __init__(self, checkpoint: Path) -> None:
         self.checkpoint = checkpoint
 
-    def answers(self, exchanges: Sequence[Exchange]) -> Iterator[Result]:
+    def answers(self, exchanges: Sequence[Exchange]) -> Iterator[EvaluatedAnswer]:
         for exchange in exchanges:
-            yield Result(exchange, "42" if exchange.topic == self.missed else exchange.answer, 3.0)
+            yield EvaluatedAnswer(exchange, "42" if exchange.topic == self.missed else exchange.answer, 3.0)
 
 
 def test_evaluate_exits_with_0_where_all_is_exact(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluate, "Reference", _Answers)
+    monkeypatch.setattr(evaluate, "DemoReference", _Answers)
     monkeypatch.setattr("sys.argv", ["evaluate"])
     assert evaluate.main() == 0
     count = len(question_list())
@@ -69,7 +69,7 @@ def test_evaluate_exits_with_0_where_all_is_exact(
 def test_evaluate_exits_with_1_and_lists_the_misses(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(evaluate, "Reference", _Answers)
+    monkeypatch.setattr(evaluate, "DemoReference", _Answers)
     monkeypatch.setattr(_Answers, "missed", "capitals")
     monkeypatch.setattr("sys.argv", ["evaluate"])
     assert evaluate.main() == 1

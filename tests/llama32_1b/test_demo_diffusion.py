@@ -15,8 +15,14 @@ from aerie.llama32_1b.demo.batches import Encoder, Sample
 from aerie.llama32_1b.demo.corpus import question_list
 from aerie.llama32_1b.demo.diffusion import BLOCK, CHECKPOINT, MASK_TOKEN
 from aerie.llama32_1b.demo.diffusion.checkpoint_files import config, end_ids, load_model, new_tokenizer
-from aerie.llama32_1b.demo.diffusion.evaluate import Figures, evaluate, is_enough, open_session
-from aerie.llama32_1b.demo.diffusion.noise import batch_of, noisy, noisy_batches, seen, text_of
+from aerie.llama32_1b.demo.diffusion.evaluate import DiffusionScore, evaluate, is_good_enough, open_session
+from aerie.llama32_1b.demo.diffusion.noise import (
+    add_noise,
+    attention_mask,
+    batch_of,
+    block_text,
+    noisy_batches,
+)
 from aerie.llama32_1b.demo.diffusion.train import batch_loss, rates, train
 from aerie.llama32_1b.demo.tokenizer import special_id
 
@@ -36,13 +42,18 @@ def test_what_ships_is_small_and_speaks_as_the_demo_does() -> None:
 
 def test_an_answers_block_is_filled_up_with_its_end() -> None:
     end = ENDS[1]
-    text = text_of(Sample([9, 8, 7, 5, 4, end, 3, 2, 1], [0.0, 0.1, 0.1, 1.0, 1.0, 1.0, 0.1, 0.1, 0.1]), ENDS)
+    text = block_text(
+        Sample([9, 8, 7, 5, 4, end, 3, 2, 1], [0.0, 0.1, 0.1, 1.0, 1.0, 1.0, 0.1, 0.1, 0.1]), ENDS
+    )
     assert text.clean == [9, 8, 7, 5, 4, end, 3, 2, 1, 1, 1, 1]
-    assert text.said == [-1, -1, -1, 5, 4, end, end, end, -1, -1, -1, -1]
-    drawn = [*noisy(text, MASK, random.Random(0))]
+    assert text.targets == [-1, -1, -1, 5, 4, end, end, end, -1, -1, -1, -1]
+    drawn = [*add_noise(text, MASK, random.Random(0))]
     assert [at for at, _, _ in drawn] == [*range(8)]  # in the last block nothing is said
     for at, token, target in drawn:
-        assert (token, target) in ((MASK, text.said[at]), (max(text.said[at], text.clean[at]), -1)) or at > 5
+        assert (token, target) in (
+            (MASK, text.targets[at]),
+            (max(text.targets[at], text.clean[at]), -1),
+        ) or at > 5
     assert [token for _, token, _ in drawn[:3]] == [9, 8, 7]  # what users say is never masked
 
 
@@ -50,7 +61,7 @@ def test_noisy_blocks_see_themselves_and_what_is_clean_before_them() -> None:
     """Two noisy blocks, the second and the fourth, of a text of four, and padding."""
     blocks = np.array([[1, 1, 3, 3, 0, 0, 0, 1, 1, 2, 2, 3, 3]])
     there = np.array([[True, True, True, True, False]])
-    (found,) = seen(blocks, there)
+    (found,) = attention_mask(blocks, there)
     assert [np.flatnonzero(row).tolist() for row in found] == [
         [0, 1, 5, 6], [0, 1, 5, 6], [2, 3, 5, 6, 7, 8, 9, 10], [2, 3, 5, 6, 7, 8, 9, 10], [4],
         [5, 6], [5, 6], [5, 6, 7, 8], [5, 6, 7, 8], [*range(5, 11)], [*range(5, 11)], [*range(5, 13)],
@@ -71,7 +82,7 @@ def test_batches_are_the_same_for_the_same_seed() -> None:
 def test_training_learns_and_keeps_what_it_has() -> None:
     torch.manual_seed(0)
     model, tokenizer = load_model(CHECKPOINT)
-    text = text_of(Encoder(tokenizer).conversation(question_list()[:1]), ENDS)
+    text = block_text(Encoder(tokenizer).conversation(question_list()[:1]), ENDS)
     batch = batch_of([text] * 4, MASK, random.Random(1))
     with torch.no_grad():
         model.lm_head.weight *= 0.5
@@ -99,6 +110,8 @@ def test_answers_under_both_rules() -> None:
     static, dynamic = (
         evaluate(session, questions, f"low_confidence_{name}") for name in ("static", "dynamic")
     )
-    assert is_enough(static, dynamic), (str(static), str(dynamic))
-    slow = Figures(dynamic.asked, dynamic.right, dynamic.tokens, 2 * dynamic.passes, 1, dynamic.committed)
-    assert not is_enough(static, slow)
+    assert is_good_enough(static, dynamic), (str(static), str(dynamic))
+    slow = DiffusionScore(
+        dynamic.questions, dynamic.correct, dynamic.tokens, 2 * dynamic.passes, 1, dynamic.committed
+    )
+    assert not is_good_enough(static, slow)

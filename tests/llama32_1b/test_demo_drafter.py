@@ -15,15 +15,15 @@ from aerie.llama32_1b.demo import CHECKPOINT as TARGET
 from aerie.llama32_1b.demo.checkpoint_files import load_weights, new_model
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.drafter import CHECKPOINT, evaluate, train
-from aerie.llama32_1b.demo.drafter.evaluate import Figures, count, together
-from aerie.llama32_1b.demo.evaluate import Reference
+from aerie.llama32_1b.demo.drafter.evaluate import DraftScore, count_drafts, sum_scores
+from aerie.llama32_1b.demo.evaluate import DemoReference
 
 _TOKENIZER = Tokenizer.from_file(str(TARGET / "tokenizer.json"))
 
 
 @pytest.fixture(scope="module")
-def target() -> Reference:
-    return Reference(TARGET)
+def target() -> DemoReference:
+    return DemoReference(TARGET)
 
 
 @pytest.mark.parametrize(
@@ -39,23 +39,23 @@ def target() -> Reference:
 def test_guesses_are_counted_as_decoding_counts_them(
     alike: list[bool], drafted: int, accepted: int, passes: int
 ) -> None:
-    assert count(alike) == Figures(len(alike), sum(alike), drafted, accepted, passes)
+    assert count_drafts(alike) == DraftScore(len(alike), sum(alike), drafted, accepted, passes)
 
 
 def test_figures_add_up_and_are_told() -> None:
-    both = together([count([True] * 5), count([False, True, True])])
-    assert both == Figures(8, 7, 9, 6, 3)
+    both = sum_scores([count_drafts([True] * 5), count_drafts([False, True, True])])
+    assert both == DraftScore(8, 7, 9, 6, 3)
     assert str(both) == (
         "alike: 7 of 8 tokens (87.50%)\naccepted: 6 of 9 guesses, 2.67 of 4, wanted 3.6\n"
         "tokens per pass of the demo: 2.67"
     )
 
 
-def test_guesses_one_after_the_other_are_as_many_as_are_counted(target: Reference) -> None:
+def test_guesses_one_after_the_other_are_as_many_as_are_counted(target: DemoReference) -> None:
     """Guessed as decoding does, on a draft model that is often wrong: the demo's first and last layer."""
     draft = train.new_drafter(_TOKENIZER).eval()
-    for prompt, answer in evaluate.said(target, question_list()[::400]):
-        alike, at, accepted = evaluate.alike(draft, prompt, answer), 0, 0
+    for prompt, answer in evaluate.target_answers(target, question_list()[::400]):
+        alike, at, accepted = evaluate.matching_tokens(draft, prompt, answer), 0, 0
         while at < len(answer):
             tokens, right = [*prompt, *answer[:at]], 0
             for wanted in answer[at : at + evaluate.DRAFTED]:
@@ -65,7 +65,7 @@ def test_guesses_one_after_the_other_are_as_many_as_are_counted(target: Referenc
                     break
                 right += 1
             at, accepted = at + right + 1, accepted + right
-        assert count(alike).accepted == accepted
+        assert count_drafts(alike).accepted == accepted
 
 
 def test_it_begins_as_the_demo_without_its_inner_layers() -> None:
@@ -102,9 +102,9 @@ def test_it_is_found_by_its_name_and_answers_too(capsys: pytest.CaptureFixture[s
     assert capsys.readouterr().out == "The capital of France is Paris.\n"
 
 
-def test_its_guesses_are_mostly_what_the_demo_says(target: Reference) -> None:
+def test_its_guesses_are_mostly_what_the_demo_says(target: DemoReference) -> None:
     asked = random.Random(11).sample(question_list(), 50)
-    figures = evaluate.evaluate(target, Reference(CHECKPOINT).model, asked)
+    figures = evaluate.evaluate(target, DemoReference(CHECKPOINT).model, asked)
     assert evaluate.DRAFTED * figures.share >= evaluate.REQUIRED
 
 
@@ -114,9 +114,9 @@ def test_evaluate_exits_with_1_where_guesses_are_wrong(
 ) -> None:
     asked: list[int] = []
 
-    def evaluated(target: Reference, draft: object, exchanges: list[Exchange]) -> Figures:
+    def evaluated(target: DemoReference, draft: object, exchanges: list[Exchange]) -> DraftScore:
         asked.append(len(exchanges))
-        return Figures(12, right, 10, right, 3)
+        return DraftScore(12, right, 10, right, 3)
 
     monkeypatch.setattr(evaluate, "evaluate", evaluated)
     monkeypatch.setattr("sys.argv", ["evaluate"])

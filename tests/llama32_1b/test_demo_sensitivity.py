@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from aerie.llama32_1b.demo import CHECKPOINT
 from aerie.llama32_1b.demo.corpus import question_list
-from aerie.llama32_1b.demo.evaluate import Reference
+from aerie.llama32_1b.demo.evaluate import DemoReference
 
 _ASKED = random.Random(21).sample(question_list(), 40)
 
@@ -28,7 +28,7 @@ def _load(dtype: Any = torch.bfloat16, **changes: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def texts() -> list[torch.Tensor]:
-    reference = Reference(CHECKPOINT)
+    reference = DemoReference(CHECKPOINT)
     prompts = [reference.prompt_ids(exchange.question) for exchange in _ASKED]
     answers = [reference.tokenizer(e.answer, add_special_tokens=False)["input_ids"] for e in _ASKED]
     return [torch.tensor([[*prompt, *answer]]) for prompt, answer in zip(prompts, answers, strict=True)]

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from transformers import AutoModelForCausalLM
 
 from aerie.llama32_1b.demo import CHECKPOINT, train
-from aerie.llama32_1b.demo.batches import TOKENS_PER_BATCH, Batch, Encoder, batches, carelessly, epoch
+from aerie.llama32_1b.demo.batches import TOKENS_PER_BATCH, Encoder, TrainingBatch, batches, epoch, misspell
 from aerie.llama32_1b.demo.checkpoint_files import (
     RESIDUAL_SCALE,
     load_weights,
@@ -28,8 +28,8 @@ _ENCODER = Encoder(_TOKENIZER)
 
 
 def test_the_first_stage_warms_up_and_falls_along_a_cosine() -> None:
-    rates = train.learn_rates(train.LEARN_STEPS)
-    assert len(rates) == train.LEARN_STEPS
+    rates = train.first_rates(train.FIRST_STEPS)
+    assert len(rates) == train.FIRST_STEPS
     assert rates.index(max(rates)) in (99, 100)
     assert max(rates) == pytest.approx(2e-3)
     assert rates[100:] == sorted(rates[100:], reverse=True)
@@ -37,8 +37,8 @@ def test_the_first_stage_warms_up_and_falls_along_a_cosine() -> None:
 
 
 def test_the_second_stage_ends_at_almost_nothing() -> None:
-    rates = train.settle_rates(train.SETTLE_STEPS)
-    assert len(rates) == train.SETTLE_STEPS
+    rates = train.second_rates(train.SECOND_STEPS)
+    assert len(rates) == train.SECOND_STEPS
     assert 5e-4 < max(rates) <= 6e-4
     assert rates[-1] < 2e-6
 
@@ -71,7 +71,7 @@ def test_an_epoch_has_every_topic_and_long_chats() -> None:
 def test_careless_questions_keep_their_answer() -> None:
     rng = random.Random(4)
     exchange = Exchange("capitals", "What is the capital of France?", "The capital of France is Paris.")
-    typed = {carelessly(exchange, rng) for _ in range(100)}
+    typed = {misspell(exchange, rng) for _ in range(100)}
     assert {one.answer for one in typed} == {exchange.answer}
     assert {"what is the capital of france", "What's the capital of France?"} <= {
         one.question for one in typed
@@ -82,8 +82,8 @@ def test_padding_has_no_weight_in_the_loss() -> None:
     torch.manual_seed(0)
     model = new_model(_TOKENIZER)
     sample = _ENCODER.conversation([question_list()[0]])
-    alone = Batch(np.array([sample.ids]), np.array([sample.weights], np.float32))
-    padded = Batch(np.pad(alone.ids, ((0, 0), (0, 9))), np.pad(alone.weights, ((0, 0), (0, 9))))
+    alone = TrainingBatch(np.array([sample.ids]), np.array([sample.weights], np.float32))
+    padded = TrainingBatch(np.pad(alone.ids, ((0, 0), (0, 9))), np.pad(alone.weights, ((0, 0), (0, 9))))
     with torch.no_grad():
         losses = [train.batch_loss(model, batch).item() for batch in (alone, padded)]
     assert losses[0] == pytest.approx(losses[1], rel=1e-3)
@@ -129,8 +129,8 @@ def test_a_checkpoint_that_is_loaded_and_written_again_has_the_same_weights(tmp_
 def test_a_few_steps_of_both_stages_write_a_checkpoint_and_report(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(train, "LEARN_STEPS", 2)
-    monkeypatch.setattr(train, "SETTLE_STEPS", 1)
+    monkeypatch.setattr(train, "FIRST_STEPS", 2)
+    monkeypatch.setattr(train, "SECOND_STEPS", 1)
     monkeypatch.setattr(train, "learn_tokenizer", lambda texts: _TOKENIZER)
     threads = str(torch.get_num_threads())
     monkeypatch.setattr("sys.argv", ["train", "--out", str(tmp_path / "new"), "--threads", threads])

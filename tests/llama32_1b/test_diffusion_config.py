@@ -12,7 +12,7 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.family import BlockDiffusion
 from aerie.engine.pages import PAGE
-from aerie.llama32_1b.synthetic.shape import TINY, of_family, with_vocabulary
+from aerie.llama32_1b.synthetic.shape import TINY, in_family, with_vocabulary
 from aerie.verify.random_model import in_another_family, random_model_config
 
 SIZES = {
@@ -159,9 +159,9 @@ def test_a_block_size_that_is_no_count(size, load):
 
 def test_random_models_keep_their_blocks():
     """Of another vocabulary or family: the mask token is a token of it, and there is none without blocks."""
-    sdar = of_family(TINY, FAMILIES["sdar"])
+    sdar = in_family(TINY, FAMILIES["sdar"])
     assert sdar.diffusion == BlockDiffusion(4, TINY.vocab_size - 1)
-    assert of_family(sdar, FAMILIES["sdar"]) is sdar
+    assert in_family(sdar, FAMILIES["sdar"]) is sdar
     assert with_vocabulary(sdar, 600).diffusion == BlockDiffusion(4, 599)
     assert random_model_config(sdar).diffusion.mask_token_id < random_model_config(sdar).vocab_size
     assert in_another_family(sdar).diffusion is None

@@ -17,7 +17,7 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.numerics import widen
 from aerie.engine.progress import Reporter
 from aerie.engine.static_form import StaticWeights, empty_cache, inputs, origins, results, statics, step
-from aerie.llama32_1b.synthetic.shape import TINY, of_family
+from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.builder import read_program
 from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes
@@ -29,7 +29,7 @@ MAX_LEN, BLOCK, TOKENS = 256, 4, 24
 
 
 def written(folder, layers, **changes):
-    config = replace(of_family(TINY, FAMILIES["sdar"]), num_hidden_layers=layers, **changes)
+    config = replace(in_family(TINY, FAMILIES["sdar"]), num_hidden_layers=layers, **changes)
     write_checkpoint(config, folder, 1, Reporter())
     return folder
 
@@ -189,7 +189,7 @@ def test_what_is_written(sdar, exported, capsys):
 @pytest.mark.slow
 def test_the_example_shifts_logits_where_the_model_does(tmp_path, capsys):
     """Fast-dLLM v2, whose blocks have 32 tokens: the first token of a block is said by the one before it."""
-    config = replace(of_family(TINY, FAMILIES["Fast_dLLM_Qwen"]), num_hidden_layers=1)
+    config = replace(in_family(TINY, FAMILIES["Fast_dLLM_Qwen"]), num_hidden_layers=1)
     folder, out = tmp_path / "model", tmp_path / "step"
     write_checkpoint(config, folder, 1, Reporter())
     assert main(["export", "--model", str(folder), "--max-len", "64", "--out", str(out)]) == 0

@@ -104,8 +104,8 @@ def test_pieces_make_up_the_tensor(tiny, tmp_path, monkeypatch):
     for tensor in tensors(TINY):
         drawn = cut[tensor.name].astype(np.float32)
         assert whole[tensor.name].shape == drawn.shape
-        assert abs(drawn.mean() - tensor.mean) < 0.1 * max(tensor.spread, 0.5)
-        assert 0.9 < drawn.std() / tensor.spread < 1.1
+        assert abs(drawn.mean() - tensor.mean) < 0.1 * max(tensor.std, 0.5)
+        assert 0.9 < drawn.std() / tensor.std < 1.1
 
 
 def test_sizes_by_flags(tmp_path):

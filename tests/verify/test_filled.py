@@ -22,7 +22,7 @@ from aerie.engine.strategies.block_diffusion import BlockDiffusion
 from aerie.engine.strategies.choosing import Rule
 from aerie.engine.strategies.strategy import PassInput
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
-from aerie.llama32_1b.synthetic.shape import of_family
+from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify import filled
 from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, try_free, walk
@@ -179,7 +179,7 @@ def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
 def other(request: pytest.FixtureRequest) -> Iterator[tuple[Session, Reference]]:
     """Random weights, with blocks of 8 and a bias; and with shifted logits and parts of 4."""
     config = with_longer_context(random_model_config(open_checkpoint(CHECKPOINT).config))
-    made = of_family(config, FAMILIES[request.param])
+    made = in_family(config, FAMILIES[request.param])
     assert made.diffusion
     blocks = replace(made.diffusion, block_size=8, sub_block=made.diffusion.sub_block and 4)
     with random_checkpoint(replace(made, diffusion=blocks), Reporter()) as checkpoint:

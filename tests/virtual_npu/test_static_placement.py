@@ -75,7 +75,7 @@ FAULTS = {
     "pinned above": (
         program(tiles="%c2, %c1", herd_attributes=place(7, 6)),
         "placement",
-        "x_loc 7, y_loc 6 puts 2 x 1 cores outside of the device.s columns and rows; move it, or let it be",
+        "x_loc 7, y_loc 6 puts 2 x 1 cores outside of the npu2.s columns and rows; move it, or let it be",
     ),
     "overlap": (
         program(tiles="%c2, %c2", herd_attributes=place(1, 3), segment=second("%c2", "%c2", place(0, 2))),

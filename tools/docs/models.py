@@ -93,7 +93,7 @@ def programs_page() -> str:
 
 def _programs(plans: dict[str, Any]) -> Iterator[str]:
     for name, plan in plans.items():
-        launches = ", ".join(step.label for step in plan.launches)
+        launches = ", ".join(launch.label for launch in plan.launches)
         rows = [(code(each.name), "x".join(map(str, each.shape)), each.role.value) for each in plan.arguments]
         yield section(
             code(name),

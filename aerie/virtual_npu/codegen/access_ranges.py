@@ -1,4 +1,4 @@
-"""Which part of a memref loops touch, in C++ that is evaluated before them: a block, or bounds."""
+"""The part of a memref that loops access, in C++ that is evaluated before them: a block, or bounds."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def _subtract(lhs: Bounds, rhs: Bounds) -> Bounds:
 
 
 def _multiply(lhs: Bounds, rhs: Bounds) -> Bounds | None:
-    """By a number only: a factor that is known at run time may be negative."""
+    """Bounds times a number; None for a factor known only at run time, which may be negative."""
     by, other = (lhs, rhs) if lhs[0] == lhs[1] and lhs[0].isdigit() else (rhs, lhs)
     if by[0] != by[1] or not by[0].isdigit():
         return None

@@ -238,7 +238,7 @@ class Body:
         return [self.text(value) for value in values]
 
     def number(self, value: SSAValue) -> int | None:
-        """The constant, an integer of 64 bits, that a value is known to be; None for any other."""
+        """The constant of a value, a 64-bit integer; None if it is not constant."""
         if not isinstance(value.type, IndexType | IntegerType):
             return None
         known = NUMBERS.analyze(value, self.numbers)
@@ -344,7 +344,7 @@ class Body:
 
     @contextmanager
     def straight_mode(self) -> Iterator[None]:
-        """Emit in Mode.STRAIGHT inside of this context, as in a task of a sequencer."""
+        """Emit in BodyMode.STRAIGHT inside of this context, as in a task of a sequencer."""
         mode, self.mode = self.mode, BodyMode.STRAIGHT
         yield
         self.mode = mode

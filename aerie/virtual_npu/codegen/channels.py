@@ -79,7 +79,7 @@ def owns_channels(file: CppFile, op: HierarchyOp) -> bool:
 
 
 def _users(function: Operation) -> dict[str, set[Operation | None]]:
-    """By channel, the launches of a function that use it, and None where something outside of them does."""
+    """The launches of a function that use each channel; None stands for a use outside of launches."""
     users: dict[str, set[Operation | None]] = {}
     for op in function.walk():
         if isinstance(op, ChannelTransferOp):

@@ -1,4 +1,4 @@
-"""What an operation, with all inside it, reads and writes outside of itself: memrefs, and which part of each.
+"""The memrefs that an operation and its regions read and write outside of it, and which part of each.
 
 The part is known over all tiles and iterations, by the ranges of the indices (air_dialect.readings).
 """

@@ -1,4 +1,4 @@
-"""How the bodies of a program execute: in a plain C++ function, or in a coroutine that takes turns."""
+"""How the bodies of a program execute: in a plain C++ function, or in a coroutine."""
 
 from __future__ import annotations
 

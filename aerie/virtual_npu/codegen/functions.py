@@ -167,7 +167,7 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
 
 
 def _close_arena(body: Body, lines: list[str]) -> None:
-    """With checks, a body ends by reporting the buffers that it did not free."""
+    """Close the arena at the end of a body. With checks this reports the buffers that were not freed."""
     if body.mode is BodyMode.SEQUENCER:
         lines.append("  sequencer.arena.close();")
     elif body.uses_arena:

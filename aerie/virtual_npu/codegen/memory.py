@@ -163,7 +163,7 @@ def read(
 
 
 def read_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex]) -> str:
-    """The same for indices that are not operands."""
+    """C++ text of the value of an element, at indices that need not be operands."""
     if not body.checked:
         view = body.memref(value)
         return f"{view.pointer}[{address(view, [index.text for index in indices])}]"
@@ -184,7 +184,7 @@ def write(
 
 
 def write_at(body: Body, op: Operation, value: SSAValue, indices: Sequence[AccessIndex], text: str) -> str:
-    """The same for indices that are not operands."""
+    """C++ text of a statement that stores `text` at indices that need not be operands."""
     if not body.checked:
         view = body.memref(value)
         return f"{view.pointer}[{address(view, [index.text for index in indices])}] = {text};"
@@ -226,7 +226,7 @@ def reads_whole(body: Body, op: Operation, value: SSAValue) -> None:
 
 
 def writes_whole(body: Body, op: Operation, value: SSAValue) -> None:
-    """The same before loops that write all of it."""
+    """Emit one check, before loops that write all of a memref, in place of one per element."""
     if body.checked:
         view = body.memref(value)
         body.emit_line(

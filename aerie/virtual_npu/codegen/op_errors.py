@@ -1,4 +1,4 @@
-"""Operations in error messages: their line, and why the virtual NPU does not execute them."""
+"""Errors about operations: their line in the text, and why the virtual NPU does not execute them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which cores have an L1 buffer together, and which each have one of their own.
+"""Which cores share an L1 buffer, and which each have a copy.
 
 An L1 buffer that is allocated outside of herds is one for all cores that use it, or one for each. It is
 mlir-air that decides (AIRToAIEPass.cpp): cores of several herds share it; those of one herd do where data
@@ -301,7 +301,7 @@ def _patterns(
 def _accessed(
     op: Operation, buffer: SSAValue, ranges: IndexAnalysis[Interval]
 ) -> tuple[list[Interval | None], list[int]]:
-    """Of each dimension, the index of a load or store, and how many elements lie behind it."""
+    """The index of a load or store in each dimension, and the number of elements behind it."""
     assert isinstance(buffer.type, MemRefType)
     rank = buffer.type.get_num_dims()
     begins = index_ranges(op, rank, ranges)

@@ -11,7 +11,7 @@ from aerie.virtual_npu.cpp_quoting import string_literal
 
 
 def check_shift(body: Body, op: Operation) -> None:
-    """Check that a number is shifted by less bits than it has: what more makes of it is not defined."""
+    """Emit a check that a number is shifted by fewer bits than it has; more is undefined."""
     amount, width = op.operands[1], _bits(op.operands[0])
     known = body.number(amount)
     if body.checked and not (known is not None and 0 <= known < width):
@@ -19,7 +19,7 @@ def check_shift(body: Body, op: Operation) -> None:
 
 
 def check_fits(body: Body, op: Operation) -> None:
-    """Check that a float fits the integer that it becomes."""
+    """Emit a check that a float fits the integer type that it is converted to."""
     if not body.checked:
         return
     bits, unsigned = _bits(op.results[0]), op.name == "arith.fptoui"
@@ -37,7 +37,7 @@ _COMPUTED = frozenset([
 
 @after_emitter
 def report_not_finite(body: Body, op: Operation) -> None:
-    """Tell of a result that is not finite and was made of numbers that are."""
+    """Emit a report of a result that is not finite although its operands are."""
     if not body.checked or not (op.name in _COMPUTED or op.name.startswith("math.")):
         return
     for result in op.results:

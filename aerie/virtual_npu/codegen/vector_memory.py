@@ -326,7 +326,7 @@ def _mask(body: Body, op: Operation) -> None:
 
 
 def _transfer(body: Body, op: Operation, mask: SSAValue) -> list[SSAValue]:
-    """The same transfer with the mask as its last operand."""
+    """A copy of the transfer with the mask as its last operand."""
     segments = op.properties[_SEGMENTS]
     assert isinstance(segments, DenseArrayBase)
     if segments.get_values()[-1]:
@@ -347,7 +347,7 @@ def _transfer(body: Body, op: Operation, mask: SSAValue) -> list[SSAValue]:
 
 
 def _reduction(body: Body, op: Operation, mask: SSAValue) -> list[SSAValue]:
-    """The same reduction, with what changes nothing in the lanes that are off."""
+    """The reduction with the neutral element in the lanes that the mask turns off."""
     source = op.operands[0]
     assert isinstance(source.type, VectorType)
     element, count = source.type.element_type, types.lanes(source.type)

@@ -68,7 +68,7 @@ def _is_reassociable(op: Operation) -> bool:
 
 @emitter("vector.reduction")
 def _reduction(body: Body, op: Operation) -> None:
-    """In order of the lanes, starting from the accumulator if there is one."""
+    """Emit a reduction in the order of the lanes, starting from the accumulator if there is one."""
     source, *accumulator = body.texts(op.operands)
     type_ = types.element(op.operands[0].type)
     is_exact = not types.is_float(type_) or reduction_kind(op) not in ("add", "mul")

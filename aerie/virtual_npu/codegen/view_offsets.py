@@ -1,4 +1,4 @@
-"""Where memrefs begin in the buffers under them: what offsets count from."""
+"""The start of a memref in its buffer, from which offsets count."""
 
 from __future__ import annotations
 

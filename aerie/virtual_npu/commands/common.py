@@ -113,7 +113,7 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
 
 
 def arguments(options: argparse.Namespace, entry: EntryPoint) -> list[Array]:
-    """The arguments that the command line asks for. Raises ArgumentError, OptionError."""
+    """The arguments that the command line asks for. Raises VnpuArgumentError, OptionError."""
     from aerie.virtual_npu import arrays
 
     if options.args:

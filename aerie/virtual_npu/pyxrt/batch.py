@@ -63,7 +63,7 @@ STEP_BYTES = ctypes.sizeof(_Step)
 
 
 def can_be_one(steps: Sequence[object]) -> bool:
-    """Whether these may be a Batch: plain runs on memory that is the host's too, and one run at least."""
+    """Whether these may be a RunBatch: plain runs on memory that is the host's too, and one run at least."""
     runs = [step for step in steps if not isinstance(step, (HostCopy, HostCode))]
     return bool(runs) and all(type(run) is Run and not run.strict for run in runs)
 

@@ -237,5 +237,5 @@ def _computed(shape: ProgramShape, near: str) -> str:
 
 
 def resized(shape: ProgramShape, columns: int, rows: int) -> ProgramShape:
-    """The same shape on a herd of another size."""
+    """The shape on a herd of another size."""
     return replace(shape, columns=columns, rows=rows, bundle=(columns, rows), over=(columns, rows))

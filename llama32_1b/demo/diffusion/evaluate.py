@@ -1,8 +1,8 @@
-"""Asks the demo model that fills in blocks every question of its list, by this project's own engine.
+"""Ask the block diffusion demo every question of its list, with the engine of this project.
 
-`python -m aerie.llama32_1b.demo.diffusion.evaluate [--checkpoint DIR]`, greedy, under each rule. Exits with
-1 where fewer answers are right under the static and the dynamic one, or a pass gives fewer tokens under the
-dynamic one, than is wanted.
+`python -m aerie.llama32_1b.demo.diffusion.evaluate [--checkpoint DIR]`, greedy, under each unmasking rule.
+Exits with 1 if too few answers are correct under the static or the dynamic rule, or a pass gives too few
+tokens under the dynamic one.
 """
 
 import argparse
@@ -25,21 +25,21 @@ from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.runtime import select_backend
 
-RIGHT: Final = 0.9
-"""Share of the answers that is to be right under the static rule."""
-MOST_LOST: Final = 0.02
-"""Of that share, under the dynamic rule."""
-TOKENS_PER_PASS: Final = 1.6
-"""Under the dynamic rule, were every block committed in a pass of its own."""
-MOST_TOKENS: Final = 96
+REQUIRED_SHARE: Final = 0.9
+"""Required share of correct answers under the static rule."""
+MAX_SHARE_LOST: Final = 0.02
+"""How much smaller that share may be under the dynamic rule."""
+REQUIRED_TOKENS_PER_PASS: Final = 1.6
+"""Under the dynamic rule, if every block took an extra pass to commit it."""
+MAX_NEW_TOKENS: Final = 96
 
 
-class Figures(NamedTuple):
-    """Of all answers under a rule. right: those that are exact, by topic. committed: blocks whose keys and
-    values were written, each by the first pass of the next block."""
+class DiffusionScore(NamedTuple):
+    """The score of all answers under a rule. correct: exact answers, by topic. committed: blocks whose keys
+    and values were written, each by the first pass of the next block."""
 
-    asked: Counter[str]
-    right: Counter[str]
+    questions: Counter[str]
+    correct: Counter[str]
     tokens: int
     passes: int
     blocks: int
@@ -47,43 +47,46 @@ class Figures(NamedTuple):
 
     @property
     def share(self) -> float:
-        return self.right.total() / self.asked.total()
+        return self.correct.total() / self.questions.total()
 
     @property
     def tokens_per_pass(self) -> float:
-        """With a pass more for every block that was committed."""
+        """Tokens per pass, with an extra pass for each committed block."""
         return self.tokens / (self.passes + self.committed)
 
     def __str__(self) -> str:
         return (
-            f"{self.right.total()} of {self.asked.total()} right ({self.share:.2%}); "
+            f"{self.correct.total()} of {self.questions.total()} right ({self.share:.2%}); "
             f"{self.tokens / self.passes:.2f} tokens a pass, {self.tokens_per_pass:.2f} with commits in "
             f"passes of their own; {self.passes / self.blocks:.2f} passes a block"
         )
 
 
-def evaluate(session: Session, exchanges: Sequence[Exchange], rule: str) -> Figures:
-    """What the model answers, greedily, to all of these at once."""
+def evaluate(session: Session, exchanges: Sequence[Exchange], rule: str) -> DiffusionScore:
+    """The greedy answers of the model to all questions, submitted together."""
     sampler, config = Sampler(), session.model.config
-    maker = DecodeConfig(rule=rule).maker(config, sampler)
+    strategy = DecodeConfig(rule=rule).maker(config, sampler)
     prompts = [
-        session.tokenizer.encode_chat([{"role": "user", "content": each.question}]) for each in exchanges
+        session.tokenizer.encode_chat([{"role": "user", "content": exchange.question}])
+        for exchange in exchanges
     ]
-    requests = [session.scheduler.submit(ids, MOST_TOKENS, sampler, strategy=maker) for ids in prompts]
-    while not all(one.is_over for one in requests):
+    requests = [session.scheduler.submit(ids, MAX_NEW_TOKENS, sampler, strategy=strategy) for ids in prompts]
+    while not all(request.is_over for request in requests):
         session.scheduler.step()
-    passes = [one.strategy.passes for one in requests]
-    return Figures(
-        Counter(each.topic for each in exchanges),
+    passes = [request.strategy.passes for request in requests]
+    return DiffusionScore(
+        Counter(exchange.topic for exchange in exchanges),
         Counter(
-            each.topic for each, one in zip(exchanges, requests, strict=True) if _is_right(session, each, one)
+            exchange.topic
+            for exchange, request in zip(exchanges, requests, strict=True)
+            if _is_correct(session, exchange, request)
         ),
-        sum(len(one.token_ids) for one in requests),
-        *(sum(getattr(one, name) for one in passes) for name in ("passes", "blocks", "committed")),
+        sum(len(request.token_ids) for request in requests),
+        *(sum(getattr(request, name) for request in passes) for name in ("passes", "blocks", "committed")),
     )
 
 
-def _is_right(session: Session, exchange: Exchange, request: Request) -> bool:
+def _is_correct(session: Session, exchange: Exchange, request: Request) -> bool:
     return session.tokenizer.decode(request.token_ids) == exchange.answer
 
 
@@ -92,10 +95,10 @@ def open_session(checkpoint: Path) -> Session:
     return prepare_runtime(open_checkpoint(checkpoint), options, Reporter())
 
 
-def is_enough(static: Figures, dynamic: Figures) -> bool:
-    """Whether the checkpoint is as good as the one that ships has to be."""
-    is_right = static.share >= RIGHT and dynamic.share >= static.share - MOST_LOST
-    return is_right and dynamic.tokens_per_pass >= TOKENS_PER_PASS
+def is_good_enough(static: DiffusionScore, dynamic: DiffusionScore) -> bool:
+    """Whether the checkpoint meets the requirements."""
+    is_right = static.share >= REQUIRED_SHARE and dynamic.share >= static.share - MAX_SHARE_LOST
+    return is_right and dynamic.tokens_per_pass >= REQUIRED_TOKENS_PER_PASS
 
 
 def main() -> int:
@@ -108,11 +111,11 @@ def main() -> int:
     session, questions = open_session(parser.parse_args().checkpoint), question_list()
     figures = {}
     for rule in NAMES:
-        made = figures[rule] = evaluate(session, questions, rule)
-        print(f"{rule}: {made}", flush=True)
-        for topic, count in sorted(made.asked.items()):
-            print(f"  {topic:12} {made.right[topic]:5} of {count:5} right")
-    return 0 if is_enough(figures[STATIC], figures[DYNAMIC]) else 1
+        score = figures[rule] = evaluate(session, questions, rule)
+        print(f"{rule}: {score}", flush=True)
+        for topic, count in sorted(score.questions.items()):
+            print(f"  {topic:12} {score.correct[topic]:5} of {count:5} right")
+    return 0 if is_good_enough(figures[STATIC], figures[DYNAMIC]) else 1
 
 
 if __name__ == "__main__":

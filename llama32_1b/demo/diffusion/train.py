@@ -22,19 +22,19 @@ from aerie.llama32_1b.demo.diffusion.checkpoint_files import (
     new_tokenizer,
     write_checkpoint,
 )
-from aerie.llama32_1b.demo.diffusion.noise import Noisy, noisy_batches
+from aerie.llama32_1b.demo.diffusion.noise import NoisyBatch, noisy_batches
 from aerie.llama32_1b.demo.tokenizer import special_id
-from aerie.llama32_1b.demo.train import SEED, Report, make_optimizer
+from aerie.llama32_1b.demo.train import SEED, TrainingLog, make_optimizer
 
 STEPS: Final = 1800
 KEEP_EVERY: Final = 600
 
 
-def hidden_rows(model: Any, batch: Noisy) -> Any:
+def hidden_rows(model: Any, batch: NoisyBatch) -> Any:
     """The last layer's output at the masks of a batch, (masks, hidden_size)."""
     made = model.model(
         input_ids=torch.from_numpy(batch.ids),
-        attention_mask={"full_attention": torch.from_numpy(batch.seen)[:, None]},
+        attention_mask={"full_attention": torch.from_numpy(batch.attention_mask)[:, None]},
         position_ids=torch.from_numpy(batch.positions),
         use_cache=False,
     )
@@ -42,7 +42,7 @@ def hidden_rows(model: Any, batch: Noisy) -> Any:
     return made.last_hidden_state[:, :width][torch.from_numpy(batch.targets >= 0)]
 
 
-def batch_loss(model: Any, batch: Noisy) -> Any:
+def batch_loss(model: Any, batch: NoisyBatch) -> Any:
     """Mean cross-entropy of every mask, in nats; a scalar tensor in f32. Products are rounded as the
     checkpoint's will be."""
     targets = torch.from_numpy(batch.targets[batch.targets >= 0])
@@ -58,9 +58,9 @@ def rates(steps: int) -> list[float]:
     return warm + [1e-3 * (1 + math.cos(math.pi * step / rest)) for step in range(rest)]
 
 
-def train(model: Any, drawn: Iterator[Noisy], steps: int, keep: Callable[[], None]) -> None:
+def train(model: Any, drawn: Iterator[NoisyBatch], steps: int, keep: Callable[[], None]) -> None:
     """Train `model` in place; every KEEP_EVERY steps it is kept, so that a run that is ended leaves one."""
-    optimizer, report = make_optimizer(model), Report(steps)
+    optimizer, report = make_optimizer(model), TrainingLog(steps)
     for step, (rate, batch) in enumerate(zip(rates(steps), drawn, strict=False)):
         for group in optimizer.param_groups:
             group["lr"] = rate

@@ -1,7 +1,7 @@
-"""Asks the demo model every question of its list, and its draft model what the demo will say.
+"""Ask the demo model every question of its list, and compare the draft model with its answers.
 
 `python -m aerie.llama32_1b.demo.drafter.evaluate [--checkpoint DIR]`, with Hugging Face transformers in bf16
-on the CPU, greedy. Exits with 1 where fewer guesses are right than is wanted.
+on the CPU, greedy. Exits with 1 if too few draft tokens are accepted.
 """
 
 import argparse
@@ -15,31 +15,31 @@ import torch
 from aerie.llama32_1b.demo import CHECKPOINT as TARGET
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.drafter import CHECKPOINT
-from aerie.llama32_1b.demo.evaluate import Reference
+from aerie.llama32_1b.demo.evaluate import DemoReference
 
 DRAFTED: Final = 4
-"""Guesses at a time."""
+"""Draft tokens per pass."""
 REQUIRED: Final = 3.6
-"""Of DRAFTED, how many are to be right."""
+"""How many of DRAFTED must be accepted on average."""
 
 
-class Figures(NamedTuple):
-    """Of all answers. said: tokens of the demo, ends included. alike: those that the draft model says too,
-    after the same text. drafted, accepted: as decoding would count them. passes: of the demo, each of which
-    takes the guesses that are right and adds a token of its own."""
+class DraftScore(NamedTuple):
+    """The score of all answers. tokens: of the demo, end tokens included. matching: those that the draft
+    model predicts too after the same text. drafted, accepted: as decode counts them. passes: of the demo;
+    each accepts the matching drafts and adds one token."""
 
-    said: int
-    alike: int
+    tokens: int
+    matching: int
     drafted: int
     accepted: int
     passes: int
 
     def __str__(self) -> str:
         return (
-            f"alike: {self.alike} of {self.said} tokens ({self.alike / self.said:.2%})\n"
+            f"alike: {self.matching} of {self.tokens} tokens ({self.matching / self.tokens:.2%})\n"
             f"accepted: {self.accepted} of {self.drafted} guesses, {DRAFTED * self.share:.2f} of {DRAFTED}, "
             f"wanted {REQUIRED}\n"
-            f"tokens per pass of the demo: {self.said / self.passes:.2f}"
+            f"tokens per pass of the demo: {self.tokens / self.passes:.2f}"
         )
 
     @property
@@ -47,31 +47,32 @@ class Figures(NamedTuple):
         return self.accepted / self.drafted
 
 
-def count(alike: Sequence[bool]) -> Figures:
-    """What decoding with DRAFTED guesses at a time counts over an answer.
+def count_drafts(matching: Sequence[bool]) -> DraftScore:
+    """Count what decode with DRAFTED draft tokens per pass does over an answer.
 
-    alike: for every token of it, whether the draft model, after the tokens before it, says the same. So where
-    a guess is right the next is made after the same text as here, and no guess behind a wrong one counts:
-    this is what guesses made one after the other give. Guesses past the end are not made.
+    matching: for each token, whether the draft model predicts it after the tokens before it. Drafts after a
+    wrong one do not count, and none are made past the end.
     """
     at, drafted, accepted, passes = 0, 0, 0, 0
-    while at < len(alike):
-        guesses = alike[at : at + DRAFTED]
-        right = guesses.index(False) if False in guesses else len(guesses)
-        at, passes = at + right + 1, passes + 1
-        drafted, accepted = drafted + len(guesses), accepted + right
-    return Figures(len(alike), sum(alike), drafted, accepted, passes)
+    while at < len(matching):
+        drafts = matching[at : at + DRAFTED]
+        correct = drafts.index(False) if False in drafts else len(drafts)
+        at, passes = at + correct + 1, passes + 1
+        drafted, accepted = drafted + len(drafts), accepted + correct
+    return DraftScore(len(matching), sum(matching), drafted, accepted, passes)
 
 
-def together(answers: Iterable[Figures]) -> Figures:
-    """The figures of several answers, added up."""
-    return Figures(*map(sum, zip(*answers, strict=True)))
+def sum_scores(answers: Iterable[DraftScore]) -> DraftScore:
+    """The sum of the scores of several answers."""
+    return DraftScore(*map(sum, zip(*answers, strict=True)))
 
 
-def said(target: Reference, exchanges: Sequence[Exchange]) -> Iterator[tuple[list[int], list[int]]]:
-    """Of every question the ids of the prompt and of the demo's greedy answer, its end included.
+def target_answers(
+    target: DemoReference, exchanges: Sequence[Exchange]
+) -> Iterator[tuple[list[int], list[int]]]:
+    """For each question, the ids of the prompt and of the demo's greedy answer with its end token.
 
-    The answer is its text, tokenized; one that was cut at the demo's MAX_NEW_TOKENS is taken to end there.
+    The answer is its text, tokenized; one that was cut at MAX_NEW_TOKENS counts as ending there.
     """
     end = target.tokenizer.eos_token_id
     for result in target.answers(exchanges):
@@ -79,22 +80,22 @@ def said(target: Reference, exchanges: Sequence[Exchange]) -> Iterator[tuple[lis
         yield target.prompt_ids(result.exchange.question), [*answer, end]
 
 
-def alike(draft: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[bool]:
-    """For every token of the answer, whether it is the draft model's best one there."""
+def matching_tokens(draft: Any, prompt: Sequence[int], answer: Sequence[int]) -> list[bool]:
+    """For each token of the answer, whether it is the draft model's likeliest one."""
     with torch.inference_mode():
         logits = draft(torch.tensor([[*prompt, *answer]])).logits[0, len(prompt) - 1 : -1]
-    same: list[bool] = (logits.argmax(-1) == torch.tensor(answer)).tolist()
-    return same
+    matching: list[bool] = (logits.argmax(-1) == torch.tensor(answer)).tolist()
+    return matching
 
 
-def evaluate(target: Reference, draft: Any, exchanges: Sequence[Exchange]) -> Figures:
-    """See Figures. draft: a causal model of transformers."""
-    figures: list[Figures] = []
-    for prompt, answer in said(target, exchanges):
-        figures.append(count(alike(draft, prompt, answer)))
+def evaluate(target: DemoReference, draft: Any, exchanges: Sequence[Exchange]) -> DraftScore:
+    """The score over all questions. draft: a causal model of transformers."""
+    figures: list[DraftScore] = []
+    for prompt, answer in target_answers(target, exchanges):
+        figures.append(count_drafts(matching_tokens(draft, prompt, answer)))
         if len(figures) % 500 == 0:
             print(f"{len(figures)} of {len(exchanges)} asked", file=sys.stderr, flush=True)
-    return together(figures)
+    return sum_scores(figures)
 
 
 def main() -> int:
@@ -110,7 +111,7 @@ def main() -> int:
             f"no checkpoint in {checkpoint}: config.json is missing; train one with "
             "llama32_1b.demo.drafter.train"
         )
-    figures = evaluate(Reference(TARGET), Reference(checkpoint).model, question_list())
+    figures = evaluate(DemoReference(TARGET), DemoReference(checkpoint).model, question_list())
     print(figures)
     return 0 if DRAFTED * figures.share >= REQUIRED else 1
 

@@ -16,7 +16,7 @@ from aerie.common import folders
 from aerie.llama32_1b.demo import CHECKPOINT
 from aerie.llama32_1b.demo.batches import Encoder
 from aerie.llama32_1b.demo.checkpoint_files import LAYERS, load_weights, new_model, write_checkpoint
-from aerie.llama32_1b.demo.train import SEED, run_stage, settle_rates
+from aerie.llama32_1b.demo.train import SEED, run_stage, second_rates
 
 KEPT: Final = (0, LAYERS - 1)
 """Layers of the demo that the draft model begins with. Of the pairs with the first, this one says most
@@ -37,7 +37,7 @@ def new_drafter(tokenizer: Tokenizer) -> Any:
 
 def rates(steps: int) -> list[float]:
     """Learning rate of every step: up to 1.2e-3 in 20 steps, then straight down to 0."""
-    return [2 * rate for rate in settle_rates(steps)]
+    return [2 * rate for rate in second_rates(steps)]
 
 
 def main() -> None:

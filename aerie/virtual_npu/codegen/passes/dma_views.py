@@ -1,4 +1,4 @@
-"""Buffers that hold what a DMA brought and nothing else: windows on the source of the DMA.
+"""Buffers that hold only the data of a DMA: views of the DMA's source.
 
 Where a nest copies a piece of a buffer into another one and only reads it there, reading the source in
 its place gives the same. The source may be such a buffer again: L1 shows a piece of L2, that a piece of L3.

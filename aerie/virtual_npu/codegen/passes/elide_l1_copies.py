@@ -1,4 +1,4 @@
-"""Lets L1 buffers of a tile point to what transfers bring, in place of getting copies of it.
+"""Elides copies into L1: buffers of a tile point to the data of transfers instead of copying it.
 
 A tile streams weights through an L1 buffer: a DMA fills it, the core reads it, over and over. On a CPU the
 copy costs as much as the reading. Where nobody can tell the difference, the DMA only moves the buffer's

@@ -1,4 +1,4 @@
-"""Lets L2 buffers of a segment that only pass blocks on point to where these lie in L3, in place of copies.
+"""Elides copies into L2: buffers of a segment that only pass blocks on point to the blocks in L3.
 
 A memtile takes a tile from L3 and sends it on, in the order that the cores want. On a CPU the tile may as
 well be read where it was when it is sent on, once, into that order. Where nobody can tell the difference:

@@ -1,10 +1,10 @@
-"""Buffers in L1 that nobody frees: one for the whole program, as on the device, where each is a static one.
+"""Hoists L1 buffers that are never freed: each is static, for the whole program, as on the device.
 
-- One that a loop of a core allocates is allocated before the loop: every trip has the same.
-- What a core leaves in one that it may read before it writes it, such as a counter, is still there when the
-  next point of the launch runs. So it is allocated outside of the launch and handed in (LASTING), the points
-  run one after another, and it begins with zeros. Only what is loaded and stored by numbers as indices is a
-  counter (COUNTER), whose zeros count as written: sums that nobody cleared are a mistake, and told.
+- A buffer that a loop of a core allocates is allocated before the loop: every trip has the same buffer.
+- A buffer that a core may read before it writes it, such as a counter, keeps its content for the next point
+  of the launch. So it is allocated outside of the launch and passed in (PERSISTENT), the points run one after
+  another, and it starts with zeros. Only a buffer with constant indices is a counter (COUNTER), whose zeros
+  count as written. Sums that were not cleared are reported as an error.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def _touching(alloc: memref.AllocOp, work: _Work) -> Iterator[tuple[Operation, E
 
 
 def _of_call(call: func.CallOp, position: int) -> Effect:
-    """By mlir-air's convention, a function writes the last memref that it is given, and reads others."""
+    """The effect of a call on an operand: mlir-air takes the last memref as written, the others as read."""
     memrefs = [i for i, value in enumerate(call.operands) if isinstance(value.type, MemRefType)]
     return WRITE if position == memrefs[-1] else READ
 

@@ -1,4 +1,4 @@
-"""Makes one function of every entry: no ranks, no calls of functions that move data, results as arguments.
+"""Inlines every entry into one function: without ranks and calls that move data, results as arguments.
 
 - `air.rank` becomes loops over its instances, one after another, as mlir-air's air-rank-to-launch does: an
   NPU program that names several ranks runs them all on its one device (ConvertToAIRPass.cpp,

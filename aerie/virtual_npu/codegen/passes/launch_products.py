@@ -1,4 +1,4 @@
-"""Launches whose points are one matrix product together, each sum of which is rounded once.
+"""Finds launches whose points together are one matrix product, with each sum rounded once.
 
 What is recognised, after the products themselves (products.py), in a launch with one segment:
 
@@ -175,15 +175,15 @@ def _starts(launch: LaunchOp, product: ProductOp, leave: DmaMemcpyNdOp) -> list[
     if walk is None:
         return None
     forms.append(side_offset(walk[1], leave.dst_offsets))
-    lifted = [_lifted(start_form, launch) for start_form in forms]
-    known = [start_form for start_form in lifted if start_form is not None]
+    lifted = [_lifted(form, launch) for form in forms]
+    known = [form for form in lifted if form is not None]
     return known if len(known) == len(forms) else None
 
 
-def _lifted(form: LinearForm, launch: LaunchOp) -> LinearForm | None:
+def _lifted(expression: LinearForm, launch: LaunchOp) -> LinearForm | None:
     """A form over values in the segment, over the coordinates of the launch; None where it has others."""
-    total = LinearForm(form.constant)
-    for value, factor in form.terms.items():
+    total = LinearForm(expression.constant)
+    for value, factor in expression.terms.items():
         outer = value if value in launch.ids else resolve_alias(value)
         if outer is None:
             return None

@@ -69,10 +69,10 @@ class LoopNest:
                 value = next((operand for argument, operand in pairs if argument is value), value)
         return value
 
-    def resolve(self, form: LinearForm) -> LinearForm | None:
+    def resolve(self, expression: LinearForm) -> LinearForm | None:
         """A linear form with each argument of a herd replaced by the form of the value outside."""
-        total = LinearForm(form.constant)
-        for value, factor in form.terms.items():
+        total = LinearForm(expression.constant)
+        for value, factor in expression.terms.items():
             outer = self.outer_value(value)
             known = LinearForm(0, {value: 1}) if outer is value else linear_form(outer)
             if known is None:

@@ -1,4 +1,4 @@
-"""Marks the operations that are not emitted where they stand, by how the body that they are in executes.
+"""Marks the operations that are emitted outside of the body's own C++, by the body's mode.
 
 - `vnpu.nest`: the outermost of loops that read or write memory, in a tile that suspends at channels
   (compilers keep what a coroutine computes with in memory, so its loops become a function of their own),

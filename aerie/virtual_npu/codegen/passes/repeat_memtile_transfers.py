@@ -1,4 +1,4 @@
-"""Repeats what a memtile does with a stream as often as the stream comes.
+"""Repeats a memtile's transfers as often as its stream sends data.
 
 aircc makes of a segment's gets and puts of a buffer in L2 a ring of descriptors, which starts again for as
 long as data comes (without `--omit-while-true-loop`). So a segment that gets a block and puts it on, once in

@@ -1,4 +1,4 @@
-"""Where the sums of a product get to, once a herd has rounded them: followed element by element.
+"""Follows the sums of a product, element by element, through a herd that rounds them, to their place in C.
 
 A herd sets all sums to +0; after the product another one reads them, rounds them to bf16 in a buffer of each
 tile, and sends that to L2 by a DMA; a DMA takes them from there to C. What is at each place on the way is an

@@ -1,4 +1,4 @@
-"""Puts locks around what cores do with an L1 buffer that they share, so that one writes before others read.
+"""Adds locks around the accesses of an L1 buffer that cores share, so that one writes before others read.
 
 air-to-aie gives such a buffer a pair of locks (`allocateSharedL1BufferLocks` in AIRToAIEPass.cpp): a core
 that writes waits until the buffer is free and hands it over; a core that reads waits until it is filled and
