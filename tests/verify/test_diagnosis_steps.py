@@ -52,7 +52,7 @@ def test_a_step_on_transformers_inputs_gives_transformers_value(step, theirs):
         tolerance = 0.02 if model.dtype == torch.bfloat16 and step.name == "attention" else 1e-5
         for layer in (0, 5):
             value = bench.compute(layer, step, inputs(captured, layer, step))
-            expected = captured[layer, step.same_as or step.name]
+            expected = captured[layer, step.equals or step.name]
             np.testing.assert_allclose(value, expected, rtol=tolerance, atol=tolerance)
 
 
