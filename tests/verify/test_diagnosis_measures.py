@@ -25,7 +25,7 @@ FLOOR = np.where(EXACT < 0, -((-EXACT).view(np.uint32) + 0xFFFF & 0xFFFF0000).vi
 
 
 def left(checks):
-    return {check.name for check in checks if not check.holds}
+    return {check.name for check in checks if not check.passes}
 
 
 def own(ours):
@@ -143,8 +143,8 @@ def test_a_check_says_value_and_bound_with_the_digits_that_matter():
     ],
 )
 def test_how_much_of_a_bound_is_used(check, used):
-    assert check.used == used
-    assert check.holds == (used <= 1)
+    assert check.used_share == used
+    assert check.passes == (used <= 1)
 
 
 def test_a_cosine_may_be_as_much_further_from_1_as_the_square_of_the_error() -> None:

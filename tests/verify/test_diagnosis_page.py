@@ -89,7 +89,7 @@ def test_a_fault_is_named_with_its_numbers(broken):
 
 def test_errors_that_only_add_up_are_named_last(healthy):
     """No step at fault, but the run has drifted: the first place where it has."""
-    rows = [replace(row, run=drifted(row.run)) if row.layer == 2 else row for row in healthy.rows]
+    rows = [replace(row, whole_run=drifted(row.whole_run)) if row.layer == 2 else row for row in healthy.rows]
     found = Diagnosis(healthy.token_ids, rows)
     assert found.first.place == "layer 2, step input"
     assert "and yet the run has drifted" in render(found, ABOUT)
@@ -198,8 +198,10 @@ def test_the_page_explains_every_step_and_column(healthy):
 def test_a_page_of_values_that_are_not_finite(healthy):
     """As where the model gives NaN: drawn at the upper end, and no crash."""
     first, *others = healthy.steps("prefill", 1)
-    bad = replace(first.own, ours=replace(first.own.ours, relative_l1=math.nan, cosine=math.nan))
-    rows = [replace(first, own=bad, run=bad), *others, *healthy.steps("prefill", None)]
+    bad = replace(
+        first.own_inputs, measures=replace(first.own_inputs.measures, relative_l1=math.nan, cosine=math.nan)
+    )
+    rows = [replace(first, own_inputs=bad, whole_run=bad), *others, *healthy.steps("prefill", None)]
     parsed(render(Diagnosis(healthy.token_ids, rows), ABOUT))
 
 

@@ -78,14 +78,14 @@ def test_the_demo_passes(record):
 
 
 def test_every_step_and_every_position_is_compared(record, prompts):
-    assert [len(trial.forced.kl) for trial in record.trials] == [STEPS] * 2
+    assert [len(trial.forced_distance.kl) for trial in record.trials] == [STEPS] * 2
     first, second = record.trials
     assert len(first.positions.kl) == len(prompts[0].token_ids)
     assert second.positions is None
 
 
 def test_the_answers_are_those_of_make_run(record, demo_session):
-    said = record.trials[0].said
+    said = record.trials[0].free_run
     assert demo_session.tokenizer.decode(said.token_ids) == "The capital of France is Paris."
     assert said.reason is FinishReason.STOP
     assert len(said.logits) == len(said.token_ids)

@@ -80,7 +80,7 @@ def test_more_failures_are_told_before_the_last_line_a_few_of_them():
 
 
 def test_a_part_that_was_not_reached_has_no_numbers():
-    broken = trial(said=None, divergence=None, forced=None, failures=[FAILURE])
+    broken = trial(free_run=None, divergence=None, forced_distance=None, failures=[FAILURE])
     assert row(printed(record(broken)), "greeting") == ["steps", "-", "0", "of", "0", *"------", "FAIL"]
 
 
@@ -148,7 +148,8 @@ def test_a_step_beyond_its_bound_is_a_failure():
 def test_drift_is_a_failure_where_no_step_is_at_fault():
     healthy = ladder()
     far = replace(
-        healthy.rows[1], run=CheckedMeasures(NOISE, NOISE, run_checks(replace(NOISE, cosine=0.5), NOISE, 4.0))
+        healthy.rows[1],
+        whole_run=CheckedMeasures(NOISE, NOISE, run_checks(replace(NOISE, cosine=0.5), NOISE, 4.0)),
     )
     (failure,) = replace(healthy, rows=[healthy.rows[0], far, far]).failures
     assert str(failure).startswith(
@@ -168,7 +169,7 @@ def test_tables_fit_80_columns():
     """In a pipe, with numbers as wide as those of the worst fault and the longest name of a prompt."""
     far = compare(THEIRS, THEIRS + np.float32(1000))
     prompt = Prompt("near the end of the context", (1, 2))
-    found = record(trial(forced=far, prompt=prompt), identities=[Identity("a chat at once", 12059)])
+    found = record(trial(forced_distance=far, prompt=prompt), identities=[Identity("a chat at once", 12059)])
     lines = printed(found.with_ladders([ladder("random weights", relative_l1=1e9)]))
     assert max(len(line) for line in lines if "ladder, " not in line) <= 80
     assert row(lines, "near the")[-1] == "ok"

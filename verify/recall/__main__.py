@@ -98,7 +98,7 @@ def run_probe(arguments: argparse.Namespace) -> int:
         report.note(f"{arguments.questions} questions, hops: {hops}")
         kinds.append([*scores(session, questions(SEED, arguments.questions, hops))])
     for both in zip(*kinds, strict=True):
-        numbers = [text for one in both for text in (f"{one.right:.1%}", f"{one.from_causal:.2g}")]
+        numbers = [text for one in both for text in (f"{one.accuracy:.1%}", f"{one.from_causal:.2g}")]
         table.add_row(both[0].mode, *numbers)
     print_tables(Console(highlight=False, markup=False), table)
     return 0
