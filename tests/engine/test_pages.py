@@ -142,7 +142,7 @@ def test_pages_with_or_after_a_token_that_was_not_made_by_blocks_are_not_found()
     one = PagedSequence(pool)
     one.reserve(len(tokens))
     one.advance(tokens[:PAGE])
-    one.advance(tokens[PAGE : PAGE + 1], by_blocks=False)
+    one.advance(tokens[PAGE : PAGE + 1], in_blocks=False)
     one.advance(tokens[PAGE + 1 :])
     assert PagedSequence(pool).begin([*tokens, 1]) == PAGE
 

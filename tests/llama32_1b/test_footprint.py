@@ -48,7 +48,7 @@ def whole(seq_len):
 def asked(seq_len=None, copies=1, **options):
     """The options of one."""
     backend = select_backend("virtual")
-    backend = replace(backend, access=types.SimpleNamespace(copies=copies))
+    backend = replace(backend, access=types.SimpleNamespace(copies_per_buffer=copies))
     return RuntimeOptions(seq_len, backend, Path("unused"), **options)
 
 

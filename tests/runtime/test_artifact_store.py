@@ -239,8 +239,7 @@ def test_a_cache_directory_that_cannot_be_used(tmp_path, open_cache):
 BUILD = """
 import sys, time
 from pathlib import Path
-from aerie.runtime.artifacts import UNKNOWN, ArtifactStore, Recipe
-from aerie.common.errors import KnobError
+from aerie.runtime.artifacts import ArtifactInputs, ArtifactStore
 
 directory, name = Path(sys.argv[1]), sys.argv[2]
 
@@ -254,7 +253,7 @@ def compile_in(work):
     return made
 
 store = ArtifactStore(directory, print)
-artifact = store.build(Recipe(name, "virtual", "text", {"text": name}), compile_in)
+artifact = store.build(ArtifactInputs(name, "virtual", "text", {"text": name}), compile_in)
 print("reused" if artifact.reused else "built")
 """
 

@@ -120,7 +120,7 @@ def test_an_interruption_stops_what_compiles(open_cache, variant, toolchain, mon
         raise KeyboardInterrupt
 
     monkeypatch.setattr(toolchain, "compile", until_stopped)
-    monkeypatch.setattr(toolchain, "stop_compilers", stopped.set, raising=False)
+    monkeypatch.setattr(toolchain, "stop", stopped.set, raising=False)
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)
     with pytest.raises(KeyboardInterrupt):
         open_cache().compile_all([variant(name="a")])

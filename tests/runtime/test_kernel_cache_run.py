@@ -166,7 +166,7 @@ X = ZEROS
         ),
         (
             lambda c: c.load_and_run("scale", X, X),
-            "program 'scale' takes 4 arrays and was given 2; pass one per argument",
+            "program 'scale' takes 4 arrays and got 2; pass one per argument",
         ),
         (
             lambda c: c.load_and_run("scale", X, X, X, X, output_indices=[4]),

@@ -68,9 +68,9 @@ def test_what_this_process_has(told, tmp_path):
 ARENAS = """
 import re, resource, threading
 from pathlib import Path
-from aerie.runtime.memory import share_arena
+from aerie.runtime.memory import use_one_malloc_arena
 resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))
-share_arena()
+use_one_malloc_arena()
 size = lambda: int(re.search(r"VmSize:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]) >> 10
 before, gate = size(), threading.Barrier(9)
 threads = [threading.Thread(target=gate.wait) for _ in range(8)]

@@ -141,6 +141,7 @@ def test_no_compiler_names_the_package(tmp_path, monkeypatch, scale):
 
 
 def test_ingredients(scale, monkeypatch):
+    monkeypatch.delenv("VNPU_OPT")
     ingredients = VirtualToolchain().ingredients(scale)
     assert list(ingredients) == [
         *["program text", "kernel sources", "kernel macros", "air_dialect", "common"],

@@ -95,7 +95,7 @@ def test_a_replica_gives_the_messages_of_its_app_and_stops_it(monkeypatch: pytes
     ended = []
 
     async def app(scope: Scope, receive: Receive, send: Send) -> None:
-        scope["state"] = {"line": RequestLog("POST", "/", "-", model="demo", completion_tokens=3)}
+        scope["state"] = {"request_log": RequestLog("POST", "/", "-", model="demo", completion_tokens=3)}
         try:
             await send({"type": "http.response.body", "body": (await receive())["body"], "more_body": True})
             await send({"type": "http.response.body", "body": b"last"})
