@@ -52,4 +52,5 @@ def show_rooms() -> None:
 
 if "editable_wheel" in sys.argv:  # what `pip install --editable` asks setuptools for
     show_rooms()
-setup(packages=list(folders()), package_dir=folders())
+PACKAGES = folders()
+setup(packages=list(PACKAGES), package_dir=PACKAGES)

@@ -65,7 +65,7 @@ def test_a_hundred_runs_give_the_same_numbers(npu: KernelCache) -> None:
 
 def test_the_demo_answers() -> None:
     question = "What is the capital of France?"
-    command = [sys.executable, "-m", "aerie.llama32_1b", "run", "--backend", "npu", "--prompt", question]
+    command = [sys.executable, "-m", "aerie.cli", "run", "--backend", "npu", "--prompt", question]
     done = subprocess.run(command, capture_output=True, text=True, timeout=3600, check=False)
     assert done.returncode == 0, done.stderr
     assert "Paris" in done.stdout

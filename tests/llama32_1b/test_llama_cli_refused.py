@@ -107,7 +107,7 @@ def test_the_length_a_tokenizer_was_made_for_says_nothing(damaged, checkpoints):
     """transformers would print a warning of its own beside our line. In a process: it does so once."""
     checkpoints.edit_json(damaged / "tokenizer_config.json", model_max_length=16)
     done = subprocess.run(
-        [sys.executable, "-m", "aerie.llama32_1b", "run", "--model", str(damaged), "--prompt", "x" * 300],
+        [sys.executable, "-m", "aerie.cli", "run", "--model", str(damaged), "--prompt", "x" * 300],
         capture_output=True,
         text=True,
         timeout=120,

@@ -66,7 +66,7 @@ def test_running_wants_the_device(tools, tmp_path, capsys):
 def test_whatever_stops_us_stops_the_compilers(tools, tmp_path, number):
     note = tmp_path / "pids"
     tools.behave("aircc", hang=str(note))
-    command = [sys.executable, "-m", "aerie.llama32_1b", "compile", "--backend", "npu"]
+    command = [sys.executable, "-m", "aerie.cli", "compile", "--backend", "npu"]
     root = Path(__file__).parents[2]
     with subprocess.Popen(
         [*command, "--cache-dir", str(tmp_path / "cache")],

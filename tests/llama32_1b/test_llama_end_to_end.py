@@ -79,7 +79,7 @@ def ask(session, question):
 def command(*arguments, **environment):
     """Run the command line in a process of its own."""
     return subprocess.run(
-        [sys.executable, "-m", "aerie.llama32_1b", *arguments],
+        [sys.executable, "-m", "aerie.cli", *arguments],
         capture_output=True,
         text=True,
         encoding="utf-8",
@@ -265,7 +265,7 @@ def stop_an_answer(terminal, most=5):
 
 def test_chat_on_a_terminal(session):
     """Streaming, Ctrl-C at the prompt and in an answer, commands, Ctrl-D."""
-    with Terminal("-m", "aerie.llama32_1b", "chat", "--backend", "virtual") as terminal:
+    with Terminal("-m", "aerie.cli", "chat", "--backend", "virtual") as terminal:
         terminal.expect(">>> ")
         terminal.type("\x1b[200~a pasted\nblock\x1b[201~\r/retry\r")  # readline takes it whole
         terminal.expect(">>> ")
@@ -327,7 +327,7 @@ def test_keys_in_a_chat_that_make_started(session, tmp_path):
 
 def test_reader_that_goes_away(session):
     with subprocess.Popen(
-        [sys.executable, "-m", "aerie.llama32_1b", "run", "--prompt", QUESTION, "--backend", "virtual"],
+        [sys.executable, "-m", "aerie.cli", "run", "--prompt", QUESTION, "--backend", "virtual"],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     ) as process:
