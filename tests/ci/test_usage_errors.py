@@ -22,7 +22,7 @@ USAGE_ERRORS = [
     ),
     ("air_dialect", "aerie air", "", "the following arguments are required: file"),
     ("air_dialect", "aerie air", "a.mlir --no-such-flag", "unrecognized arguments: --no-such-flag"),
-    ("llama32_1b", "aerie", "", "the following arguments are required: COMMAND"),
+    ("cli", "aerie", "", "the following arguments are required: COMMAND"),
 ]
 
 
