@@ -9,7 +9,7 @@ import struct
 import subprocess
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -130,14 +130,27 @@ class EmulatedCall:
         return EMPTY_RESULT
 
 
-def call_with_struct(emulator: Emulator, function: int, structure: Any, buffers: dict[int, int]) -> None:
-    """Call function(&structure), whose field at byte `offset` points to so many bytes, by `buffers`."""
-    raw = bytes(structure)
-    addresses = {offset: struct.unpack_from("<q", raw, offset)[0] for offset in buffers}
-    given = [ctypes.string_at(addresses[offset], size) for offset, size in buffers.items()]
+class Pointer(NamedTuple):
+    """A pointer of a structure, to so many bytes. `within`: None for the structure that a function is given,
+    or the number of the pointer whose target has this one."""
+
+    offset: int
+    address: int
+    size: int
+    within: int | None = None
+
+
+def call_with_struct(emulator: Emulator, function: int, structure: Any, pointers: Sequence[Pointer]) -> None:
+    """Call function(&structure). What it points to comes back, but for targets that have pointers."""
+    given = [ctypes.string_at(each.address, each.size) for each in pointers]
     # A function has three arguments; this one looks at the first.
-    places = [(0, offset, 3 + number) for number, offset in enumerate(buffers)]
-    status, found = emulator.call(function, [raw, bytes(8), bytes(8), *given], places)
+    places = [
+        (0 if each.within is None else 3 + each.within, each.offset, 3 + number)
+        for number, each in enumerate(pointers)
+    ]
+    status, found = emulator.call(function, [bytes(structure), bytes(8), bytes(8), *given], places)
     assert status == 0
-    for offset, contents in zip(buffers, found[3:], strict=True):
-        ctypes.memmove(addresses[offset], contents, len(contents))
+    parents = {each.within for each in pointers}
+    for number, (each, contents) in enumerate(zip(pointers, found[3:], strict=True)):
+        if number not in parents:
+            ctypes.memmove(each.address, contents, each.size)

@@ -15,7 +15,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulator import GUEST, EmulatedLibrary, Emulator, call_with_struct
+from emulator import GUEST, EmulatedLibrary, Emulator, Pointer, call_with_struct
+from numpy.typing import NDArray
 
 from aerie import virtual_npu
 from aerie.cli.arguments import default_cache_dir
@@ -79,7 +80,7 @@ def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> N
 
         def call(layer: int, *_: object) -> int:
             in_c = native._Layer.from_address(layer)
-            call_with_struct(emulator, address, in_c, _buffers(in_c))
+            call_with_struct(emulator, address, in_c, _pointers(in_c))
             return 0
 
         return ctypes.CFUNCTYPE(ctypes.c_int, *[ctypes.c_void_p] * 3)(call)
@@ -88,12 +89,24 @@ def attention(emulator: Emulator, tmp_path_factory: pytest.TempPathFactory) -> N
     return NativeAttention(SimpleNamespace(**{name: function(name) for name in names}))  # type: ignore[arg-type]
 
 
-def _buffers(layer: Any) -> dict[int, int]:
-    """By the offset of a layer's pointer, the bytes that it points to."""
+def _pointers(layer: Any) -> list[Pointer]:
+    """Of a layer, and of its place."""
+    place = layer.place.contents
     row, query = layer.kv_heads * layer.head_dim * 2, layer.heads * layer.head_dim * 2
-    sizes = {"query": query, "key_rows": row, "value_rows": row, "out": query, "place": ctypes.sizeof(Place)}
+    sizes = {"query": query, "out": query} | dict.fromkeys(("key_rows", "value_rows"), row * place.rows)
     sizes |= dict.fromkeys(("keys", "values"), row * layer.capacity)
-    return {getattr(type(layer), name).offset: size for name, size in sizes.items() if getattr(layer, name)}
+    pointers = [Pointer(type(layer).place.offset, ctypes.addressof(place), ctypes.sizeof(Place))]
+    pointers += [
+        Pointer(getattr(type(layer), name).offset, getattr(layer, name), size)
+        for name, size in sizes.items()
+        if getattr(layer, name)
+    ]
+    counts = {"to": place.rows, "seen": place.last - place.first}
+    return pointers + [
+        Pointer(getattr(Place, name).offset, getattr(place, name), 8 * count, within=0)
+        for name, count in counts.items()
+        if getattr(place, name)
+    ]
 
 
 @pytest.mark.parametrize("name", all_kernels())
@@ -103,19 +116,22 @@ def test_a_kernel_computes_its_reference(emulator: Emulator, name: str) -> None:
         assert difference.passes, f"{result}: {difference}"
 
 
-def test_decode_attention_is_that_of_numpy(attention: NativeAttention) -> None:
+@pytest.mark.parametrize("visible", [slice(0, 41), np.array([3, 40, 7, 12])], ids=["a run", "apart"])
+def test_decode_attention_is_that_of_numpy(
+    attention: NativeAttention, visible: slice | NDArray[np.int64]
+) -> None:
     random = np.random.default_rng(0)
     query, row, out = (random.normal(size=size).astype(bf16) for size in (4 * 64, 2 * 64, 4 * 64))
     keys, values = (random.normal(size=(2, 50, 64)).astype(bf16) for _ in range(2))
     place = Place()
     place.stand(40)
-    place.see(slice(0, 41), 50)
+    place.see(visible, 50)
     arrays = {"key_rows": row, "value_rows": row, "keys": keys, "values": values, "query": query, "out": out}
     layer = LayerCode(attention, place, 2, **arrays)
     layer.keep_rows().run()
     np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))
     layer.attend().run()
-    want = reference_attention(query, keys, values, slice(0, 41))
+    want = reference_attention(query, keys, values, visible)
     np.testing.assert_allclose(widen(out), widen(want), rtol=2**-7, atol=2**-10)
 
 

@@ -401,9 +401,10 @@ def decode_mask(mask):
             attention.move_to = lambda place, visible: move_to(place, moved(visible))
 
     def moved(visible):
-        first = visible.start
-        seen = mask(visible.stop - first - 1)
-        return slice(first + seen.start, first + seen.stop)
+        if isinstance(visible, slice):
+            visible = np.arange(visible.start, visible.stop)
+        beyond = visible[-1:] + 1
+        return np.concatenate([visible, beyond])[mask(len(visible) - 1)]
 
     return cache_fault(Masked)
 
@@ -497,7 +498,7 @@ def nothing(request) -> Iterator[int]:
 
 def cut_short(request) -> Iterator[int]:
     """One token, however many are asked for."""
-    yield from itertools.islice(request.steps(), 1)
+    yield from itertools.islice((each for each in request.steps() if each is not None), 1)
 
 
 def garbage_tail(request) -> Iterator[int]:
