@@ -22,7 +22,7 @@ using namespace vnpu;
 using Clock = std::chrono::steady_clock;
 
 constexpr double kOperations = double(1 << 28);  // of a thread in one reading: some milliseconds
-constexpr int kLeastReadings = 5;
+constexpr int kMinReadings = 5;
 
 #if defined(VNPU_BF16_TILES)
 using MicroKernel = product::ColumnKernel;
@@ -125,13 +125,13 @@ class FusedMultiplyAdds {
 template <class Work>
 double best_rate(i64 threads, double seconds) {
   double best = 0;
-  bool goes_on = true;
+  bool continues = true;
   std::barrier<> all(threads);
   const auto read = [&](bool leads) {
     Work work;
     const i64 calls = i64(kOperations / work.operations()) + 1;
     const auto began = Clock::now();
-    for (int reading = 0; goes_on; ++reading) {
+    for (int reading = 0; continues; ++reading) {
       all.arrive_and_wait();
       const auto from = Clock::now();
       for (i64 call = 0; call < calls; ++call) work();
@@ -140,7 +140,7 @@ double best_rate(i64 threads, double seconds) {
       if (leads) {
         const double rate = double(calls * threads) * work.operations() / std::chrono::duration<double>(now - from).count();
         if (rate > best) best = rate;
-        goes_on = reading + 1 < kLeastReadings || std::chrono::duration<double>(now - began).count() < seconds;
+        continues = reading + 1 < kMinReadings || std::chrono::duration<double>(now - began).count() < seconds;
       }
       all.arrive_and_wait();
     }

@@ -40,7 +40,7 @@ static_assert(head_dim % 8 == 0, "ATTN_HEAD_DIM must be a multiple of 8, the col
 
 constexpr float empty_max = -1.0e30f;
 constexpr float masked_score = -3.0e38f;
-constexpr float least_sum = 1.0e-6f;  // below any l but 0: the largest weight of a row is at least 2^-0.5
+constexpr float min_sum = 1.0e-6f;  // below any l but 0: the largest weight of a row is at least 2^-0.5
 
 // 1 / sqrt(head_dim) by Newton's steps, as <cmath> is not constexpr.
 constexpr float inverse_sqrt(float x) {
@@ -408,9 +408,9 @@ void attn_merge(float* __restrict other, const float* __restrict other_stats, fl
   float* other_factor = stats + 2 * q_rows;
   float* factor = stats + 3 * q_rows;
   for (unsigned i = 0; i < q_rows; i += 8) {
-    const Stat mine = aie::load_v<8>(stats + i), theirs = aie::load_v<8>(other_stats + i);
-    const Stat both = aie::max(mine, theirs);
-    const Stat f = power_of_two(aie::sub(mine, both)), g = power_of_two(aie::sub(theirs, both));
+    const Stat mine = aie::load_v<8>(stats + i), their_stats = aie::load_v<8>(other_stats + i);
+    const Stat both = aie::max(mine, their_stats);
+    const Stat f = power_of_two(aie::sub(mine, both)), g = power_of_two(aie::sub(their_stats, both));
     aie::accum<accfloat, 8> l = aie::mul(aie::load_v<8>(stats + q_rows + i), f);
     l = aie::mac(l, aie::load_v<8>(other_stats + q_rows + i), g);
     aie::store_v(stats + i, both);
@@ -429,7 +429,7 @@ void attn_store(const float* __restrict acc, float* __restrict stats, bfloat16* 
   aie::set_rounding(aie::rounding_mode::conv_even);
   float* factor = stats + 3 * q_rows;
   for (unsigned i = 0; i < q_rows; i += 8)
-    aie::store_v(factor + i, aie::inv(aie::max(aie::load_v<8>(stats + q_rows + i), least_sum)));
+    aie::store_v(factor + i, aie::inv(aie::max(aie::load_v<8>(stats + q_rows + i), min_sum)));
   for (unsigned row = 0; row < q_rows; row += 4) {
     const Rows4 f = spread(factor + row);
     for (unsigned panel = 0; panel < head_dim / 8; ++panel) {

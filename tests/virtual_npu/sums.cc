@@ -26,7 +26,7 @@ static void contract(const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, int cou
 }
 template <int M, int N, int K>
 static void four(const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, int count) {
-  vnpu::InOneGo<4, M, N, K> go;
+  vnpu::SummedTogether<4, M, N, K> go;
   auto sums = vnpu::load<float, M * N>(c);
   for (int i = 0; i < count; ++i, a += M * K, b += K * N) {
     sums = go.contract(vnpu::load<vnpu::bf16, M * K>(a), vnpu::load<vnpu::bf16, K * N>(b), sums);

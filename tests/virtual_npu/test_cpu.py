@@ -99,7 +99,7 @@ def test_the_newest_features_are_named_one_by_one(machine):
 
 @pytest.mark.parametrize(
     ("vendor", "defines"),
-    [("GenuineIntel", ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS")), ("AuthenticAMD", ()), (None, ())],
+    [("GenuineIntel", ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")), ("AuthenticAMD", ()), (None, ())],
 )
 def test_what_is_told_of_a_cpu_by_its_vendor(machine, vendor, defines):
     machine("x86_64", V4)
@@ -107,7 +107,7 @@ def test_what_is_told_of_a_cpu_by_its_vendor(machine, vendor, defines):
         cpu.CPUINFO.write_text(f"vendor_id\t: {vendor}\n{cpu.CPUINFO.read_text()}")
     forget()
     assert cpu.cpu_defines() == defines
-    told = ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS")
+    told = ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")
     assert tuple(flag for flag in find_compiler().flags if flag in told) == defines
     assert cpu.cpu_features() == LEVEL_4
 

@@ -12,7 +12,7 @@ from air_texts import with_constants
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
 
-LOAN = "vnpu::Loan "
+LOAN = "vnpu::LentBuffer "
 
 # x goes to two tiles at once, 16 elements at a time; each adds 1 to it through a kernel in C++.
 TEMPLATE = """

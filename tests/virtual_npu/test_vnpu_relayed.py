@@ -10,7 +10,7 @@ from air_texts import with_constants
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
 
-RELAY, LENT = "vnpu::Relay ", "vnpu::Written{"
+RELAY, LENT = "vnpu::RelayBuffer ", "vnpu::Written{"
 
 # Three points of a launch send the same x, rows of 32 of which 8 are taken, through L2 to two tiles, in another order.
 TEMPLATE = """

@@ -19,7 +19,7 @@
 #include <vector>
 
 #include "vectors.h"
-#include "vnpu/ahead.h"
+#include "vnpu/prefetch.h"
 #include "vnpu/team.h"
 
 namespace {
@@ -75,25 +75,29 @@ struct InARow {
   InARow(const Job&, Width width) : width(width) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + at * width; }
   // Of `count` positions from `at` on, which are read now, `elements` of each row: what comes after them is asked for.
-  INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
-    for (std::int64_t i = 0; i < count; ++i) each_line<vnpu::ask_ahead>(rows + (at + i) * width, elements);
+  INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
+    for (std::int64_t i = 0; i < count; ++i) each_line<vnpu::prefetch_ahead>(rows + (at + i) * width, elements);
   }
 };
 
 // The same where `seen` says it.
 template <class Width>
-struct Apart {
+struct Scattered {
   Width width;
   std::int64_t last, early, soon;
   const std::int64_t* seen;
 
-  Apart(const Job& job, Width width)
-      : width(width), last(job.positions - 1), early(vnpu::kAhead / 2 / width), soon(vnpu::kSoon / 2 / width), seen(job.seen) {}
+  Scattered(const Job& job, Width width)
+      : width(width),
+        last(job.positions - 1),
+        early(vnpu::kFirstDistance / 2 / width),
+        soon(vnpu::kSecondDistance / 2 / width),
+        seen(job.seen) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + seen[at] * width; }
-  INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
+  INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
     for (std::int64_t i = at; i < at + count; ++i) {
-      each_line<vnpu::ask_early>((*this)(rows, std::min(i + early, last)), elements);
-      if (vnpu::kSoon > 0) each_line<vnpu::ask_soon>((*this)(rows, std::min(i + soon, last)), elements);
+      each_line<vnpu::prefetch_early>((*this)(rows, std::min(i + early, last)), elements);
+      if (vnpu::kSecondDistance > 0) each_line<vnpu::prefetch_soon>((*this)(rows, std::min(i + soon, last)), elements);
     }
   }
 };
@@ -114,11 +118,11 @@ INLINE Floats score_of_tile(const float* query, const std::uint16_t* const* rows
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 4
       for (int head = 0; head < HEADS; ++head) {
-        const Floats asked = in_register(load(query + head * width + d + half * kLanes));
+        const Floats query_lanes = in_register(load(query + head * width + d + half * kLanes));
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           Floats& sum = sums[row * HEADS + head];
-          sum = multiply_add(asked, half ? odd[row] : even[row], sum);
+          sum = multiply_add(query_lanes, half ? odd[row] : even[row], sum);
         }
       }
     }
@@ -128,16 +132,16 @@ INLINE Floats score_of_tile(const float* query, const std::uint16_t* const* rows
 
 // Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[position * HEADS + head]. Rows
 // past the last are the last again.
-template <int HEADS, class Lie>
-void score(const Job& job, Lie lie, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
+template <int HEADS, class Layout>
+void score(const Job& job, Layout layout, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
            float* scores) {
   constexpr int kRows = kTile / HEADS;
   const std::int64_t last = job.positions - 1;
   const std::uint16_t* rows[kRows];
   for (std::int64_t at = from; at < to; at += kRows) {
-    for (int row = 0; row < kRows; ++row) rows[row] = lie(keys, std::min(at + row, last));
-    lie.ask_ahead(keys, at, kRows, lie.width);
-    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, lie.width) * job.scale);
+    for (int row = 0; row < kRows; ++row) rows[row] = layout(keys, std::min(at + row, last));
+    layout.prefetch_ahead(keys, at, kRows, layout.width);
+    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, layout.width) * job.scale);
   }
 }
 
@@ -145,16 +149,16 @@ void score(const Job& job, Lie lie, const float* query, const std::uint16_t* key
 template <int HEADS>
 void soften(float* scores, std::int64_t positions, std::int64_t padded, float* totals) {
   std::fill(scores + positions * HEADS, scores + padded * HEADS, -std::numeric_limits<float>::infinity());
-  Floats most = load(scores);
+  Floats largest = load(scores);
   for (std::int64_t at = kLanes; at < padded * HEADS; at += kLanes) {
     const Floats next = load(scores + at);
-    most = next > most ? next : most;
+    largest = next > largest ? next : largest;
   }
-  for (int lane = HEADS; lane < kLanes; ++lane) most[lane % HEADS] = std::max(most[lane % HEADS], most[lane]);
-  for (int lane = HEADS; lane < kLanes; ++lane) most[lane] = most[lane % HEADS];
+  for (int lane = HEADS; lane < kLanes; ++lane) largest[lane % HEADS] = std::max(largest[lane % HEADS], largest[lane]);
+  for (int lane = HEADS; lane < kLanes; ++lane) largest[lane] = largest[lane % HEADS];
   Floats sums = {};
   for (std::int64_t at = 0; at < padded * HEADS; at += kLanes) {
-    const Floats weights = exponential(load(scores + at) - most);
+    const Floats weights = exponential(load(scores + at) - largest);
     store(scores + at, weights);
     sums += weights;
   }
@@ -171,15 +175,16 @@ constexpr int kSums = 8, kRun = 8;
 #endif
 
 // To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of `count` positions from `at` on.
-template <int HEADS, int PAIRS, class Lie, class Count>
-INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, float* sums) {
-  const auto place = [&](int i) { return sums + i % HEADS * lie.width + i / HEADS * kLanes; };
+template <int HEADS, int PAIRS, class Layout, class Count>
+INLINE void add_values(Layout layout, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
+                       float* sums) {
+  const auto place = [&](int i) { return sums + i % HEADS * layout.width + i / HEADS * kLanes; };
   Floats added[2 * PAIRS * HEADS];
 #pragma GCC unroll 16
   for (int i = 0; i < 2 * PAIRS * HEADS; ++i) added[i] = load(place(i));
   for (int i = 0; i < count; ++i, ++at) {
-    lie.ask_ahead(values, at, 1, PAIRS * kPair);
-    const std::uint16_t* const row = lie(values, at);
+    layout.prefetch_ahead(values, at, 1, PAIRS * kPair);
+    const std::uint16_t* const row = layout(values, at);
 #pragma GCC unroll 8
     for (int pair = 0; pair < PAIRS; ++pair) {
       const Pair value(row + pair * kPair);
@@ -198,23 +203,23 @@ INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* value
 }
 
 // The same for elements from .. to - 1, as many pairs at a time as fit in registers.
-template <int HEADS, int PAIRS = kSums / HEADS / 2, class Lie, class Count>
-INLINE void add_run(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, std::int64_t from,
-                    std::int64_t to, float* sums) {
+template <int HEADS, int PAIRS = kSums / HEADS / 2, class Layout, class Count>
+INLINE void add_run(Layout layout, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
+                    std::int64_t from, std::int64_t to, float* sums) {
   for (; to - from >= PAIRS * kPair; from += PAIRS * kPair)
-    add_values<HEADS, PAIRS>(lie, weights, values + from, at, count, sums + from);
-  if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(lie, weights, values, at, count, from, to, sums);
+    add_values<HEADS, PAIRS>(layout, weights, values + from, at, count, sums + from);
+  if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(layout, weights, values, at, count, from, to, sums);
 }
 
 // The values, weighted and added, of HEADS heads: elements from .. to - 1. sums: room for HEADS * head_dim.
-template <int HEADS, class Lie>
-void mix(const Job& job, Lie lie, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t from,
-         std::int64_t to, float* sums, std::uint16_t* out) {
+template <int HEADS, class Layout>
+void mix(const Job& job, Layout layout, const float* weights, const float* totals, const std::uint16_t* values,
+         std::int64_t from, std::int64_t to, float* sums, std::uint16_t* out) {
   for (int head = 0; head < HEADS; ++head) std::fill(sums + head * job.head_dim + from, sums + head * job.head_dim + to, 0.0f);
   std::int64_t at = 0;
   for (; job.positions - at >= kRun; at += kRun)
-    add_run<HEADS>(lie, weights, values, at, std::integral_constant<int, kRun>(), from, to, sums);
-  add_run<HEADS>(lie, weights, values, at, job.positions - at, from, to, sums);
+    add_run<HEADS>(layout, weights, values, at, std::integral_constant<int, kRun>(), from, to, sums);
+  add_run<HEADS>(layout, weights, values, at, job.positions - at, from, to, sums);
   for (int head = 0; head < HEADS; ++head) {
     for (std::int64_t d = head * job.head_dim + from; d < head * job.head_dim + to; d += kPair) {
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -262,13 +267,15 @@ class Group {
   void score(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const float* const query = query_ + head * job_.head_dim;
-      as_they_lie(
-          [&](auto lie) { ::score<count>(job_, lie, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded); });
+      with_layout([&](auto layout) {
+        ::score<count>(job_, layout, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded);
+      });
     });
   }
   void soften() const {
     if (!job_.seen)
-      each_line<vnpu::ask_early>(job_.values + first_row_, std::min(vnpu::kAhead / 2, job_.positions * job_.head_dim));
+      each_line<vnpu::prefetch_early>(job_.values + first_row_,
+                                      std::min(vnpu::kFirstDistance / 2, job_.positions * job_.head_dim));
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       ::soften<count>(scores_ + head * job_.padded, job_.positions, job_.padded, totals_ + head);
     });
@@ -276,8 +283,8 @@ class Group {
   void mix(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const std::int64_t at = head * job_.head_dim;
-      as_they_lie([&](auto lie) {
-        ::mix<count>(job_, lie, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
+      with_layout([&](auto layout) {
+        ::mix<count>(job_, layout, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
                      job_.out + first_element_ + at);
       });
     });
@@ -286,13 +293,13 @@ class Group {
  private:
   // f(lie), where the width that most models have is known to the compiler.
   template <class F>
-  INLINE void as_they_lie(F f) const {
-    if (job_.head_dim == 64) as_they_lie(f, std::integral_constant<std::int64_t, 64>());
-    else as_they_lie(f, job_.head_dim);
+  INLINE void with_layout(F f) const {
+    if (job_.head_dim == 64) with_layout(f, std::integral_constant<std::int64_t, 64>());
+    else with_layout(f, job_.head_dim);
   }
   template <class F, class Width>
-  INLINE void as_they_lie(F f, Width width) const {
-    if (job_.seen) f(Apart<Width>(job_, width));
+  INLINE void with_layout(F f, Width width) const {
+    if (job_.seen) f(Scattered<Width>(job_, width));
     else f(InARow<Width>(job_, width));
   }
 

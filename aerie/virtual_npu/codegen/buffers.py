@@ -32,7 +32,7 @@ def label(
     ends_with_body: bool = False,
     alignment_offset: int = NO_ADDRESS,
 ) -> str:
-    """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
+    """C++ name of the `vnpu::BufferLabel` of a buffer that `op` makes: its name and type in messages, and `how` it
     came to be, such as `declared`. alignment_offset: of its address in a core (`device_marks`)."""
     site = f"{{{string_literal(op.name)}, {line_of(op)}}}"
     places = (_lies_in(type_, MemorySpace.L1, MemorySpace.L2), _lies_in(type_, MemorySpace.L2))
@@ -40,7 +40,7 @@ def label(
     texts = [string_literal(name), string_literal(attribute_text(type_)), site, string_literal(how), *flags]
     texts += [str(alignment_offset)] if alignment_offset != NO_ADDRESS else []
     return file.constant(
-        "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
+        "vnpu::BufferLabel", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
     )
 
 

@@ -264,7 +264,7 @@ def declare_groups(body: Body, loop: scf.ForOp) -> None:
             extents = contract_extents(op)
             shape = [prod(extents[dim] for dim in group) for group in _groups(op)[1:]]
             body.emit_line(
-                f"vnpu::InOneGo<{', '.join(map(str, [blocks, *shape]))}> {body.accumulation_groups[op]};"
+                f"vnpu::SummedTogether<{', '.join(map(str, [blocks, *shape]))}> {body.accumulation_groups[op]};"
             )
 
 

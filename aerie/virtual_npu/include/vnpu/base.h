@@ -75,15 +75,15 @@ inline f16 round_f16(float x) {
 }
 
 template <class T>
-struct Narrow {
+struct RoundTo {
   static VNPU_INLINE T from(float x) { return T(x); }
 };
 template <>
-struct Narrow<bf16> {
+struct RoundTo<bf16> {
   static VNPU_INLINE bf16 from(float x) { return round_bf16(x); }
 };
 template <>
-struct Narrow<f16> {
+struct RoundTo<f16> {
   static VNPU_INLINE f16 from(float x) { return round_f16(x); }
 };
 
@@ -107,7 +107,7 @@ struct Site {
 };
 
 // A token where operations run in program order: always done.
-struct Done {};
+struct DoneToken {};
 
 // A put or get in the text of a body; what its indices are, as far as the coordinates of who executes tell.
 struct Port {
@@ -128,34 +128,34 @@ struct Ports {
 
 // Who executes: `herd @h`, where in its grid (dims counts the coordinates that mean something), in whose body, and
 // which puts and gets it may come to.
-struct Where {
+struct ExecutionPlace {
   const char *name;
   int dims;
   i64 x, y;
-  const Where *around = nullptr;
+  const ExecutionPlace *around = nullptr;
   const Ports *ports = nullptr;
   int line = 0;  // of the operation whose body it is
 };
 
 // What this thread is executing, for messages; null outside of launches, segments and herds.
-extern constinit thread_local const Where *here;
+extern constinit thread_local const ExecutionPlace *here;
 
 // Of recorded runs (record.h): a body that runs from here to its end begins, and ends.
-int begin_body(const Where &where);
+int begin_body(const ExecutionPlace &where);
 void end_body(int number);
 
 // Sets `here` as long as it lives.
-class Here {
+class CurrentTile {
  public:
-  explicit Here(const Where &where) : where_(where), outer_(here) {
+  explicit CurrentTile(const ExecutionPlace &where) : where_(where), outer_(here) {
     where_.around = outer_;
     here = &where_;
 #if VNPU_CHECKS
     body_ = begin_body(where_);
 #endif
   }
-  Here(const Here &) = delete;
-  ~Here() {
+  CurrentTile(const CurrentTile &) = delete;
+  ~CurrentTile() {
 #if VNPU_CHECKS
     end_body(body_);
 #endif
@@ -163,15 +163,15 @@ class Here {
   }
 
  private:
-  Where where_;
-  const Where *outer_;
+  ExecutionPlace where_;
+  const ExecutionPlace *outer_;
 #if VNPU_CHECKS
   int body_;
 #endif
 };
 
 // Writes ` in herd @h (1, 0)` for the innermost one, and the launch point around; gives the characters written.
-int describe(const Where *where, char *text, int capacity);
+int describe(const ExecutionPlace *where, char *text, int capacity);
 
 // Thrown where the run cannot go on; ends as the text and the status of the entry.
 struct Failure {
@@ -198,25 +198,25 @@ struct Failure {
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
 // A call of a function that calls itself. The stack of a thread ends somewhere, that of a core much earlier.
-class Nested {
+class RecursionGuard {
  public:
-  explicit Nested(Site site) {
-    if (++depth_ <= kMost) return;
+  explicit RecursionGuard(Site site) {
+    if (++depth_ <= kMaxDepth) return;
     --depth_;
     fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size says more; write a loop",
-         kMost);
+         kMaxDepth);
   }
-  Nested(const Nested &) = delete;
-  ~Nested() { --depth_; }
+  RecursionGuard(const RecursionGuard &) = delete;
+  ~RecursionGuard() { --depth_; }
 
  private:
-  static constexpr int kMost = 1000;
+  static constexpr int kMaxDepth = 1000;
   static inline constinit thread_local int depth_ = 0;
 };
 
 // Goes on, unless a signal has ended the run: then it throws. The thread that the run was called from asks for signals
 // every now and then. Wherever work begins that may take longer than this call does, some 50 ns.
-void go_on();
+void check_running();
 
 // Of this run: 0 to execute in the order of the program; else other legal orders are drawn with it.
 extern uint64_t run_seed;
@@ -235,8 +235,8 @@ inline void parallel(i64 count, Body body) {
 // Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
 // when the body ends, or earlier when the program deallocates them. Nothing else points into a block that is
 // taken, and compilers may know it: what a loop adds to a buffer then stays in registers until its end.
-__attribute__((malloc)) void *pool_take(i64 bytes, Site site = Site{"memref.alloc", 0});
-void pool_give(void *block);
+__attribute__((malloc)) void *pool_allocate(i64 bytes, Site site = Site{"memref.alloc", 0});
+void pool_free(void *block);
 
 class Blocks {
  public:
@@ -247,12 +247,12 @@ class Blocks {
     while (last_) {
       Header *header = last_;
       last_ = header->previous;
-      pool_give(header);
+      pool_free(header);
     }
   }
   template <class T>
   T *alloc(i64 count, Site site = Site{"memref.alloc", 0}) {
-    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T)), site));
+    Header *header = static_cast<Header *>(pool_allocate(kHeader + count * i64(sizeof(T)), site));
     header->previous = last_;
     header->next = nullptr;
     if (last_) last_->next = header;
@@ -264,7 +264,7 @@ class Blocks {
     if (header->next) header->next->previous = header->previous;
     else last_ = header->previous;
     if (header->previous) header->previous->next = header->next;
-    pool_give(header);
+    pool_free(header);
   }
 
  private:
@@ -283,20 +283,20 @@ inline void clear(T *data, i64 count, bool) {
 
 // A pointer to what all share who hold it, in one thread; the last of them deletes it. T has a count, `holders`, at first 1.
 template <class T>
-class Held {
+class SharedPtr {
  public:
-  Held() = default;
-  explicit Held(T *item) : item_(item) {}
-  Held(const Held &other) : item_(other.item_) {
+  SharedPtr() = default;
+  explicit SharedPtr(T *item) : item_(item) {}
+  SharedPtr(const SharedPtr &other) : item_(other.item_) {
     if (item_) ++item_->holders;
   }
-  Held &operator=(Held other) {
-    T *const mine = item_;
+  SharedPtr &operator=(SharedPtr other) {
+    T *const own = item_;
     item_ = other.item_;
-    other.item_ = mine;
+    other.item_ = own;
     return *this;
   }
-  ~Held() {
+  ~SharedPtr() {
     if (item_ && --item_->holders == 0) delete item_;
   }
   explicit operator bool() const { return item_; }

@@ -7,12 +7,12 @@
 
 #include <initializer_list>
 
-#include "vnpu/watch.h"
+#include "vnpu/order_hooks.h"
 
 namespace vnpu {
 
 // What the program calls a buffer: `%acc`, `memref<8x8xf32, 2>`, and where it makes it.
-struct Label {
+struct BufferLabel {
   const char *name, *type;
   Site site;
   const char *how = "allocated";  // or `argument 2 of @gemm, declared`
@@ -23,13 +23,13 @@ struct Label {
 };
 
 // `%acc (memref<8x8xf32, 2>, allocated at line 20)`.
-struct Described {
-  explicit Described(const Label &label);
+struct BufferText {
+  explicit BufferText(const BufferLabel &label);
   char text[400];
 };
 
 // The memref operand of an operation, for messages.
-struct Place {
+struct OperandPlace {
   Site site;
   const char *name, *type;
   const char *made = "";  // ` (allocated at line 20)`, where the text of the program tells
@@ -40,7 +40,7 @@ struct Buffer {
 
   // `written` has one byte per element, or is null for a buffer whose contents were there before. `guard` bytes
   // before it and behind it belong to it, and must stay all ones.
-  Buffer(const Label &label, void *base, int element, std::initializer_list<i64> sizes, i64 count, uint8_t *written,
+  Buffer(const BufferLabel &label, void *base, int element, std::initializer_list<i64> sizes, i64 count, uint8_t *written,
          i64 guard = 0);
   Buffer(const Buffer &) = delete;
   ~Buffer() { release_cells(cells); }
@@ -89,8 +89,8 @@ struct Buffer {
     if (__builtin_expect(!full(), 0) && !written(low, high)) refuse_unwritten(site, low, high);
   }
 
-  const Label &label;      // lives as long as the program
-  const Where maker;       // who made it
+  const BufferLabel &label;      // lives as long as the program
+  const ExecutionPlace maker;       // who made it
   char *const base;
   const i64 count;         // elements
   const int element;       // bytes of one
@@ -150,27 +150,27 @@ VNPU_INLINE void observe_write(Site site, Buffer &buffer, const void *low, i64 b
 }
 
 template <class T>
-VNPU_INLINE T load(const Place &at, Ptr<T> x) {
+VNPU_INLINE T load(const OperandPlace &at, Ptr<T> x) {
   observe_read(at.site, *x.buffer, x.p, i64(sizeof(T)), x.asks);
   return *x.p;
 }
 template <class T>
-VNPU_INLINE void store(const Place &at, Ptr<T> x, T value) {
+VNPU_INLINE void store(const OperandPlace &at, Ptr<T> x, T value) {
   observe_write(at.site, *x.buffer, x.p, i64(sizeof(T)), x.asks);
   *x.p = value;
 }
 // Where everything is known to be in order, code runs on plain pointers.
 template <class T>
-VNPU_INLINE T load(const Place &, const T *x) {
+VNPU_INLINE T load(const OperandPlace &, const T *x) {
   return *x;
 }
 template <class T>
-VNPU_INLINE void store(const Place &, T *x, T value) {
+VNPU_INLINE void store(const OperandPlace &, T *x, T value) {
   *x = value;
 }
 
 // Refuses a vector that is not aligned to its width: a core would drop the low bits of its address.
-[[noreturn]] void fail_misaligned(const Place &at, bool writes, const void *first, i64 bytes);
+[[noreturn]] void fail_misaligned(const OperandPlace &at, bool writes, const void *first, i64 bytes);
 
 // The bytes that a vector of so many bytes must be aligned to: its own, up to 64; 1 where it is no native one.
 constexpr i64 alignment_of(i64 bytes) { return bytes == 16 || bytes == 32 ? bytes : bytes > 0 && bytes % 64 == 0 ? 64 : 1; }
@@ -178,30 +178,30 @@ VNPU_INLINE i64 misaligned_by(const void *first, i64 bytes) {
   return i64(reinterpret_cast<uintptr_t>(first)) & (alignment_of(bytes) - 1);
 }
 
-[[noreturn]] void fail_extent(const Place &at, int dimension, i64 size, i64 loops);
-[[noreturn]] void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size);
+[[noreturn]] void fail_extent(const OperandPlace &at, int dimension, i64 size, i64 loops);
+[[noreturn]] void fail_index(const OperandPlace &at, int dimension, i64 index, i64 lanes, i64 size);
 
 // Refuses an index outside of [0, size).
-VNPU_INLINE void within(const Place &at, i64 dimension, i64 index, i64 size) {
+VNPU_INLINE void within(const OperandPlace &at, i64 dimension, i64 index, i64 size) {
   if (__builtin_expect(uint64_t(index) >= uint64_t(size), 0)) fail_index(at, int(dimension), index, 1, size);
 }
 // The same for `lanes` elements from the index on.
-VNPU_INLINE void within(const Place &at, i64 dimension, i64 index, i64 lanes, i64 size) {
+VNPU_INLINE void within(const OperandPlace &at, i64 dimension, i64 index, i64 lanes, i64 size) {
   if (__builtin_expect(index < 0 || index + lanes > size, 0)) fail_index(at, int(dimension), index, lanes, size);
 }
 // Where an index of loops is known before them to lie inside, the loops run on plain pointers.
 template <class T, class... I>
-VNPU_INLINE void within(Ptr<T>, const Place &at, I... numbers) {
+VNPU_INLINE void within(Ptr<T>, const OperandPlace &at, I... numbers) {
   within(at, i64(numbers)...);
 }
 template <class T, class... I>
-VNPU_INLINE void within(T *, const Place &, I...) {}
+VNPU_INLINE void within(T *, const OperandPlace &, I...) {}
 // Refuses a dimension of another extent than the loops over it have.
-VNPU_INLINE void same_extent(const Place &at, int dimension, i64 size, i64 loops) {
+VNPU_INLINE void same_extent(const OperandPlace &at, int dimension, i64 size, i64 loops) {
   if (__builtin_expect(size != loops, 0)) fail_extent(at, dimension, size, loops);
 }
 // Refuses a negative index where elements beyond the end are legal.
-VNPU_INLINE void not_before(const Place &at, int dimension, i64 index, i64 size) {
+VNPU_INLINE void not_before(const OperandPlace &at, int dimension, i64 index, i64 size) {
   if (__builtin_expect(index < 0, 0)) fail_index(at, int(dimension), index, 1, size);
 }
 
@@ -215,13 +215,13 @@ class Arena {
 
   // `count` elements: a memref with these extents, or several of them, one after the other.
   template <class T>
-  Ptr<T> alloc(const Label &label, std::initializer_list<i64> sizes, i64 count) {
+  Ptr<T> alloc(const BufferLabel &label, std::initializer_list<i64> sizes, i64 count) {
     Buffer *const buffer = make(label, int(sizeof(T)), sizes, count);
     return Ptr<T>{reinterpret_cast<T *>(buffer->base), buffer};
   }
   template <class T>
   void dealloc(Site site, Ptr<T> x) {
-    give_back(site, *x.buffer);
+    take_back(site, *x.buffer);
   }
   // At the end of the body: what nobody freed is a note, or, where an operation did so again and again, a leak.
   void close() const;
@@ -233,8 +233,8 @@ class Arena {
     void add(Block *block);
     void remove(Block *block);
   };
-  Buffer *make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count);
-  void give_back(Site site, Buffer &buffer);
+  Buffer *make(const BufferLabel &label, int element, std::initializer_list<i64> sizes, i64 count);
+  void take_back(Site site, Buffer &buffer);
   void drop(Chain &chain, Block *block);
 
   Chain live_;
@@ -251,8 +251,8 @@ inline void forget_contents(Site site, Ptr<T> x, i64 extent) {
 
 // Zeros that a buffer holds at first; unless they are meant, nobody wrote them, and a NaN tells so.
 template <class T>
-inline void clear(Ptr<T> x, i64, bool is_meant) {
-  if (!is_meant) return;
+inline void clear(Ptr<T> x, i64, bool counts_as_written) {
+  if (!counts_as_written) return;
   memset(static_cast<void *>(x.buffer->base), 0, size_t(x.buffer->count * x.buffer->element));
   x.buffer->mark_all();
 }

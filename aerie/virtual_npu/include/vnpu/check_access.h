@@ -20,34 +20,35 @@ VNPU_INLINE void each_dense(Ptr<T> x, const i64 *strides, Observe observe) {
 }
 
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE Vec<T, volume<S...>> read(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
   each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_read(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   return read<T, S...>(x.p, strides);
 }
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read(const Place &, const T *x, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE Vec<T, volume<S...>> read(const OperandPlace &, const T *x, const i64 (&strides)[sizeof...(S)]) {
   return read<T, S...>(x, strides);
 }
 
 template <class T, int... S>
-VNPU_INLINE void write(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
+VNPU_INLINE void write(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                       const Vec<T, volume<S...>> &value) {
   each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_write(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   write<T, S...>(x.p, strides, value);
 }
 template <class T, int... S>
-VNPU_INLINE void write(const Place &, T *x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
+VNPU_INLINE void write(const OperandPlace &, T *x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
   write<T, S...>(x, strides, value);
 }
 
 // A buffer of a core's L1 lies as far behind a multiple of 64 bytes here as there (Arena).
 template <int... S, class T>
-VNPU_INLINE void aligned(const Place &at, bool writes, T *p, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE void aligned(const OperandPlace &at, bool writes, T *p, const i64 (&strides)[sizeof...(S)]) {
   each_dense<S...>(Ptr<T>{p, nullptr}, strides, [&](T *run, i64 n) {
     if (__builtin_expect(misaligned_by(run, n * i64(sizeof(T))), 0)) fail_misaligned(at, writes, run, n * i64(sizeof(T)));
   });
 }
 template <int... S, class T>
-VNPU_INLINE void aligned(const Place &at, bool writes, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE void aligned(const OperandPlace &at, bool writes, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
   aligned<S...>(at, writes, x.p, strides);
 }
 
@@ -63,34 +64,35 @@ VNPU_INLINE void each_lane_within(Ptr<T> x, const i64 *strides, const i64 *limit
 }
 
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+VNPU_INLINE Vec<T, volume<S...>> read_within(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
                                              const i64 (&limits)[sizeof...(S)], T padding,
                                              const Vec<bool, volume<S...>> *mask = nullptr) {
   each_lane_within<S...>(x, strides, limits, mask, [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   return read_within<T, S...>(x.p, strides, limits, padding, mask);
 }
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &, const T *x, const i64 (&strides)[sizeof...(S)],
+VNPU_INLINE Vec<T, volume<S...>> read_within(const OperandPlace &, const T *x, const i64 (&strides)[sizeof...(S)],
                                              const i64 (&limits)[sizeof...(S)], T padding,
                                              const Vec<bool, volume<S...>> *mask = nullptr) {
   return read_within<T, S...>(x, strides, limits, padding, mask);
 }
 
 template <class T, int... S>
-VNPU_INLINE void write_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
-                              const Vec<T, volume<S...>> &value, const Vec<bool, volume<S...>> *mask = nullptr) {
+VNPU_INLINE void write_within(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                              const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
+                              const Vec<bool, volume<S...>> *mask = nullptr) {
   each_lane_within<S...>(x, strides, limits, mask, [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   write_within<T, S...>(x.p, strides, limits, value, mask);
 }
 template <class T, int... S>
-VNPU_INLINE void write_within(const Place &, T *x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
+VNPU_INLINE void write_within(const OperandPlace &, T *x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
                               const Vec<T, volume<S...>> &value, const Vec<bool, volume<S...>> *mask = nullptr) {
   write_within<T, S...>(x, strides, limits, value, mask);
 }
 
 // Refuses lanes that are on and outside of [0, size).
 template <int N>
-VNPU_INLINE void lanes_within(const Place &at, int dimension, i64 index, const Vec<bool, N> &mask, i64 size) {
+VNPU_INLINE void lanes_within(const OperandPlace &at, int dimension, i64 index, const Vec<bool, N> &mask, i64 size) {
   const Lanes<bool, N> on(mask);
   for (int i = 0; i < N; ++i) {
     if (on.at[i]) within(at, dimension, index + i, size);
@@ -191,7 +193,7 @@ VNPU_INLINE uint64_t scalars(const T &...values) {
 
 // The calls that one operation made without a finding, by what they were given: where in its buffers a kernel reads
 // and writes follows from its scalars and from where its arguments lie in them.
-class KnownCalls {
+class CleanCalls {
  public:
   bool has(uint64_t key) const { return __atomic_load_n(&keys_[key % kCount], __ATOMIC_RELAXED) == key; }
   void add(uint64_t key) { __atomic_store_n(&keys_[key % kCount], key, __ATOMIC_RELAXED); }
@@ -208,7 +210,7 @@ class KnownCalls {
 // find out: nothing in its buffers is unwritten or watched, and it made the same call before.
 class KernelCall {
  public:
-  KernelCall(Site site, uint64_t scalars, KnownCalls &known, Argument *arguments, int count);
+  KernelCall(Site site, uint64_t scalars, CleanCalls &known, Argument *arguments, int count);
   KernelCall(const KernelCall &) = delete;
   ~KernelCall();
   void touched(const void *at, i64 bytes, bool writes);
@@ -224,7 +226,7 @@ class KernelCall {
 
   Site site_;
   uint64_t key_;
-  KnownCalls &known_;
+  CleanCalls &known_;
   Argument *arguments_;
   int count_;
   bool is_quiet_ = true;
@@ -233,7 +235,7 @@ class KernelCall {
 
 template <class Call, class... Arguments>
 inline auto call_kernel(Site site, Call call, uint64_t scalars, Arguments... arguments) {
-  static KnownCalls known;
+  static CleanCalls known;
   Argument list[] = {arguments..., Argument{}};
   KernelCall around(site, scalars, known, list, int(sizeof...(arguments)));
   if constexpr (same_type<decltype(call()), void>) {

@@ -150,7 +150,7 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
 // Blocks that a loop over k adds one after the other to a sum that it carries: so many of them are one go, which one
 // instruction sums where it takes several (dots.h). A sum is complete after every so many blocks.
 template <int Blocks, int M, int N, int K>
-class InOneGo {
+class SummedTogether {
  public:
   VNPU_INLINE Vec<float, M * N> contract(const Vec<bf16, M * K> &a, const Vec<bf16, K * N> &b, const Vec<float, M * N> &c) {
 #if defined(VNPU_BF16_TILES)

@@ -84,7 +84,7 @@ class Panels {
   // all have one. A transposed b has none.
   static void multiply(const void *a, const void *b, const uint32_t *seen, float *c) {
     amx::prepare();
-    const amx::Turn turn({kTileRows, kSumBytes}, {kTileRows, kGoBytes}, {kGoBytes / 4, kSumBytes});
+    const amx::Turn turn({kTileRows, kSumBytes}, {kTileRows, kGroupBytes}, {kGroupBytes / 4, kSumBytes});
     Left left;
     Right right;
     pack(static_cast<const char *>(b), seen, right);
@@ -99,24 +99,25 @@ class Panels {
  private:
   // Four tiles of sums are added to in turn: two of rows by two panels, where there are as many.
   static constexpr int kTileRows = kRows % 16 == 0 ? 16 : 8, kDown = kRows / kTileRows % 2 ? 1 : 2;
-  static constexpr int kAcross = kColumns % 2 ? 1 : 2, kGoes = (kSteps + kBlocks - 1) / kBlocks;
-  static constexpr int kSumBytes = 32, kGoBytes = kBlocks * kBlockRow;  // of a row of 8 sums, and of the left factor's
+  static constexpr int kAcross = kColumns % 2 ? 1 : 2, kGroups = (kSteps + kBlocks - 1) / kBlocks;
+  static constexpr int kSumBytes = 32, kGroupBytes = kBlocks * kBlockRow;  // of a row of 8 sums, and of the left factor's
   struct Left {
-    alignas(64) char rows[kRows][kGoes * kGoBytes];
+    alignas(64) char rows[kRows][kGroups * kGroupBytes];
   };
   struct Right {
-    alignas(64) char blocks[kColumns][kGoes * kBlocks * kBlock];
+    alignas(64) char blocks[kColumns][kGroups * kBlocks * kBlock];
   };
 
   static VNPU_INLINE void pack(const char *a, Left &to) {
-    constexpr int kPanel = kRows * kBlockRow, kWhole = kSteps / kBlocks, kLeft = kSteps % kBlocks;
+    constexpr int kPanel = kRows * kBlockRow, kWhole = kSteps / kBlocks, kRemaining = kSteps % kBlocks;
     for (int row = 0; row < kRows; row += 4) {
       const char *const from = a + row * kBlockRow;
-      for (int go = 0; go < kWhole; ++go) {
-        pack_rows<kBlocks, kPanel>(from + go * kBlocks * kPanel, to.rows[row] + go * kGoBytes, kGoes * kGoBytes);
+      for (int group = 0; group < kWhole; ++group) {
+        pack_rows<kBlocks, kPanel>(from + group * kBlocks * kPanel, to.rows[row] + group * kGroupBytes, kGroups * kGroupBytes);
       }
-      if constexpr (kLeft > 0) {
-        pack_rows<kLeft, kPanel>(from + kWhole * kBlocks * kPanel, to.rows[row] + kWhole * kGoBytes, kGoes * kGoBytes);
+      if constexpr (kRemaining > 0) {
+        pack_rows<kRemaining, kPanel>(from + kWhole * kBlocks * kPanel, to.rows[row] + kWhole * kGroupBytes,
+                                      kGroups * kGroupBytes);
       }
     }
   }
@@ -136,11 +137,11 @@ class Panels {
 
   // To the tile that begins at `sums`, the one below, those of the next panel.
   [[gnu::noinline]] static void add(const char *a, const char *b, char *sums) {
-    constexpr int kRowBytes = kGoes * kGoBytes, kLower = kTileRows * kRowBytes, kNext = kGoes * kBlocks * kBlock;
+    constexpr int kRowBytes = kGroups * kGroupBytes, kLower = kTileRows * kRowBytes, kNext = kGroups * kBlocks * kBlock;
     using Four = amx::Sums<kDown, kAcross, kSumBytes, kRows * kSumBytes, kTileRows * kSumBytes>;
     Four::begin(!adds, sums);
 #pragma GCC unroll 2
-    for (int go = 0; go < kGoes; ++go, a += kGoBytes, b += kBlocks * kBlock) {
+    for (int group = 0; group < kGroups; ++group, a += kGroupBytes, b += kBlocks * kBlock) {
       Four::add({a, a + kLower, kRowBytes}, {b, b + kNext, kSumBytes});
     }
     Four::end(sums);

@@ -88,12 +88,12 @@ VNPU_TILES_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c
 
 // M x N sums to which blocks of 8 steps are added one after the other: every four of them are one go, and so is what is left.
 template <int M, int N>
-class Goes {
+class AccumulationGroup {
   static_assert(N == width<N>, "a row of sums is one vector");
 
  public:
-  Goes() = default;
-  explicit Goes(const float *sums) { memcpy(sums_, sums, sizeof(sums_)); }
+  AccumulationGroup() = default;
+  explicit AccumulationGroup(const float *sums) { memcpy(sums_, sums, sizeof(sums_)); }
 
   VNPU_TILES_INLINE void multiply_add(const void *a, const void *b) {
     uint16_t left[M * 8], right[8 * N];
@@ -103,14 +103,14 @@ class Goes {
   }
   // What the sums are so far; to ask changes nothing.
   VNPU_TILES_INLINE void store(float *to) const {
-    const Goes whole = blocks_ == 0 ? *this : ended_go();
+    const AccumulationGroup whole = blocks_ == 0 ? *this : ended_go();
     memcpy(to, whole.sums_, sizeof(sums_));
   }
 
  private:
   static constexpr int kBlocks = 4;
-  VNPU_TILES_INLINE Goes ended_go() const {
-    Goes whole;
+  VNPU_TILES_INLINE AccumulationGroup ended_go() const {
+    AccumulationGroup whole;
     for (int m = 0; m < M; ++m) whole.sums_[m] = ended<N>(sums_[m], even_[m], odd_[m]);
     return whole;
   }

@@ -65,7 +65,7 @@ struct RunOptions {
   int32_t record;  // what to collect: 1 statistics, 2 a trace
   uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
   int32_t races_are_notes;
-  int64_t most_events;  // accesses that the race check remembers
+  int64_t max_events;  // accesses that the race check remembers
   uint64_t garbage;     // what memory holds at first is drawn with it; 0: what the checks fill it with
   const Interpreter *interpreter;  // none: the run goes on to its end
   int64_t stall;        // nanoseconds of computing after which a loop ends the run in which nothing moves; 0: none does

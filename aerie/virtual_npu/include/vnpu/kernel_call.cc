@@ -31,7 +31,7 @@ void vnpu_kernel_product(const uint16_t *left, int rows, const uint16_t *right) 
 
 namespace vnpu {
 
-KernelCall::KernelCall(Site site, uint64_t scalars, KnownCalls &known, Argument *arguments, int count)
+KernelCall::KernelCall(Site site, uint64_t scalars, CleanCalls &known, Argument *arguments, int count)
     : site_(site), key_(scalars + 1), known_(known), arguments_(arguments), count_(count), outer_(current) {
   for (int i = 0; i < count; ++i) {
     const Argument &a = arguments[i];
@@ -99,7 +99,7 @@ void KernelCall::finish() {
     Buffer &buffer = *a.buffer;
     if (const i64 strays = buffer.count_strays()) {
       fail_as(Failure::kOutside, site_, "wrote %lld bytes outside of argument %d, %s", (long long)strays, a.position,
-              Described(buffer.label).text);
+              BufferText(buffer.label).text);
     }
     if (buffer.full()) continue;
     if (a.is_float) buffer.mark_changed(a.low, a.high);

@@ -17,9 +17,9 @@ struct Axis {
 
 // The axes of an index, outermost first.
 struct Axes {
-  static constexpr int kMost = 6;
+  static constexpr int kMaxAxes = 6;
   int count;
-  Axis list[kMost];
+  Axis list[kMaxAxes];
 };
 
 struct Product {
@@ -47,7 +47,7 @@ struct Points {
 void multiply_rounded(Product product, bf16 *c, Points points);
 
 // Whether buffers of so many elements share none.
-inline bool are_apart(const bf16 *one, i64 count, const bf16 *other, i64 other_count) {
+inline bool are_disjoint(const bf16 *one, i64 count, const bf16 *other, i64 other_count) {
   return one + count <= other || other + other_count <= one;
 }
 

@@ -12,7 +12,7 @@
 
 namespace vnpu::product {
 
-struct OddPairs : Usual {
+struct OddPairs : DefaultKernel {
   static constexpr int kRows = 8, kColumns = 8, kGroup = 8, kSteps = 1;
   static constexpr uint16_t kFiller = 0x8000;  // -0, which with the +0 of b changes no sum, not even -0
   using Left = bf16;

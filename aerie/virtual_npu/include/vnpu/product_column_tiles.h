@@ -54,7 +54,7 @@ class ColumnKernel : public Tiles<32> {
     i64 far;
     const Pair *rows;
     i64 steps;
-    bool begins_with_zeros;
+    bool starts_with_zeros;
     i64 lines;  // to be fetched in every step
   };
 
@@ -67,7 +67,7 @@ class ColumnKernel : public Tiles<32> {
     const char *columns = reinterpret_cast<const char *>(factors.columns), *const others = columns + kTile * far;
     const Pair *rows = factors.rows;
     char *const tiles = reinterpret_cast<char *>(sums);
-    Four::begin(factors.begins_with_zeros, tiles);
+    Four::begin(factors.starts_with_zeros, tiles);
     for (i64 i = 0; i < steps * i64(sizeof(bf16)); i += kDepth * i64(sizeof(bf16)), rows += kDepth / kSteps * kRows) {
       ahead.fetch(lines);
       Four::add({columns + i, others + i, far}, {rows, rows + kTile, kPairBytes});
@@ -78,13 +78,13 @@ class ColumnKernel : public Tiles<32> {
 
 class ColumnTiles : Operands {
  public:
-  explicit ColumnTiles(const Product &product) : Operands(product), rows_lie_in_lines_(rows_lie_in_lines()) {}
+  explicit ColumnTiles(const Product &product) : Operands(product), rows_fill_lines_(rows_fill_lines()) {}
 
   static bool may_serve(const Product &product) {
     return dots::order_of(product.block_steps, product.block_columns) == dots::Order::kTiles &&
            dots::depth_of(product.block_steps) == ColumnKernel::kDepth;
   }
-  bool serves() const { return n_ % kTile == 0 && a_steps_.lie_in_lines() && b_steps_.is_run() && b_columns_.are_even(); }
+  bool serves() const { return n_ % kTile == 0 && a_steps_.has_whole_lines() && b_steps_.is_run() && b_columns_.are_even(); }
 
   void run() {
     Kernel::prepare();
@@ -104,15 +104,15 @@ class ColumnTiles : Operands {
   using Lines = Kernel::Lines;
   using Factors = Kernel::Factors;
   static constexpr int kDepth = Kernel::kDepth, kTile = Kernel::kTile, kColumns = Kernel::kColumns, kRows = Kernel::kRows;
-  static constexpr i64 kMostRows = 256;          // that are packed at once
+  static constexpr i64 kMaxRows = 256;          // that are packed at once
   static constexpr i64 kPackedBytes = 1 << 20;   // of them
-  static constexpr i64 kMostSteps = 4096;        // of which a panel has 256 KB
-  static constexpr i64 kMostPanels = 32;         // of which all sums are kept, 1 MB with kMostRows
-  static constexpr i64 kLeastPanels = 8;         // of a task, which shares them out well
+  static constexpr i64 kMaxSteps = 4096;        // of which a panel has 256 KB
+  static constexpr i64 kMaxPanels = 32;         // of which all sums are kept, 1 MB with kMostRows
+  static constexpr i64 kMinPanels = 8;         // of a task, which shares them out well
   static constexpr i64 kTasksPerThread = 4;      // of a block of rows, so that a slower thread takes fewer
   static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
-  static constexpr i64 kMostLines = 8;           // of b that are asked for in a step of k
-  static constexpr int kUnderWay = 3;            // blocks of sums
+  static constexpr i64 kMaxLines = 8;           // of b that are asked for in a step of k
+  static constexpr int kInFlight = 3;            // blocks of sums
   static constexpr int kLineBytes = 64;
 
   // How a product is cut into tasks: some panels of b by a block of rows, all panels by one block first.
@@ -124,13 +124,13 @@ class ColumnTiles : Operands {
     bool keeps_sums;      // of a whole task, from some steps to the next
 
     Cut(const ColumnTiles &all, i64 threads) {
-      rows = least(all.m_, kMostRows), packed = (rows + kRows - 1) / kRows * kRows;
+      rows = least(all.m_, kMaxRows), packed = (rows + kRows - 1) / kRows * kRows;
       const i64 fitting = kPackedBytes / i64(sizeof(bf16)) / packed / kDepth * kDepth;
-      steps = least(all.k_, least(fitting, kMostSteps)), keeps_sums = steps < all.k_;
+      steps = least(all.k_, least(fitting, kMaxSteps)), keeps_sums = steps < all.k_;
       const i64 count = (all.n_ + kColumns - 1) / kColumns, each = keeps_sums || threads == 1 ? 1 : kTasksPerThread;
       panels = (count + threads * each - 1) / (threads * each);
-      if (panels < kLeastPanels) panels = kLeastPanels;
-      if (keeps_sums) panels = least(panels, kMostPanels);
+      if (panels < kMinPanels) panels = kMinPanels;
+      if (keeps_sums) panels = least(panels, kMaxPanels);
       groups = (count + panels - 1) / panels, tasks = (all.m_ + rows - 1) / rows * groups;
     }
   };
@@ -148,7 +148,7 @@ class ColumnTiles : Operands {
 
     i64 blocks_down() const { return (rows + kRows - 1) / kRows; }
     i64 blocks() const { return (end - first) * blocks_down(); }
-    TurnedSums &sums_of(i64 block) const { return sums[keeps_sums ? block : block % kUnderWay]; }
+    TurnedSums &sums_of(i64 block) const { return sums[keeps_sums ? block : block % kInFlight]; }
   };
 
   void take_tasks(const Cut &cut, i64 &next) const {
@@ -160,7 +160,7 @@ class ColumnTiles : Operands {
     Work work{};
     work.keeps_sums = cut.keeps_sums;
     work.packed = blocks.alloc<Pair>(cut.packed * cut.steps / Kernel::kSteps);
-    work.sums = blocks.alloc<TurnedSums>(cut.keeps_sums ? cut.panels * (cut.packed / kRows) : kUnderWay);
+    work.sums = blocks.alloc<TurnedSums>(cut.keeps_sums ? cut.panels * (cut.packed / kRows) : kInFlight);
     for (i64 after; task < cut.tasks; task = after) {
       after = take();
       multiply(cut, task, after < cut.tasks ? after % cut.groups * cut.panels : -1, work);
@@ -196,13 +196,13 @@ class ColumnTiles : Operands {
   void add_blocks(const Work &work) const {
     const i64 count = work.blocks();
     const bool are_first = work.k == 0, are_last = work.k + work.steps == k_;
-    bool has_sums[kUnderWay] = {true, true, true};
+    bool has_sums[kInFlight] = {true, true, true};
     Lines ahead;
     for (i64 i = 0; i < count + 2; ++i) {
       if (are_first && i < count) {
-        has_sums[i % kUnderWay] = !product_.rounded && work.sums_of(i).fill(sums_at(work, i));
+        has_sums[i % kInFlight] = !product_.rounded && work.sums_of(i).fill(sums_at(work, i));
       }
-      if (i > 0 && i <= count) add_block(work, i - 1, has_sums[(i - 1) % kUnderWay], ahead);
+      if (i > 0 && i <= count) add_block(work, i - 1, has_sums[(i - 1) % kInFlight], ahead);
       if (are_last && i > 1) work.sums_of(i - 2).drain(sums_at(work, i - 2));
     }
   }
@@ -216,13 +216,13 @@ class ColumnTiles : Operands {
               {},
               columns.count,
               int(least(work.rows - m, kRows)),
-              c_columns_.lie_in_eights(),
-              columns.are_runs_of(kColumns) && rows_lie_in_lines_};
+              c_columns_.has_groups_of_eight(),
+              columns.are_runs_of(kColumns) && rows_fill_lines_};
     place_rows(work, m, c_rows_, sums.rows);
     return sums;
   }
   // Whether rows of rounded sums begin with lines of the cache.
-  bool rows_lie_in_lines() const {
+  bool rows_fill_lines() const {
     if (!product_.rounded || reinterpret_cast<uintptr_t>(product_.rounded) % kLineBytes) return false;
     for (i64 m = 0; m < m_; ++m) {
       if (c_rows_[m] % (kLineBytes / i64(sizeof(bf16)))) return false;
@@ -235,7 +235,7 @@ class ColumnTiles : Operands {
   void add_block(const Work &work, i64 block, bool has_sums, Lines &ahead) const {
     const i64 n = first_column(work, block), m = first_row(work, block);
     if (m == 0) {
-      go_on();
+      check_running();
       ahead = lines_after(work, n / kColumns + 1);
     }
     const Pair *const rows = work.packed + m * work.steps / Kernel::kSteps;
@@ -256,7 +256,7 @@ class ColumnTiles : Operands {
   // All of a panel over all blocks but the first, or as many as memory gives.
   static i64 lines_a_step(const Work &work) {
     const i64 others = work.blocks_down() - 1;
-    return least((kColumns + others - 1) / others, kMostLines);
+    return least((kColumns + others - 1) / others, kMaxLines);
   }
 
   // Of this panel; after all of a task, of its first one over the next steps; after these, of the next task.
@@ -272,7 +272,7 @@ class ColumnTiles : Operands {
   }
   i64 far() const { return b_columns_[1] - b_columns_[0]; }
 
-  const bool rows_lie_in_lines_;
+  const bool rows_fill_lines_;
 };
 
 }  // namespace vnpu::product

@@ -107,8 +107,8 @@ struct Few512 {
 };
 
 struct FewPlain : Few512 {
-  static constexpr int kLeastRows = 1;  // rows of c are taken kRows at a time, the last ones as halves of that down to so many
-  static constexpr int kMostAskedAgain = 2;  // rows that leave time to ask for lines of b twice where memory is busy
+  static constexpr int kMinRows = 1;  // rows of c are taken kRows at a time, the last ones as halves of that down to so many
+  static constexpr int kMaxRowsPrefetchedTwice = 2;  // rows that leave time to ask for lines of b twice where memory is busy
   using Left = float;
   static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
 
@@ -141,8 +141,8 @@ struct FewPlain : Few512 {
 };
 #elif defined(__AVX2__)
 struct FewPlain {
-  static constexpr int kLeastRows = 1;
-  static constexpr int kMostAskedAgain = 0;
+  static constexpr int kMinRows = 1;
+  static constexpr int kMaxRowsPrefetchedTwice = 0;
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
   static constexpr bool kFetches = false;
   template <int Rows>
@@ -197,8 +197,8 @@ using FewPlain = Unserved;
 
 #if defined(VNPU_BF16_DOTS)
 struct FewPairs : Few512 {
-  static constexpr int kLeastRows = kRows;  // fewer are no faster
-  static constexpr int kMostAskedAgain = kRows;
+  static constexpr int kMinRows = kRows;  // fewer are no faster
+  static constexpr int kMaxRowsPrefetchedTwice = kRows;
   using Left = uint32_t;  // two steps of a row
   static constexpr int kLefts = kRows;  // of a pair of steps
 

@@ -34,15 +34,15 @@ class Pieces {
         steps_(steps),
         to_(buffers[0]),
         other_(buffers[1]),
-        asked_(from),
-        asked_columns_(columns + Kernel::kColumns),
+        prefetch_row_(from),
+        prefetch_columns_(columns + Kernel::kColumns),
         begun_(columns),
         next_(next) {
     begin();
     end_chunk();
   }
   // Whether lines are asked for a second time from now on.
-  void ask_twice(bool twice) { again_ = twice; }
+  void prefetch_twice(bool twice) { again_ = twice; }
   // The chunk that is to be multiplied.
   const Packed *turned() const { return other_; }
   // Whether all of the one after it is turned.
@@ -50,9 +50,9 @@ class Pieces {
 
   // A piece of that one, of which some are left.
   VNPU_INLINE void turn() {
-    if (asked_columns_ < end_) ask();
+    if (prefetch_columns_ < end_) prefetch();
     Kernel::turn(at_, columns_ + group_ * kPieceColumns, to_ + line_ * kPiecePairs * Kernel::kPacked + group_ * kPieceColumns);
-    if (again_) ask_again();
+    if (again_) prefetch_again();
     at_ += kPieceSteps;
     if (++line_ == lines_) line_ = 0, at_ = chunk_, ++group_;
     if (Kernel::kFetches && !is_done()) fetch();
@@ -83,7 +83,7 @@ class Pieces {
     at_ = chunk_;
   }
   // This piece of the next chunk: of what was asked for a panel ago the CPU drops some while memory has much to do.
-  VNPU_INLINE void ask_again() const {
+  VNPU_INLINE void prefetch_again() const {
     const bool is_last = left_ <= kChunk;
     const i64 *const columns = columns_ + group_ * kPieceColumns + (is_last ? Kernel::kColumns : 0);
     if (is_last && columns >= end_) return;
@@ -98,15 +98,15 @@ class Pieces {
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(at_ + columns[i]);
   }
   // As many lines as a piece has, side by side, of the next panel.
-  VNPU_INLINE void ask() {
-    const bf16 *const row = asked_ + *asked_columns_ + asked_step_;
+  VNPU_INLINE void prefetch() {
+    const bf16 *const row = prefetch_row_ + *prefetch_columns_ + prefetch_step_;
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(row + i * kPieceSteps);
-    asked_step_ += kPieceColumns * kPieceSteps;
-    if (asked_step_ < steps_) return;
-    asked_step_ = 0;
-    ++asked_columns_;
-    if (asked_columns_ == end_ && next_) asked_ = next_, asked_columns_ = begun_, next_ = nullptr;
+    prefetch_step_ += kPieceColumns * kPieceSteps;
+    if (prefetch_step_ < steps_) return;
+    prefetch_step_ = 0;
+    ++prefetch_columns_;
+    if (prefetch_columns_ == end_ && next_) prefetch_row_ = next_, prefetch_columns_ = begun_, next_ = nullptr;
   }
 
   const bf16 *const first_, *chunk_ = nullptr, *at_ = nullptr;
@@ -115,11 +115,11 @@ class Pieces {
   i64 left_ = 0;
   Packed *to_, *other_;
   int lines_ = 0, line_ = 0, groups_ = 0, group_ = 0;
-  const bf16 *asked_;
-  const i64 *asked_columns_, *const begun_;
+  const bf16 *prefetch_row_;
+  const i64 *prefetch_columns_, *const begun_;
   const bf16 *next_;
   bool again_ = false;
-  i64 asked_step_ = 0;
+  i64 prefetch_step_ = 0;
 };
 
 template <class Kernel>
@@ -128,14 +128,14 @@ class FewRows : Operands {
   explicit FewRows(const Product &product) : Operands(product) {}
 
   // Before anything is known of where operands lie.
-  static bool may_serve(const Product &product) { return rows_of(product) <= kMostOfThem; }
+  static bool may_serve(const Product &product) { return rows_of(product) <= kMaxOutputRows; }
   // Whether a and b come in whole pieces, in which rows of a and columns of b are runs of k.
   bool serves() const {
-    return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.lie_in_lines() && b_steps_.is_run();
+    return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.has_whole_lines() && b_steps_.is_run();
   }
 
   void run() {
-    multiply_rows(Kernel::kLeastRows,
+    multiply_rows(Kernel::kMinRows,
                   [&] { share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); }); });
   }
 
@@ -143,9 +143,9 @@ class FewRows : Operands {
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
-  static constexpr i64 kMostOfThem = 32;          // rows of c
+  static constexpr i64 kMaxOutputRows = 32;          // rows of c
   static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
-  static constexpr i64 kMostSteps = 4096;  // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
+  static constexpr i64 kMaxSteps = 4096;  // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
   static constexpr i64 kPackedRows = 8;  // rows of a that are packed at a time
   static constexpr i64 kSlow = 40;  // nanoseconds for a KB of b by which memory is too busy for all requests
   static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
@@ -163,7 +163,7 @@ class FewRows : Operands {
     if (first >= end) return;
     Blocks blocks;
     const i64 rows = (m_ + kPackedRows - 1) / kPackedRows * kPackedRows;
-    const i64 most = rows > 16 || k_ > kMostSteps ? kMostSteps / 2 : kMostSteps, parts = (k_ + most - 1) / most;
+    const i64 max_steps = rows > 16 || k_ > kMaxSteps ? kMaxSteps / 2 : kMaxSteps, parts = (k_ + max_steps - 1) / max_steps;
     const i64 each = ((k_ + parts - 1) / parts + kChunk - 1) / kChunk * kChunk;
     Left *const packed = blocks.alloc<Left>(rows / kRows * lefts(k_ < each ? k_ : each));
     Work work{first, end, 0, 0, packed, {}, blocks.alloc<float>(rows * kColumns)};
@@ -204,11 +204,11 @@ class FewRows : Operands {
                           next < k_ ? b + b_steps_[next] : nullptr, work.turned);
     i64 begun = nanoseconds();
     for (i64 panel = work.first; panel < work.end; ++panel) {
-      go_on();
+      check_running();
       const Places columns = c_columns_.some(panel * kColumns, kColumns);
       for (i64 m = 0; m < m_; ++m) copy(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
       if (m_ <= kRows) {
-        add_at_most<kRows>(int(m_), work.packed, work.steps, work.sums, pieces);
+        add_up_to<kRows>(int(m_), work.packed, work.steps, work.sums, pieces);
       } else {
         for (i64 chunk = 0; chunk < chunks; ++chunk) {
           add_chunk(work, chunk * kChunk, pieces);
@@ -216,9 +216,9 @@ class FewRows : Operands {
         }
       }
       for (i64 m = 0; m < m_; ++m) copy_back(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
-      if (m_ > Kernel::kMostAskedAgain) continue;
+      if (m_ > Kernel::kMaxRowsPrefetchedTwice) continue;
       const i64 ended = nanoseconds();
-      pieces.ask_twice((ended - begun) * 512 > kSlow * kColumns * work.steps);
+      pieces.prefetch_twice((ended - begun) * 512 > kSlow * kColumns * work.steps);
       begun = ended;
     }
   }
@@ -237,9 +237,9 @@ class FewRows : Operands {
 
   // As many rows as there are, or the next power of two, but kLeastRows at least.
   template <int Rows>
-  static void add_at_most(int rows, const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
-    if constexpr (Rows > Kernel::kLeastRows) {
-      if (rows <= Rows / 2) return add_at_most<Rows / 2>(rows, a, steps, c, pieces);
+  static void add_up_to(int rows, const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
+    if constexpr (Rows > Kernel::kMinRows) {
+      if (rows <= Rows / 2) return add_up_to<Rows / 2>(rows, a, steps, c, pieces);
     }
     add<1, Rows, true>(a, steps, c, pieces);
   }
@@ -248,7 +248,8 @@ class FewRows : Operands {
   // were added, but every 16 at least. A function by itself, so that sums stay in registers whatever stands around it.
   template <int Times, int Rows, bool kMany>
   [[gnu::noinline]] static void add(const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
-    constexpr int kWanted = Times * Kernel::template kPairsAPiece<Rows>, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
+    constexpr int kTargetPairs = Times * Kernel::template kPairsAPiece<Rows>,
+                  kPairs = kTargetPairs < kPiecePairs ? kTargetPairs : kPiecePairs;
     using Floats = typename Kernel::Floats;
     Floats sums[Rows][Kernel::kVectors];
 #pragma GCC unroll 8

@@ -36,8 +36,8 @@ VNPU_INLINE void scatter(T *row, const Places &columns, const T *from) {
 }
 
 // What a micro-kernel is unless it says otherwise.
-struct Usual {
-  static constexpr int kLeastRows = 1;      // rows of c are taken kRows at a time, and halves of that down to so many
+struct DefaultKernel {
+  static constexpr int kMinRows = 1;      // rows of c are taken kRows at a time, and halves of that down to so many
   static constexpr i64 kPanelBytes = 24 << 10;  // of a packed panel of b, which is to stay in L1
   static constexpr i64 kRowsBytes = 384 << 10;  // of the rows of a that are packed at once, which are to stay in L2
   static constexpr bool kReadsEvenly = false;  // whether rows of a must be as far apart as in a packed piece

@@ -34,8 +34,8 @@ class Offsets {
   }
   i64 operator[](i64 i) const { return at_[i]; }
   bool is_run() const { return are_runs_of(count); }
-  bool lie_in_lines() const { return run_ == 32; }
-  bool lie_in_eights() const { return run_ >= 8 && count % 8 == 0; }
+  bool has_whole_lines() const { return run_ == 32; }
+  bool has_groups_of_eight() const { return run_ >= 8 && count % 8 == 0; }
   // Whether all neighbours are as far apart as the first two.
   bool are_even() const {
     for (i64 i = 2; i < count; ++i) {
@@ -75,7 +75,9 @@ class Offsets {
   }
   void drop(i64 first) { at_ += first, count -= first; }
   // At most so many from the value `first` on, a multiple of them.
-  Places some(i64 first, i64 most) const { return {at_ + first, int(most < count - first ? most : count - first), run_}; }
+  Places some(i64 first, i64 max_count) const {
+    return {at_ + first, int(max_count < count - first ? max_count : count - first), run_};
+  }
 
   i64 count = 1;
 

@@ -5,7 +5,7 @@
 
 namespace vnpu::product {
 
-struct Pairs : Usual, Interleaved {
+struct Pairs : DefaultKernel, Interleaved {
   static constexpr int kLanes = 16, kRows = 8, kVectors = 2, kGroup = 2;
   static_assert(kColumns == kVectors * kLanes, "a panel is as wide as it is packed");
   using Left = bf16;

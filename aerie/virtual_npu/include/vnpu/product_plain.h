@@ -55,7 +55,7 @@ VNPU_INLINE void transpose(Vec<float, 8> (&rows)[8]) {
   }
 }
 
-struct Plain : Usual {
+struct Plain : DefaultKernel {
   static constexpr int kLanes = kFloats, kRows = kRowsOfSums, kColumns = kVectorsOfSums * kLanes, kGroup = 1, kSteps = 1;
   using Left = float;
   using Packed = float;

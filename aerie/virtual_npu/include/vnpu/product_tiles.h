@@ -14,8 +14,8 @@
 namespace vnpu::product {
 
 template <int kDepth>
-struct Tiles : Usual, Interleaved {
-  static constexpr int kRows = 32, kLeastRows = 16, kGroup = kDepth;
+struct Tiles : DefaultKernel, Interleaved {
+  static constexpr int kRows = 32, kMinRows = 16, kGroup = kDepth;
   static constexpr i64 kPanelBytes = 32 << 10, kRowsBytes = 1 << 20;  // these CPUs have 48 KiB of L1 and 2 MiB of L2
   static constexpr bool kReadsEvenly = true;
   using Left = bf16;

@@ -11,7 +11,7 @@ namespace vnpu {
 namespace {
 
 constexpr i64 kNumbers = 1 << 16;  // that 16 bits hold
-constexpr i64 kBeside = 64;        // elements on either side that a function has to leave alone
+constexpr i64 kGuardElements = 64;        // elements on either side that a function has to leave alone
 constexpr uint16_t kUntouched = 0x5aa5;
 
 // A label per element: all differ, and over all rounds an element is every number in turn, or nearly.
@@ -20,18 +20,18 @@ uint16_t label(i64 element, i64 count, i64 round) { return uint16_t((round * cou
 // Where each element was, or nothing.
 std::vector<i64> moved(void (*function)(bf16 *), i64 count, i64 round) {
   Blocks blocks;
-  uint16_t *const memory = blocks.alloc<uint16_t>(count + 2 * kBeside);
-  for (i64 i = 0; i < count + 2 * kBeside; ++i) memory[i] = kUntouched;
+  uint16_t *const memory = blocks.alloc<uint16_t>(count + 2 * kGuardElements);
+  for (i64 i = 0; i < count + 2 * kGuardElements; ++i) memory[i] = kUntouched;
   std::vector<i64> element(kNumbers, -1), from;
-  for (i64 i = 0; i < count; ++i) element[memory[kBeside + i] = label(i, count, round)] = i;
+  for (i64 i = 0; i < count; ++i) element[memory[kGuardElements + i] = label(i, count, round)] = i;
   const uint32_t modes = exchange_modes(kFloor);
-  function(reinterpret_cast<bf16 *>(memory + kBeside));
+  function(reinterpret_cast<bf16 *>(memory + kGuardElements));
   if (exchange_modes(modes) != kFloor) return {};
-  for (i64 i = 0; i < kBeside; ++i) {
-    if (memory[i] != kUntouched || memory[kBeside + count + i] != kUntouched) return {};
+  for (i64 i = 0; i < kGuardElements; ++i) {
+    if (memory[i] != kUntouched || memory[kGuardElements + count + i] != kUntouched) return {};
   }
   for (i64 i = 0; i < count; ++i) {
-    i64 &was = element[memory[kBeside + i]];
+    i64 &was = element[memory[kGuardElements + i]];
     if (was < 0) return {};
     from.push_back(was);
   }
@@ -86,7 +86,7 @@ Rearranged::Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, 
   for (size_t i = 0; i < positions.size(); ++i) {
     if (place(positions[i], from, buffer) != places[i]) return;
   }
-  is_known_ = true;
+  is_cached_ = true;
 }
 
 Product Rearranged::as_a(Product product) const {

@@ -13,18 +13,18 @@ struct Buffer;
 
 namespace record {
 
-enum What { kStats = 1, kTrace = 2 };
+enum EventKind { kStats = 1, kTrace = 2 };
 
 // What this run collects; 0: nothing.
 extern int what;
 inline bool on() { return __builtin_expect(what != 0, 0); }
 
 // A run begins; it has ended: what was collected, as JSON, malloc'ed, or null.
-void begin(int wanted);
+void begin(int kinds);
 char *take();
 
 // A body begins; the number is for its end.
-int enter(const Where &where);
+int enter(const ExecutionPlace &where);
 void leave(int number);
 
 // A transfer that its body makes itself, and the call of an external kernel.
@@ -32,7 +32,7 @@ void copied(Site site, const Access &dst, const Access &src);
 void called(Site site, const char *name);
 
 // A side of a transfer arrives at its channel, and is through. `engine`: the index, where its body goes on meanwhile.
-int arrives(Site site, const Where &where, const Access &side, bool is_put, const char *engine);
+int arrives(Site site, const ExecutionPlace &where, const Access &side, bool is_put, const char *engine);
 void through(int number);
 
 // A block is handed over or waits for its get: `in_flight` of them do.

@@ -11,8 +11,8 @@
 
 #include "vnpu/entry.h"
 #include "vnpu/garbage.h"
+#include "vnpu/happens_before.h"
 #include "vnpu/heartbeat.h"
-#include "vnpu/order.h"
 #include "vnpu/sizes.h"
 #include "vnpu/team.h"
 
@@ -20,13 +20,13 @@ namespace vnpu {
 
 // ---- errors ----
 
-constinit thread_local const Where *here = nullptr;
+constinit thread_local const ExecutionPlace *here = nullptr;
 uint64_t run_seed = 0;
 
-int describe(const Where *where, char *text, int capacity) {
+int describe(const ExecutionPlace *where, char *text, int capacity) {
   int used = 0;
   const char *before = " in ";
-  for (const Where *w = where; w && used < capacity - 200; w = w->around) {
+  for (const ExecutionPlace *w = where; w && used < capacity - 200; w = w->around) {
     // Around the innermost one, a body that runs once says nothing that the line does not say already.
     if (w != where && w->dims == 0) continue;
     used += snprintf(text + used, size_t(capacity - used), "%s%.150s", before, w->name);
@@ -125,7 +125,7 @@ void look_up() {
 
 }  // namespace
 
-void go_on() {
+void check_running() {
   ++moves;
   look_up();
 }
@@ -162,13 +162,13 @@ void Heartbeat::look(i64 left) {
 #if VNPU_SANITIZE
 
 // Every block stands alone and has its very size, so that AddressSanitizer sees what leaves it.
-void *pool_take(i64 bytes, Site site) {
+void *pool_allocate(i64 bytes, Site site) {
   void *block = nullptr;
   if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail_memory(site, bytes);
   return block;
 }
 
-void pool_give(void *block) { free(block); }
+void pool_free(void *block) { free(block); }
 
 #else
 
@@ -182,7 +182,7 @@ struct PoolBlock {
   int size_class;
   i64 bytes;  // what the system gave
 };
-constexpr int kKept = 22;  // larger size classes are not kept
+constexpr int kSaved = 22;  // larger size classes are not kept
 struct Pool {
   PoolBlock *free_blocks[64];
 };
@@ -199,9 +199,9 @@ void release(PoolBlock *block) {
 // a large block it is asked whether it has as much.
 PoolBlock *taken_from_system(i64 bytes, int size_class, Site site) {
   constexpr i64 kUnasked = i64(1) << 28;
-  const i64 whole = kHeader + (size_class > kKept ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
+  const i64 whole = kHeader + (size_class > kSaved ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
   const i64 before = held.fetch_add(whole);
-  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_left());
+  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_remaining());
   void *const block = is_there ? aligned_alloc(64, size_t(whole)) : nullptr;
   if (!block) {
     held -= whole;
@@ -227,7 +227,7 @@ thread_local Emptied emptied;
 
 }  // namespace
 
-void *pool_take(i64 bytes, Site site) {
+void *pool_allocate(i64 bytes, Site site) {
   const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
   PoolBlock *&first = pool.free_blocks[size_class];
   PoolBlock *block = first;
@@ -240,11 +240,11 @@ void *pool_take(i64 bytes, Site site) {
   return reinterpret_cast<char *>(block) + kHeader;
 }
 
-void pool_give(void *data) {
+void pool_free(void *data) {
   PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
   // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
   // thread: it would ask for new ones, and here they would pile up.
-  if (block->size_class > kKept || block->owner != &pool) return release(block);
+  if (block->size_class > kSaved || block->owner != &pool) return release(block);
   PoolBlock *&first = pool.free_blocks[block->size_class];
   block->next = first;
   first = block;
@@ -260,7 +260,7 @@ struct Parallel {
   void (*body)(void *, i64);
   void *context;
   i64 count;
-  const Where *where;    // who started it
+  const ExecutionPlace *where;    // who started it
   Running *run;
   i64 next = 0;          // the next index to hand out
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
@@ -298,7 +298,7 @@ void work_on(void *context) {
     if (turn >= loop.count) return;
     const i64 i = shuffled(turn, loop.count);
     try {
-      go_on();
+      check_running();
       loop.body(loop.context, i);
     } catch (const Failure &failure) {
       pthread_mutex_lock(&failing);
@@ -328,7 +328,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
   if (helpers <= 0 || inside_loop) {
     for (i64 i = 0; i < count; ++i) {
-      go_on();
+      check_running();
       body(context, shuffled(i, count));
     }
     return;
@@ -343,7 +343,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
   thread_limit = kChecks && options->record ? 1 : options->threads;
   run_seed = options->seed;
-  begin_order(options->races_are_notes, options->most_events);
+  begin_order(options->races_are_notes, options->max_events);
   const CoreModes modes;
   here = nullptr;
   Running run{options->interpreter, options->stall, report->raised};
@@ -358,7 +358,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   team().expect(1);
   const i64 started = nanoseconds();
   try {
-    go_on();
+    check_running();
     entry(arguments);
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
@@ -392,23 +392,23 @@ int take(const Step &step) {
 
 // Takes steps in order, until one fails or, after one at least, so much time has passed. Tells how many were taken;
 // where one failed, its number's complement.
-VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t nanoseconds_at_most) {
+VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t max_nanoseconds) {
   const i64 first = nanoseconds();
   i64 started = first, taken = 0;
-  bool goes_on = true;
+  bool continues = true;
   team().expect(1);
-  while (goes_on && taken < count) {
+  while (continues && taken < count) {
     Step &step = steps[taken];
     step.status = take(step);
     const i64 ended = nanoseconds();
     step.nanoseconds = ended - started;
     started = ended;
     if (step.status != 0) break;
-    goes_on = ended - first <= nanoseconds_at_most;
+    continues = ended - first <= max_nanoseconds;
     ++taken;
   }
   team().expect(-1);
-  return goes_on && taken < count ? ~taken : taken;
+  return continues && taken < count ? ~taken : taken;
 }
 
 // ---- strided copies ----
@@ -439,10 +439,11 @@ struct Side {
 
 template <int Bytes>
 void copy_run(char *dst, const char *src, i64 count, i64 dst_step, i64 src_step) {
-  constexpr i64 kAhead = 16;
+  constexpr i64 kFirstDistance = 16;
   for (i64 i = 0; i < count; ++i) {
     // A CPU foresees steps of a line or so; longer ones it has to be told of.
-    for (int line = 0; Bytes >= 64 && line < Bytes; line += 64) __builtin_prefetch(src + (i + kAhead) * src_step + line);
+    for (int line = 0; Bytes >= 64 && line < Bytes; line += 64)
+      __builtin_prefetch(src + (i + kFirstDistance) * src_step + line);
     memcpy(dst + i * dst_step, src + i * src_step, Bytes);
   }
 }

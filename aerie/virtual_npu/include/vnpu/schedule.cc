@@ -35,17 +35,17 @@ void Sequencer::sweep() {
     if (earlier.task->done && i < claims - kRemembered) earlier.task->release();
     else claim(earlier);
   }
-  int kept = 0;
+  int retained = 0;
   for (int i = 0; i < tasks_.size(); ++i) {
     if (tasks_[i]->done) {
       ended_.learn(tasks_[i]->strand);
       tasks_[i]->release();
     } else {
-      tasks_[kept++] = tasks_[i];
+      tasks_[retained++] = tasks_[i];
     }
   }
-  tasks_.shrink(kept);
-  swept_ = kept;
+  tasks_.shrink(retained);
+  swept_ = retained;
 }
 
 void Sequencer::claim(const Claim &claim) {
@@ -72,11 +72,12 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
     const Claim &claim = claims_[i];
-    const Lineage *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
-    const bool learns = holds_back(earlier, later), is_free = !learns && island_.draws() && !task.is_release;
+    const IssueOrder *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
+    const bool learns = holds_back(earlier, later), is_free = !learns && task_loop_.draws() && !task.is_release;
     for (const Use &use : uses) {
       if (!conflict(use, claim.use)) continue;
-      if (is_free && !(use.buffer && use.buffer->label.has_locks && locked_apart(earlier, claim.use.writes, later, use.writes)))
+      if (is_free &&
+          !(use.buffer && use.buffer->label.has_locks && ordered_by_locks(earlier, claim.use.writes, later, use.writes)))
         continue;
       task.await(claim.task, learns);
       break;
@@ -110,18 +111,18 @@ void Sequencer::await_tokens(Task &task, const Token &after) {
   }
 }
 
-Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine) {
+Token Sequencer::issue(Task *task, Site site, Dependencies after, std::initializer_list<Use> uses, Engine engine) {
   Token token(task);
   task->release();
   task->site = site;
   task->where = &where_;
-  island_.take_turn();
+  task_loop_.take_turn();
   if (tasks_.size() > 2 * swept_ + 16) sweep();
   task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async, engine));
   await_tokens(*task, after.token);
   await_conflicts(*task, uses);
   if (task->pending == 0) {
-    if (island_.draws()) island_.ready(task);
+    if (task_loop_.draws()) task_loop_.ready(task);
     else task->begin();
   }
   if (task->done && !kChecks) return Token();
@@ -141,8 +142,9 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   return token;
 }
 
-Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put, Relay *relay) {
-  TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
+Token Sequencer::transfer(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, bool is_put,
+                          RelayBuffer *relay) {
+  TransferTask *task = new TransferTask(task_loop_, site, where_, channel, index, side, is_put);
   task->transfer.relay = relay;
   task->retain();
   End *end = nullptr;
@@ -167,7 +169,7 @@ void Sequencer::open_group(const Token &after) {
 Token Sequencer::close_group() {
   const Group group = groups_[groups_.size() - 1];
   groups_.shrink(groups_.size() - 1);
-  Join *joined = new Join(island_);
+  Join *joined = new Join(task_loop_);
   if (group.after->task()) joined->await(group.after->task());
   for (int i = group.first_member; i < members_.size(); ++i) {
     joined->await(members_[i]);
@@ -183,14 +185,14 @@ Token Sequencer::close_group() {
 }
 
 void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
-  Resume *resume = new Resume(until.task()->island, handle, is_end);
+  Resume *resume = new Resume(until.task()->task_loop, handle, is_end);
   resume->await(until.task());
   resume->release();
 }
 
 // A join of what it waits for; what that is keeps it alive.
 Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
-  Join *joined = new Join(island_);
+  Join *joined = new Join(task_loop_);
   joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false, own_engine()));
   await_conflicts(*joined, uses);
   for (int i = 0; i < groups_.size(); ++i) {
@@ -200,7 +202,7 @@ Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
 }
 
 Sequencer::Awaiter Sequencer::drain() {
-  Join *joined = new Join(island_);
+  Join *joined = new Join(task_loop_);
   joined->strand.learn(ended_);
   for (int i = 0; i < tasks_.size(); ++i) joined->await(tasks_[i]);
   return awaiter(joined, true);

@@ -9,7 +9,7 @@
 //              drawn at random, two operations that both have tokens are held back by tokens alone
 //   Channel    a bundle of bounded queues; a put copies its block in, a get copies it out
 //              or has it on loan; several gets of one put share the block
-// The first two are in island.h, channels in channel.h, the memory of blocks in cargo.h; sequencers are here.
+// The first two are in task_loop.h, channels in channel.h, the memory of blocks in storage.h; sequencers are here.
 #pragma once
 
 #include "vnpu/channel.h"
@@ -21,10 +21,10 @@ using Written = std::initializer_list<Use>;
 template <class Body>
 class RunTask final : public Task {
  public:
-  RunTask(Island &island, Body body) : Task(island), body_(body) {}
+  RunTask(TaskLoop &task_loop, Body body) : Task(task_loop), body_(body) {}
   void start() override {
     {
-      const As as(strand);
+      const StrandScope as(strand);
       body_();
     }
     finish();
@@ -36,7 +36,7 @@ class RunTask final : public Task {
 
 class Sequencer {
  public:
-  Sequencer(Island &island, Where where) : island_(island), where_(where), strand_(*current_strand()) {}
+  Sequencer(TaskLoop &task_loop, ExecutionPlace where) : task_loop_(task_loop), where_(where), strand_(*current_strand()) {}
   Sequencer(const Sequencer &) = delete;
   ~Sequencer();
 
@@ -44,35 +44,35 @@ class Sequencer {
 
   // A piece of work that does not suspend.
   template <class Body>
-  Token run(Site site, After after, std::initializer_list<Use> uses, Body body) {
+  Token run(Site site, Dependencies after, std::initializer_list<Use> uses, Body body) {
     return work(site, after, uses, body, own_engine());
   }
 
-  Token copy(Site site, After after, const Access &dst, const Access &src) {
+  Token copy(Site site, Dependencies after, const Access &dst, const Access &src) {
     return work(site, after, {use(dst, true), use(src, false)}, [=] { dma(site, dst, src); }, Engine::kTransfer);
   }
 
   // A segment or herd, of `count` points.
   template <class Make>
-  Token spawn(Site site, After after, std::initializer_list<Use> uses, const Ports *ports, i64 count, Make make) {
-    return issue(new SpawnOf<Make>(island_, site, ports, count, make), site, after, uses, Engine::kCores);
+  Token spawn(Site site, Dependencies after, std::initializer_list<Use> uses, const Ports *ports, i64 count, Make make) {
+    return issue(new SpawnOf<Make>(task_loop_, site, ports, count, make), site, after, uses, Engine::kCores);
   }
 
-  Token put(Site site, After after, Channel &channel, i64 index, const Access &side) {
+  Token put(Site site, Dependencies after, Channel &channel, i64 index, const Access &side) {
     return transfer(site, after, channel, index, side, true);
   }
-  Token get(Site site, After after, Channel &channel, i64 index, const Access &side) {
+  Token get(Site site, Dependencies after, Channel &channel, i64 index, const Access &side) {
     return transfer(site, after, channel, index, side, false);
   }
   // Of a buffer that passes blocks on.
-  Token put(Site site, After after, Channel &channel, i64 index, const Access &side, Relay *relay) {
+  Token put(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, RelayBuffer *relay) {
     return transfer(site, after, channel, index, side, true, relay);
   }
-  Token get(Site site, After after, Channel &channel, i64 index, const Access &side, Relay *relay) {
+  Token get(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, RelayBuffer *relay) {
     return transfer(site, after, channel, index, side, false, relay);
   }
   // A put of a launch that writes no memory from outside but this.
-  Token put(Site site, After after, Channel &channel, i64 index, Access side, Written written) {
+  Token put(Site site, Dependencies after, Channel &channel, i64 index, Access side, Written written) {
     side.stays = true;
     for (const Use &use : written) side.stays = side.stays && (side.high <= use.low || use.high <= side.low);
     return transfer(site, after, channel, index, side, true);
@@ -82,8 +82,8 @@ class Sequencer {
   // buffers stay where they are, and the compiler does not let the last use hold the deallocation back.
   template <class Pointer>
   void dealloc(Site site, Pointer data, i64 extent) {
-    const auto give_back = [this, site, data] { arena.dealloc(site, data); };
-    auto *const task = new RunTask<decltype(give_back)>(island_, give_back);
+    const auto take_back = [this, site, data] { arena.dealloc(site, data); };
+    auto *const task = new RunTask<decltype(take_back)>(task_loop_, take_back);
     task->is_release = true;
     issue(task, site, blocking(Token()), {writes(data, extent)}, Engine::kNone);
   }
@@ -122,31 +122,32 @@ class Sequencer {
   struct Group {
     Token *after;
     int first_member;
-    const Lineage *lineage;
+    const IssueOrder *lineage;
   };
 
   template <class Body>
-  Token work(Site site, After after, std::initializer_list<Use> uses, Body body, Engine engine) {
+  Token work(Site site, Dependencies after, std::initializer_list<Use> uses, Body body, Engine engine) {
     if (!kChecks && !held_back(after.token, uses)) {
-      island_.take_turn();
+      task_loop_.take_turn();
       body();
       return Token();
     }
-    return issue(new RunTask<Body>(island_, body), site, after, uses, engine);
+    return issue(new RunTask<Body>(task_loop_, body), site, after, uses, engine);
   }
-  const Lineage *around() { return groups_.size() ? groups_[groups_.size() - 1].lineage : strand_.lineage; }
+  const IssueOrder *around() { return groups_.size() ? groups_[groups_.size() - 1].lineage : strand_.lineage; }
   Engine own_engine() const { return where_.around ? Engine::kNone : Engine::kHost; }
   bool held_back(const Token &after, std::initializer_list<Use> uses);
-  Token issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine);
+  Token issue(Task *task, Site site, Dependencies after, std::initializer_list<Use> uses, Engine engine);
   void await_tokens(Task &task, const Token &after);
-  Token transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put, Relay *relay = nullptr);
+  Token transfer(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, bool is_put,
+                 RelayBuffer *relay = nullptr);
   void await_conflicts(Task &task, std::initializer_list<Use> uses);
   void claim(const Claim &claim);
   Awaiter awaiter(Task *joined, bool is_end);
   void sweep();
 
-  Island &island_;
-  Where where_;
+  TaskLoop &task_loop_;
+  ExecutionPlace where_;
   Strand &strand_;        // of the body itself
   Strand ended_;          // what the forgotten tasks did
   List<Claim> claims_;    // what unfinished tasks touch

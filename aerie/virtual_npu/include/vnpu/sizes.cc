@@ -82,7 +82,7 @@ i64 memory_share() {
   return share;
 }
 
-i64 memory_left() {
+i64 memory_remaining() {
   i64 left = memory_share();
   if (FILE *const file = fopen("/proc/meminfo", "r")) {
     char line[200];
@@ -103,10 +103,10 @@ void fail_memory(Site site, i64 bytes, i64 held) {
 }
 
 void check_buffer(Site site, std::initializer_list<i64> sizes, i64 bytes) {
-  if (product(count_of(site, sizes), bytes) <= kMostBytes) return;
+  if (product(count_of(site, sizes), bytes) <= kMaxBytes) return;
   fail_as(Failure::kOutside, site,
           "a buffer of %s elements of %lld bytes each is more than any memory: %lld bytes are the most", Listed(sizes).text,
-          ll(bytes), ll(kMostBytes));
+          ll(bytes), ll(kMaxBytes));
 }
 
 void check_part(Site site, int dimension, i64 offset, i64 size, i64 step, i64 extent) {

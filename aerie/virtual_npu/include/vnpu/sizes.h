@@ -9,7 +9,7 @@
 namespace vnpu {
 
 // What a program may ask for in one buffer: more than any machine has.
-constexpr i64 kMostBytes = i64(1) << 46;
+constexpr i64 kMaxBytes = i64(1) << 46;
 
 [[noreturn]] void fail_size(Site site, int dimension, i64 size);
 [[noreturn]] void fail_step(Site site, i64 step);
@@ -21,7 +21,7 @@ constexpr i64 kMostBytes = i64(1) << 46;
 // What buffers of a program may take of this machine's memory altogether, in bytes: a quarter of all. And what the system
 // can give of it just now.
 i64 memory_share();
-i64 memory_left();
+i64 memory_remaining();
 [[noreturn]] void fail_memory(Site site, i64 bytes, i64 held = 0);
 
 // Refuses a negative number of elements.

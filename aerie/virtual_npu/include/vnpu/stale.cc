@@ -28,7 +28,7 @@ int first_unused(const Factor &blocks) {
 }
 
 // The bits that the most of the blocks lose to what stands from `first` on.
-int most_lost(const Factor &blocks, int first) {
+int max_lost(const Factor &blocks, int first) {
   int most = 0;
   for (int i = 0; i < blocks.count; ++i) {
     int used = 0, unused = 0;
@@ -46,7 +46,7 @@ int most_lost(const Factor &blocks, int first) {
 void note_stale_rows(Site site, const uint16_t *left, int rows, const uint16_t *right) {
   const Factor of_left{left, rows, 1, kBlock}, of_right{right, kBlock, kBlock, 1};
   const int ends[2] = {first_unused(of_right), first_unused(of_left)};
-  const int lost[2] = {ends[0] ? most_lost(of_left, ends[0]) : 0, ends[1] ? most_lost(of_right, ends[1]) : 0};
+  const int lost[2] = {ends[0] ? max_lost(of_left, ends[0]) : 0, ends[1] ? max_lost(of_right, ends[1]) : 0};
   for (int side = 0; side < 2; ++side) {
     if (lost[side] == 0) continue;
     note(site,

@@ -33,7 +33,7 @@ struct Workers {
   pid_t owner = 0;
   Work work{};
   std::atomic<uint64_t> generation{0};  // counts the works
-  std::atomic<int> wanted{0};           // threads that shall still join the current one
+  std::atomic<int> invited{0};           // threads that shall still join the current one
   std::atomic<int> unfinished{0};       // threads that were wanted and are not done
   std::atomic<int> asleep{0};           // threads that have to be woken for the next one
   std::atomic<bool> awaited{false};     // whether who waits for the last of them sleeps
@@ -89,8 +89,8 @@ void await_work(uint64_t seen) {
 }
 
 bool join_work() {
-  int left = workers.wanted;
-  while (left > 0 && !workers.wanted.compare_exchange_weak(left, left - 1)) {
+  int left = workers.invited;
+  while (left > 0 && !workers.invited.compare_exchange_weak(left, left - 1)) {
   }
   return left > 0;
 }
@@ -114,7 +114,7 @@ void *worker_main(void *) {
 }
 
 // Threads do not survive a fork: a child process starts its own, whatever its parent's did at that moment.
-void begin_anew() {
+void restart() {
   workers.owner = getpid();
   workers.started = workers.asleep = 0;
   workers.awaited = false;
@@ -124,7 +124,7 @@ void begin_anew() {
 }
 
 void start_workers(int count) {
-  if (workers.owner != getpid()) begin_anew();
+  if (workers.owner != getpid()) restart();
   while (workers.started < count) {
     pthread_t thread;
     if (pthread_create(&thread, nullptr, worker_main, nullptr) != 0) return;
@@ -137,7 +137,7 @@ void begin_work(const Work &work, int helpers) {
   start_workers(helpers);
   workers.work = work;
   workers.unfinished = helpers < workers.started ? helpers : workers.started;
-  workers.wanted = int(workers.unfinished);
+  workers.invited = int(workers.unfinished);
   ++workers.generation;
   if (workers.asleep == 0) return;
   pthread_mutex_lock(&workers.sleep);
@@ -157,7 +157,7 @@ void await_last() {
 
 // From here on nobody joins; returns when all who did are done.
 void end_work(void (*look)(void *), void *context) {
-  workers.unfinished -= workers.wanted.exchange(0);
+  workers.unfinished -= workers.invited.exchange(0);
   const auto is_done = [] { return workers.unfinished == 0; };
   if (look_out(is_done)) return;
   pthread_mutex_lock(&workers.sleep);

@@ -20,7 +20,7 @@ namespace vnpu::amx {
 VNPU_INLINE void settle(const void *where) { asm volatile("" : : "r"(where) : "memory"); }
 
 // 0, or why the kernel denies the tiles' data.
-inline int ask() {
+inline int request_permission() {
 #if defined(VNPU_EMULATED_TILES)
   return emulated_tiles_denied();
 #else
@@ -31,7 +31,7 @@ inline int ask() {
 
 // Asks once. Fails where they are denied.
 inline void prepare() {
-  static const int denied = ask();
+  static const int denied = request_permission();
   if (denied == 0) return;
   fail({"a matrix product", 0},
        "this program was built for the tiles of AMX, and the system denies them to this process (%s): with other "

@@ -9,7 +9,7 @@ namespace vnpu {
 [[noreturn]] void fail_shift(Site site, i64 amount, int width);
 [[noreturn]] void fail_fit(Site site, double value, const char *type);
 // The first time in a run becomes a note.
-__attribute__((cold)) void tell_not_finite(Site site);
+__attribute__((cold)) void report_not_finite(Site site);
 
 VNPU_INLINE double widen(double x) { return x; }
 
@@ -60,7 +60,7 @@ VNPU_INLINE bool is_finite(const Vec<T, N> &x) {
 
 // Whether a lane of the result is not finite whose operands are: where the operation is no lanewise one, all of them.
 template <class R, class... A>
-__attribute__((noinline, cold)) bool made_not_finite(const R &result, const A &...operands) {
+__attribute__((noinline, cold)) bool became_not_finite(const R &result, const A &...operands) {
   constexpr bool is_lanewise = ((lanes_of<A> == 1 || lanes_of<A> == lanes_of<R>) && ...);
   if constexpr (!is_lanewise) return (is_finite(operands) && ...);
   for (int i = 0; i < lanes_of<R>; ++i) {
@@ -72,7 +72,7 @@ __attribute__((noinline, cold)) bool made_not_finite(const R &result, const A &.
 // Tells of a result that is not finite and was made of numbers that are.
 template <class R, class... A>
 VNPU_INLINE void check_finite(Site site, const R &result, const A &...operands) {
-  if (__builtin_expect(!is_finite(result), 0) && made_not_finite(result, operands...)) tell_not_finite(site);
+  if (__builtin_expect(!is_finite(result), 0) && became_not_finite(result, operands...)) report_not_finite(site);
 }
 
 }  // namespace vnpu

@@ -31,7 +31,7 @@ inline constexpr bool is_bfp16_product =
 // How the sums of products of a shape are kept.
 enum class kept { rows, quads, dots, goes };
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-constexpr kept kept_as() {
+constexpr kept sums_kind() {
   constexpr auto order = vnpu::dots::order_of(K, N);
 #if defined(AIE_HOST_BFP16)
   if (is_bfp16_product<M, K, N, A, B>) return kept::rows;
@@ -71,7 +71,7 @@ struct sums<L, M, N, kept::dots> {
 #if defined(VNPU_BF16_TILES)
 template <typename L, unsigned M, unsigned N>
 struct sums<L, M, N, kept::goes> {
-  using type = of_dots<vnpu::dots::tiles::Goes<M, N>, M * N>;
+  using type = of_dots<vnpu::dots::tiles::AccumulationGroup<M, N>, M * N>;
 };
 #endif
 
@@ -173,7 +173,7 @@ struct mmul {
   }
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
-    constexpr host::kept how = host::kept_as<M, K, N, TypeA, TypeB>();
+    constexpr host::kept how = host::sums_kind<M, K, N, TypeA, TypeB>();
     if constexpr (how == host::kept::dots || how == host::kept::goes) sums_.multiply_add(&a.data, &b.data);
     else if constexpr (how == host::kept::quads) sums_.multiply_add(a.data, b.data);
     else mac_rows(a, b);
@@ -197,7 +197,7 @@ struct mmul {
       const auto x = a.data;
       const auto y = b.data;
       const auto left = (const std::uint16_t*)&x, right = (const std::uint16_t*)&y;
-      host::tell_product(left, M, right);
+      host::report_product(left, M, right);
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
       in_rows([&](auto& rows) AIE_HOST_LAMBDA {
         if (get_rounding() == rounding_mode::conv_even) [[likely]]
@@ -229,7 +229,7 @@ struct mmul {
     std::memcpy(&sums_.row, &rows, sizeof(rows));
   }
 
-  typename host::sums<lane_type, M, N, host::kept_as<M, K, N, TypeA, TypeB>()>::type sums_;
+  typename host::sums<lane_type, M, N, host::sums_kind<M, K, N, TypeA, TypeB>()>::type sums_;
 };
 
 }  // namespace aie

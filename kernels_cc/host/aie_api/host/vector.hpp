@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "registers.hpp"
-#include "vnpu/ahead.h"
+#include "vnpu/prefetch.h"
 
 namespace aie {
 
@@ -183,19 +183,19 @@ extern "C" __attribute__((cold)) void vnpu_kernel_read(const void* at, long byte
 extern "C" __attribute__((cold)) void vnpu_kernel_write(const void* at, long bytes);
 extern "C" void vnpu_kernel_product(const std::uint16_t* left, int rows, const std::uint16_t* right);
 // Of block floating point: bf16 by their bits.
-AIE_HOST_INLINE void tell_product(const std::uint16_t* left, int rows, const std::uint16_t* right) {
+AIE_HOST_INLINE void report_product(const std::uint16_t* left, int rows, const std::uint16_t* right) {
   vnpu_kernel_product(left, rows, right);
 }
-AIE_HOST_INLINE void tell_read(const void* at, long bytes) {
+AIE_HOST_INLINE void report_read(const void* at, long bytes) {
   if (vnpu_kernel_watched) vnpu_kernel_read(at, bytes);
 }
-AIE_HOST_INLINE void tell_write(const void* at, long bytes) {
+AIE_HOST_INLINE void report_write(const void* at, long bytes) {
   if (vnpu_kernel_watched) vnpu_kernel_write(at, bytes);
 }
 #else
-AIE_HOST_INLINE void tell_product(const std::uint16_t*, int, const std::uint16_t*) {}
-AIE_HOST_INLINE void tell_read(const void*, long) {}
-AIE_HOST_INLINE void tell_write(const void*, long) {}
+AIE_HOST_INLINE void report_product(const std::uint16_t*, int, const std::uint16_t*) {}
+AIE_HOST_INLINE void report_read(const void*, long) {}
+AIE_HOST_INLINE void report_write(const void*, long) {}
 #endif
 
 }  // namespace host
@@ -214,7 +214,7 @@ inline constexpr unsigned vector_ldst_align_v = N * sizeof(T) < 64 ? N * sizeof(
 
 template <unsigned N, typename T>
 AIE_HOST_INLINE vector<T, N> load_unaligned_v(const T* from, [[maybe_unused]] unsigned aligned_elems = 1) {
-  host::tell_read(from, N * sizeof(T));
+  host::report_read(from, N * sizeof(T));
   return vector<T, N>(vector<T, N>::storage_t::load(from));
 }
 template <typename T>
@@ -241,7 +241,7 @@ AIE_HOST_INLINE vector<T, N> load_floor_v(const T* from, unsigned elems = N) {
 
 template <unsigned N, typename T>
 AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
-  host::tell_write(to, N * sizeof(T));
+  host::report_write(to, N * sizeof(T));
   v.data.store(to);
   return to;
 }
@@ -255,9 +255,9 @@ AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
 namespace host {
 // Asks memory for so many bytes in time: a core's DMA fetches a buffer while the core works on the one before.
 template <unsigned Bytes>
-AIE_HOST_INLINE void ask_ahead(const void* at) {
+AIE_HOST_INLINE void prefetch_ahead(const void* at) {
   const char* const from = static_cast<const char*>(at);
-  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::ask_ahead(from + 64 * line); });
+  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::prefetch_ahead(from + 64 * line); });
 }
 }  // namespace host
 
@@ -277,7 +277,7 @@ class vector_iterator {
 
   AIE_HOST_INLINE explicit vector_iterator(T* at) : at_(at) {}
   AIE_HOST_INLINE auto operator*() const {
-    if constexpr (Streams) host::ask_ahead<N * sizeof(T)>(at_);
+    if constexpr (Streams) host::prefetch_ahead<N * sizeof(T)>(at_);
     if constexpr (std::is_const_v<T>) return load_v<N, element>(at_);
     else return reference{at_};
   }

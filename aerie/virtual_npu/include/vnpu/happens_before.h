@@ -8,8 +8,8 @@
 #pragma once
 
 #include "vnpu/memory.h"
+#include "vnpu/order_hooks.h"
 #include "vnpu/record.h"
-#include "vnpu/watch.h"
 
 namespace vnpu {
 
@@ -31,8 +31,8 @@ enum class Engine : uint8_t { kNone, kTransfer, kCores, kHost };
 
 // An operation as the body that issued it knows it: the body, how many that one issued before, whether it has a
 // token, and what executes it.
-struct Lineage {
-  const Lineage *around;
+struct IssueOrder {
+  const IssueOrder *around;
   uint32_t body, issue;
   bool is_async;
   Engine engine;
@@ -60,10 +60,10 @@ class Clock {
 };
 
 // A clock as it was at one moment, shared by all who hold it.
-class Mark {
+class ClockSnapshot {
  public:
-  Mark() = default;
-  explicit Mark(const Clock &clock) : shared_(new Shared{clock}) {}
+  ClockSnapshot() = default;
+  explicit ClockSnapshot(const Clock &clock) : shared_(new Shared{clock}) {}
   const Clock *clock() const { return shared_ ? &(*shared_).clock : nullptr; }
 
  private:
@@ -71,15 +71,15 @@ class Mark {
     Clock clock;
     int holders = 1;
   };
-  Held<Shared> shared_;
+  SharedPtr<Shared> shared_;
 };
 
 // The chains of an island: strands of which each one begins after the one before has ended, as far as possible.
-class Chains {
+class StrandChains {
  public:
-  Chains() = default;
-  Chains(const Chains &) = delete;
-  ~Chains();
+  StrandChains() = default;
+  StrandChains(const StrandChains &) = delete;
+  ~StrandChains();
   // A chain for number `flat` of what `site` starts after chain `before`: one whose last strand `clock` knows.
   uint32_t choose(uint32_t before, Site site, i64 flat, const Clock &clock);
   uint32_t advance(uint32_t chain) { return ++times_[chain]; }
@@ -106,12 +106,12 @@ class Chains {
 
 struct Strand {
   uint32_t phase = 0;    // counts what ran one after the other in a function: launches
-  uint32_t island = 0;   // counts launch points
+  uint32_t task_loop = 0;   // counts launch points
   uint32_t process = 0;  // the tile or body it belongs to
   uint32_t chain = 0, time = 0;
-  Chains *chains = nullptr;
-  const Lineage *lineage = nullptr;
-  const Where *where = nullptr;
+  StrandChains *chains = nullptr;
+  const IssueOrder *lineage = nullptr;
+  const ExecutionPlace *where = nullptr;
   bool is_fork = false;   // an asynchronous operation
   bool is_task = false;   // that a sequencer issued
   bool covers = false;    // has told what it touches of its tile's own buffers, so that single accesses need not
@@ -124,29 +124,29 @@ struct Strand {
   } origin{};
 
   // Is made by `before`, as number `flat` of what `site` makes there.
-  void begin(const Strand &before, Site site, i64 flat, const Lineage *lineage);
+  void begin(const Strand &before, Site site, i64 flat, const IssueOrder *lineage);
   // Starts: by now it has learned what it waited for.
   void start();
   // The same for an operation that runs beside the body that issues it.
-  void begin_task(const Strand &body, Site site, const Lineage *own) {
+  void begin_task(const Strand &body, Site site, const IssueOrder *own) {
     begin(body, site, 0, own);
     is_fork = is_task = true;
   }
   // Begins the body of a launch point, or of a function: an island of its own.
-  void begin_island(Chains &chains, const Where *where);
+  void start_task_loop(StrandChains &chains, const ExecutionPlace *where);
   // Becomes the strand of a tile or body.
-  void enter(const Where *where);
+  void enter(const ExecutionPlace *where);
   void learn(const Strand &other) { clock.join(other.clock); }
   // Of one that has ended: all that it did.
   void learn_all(const Strand &other) {
     clock.join(other.clock);
     clock.join(other.forked);
   }
-  void learn(const Mark &mark) {
+  void learn(const ClockSnapshot &mark) {
     if (mark.clock()) clock.join(*mark.clock());
   }
   // What it did so far, for another to learn; what it does next comes later.
-  Mark publish();
+  ClockSnapshot publish();
 };
 
 // The strand that this thread executes.
@@ -168,30 +168,30 @@ class Executing {
 };
 
 // Executes as another strand while it lives.
-class As {
+class StrandScope {
  public:
-  explicit As(Strand &strand) : outer_(*strand_slot) { *strand_slot = &strand; }
-  As(const As &) = delete;
-  ~As() { *strand_slot = outer_; }
+  explicit StrandScope(Strand &strand) : outer_(*strand_slot) { *strand_slot = &strand; }
+  StrandScope(const StrandScope &) = delete;
+  ~StrandScope() { *strand_slot = outer_; }
 
  private:
   Strand *outer_;
 };
 
 // The asynchronous operation of a tile. It runs where it stands, but is ordered only by what it depends on.
-class Fork {
+class AsyncStrand {
  public:
   template <class... Marks>
-  explicit Fork(Site site, const Marks &...after) {
+  explicit AsyncStrand(Site site, const Marks &...after) {
     begin(site);
     (strand_.learn(after), ...);
     strand_.start();
   }
-  Fork(const Fork &) = delete;
+  AsyncStrand(const AsyncStrand &) = delete;
   // What it touches, told once for all of its accesses to the buffers of its tile. Of a buffer that tiles share, it
   // may touch the part of its own tile only, so there every access counts by itself.
   void covers(Site site, std::initializer_list<Use> uses);
-  Mark end();
+  ClockSnapshot end();
 
  private:
   void begin(Site site);
@@ -205,22 +205,23 @@ inline void await(const Marks &...marks) {
   (current_strand()->learn(marks), ...);
 }
 template <class... Marks>
-inline Mark all_marks(const Marks &...marks) {
+inline ClockSnapshot all_marks(const Marks &...marks) {
   Clock clock;
   ((marks.clock() ? clock.join(*marks.clock()) : void()), ...);
-  return Mark(clock);
+  return ClockSnapshot(clock);
 }
 
-const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async, Engine engine = Engine::kNone);
+const IssueOrder *new_lineage(const IssueOrder *around, uint32_t body, uint32_t issue, bool is_async,
+                              Engine engine = Engine::kNone);
 uint32_t new_body();
 
 // Whether a body puts the later of two of its operations behind the earlier one by itself, as it does for
 // conflicting accesses unless both are asynchronous: then only tokens count.
-bool holds_back(const Lineage *earlier, const Lineage *later);
+bool holds_back(const IssueOrder *earlier, const IssueOrder *later);
 
 // Whether locks put them in program order where they touch one buffer that has locks: a read and a write are kept
 // apart, and so is all that cores do; two transfers that write the same bytes are not.
-bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *later, bool later_writes);
+bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const IssueOrder *later, bool later_writes);
 
 // Records an access. Fails when an earlier one, of which one of the two is a write, is not ordered before it.
 void observe(Site site, const Access &side, bool writes, Strand &strand);
@@ -228,27 +229,27 @@ void observe(Site site, const Use &use, Strand &strand);
 
 // A run begins: forgets all of the last one; `most_events` accesses are remembered from now on. It has ended: what was
 // not checked becomes a note. A function goes on after everything before has ended.
-void begin_order(bool races_are_notes, i64 most_events);
+void begin_order(bool races_are_notes, i64 max_events);
 void end_order();
 void next_phase();
 
 #else
 
-struct Mark {};
+struct ClockSnapshot {};
 
-class Chains {};
+class StrandChains {};
 
 struct Strand {
-  static constexpr const Lineage *lineage = nullptr;
-  void begin(const Strand &, Site, i64, const Lineage *) {}
+  static constexpr const IssueOrder *lineage = nullptr;
+  void begin(const Strand &, Site, i64, const IssueOrder *) {}
   void start() {}
-  void begin_task(const Strand &, Site, const Lineage *) {}
-  void begin_island(Chains &, const Where *) {}
-  void enter(const Where *) {}
+  void begin_task(const Strand &, Site, const IssueOrder *) {}
+  void start_task_loop(StrandChains &, const ExecutionPlace *) {}
+  void enter(const ExecutionPlace *) {}
   void learn(const Strand &) {}
   void learn_all(const Strand &) {}
-  void learn(const Mark &) {}
-  Mark publish() { return {}; }
+  void learn(const ClockSnapshot &) {}
+  ClockSnapshot publish() { return {}; }
 };
 
 inline Strand *current_strand() {
@@ -261,14 +262,14 @@ struct Executing {
   void process(Strand *&) {}
   void task() {}
 };
-struct As {
-  explicit As(Strand &) {}
-  ~As() {}
+struct StrandScope {
+  explicit StrandScope(Strand &) {}
+  ~StrandScope() {}
 };
 
-inline const Lineage *new_lineage(const Lineage *, uint32_t, uint32_t, bool, Engine = Engine::kNone) { return nullptr; }
+inline const IssueOrder *new_lineage(const IssueOrder *, uint32_t, uint32_t, bool, Engine = Engine::kNone) { return nullptr; }
 inline uint32_t new_body() { return 0; }
-inline bool holds_back(const Lineage *, const Lineage *) { return true; }
+inline bool holds_back(const IssueOrder *, const IssueOrder *) { return true; }
 inline void observe(Site, const Access &, bool, Strand &) {}
 inline void observe(Site, const Use &, Strand &) {}
 inline void next_phase() {}

@@ -3,22 +3,22 @@
 
 #include <coroutine>
 
-#include "vnpu/cargo.h"
-#include "vnpu/order.h"
+#include "vnpu/happens_before.h"
+#include "vnpu/storage.h"
 
 namespace vnpu {
 
-class Island;
+class TaskLoop;
 class Channel;
 
 // ---- tasks and tokens ----
 
 class Task {
  public:
-  explicit Task(Island &island);
+  explicit Task(TaskLoop &task_loop);
   virtual ~Task();
-  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
-  static void operator delete(void *task) { pool_give(task); }
+  static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+  static void operator delete(void *task) { pool_free(task); }
   // Called once, when everything the task waits for is done; leads, now or later, to finish().
   virtual void start() = 0;
   void begin() {
@@ -33,10 +33,10 @@ class Task {
     if (--references_ == 0) delete this;
   }
 
-  Island &island;
+  TaskLoop &task_loop;
   Strand strand;
   Site site{"", 0};              // of the operation, and the body that issued it
-  const Where *where = nullptr;
+  const ExecutionPlace *where = nullptr;
   bool is_release = false;  // of a buffer, which always waits for its users
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
@@ -46,10 +46,10 @@ class Task {
     Task *task;
     bool learns;
   };
-  friend class Island;
+  friend class TaskLoop;
   friend class Deadlock;
   int references_ = 1;
-  FewOf<Successor> successors_;
+  SmallList<Successor> successors_;
   Task *previous_ = nullptr, *next_ = nullptr;  // the island's list of tasks
 };
 
@@ -79,18 +79,18 @@ class Token {
 
 // What waits and does nothing.
 struct Join final : Task {
-  explicit Join(Island &island) : Task(island) {}
+  explicit Join(TaskLoop &task_loop) : Task(task_loop) {}
   void start() override { finish(); }
 };
 Token join(const Token *const *tokens, int count);
 
 // What an operation waits for, and whether it has a token itself: then tokens alone order it.
-struct After {
+struct Dependencies {
   const Token &token;
   bool is_async;
 };
-inline After blocking(const Token &token) { return After{token, false}; }
-inline After async(const Token &token) { return After{token, true}; }
+inline Dependencies blocking(const Token &token) { return Dependencies{token, false}; }
+inline Dependencies async(const Token &token) { return Dependencies{token, true}; }
 
 // A token that is done when all of these are.
 inline Token all() { return Token(); }
@@ -106,18 +106,19 @@ class Process {
  public:
   struct promise_type {
     template <class... Arguments>
-    explicit promise_type(Island &island, const Where &where, Arguments &&...) : island(island), where(where) {}
+    explicit promise_type(TaskLoop &task_loop, const ExecutionPlace &where, Arguments &&...)
+        : task_loop(task_loop), where(where) {}
     Process get_return_object() { return Process(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_void() {}
     [[noreturn]] void unhandled_exception() { throw; }
     // Locals of a body are in its frame, vectors among them, which want more than the alignment of plain `new`.
-    static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
-    static void operator delete(void *frame) { pool_give(frame); }
+    static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+    static void operator delete(void *frame) { pool_free(frame); }
 
-    Island &island;
-    const Where where;
+    TaskLoop &task_loop;
+    const ExecutionPlace where;
     Strand strand;
     Strand *current = &strand;  // or an asynchronous operation of it
     int recorded = -1;          // its number in the trace
@@ -133,7 +134,8 @@ class Process {
 // Runs `count` processes; done when all of them have ended.
 class Spawn : public Task {
  public:
-  Spawn(Island &island, Site site, const Ports *ports, i64 count) : Task(island), left(count), ports(ports), site_(site) {}
+  Spawn(TaskLoop &task_loop, Site site, const Ports *ports, i64 count)
+      : Task(task_loop), left(count), ports(ports), site_(site) {}
   i64 left;
   const Ports *const ports;  // of everything in it, for as long as it has not begun
 
@@ -147,8 +149,8 @@ class Spawn : public Task {
 template <class Make>
 class SpawnOf final : public Spawn {
  public:
-  SpawnOf(Island &island, Site site, const Ports *ports, i64 count, Make make)
-      : Spawn(island, site, ports, count), make_(make) {}
+  SpawnOf(TaskLoop &task_loop, Site site, const Ports *ports, i64 count, Make make)
+      : Spawn(task_loop, site, ports, count), make_(make) {}
   void start() override {
     if (left == 0) return finish();
     const i64 count = left;
@@ -178,11 +180,11 @@ class Random {
   uint64_t state_ = 0;
 };
 
-class Island {
+class TaskLoop {
  public:
   // `follows` another point of the launch, which makes the same puts and gets.
-  explicit Island(Launch *launch = nullptr, bool follows = false) : launch_(launch), follows_(follows) {}
-  ~Island();
+  explicit TaskLoop(Launch *launch = nullptr, bool follows = false) : launch_(launch), follows_(follows) {}
+  ~TaskLoop();
   // Runs a process, and everything it starts, to the end. Throws a Failure; a deadlock is one.
   void run(Process root);
 
@@ -203,11 +205,11 @@ class Island {
 
   // Before anything that is done: now and then this looks whether the run goes on.
   void take_turn() {
-    if (++turns_ % kTurns == 0) go_on();
+    if (++turns_ % kTurns == 0) check_running();
   }
 
   // The blocks that the points of the launch keep; null where it keeps none.
-  Kept *kept();
+  RetainedBlocks *retained();
 
   // Whether the order of what is ready is drawn at random.
   bool draws() const { return bool(random_); }
@@ -215,10 +217,10 @@ class Island {
   // How many blocks a put may be ahead of its get: the two buffers of a ping-pong pair. Where one point of a launch comes
   // to its end with two, so do those that follow it: what they may do differs in nothing but its order. With more of them a
   // tile goes on for longer, while the cache still has its buffers.
-  static constexpr int kMostAhead = 16;
-  int most_ahead() const { return follows_ && !kChecks && run_seed == 0 ? kMostAhead : 2; }
+  static constexpr int kMaxPendingPuts = 16;
+  int max_pending_puts() const { return follows_ && !kChecks && run_seed == 0 ? kMaxPendingPuts : 2; }
 
-  Chains chains;
+  StrandChains chains;
 
  private:
   // Between two looks: so many take far longer than a look, and hardly a tenth of a second.
@@ -234,23 +236,23 @@ class Island {
   List<Channel *> channels_;
   Launch *const launch_;
   const bool follows_;
-  Kept *kept_ = nullptr;
+  RetainedBlocks *retained_ = nullptr;
   Random random_;
   uint32_t turns_ = 0;
 };
 
 // A body goes on.
 struct Resume final : Task {
-  Resume(Island &island, Process::Handle handle, bool is_end) : Task(island), handle(handle), is_end(is_end) {}
+  Resume(TaskLoop &task_loop, Process::Handle handle, bool is_end) : Task(task_loop), handle(handle), is_end(is_end) {}
   void start() override {
     finish();
-    island.ready(handle);
+    task_loop.ready(handle);
   }
   Process::Handle handle;
   bool is_end;  // of the body: it issues nothing more
 };
 
 // Ends a run in which nothing can make progress: who waits for whom, as a cycle where there is one.
-[[noreturn]] void fail_deadlock(Island &island);
+[[noreturn]] void fail_deadlock(TaskLoop &task_loop);
 
 }  // namespace vnpu

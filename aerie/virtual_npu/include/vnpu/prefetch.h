@@ -9,26 +9,26 @@
 
 namespace vnpu {
 
-#define VNPU_ASK __attribute__((always_inline)) inline
+#define VNPU_PREFETCH __attribute__((always_inline)) inline
 
 // Bytes that a stream is asked for ahead of what is read of it, early and, where that is not 0, soon before its turn.
-#if defined(VNPU_L2_ASKS)
-constexpr int64_t kAhead = 16384, kSoon = 1024;
-VNPU_ASK void ask_early(const char *line) { __builtin_prefetch(line, 0, 2); }
+#if defined(VNPU_L2_PREFETCH)
+constexpr int64_t kFirstDistance = 16384, kSecondDistance = 1024;
+VNPU_PREFETCH void prefetch_early(const char *line) { __builtin_prefetch(line, 0, 2); }
 #else
-constexpr int64_t kAhead = 8192, kSoon = 0;
-VNPU_ASK void ask_early(const char *line) { __builtin_prefetch(line); }
+constexpr int64_t kFirstDistance = 8192, kSecondDistance = 0;
+VNPU_PREFETCH void prefetch_early(const char *line) { __builtin_prefetch(line); }
 #endif
-VNPU_ASK void ask_soon(const char *line) {
-  if (kSoon > 0) __builtin_prefetch(line);
+VNPU_PREFETCH void prefetch_soon(const char *line) {
+  if (kSecondDistance > 0) __builtin_prefetch(line);
 }
 
 // Of a stream that lies in a row, whose byte `at` is read now. Behind its end that brings what nobody reads.
-VNPU_ASK void ask_ahead(const char *at) {
-  ask_early(at + kAhead);
-  ask_soon(at + kSoon);
+VNPU_PREFETCH void prefetch_ahead(const char *at) {
+  prefetch_early(at + kFirstDistance);
+  prefetch_soon(at + kSecondDistance);
 }
 
-#undef VNPU_ASK
+#undef VNPU_PREFETCH
 
 }  // namespace vnpu

@@ -16,7 +16,7 @@ class List {
   List(const List &) = delete;
   List &operator=(const List &) = delete;
   ~List() {
-    if (items_) pool_give(items_);
+    if (items_) pool_free(items_);
   }
   int size() const { return size_; }
   T &operator[](int i) { return items_[i]; }
@@ -29,10 +29,10 @@ class List {
  private:
   void grow() {
     capacity_ = capacity_ ? 2 * capacity_ : 8;
-    T *const larger = static_cast<T *>(pool_take(capacity_ * i64(sizeof(T))));
+    T *const larger = static_cast<T *>(pool_allocate(capacity_ * i64(sizeof(T))));
     if (items_) {
       __builtin_memcpy(larger, items_, size_t(size_) * sizeof(T));
-      pool_give(items_);
+      pool_free(items_);
     }
     items_ = larger;
   }
@@ -43,7 +43,7 @@ class List {
 
 // The same, of which there is mostly one.
 template <class T>
-class FewOf {
+class SmallList {
  public:
   int size() const { return size_; }
   T &operator[](int i) { return i == 0 ? first_ : others_[i - 1]; }
@@ -65,10 +65,10 @@ class FewOf {
 // ---- blocks ----
 
 // A dense block of elements on its way. All who get it share it; when the last of them is gone, so is the block.
-class Cargo {
+class SharedBlock {
  public:
-  Cargo() = default;
-  Cargo(Site site, const Access &from);
+  SharedBlock() = default;
+  SharedBlock(Site site, const Access &from);
   explicit operator bool() const { return bool(shared_); }
   char *data() const { return reinterpret_cast<char *>(shared_.get()) + kHeader; }
   // `count` of its `all` elements, from one on.
@@ -89,21 +89,21 @@ class Cargo {
   static constexpr i64 kHeader = 64;
   // Before the elements.
   struct Shared {
-    static void operator delete(void *block) { pool_give(block); }
+    static void operator delete(void *block) { pool_free(block); }
     int holders;
   };
-  Held<Shared> shared_;
+  SharedPtr<Shared> shared_;
 };
 
 // Blocks in their order, of memory that stays until the launch ends: the points of a launch that read the same get the same
 // block, which is kept when it is asked for a second time. What a point did not ask for is gone when the next one begins: so
 // blocks are few enough for the caches, and new ones come where old ones were.
-class Kept {
+class RetainedBlocks {
  public:
-  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
-  static void operator delete(void *kept) { pool_give(kept); }
+  static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+  static void operator delete(void *retained) { pool_free(retained); }
   void begin_point();
-  Cargo block(Site site, const Access &from);
+  SharedBlock block(Site site, const Access &from);
 
  private:
   friend class Launch;
@@ -114,10 +114,10 @@ class Kept {
     i64 count;
     int element, rank;
     i64 sizes[kDims], strides[kDims];
-    Cargo cargo;
+    SharedBlock shared_block;
     bool is_used;  // by the present point, or just now by the one before
-    bool is(const Access &access) const;
-    void know(const Access &access);
+    bool equals(const Access &access) const;
+    void remember(const Access &access);
     i64 bytes() const { return count * element; }
   };
   void drop(Entry &entry);
@@ -125,7 +125,7 @@ class Kept {
   Entry entries_[kEntries] = {};
   List<Entry *> known_;
   i64 bytes_ = 0;
-  Kept *next_ = nullptr;
+  RetainedBlocks *next_ = nullptr;
 };
 
 // All points of a launch: what they have in common.
@@ -135,29 +135,29 @@ class Launch {
   Launch(const Launch &) = delete;
   ~Launch();
   // Blocks that nobody else has now, for one point; and back for the next one.
-  Kept *take();
-  void give(Kept *kept);
+  RetainedBlocks *acquire();
+  void release(RetainedBlocks *retained);
 
  private:
   pthread_mutex_t taking_ = PTHREAD_MUTEX_INITIALIZER;
-  Kept *free_ = nullptr;
+  RetainedBlocks *free_ = nullptr;
 };
 
 // What a tile's buffer has for its contents: a block that a channel lends it, or its own memory, into which the channel
 // copies all else.
 template <class T>
-class Loan {
+class LentBuffer {
  public:
-  explicit Loan(T *own) : own_(own) {}
+  explicit LentBuffer(T *own) : own_(own) {}
   // Before a get: the own memory, for the channel to copy into.
-  T *give_back() {
-    cargo = Cargo();
+  T *take_back() {
+    shared_block = SharedBlock();
     return own_;
   }
   // After it: where the elements are.
-  T *block() const { return cargo ? reinterpret_cast<T *>(cargo.data()) : own_; }
+  T *block() const { return shared_block ? reinterpret_cast<T *>(shared_block.data()) : own_; }
 
-  Cargo cargo;
+  SharedBlock shared_block;
 
  private:
   T *const own_;
@@ -165,10 +165,10 @@ class Loan {
 
 // The same of a buffer that only passes blocks on: where a block is that stays, or its own memory. Gets and puts of it come
 // one after the other.
-class Relay {
+class RelayBuffer {
  public:
   template <class T>
-  explicit Relay(T *own) : own_(reinterpret_cast<char *>(own)) {}
+  explicit RelayBuffer(T *own) : own_(reinterpret_cast<char *>(own)) {}
   void point_to(const Access &block) {
     block_ = block;
     is_elsewhere_ = true;
@@ -176,7 +176,7 @@ class Relay {
   // Its own memory has it now.
   void hold() { is_elsewhere_ = false; }
   // What a put reads that would read the own memory; where it must, the block comes there first.
-  void direct(Site site, Access &side);
+  void materialize(Site site, Access &side);
 
  private:
   char *const own_;
@@ -185,13 +185,13 @@ class Relay {
 };
 
 // What a get has so far, where several puts fill it.
-struct Collected {
-  Collected() = default;
-  Collected(const Collected &) = delete;
-  ~Collected() { drop(); }
+struct PartialGet {
+  PartialGet() = default;
+  PartialGet(const PartialGet &) = delete;
+  ~PartialGet() { drop(); }
   void drop() {
     if (!data) return;
-    pool_give(data);
+    pool_free(data);
     data = nullptr;
     count = 0;
   }

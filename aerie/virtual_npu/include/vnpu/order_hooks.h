@@ -1,4 +1,4 @@
-// What the memory checks need of the order checks (order.h), below both.
+// What the memory checks need of the order checks (happens_before.h), below both.
 #pragma once
 
 #include "vnpu/base.h"
