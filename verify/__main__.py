@@ -33,13 +33,13 @@ from aerie.engine.context_end import STOP
 from aerie.engine.footprint import needs_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session, prepare_runtime
+from aerie.verify.bit_identity import BitIdentity, IdentityCase, identities_in_session, identities_reopened
 from aerie.verify.bounds import session_numerics
-from aerie.verify.composed import Composed, try_modes
+from aerie.verify.chunk_check import ChunkModeResult, try_modes
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import GateRecord, verify, verify_blocks
 from aerie.verify.gate_prompts import Prompt, choose_prompts, full_prompt, longest_prompt
-from aerie.verify.identity import Case, Identity, in_the_session, reopened
 from aerie.verify.layer_check import LayerReport, try_layers
 from aerie.verify.random_model import (
     in_another_family,
@@ -50,9 +50,9 @@ from aerie.verify.random_model import (
 )
 from aerie.verify.reference import Reference, check_memory_beside, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
-from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.schedule_identity import rows_options, schedule_identities, with_few_rows
+from aerie.verify.subject import FORWARD_ERRORS, one_line
 from aerie.verify.token_ids import compare_token_ids
-from aerie.verify.ways import identities_in_blocks, in_few_rows, in_rows
 
 RIGHT, WRONG = 0, 1
 
@@ -167,14 +167,16 @@ def _verify(
     record = verify(session, reference, prompts, report.note)
     record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
     ladders = _layer_reports(session, reference, report)
-    same = list(in_the_session(session, case)) if isinstance(case, Case) else []
+    same = list(identities_in_session(session, case)) if isinstance(case, IdentityCase) else []
     session.cache.close()
     record = record.with_ladders([*ladders, _random_layers(session, options, report)])
     if case is None:
         return record
     report.note("bit identity")
-    if isinstance(case, Case):
-        same += reopened(session, case, options, lambda other: prepare_runtime(checkpoint, other, report))
+    if isinstance(case, IdentityCase):
+        same += identities_reopened(
+            session, case, options, lambda other: prepare_runtime(checkpoint, other, report)
+        )
     else:
         same.append(case)
     record = record.with_identities([*same, *_in_blocks(checkpoint, options, report)])
@@ -206,12 +208,12 @@ def _verify_blocks(
     ).with_ladders([ladder])
 
 
-def _case(session: Session, prompt: Prompt) -> Case | Identity:
+def _case(session: Session, prompt: Prompt) -> IdentityCase | BitIdentity:
     """The results of a fresh session that later runs are compared with; or why they cannot be computed."""
     try:
-        return Case.take(session, prompt)
-    except BROKEN as error:
-        return Identity("in a fresh session", broken=one_line(error))
+        return IdentityCase.record(session, prompt)
+    except FORWARD_ERRORS as error:
+        return BitIdentity("in a fresh session", broken=one_line(error))
 
 
 def _layer_reports(session: Session, reference: Reference, report: Reporter) -> list[LayerReport]:
@@ -223,7 +225,7 @@ def _layer_reports(session: Session, reference: Reference, report: Reporter) -> 
     ladders = [try_layers("the model", session, reference, ids)]
     if session.model.blocks.variants:
         report.note("every step of the model, in few rows")
-        ladders.append(try_layers("in few rows", in_few_rows(session), reference, ids))
+        ladders.append(try_layers("in few rows", with_few_rows(session), reference, ids))
     return ladders
 
 
@@ -235,20 +237,20 @@ def _random_layers(session: Session, options: RuntimeOptions, report: Reporter) 
         return try_layers("random weights", other, theirs, full_prompt(other))
 
 
-def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Identity]:
+def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[BitIdentity]:
     """All schedules in blocks: of the model, and of random weights in its model family and in another one."""
 
     def open_(which: Checkpoint, how: RuntimeOptions) -> Session:
         return prepare_runtime(which, how, report)
 
     for whose, which in _kinds(checkpoint, report):
-        yield from identities_in_blocks(whose, which, options, open_)
+        yield from schedule_identities(whose, which, options, open_)
 
 
-def _composed(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Composed]:
+def _composed(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[ChunkModeResult]:
     """Every mode of chunks, of the same models."""
     for whose, which in _kinds(checkpoint, report):
-        stops = replace(in_rows(options, which.config), context_end=STOP)
+        stops = replace(rows_options(options, which.config), context_end=STOP)
         session, reference = _open_both(which, stops, report)
         yield from try_modes(whose, session, reference)
         session.cache.close()

@@ -37,12 +37,12 @@ WORKING_BYTES = 1 << 30
 """Of torch, and of what a forward pass takes beside the parameters; a prompt of 2048 tokens took less."""
 
 
-def silent(line: str) -> None:
+def no_note(line: str) -> None:
     """Notes for nobody."""
 
 
 @dataclass(frozen=True)
-class Answer:
+class ReferenceAnswer:
     """What the reference says: `token_ids`, and the logits that each was taken from, (steps, vocab_size)."""
 
     token_ids: list[int]
@@ -50,11 +50,11 @@ class Answer:
 
 
 @dataclass(frozen=True)
-class Expected:
+class ExpectedAnswer:
     """What a prompt should give: the answer, and where it is asked for the logits after every position of the
     prompt. `rounding` tells for both how far float32 is from them."""
 
-    answer: Answer
+    answer: ReferenceAnswer
     rounding: LogitsDistance
     positions: F32Array | None
     positions_rounding: LogitsDistance | None
@@ -66,7 +66,7 @@ class Reference:
     def __init__(self, model: Any, folder: Path) -> None:
         self.model = model
         self.folder = folder
-        self._expected: dict[tuple[Prompt, int], Expected] = {}
+        self._expected: dict[tuple[Prompt, int], ExpectedAnswer] = {}
 
     @cached_property
     def exact(self) -> Reference:
@@ -132,7 +132,7 @@ class Reference:
             )
         return _float32(out.logits[0])
 
-    def greedy(self, token_ids: Sequence[int], steps: int) -> Answer:
+    def greedy(self, token_ids: Sequence[int], steps: int) -> ReferenceAnswer:
         """`steps` tokens that continue `token_ids`, each the likeliest, step by step with a KV cache.
 
         An end-of-sequence token is a token like any other here. Equal logits: the lowest id, as Sampler.
@@ -146,9 +146,11 @@ class Reference:
                 rows.append(_float32(out.logits[0, -1]))
                 answer.append(int(np.argmax(rows[-1])))
                 fed, cache = answer[-1:], out.past_key_values
-        return Answer(answer, np.stack(rows))
+        return ReferenceAnswer(answer, np.stack(rows))
 
-    def expect(self, wanted: Sequence[tuple[Prompt, int]], note: Note = silent) -> list[Expected]:
+    def expected_answers(
+        self, wanted: Sequence[tuple[Prompt, int]], note: Note = no_note
+    ) -> list[ExpectedAnswer]:
         """What each prompt should give over so many steps. What was asked before is remembered."""
         new = [pair for pair in wanted if pair not in self._expected]
         answers = []
@@ -163,16 +165,18 @@ class Reference:
         return [self._expected[pair] for pair in wanted]
 
 
-def _expected(exact: Reference, prompt: Prompt, answer: Answer, positions: F32Array | None) -> Expected:
+def _expected(
+    exact: Reference, prompt: Prompt, answer: ReferenceAnswer, positions: F32Array | None
+) -> ExpectedAnswer:
     ids, length = [*prompt.token_ids, *answer.token_ids[:-1]], len(prompt.token_ids)
     logits = exact.logits(ids, 0 if prompt.every_position else length - 1)
     rounding = compare(answer.logits, logits[-len(answer.token_ids) :])
     if positions is None:
-        return Expected(answer, rounding, None, None)
-    return Expected(answer, rounding, positions, compare(positions, logits[:length]))
+        return ExpectedAnswer(answer, rounding, None, None)
+    return ExpectedAnswer(answer, rounding, positions, compare(positions, logits[:length]))
 
 
-def penalised(logits: F32Array, token_ids: Sequence[int], penalty: float) -> F32Array:
+def apply_repetition_penalty(logits: F32Array, token_ids: Sequence[int], penalty: float) -> F32Array:
     """Logits, (vocab_size,), after transformers' repetition penalty of all tokens so far."""
     torch = import_torch()
     from transformers import RepetitionPenaltyLogitsProcessor

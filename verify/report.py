@@ -18,9 +18,9 @@ from aerie.common import folders, store
 from aerie.common.errors import UserError
 from aerie.common.text_tables import VERDICT, compact_table, print_tables
 from aerie.verify.bounds import Bounds, GateFailure, LogitsDistance, kl_bound
-from aerie.verify.composed import Composed
+from aerie.verify.chunk_check import ChunkModeResult
 from aerie.verify.diagnosis_report import percent, row_json
-from aerie.verify.filled import Filled
+from aerie.verify.diffusion_check import DiffusionResult
 from aerie.verify.gate import MIN_PENALTY_KL, PENALTY, POSITIONS, GateRecord, Trial
 from aerie.verify.layer_check import LayerReport
 from aerie.version import VERSION
@@ -279,7 +279,7 @@ def _ladder(ladder: LayerReport) -> dict[str, Any]:
     }
 
 
-def _composed(result: Composed | Filled) -> dict[str, Any]:
+def _composed(result: ChunkModeResult | DiffusionResult) -> dict[str, Any]:
     distances = {name: _distance(getattr(result, name)) for name in ("distance", "rounding")}
     return {**vars(result), **distances, "failures": [_failure(failure) for failure in result.failures]}
 

@@ -177,7 +177,9 @@ def cpu_defines() -> tuple[str, ...]:
     Intel's have 16 fill buffers in L1 and 48 entries in L2's queue (its optimization reference manual, Golden
     Cove). Pairs are half as fast there as f32: 92 and 185 GFLOP/s on a core of Emerald Rapids.
     """
-    return ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _cpuinfo_words("vendor_id") else ()
+    return (
+        ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _cpuinfo_words("vendor_id") else ()
+    )
 
 
 def cpu_flags() -> tuple[str, ...]:

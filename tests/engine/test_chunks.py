@@ -32,8 +32,8 @@ from aerie.engine.scheduler import Scheduler, answer_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
-from aerie.verify.composed import MODES, layout, try_modes
-from aerie.verify.identity import on_threads
+from aerie.verify.bit_identity import with_threads
+from aerie.verify.chunk_check import MODES, masked_sequence, try_modes
 from aerie.verify.random_model import (
     in_another_family,
     random_checkpoint,
@@ -127,10 +127,10 @@ def test_every_mode_over_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layout_says_who_sees_whom() -> None:
-    found = layout([[1, 2], [3, 4], [5]], Mode(True, 1))
+    found = masked_sequence([[1, 2], [3, 4], [5]], Mode(True, 1))
     assert found.token_ids == [1, 2, 3, 3, 4, 5]
     assert found.positions == [0, 1, 2, 2, 3, 4]
-    assert [[int(each) for each in row] for row in found.seen] == [
+    assert [[int(each) for each in row] for row in found.visible] == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],  # the link: all before it
@@ -264,7 +264,7 @@ def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Sessi
     session, bits, rows = one[0], [], {}
     for decode in ("guide", "rows"):
         for threads in (1, 2):
-            with on_threads(threads):
+            with with_threads(threads):
                 rows[decode] = decoded_logits(session, decode)
             bits.append(rows[decode].tobytes())
     assert (bits[0], bits[2]) == (bits[1], bits[3])

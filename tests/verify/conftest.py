@@ -18,7 +18,7 @@ from aerie.kernel_builder import dsl
 from aerie.multi_launch_builder import program_store
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference
-from aerie.verify.ways import in_few_rows
+from aerie.verify.schedule_identity import with_few_rows
 
 
 def _checkpoints_module():
@@ -82,7 +82,7 @@ def demo_reference():
 @pytest.fixture(scope="session")
 def few_rows_session(demo_session):
     """The demo by its programs of 8 and 32 rows, in decode too."""
-    return in_few_rows(demo_session)
+    return with_few_rows(demo_session)
 
 
 @pytest.fixture(scope="session")

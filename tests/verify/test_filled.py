@@ -24,8 +24,15 @@ from aerie.engine.strategies.strategy import PassInput
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
-from aerie.verify import filled
-from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, try_free, walk
+from aerie.verify import diffusion_check
+from aerie.verify.diffusion_check import (
+    DiffusionResult,
+    block_causal_mask,
+    no_choice_compared,
+    reference_passes,
+    try_blocks,
+    try_free,
+)
 from aerie.verify.gate import verify_blocks
 from aerie.verify.gate_prompts import choose_prompts
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
@@ -51,7 +58,7 @@ def demo() -> tuple[Session, Reference]:
     return opened(open_checkpoint(CHECKPOINT))
 
 
-def tried(both: tuple[Session, Reference]) -> list[Filled]:
+def tried(both: tuple[Session, Reference]) -> list[DiffusionResult]:
     """By a scheduler of its own: no fault leaves pages to another."""
     session, reference = both
     vars(session).pop("requests", None)
@@ -171,7 +178,7 @@ def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], cap
 
 
 def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
-    (failure,) = nothing_sure([Filled("the model", "a", "sequential", 3, 1)])
+    (failure,) = no_choice_compared([DiffusionResult("the model", "a", "sequential", 3, 1)])
     assert "no choice was sure enough to be compared" in str(failure)
 
 
@@ -195,7 +202,7 @@ def test_a_fault_of_drawing_alone_is_found(
     fault: Any, other: tuple[Session, Reference], monkeypatch: Any
 ) -> None:
     """Random weights are sure of nothing: draws are seldom alike, and one token that is left seems sure."""
-    monkeypatch.setattr(filled, "TOP_K", 1 if fault is kept_as_filtered else 20)
+    monkeypatch.setattr(diffusion_check, "TOP_K", 1 if fault is kept_as_filtered else 20)
     session, reference = other
     vars(session).pop("requests", None)
     prompt = choose_prompts(session, full=False)[0]
@@ -208,18 +215,18 @@ def test_a_fault_of_drawing_alone_is_found(
 
 def test_the_references_loop_by_hand() -> None:
     """What it reads, in a model that says of each position how often it was asked."""
-    assert staircase(5, 2).sum(axis=1).tolist() == [2, 2, 4, 4, 5]
+    assert block_causal_mask(5, 2).sum(axis=1).tolist() == [2, 2, 4, 4, 5]
 
     class Counting:
         def masked(self, tokens: Sequence[int], positions: Any, seen: Any, count: int) -> Any:
-            assert np.array_equal(seen, staircase(len(tokens), 4))
+            assert np.array_equal(seen, block_causal_mask(len(tokens), 4))
             rows = np.zeros((len(tokens), 12), np.float32)
             rows[np.arange(len(tokens)), np.arange(len(tokens)) % 7] = np.arange(len(tokens), 0, -1)
             return rows[-count:]
 
     blocks = FAMILIES["sdar"].diffusion
     assert blocks
-    passes = [*walk(Counting(), blocks.filled(11), [1, 2, 3, 4, 5], Rule(steps=2), 5, ())]  # type: ignore[arg-type]
+    passes = [*reference_passes(Counting(), blocks.filled(11), [1, 2, 3, 4, 5], Rule(steps=2), 5, ())]  # type: ignore[arg-type]
     assert [one.tokens[4:] for one in passes] == [
         (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
     ]  # fmt: skip

@@ -13,7 +13,7 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.composing import mode_of
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session
-from aerie.verify.composed import try_mode
+from aerie.verify.chunk_check import try_mode
 from aerie.verify.recall import __main__ as probe
 from aerie.verify.recall import task, train
 from aerie.verify.reference import Reference

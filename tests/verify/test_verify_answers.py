@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aerie.verify.gate import first_divergence, judge_answer
-from aerie.verify.reference import Answer
-from aerie.verify.subject import Said
+from aerie.verify.reference import ReferenceAnswer
+from aerie.verify.subject import FreeRun
 
 EOS = (9,)
 STEPS = 6
@@ -25,8 +25,8 @@ def judge(ours, theirs, logits=None, forced=None):
         forced = logits_for(theirs)
         common = min(len(logits), len(forced))
         forced[:common] = logits[:common]
-    said = Said((1, 2), list(ours), list(logits), None)
-    answer = Answer(list(theirs), logits_for(theirs))
+    said = FreeRun((1, 2), list(ours), list(logits), None)
+    answer = ReferenceAnswer(list(theirs), logits_for(theirs))
     return [str(failure) for failure in judge_answer("question", said, answer, forced, EOS, 5)]
 
 

@@ -17,7 +17,7 @@ from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import PENALTY, STEPS, verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
-from aerie.verify.subject import Subject
+from aerie.verify.subject import SessionUnderTest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation/verification.md").read_text()
 TOP_K = 5
@@ -71,7 +71,7 @@ def first_divergence_passes(tokens, logits, answer) -> bool:
 def said_of(fault, healthy, prompt):
     session = fault.inject(healthy)
     if fault.place == "answer":
-        said = Subject(session).answer(prompt.token_ids, STEPS)
+        said = SessionUnderTest(session).free_run(prompt.token_ids, STEPS)
         return said.token_ids, said.logits
     return free_run(session, prompt.token_ids)
 

@@ -9,7 +9,7 @@ from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
 from aerie.verify.random_model import in_another_family, random_checkpoint
 from aerie.verify.reference import Reference
-from aerie.verify.ways import in_few_rows
+from aerie.verify.schedule_identity import with_few_rows
 
 pytestmark = pytest.mark.slow
 
@@ -53,6 +53,6 @@ def test_a_fault_fails_the_gate(fault, random_qwen3):
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
 def test_a_fault_of_blocks_fails_the_ladder(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
-    few = Healthy(in_few_rows(healthy.session), healthy.checkpoint, None)
+    few = Healthy(with_few_rows(healthy.session), healthy.checkpoint, None)
     ladder = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
     assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")

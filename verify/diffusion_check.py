@@ -42,13 +42,13 @@ from aerie.engine.strategies.strategy import Row
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds, token_rank
 from aerie.verify.gate_prompts import Prompt
 from aerie.verify.reference import Reference, import_torch
-from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.subject import FORWARD_ERRORS, one_line
 
-PART = "blocks"
-TOKENS = 24
+PART_NAME = "blocks"
+NEW_TOKENS = 24
 """That are filled in after each prompt, in whole blocks, where the context has room for them."""
 TOP_K, SEED = 20, 3
-SURE = 3.0
+ROUNDING_MARGIN = 3.0
 """How far a logit may be off, in multiples of what rounding does, without another choice: half as much as an
 rms at one position may be (rules.py)."""
 CONFIDENCE_ERROR = 1e-6
@@ -57,7 +57,7 @@ CONFIDENCE_ERROR = 1e-6
 F64 = NDArray[np.float64]
 
 
-class Pass(NamedTuple):
+class DiffusionPass(NamedTuple):
     """What a pass saw and what came of it.
 
     tokens: all up to the end of the block, masks among them. masked: the positions in the block that could
@@ -72,7 +72,7 @@ class Pass(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Filled:
+class DiffusionResult:
     """What a prompt gave under a rule: passes and blocks; `distance` of our logits from the reference's,
     `rounding` of the reference itself; of all choices those that were sure enough to be compared."""
 
@@ -87,45 +87,47 @@ class Filled:
     failures: list[GateFailure] = field(default_factory=list)
 
 
-def staircase(tokens: int, block: int) -> NDArray[np.bool_]:
+def block_causal_mask(tokens: int, block: int) -> NDArray[np.bool_]:
     """What each position sees, (tokens, tokens): its own block and those before it."""
     number = np.arange(tokens) // block
     return number[:, None] >= number
 
 
-def read(reference: Reference, tokens: Sequence[int], blocks: Blocks, masked: Sequence[int]) -> F32Array:
+def reference_logits(
+    reference: Reference, tokens: Sequence[int], blocks: Blocks, masked: Sequence[int]
+) -> F32Array:
     """The reference's logits for these positions of the last block, (masked, vocab_size)."""
     size, shift = blocks.block_size, int(blocks.shifted)
     count = min(len(tokens), size + shift)
-    seen = staircase(len(tokens), size)
+    seen = block_causal_mask(len(tokens), size)
     rows = reference.masked(tokens, range(len(tokens)), seen, count)
     return rows[[count - size + at - shift for at in masked]]
 
 
-class Choice(NamedTuple):
+class MaskChoice(NamedTuple):
     """Tokens at all masked positions, how sure each is, and the entropies in nats; (masked,) each."""
 
     token_ids: NDArray[np.int64]
-    sure: F64
+    confidence: F64
     entropy: F64
 
 
-def _unmasked(logits: F32Array, mask: int) -> F32Array:
+def _without_mask(logits: F32Array, mask: int) -> F32Array:
     others = logits.copy()
     others[:, mask] = -math.inf
     return others
 
 
-def likeliest(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None = None) -> Choice:
+def choose_tokens(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None = None) -> MaskChoice:
     """The likeliest token but the mask, or the one that was drawn, by PyTorch in float64."""
     torch = import_torch()
-    tokens = torch.from_numpy(_unmasked(logits, mask).argmax(-1) if drawn is None else drawn)
+    tokens = torch.from_numpy(_without_mask(logits, mask).argmax(-1) if drawn is None else drawn)
     log = torch.log_softmax(torch.from_numpy(logits).double(), -1)
     sure, entropy = log.exp().gather(-1, tokens[:, None])[:, 0], -(log.exp() * log).sum(-1)
-    return Choice(tokens.numpy(), sure.numpy(), entropy.numpy())
+    return MaskChoice(tokens.numpy(), sure.numpy(), entropy.numpy())
 
 
-def filled_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
+def unmasked_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
     """Which of the masked positions a step fills in, counted from the left, by PyTorch."""
     torch = import_torch()
     sure_, left = torch.from_numpy(np.ascontiguousarray(sure)), len(sure)
@@ -143,15 +145,15 @@ def filled_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> lis
     return sorted(torch.sort(sure_, descending=True, stable=True).indices[:least].tolist())
 
 
-def walk(
+def reference_passes(
     reference: Reference, blocks: Blocks, prompt: Sequence[int], rule: Rule, most: int, eos: Collection[int]
-) -> Iterator[Pass]:
+) -> Iterator[DiffusionPass]:
     """The reference's passes, until blocks with `most` tokens after the prompt are full, or one has a token
     that ends an answer."""
     tokens, size, part = list(prompt), blocks.block_size, blocks.sub_block or blocks.block_size
     while len(tokens) < len(prompt) + most:
         if blocks.shifted and len(tokens) % size == 0:
-            row = reference.masked(tokens, range(len(tokens)), staircase(len(tokens), size), 1)
+            row = reference.masked(tokens, range(len(tokens)), block_causal_mask(len(tokens), size), 1)
             tokens.append(int(np.argmax(row[-1])))
         start = len(tokens) // size * size
         given = len(tokens) - start
@@ -161,7 +163,7 @@ def walk(
             for step in itertools.count():
                 if not left:
                     break
-                made = _passed(reference, blocks, tokens, left, rule, part, step)
+                made = _reference_pass(reference, blocks, tokens, left, rule, part, step)
                 yield made
                 for at, token in zip(made.positions, made.token_ids, strict=True):
                     tokens[start + at] = token
@@ -170,7 +172,7 @@ def walk(
             return
 
 
-def _passed(
+def _reference_pass(
     reference: Reference,
     blocks: Blocks,
     tokens: Sequence[int],
@@ -178,20 +180,20 @@ def _passed(
     rule: Rule,
     part: int,
     step: int,
-) -> Pass:
-    logits = read(reference, tokens, blocks, left)
-    choice = likeliest(logits, blocks.mask_token_id)
-    places = filled_by(rule, part, step, choice.sure, choice.entropy)
+) -> DiffusionPass:
+    logits = reference_logits(reference, tokens, blocks, left)
+    choice = choose_tokens(logits, blocks.mask_token_id)
+    places = unmasked_by(rule, part, step, choice.confidence, choice.entropy)
     positions = tuple(left[at] for at in places)
-    return Pass(
+    return DiffusionPass(
         tuple(tokens), tuple(left), positions, tuple(int(choice.token_ids[at]) for at in places), logits
     )
 
 
-class _Told:
+class _ScriptedChooser:
     """A chooser that remembers what it was given, and says what `forced` has; without, what its own says."""
 
-    def __init__(self, own: Choose, forced: Sequence[Pass] = ()) -> None:
+    def __init__(self, own: Choose, forced: Sequence[DiffusionPass] = ()) -> None:
         self.masked: list[tuple[int, ...]] = []
         self.logits: list[F32Array] = []
         self.chosen: list[Chosen] = []
@@ -221,24 +223,34 @@ class _Told:
         )
 
 
-def try_forced(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
+def try_forced(
+    whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule
+) -> DiffusionResult:
     """Part 1. What breaks a pass is a failure."""
     blocks, bounds = _blocks(session), session_bounds(session)
-    most, eos = _most(session, prompt), session.model.config.eos_token_ids
-    passes = [*walk(reference, blocks, prompt.token_ids, rule, most, eos)]
+    most, eos = _max_new_tokens(session, prompt), session.model.config.eos_token_ids
+    passes = [*reference_passes(reference, blocks, prompt.token_ids, rule, most, eos)]
     sampler = Sampler()
-    told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes)
-    found = Filled(whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes}))
+    told = _ScriptedChooser(
+        Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
+    )
+    found = DiffusionResult(
+        whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes})
+    )
     failures, name = found.failures, f"{whose}, {prompt.name}, {rule.name}"
-    failures += [GateFailure(PART, name, None, line) for line in _run(session, prompt, told, sampler, passes)]
+    failures += [
+        GateFailure(PART_NAME, name, None, line) for line in _run_ours(session, prompt, told, sampler, passes)
+    ]
     if failures:
         return found
     theirs = np.concatenate([one.logits for one in passes])
-    exact = np.concatenate([read(reference.exact, one.tokens, blocks, one.masked) for one in passes])
+    exact = np.concatenate(
+        [reference_logits(reference.exact, one.tokens, blocks, one.masked) for one in passes]
+    )
     distance, rounding = compare(theirs, np.concatenate(told.logits)), compare(theirs, exact)
-    failures += judge(PART, name, distance, rounding, bounds)
-    noise = SURE * rounding.total_rms
-    sure = [*_sure(passes, rule, blocks, noise)]
+    failures += judge(PART_NAME, name, distance, rounding, bounds)
+    noise = ROUNDING_MARGIN * rounding.total_rms
+    sure = [*_certain_passes(passes, rule, blocks, noise)]
     failures += _judge_choices(name, passes, told, sure)
     return replace(found, distance=distance, rounding=rounding, sure=len(sure))
 
@@ -250,21 +262,29 @@ def _blocks(session: Session) -> Blocks:
     return blocks
 
 
-def _most(session: Session, prompt: Prompt) -> int:
+def _max_new_tokens(session: Session, prompt: Prompt) -> int:
     """Tokens that fill whole blocks after a prompt, TOKENS or the next full block, within the context."""
     size, length = _blocks(session).block_size, len(prompt.token_ids)
-    end = min(-(-(length + TOKENS) // size) * size, session.model.positions // size * size)
+    end = min(-(-(length + NEW_TOKENS) // size) * size, session.model.positions // size * size)
     return max(1, end - length)
 
 
-def _run(
-    session: Session, prompt: Prompt, told: _Told, sampler: Sampler, passes: Sequence[Pass] = ()
+def _run_ours(
+    session: Session,
+    prompt: Prompt,
+    told: _ScriptedChooser,
+    sampler: Sampler,
+    passes: Sequence[DiffusionPass] = (),
 ) -> Iterator[str]:
     """Have our engine fill in; what was wrong, each as a line."""
     maker = partial(BlockDiffusion, blocks=_blocks(session), choose=told)
     try:
-        made = [*session.scheduler.submit(prompt.token_ids, _most(session, prompt), sampler, strategy=maker)]
-    except BROKEN as error:
+        made = [
+            *session.scheduler.submit(
+                prompt.token_ids, _max_new_tokens(session, prompt), sampler, strategy=maker
+            )
+        ]
+    except FORWARD_ERRORS as error:
         yield one_line(error)
         return
     if not made:
@@ -273,7 +293,7 @@ def _run(
         yield f"ours took {len(told.masked)} passes, and the reference {len(passes)}"
 
 
-def _steps(masked: Sequence[Sequence[int]], made: Sequence[Pass | Chosen]) -> Iterator[int]:
+def _step_numbers(masked: Sequence[Sequence[int]], made: Sequence[DiffusionPass | Chosen]) -> Iterator[int]:
     """The number of each pass in its block, or part of a block."""
     step = left = 0
     for at, one in zip(masked, made, strict=True):
@@ -282,64 +302,74 @@ def _steps(masked: Sequence[Sequence[int]], made: Sequence[Pass | Chosen]) -> It
         yield step
 
 
-def _said(made: Pass | Chosen) -> dict[int, int]:
+def _tokens_by_position(made: DiffusionPass | Chosen) -> dict[int, int]:
     tokens = made.tokens if isinstance(made, Chosen) else made.token_ids
     return dict(zip(made.positions, tokens, strict=True))
 
 
-def _sure(passes: Sequence[Pass], rule: Rule, blocks: Blocks, noise: float) -> Iterator[int]:
+def _certain_passes(
+    passes: Sequence[DiffusionPass], rule: Rule, blocks: Blocks, noise: float
+) -> Iterator[int]:
     """The numbers of the passes whose choice is the same if every logit is off by so much."""
-    part, steps = blocks.sub_block or blocks.block_size, _steps([one.masked for one in passes], passes)
+    part, steps = blocks.sub_block or blocks.block_size, _step_numbers([one.masked for one in passes], passes)
     for number, (step, one) in enumerate(zip(steps, passes, strict=True)):
-        choice = likeliest(one.logits, blocks.mask_token_id)
+        choice = choose_tokens(one.logits, blocks.mask_token_id)
         is_chosen = np.isin(one.masked, one.positions)
         off = np.where(is_chosen, -2 * noise, 2 * noise)
-        sure = np.minimum(choice.sure * np.exp(off), 1.0)
-        same = filled_by(rule, part, step, sure, np.maximum(choice.entropy - off, 0))
-        two = np.sort(_unmasked(one.logits, blocks.mask_token_id).astype(np.float64), axis=-1)[:, -2:]
+        sure = np.minimum(choice.confidence * np.exp(off), 1.0)
+        same = unmasked_by(rule, part, step, sure, np.maximum(choice.entropy - off, 0))
+        two = np.sort(_without_mask(one.logits, blocks.mask_token_id).astype(np.float64), axis=-1)[:, -2:]
         is_clear = two[is_chosen, 1] - two[is_chosen, 0] > 2 * noise
         if [one.masked[at] for at in same] == [*one.positions] and is_clear.all():
             yield number
 
 
 def _judge_choices(
-    name: str, passes: Sequence[Pass], told: _Told, sure: Sequence[int]
+    name: str, passes: Sequence[DiffusionPass], told: _ScriptedChooser, sure: Sequence[int]
 ) -> Iterator[GateFailure]:
     for number in sure:
         ours, theirs = told.chosen[number], passes[number]
-        if _said(ours) != _said(theirs):
-            what = f"ours fills in {_said(ours)} and the reference {_said(theirs)}"
-            return (yield GateFailure(PART, name, number, what))
+        if _tokens_by_position(ours) != _tokens_by_position(theirs):
+            what = (
+                f"ours fills in {_tokens_by_position(ours)} and the reference {_tokens_by_position(theirs)}"
+            )
+            return (yield GateFailure(PART_NAME, name, number, what))
 
 
-def _drawing() -> Sampler:
+def _sampler() -> Sampler:
     return Sampler(temperature=1.0, top_k=TOP_K, seed=SEED)
 
 
-def try_free(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
+def try_free(
+    whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule
+) -> DiffusionResult:
     """Part 2."""
     blocks, bounds = _blocks(session), session_bounds(session)
-    sampler = _drawing()
-    told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id))
+    sampler = _sampler()
+    told = _ScriptedChooser(
+        Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
+    )
     name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
-    failures = [GateFailure(PART, name, None, line) for line in _run(session, prompt, told, sampler)]
-    states = [*_states(blocks, prompt.token_ids, told, reference)]
-    found = Filled(whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures)
+    failures = [
+        GateFailure(PART_NAME, name, None, line) for line in _run_ours(session, prompt, told, sampler)
+    ]
+    states = [*_states_before_passes(blocks, prompt.token_ids, told, reference)]
+    found = DiffusionResult(whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures)
     if failures or not states:
         return found
-    failures += _judge_drawn(name, told, blocks, rule)
+    failures += _judge_sampled(name, told, blocks, rule)
     asked = [*zip(states, told.masked, strict=True)]
     theirs, exact = (
-        np.concatenate([read(each, tokens, blocks, masked) for tokens, masked in asked])
+        np.concatenate([reference_logits(each, tokens, blocks, masked) for tokens, masked in asked])
         for each in (reference, reference.exact)
     )
     distance, rounding = compare(theirs, np.concatenate(told.logits)), compare(theirs, exact)
-    failures += judge(PART, name, distance, rounding, bounds)
+    failures += judge(PART_NAME, name, distance, rounding, bounds)
     return replace(found, distance=distance, rounding=rounding, sure=len(states))
 
 
-def _states(
-    blocks: Blocks, prompt: Sequence[int], told: _Told, reference: Reference
+def _states_before_passes(
+    blocks: Blocks, prompt: Sequence[int], told: _ScriptedChooser, reference: Reference
 ) -> Iterator[tuple[int, ...]]:
     """The tokens that each pass had to see, by what was chosen in those before it."""
     tokens, size = list(prompt), blocks.block_size
@@ -347,7 +377,7 @@ def _states(
     for chosen in told.chosen:
         if not left:
             if blocks.shifted and len(tokens) % size == 0:
-                row = reference.masked(tokens, range(len(tokens)), staircase(len(tokens), size), 1)
+                row = reference.masked(tokens, range(len(tokens)), block_causal_mask(len(tokens), size), 1)
                 tokens.append(int(np.argmax(row[-1])))
             left = size - len(tokens) % size
             tokens += [blocks.mask_token_id] * left
@@ -357,29 +387,29 @@ def _states(
         left -= len(chosen.positions)
 
 
-def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
+def _judge_sampled(name: str, told: _ScriptedChooser, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
     """The sampler alone, with the same seed and our logits, draws the same tokens, each of the k likeliest;
     PyTorch says how sure they are by all logits, and the rule keeps those that ours kept."""
-    sampler, part = _drawing().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
-    steps = _steps(told.masked, told.chosen)
+    sampler, part = _sampler().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
+    steps = _step_numbers(told.masked, told.chosen)
     passes = zip(steps, told.logits, told.masked, told.chosen, strict=True)
     for number, (step, logits, masked, chosen) in enumerate(passes):
         tokens = np.array([sampler(row) for row in logits])
-        drawn = likeliest(logits, blocks.mask_token_id, tokens)
-        places = filled_by(rule, part, step, drawn.sure, drawn.entropy)
-        if _said(chosen) != (kept := {masked[at]: int(tokens[at]) for at in places}):
-            what = f"ours fills in {_said(chosen)}, and by what was drawn the rule keeps {kept}"
-            yield GateFailure(PART, name, number, what)
+        drawn = choose_tokens(logits, blocks.mask_token_id, tokens)
+        places = unmasked_by(rule, part, step, drawn.confidence, drawn.entropy)
+        if _tokens_by_position(chosen) != (kept := {masked[at]: int(tokens[at]) for at in places}):
+            what = f"ours fills in {_tokens_by_position(chosen)}, and by what was drawn the rule keeps {kept}"
+            yield GateFailure(PART_NAME, name, number, what)
             return
         for at, sure in zip(places, chosen.confidences, strict=True):
-            token, off = int(tokens[at]), abs(float(drawn.sure[at]) - sure)
-            if token_rank(_unmasked(logits, blocks.mask_token_id)[at], token) > TOP_K:
+            token, off = int(tokens[at]), abs(float(drawn.confidence[at]) - sure)
+            if token_rank(_without_mask(logits, blocks.mask_token_id)[at], token) > TOP_K:
                 yield GateFailure(
-                    PART, name, number, f"token {token} was drawn, not of the {TOP_K} likeliest"
+                    PART_NAME, name, number, f"token {token} was drawn, not of the {TOP_K} likeliest"
                 )
             if not off <= CONFIDENCE_ERROR:
                 what = f"how sure token {token} is, {sure:.4g}, less the softmax of all logits"
-                yield GateFailure(PART, name, number, what, off, CONFIDENCE_ERROR)
+                yield GateFailure(PART_NAME, name, number, what, off, CONFIDENCE_ERROR)
 
 
 def rules(full: bool) -> list[Rule]:
@@ -389,7 +419,7 @@ def rules(full: bool) -> list[Rule]:
 
 def try_blocks(
     whose: str, session: Session, reference: Reference, prompts: Sequence[Prompt], full: bool = False
-) -> Iterator[Filled]:
+) -> Iterator[DiffusionResult]:
     """Every prompt under every rule, and one that is drawn."""
     for prompt in prompts:
         for rule in rules(full):
@@ -397,8 +427,8 @@ def try_blocks(
     yield try_free(whose, session, reference, prompts[0], Rule())
 
 
-def nothing_sure(found: Sequence[Filled]) -> list[GateFailure]:
+def no_choice_compared(found: Sequence[DiffusionResult]) -> list[GateFailure]:
     """A gate that compared no choice must not pass."""
     if any(one.sure for one in found if not one.how.endswith("drawn")) or any(one.failures for one in found):
         return []
-    return [GateFailure(PART, "all prompts", None, "no choice was sure enough to be compared")]
+    return [GateFailure(PART_NAME, "all prompts", None, "no choice was sure enough to be compared")]

@@ -29,7 +29,7 @@ from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, La
 
 Positions = npt.NDArray[np.int64]
 
-Call = dict[str, Any]
+RecordedCall = dict[str, Any]
 """One call of a program: its inputs as they were passed, all it wrote as it left it, by argument name. A
 block's has "rows" too: which of its rows are compared."""
 
@@ -38,7 +38,7 @@ MOST_ROWS = 128
 steps take 180 KB per position and copy, and there are three copies."""
 
 
-def chosen(length: int) -> Positions:
+def compared_positions(length: int) -> Positions:
     """The positions of a prompt that are compared, ascending, its first and its last among them."""
     return np.unique(np.linspace(0, length - 1, min(length, MOST_ROWS)).round().astype(np.int64))
 
@@ -54,7 +54,7 @@ class CallRecorder:
 
     def __init__(self, model: LoadedModel, steps: Sequence[BlockStep], positions: Positions) -> None:
         self.inner, self.layers = model.runner, model.config.num_hidden_layers
-        self.calls: dict[str, list[Call]] = defaultdict(list)
+        self.calls: dict[str, list[RecordedCall]] = defaultdict(list)
         self._steps, self._positions = steps, positions
 
     def run(
@@ -77,7 +77,7 @@ class CallRecorder:
         wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
         return {name: results[name] for name in wanted}
 
-    def _kept(self, program: Program, arrays: Mapping[str, Any]) -> Call:
+    def _kept(self, program: Program, arrays: Mapping[str, Any]) -> RecordedCall:
         index = len(self.calls[program.kind]) // self.layers
         if program.kind not in BLOCK_KINDS or index >= len(self._steps):
             return {name: array.copy() for name, array in arrays.items()}
@@ -89,7 +89,7 @@ class CallRecorder:
             for name, array in arrays.items()
         } | {"rows": rows}
 
-    def of_layer(self, kind: str, layer: int) -> list[Call]:
+    def calls_of_layer(self, kind: str, layer: int) -> list[RecordedCall]:
         """The calls of a kind of program for a layer: they come for one layer after the other, whatever
         buffers they are made on, and again so for the next step."""
         return self.calls.get(kind, [])[layer :: self.layers]
@@ -177,7 +177,7 @@ StepValues = dict[str, F32Array]
 
 
 @dataclass
-class Pass:
+class RecordedPass:
     """What prefill or decode computed at `positions`, one row for each, ascending. `of_rows`: whether its
     products are of matrices, and not of a matrix and a vector; `head_of_rows`: whether that of the LM head
     is."""
@@ -185,26 +185,26 @@ class Pass:
     phase: str
     positions: Positions
     layers: list[StepValues]
-    of_rows: bool
-    head_of_rows: bool = False
+    uses_gemm: bool
+    head_uses_gemm: bool = False
     head: StepValues = field(default_factory=dict)
 
 
-def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
+def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass:
     """Prefill `token_ids`, then the logits after the last one."""
     length = len(token_ids)
-    positions = chosen(length)
+    positions = compared_positions(length)
     recorder = CallRecorder(model, model.blocks.plan(length, 0), positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length)
     rows = prefill(recorded, token_ids, cache)
-    found = Pass("prefill", positions, _layers(recorder, BLOCKS, model), True)
+    found = RecordedPass("prefill", positions, _layers(recorder, BLOCKS, model), True)
     _add_keys(found, recorder, [BLOCKS], cache)
     _add_head(found, recorded, recorder, rows[-1])
     return found
 
 
-def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
+def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass:
     """Prefill `token_ids` but for the last few (DECODED), decode these; then the logits after the last."""
     length = len(token_ids)
     earlier = length - min(DECODED, length - 1)
@@ -218,7 +218,9 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     prefill(recorded, token_ids[:earlier], cache)
     for token in token_ids[earlier:]:
         row = decode_step(recorded, token, cache)
-    found = Pass("decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks)
+    found = RecordedPass(
+        "decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks
+    )
     _add_keys(found, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache)
     _add_head(found, recorded, recorder, row)
     return found
@@ -239,13 +241,13 @@ def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel
         if not step.source:
             continue
         for layer, values in enumerate(layers):
-            calls = recorder.of_layer(kinds[step.source.part], layer)
+            calls = recorder.calls_of_layer(kinds[step.source.part], layer)
             if calls:
                 values[step.name] = _rows([_of(call, step.source.argument) for call in calls])
     return layers
 
 
-def _of(call: Call, argument: str) -> BF16Array:
+def _of(call: RecordedCall, argument: str) -> BF16Array:
     """A row for each position that is compared, or the one row of a vector."""
     array: BF16Array = call[argument]
     if array.ndim == 1:
@@ -255,12 +257,12 @@ def _of(call: Call, argument: str) -> BF16Array:
 
 
 def _add_keys(
-    found: Pass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
+    found: RecordedPass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
 ) -> None:
     """Keys and values of every position, from calls in the order of positions, and what the cache holds at
     those that are compared."""
     for layer, values in enumerate(found.layers):
-        calls = [call for each in kinds for call in recorder.of_layer(each[BEFORE], layer)]
+        calls = [call for each in kinds for call in recorder.calls_of_layer(each[BEFORE], layer)]
         for step, argument in (("keys", KEYS), ("values", VALUES)):
             if calls:
                 values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
@@ -268,13 +270,13 @@ def _add_keys(
         values |= {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), held, strict=True)}
 
 
-def _add_head(found: Pass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array) -> None:
+def _add_head(found: RecordedPass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array) -> None:
     """The logits after `row`, and what the LM head is given for them."""
     found.head = {"logits": next_token_logits(recorded, row)[None]}
     calls = [call for kind in HEADS for call in recorder.calls.get(kind, [])]
     if calls:
         found.head["final_norm"] = _rows([np.atleast_2d(calls[-1]["x"])[:1]])
-        found.head_of_rows = calls[-1]["x"].ndim == 2
+        found.head_uses_gemm = calls[-1]["x"].ndim == 2
 
 
 def _rows(arrays: Sequence[BF16Array]) -> F32Array:

@@ -22,7 +22,7 @@ from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds
 from aerie.verify.reference import Reference
-from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.subject import FORWARD_ERRORS, one_line
 
 MODES = ("prefix", "block", "block+link-8")
 LENGTHS = (70, 30, 130, 33)
@@ -31,15 +31,15 @@ LENGTHS = (70, 30, 130, 33)
 
 
 @dataclass(frozen=True)
-class Layout:
+class MaskedSequence:
     """A sequence whose forward pass, with this mask, has the rows of a composition: the token and position of
     each row, and what it sees, (rows, rows) bool. The last `last_chunk_tokens` rows are the last chunk's.
     """
 
     token_ids: list[int]
     positions: list[int]
-    seen: NDArray[np.bool_]
-    asked: int
+    visible: NDArray[np.bool_]
+    last_chunk_tokens: int
 
 
 class _Row(NamedTuple):
@@ -52,14 +52,14 @@ class _Row(NamedTuple):
     """Whether later chunks see it."""
 
 
-def layout(chunks: Sequence[Sequence[int]], mode: Mode) -> Layout:
+def masked_sequence(chunks: Sequence[Sequence[int]], mode: Mode) -> MaskedSequence:
     """The masked sequence of these chunks, each of 1 token or more."""
     rows = [*_rows(chunks, mode)]
     position, chunk = (np.array([getattr(row, name) for row in rows]) for name in ("position", "chunk"))
     alone, shown = (np.array([getattr(row, name) for row in rows]) for name in ("alone", "shown"))
     same = (chunk[:, None] == chunk) & alone
     seen = np.where(alone[:, None], same, shown) & (position <= position[:, None])
-    return Layout([row.token for row in rows], position.tolist(), seen, len(chunks[-1]))
+    return MaskedSequence([row.token for row in rows], position.tolist(), seen, len(chunks[-1]))
 
 
 def _rows(chunks: Sequence[Sequence[int]], mode: Mode) -> Iterator[_Row]:
@@ -74,7 +74,7 @@ def _rows(chunks: Sequence[Sequence[int]], mode: Mode) -> Iterator[_Row]:
 
 
 @dataclass(frozen=True)
-class Composed:
+class ChunkModeResult:
     """The result of one mode. distance: of our logits in the last chunk from the reference's. rounding: of
     the reference itself. Also how many chunks were inserted, and how far the mode is from one text, in nats,
     in our engine.
@@ -90,7 +90,7 @@ class Composed:
     failures: list[GateFailure] = field(default_factory=list)
 
 
-def try_modes(whose: str, session: Session, reference: Reference) -> Iterator[Composed]:
+def try_modes(whose: str, session: Session, reference: Reference) -> Iterator[ChunkModeResult]:
     """Check every mode with random chunks, in a session of decode path `rows`."""
     rng, most = np.random.default_rng(5), session.model.config.vocab_size
     share = min(1.0, session.model.positions / sum(LENGTHS))
@@ -109,26 +109,26 @@ def try_mode(
     chunks: Sequence[Sequence[int]],
     mode: Mode,
     causal: F32Array | None = None,
-) -> Composed:
+) -> ChunkModeResult:
     """Check one mode. causal: logits of the last chunk in one text. An error of the forward pass is a
     failure, and so is a mode in which no chunk was inserted.
     """
     tokens = sum(map(len, chunks))
     try:
         ours, laid = _logits(session, chunks, mode)
-    except BROKEN as error:
-        return Composed(
+    except FORWARD_ERRORS as error:
+        return ChunkModeResult(
             whose, str(mode), tokens, failures=[GateFailure("chunks", whose, None, one_line(error))]
         )
-    wanted = layout(chunks, mode)
-    asked = wanted.token_ids, wanted.positions, wanted.seen, wanted.asked
+    wanted = masked_sequence(chunks, mode)
+    asked = wanted.token_ids, wanted.positions, wanted.visible, wanted.last_chunk_tokens
     theirs, exact = (each.masked(*asked) for each in (reference, reference.exact))
     distance, rounding = compare(theirs, ours), compare(theirs, exact)
     failures = [*judge("chunks", f"{whose}, {mode}", distance, rounding, session_bounds(session))]
     if not laid:
         failures.append(GateFailure("chunks", f"{whose}, {mode}", None, "nothing was laid from a chunk"))
     from_causal = compare(causal, ours).mean_kl if causal is not None else 0.0
-    return Composed(whose, str(mode), tokens, laid, distance, rounding, from_causal, failures)
+    return ChunkModeResult(whose, str(mode), tokens, laid, distance, rounding, from_causal, failures)
 
 
 def _logits(session: Session, chunks: Sequence[Sequence[int]], mode: Mode) -> tuple[F32Array, int]:
