@@ -1,5 +1,6 @@
-"""Runs whose results must be equal in every bit: programs of another prompt length, another number of threads,
-after other prompts, a conversation by turns or in one prompt. schedule_identity.py has the schedules of tokens."""
+"""Runs whose results must be equal in every bit: programs of another prompt length, another number of
+threads, after other prompts, a conversation by turns or in one prompt. schedule_identity.py has the schedules
+of tokens."""
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ Reopen = Callable[[RuntimeOptions], Session]
 class BitIdentity:
     """The comparison of two runs that must have the same bits: `differing` of `compared` numbers differ.
 
-    skipped: why the runs were not compared. broken: the error that ended one of them. of: the name of the model
-    if it is not the model under test.
+    skipped: why the runs were not compared. broken: the error that ended one of them. of: the name of the
+    model if it is not the model under test.
     """
 
     name: str
@@ -123,8 +124,8 @@ def _bits(session: Session, prompt_ids: Sequence[int], token_ids: Sequence[int])
 def _other_length(
     name: str, length: int, case: IdentityCase, options: RuntimeOptions, reopen: Reopen
 ) -> BitIdentity:
-    """Compare with the six programs of half the length; for a session of variants, of the shortest legal length
-    that holds the prompt.
+    """Compare with the six programs of half the length; for a session of variants, of the shortest legal
+    length that holds the prompt.
     """
     if options.decode == ROWS:
         return BitIdentity(name, skipped="programs of one prompt length need --decode guide")

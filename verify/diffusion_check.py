@@ -1,13 +1,13 @@
-"""Block diffusion against transformers with the staircase mask: every pass, and what is chosen in it.
+"""Checks block diffusion against transformers with the block-causal mask: every forward pass and its choices.
 
-1. Forced: the reference fills blocks in, greedily, by its own loop and its own rule in PyTorch, and every
-   pass of it reads the whole text anew. Ours fills the same prompt in by the strategy that answers, but is
-   told the reference's choices; so its cache holds what its own passes wrote. The logits of every pass are
-   compared, the masks that are left, and, where the reference's choice is sure enough to stand rounding,
-   what ours would have chosen.
-2. Free: ours fills in at temperature 1 with top-k and a seed. The reference reads what ours saw in every
-   pass; what was drawn must be among the k likeliest, what a sampler alone draws from these logits, as sure
-   as the softmax of all logits says, and what the rule keeps by that.
+1. Forced: the reference unmasks blocks greedily, by its own loop and rule in PyTorch, and computes the whole
+text
+   in every pass. Our engine answers the same prompt with the strategy of the product, but takes the
+   reference's choices, so its KV cache holds what its own passes wrote. Compared are the logits of every
+   pass, the masks that remain, and our own choice, if no rounding could change the reference's choice.
+2. Sampled: our engine answers at temperature 1 with top-k and a seed. The reference computes the same passes.
+   A sampled token must be one of the k likeliest and the one that the sampler alone draws from these logits;
+   its confidence must be the softmax of all logits; the rule must keep the same positions.
 """
 
 from __future__ import annotations
@@ -46,22 +46,22 @@ from aerie.verify.subject import FORWARD_ERRORS, one_line
 
 PART_NAME = "blocks"
 NEW_TOKENS = 24
-"""That are filled in after each prompt, in whole blocks, where the context has room for them."""
+"""Tokens generated after each prompt, rounded up to whole blocks, at most to the end of the context."""
 TOP_K, SEED = 20, 3
 ROUNDING_MARGIN = 3.0
-"""How far a logit may be off, in multiples of what rounding does, without another choice: half as much as an
-rms at one position may be (rules.py)."""
+"""A choice is compared if it stays the same when each logit changes by this multiple of the rounding's rms:
+half of what the gate allows at one position (bounds.py)."""
 CONFIDENCE_ERROR = 1e-6
-"""How far a told confidence may be from the reference's softmax of the same logits."""
+"""Maximum difference of a reported confidence from the reference's softmax of the same logits."""
 
 F64 = NDArray[np.float64]
 
 
 class DiffusionPass(NamedTuple):
-    """What a pass saw and what came of it.
+    """One forward pass over a diffusion block, and the tokens that it unmasked.
 
-    tokens: all up to the end of the block, masks among them. masked: the positions in the block that could
-    be filled in. positions, token_ids: those that were. logits: of the masked ones, (masked, vocab_size).
+    tokens: all up to the end of the block, with masks. masked: the masked positions in the block. positions,
+    token_ids: those that the pass unmasked. logits: of the masked positions, (masked, vocab_size).
     """
 
     tokens: tuple[int, ...]
@@ -73,8 +73,11 @@ class DiffusionPass(NamedTuple):
 
 @dataclass(frozen=True)
 class DiffusionResult:
-    """What a prompt gave under a rule: passes and blocks; `distance` of our logits from the reference's,
-    `rounding` of the reference itself; of all choices those that were sure enough to be compared."""
+    """The result of one prompt under one unmasking rule.
+
+    distance: of our logits from the reference's. rounding: of the reference in bf16 from itself in float32.
+    sure: how many passes had choices that could be compared.
+    """
 
     whose: str
     prompt: str
@@ -88,7 +91,8 @@ class DiffusionResult:
 
 
 def block_causal_mask(tokens: int, block: int) -> NDArray[np.bool_]:
-    """What each position sees, (tokens, tokens): its own block and those before it."""
+    """Return the attention mask, (tokens, tokens) bool: each position sees its own block and all before
+    it."""
     number = np.arange(tokens) // block
     return number[:, None] >= number
 
@@ -96,7 +100,7 @@ def block_causal_mask(tokens: int, block: int) -> NDArray[np.bool_]:
 def reference_logits(
     reference: Reference, tokens: Sequence[int], blocks: Blocks, masked: Sequence[int]
 ) -> F32Array:
-    """The reference's logits for these positions of the last block, (masked, vocab_size)."""
+    """Return the reference's logits for the masked positions of the last block, (masked, vocab_size)."""
     size, shift = blocks.block_size, int(blocks.shifted)
     count = min(len(tokens), size + shift)
     seen = block_causal_mask(len(tokens), size)
@@ -105,7 +109,7 @@ def reference_logits(
 
 
 class MaskChoice(NamedTuple):
-    """Tokens at all masked positions, how sure each is, and the entropies in nats; (masked,) each."""
+    """Tokens at all masked positions, their confidences and entropies in nats; (masked,) each."""
 
     token_ids: NDArray[np.int64]
     confidence: F64
@@ -119,7 +123,8 @@ def _without_mask(logits: F32Array, mask: int) -> F32Array:
 
 
 def choose_tokens(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None = None) -> MaskChoice:
-    """The likeliest token but the mask, or the one that was drawn, by PyTorch in float64."""
+    """Choose the likeliest token except the mask, or take `drawn`. PyTorch computes confidences in
+    float64."""
     torch = import_torch()
     tokens = torch.from_numpy(_without_mask(logits, mask).argmax(-1) if drawn is None else drawn)
     log = torch.log_softmax(torch.from_numpy(logits).double(), -1)
@@ -128,7 +133,7 @@ def choose_tokens(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None =
 
 
 def unmasked_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
-    """Which of the masked positions a step fills in, counted from the left, by PyTorch."""
+    """Return the masked positions that a step unmasks, counted from the left, by PyTorch."""
     torch = import_torch()
     sure_, left = torch.from_numpy(np.ascontiguousarray(sure)), len(sure)
     steps = rule.steps or block
@@ -148,8 +153,8 @@ def unmasked_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> l
 def reference_passes(
     reference: Reference, blocks: Blocks, prompt: Sequence[int], rule: Rule, most: int, eos: Collection[int]
 ) -> Iterator[DiffusionPass]:
-    """The reference's passes, until blocks with `most` tokens after the prompt are full, or one has a token
-    that ends an answer."""
+    """Run the reference until blocks with `most` tokens after the prompt are full, or a block has an
+    end-of-sequence token."""
     tokens, size, part = list(prompt), blocks.block_size, blocks.sub_block or blocks.block_size
     while len(tokens) < len(prompt) + most:
         if blocks.shifted and len(tokens) % size == 0:
@@ -191,7 +196,8 @@ def _reference_pass(
 
 
 class _ScriptedChooser:
-    """A chooser that remembers what it was given, and says what `forced` has; without, what its own says."""
+    """A chooser that records its inputs and returns the choices of `forced`; without `forced`, its own
+    ones."""
 
     def __init__(self, own: Choose, forced: Sequence[DiffusionPass] = ()) -> None:
         self.masked: list[tuple[int, ...]] = []
@@ -213,57 +219,61 @@ class _ScriptedChooser:
         self.chosen.append(self._own(logits, masked, step, prompt_ids, token_ids))
         if not self._forced:
             return self.chosen[-1]
-        told = self._forced[min(number, len(self._forced) - 1)]
-        if told.masked != tuple(masked):
+        scripted = self._forced[min(number, len(self._forced) - 1)]
+        if scripted.masked != tuple(masked):
             raise UserError(
-                f"pass {number}: {list(masked)} are masked, and in the reference {list(told.masked)}"
+                f"pass {number}: {list(masked)} are masked, and in the reference {list(scripted.masked)}"
             )
         return Chosen(
-            told.positions, told.token_ids, (0.0,) * len(told.positions), (0.0,) * len(told.positions)
+            scripted.positions,
+            scripted.token_ids,
+            (0.0,) * len(scripted.positions),
+            (0.0,) * len(scripted.positions),
         )
 
 
 def try_forced(
     whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule
 ) -> DiffusionResult:
-    """Part 1. What breaks a pass is a failure."""
+    """Check the forced part. An error of a forward pass is a failure."""
     blocks, bounds = _blocks(session), session_bounds(session)
     most, eos = _max_new_tokens(session, prompt), session.model.config.eos_token_ids
     passes = [*reference_passes(reference, blocks, prompt.token_ids, rule, most, eos)]
     sampler = Sampler()
-    told = _ScriptedChooser(
+    chooser = _ScriptedChooser(
         Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
     )
-    found = DiffusionResult(
+    result = DiffusionResult(
         whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes})
     )
-    failures, name = found.failures, f"{whose}, {prompt.name}, {rule.name}"
+    failures, name = result.failures, f"{whose}, {prompt.name}, {rule.name}"
     failures += [
-        GateFailure(PART_NAME, name, None, line) for line in _run_ours(session, prompt, told, sampler, passes)
+        GateFailure(PART_NAME, name, None, line)
+        for line in _run_ours(session, prompt, chooser, sampler, passes)
     ]
     if failures:
-        return found
+        return result
     theirs = np.concatenate([one.logits for one in passes])
     exact = np.concatenate(
         [reference_logits(reference.exact, one.tokens, blocks, one.masked) for one in passes]
     )
-    distance, rounding = compare(theirs, np.concatenate(told.logits)), compare(theirs, exact)
+    distance, rounding = compare(theirs, np.concatenate(chooser.logits)), compare(theirs, exact)
     failures += judge(PART_NAME, name, distance, rounding, bounds)
     noise = ROUNDING_MARGIN * rounding.total_rms
     sure = [*_certain_passes(passes, rule, blocks, noise)]
-    failures += _judge_choices(name, passes, told, sure)
-    return replace(found, distance=distance, rounding=rounding, sure=len(sure))
+    failures += _judge_choices(name, passes, chooser, sure)
+    return replace(result, distance=distance, rounding=rounding, sure=len(sure))
 
 
 def _blocks(session: Session) -> Blocks:
     blocks = session.model.config.diffusion
     if blocks is None:
-        raise ValueError("a model without blocks")
+        raise ValueError("not a block diffusion model")
     return blocks
 
 
 def _max_new_tokens(session: Session, prompt: Prompt) -> int:
-    """Tokens that fill whole blocks after a prompt, TOKENS or the next full block, within the context."""
+    """Return how many tokens fill whole blocks after a prompt: NEW_TOKENS or more, within the context."""
     size, length = _blocks(session).block_size, len(prompt.token_ids)
     end = min(-(-(length + NEW_TOKENS) // size) * size, session.model.positions // size * size)
     return max(1, end - length)
@@ -272,12 +282,12 @@ def _max_new_tokens(session: Session, prompt: Prompt) -> int:
 def _run_ours(
     session: Session,
     prompt: Prompt,
-    told: _ScriptedChooser,
+    chooser: _ScriptedChooser,
     sampler: Sampler,
     passes: Sequence[DiffusionPass] = (),
 ) -> Iterator[str]:
-    """Have our engine fill in; what was wrong, each as a line."""
-    maker = partial(BlockDiffusion, blocks=_blocks(session), choose=told)
+    """Run our engine. Yields each problem as a line."""
+    maker = partial(BlockDiffusion, blocks=_blocks(session), choose=chooser)
     try:
         made = [
             *session.scheduler.submit(
@@ -289,12 +299,12 @@ def _run_ours(
         return
     if not made:
         yield "our answer is empty"
-    if passes and len(told.masked) != len(passes):
-        yield f"ours took {len(told.masked)} passes, and the reference {len(passes)}"
+    if passes and len(chooser.masked) != len(passes):
+        yield f"ours took {len(chooser.masked)} passes, and the reference {len(passes)}"
 
 
 def _step_numbers(masked: Sequence[Sequence[int]], made: Sequence[DiffusionPass | Chosen]) -> Iterator[int]:
-    """The number of each pass in its block, or part of a block."""
+    """Yield the step number of each pass in its block or sub-block."""
     step = left = 0
     for at, one in zip(masked, made, strict=True):
         step = step + 1 if len(at) == left else 0
@@ -310,7 +320,7 @@ def _tokens_by_position(made: DiffusionPass | Chosen) -> dict[int, int]:
 def _certain_passes(
     passes: Sequence[DiffusionPass], rule: Rule, blocks: Blocks, noise: float
 ) -> Iterator[int]:
-    """The numbers of the passes whose choice is the same if every logit is off by so much."""
+    """Yield the numbers of the passes whose choice stays the same if each logit changes by `noise`."""
     part, steps = blocks.sub_block or blocks.block_size, _step_numbers([one.masked for one in passes], passes)
     for number, (step, one) in enumerate(zip(steps, passes, strict=True)):
         choice = choose_tokens(one.logits, blocks.mask_token_id)
@@ -325,10 +335,10 @@ def _certain_passes(
 
 
 def _judge_choices(
-    name: str, passes: Sequence[DiffusionPass], told: _ScriptedChooser, sure: Sequence[int]
+    name: str, passes: Sequence[DiffusionPass], chooser: _ScriptedChooser, sure: Sequence[int]
 ) -> Iterator[GateFailure]:
     for number in sure:
-        ours, theirs = told.chosen[number], passes[number]
+        ours, theirs = chooser.chosen[number], passes[number]
         if _tokens_by_position(ours) != _tokens_by_position(theirs):
             what = (
                 f"ours fills in {_tokens_by_position(ours)} and the reference {_tokens_by_position(theirs)}"
@@ -343,38 +353,40 @@ def _sampler() -> Sampler:
 def try_free(
     whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule
 ) -> DiffusionResult:
-    """Part 2."""
+    """Check the sampled part."""
     blocks, bounds = _blocks(session), session_bounds(session)
     sampler = _sampler()
-    told = _ScriptedChooser(
+    chooser = _ScriptedChooser(
         Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
     )
     name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
     failures = [
-        GateFailure(PART_NAME, name, None, line) for line in _run_ours(session, prompt, told, sampler)
+        GateFailure(PART_NAME, name, None, line) for line in _run_ours(session, prompt, chooser, sampler)
     ]
-    states = [*_states_before_passes(blocks, prompt.token_ids, told, reference)]
-    found = DiffusionResult(whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures)
+    states = [*_states_before_passes(blocks, prompt.token_ids, chooser, reference)]
+    result = DiffusionResult(
+        whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures
+    )
     if failures or not states:
-        return found
-    failures += _judge_sampled(name, told, blocks, rule)
-    asked = [*zip(states, told.masked, strict=True)]
+        return result
+    failures += _judge_sampled(name, chooser, blocks, rule)
+    passes = [*zip(states, chooser.masked, strict=True)]
     theirs, exact = (
-        np.concatenate([reference_logits(each, tokens, blocks, masked) for tokens, masked in asked])
+        np.concatenate([reference_logits(each, tokens, blocks, masked) for tokens, masked in passes])
         for each in (reference, reference.exact)
     )
-    distance, rounding = compare(theirs, np.concatenate(told.logits)), compare(theirs, exact)
+    distance, rounding = compare(theirs, np.concatenate(chooser.logits)), compare(theirs, exact)
     failures += judge(PART_NAME, name, distance, rounding, bounds)
-    return replace(found, distance=distance, rounding=rounding, sure=len(states))
+    return replace(result, distance=distance, rounding=rounding, sure=len(states))
 
 
 def _states_before_passes(
-    blocks: Blocks, prompt: Sequence[int], told: _ScriptedChooser, reference: Reference
+    blocks: Blocks, prompt: Sequence[int], chooser: _ScriptedChooser, reference: Reference
 ) -> Iterator[tuple[int, ...]]:
-    """The tokens that each pass had to see, by what was chosen in those before it."""
+    """Yield the tokens that each pass must have had as its input, by the choices of the passes before it."""
     tokens, size = list(prompt), blocks.block_size
     left = 0
-    for chosen in told.chosen:
+    for chosen in chooser.chosen:
         if not left:
             if blocks.shifted and len(tokens) % size == 0:
                 row = reference.masked(tokens, range(len(tokens)), block_causal_mask(len(tokens), size), 1)
@@ -387,48 +399,58 @@ def _states_before_passes(
         left -= len(chosen.positions)
 
 
-def _judge_sampled(name: str, told: _ScriptedChooser, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
-    """The sampler alone, with the same seed and our logits, draws the same tokens, each of the k likeliest;
-    PyTorch says how sure they are by all logits, and the rule keeps those that ours kept."""
+def _judge_sampled(name: str, chooser: _ScriptedChooser, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
+    """Check what our engine sampled.
+
+    The sampler alone must draw the same tokens from our logits with the same seed, each one of the k
+    likeliest. PyTorch computes their confidences from all logits, and by these the rule must keep the same
+    positions.
+    """
     sampler, part = _sampler().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
-    steps = _step_numbers(told.masked, told.chosen)
-    passes = zip(steps, told.logits, told.masked, told.chosen, strict=True)
+    steps = _step_numbers(chooser.masked, chooser.chosen)
+    passes = zip(steps, chooser.logits, chooser.masked, chooser.chosen, strict=True)
     for number, (step, logits, masked, chosen) in enumerate(passes):
         tokens = np.array([sampler(row) for row in logits])
         drawn = choose_tokens(logits, blocks.mask_token_id, tokens)
         places = unmasked_by(rule, part, step, drawn.confidence, drawn.entropy)
-        if _tokens_by_position(chosen) != (kept := {masked[at]: int(tokens[at]) for at in places}):
-            what = f"ours fills in {_tokens_by_position(chosen)}, and by what was drawn the rule keeps {kept}"
+        expected = {masked[at]: int(tokens[at]) for at in places}
+        if (ours := _tokens_by_position(chosen)) != expected:
+            what = f"ours fills in {ours}; of what the sampler alone draws, the rule keeps {expected}"
             yield GateFailure(PART_NAME, name, number, what)
             return
         for at, sure in zip(places, chosen.confidences, strict=True):
             token, off = int(tokens[at]), abs(float(drawn.confidence[at]) - sure)
             if token_rank(_without_mask(logits, blocks.mask_token_id)[at], token) > TOP_K:
                 yield GateFailure(
-                    PART_NAME, name, number, f"token {token} was drawn, not of the {TOP_K} likeliest"
+                    PART_NAME,
+                    name,
+                    number,
+                    f"token {token} was sampled, which is not one of the {TOP_K} likeliest",
                 )
             if not off <= CONFIDENCE_ERROR:
-                what = f"how sure token {token} is, {sure:.4g}, less the softmax of all logits"
+                what = f"the confidence of token {token}, {sure:.4g}, minus its softmax over all logits"
                 yield GateFailure(PART_NAME, name, number, what, off, CONFIDENCE_ERROR)
 
 
 def rules(full: bool) -> list[Rule]:
-    """Those that a gate tries: the default one, or all."""
+    """Return the unmasking rules that a gate checks: `dynamic` and `static`, or all of them."""
     return [Rule(name) for name in (NAMES if full else (DYNAMIC, STATIC))]
 
 
 def try_blocks(
     whose: str, session: Session, reference: Reference, prompts: Sequence[Prompt], full: bool = False
 ) -> Iterator[DiffusionResult]:
-    """Every prompt under every rule, and one that is drawn."""
+    """Check every prompt under every rule, and the first one sampled."""
     for prompt in prompts:
         for rule in rules(full):
             yield try_forced(whose, session, reference, prompt, rule)
     yield try_free(whose, session, reference, prompts[0], Rule())
 
 
-def no_choice_compared(found: Sequence[DiffusionResult]) -> list[GateFailure]:
-    """A gate that compared no choice must not pass."""
-    if any(one.sure for one in found if not one.how.endswith("drawn")) or any(one.failures for one in found):
+def no_choice_compared(results: Sequence[DiffusionResult]) -> list[GateFailure]:
+    """Return a failure if no choice was compared: such a gate must not pass."""
+    if any(one.sure for one in results if not one.how.endswith("drawn")) or any(
+        one.failures for one in results
+    ):
         return []
     return [GateFailure(PART_NAME, "all prompts", None, "no choice was sure enough to be compared")]

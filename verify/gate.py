@@ -187,7 +187,7 @@ class GateRecord:
     def failures(self) -> list[GateFailure]:
         """All failures, in the order of what was run."""
         of_prompts = [failure for trial in self.trials for failure in trial.failures]
-        of_steps = [failure for ladder in self.layer_reports for failure in ladder.failures]
+        of_steps = [failure for report in self.layer_reports for failure in report.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
         of_chunks = [failure for composed in self.chunk_results for failure in composed.failures]
         of_blocks = [failure for filled in self.diffusion_results for failure in filled.failures]
@@ -197,11 +197,11 @@ class GateRecord:
     def verdict(self) -> str:
         return "FAIL" if self.failures else "PASS"
 
-    def with_composed(self, composed: Sequence[ChunkModeResult]) -> GateRecord:
-        return replace(self, chunk_results=list(composed))
+    def with_chunk_results(self, results: Sequence[ChunkModeResult]) -> GateRecord:
+        return replace(self, chunk_results=list(results))
 
-    def with_ladders(self, ladders: Sequence[LayerReport]) -> GateRecord:
-        return replace(self, layer_reports=list(ladders))
+    def with_layer_reports(self, reports: Sequence[LayerReport]) -> GateRecord:
+        return replace(self, layer_reports=list(reports))
 
     def with_identities(self, identities: Sequence[BitIdentity]) -> GateRecord:
         """The record with further identities."""

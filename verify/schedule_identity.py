@@ -1,8 +1,8 @@
-"""Schedules of the same tokens in the decode path `rows`. All must give the same bits: of the last layer's rows,
-of keys and values, and of the logits after every position.
+"""Schedules of the same tokens in the decode path `rows`. All must give the same bits: of the last layer's
+rows, of keys and values, and of the logits after every position.
 
-A schedule also fails if the session did not follow it: fewer steps than it needs, other programs, or a context
-that did not grow.
+A schedule also fails if the session did not follow it: fewer steps than it needs, other programs, or a
+context that did not grow.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def with_variants(model: LoadedModel, is_used: Callable[[Variant], bool]) -> Loa
 def with_few_rows(session: Session) -> Session:
     """Return the same session with its smallest variants only, 32 rows at most if it has such; in decode too.
 
-    A prompt then takes several steps, each after the keys and values of those before. Weights and programs are
-    shared with the session.
+    A prompt then takes several steps, each after the keys and values of those before. Weights and programs
+    are shared with the session.
     """
     min_rows = min(variant.rows for variant in session.model.blocks.variants)
     model = with_variants(session.model, lambda variant: variant.rows <= max(FEW_ROWS, min_rows))
@@ -53,10 +53,10 @@ def with_few_rows(session: Session) -> Session:
 class Schedule:
     """How the tokens of a text are cut into calls.
 
-    rows: the rows of the variants that must run, all of them. first: tokens of the first call; 0 means as many
-    as in the others. tokens: tokens of each further call; 1 means decode_step. rewound_tokens: wrong tokens that
-    are computed after the first few and then dropped from the cache. min_calls: minimum calls of a layer's
-    programs. grows: whether the run starts in the first context and must end in the second.
+    rows: the rows of the variants that must run, all of them. first: tokens of the first call; 0 means as
+    many as in the others. tokens: tokens of each further call; 1 means decode_step. rewound_tokens: wrong
+    tokens that are computed after the first few and then dropped from the cache. min_calls: minimum calls of
+    a layer's programs. grows: whether the run starts in the first context and must end in the second.
     """
 
     name: str
@@ -207,7 +207,8 @@ def _run_tokens(
 def _rewound_rows(
     model: LoadedModel, ids: Sequence[int], others: int, cache: KVCache, result: ScheduleResult
 ) -> BF16Array:
-    """Return the rows of the first REWOUND_LENGTH tokens. `others` wrong tokens come after them in the same call.
+    """Return the rows of the first REWOUND_LENGTH tokens. `others` wrong tokens come after them in the same
+    call.
 
     The cache is then rewound, and its entries of the wrong tokens become NaN.
     """

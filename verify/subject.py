@@ -24,7 +24,8 @@ from aerie.runtime import AerieRuntimeError
 from aerie.verify.reference import no_note
 
 UNWRITTEN_VALUE = 1000.0
-"""Fills the KV cache before a run: far from any real key or value, and finite, so that logits stay comparable.
+"""Fills the KV cache before a run: far from any real key or value, and finite, so that logits stay
+comparable.
 """
 
 FORWARD_ERRORS = (AerieRuntimeError, UserError)
@@ -114,7 +115,8 @@ class SessionUnderTest:
     ) -> tuple[list[int], F64Array]:
         """Sample at most `steps` tokens with a repetition penalty.
 
-        Returns the token ids and their distributions, (steps, vocab_size); an empty array if there is no token.
+        Returns the token ids and their distributions, (steps, vocab_size); an empty array if there is no
+        token.
         """
         sampler = DrawingSampler(temperature=1.0, seed=0, repetition_penalty=penalty)
         tokens = list(self.session.generate(prompt_ids, steps, sampler))

@@ -234,7 +234,7 @@ def test_verifying_counts_the_reference(command, have, tmp_path, capsys):
     arguments = [*command, "--backend", "virtual", "--cache-dir", str(cache), "--out", str(tmp_path / "out")]
     assert verify_cli.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the model beside its reference takes about 1.")
+    assert line.startswith("error: the model with its reference takes about 1.")
     assert not cache.exists()
 
 

@@ -109,8 +109,8 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
 
 def farthest_step(session, reference) -> float:
     """What the gate's ladder finds, as a multiple of a step's bound; 0 where it finds nothing."""
-    ladder = try_layers("the model", session, reference, full_prompt(session))
-    return max((row.used for row in ladder.rows if row.problem), default=0.0)
+    report = try_layers("the model", session, reference, full_prompt(session))
+    return max((row.used for row in report.rows if row.problem), default=0.0)
 
 
 def factor(value: float) -> str:

@@ -30,8 +30,8 @@ def told(session, reference, prompts):
     """What the gate says of the model: prompts, and where these show nothing the ladder."""
     record = verify(session, reference, prompts)
     if not record.failures:
-        ladder = try_layers("the model", session, reference, full_prompt(session))
-        record = record.with_ladders([ladder])
+        report = try_layers("the model", session, reference, full_prompt(session))
+        record = record.with_layer_reports([report])
     return [str(failure) for failure in record.failures]
 
 
@@ -54,5 +54,5 @@ def test_a_fault_fails_the_gate(fault, random_qwen3):
 def test_a_fault_of_blocks_fails_the_ladder(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
     few = Healthy(with_few_rows(healthy.session), healthy.checkpoint, None)
-    ladder = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
-    assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
+    report = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
+    assert str(report.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")

@@ -127,14 +127,16 @@ def ladder(model="the model", **ours):
 
 
 def test_a_ladder_has_a_row_for_prefill_and_one_for_decode():
-    lines = printed(record(trial()).with_ladders([ladder(), ladder("random", max_diff=3 * NOISE.max_diff)]))
+    lines = printed(
+        record(trial()).with_layer_reports([ladder(), ladder("random", max_diff=3 * NOISE.max_diff)])
+    )
     assert " ".join(row(lines, "the model")) == "prefill 128 2 layer 0, step q 60% ok"
     assert " ".join(row(lines[::-1], "random")) == "decode 128 2 layer 0, step attention 75% ok"
     assert lines[-1] == "[verify] PASS"
 
 
 def test_a_step_beyond_its_bound_is_a_failure():
-    found = record(trial()).with_ladders([ladder(), ladder("random", relative_l1=9.0)])
+    found = record(trial()).with_layer_reports([ladder(), ladder("random", relative_l1=9.0)])
     lines = printed(found)
     assert [failure.part for failure in found.failures] == ["ladder", "ladder"]
     assert "also: ladder, random: decode, layer 0, step attention: relative L1 9 (bound" in "\n".join(lines)
@@ -158,7 +160,7 @@ def test_drift_is_a_failure_where_no_step_is_at_fault():
 
 
 def test_a_ladder_that_broke_has_a_row():
-    found = record(trial()).with_ladders([LayerReport("the model", 128, [], "channel @c0 waits")])
+    found = record(trial()).with_layer_reports([LayerReport("the model", 128, [], "channel @c0 waits")])
     lines = printed(found)
     assert lines[-1] == "[verify] FAIL: ladder, the model: channel @c0 waits"
     assert row(lines, "the model") == ["-", "128", "-", "-", "-", "FAIL"]
@@ -172,7 +174,7 @@ def test_tables_fit_80_columns():
     found = record(
         trial(forced_distance=far, prompt=prompt), identities=[BitIdentity("a chat at once", 12059)]
     )
-    lines = printed(found.with_ladders([ladder("random weights", relative_l1=1e9)]))
+    lines = printed(found.with_layer_reports([ladder("random weights", relative_l1=1e9)]))
     assert max(len(line) for line in lines if "ladder, " not in line) <= 80
     assert row(lines, "near the")[-1] == "ok"
 

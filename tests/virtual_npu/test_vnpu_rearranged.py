@@ -193,7 +193,7 @@ def test_the_product_is_as_if_the_function_had_been_called(program, run, tmp_pat
     turned = text(CALL)
     code = emitted(turned)
     assert re.search(r"static const vnpu::Rearranged v_rearranged_b\([\w:]*turn,", code)
-    assert "if (v_rearranged_b.is_known())" in code
+    assert "if (v_rearranged_b.can_read_operand())" in code
     got, want = (
         run(program(turned, (tmp_path,), options), "product", *operands()) for options in (FAST, WATCHED)
     )

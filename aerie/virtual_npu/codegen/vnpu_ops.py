@@ -59,7 +59,7 @@ def _multiply(body: Body, op: ProductOp, emit_original: Callable[[], None]) -> N
     body.file.runtime_parts.add("product")
     body.comment(op)
     rearranged = _declare_rearranged(body, op)
-    conditions = [f"{name}.is_known()" for name in rearranged.values()]
+    conditions = [f"{name}.can_read_operand()" for name in rearranged.values()]
     if op.points is not None:
         conditions += [_is_apart(body, op.c, side) for side in (op.a, op.b)]
     if not conditions:

@@ -227,7 +227,7 @@ bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const Issu
 void observe(Site site, const Access &side, bool writes, Strand &strand);
 void observe(Site site, const Use &use, Strand &strand);
 
-// A run begins: forgets all of the last one; `most_events` accesses are remembered from now on. It has ended: what was
+// A run begins: forgets all of the last one; `max_events` accesses are remembered from now on. It has ended: what was
 // not checked becomes a note. A function goes on after everything before has ended.
 void begin_order(bool races_are_notes, i64 max_events);
 void end_order();

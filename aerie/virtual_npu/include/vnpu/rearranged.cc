@@ -86,7 +86,7 @@ Rearranged::Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, 
   for (size_t i = 0; i < positions.size(); ++i) {
     if (place(positions[i], from, buffer) != places[i]) return;
   }
-  is_cached_ = true;
+  can_read_operand_ = true;
 }
 
 Product Rearranged::as_a(Product product) const {

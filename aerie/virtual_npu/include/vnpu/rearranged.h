@@ -24,7 +24,7 @@ class Rearranged {
   Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, const Axes &outer, const Axes &depth);
 
   // Whether the operand can be read where the DMA reads it.
-  bool is_cached() const { return is_cached_; }
+  bool can_read_operand() const { return can_read_operand_; }
 
   Product as_a(Product product) const;
   Product as_b(Product product) const;
@@ -32,7 +32,7 @@ class Rearranged {
  private:
   i64 place(i64 position, const std::vector<i64> &from, const Axes &buffer) const;
 
-  bool is_cached_ = false;
+  bool can_read_operand_ = false;
   i64 start_ = 0, outer_[Axes::kMaxAxes] = {}, depth_[Axes::kMaxAxes] = {};  // in elements of the operand
 };
 

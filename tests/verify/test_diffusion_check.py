@@ -210,7 +210,7 @@ def test_a_fault_of_drawing_alone_is_found(
     monkeypatch.setattr(choosing.Chooser, "__call__", fault)
     vars(session).pop("requests", None)
     (failure, *_) = try_free("the model", session, reference, prompt, Rule()).failures
-    assert "by what was drawn the rule keeps" in str(failure)
+    assert "of what the sampler alone draws, the rule keeps" in str(failure)
 
 
 def test_the_references_loop_by_hand() -> None:
