@@ -197,10 +197,10 @@ VNPU_INLINE R cast_signed_bit(bool a) {
   return cast<R>(a ? -1 : 0);
 }
 
-// How arith.truncf says that it rounds, where that is not to nearest even.
+// The rounding of arith.truncf, if it is not to nearest even.
 enum class Rounding { downward, upward, toward_zero, to_nearest_away };
 
-// The float that follows in order, or the one before; of finite ones.
+// The next larger or next smaller float, for finite ones.
 template <class R>
 inline R next_float(R x, bool up) {
   using Bits = decltype([] {
@@ -224,7 +224,7 @@ inline R cast_rounded(T a) {
   if (M == Rounding::upward) return high;
   if (M == Rounding::toward_zero) return x > 0 ? low : high;
   const double below = x - double(widen(low)), above = double(widen(high)) - x;
-  if (above > 1.7e308 || below > 1.7e308) return cast<R>(x);  // beside an infinity
+  if (above > 1.7e308 || below > 1.7e308) return cast<R>(x);  // next to an infinity
   return below < above || (below == above && x < 0) ? low : high;
 }
 template <class R, Rounding M, class T, int N>

@@ -39,8 +39,7 @@ VNPU_INLINE To bit_cast(const From &from) {
 VNPU_INLINE float widen(float x) { return x; }
 VNPU_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
 
-// Round to nearest, ties to even, or as the mode register of the core says where a build follows that; a NaN stays a
-// (quiet) NaN.
+// Rounds to nearest, ties to even; or by the core's mode register, in builds that follow it. A NaN stays a (quiet) NaN.
 VNPU_INLINE bf16 round_bf16(float x) {
 #if defined(VNPU_ROUND_FLOOR)
   return bf16{aie::host::round_bf16(x, aie::host::modes.rounding)};
@@ -100,16 +99,16 @@ VNPU_INLINE i64 floor_div(i64 a, i64 b) { return a / b - (a % b < 0); }
 VNPU_INLINE i64 ceil_div(i64 a, i64 b) { return a / b + (a % b > 0); }
 VNPU_INLINE i64 floor_mod(i64 a, i64 b) { return a % b + (a % b < 0 ? b : 0); }
 
-// Where an op stands in the program: its name as printed in messages, and its line in the MLIR text.
+// The place of an operation in the program: its name as printed in messages, and its line in the MLIR text.
 struct Site {
   const char *op;
   int line;
 };
 
-// A token where operations run in program order: always done.
+// A token in a body that runs in program order: always done.
 struct DoneToken {};
 
-// A put or get in the text of a body; what its indices are, as far as the coordinates of who executes tell.
+// A put or get in the text of a body, and its indices as functions of the executing tile's coordinates.
 struct Port {
   static constexpr int kMaxRank = 4;
   struct Index {
@@ -126,8 +125,8 @@ struct Ports {
   int count;
 };
 
-// Who executes: `herd @h`, where in its grid (dims counts the coordinates that mean something), in whose body, and
-// which puts and gets it may come to.
+// What executes: `herd @h`, the coordinates in its grid (dims: how many of them are used), the body around it, and the puts and
+// gets that it may still reach.
 struct ExecutionPlace {
   const char *name;
   int dims;
@@ -137,14 +136,14 @@ struct ExecutionPlace {
   int line = 0;  // of the operation whose body it is
 };
 
-// What this thread is executing, for messages; null outside of launches, segments and herds.
+// The place that this thread executes, for messages; null outside of launches, segments and herds.
 extern constinit thread_local const ExecutionPlace *here;
 
-// Of recorded runs (record.h): a body that runs from here to its end begins, and ends.
+// Marks the start and the end of a body in a recorded run (record.h).
 int begin_body(const ExecutionPlace &where);
 void end_body(int number);
 
-// Sets `here` as long as it lives.
+// Sets `here` during its lifetime.
 class CurrentTile {
  public:
   explicit CurrentTile(const ExecutionPlace &where) : where_(where), outer_(here) {
@@ -170,10 +169,10 @@ class CurrentTile {
 #endif
 };
 
-// Writes ` in herd @h (1, 0)` for the innermost one, and the launch point around; gives the characters written.
+// Writes ` in herd @h (1, 0)` for the innermost place, and the launch point around it. Returns the number of characters.
 int describe(const ExecutionPlace *where, char *text, int capacity);
 
-// Thrown where the run cannot go on; ends as the text and the status of the entry.
+// Thrown when the run cannot continue. Its text and status become the entry's result.
 struct Failure {
   enum Kind {
     kError = 1,
@@ -197,7 +196,7 @@ struct Failure {
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-// A call of a function that calls itself. The stack of a thread ends somewhere, that of a core much earlier.
+// One call of a recursive function. The host's stack is limited, and a core's is much smaller.
 class RecursionGuard {
  public:
   explicit RecursionGuard(Site site) {
@@ -214,17 +213,17 @@ class RecursionGuard {
   static inline constinit thread_local int depth_ = 0;
 };
 
-// Goes on, unless a signal has ended the run: then it throws. The thread that the run was called from asks for signals
-// every now and then. Wherever work begins that may take longer than this call does, some 50 ns.
+// Throws if a signal has stopped the run. The calling thread also checks for signals from time to time. Called before any work
+// that may take longer than this call does, about 50 ns.
 void check_running();
 
-// Of this run: 0 to execute in the order of the program; else other legal orders are drawn with it.
+// The seed of this run: 0 executes in program order; other seeds choose other legal orders at random.
 extern uint64_t run_seed;
 
 // How many threads a parallel loop would run on if it began here.
 int parallel_threads();
 
-// Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
+// Calls body(i) for i in [0, count). Several threads share the work, unless the caller already runs in such a loop.
 void parallel_for(i64 count, void (*body)(void *, i64), void *context);
 
 template <class Body>
@@ -232,9 +231,9 @@ inline void parallel(i64 count, Body body) {
   parallel_for(count, [](void *context, i64 i) { (*static_cast<Body *>(context))(i); }, &body);
 }
 
-// Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
-// when the body ends, or earlier when the program deallocates them. Nothing else points into a block that is
-// taken, and compilers may know it: what a loop adds to a buffer then stays in registers until its end.
+// Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and return to it when the body ends, or
+// earlier when the program deallocates them. No other pointer leads into an allocated block, and compilers may rely on it: a
+// sum in a buffer then stays in registers during a loop.
 __attribute__((malloc)) void *pool_allocate(i64 bytes, Site site = Site{"memref.alloc", 0});
 void pool_free(void *block);
 
@@ -275,13 +274,13 @@ class Blocks {
   Header *last_ = nullptr;
 };
 
-// Makes a buffer of a core zeros, which it holds at first; is_meant: as what counts as written, not as what nobody wrote.
+// Fills a core's buffer with zeros, as it starts on the device. counts_as_written: whether the zeros count as written.
 template <class T>
 inline void clear(T *data, i64 count, bool) {
   memset(static_cast<void *>(data), 0, size_t(count) * sizeof(T));
 }
 
-// A pointer to what all share who hold it, in one thread; the last of them deletes it. T has a count, `holders`, at first 1.
+// A pointer with a reference count, for one thread; the last copy deletes the object. T has the count, `holders`, initially 1.
 template <class T>
 class SharedPtr {
  public:

@@ -7,7 +7,7 @@ namespace vnpu {
 
 namespace {
 
-// One side of a transfer is looked at on behalf of who asked for it, whoever executes.
+// Checks one side of a transfer on behalf of the tile or engine that issued it, whichever executes it.
 class OnBehalf {
  public:
   explicit OnBehalf(const ExecutionPlace &where) { here = &where; }
@@ -81,7 +81,7 @@ i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const S
   }
   i64 flat = 0;
   int d = 0;
-  // The compiler specialises broadcasts per row or column of tiles, and its gets still name both coordinates.
+  // The compiler specialises broadcasts by row or column of tiles, and the gets still name both coordinates.
   const bool is_broadcast_get = &shape == &to_ && from_.count != to_.count;
   for (i64 i : indices) {
     if (is_broadcast_get && shape.extents[d] == 1) i = 0;
@@ -124,7 +124,7 @@ void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, con
 
 }  // namespace
 
-// Puts a block into its order, unless that was done before.
+// Copies a block into its dense order, unless that was done before.
 void Channel::load(SharedBlock &shared_block, Site site, const Access &from) {
   if (shared_block) return;
   RetainedBlocks *const retained = from.stays ? task_loop_.retained() : nullptr;
@@ -142,13 +142,13 @@ void Channel::hand_over(Transfer &get, const Access &block, const ClockSnapshot 
   vnpu::copy(get.site, get.side, block);
 }
 
-// All of a block that has its order, as a loan where the get takes one.
+// Gives a get a whole dense block: lent, if the get can borrow it.
 void Channel::hand_over(Transfer &get, const SharedBlock &shared_block, const ClockSnapshot &mark) {
   if (get.loan) *get.loan = shared_block;
   else hand_over(get, shared_block.part(get.side.count, get.side.element, 0, get.side.count), mark);
 }
 
-// Adds a part to what a get has; true when it is complete.
+// Adds a part to a get. Returns true when the get is complete.
 bool Channel::collect(Transfer &get, const Access &part) {
   PartialGet &all = get.partial;
   const i64 count = get.side.count;
@@ -162,7 +162,7 @@ bool Channel::collect(Transfer &get, const Access &part) {
   return all.count == get.side.count;
 }
 
-// Takes what a get wants from the blocks that wait; false when they are not enough.
+// Fills a get from the waiting blocks. Returns false if they are not enough.
 bool Channel::serve(ReceiverSide &outlet, Transfer &get) {
   while (outlet.full > 0) {
     Block &block = outlet.first();
@@ -200,13 +200,13 @@ Channel::Block::Block(const Transfer &put, const SharedBlock &made, const ClockS
   } else {
     side = put.side;
   }
-  where.around = nullptr;  // who is around the sender may be gone when the block is taken
+  where.around = nullptr;  // the sender's outer place may be gone when the block is taken
 }
 
 #if VNPU_CHECKS
 namespace {
 
-// What a put reads is its fault, also where the get comes later and copies it: what was freed.
+// Checks what a put reads before the get copies it: a freed buffer is the put's error, not the get's.
 void check_source_of(const Transfer &put) {
   const ExecutionPlace *const outer = here;
   here = &put.where;
@@ -233,7 +233,7 @@ bool Channel::deliver(Transfer &put, i64 index) {
     observe(put.site, put.side, false, *put.strand);
   }
   const ClockSnapshot mark = put.strand->publish();
-  // Where several take it, or borrow it, it is put into its order once.
+  // If several gets take or borrow the block, it is copied into its dense order once.
   SharedBlock shared_block;
   Waiting block;
   for (int i = 0; i < receivers; ++i) {
@@ -279,7 +279,7 @@ bool Channel::get(Transfer &transfer, i64 index) {
   };
   bool is_served = false;
   if (!outlet.gets.first) {
-    // Whenever the blocks are used up there is room for a put that waits.
+    // When blocks are used up, a waiting put has room.
     do {
       is_served = serve(outlet, transfer);
     } while (!is_served && next_put());

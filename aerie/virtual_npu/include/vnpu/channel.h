@@ -7,7 +7,7 @@
 
 namespace vnpu {
 
-// One side of a transfer that has arrived at its channel, and whom to wake when it is through.
+// One side of a transfer at its channel, and the task or process that resumes when the transfer is complete.
 struct Transfer {
   Site site{"", 0};
   const ExecutionPlace &where;
@@ -15,7 +15,7 @@ struct Transfer {
   Strand *strand = nullptr;
   Process::Handle process = nullptr;
   Task *task = nullptr;
-  SharedBlock *loan = nullptr;   // of a get that does with a block of others
+  SharedBlock *loan = nullptr;   // of a get that can borrow a block
   RelayBuffer *relay = nullptr;  // of a get or put whose buffer passes blocks on
   Transfer *next = nullptr;
   PartialGet partial{};
@@ -31,8 +31,8 @@ struct Transfer {
   void complete();
 };
 
-// A channel is a stream of elements. Mostly a get takes the block of one put; the compiler also folds a loop of puts or
-// gets into one, so a get may take a part of a block, or the blocks of several puts.
+// A channel is a stream of elements. Mostly a get takes the block of one put. The compiler also merges loops of puts or gets,
+// so a get may take part of a block, or the blocks of several puts.
 class Channel {
  public:
   // `to` has the extents on the receiving side: those of `from`, or larger where one put feeds several gets.
@@ -43,11 +43,11 @@ class Channel {
   i64 put_index(Site site, std::initializer_list<i64> indices) const { return index(site, indices, from_); }
   i64 get_index(Site site, std::initializer_list<i64> indices) const { return index(site, indices, to_); }
 
-  // True when the block went through; else the transfer is queued and completes later.
+  // Returns true if the transfer is complete; otherwise it is queued and completes later.
   bool put(Transfer &transfer, i64 index);
   bool get(Transfer &transfer, i64 index);
 
-  // Fails when blocks were sent that nobody took.
+  // Fails if a block was sent that no get took.
   void refuse_leftovers() const;
 
  private:
@@ -56,16 +56,16 @@ class Channel {
     i64 extents[kMaxRank];
     i64 count = 1;
   };
-  // What was put and waits to be taken: one for all who get it.
+  // A block that was put and waits for its gets; all receivers share it.
   struct Block {
     static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
     static void operator delete(void *block) { pool_free(block); }
     Block(const Transfer &put, const SharedBlock &made, const ClockSnapshot &sent);
     int holders = 1;
-    SharedBlock shared_block;  // none where it stays where it was
-    ClockSnapshot mark;    // what the sender did before
+    SharedBlock shared_block;  // empty if the elements stay in the sender's buffer
+    ClockSnapshot mark;    // what the sender knew when it put the block
     Site site;
-    Access side;  // where it was; of a cargo its count and element alone
+    Access side;  // the sender's access pattern; only count and element if the block is copied
     ExecutionPlace where;
   };
   using Waiting = SharedPtr<Block>;
@@ -77,21 +77,21 @@ class Channel {
   struct SenderSide {
     Queue puts;
     i64 blocks = 0;        // sent so far
-    SmallList<i64> receivers;  // the outlets that get them, in order
+    SmallList<i64> receivers;  // the receivers' indices, in order
   };
-  // Few lines of the cache: kernels that run in between leave little there of what a step needs.
+  // Kept small: kernels that run between two steps leave few of its cache lines.
   struct alignas(64) ReceiverSide {
     static constexpr int kBlocks = TaskLoop::kMaxPendingPuts;
     Queue gets;
-    int next = 0, full = 0;  // the first block that waits, and how many do
-    int taker = 0;           // the line of the last get that took from that one
-    i64 taken = 0;           // elements that gets have taken from it so far
+    int next = 0, full = 0;  // the first waiting block, and the number of waiting blocks
+    int taker = 0;           // the line of the last get that took a part of the first block
+    i64 taken = 0;           // elements of the first block that gets have taken
     i64 source = 0;
     Waiting blocks[kBlocks];
 
     Block &first() { return *blocks[next]; }
     void push(const Waiting &block) { blocks[(next + full++) % kBlocks] = block; }
-    // The first one is used up.
+    // Drops the first block, which is used up.
     void drop() {
       blocks[next] = Waiting();
       next = (next + 1) % kBlocks;
@@ -124,7 +124,7 @@ class Channel {
 
   friend class Deadlock;
   TaskLoop &task_loop_;
-  const int capacity_;  // of each outlet, in blocks
+  const int capacity_;  // of each receiver side, in blocks
   const char *const name_;
   Shape from_, to_;
   SenderSide *inlets_;
@@ -152,7 +152,7 @@ struct TransferTask final : Task {
   bool is_put;
 };
 
-// The puts and gets of a tile, one after the other, each of which it waits for: `co_await` it.
+// The puts and gets of a tile, one after the other. The tile waits for each: `co_await` it.
 struct TileTransfer : Transfer {
   TileTransfer(TaskLoop &task_loop, const ExecutionPlace &where) : Transfer{.where = where, .task_loop = task_loop} {}
   void put(Site site, Channel &channel, i64 index, const Access &side) { begin(site, channel, index, side, true, nullptr); }
@@ -168,7 +168,7 @@ struct TileTransfer : Transfer {
   bool is_put = false;
 
  private:
-  // In the place of the one before: a kernel that ran since then leaves little of a body's frame in the cache.
+  // Reuses the memory of the transfer before: a kernel that ran in between leaves little of a body's frame in the cache.
   void begin(Site site, Channel &channel, i64 index, const Access &side, bool is_put, SharedBlock *loan) {
     this->site = site;
     this->channel = &channel;

@@ -1,4 +1,4 @@
-// What programs built with checks know about their buffers, and the findings of a run. Linked into those only.
+// The state of buffers in programs built with checks, and the findings of a run. Linked only into those programs.
 #include "vnpu/check.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@ namespace {
 
 using ll = long long;
 
-// `[3, 0]`: where an element is in the buffer, and in which of its copies if there are several.
+// Writes `[3, 0]`: the index of an element in its buffer, and in which copy if there are several.
 struct Coordinates {
   char text[200];
   Coordinates(const Buffer &buffer, i64 element) {
@@ -43,7 +43,7 @@ struct Coordinates {
   }
 };
 
-// Whether every byte is as it was when the memory was taken; a multiple of 8 of them.
+// Whether every byte is as it was when the memory was allocated. The size is a multiple of 8.
 bool all_ones(const char *at, i64 bytes) {
   uint64_t all = ~uint64_t(0), word;
   for (i64 i = 0; i < bytes; i += 8) {
@@ -128,7 +128,7 @@ void Buffer::mark_run(i64 first, i64 end) {
 }
 
 uint8_t *Buffer::flags_from(const void *at, bool changes) {
-  // Full without being marked: all was written in one go.
+  // Full without flags: one operation wrote all elements.
   if (full()) memset(written_, 1, size_t(count));
   if (changes) __atomic_store_n(&hole_, i64(0), __ATOMIC_RELAXED);
   return written_ + (static_cast<const char *>(at) - base) / element;
@@ -136,11 +136,11 @@ uint8_t *Buffer::flags_from(const void *at, bool changes) {
 
 void Buffer::forget(Site by, const void *low, const void *high) {
   ended = by;
-  if (!written_ || garbage_seed) return;  // memory keeps what it holds
+  if (!written_ || garbage_seed) return;  // memory keeps its content
   const i64 first = (static_cast<const char *>(low) - base) / element;
   const i64 end = (static_cast<const char *>(high) - base) / element;
   if (first == end) return;
-  // Full without being marked: all was written in one go.
+  // Full without flags: one operation wrote all elements.
   if (full()) memset(written_, 1, size_t(count));
   memset(written_ + first, 0, size_t(end - first));
   __atomic_store_n(&hole_, first < hole_ ? first : hole_, __ATOMIC_RELAXED);
@@ -202,7 +202,7 @@ void fail_offset(Site site, const Buffer &buffer, const char *first) {
 
 namespace {
 
-// What a core makes of a vector that is not aligned, and what to do.
+// Explains what a core does with an unaligned vector, and the remedy.
 struct Masked {
   char text[400];
   Masked(const void *first, i64 bytes, bool writes) {
@@ -237,7 +237,7 @@ void fail_extent(const OperandPlace &at, int dimension, i64 size, i64 loops) {
 
 namespace {
 
-// Calls run(low, high) for every dense run of bytes that an access touches, in its order.
+// Calls run(low, high) for every dense run of bytes of an access, in its order.
 template <class Run>
 void each_run(const Access &a, Run run) {
   i64 dense = 1, index[kMaxRank] = {};
@@ -324,7 +324,7 @@ void writes_all(Site site, const Access &operand) {
 
 // ---- the buffers of a body ----
 
-// The buffer; behind it its elements, then a byte for each that tells whether it is written.
+// The buffer, then its elements, then one byte per element that says whether it is written.
 struct Arena::Block : Buffer {
   using Buffer::Buffer;
   Block *previous = nullptr, *next = nullptr;
@@ -347,7 +347,7 @@ namespace {
 
 constexpr i64 aligned(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
-// Before and behind every buffer, for accesses that miss it: a vector of 64 floats.
+// Guard bytes before and behind every buffer, to catch accesses outside of it: a vector of 64 floats.
 constexpr i64 kGap = 256;
 
 #if VNPU_SANITIZE
@@ -358,7 +358,7 @@ constexpr i64 kGuard = kGap;
 void forbid(const char *, i64) {}
 #endif
 
-// How much of the freed memory a body keeps.
+// How much freed memory a body keeps.
 constexpr i64 kRetainedBlocks = 256, kRetainedBytes = i64(4) << 20;
 
 }  // namespace
@@ -367,7 +367,7 @@ Buffer *Arena::make(const BufferLabel &label, int element, std::initializer_list
   const i64 skew = label.skew > 0 ? label.skew : 0;
   const i64 header = aligned(sizeof(Block)) + kGap + skew, bytes = count * element;
   char *const data = static_cast<char *>(pool_allocate(header + bytes + kGap + count, label.site)) + header;
-  // All ones is a NaN in every format: what nobody wrote must not look plausible.
+  // All ones is a NaN in every format, so that unwritten memory is easy to see.
   memset(data - kGap, 0xff, size_t(bytes + 2 * kGap));
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes + kGap);
   memset(written, 0, size_t(count));

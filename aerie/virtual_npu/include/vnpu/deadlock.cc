@@ -1,9 +1,9 @@
-// Who waits for whom when nothing can make progress.
+// Describes a deadlock: which operation waits for which.
 //
-// The nodes of the graph are operations and bodies that wait. A queued get waits for whoever may still put into
-// its place of the channel: an operation that was issued, or a tile or body whose text has such a put. An
-// operation that is held back waits for what holds it back, a herd for its tiles. A cycle in this graph is the
-// deadlock; where there is none, something waits for what nobody will do.
+// The nodes of the graph are operations and bodies that wait. A queued get waits for every put that may still come to its
+// member of the channel: an issued operation, or a tile or body with such a put in its text. An operation that is held back
+// waits for what holds it back, a herd for its tiles. A cycle in this graph is the deadlock; without a cycle, something waits
+// for an operation that never comes.
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -19,7 +19,7 @@ using Body = Process::promise_type;
 struct Node {
   const ExecutionPlace *where;
   Site site;
-  Body *body;        // that cannot go on before this is over
+  Body *body;        // the body that resumes after this operation
   Task *task;
   Channel *channel;  // of a put or get
   i64 index;
@@ -122,7 +122,7 @@ int Deadlock::node_of(const Task *task) {
   return -1;
 }
 
-// Whether a body has issued all it has and waits for the rest.
+// Whether a body has issued all of its operations and waits for them.
 bool Deadlock::is_at_end(const Body &body) {
   for (int i = 0; i < nodes_.size(); ++i) {
     auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
@@ -131,7 +131,7 @@ bool Deadlock::is_at_end(const Body &body) {
   return false;
 }
 
-// Whether among these is a put (or get) whose indices may be these. Who executes it, where that is known, tells more.
+// Whether a body may have a put (or get) with these indices. The coordinates of the body narrow the indices if they are known.
 bool Deadlock::may_do(const Ports *ports, const ExecutionPlace *where, const Channel &channel, bool put, i64 index) const {
   const Channel::Shape &shape = put ? channel.from_ : channel.to_;
   for (int p = 0; ports && p < ports->count; ++p) {
@@ -195,7 +195,7 @@ bool Deadlock::each_cause(int number, Visit visit) {
   const Node node = nodes_[number];
   if (node.transfer) return each_partner(node, visit);
   if (node.task) return each_reason(node.task, visit);
-  // A body: it goes on when the task does that resumes it.
+  // A body resumes when the task that it waits for is done.
   for (int i = 0; i < nodes_.size(); ++i) {
     auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
     if (resume && resume->handle == Process::Handle::from_promise(*node.body) && visit(i)) return true;
@@ -203,7 +203,7 @@ bool Deadlock::each_cause(int number, Visit visit) {
   return false;
 }
 
-// Depth first; on finding a cycle leaves it in path_.
+// Depth-first search; leaves a cycle in path_.
 bool Deadlock::search(int node) {
   nodes_[node].color = 1;
   path_.push(node);
@@ -275,7 +275,7 @@ void Deadlock::list_dead_ends(Text &text) {
   if (more) text.add("\n  and %d more", more);
 }
 
-// A get that has a part of what it takes and waits for the rest.
+// A get that has a part of its elements and waits for the rest.
 void Deadlock::refuse_unfilled() {
   for (int i = 0; i < nodes_.size(); ++i) {
     Transfer *const get = nodes_[i].transfer;

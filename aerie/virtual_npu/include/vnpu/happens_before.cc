@@ -1,4 +1,4 @@
-// The order checks: clocks, and who touched what last. Linked into programs that are built with checks.
+// The order checks: clocks, and the last accesses of each part of a buffer. Linked only into programs with checks.
 #include "vnpu/happens_before.h"
 
 #include <pthread.h>
@@ -34,17 +34,17 @@ void Clock::join(const Clock &other) {
   for (uint32_t i = 0; i < other.size_; ++i) times_[i] = times_[i] > other.times_[i] ? times_[i] : other.times_[i];
 }
 
-// ---- what lives as long as a run: lineages, events ----
+// ---- what stays for the whole run: issue orders, events ----
 
 namespace {
 
-// Plain values that stay where they are until the run ends; numbered from 1. Threads add side by side.
+// Plain values that do not move until the run ends, numbered from 1. Several threads add values concurrently.
 template <class T>
 class Store {
  public:
   T &operator[](uint32_t number) { return blocks_[(number - 1) / kBlock][(number - 1) % kBlock]; }
 
-  // The number after `last`, the thread's last one: threads take numbers in blocks. 0 when all are used up.
+  // Returns the number after `last`, the thread's last one: threads take numbers in blocks. Returns 0 when all are used up.
   uint32_t add(uint32_t &last) {
     if (last % kBlock == 0) {
       if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= max_count()) return 0;
@@ -57,7 +57,7 @@ class Store {
     return ++last;
   }
 
-  // Forgets all; holds so many from now on, rounded up to whole blocks.
+  // Drops all values and sets the capacity, rounded up to whole blocks.
   void clear(i64 max_count) {
     for (int block = 0; block < used_ && block < kBlocks; ++block) {
       free(blocks_[block]);
@@ -69,7 +69,7 @@ class Store {
 
  private:
   static constexpr int kBlock = 1024, kBlocks = 1 << 19;
-  // All is zero to begin with: 4 MB of anything else would lie in every program's file.
+  // Everything is zero at the start: otherwise every program file would have 4 MB more.
   T *blocks_[kBlocks] = {};
   int used_ = 0, unused_blocks_ = 0;
 
@@ -83,18 +83,18 @@ struct Event {
   const IssueOrder *lineage;
   uint32_t phase, task_loop, process, chain, time;
   bool is_task;
-  bool is_reported = false;  // that something is not ordered behind it
+  bool is_reported = false;  // that an access is not ordered after it
 };
 
 Store<Event> events;
 Store<IssueOrder> lineages;
-Store<ExecutionPlace> roots;  // the launch point of an island
+Store<ExecutionPlace> roots;  // the launch point of a task loop
 uint32_t bodies = 0, processes = 0, phase = 0;
 bool races_are_notes = false;
 i64 max_events = 0;
-i64 unchecked = 0;         // accesses that came when there was no memory for them
-bool lost_track = false;   // no memory for what says which body and island a strand belongs to
-uint32_t generation = 0;  // of runs: the numbers that threads kept of an earlier one are stale
+i64 unchecked = 0;         // accesses without a record, for lack of memory
+bool lost_track = false;   // no memory for the body and task loop of a strand
+uint32_t generation = 0;  // counts runs: numbers that threads kept from an earlier run are invalid
 
 struct Last {
   uint32_t event = 0, lineage = 0, root = 0, generation = 0;
@@ -148,7 +148,7 @@ const IssueOrder *new_lineage(const IssueOrder *around, uint32_t body, uint32_t 
 
 namespace {
 
-// Goes from both outwards to two operations of one body. False where there are none.
+// Goes outwards from both until it finds two operations of one body. Returns false if there are none.
 bool find_siblings(const IssueOrder *&earlier, const IssueOrder *&later) {
   while (earlier && later && earlier->depth > later->depth) earlier = earlier->around;
   while (earlier && later && later->depth > earlier->depth) later = later->around;
@@ -287,27 +287,27 @@ ClockSnapshot AsyncStrand::end() {
 
 uint32_t current_process() { return current_strand() ? current_strand()->process : 0; }
 
-// ---- who touched what ----
+// ---- the last accesses of buffers ----
 
 namespace {
 
-// Of one part of a buffer: the last write, and the latest reads since, as far as they fit.
+// The accesses of one part of a buffer: the last write, and the latest reads since, as far as they fit.
 struct Cell {
   static constexpr int kReaders = 3;
   uint32_t writer, readers[kReaders];
   bool operator==(const Cell &other) const { return __builtin_memcmp(this, &other, sizeof(Cell)) == 0; }
 };
 
-// One access while it is entered.
+// One access while it is recorded.
 struct Entry {
   const Strand &strand;
   const uint32_t event;
   const bool writes;
   const bool has_locks, is_l2;
-  bool is_forced = false;  // races, and is entered all the same
-  // The cell that was visited last, as it was and as it is; at first one that no cell is like.
+  bool is_forced = false;  // records it although it races
+  // The cell visited last, before and after; initially one that differs from every cell.
   Cell before{~0u, {}}, after{};
-  // The access that it races with, or is behind thanks to locks alone, and at which byte.
+  // The access that it races with, or that only locks order before it, and the byte.
   struct Other {
     uint32_t event = 0;
     bool writes = false;
@@ -335,8 +335,8 @@ bool happened_before(const Event &event, const Strand &strand) {
   return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
 }
 
-// Whether two herds of one body did it, which are on the device at the same time, and the earlier one has no token that
-// the later one could depend on.
+// Whether two herds of one body made the accesses, the herds are on the device at the same time, and the earlier one has no
+// token that the later one could depend on.
 bool are_herds(const Event &event, const Strand &strand) {
   const IssueOrder *earlier = event.lineage, *later = strand.lineage;
   if (event.phase != strand.phase || event.task_loop != strand.task_loop || !find_siblings(earlier, later)) return false;
@@ -345,7 +345,7 @@ bool are_herds(const Event &event, const Strand &strand) {
 
 }  // namespace
 
-// Parts are as small as the accesses so far needed them to be: a power of two bytes, all alike.
+// All parts have one size, a power of two bytes: the largest that the accesses so far allow.
 class Cells {
  public:
   explicit Cells(const Buffer &buffer) : bytes_(buffer.count * buffer.element), count_(1) {
@@ -356,13 +356,13 @@ class Cells {
   Cells(const Cells &) = delete;
   ~Cells() { free(cells_); }
 
-  // Makes parts as small as runs that begin and end at these bytes need them.
+  // Makes parts small enough for runs that start and end at these bytes.
   void refine(i64 low, i64 high);
 
-  // Enters a run of an access: bytes [low, high) of the buffer. False where it races.
+  // Records one run of an access: bytes [low, high) of the buffer. Returns false if it races.
   bool enter(Entry &entry, i64 low, i64 high);
 
-  // Whether everything so far happened before a strand; else the event that did not.
+  // Returns 0 if every access so far happened before a strand, else an event that did not.
   bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
   Entry::Other unsettled(const Strand &strand) const;
 
@@ -399,7 +399,7 @@ bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
   return true;
 }
 
-// Gives the event that this one races with, or 0. What is behind a read is behind the write before that.
+// Returns the event that this one races with, or 0. What is ordered after a read is ordered after the write before it.
 uint32_t Entry::visit(Cell &cell, i64 byte) {
   uint32_t unordered = 0;
   bool is_behind_reader = false;
@@ -414,7 +414,7 @@ uint32_t Entry::visit(Cell &cell, i64 byte) {
     cell = Cell{event, {}};
     return 0;
   }
-  // A read that happened before this one says nothing that this one does not.
+  // Drops reads that happened before this one: they add nothing.
   int place = int(event % Cell::kReaders);
   for (int i = Cell::kReaders - 1; i >= 0; --i) {
     if (!cell.readers[i] || happened_before(events[cell.readers[i]], strand)) place = i;
@@ -426,7 +426,7 @@ uint32_t Entry::visit(Cell &cell, i64 byte) {
 bool Cells::enter(Entry &entry, i64 low, i64 high) {
   for (i64 i = low / granule_, last = (high - 1) / granule_; i <= last; ++i) {
     Cell &cell = cells_[i];
-    // Most parts have the same past as the one before.
+    // Most parts have the same history as the part before.
     if (cell == entry.before) {
       cell = entry.after;
       continue;
@@ -457,7 +457,7 @@ void release_cells(Cells *cells) { delete cells; }
 
 namespace {
 
-// A buffer of the tile itself needs no records as long as only its program order touches it.
+// A tile's own buffer needs no records while only its program order touches it.
 bool is_private(const Buffer &buffer, const Strand &strand) {
   return !__atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE) && buffer.owner == strand.process && !strand.is_fork;
 }
@@ -470,7 +470,7 @@ Cells &cells_of(Buffer &buffer) {
   return *buffer.cells;
 }
 
-// 0: there is no memory for it.
+// 0 means that there is no memory for it.
 uint32_t new_event(Site site, const Strand &strand) {
   const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(this_thread().event);
   if (!number) {
@@ -484,12 +484,12 @@ uint32_t new_event(Site site, const Strand &strand) {
   return number;
 }
 
-// Both in one tile, which runs in program order: a token is missing, and that does no harm here.
+// Both are in one tile, which runs in program order: a token is missing, without harm here.
 bool is_in_order(const Event &event, const Strand &strand) {
   return event.process == strand.process && !event.is_task && !strand.is_task;
 }
 
-// What puts two accesses in order where no token does.
+// What orders two accesses without a token.
 enum class Guard { kNothing, kTile, kLocks, kText };
 
 struct Wording {
@@ -542,7 +542,7 @@ void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Ot
   here = outer;
 }
 
-// Calls run(first byte, end) for every run of bytes that a side touches, until one gives true.
+// Calls run(first byte, end) for every run of bytes of a side, until one returns true.
 template <class Run>
 bool each_run(const Access &side, Run run) {
   i64 bytes = side.element;
@@ -598,7 +598,7 @@ void observe(Site site, const Use &use, Strand &strand) {
   observe(site, side, use.writes, strand);
 }
 
-// Of a tile: a sequencer frees when all that it issued before is done (Sequencer::dealloc).
+// In a tile. A sequencer frees a buffer when all that it issued before is done (Sequencer::dealloc).
 void check_settled(Site site, const Buffer &buffer) {
   const Strand *const strand = current_strand();
   const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
@@ -616,7 +616,7 @@ bool watched(const Buffer &buffer) {
   if (!strand || is_private(buffer, *strand)) return false;
   if (buffer.owner != strand->process) return true;
   if (strand->covers) return false;
-  // What only this tile touches, in its order or asynchronously, cannot race once all that went before is known.
+  // A buffer that only this tile touches, in its order or asynchronously, cannot race once all earlier operations are known.
   Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
   return strand->is_fork || !cells->is_settled(*strand);
 }

@@ -1,10 +1,9 @@
-// What happened before what: the partial order of a program's operations, for finding data races.
+// The happens-before order of a program's operations, for finding data races.
 //
-// Everything that runs in program order is a Strand: a tile, the body of a launch or segment, one asynchronous
-// operation. Its clock tells, per chain of strands, how far that chain is known to have come: through tokens,
-// through blocks taken from a channel, through the begin and the end of a herd, through program order. Two
-// accesses are ordered when the later one's clock knows the earlier one. In builds without checks a Strand is
-// empty and costs nothing.
+// Everything that runs in program order is a Strand: a tile, the body of a launch or segment, one asynchronous operation. Its
+// clock has, for each chain of strands, how much of that chain is known to have happened before: through tokens, blocks taken
+// from a channel, the start and the end of a herd, and program order. Two accesses are ordered if the later one's clock knows
+// the earlier one. In builds without checks a Strand is empty and costs nothing.
 #pragma once
 
 #include "vnpu/memory.h"
@@ -13,7 +12,7 @@
 
 namespace vnpu {
 
-// Bytes that an operation touches.
+// The bytes that an operation touches.
 struct Use {
   const char *low, *high;
   bool writes;
@@ -22,15 +21,14 @@ struct Use {
 #endif
 };
 
-// What executes an operation of a launch or segment on the device, as far as its locks go: mlir-air's air-to-aie puts
-// locks around every transfer from and to a buffer in L1 or L2, in program order; the cores of a herd are in program
-// order too, and lock what they share with another herd (AIRToAIESchedulingUtils.cpp, getLockForDMA; AIRToAIEPass.cpp,
-// allocateSharedL1BufferLocks).
-// A function's own operations are the host's, which waits for launches by their tokens only.
+// Which engine executes an operation of a launch or segment on the device, for its locks. mlir-air's air-to-aie puts locks
+// around every transfer from and to a buffer in L1 or L2, in program order. The cores of a herd run in program order too, and
+// lock what they share with another herd (AIRToAIESchedulingUtils.cpp, getLockForDMA; AIRToAIEPass.cpp,
+// allocateSharedL1BufferLocks). The operations of a function itself are the host's, which waits for launches by their tokens
+// only.
 enum class Engine : uint8_t { kNone, kTransfer, kCores, kHost };
 
-// An operation as the body that issued it knows it: the body, how many that one issued before, whether it has a
-// token, and what executes it.
+// An operation in the body that issued it: the body, its number there, whether it has a token, and what executes it.
 struct IssueOrder {
   const IssueOrder *around;
   uint32_t body, issue;
@@ -41,7 +39,7 @@ struct IssueOrder {
 
 #if VNPU_CHECKS
 
-// The time that each chain is known to have reached.
+// For each chain, the time that is known to have been reached.
 class Clock {
  public:
   Clock() = default;
@@ -59,7 +57,7 @@ class Clock {
   uint32_t size_ = 0, capacity_ = 0;
 };
 
-// A clock as it was at one moment, shared by all who hold it.
+// A copy of a clock at one moment. Copies share their memory.
 class ClockSnapshot {
  public:
   ClockSnapshot() = default;
@@ -74,26 +72,26 @@ class ClockSnapshot {
   SharedPtr<Shared> shared_;
 };
 
-// The chains of an island: strands of which each one begins after the one before has ended, as far as possible.
+// The chains of a task loop. The strands of a chain run one after the other, as far as possible.
 class StrandChains {
  public:
   StrandChains() = default;
   StrandChains(const StrandChains &) = delete;
   ~StrandChains();
-  // A chain for number `flat` of what `site` starts after chain `before`: one whose last strand `clock` knows.
+  // Gives the chain for number `flat` of what `site` starts. It prefers chain `before` and chains whose last strand `clock`
+  // knows.
   uint32_t choose(uint32_t before, Site site, i64 flat, const Clock &clock);
   uint32_t advance(uint32_t chain) { return ++times_[chain]; }
 
  private:
-  // Where more strands than this are under way at once, one chain takes several: races among them go unseen, and a
-  // note says so.
+  // If more strands than this run at once, they share chains. Races among those go unseen, and a note says so.
   static constexpr int kSiblings = 8;
   struct Family {
     uint32_t before;
     Site site;
     i64 flat;
     int size;
-    i64 merged;  // strands that had to share a chain with others under way
+    i64 merged;  // strands that had to share a chain with running ones
     uint32_t chains[kSiblings];
     Family *next;
   };
@@ -105,7 +103,7 @@ class StrandChains {
 };
 
 struct Strand {
-  uint32_t phase = 0;    // counts what ran one after the other in a function: launches
+  uint32_t phase = 0;    // counts the launches that a function ran one after the other
   uint32_t task_loop = 0;   // counts launch points
   uint32_t process = 0;  // the tile or body it belongs to
   uint32_t chain = 0, time = 0;
@@ -114,30 +112,30 @@ struct Strand {
   const ExecutionPlace *where = nullptr;
   bool is_fork = false;   // an asynchronous operation
   bool is_task = false;   // that a sequencer issued
-  bool covers = false;    // has told what it touches of its tile's own buffers, so that single accesses need not
+  bool covers = false;    // its own buffers' accesses were all recorded at its start, so that single accesses need no record
   Clock clock;
-  Clock forked;  // what its asynchronous operations did, whether or not it waited for them
+  Clock forked;  // what its asynchronous operations did, whether it waited for them or not
   struct Origin {
     uint32_t chain;
     Site site;
     i64 flat;
   } origin{};
 
-  // Is made by `before`, as number `flat` of what `site` makes there.
+  // Starts as number `flat` of what `site` starts in `before`.
   void begin(const Strand &before, Site site, i64 flat, const IssueOrder *lineage);
-  // Starts: by now it has learned what it waited for.
+  // Starts to run. It knows what it waited for by now.
   void start();
-  // The same for an operation that runs beside the body that issues it.
+  // The same for an operation that runs concurrently with its body.
   void begin_task(const Strand &body, Site site, const IssueOrder *own) {
     begin(body, site, 0, own);
     is_fork = is_task = true;
   }
-  // Begins the body of a launch point, or of a function: an island of its own.
+  // Starts the body of a launch point or of a function, with a task loop of its own.
   void start_task_loop(StrandChains &chains, const ExecutionPlace *where);
   // Becomes the strand of a tile or body.
   void enter(const ExecutionPlace *where);
   void learn(const Strand &other) { clock.join(other.clock); }
-  // Of one that has ended: all that it did.
+  // Learns everything that a finished strand did.
   void learn_all(const Strand &other) {
     clock.join(other.clock);
     clock.join(other.forked);
@@ -145,7 +143,7 @@ struct Strand {
   void learn(const ClockSnapshot &mark) {
     if (mark.clock()) clock.join(*mark.clock());
   }
-  // What it did so far, for another to learn; what it does next comes later.
+  // A snapshot of what the strand did so far, for others to learn. Its later operations are not part of it.
   ClockSnapshot publish();
 };
 
@@ -153,7 +151,7 @@ struct Strand {
 extern thread_local Strand **strand_slot;
 inline Strand *current_strand() { return strand_slot ? *strand_slot : nullptr; }
 
-// What a thread executes from now on.
+// Sets what a thread executes.
 class Executing {
  public:
   Executing() : outer_(strand_slot) { strand_slot = &idle_; }
@@ -167,7 +165,7 @@ class Executing {
   Strand **outer_;
 };
 
-// Executes as another strand while it lives.
+// Executes as another strand during its lifetime.
 class StrandScope {
  public:
   explicit StrandScope(Strand &strand) : outer_(*strand_slot) { *strand_slot = &strand; }
@@ -178,7 +176,7 @@ class StrandScope {
   Strand *outer_;
 };
 
-// The asynchronous operation of a tile. It runs where it stands, but is ordered only by what it depends on.
+// The strand of a tile's asynchronous operation. It executes at its place in the text, but only its dependencies order it.
 class AsyncStrand {
  public:
   template <class... Marks>
@@ -188,8 +186,8 @@ class AsyncStrand {
     strand_.start();
   }
   AsyncStrand(const AsyncStrand &) = delete;
-  // What it touches, told once for all of its accesses to the buffers of its tile. Of a buffer that tiles share, it
-  // may touch the part of its own tile only, so there every access counts by itself.
+  // Records all of its accesses to the buffers of its tile at once. Of a buffer that tiles share, it may touch its own tile's
+  // part only, so there each access is recorded by itself.
   void covers(Site site, std::initializer_list<Use> uses);
   ClockSnapshot end();
 
@@ -215,20 +213,20 @@ const IssueOrder *new_lineage(const IssueOrder *around, uint32_t body, uint32_t 
                               Engine engine = Engine::kNone);
 uint32_t new_body();
 
-// Whether a body puts the later of two of its operations behind the earlier one by itself, as it does for
-// conflicting accesses unless both are asynchronous: then only tokens count.
+// Whether a body runs the later of two of its conflicting operations after the earlier one by itself. It does so unless both
+// are asynchronous: then only tokens count.
 bool holds_back(const IssueOrder *earlier, const IssueOrder *later);
 
-// Whether locks put them in program order where they touch one buffer that has locks: a read and a write are kept
-// apart, and so is all that cores do; two transfers that write the same bytes are not.
+// Whether locks run them in program order where they touch one buffer that has locks: locks separate a read from a write, and
+// all operations of cores, but not two transfers that write the same bytes.
 bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const IssueOrder *later, bool later_writes);
 
-// Records an access. Fails when an earlier one, of which one of the two is a write, is not ordered before it.
+// Records an access. Fails if it is not ordered after an earlier access and one of the two is a write.
 void observe(Site site, const Access &side, bool writes, Strand &strand);
 void observe(Site site, const Use &use, Strand &strand);
 
-// A run begins: forgets all of the last one; `max_events` accesses are remembered from now on. It has ended: what was
-// not checked becomes a note. A function goes on after everything before has ended.
+// begin_order: a run starts; earlier records are dropped, and up to `max_events` accesses are recorded. end: it has ended;
+// accesses without a record become a note. A function continues after everything before has ended.
 void begin_order(bool races_are_notes, i64 max_events);
 void end_order();
 void next_phase();
@@ -308,7 +306,7 @@ inline Use writes(Pointer data, i64 extent) {
   return use(data, extent, true);
 }
 
-// A transfer that the one who executes it makes itself.
+// A transfer that its own strand executes.
 inline void dma(Site site, const Access &dst, const Access &src) {
 #if VNPU_CHECKS
   observe(site, src, false, *current_strand());

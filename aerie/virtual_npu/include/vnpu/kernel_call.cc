@@ -1,5 +1,5 @@
-// Calls of external kernels in programs built with checks: what the kernel tells through the host AIE API, and what
-// can be seen of the rest when it has returned.
+// Calls of external kernels in programs built with checks: what the kernel reports through the host AIE API, and what can be
+// seen of the rest after it has returned.
 #include <stdio.h>
 
 #include "vnpu/memory.h"
@@ -74,7 +74,7 @@ void KernelCall::misaligned(const void *at, i64 bytes, bool writes) {
   }
 }
 
-// A vector of which some lanes are written may be read: the kernel may mask the others off.
+// A vector may be read if some of its lanes are written: the kernel may mask the others off.
 void KernelCall::read(Buffer &buffer, const char *low, i64 bytes) {
   if (!buffer.full() && !buffer.written_in_part(low, low + bytes)) {
     buffer.mark_changed(low, low + bytes);
@@ -90,8 +90,8 @@ void KernelCall::fail_outside(int argument, const char *low, const char *high, b
   __builtin_unreachable();
 }
 
-// A kernel also writes by plain C++, which nobody sees. What is no longer all ones was written; integers may be all
-// ones for good reason, so that there everything counts as written unless the kernel told otherwise.
+// A kernel also writes by plain C++, which is not reported. Elements that are no longer all ones were written. An integer may
+// be all ones legitimately, so integers all count as written unless the kernel reported otherwise.
 void KernelCall::finish() {
   known_.add(key_);
   for (int i = 0; i < count_; ++i) {

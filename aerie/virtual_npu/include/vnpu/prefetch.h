@@ -1,8 +1,8 @@
-// Streams, asked of memory before their turn: a CPU by itself asks for too little while it computes.
+// Prefetches streams of memory: a CPU by itself requests too few lines while it computes.
 //
-// What a core gets of memory is the lines that it has under way, over the time that memory takes for one. Where L1 has most
-// of them a stream is asked for once, into L1. VNPU_L2_ASKS says that L2 has more (aerie/common/cpu.py): then a line is
-// asked into L2 early, and into L1 late, when it has come so far, so that it holds none of L1's few requests for long.
+// The bandwidth of one core is the lines that it has in flight, divided by the latency of one line. If L1 has the most requests
+// in flight, a stream is prefetched once, into L1. VNPU_L2_PREFETCH says that L2 has more (aerie/common/cpu.py): then a line is
+// prefetched into L2 early, and into L1 shortly before it is read, so that it occupies one of L1's few requests only briefly.
 #pragma once
 
 #include <stdint.h>
@@ -11,7 +11,7 @@ namespace vnpu {
 
 #define VNPU_PREFETCH __attribute__((always_inline)) inline
 
-// Bytes that a stream is asked for ahead of what is read of it, early and, where that is not 0, soon before its turn.
+// Distance in bytes between the read position of a stream and the two prefetches. 0 means no second prefetch.
 #if defined(VNPU_L2_PREFETCH)
 constexpr int64_t kFirstDistance = 16384, kSecondDistance = 1024;
 VNPU_PREFETCH void prefetch_early(const char *line) { __builtin_prefetch(line, 0, 2); }
@@ -23,7 +23,8 @@ VNPU_PREFETCH void prefetch_soon(const char *line) {
   if (kSecondDistance > 0) __builtin_prefetch(line);
 }
 
-// Of a stream that lies in a row, whose byte `at` is read now. Behind its end that brings what nobody reads.
+// Prefetches for a contiguous stream whose byte `at` is read now. Near the end of the stream this loads lines that nothing
+// reads.
 VNPU_PREFETCH void prefetch_ahead(const char *at) {
   prefetch_early(at + kFirstDistance);
   prefetch_soon(at + kSecondDistance);

@@ -76,7 +76,7 @@ struct Member {  // of a bundle of channels
   int max_in_flight;
 };
 
-// A line of the trace: an actor, or an engine that works beside its body.
+// A line of the trace: an actor, or an engine that works concurrently with its body.
 struct Lane {
   char name[260];
 };
@@ -89,7 +89,7 @@ struct Event {
   char point[60];  // of the launch
 };
 
-// More events than this are counted, not kept.
+// More events than this are counted, but not stored.
 constexpr int kMaxEvents = 1 << 20;
 
 Rows<Actor> actors;
@@ -107,7 +107,7 @@ void write_point(char *text, size_t capacity, const ExecutionPlace &where) {
   else snprintf(text, capacity, " (%lld, %lld)", (long long)where.x, (long long)where.y);
 }
 
-// The index of the row that `same` accepts, from the last one on; -1: there is none.
+// Returns the index of the row that `same` accepts, searched from the end; -1 if there is none.
 template <class T, class Same>
 int find(Rows<T> &rows, int last, Same same) {
   for (int i = 0; i < rows.size(); ++i) {
@@ -159,7 +159,7 @@ void close(int number) {
   if (number >= 0 && number < events.size()) events[number].end = now++;
 }
 
-// The memory space that ends the text of a memref type: `memref<8x8xbf16, 2 : i32>`.
+// The memory space at the end of the text of a memref type: `memref<8x8xbf16, 2 : i32>`.
 int space_of(const Buffer *buffer) {
   if (!buffer) return 0;
   const char *last = strrchr(buffer->label.type, ',');
@@ -171,7 +171,7 @@ int space_of(const Buffer *buffer) {
 
 constexpr int kL1 = 2;
 
-// A name as a JSON text: symbols of MLIR may hold anything.
+// A name as a JSON string: symbols of MLIR may contain any character.
 struct Quoted {
   char text[560];
   explicit Quoted(const char *name) {

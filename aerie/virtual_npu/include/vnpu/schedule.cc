@@ -1,4 +1,4 @@
-// Sequencers: in what order the operations of a body begin.
+// Sequencers: the order in which the operations of a body start.
 #include "vnpu/schedule.h"
 
 namespace vnpu {
@@ -23,8 +23,8 @@ Sequencer::~Sequencer() {
   for (int i = 0; i < groups_.size(); ++i) delete groups_[i].after;
 }
 
-// Forgets finished tasks. Called when the lists have doubled since the last time. With checks, later operations
-// still learn from the latest of them.
+// Drops finished tasks. Called when the lists have doubled since the last time. With checks, later operations still learn from
+// the latest of them.
 void Sequencer::sweep() {
   constexpr int kRemembered = kChecks ? 256 : 0;
   const int claims = claims_.size();
@@ -67,8 +67,8 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
 
 #if VNPU_CHECKS
 
-// Behind a conflicting operation. Two that have tokens are merely kept apart, so that a run in order gives the same
-// result every time; a run that draws its schedule lets them go, unless the device has locks for them.
+// Waits for a conflicting operation. Two operations with tokens are only kept apart, so that a run in program order gives the
+// same result every time. A run with a random schedule does not even do that, unless the device has locks for them.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
     const Claim &claim = claims_[i];
@@ -87,7 +87,8 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
 
 #else
 
-// Behind the conflicting operations, from the latest on. One that writes all that is used here waits for those before it.
+// Waits for the conflicting operations, from the latest on. An operation that writes all the bytes used here waits for those
+// before it.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (const Use &use : uses) {
     if (!use.writes && !conflict(use, written_)) continue;
@@ -148,7 +149,7 @@ Token Sequencer::transfer(Site site, Dependencies after, Channel &channel, i64 i
   task->transfer.relay = relay;
   task->retain();
   End *end = nullptr;
-  // From the latest on: a loop uses the same ones over and over.
+  // From the latest on, because a loop uses the same ones again and again.
   for (int i = ends_.size() - 1; i >= 0 && !end; --i) {
     if (ends_[i].channel == &channel && ends_[i].index == index && ends_[i].is_put == is_put) end = &ends_[i];
   }
@@ -173,7 +174,7 @@ Token Sequencer::close_group() {
   if (group.after->task()) joined->await(group.after->task());
   for (int i = group.first_member; i < members_.size(); ++i) {
     joined->await(members_[i]);
-    // Members of an inner group belong to the outer one too.
+    // Members of an inner group belong to the outer group too.
     if (groups_.size() == 0) members_[i]->release();
   }
   if (groups_.size() == 0) members_.shrink(group.first_member);
@@ -190,7 +191,7 @@ void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
   resume->release();
 }
 
-// A join of what it waits for; what that is keeps it alive.
+// A join of what it waits for; that keeps it alive.
 Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
   Join *joined = new Join(task_loop_);
   joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false, own_engine()));

@@ -1,14 +1,14 @@
 // Programs with channels: tiles as coroutines, engines as tasks, channels between them.
 //
-// One thread runs an Island to its end. What is in it takes turns:
+// One thread runs a TaskLoop to its end. Its members take turns:
 //   Process    a coroutine: the body of a tile, a segment or a launch
 //   Task       an engine operation that a sequencer issued: a copy, a put or get, a herd, a segment
-//   Sequencer  walks a launch or segment body in program order and issues its operations as tasks, each held
-//              back only by earlier, unfinished tasks that touch the same bytes (one of them writing), by
-//              tokens, and by the previous operation on the same end of the same channel. In a schedule that is
-//              drawn at random, two operations that both have tokens are held back by tokens alone
+//   Sequencer  walks a launch or segment body in program order and issues its operations as tasks. A task is held back
+//              only by earlier, unfinished tasks that touch the same bytes (one of them writing), by tokens, and by the
+//              previous operation on the same end of the same channel. In a random schedule, only tokens order two
+//              operations that both have tokens
 //   Channel    a bundle of bounded queues; a put copies its block in, a get copies it out
-//              or has it on loan; several gets of one put share the block
+//              or borrows it; several gets of one put share the block
 // The first two are in task_loop.h, channels in channel.h, the memory of blocks in storage.h; sequencers are here.
 #pragma once
 
@@ -64,22 +64,22 @@ class Sequencer {
   Token get(Site site, Dependencies after, Channel &channel, i64 index, const Access &side) {
     return transfer(site, after, channel, index, side, false);
   }
-  // Of a buffer that passes blocks on.
+  // For a buffer that passes blocks on.
   Token put(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, RelayBuffer *relay) {
     return transfer(site, after, channel, index, side, true, relay);
   }
   Token get(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, RelayBuffer *relay) {
     return transfer(site, after, channel, index, side, false, relay);
   }
-  // A put of a launch that writes no memory from outside but this.
+  // A put of a launch whose only memory from outside is this one.
   Token put(Site site, Dependencies after, Channel &channel, i64 index, Access side, Written written) {
     side.stays = true;
     for (const Use &use : written) side.stays = side.stays && (side.high <= use.low || use.high <= side.low);
     return transfer(site, after, channel, index, side, true);
   }
 
-  // Gives a buffer back when everything issued before that uses it is done, with or without a token: on the device,
-  // buffers stay where they are, and the compiler does not let the last use hold the deallocation back.
+  // Frees a buffer when everything issued before that uses it is done, with or without a token: on the device, buffers do not
+  // move, and the compiler does not let the last use delay the deallocation.
   template <class Pointer>
   void dealloc(Site site, Pointer data, i64 extent) {
     const auto take_back = [this, site, data] { arena.dealloc(site, data); };
@@ -92,7 +92,7 @@ class Sequencer {
   void open_group(const Token &after);
   Token close_group();
 
-  // Suspends the body itself until a token, or everything in conflict with `uses`, or everything, is done.
+  // Suspends the body until a token, or everything that conflicts with `uses`, or everything, is done.
   struct Awaiter {
     Strand &strand;
     Token until;
@@ -149,10 +149,10 @@ class Sequencer {
   TaskLoop &task_loop_;
   ExecutionPlace where_;
   Strand &strand_;        // of the body itself
-  Strand ended_;          // what the forgotten tasks did
+  Strand ended_;          // what the tasks did that were dropped from the lists
   List<Claim> claims_;    // what unfinished tasks touch
-  List<Use> stretches_;   // around the uses of so many claims each
-  Use written_{};         // around all that any task so far writes
+  List<Use> stretches_;   // the union of the uses of each group of claims
+  Use written_{};         // the union of all that any task so far writes
   List<Task *> tasks_;    // unfinished tasks
   List<End> ends_;
   List<Group> groups_;

@@ -6,9 +6,9 @@ namespace vnpu {
 
 namespace {
 
-constexpr int kBlock = 8, kMantissa = 7;  // bits beside the sign
+constexpr int kBlock = 8, kMantissa = 7;  // without the sign
 
-// Numbers of bf16 by their bits: `count` blocks of 8.
+// Numbers of bf16 bits: `count` blocks of 8.
 struct Factor {
   const uint16_t *at;
   int count, along, across;  // steps from one number of a block to the next, and from one block to the next
@@ -17,7 +17,7 @@ struct Factor {
 
 int exponent(uint16_t bits) { return bits >> 7 & 0xff; }
 
-// The first number of all blocks behind which none is anything but zero.
+// The first number, of all blocks, after which every number is zero.
 int first_unused(const Factor &blocks) {
   for (int k = kBlock; k > 0; --k) {
     for (int i = 0; i < blocks.count; ++i) {
@@ -27,7 +27,7 @@ int first_unused(const Factor &blocks) {
   return 0;
 }
 
-// The bits that the most of the blocks lose to what stands from `first` on.
+// The most bits that a block loses to the numbers from `first` on.
 int max_lost(const Factor &blocks, int first) {
   int most = 0;
   for (int i = 0; i < blocks.count; ++i) {

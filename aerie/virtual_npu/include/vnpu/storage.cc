@@ -1,4 +1,4 @@
-// Blocks on their way, and those that a launch keeps.
+// Blocks between puts and gets, and the blocks that a launch retains.
 #include "vnpu/storage.h"
 
 namespace vnpu {
@@ -53,7 +53,7 @@ SharedBlock RetainedBlocks::block(Site site, const Access &from) {
     entry.remember(from);
     known_.push(&entry);
   } else if (!entry.equals(from)) {
-    return SharedBlock(site, from);  // another block's place
+    return SharedBlock(site, from);  // the entry belongs to another block
   }
   entry.is_used = true;
   if (entry.shared_block) return entry.shared_block;

@@ -1,5 +1,5 @@
-// Memory that programs with channels hold: arrays that grow, blocks on their way from a put to its gets, and blocks that
-// stay for the next points of a launch.
+// Memory of programs with channels: growing arrays, the blocks between a put and its gets, and blocks that stay for the next
+// points of a launch.
 #pragma once
 
 #include <pthread.h>
@@ -41,7 +41,7 @@ class List {
   int size_ = 0, capacity_ = 0;
 };
 
-// The same, of which there is mostly one.
+// A growing array that mostly has one element.
 template <class T>
 class SmallList {
  public:
@@ -64,16 +64,16 @@ class SmallList {
 
 // ---- blocks ----
 
-// A dense block of elements on its way. All who get it share it; when the last of them is gone, so is the block.
+// A dense block of elements between a put and its gets. All receivers share it; the last one frees it.
 class SharedBlock {
  public:
   SharedBlock() = default;
   SharedBlock(Site site, const Access &from);
   explicit operator bool() const { return bool(shared_); }
   char *data() const { return reinterpret_cast<char *>(shared_.get()) + kHeader; }
-  // `count` of its `all` elements, from one on.
+  // `count` of its `all` elements, from `first` on.
   Access part(i64 all, int element, i64 first, i64 count) const { return run(data(), all, element, first, count); }
-  // The same of other memory; with checks a byte for each element lies behind them all.
+  // The same for other memory. With checks, one byte for each element follows all elements.
   static Access run(char *data, i64 all, int element, i64 first, i64 count) {
     Access part = dense(data + first * element, count, element);
 #if VNPU_CHECKS
@@ -87,7 +87,7 @@ class SharedBlock {
 
  private:
   static constexpr i64 kHeader = 64;
-  // Before the elements.
+  // In front of the elements.
   struct Shared {
     static void operator delete(void *block) { pool_free(block); }
     int holders;
@@ -95,9 +95,9 @@ class SharedBlock {
   SharedPtr<Shared> shared_;
 };
 
-// Blocks in their order, of memory that stays until the launch ends: the points of a launch that read the same get the same
-// block, which is kept when it is asked for a second time. What a point did not ask for is gone when the next one begins: so
-// blocks are few enough for the caches, and new ones come where old ones were.
+// Caches blocks, in order, in memory that stays until the launch ends. Points of a launch that read the same elements share one
+// block, which is stored at its second request. A block that one point did not use is freed when the next point starts. So the
+// blocks fit the caches, and new blocks reuse their memory.
 class RetainedBlocks {
  public:
   static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
@@ -108,14 +108,14 @@ class RetainedBlocks {
  private:
   friend class Launch;
   static constexpr int kDims = 4, kEntries = 1024;
-  static constexpr i64 kBytes = 1 << 22;  // what a core's share of the caches may be
+  static constexpr i64 kBytes = 1 << 22;  // a core's share of the caches
   struct alignas(64) Entry {
-    const char *first = nullptr;  // and all else that makes the access
+    const char *first = nullptr;  // this and the fields below identify the access
     i64 count;
     int element, rank;
     i64 sizes[kDims], strides[kDims];
     SharedBlock shared_block;
-    bool is_used;  // by the present point, or just now by the one before
+    bool is_used;  // by the present point, or by the one before if the present point has just started
     bool equals(const Access &access) const;
     void remember(const Access &access);
     i64 bytes() const { return count * element; }
@@ -128,13 +128,13 @@ class RetainedBlocks {
   RetainedBlocks *next_ = nullptr;
 };
 
-// All points of a launch: what they have in common.
+// The state that all points of a launch share.
 class Launch {
  public:
   Launch() = default;
   Launch(const Launch &) = delete;
   ~Launch();
-  // Blocks that nobody else has now, for one point; and back for the next one.
+  // acquire() gives one point blocks that no other thread uses; release() returns them for the next point.
   RetainedBlocks *acquire();
   void release(RetainedBlocks *retained);
 
@@ -143,8 +143,8 @@ class Launch {
   RetainedBlocks *free_ = nullptr;
 };
 
-// What a tile's buffer has for its contents: a block that a channel lends it, or its own memory, into which the channel
-// copies all else.
+// The memory of a tile's buffer: a block that a channel lends it, or its own memory. The channel copies into its own memory
+// what it cannot lend.
 template <class T>
 class LentBuffer {
  public:
@@ -154,7 +154,7 @@ class LentBuffer {
     shared_block = SharedBlock();
     return own_;
   }
-  // After it: where the elements are.
+  // After the get: where the elements are.
   T *block() const { return shared_block ? reinterpret_cast<T *>(shared_block.data()) : own_; }
 
   SharedBlock shared_block;
@@ -163,7 +163,7 @@ class LentBuffer {
   T *const own_;
 };
 
-// The same of a buffer that only passes blocks on: where a block is that stays, or its own memory. Gets and puts of it come
+// The same for a buffer that only passes blocks on. It points to a retained block, or to its own memory. Its gets and puts run
 // one after the other.
 class RelayBuffer {
  public:
@@ -173,9 +173,10 @@ class RelayBuffer {
     block_ = block;
     is_elsewhere_ = true;
   }
-  // Its own memory has it now.
+  // The own memory has the elements now.
   void hold() { is_elsewhere_ = false; }
-  // What a put reads that would read the own memory; where it must, the block comes there first.
+  // Makes a put that would read the own memory read the block instead. If no access pattern can do that, copies the block to
+  // the own memory first.
   void materialize(Site site, Access &side);
 
  private:
@@ -184,7 +185,7 @@ class RelayBuffer {
   bool is_elsewhere_ = false;
 };
 
-// What a get has so far, where several puts fill it.
+// The part of a get that has arrived, if several puts fill it.
 struct PartialGet {
   PartialGet() = default;
   PartialGet(const PartialGet &) = delete;

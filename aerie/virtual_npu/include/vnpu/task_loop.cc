@@ -1,4 +1,4 @@
-// Islands: tasks that wait for each other, processes, and whose turn it is.
+// Tasks that wait for each other, processes, and which of them runs next.
 #include "vnpu/channel.h"
 #include "vnpu/entry.h"
 
@@ -37,7 +37,7 @@ void Task::finish() {
 Token join(const Token *const *tokens, int count) {
   Join *joined = nullptr;
   for (int i = 0; i < count; ++i) {
-    // What is done holds nothing back; but with checks it is known.
+    // A finished task holds nothing back. With checks, its strand is still learned.
     Task *task = kChecks ? tokens[i]->task() : tokens[i]->unfinished();
     if (!task) continue;
     if (!joined) joined = new Join(task->task_loop);
@@ -105,7 +105,7 @@ bool TaskLoop::next(Work &work) {
     return false;
   }
   if (random_) {
-    // Any of what is ready may come next.
+    // Any operation that is ready may run next.
     Work &chosen = queue_[head_ + int(random_.below(uint64_t(queue_.size() - head_)))];
     const Work other = queue_[head_];
     queue_[head_] = chosen;
