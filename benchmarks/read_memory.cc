@@ -1,5 +1,5 @@
-// How fast memory can be read: every thread adds up a part of it, eight vectors at a time, and asks for it early, as all of
-// ours that reads a stream does, or leaves that to the CPU.
+// Measures how fast memory can be read: every thread adds up a part of it, eight vectors at a time, with prefetches, as in our
+// code that reads streams, or without.
 
 #include <cstdint>
 #include <cstring>

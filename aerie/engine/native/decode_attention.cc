@@ -1,9 +1,9 @@
-// Decode attention on the host: one query position against the KV cache, read where it lies.
+// Decode attention on the host: one query position against the KV cache, which is read in place.
 //
-// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score is the same wherever
-// it falls in a tile, a head's softmax is one thread's work, and an element's sum over the positions too: so the number
-// of threads, which share out heads, positions and elements, changes no bit. The instruction set does: by the lanes that
-// a score is added up in, and by its fused multiply-adds.
+// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score does not depend on its place
+// in a tile. One thread computes a head's softmax, and an element's sum over the positions: so the number of threads, which
+// share heads, positions and elements, changes no bit. The instruction set does: by the number of lanes that add up a score,
+// and by its fused multiply-adds.
 //
 // A head must be whole pairs of vectors (vectors.h): at most 32 elements.
 
@@ -26,9 +26,9 @@ namespace {
 
 constexpr int kTile = kLanes;  // dot products at a time: HEADS heads against kTile / HEADS positions
 
-// The position of the first of so many new rows, and the positions that a decoded token attends to: first .. last - 1.
-// Rows that are not one after the other have their positions in `to`, which is null else. Where what is attended to is
-// no run, as in pages of a pool, `seen` has where in the cache each of last - first positions lies, in their order.
+// position: of the first of `rows` new rows. first .. last - 1: the positions that a decoded token attends to. to: the
+// position of each new row if they are not contiguous, else null. seen: the place in the cache of each of the last - first
+// positions, in order, if they are not contiguous (pages of a pool), else null.
 struct Place {
   std::int64_t position, rows, first, last;
   const std::int64_t *to, *seen;
@@ -36,17 +36,17 @@ struct Place {
 
 // One layer's part of a decoded token; __init__.py has the same struct.
 struct Layer {
-  const std::uint16_t* query;                  // (heads * head_dim)
-  const std::uint16_t *key_rows, *value_rows;  // (rows, kv_heads * head_dim): of the tokens themselves
-  std::uint16_t *keys, *values;                // (kv_heads, capacity, head_dim)
-  std::uint16_t* out;                          // (heads * head_dim)
+  const std::uint16_t* query;  // (heads * head_dim)
+  const std::uint16_t *key_rows, *value_rows;  // (rows, kv_heads * head_dim): the new tokens' keys and values
+  std::uint16_t *keys, *values;  // (kv_heads, capacity, head_dim)
+  std::uint16_t* out;  // (heads * head_dim)
   std::int64_t heads, kv_heads, head_dim, capacity, threads;
   const Place* place;
 };
 
 struct Job : Layer {
   std::int64_t group, first, positions;
-  std::int64_t padded;  // positions, to whole tiles
+  std::int64_t padded;  // positions, rounded up to whole tiles
   const std::int64_t* seen;
   float scale;
 
@@ -60,27 +60,27 @@ struct Job : Layer {
         scale(float(1 / std::sqrt(double(head_dim)))) {}
 };
 
-// ASK(line) for each of these elements' lines in memory.
+// Calls ASK(line) for each cache line of these elements.
 template <auto ASK>
 INLINE void each_line(const std::uint16_t* from, std::int64_t elements) {
   const char* const bytes = reinterpret_cast<const char*>(from);
   for (std::int64_t at = 0; at < elements * 2; at += 64) ASK(bytes + at);
 }
 
-// Where positions lie, of a head's rows: one after the other. Width: a number, or one that the compiler knows.
+// Rows of a head whose positions are contiguous. Width: a number, or a constant that the compiler knows.
 template <class Width>
 struct InARow {
   Width width;
 
   InARow(const Job&, Width width) : width(width) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + at * width; }
-  // Of `count` positions from `at` on, which are read now, `elements` of each row: what comes after them is asked for.
+  // `count` positions from `at` on are read now, `elements` of each row: prefetches what comes after them.
   INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
     for (std::int64_t i = 0; i < count; ++i) each_line<vnpu::prefetch_ahead>(rows + (at + i) * width, elements);
   }
 };
 
-// The same where `seen` says it.
+// Rows of a head whose positions are given by `seen`.
 template <class Width>
 struct Scattered {
   Width width;
@@ -130,8 +130,8 @@ INLINE Floats score_of_tile(const float* query, const std::uint16_t* const* rows
   return sums_of(sums);
 }
 
-// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[position * HEADS + head]. Rows
-// past the last are the last again.
+// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[position * HEADS + head]. Rows after
+// the last repeat the last.
 template <int HEADS, class Layout>
 void score(const Job& job, Layout layout, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
            float* scores) {
@@ -145,7 +145,7 @@ void score(const Job& job, Layout layout, const float* query, const std::uint16_
   }
 }
 
-// Softmax of HEADS heads without its division: scores become weights, and their sums go to totals.
+// Softmax of HEADS heads without the division: replaces scores by weights, and writes their sums to totals.
 template <int HEADS>
 void soften(float* scores, std::int64_t positions, std::int64_t padded, float* totals) {
   std::fill(scores + positions * HEADS, scores + padded * HEADS, -std::numeric_limits<float>::infinity());
@@ -166,15 +166,15 @@ void soften(float* scores, std::int64_t positions, std::int64_t padded, float* t
   for (int head = 0; head < HEADS; ++head) totals[head] = sums[head];
 }
 
-// Vectors of sums that fit in registers beside what is added to them, and positions after which they are put aside.
-// Eight sums would wait for their last addition all the time: while they do, the CPU begins the next short run.
+// Vectors of sums that fit in registers together with their addends, and positions after which the sums are stored. Eight sums
+// would each wait for their last addition; meanwhile the CPU starts the next short run.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSums = 16, kRun = 64;
 #else
 constexpr int kSums = 8, kRun = 8;
 #endif
 
-// To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of `count` positions from `at` on.
+// Adds the weighted values of `count` positions from `at` on to the sums of HEADS heads, PAIRS * kPair elements each.
 template <int HEADS, int PAIRS, class Layout, class Count>
 INLINE void add_values(Layout layout, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
                        float* sums) {
@@ -211,7 +211,7 @@ INLINE void add_run(Layout layout, const float* weights, const std::uint16_t* va
   if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(layout, weights, values, at, count, from, to, sums);
 }
 
-// The values, weighted and added, of HEADS heads: elements from .. to - 1. sums: room for HEADS * head_dim.
+// Adds up the weighted values of HEADS heads: elements from .. to - 1. sums: HEADS * head_dim floats.
 template <int HEADS, class Layout>
 void mix(const Job& job, Layout layout, const float* weights, const float* totals, const std::uint16_t* values,
          std::int64_t from, std::int64_t to, float* sums, std::uint16_t* out) {
@@ -230,7 +230,7 @@ void mix(const Job& job, Layout layout, const float* weights, const float* total
   }
 }
 
-// The query's elements in the order in which Pair gives those of a key.
+// Reorders the query's elements as Pair reorders those of a key.
 void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
   for (std::int64_t at = 0; at < count; at += kPair) {
     const Pair pair(query + at);
@@ -239,7 +239,7 @@ void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
   }
 }
 
-// f(HEADS, first) for as many query heads at a time as there are: four, two or one.
+// Calls f(HEADS, first) for groups of four, two or one query heads.
 template <class F>
 INLINE void in_passes(std::int64_t heads, F f) {
   std::int64_t head = 0;
@@ -248,7 +248,7 @@ INLINE void in_passes(std::int64_t heads, F f) {
   for (; head < heads; ++head) f(std::integral_constant<int, 1>(), head);
 }
 
-// The query heads that share a KV head, in a room of so many floats.
+// The query heads that share a KV head, with buffers in a given memory.
 class Group {
  public:
   static std::int64_t room(const Job& job) { return job.group * (job.padded + 2 * job.head_dim + 1); }
@@ -291,7 +291,7 @@ class Group {
   }
 
  private:
-  // f(lie), where the width that most models have is known to the compiler.
+  // Calls f(layout), with the most common width as a constant for the compiler.
   template <class F>
   INLINE void with_layout(F f) const {
     if (job_.head_dim == 64) with_layout(f, std::integral_constant<std::int64_t, 64>());
@@ -308,14 +308,14 @@ class Group {
   float *const scores_, *const query_, *const sums_, *const totals_;
 };
 
-// So many floats, this thread's own as long as it asks for no others.
+// A buffer of floats of this thread; the next call replaces it.
 float* own_room(std::int64_t floats) {
   thread_local std::vector<float> room;
   if (std::int64_t(room.size()) < floats) room.resize(floats);
   return room.data();
 }
 
-// Whole KV heads, taken one by one: whoever comes late does fewer.
+// Whole KV heads, taken one by one: a thread that starts late does fewer.
 class ByHeads {
  public:
   explicit ByHeads(const Job& job) : job_(job) {}
@@ -335,9 +335,8 @@ class ByHeads {
   std::atomic<std::int64_t> next_{0};
 };
 
-// Pieces of KV heads, where whole ones would leave threads idle: first scores, positions by positions, then sums, elements
-// by elements. Who scores a head's last piece makes its softmax, and pieces are taken in order: so what a sum waits for is
-// under way.
+// Pieces of KV heads, if whole ones would leave threads idle: first scores, by positions, then sums, by elements. The thread
+// that scores a head's last piece computes its softmax. Pieces are taken in order, so what a sum waits for is always running.
 class ByPieces {
  public:
   ByPieces(const Job& job, std::int64_t threads)
@@ -387,7 +386,7 @@ class ByPieces {
   const Job& job_;
   const std::int64_t length_, pieces_, ranges_;
   float* const room_;
-  std::vector<std::atomic<std::int64_t>> unscored_;  // pieces of each KV head; -1 once it has its softmax
+  std::vector<std::atomic<std::int64_t>> unscored_;  // pieces that remain of each KV head; -1 once it has its softmax
   std::atomic<std::int64_t> next_{0};
 };
 
@@ -402,7 +401,7 @@ constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, callin
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// New rows of keys and values, stored at their positions of the cache. Gives 0.
+// Stores new rows of keys and values at their positions of the cache. Returns 0.
 EXPORTED int keep_rows(const Layer* layer, void*, void*) {
   const std::int64_t width = layer->head_dim, heads = layer->kv_heads;
   const Place& place = *layer->place;
@@ -417,7 +416,7 @@ EXPORTED int keep_rows(const Layer* layer, void*, void*) {
   return 0;
 }
 
-// Attention over the cache, into the layer's `out`. Gives 0.
+// Computes attention over the cache, into the layer's `out`. Returns 0.
 EXPORTED int decode_attention(const Layer* layer, void*, void*) {
   const Job job(*layer);
   const std::int64_t work = 2 * job.heads * job.head_dim * job.positions;

@@ -89,8 +89,8 @@ inline constexpr int width = N % 8 == 0 ? 8 : 4;
 
 namespace vnpu::dots {
 
-// Width columns of c += a b. a: M x K, row by row; b: K rows, N apart, from its first column of these; both bf16 by
-// their bits. c: M vectors of `width` f32, `step` apart. how: any order but kOneByOne.
+// Adds a b to Width columns of c. a: M x K, row by row. b: K rows, N apart, from the first of these columns. Both are bf16
+// bits. c: M vectors of `width` f32, `step` apart. how: any order but kOneByOne.
 template <Order how, int M, int N, int K, class Row>
 __attribute__((always_inline)) inline void multiply_add([[maybe_unused]] const uint16_t *a, [[maybe_unused]] const uint16_t *b,
                                                         [[maybe_unused]] Row *c, [[maybe_unused]] int step) {

@@ -362,7 +362,7 @@ class Cells {
   // Records one run of an access: bytes [low, high) of the buffer. Returns false if it races.
   bool enter(Entry &entry, i64 low, i64 high);
 
-  // Returns 0 if every access so far happened before a strand, else an event that did not.
+  // Whether every access so far happened before a strand; unsettled() gives an access that did not.
   bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
   Entry::Other unsettled(const Strand &strand) const;
 

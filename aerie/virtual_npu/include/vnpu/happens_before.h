@@ -78,8 +78,7 @@ class StrandChains {
   StrandChains() = default;
   StrandChains(const StrandChains &) = delete;
   ~StrandChains();
-  // Gives the chain for number `flat` of what `site` starts. It prefers chain `before` and chains whose last strand `clock`
-  // knows.
+  // Gives the chain for number `flat` of what `site` starts after chain `before`: one whose last strand `clock` knows.
   uint32_t choose(uint32_t before, Site site, i64 flat, const Clock &clock);
   uint32_t advance(uint32_t chain) { return ++times_[chain]; }
 

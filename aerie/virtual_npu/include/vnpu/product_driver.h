@@ -1,9 +1,9 @@
-// How a matrix product is cut for a micro-kernel (product_kernels.h).
+// Cuts a matrix product for a micro-kernel (product_kernels.h).
 //
-// kDepth steps of k at a time: the rows of a are packed, one after the other, to stay in L2 of the CPU; then panels of
-// kColumns columns of b are packed, each to stay in L1 while all rows pass by. Meanwhile what comes next is fetched, but for
-// what the CPU foresees by itself.
-// Panels are independent of each other and go to all threads. Few rows are cut in another way (product_few_rows.h).
+// It takes kDepth steps of k at a time. The rows of a are packed one after the other, to stay in the CPU's L2. Then panels of
+// kColumns columns of b are packed, each to stay in L1 while it meets all rows. The next data are prefetched meanwhile, except
+// what the CPU prefetches by itself. Panels are independent and are shared out to all threads. Products of few rows are cut
+// differently (product_few_rows.h).
 #pragma once
 
 #include "vnpu/product_few_rows.h"
@@ -21,11 +21,11 @@
 
 namespace vnpu::product {
 
-// What will be packed next, fetched piece by piece while something else is multiplied.
+// The data that are packed next, prefetched piece by piece during other multiplications.
 class PackPrefetcher {
  public:
   PackPrefetcher() = default;
-  // Columns of an operand over steps of k, in so many turns. A line of the cache holds kLine of whichever is a run.
+  // Columns of an operand over steps of k, in several turns. A cache line holds kLine numbers along whichever index is a run.
   PackPrefetcher(const bf16 *operand, const Places &steps, const Places &columns, i64 turns)
       : operand_(operand), steps_(steps), columns_(columns) {
     down_ = steps.run == kLine ? kLine : 1;
@@ -66,11 +66,11 @@ class Driver : Operands {
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr bool kReadsUnpacked = same_type<Left, bf16>;
-  // Steps of k of a packed panel, and rows of a that are packed at once.
+  // Steps of k of a packed panel, and rows of a that are packed at a time.
   static constexpr i64 kDepth = Kernel::kPanelBytes * Kernel::kSteps / (Kernel::kColumns * i64(sizeof(Packed)));
   static constexpr i64 kMaxRows = Kernel::kRowsBytes / (kDepth * i64(sizeof(Left)));
-  static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
-  static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
+  static constexpr i64 kWorthPacking = 4;         // minimum panels that read the same rows
+  static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than waking a thread
 
   // Some panels of c.
   void columns(i64 first, i64 end) const {
@@ -102,7 +102,7 @@ class Driver : Operands {
 
   static Places panel_of(const Offsets &columns, i64 panel) { return columns.some(panel * Kernel::kColumns, Kernel::kColumns); }
 
-  // Columns that are runs of k the CPU foresees by itself, as pack takes 16 of them at a time from end to end.
+  // If columns are runs of k, the CPU prefetches them by itself: pack reads 16 of them at a time from end to end.
   PackPrefetcher panel_at(i64 panel, i64 k, i64 turns) const {
     if (k >= k_ || b_steps_.has_whole_lines()) return PackPrefetcher();
     return PackPrefetcher(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, panel), turns);
@@ -111,7 +111,7 @@ class Driver : Operands {
     return k < k_ ? PackPrefetcher(product_.a, a_steps_.some(k, kDepth), a_rows_.some(m, kMaxRows), turns) : PackPrefetcher();
   }
 
-  // Rows of a from step k on as runs of k: as they lie, or packed.
+  // Rows of a from step k on as runs of k: in place, or packed.
   void place_rows(i64 first, i64 count, i64 k, Left *packed, const Left **rows) const {
     const i64 length = (depth(k) + Kernel::kGroup - 1) / Kernel::kGroup * Kernel::kGroup;
     for (i64 m = 0; m < count; ++m) {
@@ -143,7 +143,7 @@ class Driver : Operands {
     else return widen(value);
   }
 
-  // Rows of c from `m` on, so many at a time as long as there are as many; then half as many.
+  // Multiplies rows of c from `m` on, kRows at a time as long as there are as many; then half as many.
   template <int Rows>
   void add_rows(i64 m, i64 end, const Left *const *rows, const Packed *panel, i64 k, const Places &columns,
                 PackPrefetcher &of_a, PackPrefetcher &of_b) const {
@@ -167,7 +167,7 @@ class Driver : Operands {
   const bool is_run_;
 };
 
-// With the micro-kernel of many rows; or by Few, where that serves operands as they lie.
+// Uses the micro-kernel of many rows, or Few if it can read the operands in place.
 template <class Kernel, class Few = FewRows<Unserved>>
 void multiply(const Product &product) {
   if constexpr (!same_type<Few, FewRows<Unserved>>) {

@@ -1,14 +1,14 @@
-// How a matrix product of few rows is cut: what it costs is to bring b from memory, which has no rows to share that with.
+// Cuts a matrix product of few rows. Its cost is reading b from memory, because few rows share each read.
 //
-// So b is never kept. Its panels of kColumns columns follow each other as they lie in memory, and in a panel the steps of k,
-// kChunk at a time: a chunk is turned into a buffer of L1 while the chunk before it is multiplied, piece by piece, so that
-// neither waits for the other (product_few.h has the pieces). Of a chunk, eight columns are read at a time, four lines of the
-// cache each: the CPU follows so many streams by itself, and not the 32 of a panel line by line. Meanwhile the next panel
-// is asked for, in the order in which it lies in memory; where memory is busy, for the CPU drops requests then, a second
-// time a chunk ahead.
+// So b is never stored. Its panels of kColumns columns follow each other in the order of memory, and within a panel the steps
+// of k, kChunk at a time. A chunk is transposed into a buffer in L1 while the chunk before it is multiplied, piece by piece, so
+// that neither waits for the other (product_few.h has the pieces). Eight columns of a chunk are read at a time, four cache
+// lines each: the CPU prefetches eight streams by itself, but not the 32 of a whole panel. Meanwhile the next panel is
+// prefetched in the order of memory. If memory is busy, the CPU drops prefetches, so each line is prefetched once more, a chunk
+// ahead.
 //
-// The rows of a are packed once for kMostSteps steps of k, step by step, and stay in L2. Panels are independent of each other;
-// every thread has neighbouring ones, a stretch of memory of its own.
+// The rows of a are packed once for kMaxSteps steps of k, step by step, and stay in L2. Panels are independent. Every thread
+// has neighbouring panels, a contiguous part of memory.
 #pragma once
 
 #include <time.h>
@@ -18,15 +18,15 @@
 
 namespace vnpu::product {
 
-// The pieces of b, turned one after the other: a chunk at a time, while the one before it is multiplied.
+// The pieces of b, transposed one after the other: a chunk at a time, while the chunk before it is multiplied.
 template <class Kernel>
 class Pieces {
  public:
   using Packed = typename Kernel::Packed;
   static constexpr i64 kChunk = 128;  // steps of k
 
-  // From step `from` of b on, so many steps of all these columns, through two buffers of a chunk each. Then, if that is not
-  // null, the same steps from `next` on will be wanted.
+  // Reads `steps` steps of all these columns from step `from` of b on, through two buffers of a chunk each. `next`: the same of
+  // the columns that follow, to be prefetched; null means none.
   Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, Packed *const *buffers)
       : first_(from),
         columns_(columns),
@@ -41,14 +41,14 @@ class Pieces {
     begin();
     end_chunk();
   }
-  // Whether lines are asked for a second time from now on.
+  // Sets whether lines are prefetched a second time from now on.
   void prefetch_twice(bool twice) { again_ = twice; }
   // The chunk that is to be multiplied.
   const Packed *turned() const { return other_; }
-  // Whether all of the one after it is turned.
+  // Whether all of the chunk after it is transposed.
   bool is_done() const { return group_ >= groups_; }
 
-  // A piece of that one, of which some are left.
+  // Transposes one of the remaining pieces of that chunk.
   VNPU_INLINE void turn() {
     if (prefetch_columns_ < end_) prefetch();
     Kernel::turn(at_, columns_ + group_ * kPieceColumns, to_ + line_ * kPiecePairs * Kernel::kPacked + group_ * kPieceColumns);
@@ -57,7 +57,7 @@ class Pieces {
     if (++line_ == lines_) line_ = 0, at_ = chunk_, ++group_;
     if (Kernel::kFetches && !is_done()) fetch();
   }
-  // All that is left of it, which is to be multiplied now; and another one is begun, if there is one.
+  // Transposes the remaining pieces of the chunk, makes it the one to be multiplied, and starts another one if there is one.
   VNPU_INLINE void end_chunk() {
     while (!is_done()) turn();
     Packed *const turned = to_;
@@ -82,7 +82,7 @@ class Pieces {
     group_ = line_ = 0;
     at_ = chunk_;
   }
-  // This piece of the next chunk: of what was asked for a panel ago the CPU drops some while memory has much to do.
+  // Prefetches this piece of the next chunk again: the CPU drops some of the earlier prefetches while memory is busy.
   VNPU_INLINE void prefetch_again() const {
     const bool is_last = left_ <= kChunk;
     const i64 *const columns = columns_ + group_ * kPieceColumns + (is_last ? Kernel::kColumns : 0);
@@ -91,13 +91,13 @@ class Pieces {
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(from + columns[i]);
   }
-  // The next piece comes from L2 while this one is turned.
+  // Fetches the next piece from L2 while this one is transposed.
   VNPU_INLINE void fetch() const {
     const i64 *const columns = columns_ + group_ * kPieceColumns;
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(at_ + columns[i]);
   }
-  // As many lines as a piece has, side by side, of the next panel.
+  // Prefetches as many lines as a piece has, side by side, of the next panel.
   VNPU_INLINE void prefetch() {
     const bf16 *const row = prefetch_row_ + *prefetch_columns_ + prefetch_step_;
 #pragma GCC unroll 8
@@ -127,9 +127,9 @@ class FewRows : Operands {
  public:
   explicit FewRows(const Product &product) : Operands(product) {}
 
-  // Before anything is known of where operands lie.
+  // Called before the layout of the operands is known.
   static bool may_serve(const Product &product) { return rows_of(product) <= kMaxOutputRows; }
-  // Whether a and b come in whole pieces, in which rows of a and columns of b are runs of k.
+  // Whether a and b consist of whole pieces, in which rows of a and columns of b are runs of k.
   bool serves() const {
     return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.has_whole_lines() && b_steps_.is_run();
   }
@@ -143,17 +143,17 @@ class FewRows : Operands {
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
-  static constexpr i64 kMaxOutputRows = 32;          // rows of c
+  static constexpr i64 kMaxOutputRows = 32;  // rows of c
   static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
-  static constexpr i64 kMaxSteps = 4096;  // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
+  static constexpr i64 kMaxSteps = 4096;  // a panel of them is 256 KB; for more steps, or more than 16 rows, half
   static constexpr i64 kPackedRows = 8;  // rows of a that are packed at a time
-  static constexpr i64 kSlow = 40;  // nanoseconds for a KB of b by which memory is too busy for all requests
-  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
+  static constexpr i64 kSlow = 40;  // nanoseconds for a KB of b above which memory counts as busy
+  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than waking a thread
 
-  // Panels of c and steps of k, and what a thread has of its own.
+  // Panels of c and steps of k, and the memory of one thread.
   struct Work {
     i64 first, end;  // panels
-    i64 k, steps;  // the steps under way
+    i64 k, steps;  // the present steps
     const Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
     Packed *turned[2];  // a chunk of b each
     float *sums;  // m x kColumns
@@ -181,10 +181,10 @@ class FewRows : Operands {
     return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
   }
 
-  // Left of kRows rows over so many steps.
+  // Packs kRows rows over some steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
 
-  // Of the last of them on, rows are repeated up to kPackedRows.
+  // After the last row, rows are repeated up to kPackedRows.
   void pack_rows(const Work &work, Left *packed) const {
     for (i64 m = 0; m < m_; m += kPackedRows, packed += kPackedRows / kRows * lefts(work.steps)) {
       i64 rows[kPackedRows];
@@ -195,7 +195,7 @@ class FewRows : Operands {
     }
   }
 
-  // next: the step of k after those under way.
+  // next: the first step of k after the present ones.
   void add_panels(const Work &work, i64 next) const {
     const i64 chunks = (work.steps + kChunk - 1) / kChunk, before = work.first * kColumns;
     const i64 count = (work.end * kColumns < n_ ? work.end * kColumns : n_) - before;
@@ -223,7 +223,7 @@ class FewRows : Operands {
     }
   }
 
-  // The steps from `first` on, which are turned, to all rows. Pieces are spread over all that is to be added.
+  // Adds the products of the transposed steps from `first` on to all rows, and transposes pieces evenly in between.
   void add_chunk(const Work &work, i64 first, Pieces<Kernel> &pieces) const {
     const i64 left = work.steps - first, steps = left < kChunk ? left : kChunk;
     const Left *from = work.packed + lefts(first);
@@ -235,7 +235,7 @@ class FewRows : Operands {
     }
   }
 
-  // As many rows as there are, or the next power of two, but kLeastRows at least.
+  // The number of rows, or the next power of two, but kMinRows at least.
   template <int Rows>
   static void add_up_to(int rows, const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
     if constexpr (Rows > Kernel::kMinRows) {
@@ -244,8 +244,8 @@ class FewRows : Operands {
     add<1, Rows, true>(a, steps, c, pieces);
   }
 
-  // A chunk, or as many as there are of so many steps. A piece is turned whenever so many times kPairsAPiece pairs of steps
-  // were added, but every 16 at least. A function by itself, so that sums stay in registers whatever stands around it.
+  // Adds a chunk, or the steps that remain. A piece is transposed after every Times x kPairsAPiece pairs of steps, but at least
+  // after every 16. A separate function, so that sums stay in registers.
   template <int Times, int Rows, bool kMany>
   [[gnu::noinline]] static void add(const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
     constexpr int kTargetPairs = Times * Kernel::template kPairsAPiece<Rows>,

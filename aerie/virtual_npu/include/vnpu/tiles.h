@@ -73,7 +73,7 @@ struct Factor {
   i64 row;
 };
 
-// Sums in Below x Beside tiles (one or two each): tile 0, on its right 1, below them 2 and 3. An instruction's sums are ready
+// Sums in Down x Across tiles (one or two each): tile 0, on its right 1, below them 2 and 3. An instruction's sums are ready
 // after three more instructions have started, so four tiles are added to in turn. In memory a tile's rows are kRow bytes apart,
 // the tile on its right is kRight bytes away and the one below kBelow.
 template <int Down, int Across, int kRow, int kRight, int kBelow>

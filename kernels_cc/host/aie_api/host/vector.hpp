@@ -157,8 +157,8 @@ AIE_HOST_INLINE vector<T, N> from_wide(const registers<wide_t<T>, N>& value) {
 extern "C" __attribute__((cold)) void vnpu_kernel_misaligned(const void* at, long bytes, bool writes);
 #endif
 
-// Stops at an access that the device would silently move to an aligned address: with AIE_HOST_CHECK_ALIGNMENT any, in
-// programs built with checks one to a buffer that the virtual NPU knows the place of.
+// Stops at an access that the device would silently move to an aligned address: any such access with AIE_HOST_CHECK_ALIGNMENT,
+// and in programs with checks an access to a buffer whose address on the device is known.
 template <typename T, unsigned N>
 AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_unused]] bool writes) {
   [[maybe_unused]] constexpr std::size_t bytes = N * sizeof(T) < 64 ? N * sizeof(T) : 64;
@@ -176,13 +176,13 @@ AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_un
 #endif
 }
 
-// Tells the virtual NPU, in programs built with checks, what a kernel reads and writes.
+// Reports to the virtual NPU, in programs built with checks, what a kernel reads and writes.
 #if VNPU_CHECKS
-extern "C" __thread int vnpu_kernel_watched;  // whether it wants to know of the call that this thread makes
+extern "C" __thread int vnpu_kernel_watched;  // whether the virtual NPU needs reports of this thread's call
 extern "C" __attribute__((cold)) void vnpu_kernel_read(const void* at, long bytes);
 extern "C" __attribute__((cold)) void vnpu_kernel_write(const void* at, long bytes);
 extern "C" void vnpu_kernel_product(const std::uint16_t* left, int rows, const std::uint16_t* right);
-// Of block floating point: bf16 by their bits.
+// For block floating point: bf16 bits.
 AIE_HOST_INLINE void report_product(const std::uint16_t* left, int rows, const std::uint16_t* right) {
   vnpu_kernel_product(left, rows, right);
 }
@@ -253,7 +253,7 @@ AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
 }
 
 namespace host {
-// Asks memory for so many bytes in time: a core's DMA fetches a buffer while the core works on the one before.
+// Prefetches some bytes: on the device, a core's DMA fetches a buffer while the core works on the one before.
 template <unsigned Bytes>
 AIE_HOST_INLINE void prefetch_ahead(const void* at) {
   const char* const from = static_cast<const char*>(at);
@@ -261,7 +261,7 @@ AIE_HOST_INLINE void prefetch_ahead(const void* at) {
 }
 }  // namespace host
 
-// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps. One that streams asks memory early.
+// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps. One that only reads a stream prefetches.
 template <typename T, unsigned N, bool Streams = false>
 class vector_iterator {
  public:
@@ -310,7 +310,7 @@ template <unsigned N, typename T>
 AIE_HOST_INLINE auto cbegin_vector(const T* at) {
   return vector_iterator<const T, N>(at);
 }
-// Of a buffer that nobody writes meanwhile: a stream.
+// For a buffer that nothing writes during the walk: a stream.
 template <unsigned N, typename T>
 AIE_HOST_INLINE auto cbegin_restrict_vector(const T* at) {
   return vector_iterator<const T, N, true>(at);
