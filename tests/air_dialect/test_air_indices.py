@@ -190,14 +190,14 @@ BOTH = [
 @pytest.mark.parametrize("operator", BOTH, ids=lambda operator: operator.name)
 def test_ranges_and_multiples_hold_every_number(operator: IndexOperator) -> None:
     """Over all small ranges, and over all small multiples."""
-    told = 0
+    count = 0
     for left, right in ranges():
         found = INTERVALS.apply(operator, [left, right])
         pairs = itertools.product(range(left[0], left[1] + 1), range(right[0], right[1] + 1))
         results = [result for a, b in pairs if (result := NUMBERS.apply(operator, [a, b])) is not None]
-        told += found is not None
+        count += found is not None
         assert found is None or all(found[0] <= result <= found[1] for result in results)
-    assert told
+    assert count
     for left_by, right_by in itertools.product(range(5), repeat=2):
         divisor = MULTIPLES.apply(operator, [Divisibility(left_by), Divisibility(right_by)])
         assert divisor is not None

@@ -26,16 +26,16 @@ from benchmarks.figures import CONCURRENT_CLIENTS, TARGETS
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def chunk(told: dict[str, Any] | str) -> bytes:
-    event = f"data: {told if isinstance(told, str) else json.dumps(told)}\n\n".encode()
+def chunk(payload: dict[str, Any] | str) -> bytes:
+    event = f"data: {payload if isinstance(payload, str) else json.dumps(payload)}\n\n".encode()
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
-def said(text: str, **more: Any) -> bytes:
+def delta(text: str, **more: Any) -> bytes:
     return chunk({"choices": [{"delta": {"content": text}}], **more})
 
 
-WHOLE = [HEAD, said(""), said("Par"), said("is"), said("", timings={"predicted_n": 2}), chunk("[DONE]")]
+WHOLE = [HEAD, delta(""), delta("Par"), delta("is"), delta("", timings={"predicted_n": 2}), chunk("[DONE]")]
 
 
 @pytest.fixture
@@ -107,7 +107,7 @@ def test_what_the_client_computes_itself_does_not_count(
         ),
         ([HEAD], "the server ended in the middle of an answer; its log says why"),
         (
-            [HEAD, said("a"), chunk({"error": {"message": "it broke"}}), b"0\r\n\r\n"],
+            [HEAD, delta("a"), chunk({"error": {"message": "it broke"}}), b"0\r\n\r\n"],
             "the server's answer failed: it broke",
         ),
         ([*WHOLE, b"0\r\n\r\n"], "an answer over HTTP has 2 tokens, and 3 were asked for"),
@@ -120,7 +120,7 @@ def test_what_is_no_answer(answering: Any, parts: list[bytes], message: str) -> 
 
 def test_an_answer_without_text(answering: Any) -> None:
     with pytest.raises(UserError, match=r"^the server's answer has no text: b'HTTP"):
-        answering(HEAD, said("", timings={"predicted_n": 1}), b"0\r\n\r\n").streamed(["a"], 1)
+        answering(HEAD, delta("", timings={"predicted_n": 1}), b"0\r\n\r\n").streamed(["a"], 1)
 
 
 def test_a_server_that_says_nothing(answering: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -118,13 +118,13 @@ def test_what_cannot_be_compiled_is_known_before_anything_runs(
         return build_program(plan)
 
     monkeypatch.setattr(processes, "build_program", noting)
-    told: list[tuple[ComparisonItem, int]] = []
+    progress: list[tuple[ComparisonItem, int]] = []
     backend = faulty_npu.failing_backend()
-    failed = compile_ahead([ITEM, OTHER], backend, tmp_path, lambda item, done: told.append((item, done)))
+    failed = compile_ahead([ITEM, OTHER], backend, tmp_path, lambda item, done: progress.append((item, done)))
     assert {item: outcome.status for item, outcome in failed.items()} == dict.fromkeys(
         (ITEM, OTHER), ItemStatus.NOT_COMPILED
     )
-    assert sorted(done for _, done in told) == [1, 2]
+    assert sorted(done for _, done in progress) == [1, 2]
     assert builders == {threading.current_thread()}  # xDSL's builders disturb each other in threads
     known, other = compare_all(
         [ITEM, OTHER], lambda item, _: ItemOutcome(item, ItemStatus.SAME), print, {ITEM: failed[ITEM]}
@@ -227,10 +227,10 @@ def test_after_a_lost_device_nothing_is_run() -> None:
         asked.append(item)
         return ItemOutcome(item, ItemStatus.FAILED if item.case else ItemStatus.SAME, lost=item.case == 1)
 
-    told: list[str] = []
-    outcomes = list(compare_all(items, compare_one, lambda item, phase: told.append(f"{item} {phase}"), {}))
+    lines: list[str] = []
+    outcomes = list(compare_all(items, compare_one, lambda item, phase: lines.append(f"{item} {phase}"), {}))
     assert asked == items[:2]
-    assert told == ["gemm[0] running", "gemm[1] running"]
+    assert lines == ["gemm[0] running", "gemm[1] running"]
     assert [outcome.status.value for outcome in outcomes] == ["same", "failed", "not run", "not run"]
     assert outcomes[3].message == "gemm[1] left a device that answers no more"
 

@@ -56,7 +56,7 @@ def test_another_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("message", "status"),
     [
         ("g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", CheckStatus.OK),
         ("g++ (GCC) 10.2.1 20210110", CheckStatus.FAILED),
@@ -65,8 +65,8 @@ def test_another_system(tmp_path: Path) -> None:
         ("a compiler of my own", CheckStatus.UNKNOWN),
     ],
 )
-def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, status: CheckStatus) -> None:
-    compiler = tool(tmp_path / "cxx", f"echo '{said}'")
+def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, status: CheckStatus) -> None:
+    compiler = tool(tmp_path / "cxx", f"echo '{message}'")
     monkeypatch.setenv("VNPU_CXX", str(compiler))
     assert basics.compiler(machine(tmp_path)).status is status
 
@@ -191,25 +191,25 @@ def test_memory_that_cannot_be_told_refuses_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("no such/thing here", "is neither a folder"), ("no-such-folder", "is neither a folder")],
 )
-def test_no_checkpoint(tmp_path: Path, name: str, said: str) -> None:
+def test_no_checkpoint(tmp_path: Path, name: str, message: str) -> None:
     finding = basics.checkpoint(machine(tmp_path, model=name))
     assert finding.status is CheckStatus.FAILED
-    assert said in finding.actual
+    assert message in finding.actual
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"), [("config.json", "cannot read"), ("model.safetensors", "model.safetensors")]
+    ("broken", "message"), [("config.json", "cannot read"), ("model.safetensors", "model.safetensors")]
 )
-def test_broken_checkpoint(tmp_path: Path, broken: str, said: str) -> None:
+def test_broken_checkpoint(tmp_path: Path, broken: str, message: str) -> None:
     folder = tmp_path / "checkpoint"
     shutil.copytree(DEMO_FOLDER, folder)
     (folder / broken).write_text("garbage")
     finding = basics.checkpoint(machine(tmp_path, model=str(folder)))
     assert finding.status is CheckStatus.FAILED
-    assert said in finding.actual
+    assert message in finding.actual
 
 
 def test_an_id_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

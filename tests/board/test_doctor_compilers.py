@@ -53,8 +53,8 @@ def test_a_peano_known_to_be_bad(tmp_path: Path, bad: versions.BadRelease) -> No
 @pytest.mark.parametrize("bad", versions.PEANO_KNOWN_BAD, ids=lambda bad: bad.version)
 def test_a_bad_peano_that_was_built_by_hand(tmp_path: Path, bad: versions.BadRelease) -> None:
     commit = bad.version.partition("+")[2]
-    said = f"clang version 22.0.0 (https://github.com/Xilinx/llvm-aie {commit}00)"
-    finding = look_at_peano(tmp_path, peano(tmp_path / "install", said))
+    version_line = f"clang version 22.0.0 (https://github.com/Xilinx/llvm-aie {commit}00)"
+    finding = look_at_peano(tmp_path, peano(tmp_path / "install", version_line))
     assert finding.status is CheckStatus.FAILED
     assert bad.reason in finding.actual
 
@@ -86,14 +86,14 @@ def test_a_peano_that_does_not_run(tmp_path: Path) -> None:
 
 def test_a_peano_beside_a_variable_that_names_none(tmp_path: Path) -> None:
     root, environ = peano(tmp_path / "llvm-aie"), {"PEANO_INSTALL_DIR": "/no/peano"}
-    said = "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
+    message = "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
     (tmp_path / f"llvm_aie-{versions.PEANO.version}.dist-info").mkdir()
     wheels = {versions.PEANO.name: versions.PEANO.version}
     finding = compilers.peano(machine(tmp_path, {"Peano": root}, wheels, environ))
     assert finding.status is CheckStatus.WARNING
-    assert finding.actual.endswith(said)
+    assert finding.actual.endswith(message)
     assert finding.fix.startswith("unset PEANO_INSTALL_DIR")
-    assert compilers.peano(machine(tmp_path, environ=environ)).actual == f"missing; {said}"
+    assert compilers.peano(machine(tmp_path, environ=environ)).actual == f"missing; {message}"
 
 
 def test_headers_that_are_not_where_the_variable_says(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("output", "found"),
     [
         ('{"error": "", "wrong": 0, "seconds": 1.25}', "compiled and run in 1.2 s, result right"),
         ('{"error": "", "wrong": 7, "seconds": 1}', "it ran, and 7 elements are wrong"),
@@ -72,8 +72,8 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
         ('{"error": ""}', "its output is not a result"),
     ],
 )
-def test_what_it_says(tmp_path: Path, said: str, found: str) -> None:
-    python = tool(tmp_path / "python", "echo noise from XRT", f"echo '{said}'")
+def test_what_it_says(tmp_path: Path, output: str, found: str) -> None:
+    python = tool(tmp_path / "python", "echo noise from XRT", f"echo '{output}'")
     finding = one_kernel.on_npu(machine(tmp_path, python=str(python)))
     assert finding.actual.startswith(found)
     assert finding.status is (CheckStatus.OK if "right" in found else CheckStatus.FAILED)

@@ -172,16 +172,16 @@ def test_a_folder_without_wheels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (["echo 'ERROR: No space left on device' >&2", "exit 1"], "No space left on device"),
         (["exit 3"], "pip ended with exit code 3"),
     ],
 )
-def test_pip_that_fails(tmp_path: Path, lines: list[str], said: str) -> None:
+def test_pip_that_fails(tmp_path: Path, lines: list[str], message: str) -> None:
     wheels = make_wheels(tmp_path / "wheels")
     pip = tool(tmp_path / "pip", *lines)
-    with pytest.raises(UserError, match=f"were not installed: {said}; full log: {tmp_path}/log"):
+    with pytest.raises(UserError, match=f"were not installed: {message}; full log: {tmp_path}/log"):
         install(print, wheels, tmp_path / "log", (str(pip),), lambda _: None)
 
 

@@ -73,13 +73,13 @@ def test_with_a_part_of_the_tools(stage_machine: Command, toolchain: Command) ->
     stage_machine("air-opt", "aircc")
     done = toolchain("narrow --run-up-to 0")
     assert done.status == 0
-    for said in (
+    for message in (
         "aie-opt is missing: it comes with mlir-aie",
         "stage 5 (locks, descriptors, buffers) is skipped: aie-opt is missing",
         "stage 8 (instruction words) is skipped: aie-opt and aie-translate are missing",
         "narrow: bits not run: its arguments take 1 MiB, and --run-up-to is 0",
     ):
-        assert said in done.err
+        assert message in done.err
     assert "4 of 4" in done.out
     assert "[test-toolchain] PASS, but for stages 5, 6, 7, 8: 1 through" in done.out
 
@@ -115,21 +115,21 @@ def test_what_is_kept_is_made_anew(stage_machine: Command, toolchain: Command, t
 
 
 @pytest.mark.parametrize(
-    ("edit", "bits", "said"),
+    ("edit", "bits", "message"),
     [
         (("arith.addf", "arith.subf"), "differ", "arg2[0] is "),
         (("arith.addf", "arith.nonsense"), "failed", "the placed text does not run on the virtual NPU: "),
     ],
 )
 def test_a_placed_text_that_computes_something_else(
-    stage_machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, said: str
+    stage_machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, message: str
 ) -> None:
     stage_machine().behave("aircc", edit=edit)
     name = "eltwise_add-o_gemv_ffn-attn_add"
     done = toolchain(name)
     assert done.status == 1
     assert f"{name}: bits {bits}" in done.err
-    assert f"{name}, placed text against source: {said}" in done.out
+    assert f"{name}, placed text against source: {message}" in done.out
     assert done.out.endswith("[test-toolchain] FAIL: 1 through all stages, 1 with other bits\n")
 
 
@@ -164,7 +164,7 @@ def test_findings_in_the_code_of_cores(
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "status"),
+    ("body", "message", "status"),
     [
         (
             "call void @absent()",
@@ -179,12 +179,12 @@ def test_findings_in_the_code_of_cores(
     ],
 )
 def test_what_is_wrong_in_cores_fails_and_what_is_slow_is_told(
-    stage_machine: Command, toolchain: Command, body: str, told: str, status: int
+    stage_machine: Command, toolchain: Command, body: str, message: str, status: int
 ) -> None:
     text = f"define void @core_0_2() {{\n  {body}\n}}\n"
     stage_machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
     done = toolchain("narrow --run-up-to 0")
-    assert told in done.out
+    assert message in done.out
     assert done.status == status
 
 
@@ -295,9 +295,9 @@ def test_ctrl_c_ends_everything(stage_machine: Command, tmp_path: Path) -> None:
             break
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, output = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert said.endswith("stopped\n")
+    assert output.endswith("stopped\n")
     for pid in note.read_text().split():
         state = Path("/proc") / pid / "stat"
         assert not state.exists() or state.read_text().split()[2] == "Z"

@@ -137,8 +137,8 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def calls(checkout: Path) -> list[str]:
     """What the installers were told, but for trials."""
-    said = (checkout / "calls").read_text().splitlines()
-    return [line for line in said if " -c " not in line]
+    lines = (checkout / "calls").read_text().splitlines()
+    return [line for line in lines if " -c " not in line]
 
 
 def test_uv_takes_wheels_of_the_pinned_versions_and_the_small_torch(checkout: Path, capfd) -> None:
@@ -149,10 +149,10 @@ def test_uv_takes_wheels_of_the_pinned_versions_and_the_small_torch(checkout: Pa
         assert "--only-binary :all: --constraint constraints.txt" in call
     assert ("torch" in packages, "--torch-backend cpu torch" in torch) == (False, True)
     assert "--no-build-isolation --editable ." in itself
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     mb = make_venv.MEGABYTES
-    assert f"setting up .venv for testing with uv: about {mb['run'] + mb['test']} MB to fetch" in said
-    assert "fetching PyTorch's build for the CPU: about 200 MB" in said
+    assert f"setting up .venv for testing with uv: about {mb['run'] + mb['test']} MB to fetch" in output
+    assert "fetching PyTorch's build for the CPU: about 200 MB" in output
     assert not (checkout / ".venv" / ".unfinished").exists()
 
 
@@ -163,10 +163,10 @@ def test_where_uv_fails_pip_is_tried(checkout: Path, monkeypatch: pytest.MonkeyP
         "uv pip install --python .venv",
         "uv -m pip install",
     ]
-    said = capfd.readouterr().err
-    assert "note: uv could not do it (above); pip is tried" in said
-    assert "error: .venv is not complete; why stands above" in said
-    assert "nothing is built from source" in said
+    output = capfd.readouterr().err
+    assert "note: uv could not do it (above); pip is tried" in output
+    assert "error: .venv is not complete; why stands above" in output
+    assert "nothing is built from source" in output
     assert (checkout / ".venv" / ".unfinished").exists()
 
 
@@ -189,9 +189,9 @@ def test_ctrl_c(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
 def test_a_folder_that_cannot_be_written(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert make_venv.main(["run"]) == 1
-    said = capfd.readouterr().err
-    assert f"error: {checkout} cannot be written by you" in said
-    assert "apt" not in said
+    output = capfd.readouterr().err
+    assert f"error: {checkout} cannot be written by you" in output
+    assert "apt" not in output
 
 
 def test_a_python_without_ensurepip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -220,14 +220,14 @@ def test_a_torch_with_cuda_is_told(
 
 
 def test_what_pip_says_in_brief() -> None:
-    said = {
+    expected = {
         "  Downloading numpy-2.4.6-cp311-cp311-linux_x86_64.whl (16.9 MB)\n": "fetching numpy 2.4.6, 16.9 MB",
         "Downloading a/b/xdsl-0.73.0-py3-none-any.whl (4.6 MB)\n": "fetching xdsl 0.73.0, 4.6 MB",
         "Downloading xdsl-0.73.0-py3-none-any.whl.metadata (12 kB)\n": "",
         "Installing collected packages: idna, rich, numpy\n": "installing 3 packages",
         "Collecting numpy\n": "",
     }
-    assert {line: make_venv.brief(line) for line in said} == said
+    assert {line: make_venv.brief(line) for line in expected} == expected
 
 
 @pytest.mark.parametrize(

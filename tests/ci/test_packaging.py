@@ -263,9 +263,9 @@ def test_nobody_is_told_to_install_a_strangers_package() -> None:
         for name in listed.stdout.splitlines()
         if (PROJECT / name).is_file()
     }
-    told = re.compile(rb"(pip|uv|pipx) (install|add) (-\S+ )*['\"]?aerie")
+    command = re.compile(rb"(pip|uv|pipx) (install|add) (-\S+ )*['\"]?aerie")
     assert len(texts) > 900
-    assert [name for name, text in texts.items() if told.search(text)] == []
+    assert [name for name, text in texts.items() if command.search(text)] == []
 
 
 def test_the_metadata(wheel: zipfile.ZipFile) -> None:
@@ -301,20 +301,20 @@ def test_every_command_tells_what_it_takes(name: str, capsys: pytest.CaptureFixt
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {command.name:14}  {command.summary}\n" in told for command in (*COMMANDS, *TOOLS))
-    assert max(map(len, told.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert all(f"  {command.name:14}  {command.summary}\n" in output for command in (*COMMANDS, *TOOLS))
+    assert max(map(len, output.splitlines())) <= 80
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"aerie {aerie.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "error: name a command: run, chat, "),
         (["rum"], "error: there is no command 'rum'; there are: run, chat, "),
     ],
 )
-def test_what_is_no_command(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_no_command(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(words) == find_command(words) == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(message)

@@ -35,9 +35,9 @@ def no_tools(monkeypatch, tmp_path):
 @pytest.mark.parametrize("value", ["fast", "1", "calls,", "calls buffers", "All"])
 def test_parts_that_have_no_plain_way(monkeypatch, value):
     monkeypatch.setenv("AERIE_PLAIN", value)
-    with pytest.raises(BackendError) as told:
+    with pytest.raises(BackendError) as caught:
         select_backend("virtual")
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"AERIE_PLAIN='{value}' cannot be used: give some of products, calls, buffers, host_code with commas "
         "between, or all; or unset it"
     )

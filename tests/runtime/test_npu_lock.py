@@ -63,12 +63,12 @@ def test_the_second_process_waits_for_the_first_and_says_for_whom(start, folder)
     first = start()
     assert line_of(first) == "held"
     second = start()
-    told = line_of(second)
+    lines = line_of(second)
     command = re.escape(f"({os.path.basename(sys.executable)})")
     assert re.match(
         rf"the NPU is in use by process {first.pid} {command}, since \d{{4}}-\d\d-\d\d [\d:]+ UTC; "
         r"waiting for it \(Ctrl-C stops\)$",
-        told,
+        lines,
     )
     first.communicate("")
     assert line_of(second) == "held"
@@ -89,19 +89,19 @@ def test_waiting_is_told_again_and_again(start, folder, monkeypatch):
     first = start()
     assert line_of(first) == "held"
     monkeypatch.setattr(lock_module, "REPORT_INTERVAL_S", 1.1)
-    told = []
+    lines = []
 
     def report(line):
-        told.append(line)
-        if len(told) == 2:
+        lines.append(line)
+        if len(lines) == 2:
             first.communicate("")
 
     lock = DeviceLock()
     lock.acquire(report)
     lock.release()
-    assert len(told) == 2
-    assert "waiting for it (Ctrl-C" in told[0]
-    assert "waiting for it, for 1 s now (Ctrl-C" in told[1]
+    assert len(lines) == 2
+    assert "waiting for it (Ctrl-C" in lines[0]
+    assert "waiting for it, for 1 s now (Ctrl-C" in lines[1]
 
 
 def test_ctrl_c_while_waiting_holds_nothing(start, folder):

@@ -188,13 +188,13 @@ def test_every_reading_has_a_log():
 @pytest.mark.parametrize("name", LOGS)
 def test_a_known_message_is_explained(name):
     log, where, meaning = LOGS[name]
-    said = log_diagnosis.failure_text("aircc", 1, log)
+    message = log_diagnosis.failure_text("aircc", 1, log)
     reading = next(each for each in log_diagnosis.KNOWN_MESSAGES if each.name == name)
     assert name in [each.name for each in log_diagnosis.known_messages(log)]
-    assert where in said.splitlines()[0]
+    assert where in message.splitlines()[0]
     assert meaning in reading.meaning
-    assert f"this means: {reading.meaning} ({reading.source})" in said
-    assert log.splitlines()[0] in said
+    assert f"this means: {reading.meaning} ({reading.source})" in message
+    assert log.splitlines()[0] in message
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -204,8 +204,8 @@ def test_no_message_is_taken_for_another(name):
 
 
 def test_an_unknown_failure_shows_the_last_lines_and_guesses_nothing():
-    said = log_diagnosis.failure_text("aircc", 7, "\n".join(f"line {number}" for number in range(50)))
-    assert said.splitlines() == ["aircc failed with exit code 7:", *(f"line {n}" for n in range(30, 50))]
+    message = log_diagnosis.failure_text("aircc", 7, "\n".join(f"line {number}" for number in range(50)))
+    assert message.splitlines() == ["aircc failed with exit code 7:", *(f"line {n}" for n in range(30, 50))]
 
 
 def test_errors_come_before_the_tail_each_once():

@@ -299,13 +299,13 @@ def test_a_bad_end_is_explained(npu, pyxrt, pyxrt_stand_in, arrays, state, name,
     pyxrt.fail("wait", getattr(pyxrt_stand_in, state))
     error = failing(npu, arrays, bo_key="L1")
     assert re.match(rf"program 'scale' on buffers 'L1' failed on the NPU: it ended in {name}", error.headline)
-    told = dict(line.split(": ", 1) for line in error.details)
-    assert usually in told["usually"]
+    details = dict(line.split(": ", 1) for line in error.details)
+    assert usually in details["usually"]
     assert error.lost == (state == "NORESPONSE")  # from the others the driver recovers
-    assert told["arguments"] == (
+    assert details["arguments"] == (
         "x (4x8 f32) input, w (4x8 f32) weight, tmp (4x8 f32) intermediate, y (4x8 f32) output"
     )
-    assert told["the last program that completed"] == "program 'scale' on buffers 'L0'"
+    assert details["the last program that completed"] == "program 'scale' on buffers 'L0'"
     assert str(error).splitlines() == [error.headline, *(f"  {line}" for line in error.details)]
 
 

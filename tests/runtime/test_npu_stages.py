@@ -62,10 +62,10 @@ def test_what_is_wrong_in_the_cores_is_said(stage_machine: Any, run: Any) -> Non
 
 
 def test_every_stage_in_order(stage_machine: Any, run: Any, tmp_path: Path) -> None:
-    tools, told = stage_machine(), list[StageOutcome]()
-    results = run(*FLAGS, on_result=told.append)
+    tools, outcomes = stage_machine(), list[StageOutcome]()
+    results = run(*FLAGS, on_result=outcomes.append)
     assert statuses(results) == "oooooooo"
-    assert told == results
+    assert outcomes == results
     assert [result.stage for result in results] == list(STAGES)
     called = [call[0] for call in tools.calls()]
     lowered = ["aie-opt", "aie-translate"]

@@ -73,19 +73,19 @@ def dripping(connection: socket.socket, more: Callable[[], bytes]) -> bytes:
 
 
 def test_a_head_that_does_not_come(quick: Any) -> None:
-    assert heard(connected(quick)) == b""  # nothing was asked, and nothing is told
-    told = dripping(connected(quick), lambda: b"G")
-    assert told.startswith(b"HTTP/1.1 408")
-    assert b"the head of the request was not there after 0.4 s" in told
+    assert heard(connected(quick)) == b""  # no request, no response
+    reply = dripping(connected(quick), lambda: b"G")
+    assert reply.startswith(b"HTTP/1.1 408")
+    assert b"the head of the request was not there after 0.4 s" in reply
 
 
 def test_a_body_that_does_not_come(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "DISCARD_S", 0.4)
     slow = connected(quick)
     slow.sendall(POST + b"Content-Length: 100\r\n\r\n")
-    told = dripping(slow, lambda: b" ")
-    assert told.startswith(b"HTTP/1.1 408")
-    assert b"the body was not there after 0.4 s" in told
+    reply = dripping(slow, lambda: b" ")
+    assert reply.startswith(b"HTTP/1.1 408")
+    assert b"the body was not there after 0.4 s" in reply
 
 
 def test_who_goes_away_in_the_middle_of_a_body_asked_nothing(quick: Any, caplog: Any) -> None:

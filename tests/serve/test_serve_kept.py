@@ -118,11 +118,11 @@ def test_a_conversation(serving: Any, alone: Model) -> None:
     *_, last = serving.openai.responses.create(
         **ASKED, input=SPAIN, conversation={"id": talk.id}, stream=True, store=False
     )
-    said = [("system", "Be brief."), ("user", FRANCE), ("assistant", PARIS), ("user", SPAIN)]
-    own = alone.generate([{"role": role, "content": text} for role, text in said])
+    conversation = [("system", "Be brief."), ("user", FRANCE), ("assistant", PARIS), ("user", SPAIN)]
+    own = alone.generate([{"role": role, "content": text} for role, text in conversation])
     assert last.response.output_text == own.text
     items = list(talks.items.list(talk.id, order="asc", limit=100))
-    assert [item.content[0].text for item in items] == [text for _, text in [*said, ("", own.text)]]
+    assert [item.content[0].text for item in items] == [text for _, text in [*conversation, ("", own.text)]]
     assert talks.items.retrieve(items[1].id, conversation_id=talk.id).content[0].text == FRANCE
     talks.items.delete(items[1].id, conversation_id=talk.id)
     added = talks.items.create(talk.id, items=[{"role": "user", "content": "Thanks."}])
@@ -211,8 +211,8 @@ def test_a_conversation_that_has_no_room_stays_as_it_was() -> None:
     with pytest.raises(Exception, match="bytes, and 3000 is the limit of all that is kept; begin a new one"):
         kept.store_conversation(StoredConversation({}, past("x" * 4000)))
     asked = ResponsesRequest(input="x" * 4000, conversation=talk.id)
-    told = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
-    made = Response(**told, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
+    fields = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
+    made = Response(**fields, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
     kept.store_response(asked, kept.history_before(asked), made)
     assert kept.conversation(talk.id).history == talk.history
     with pytest.raises(ApiError, match="had no room for its last response; list its items") as full:

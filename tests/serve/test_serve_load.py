@@ -30,8 +30,8 @@ PARIS = "The capital of France is Paris."
 
 
 def answer(http: httpx2.Client) -> str:
-    said: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
-    return said
+    content: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
+    return content
 
 
 def endless(serving: Any, **more: Any) -> dict[str, Any]:
@@ -205,8 +205,8 @@ def test_what_fails_in_one_answer_ends_it_alone(
         rest = [line for line in (first, *lines) if line.startswith("data: {")]
     assert (made.status_code, made.json()["error"]["code"]) == (500, "internal_error")
     assert "somebody" not in made.text
-    told = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
-    assert told == own
+    text = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
+    assert text == own
     assert "an answer failed, alone" in caplog.text
     assert "broken in /home/somebody/lib.rs" in caplog.text
 

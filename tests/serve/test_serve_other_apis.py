@@ -261,9 +261,9 @@ def test_errors_in_the_midst_of_a_stream(serving: Any, monkeypatch: pytest.Monke
             with http.stream("POST", path, json={**body, "stream": True}) as response:
                 lines = [line for line in response.iter_lines() if line]
             assert lines[-2] == "event: error"
-            told = json.loads(lines[-1].removeprefix("data: "))
-            assert {key: told[key] for key in ("type",)} == {"type": shape["type"]}
-            assert "the server failed in this request, and goes on" in json.dumps(told)
+            event = json.loads(lines[-1].removeprefix("data: "))
+            assert {key: event[key] for key in ("type",)} == {"type": shape["type"]}
+            assert "the server failed in this request, and goes on" in json.dumps(event)
         assert http.post("/v1/messages", json=MESSAGES).json()["content"][0]["text"] == PARIS
 
 

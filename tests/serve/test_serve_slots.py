@@ -98,22 +98,22 @@ def test_slots_are_told_and_a_conversation_stays_in_its_own(saving: Any) -> None
         first = ask(http, LONG)
         ask(http, LONG[100:])
         ask(http, [*LONG, 7, 8, 9])
-        told = http.get("/slots").json()
-    assert [slot["id"] for slot in told] == [*range(32)]
-    assert [slot["n_prompt_tokens"] for slot in told[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
-    assert told[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
-    assert (told[0]["n_prompt_tokens_cache"], told[0]["is_processing"]) == (3 * PAGE, False)
+        slots = http.get("/slots").json()
+    assert [slot["id"] for slot in slots] == [*range(32)]
+    assert [slot["n_prompt_tokens"] for slot in slots[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
+    assert slots[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
+    assert (slots[0]["n_prompt_tokens_cache"], slots[0]["is_processing"]) == (3 * PAGE, False)
     made = first["usage"]["completion_tokens"]
-    assert told[1]["next_token"][0]["n_decoded"] <= made
-    assert told[2]["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 0}]
-    assert not any("prompt" in slot for slot in told)
+    assert slots[1]["next_token"][0]["n_decoded"] <= made
+    assert slots[2]["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 0}]
+    assert not any("prompt" in slot for slot in slots)
 
 
 def test_slots_in_use(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with saving.http as http:
         assert http.get("/slots?fail_on_no_slot=1").status_code == 200
-        told = saving.service.worker.slots.to_json(512)
-        busy = [{**slot, "is_processing": True} for slot in told]
+        slots = saving.service.worker.slots.to_json(512)
+        busy = [{**slot, "is_processing": True} for slot in slots]
         monkeypatch.setattr(saving.service.worker.slots, "to_json", lambda _: busy)
         answer = http.get("/slots?fail_on_no_slot=1")
     assert refusal(answer) == (503, "all 32 slots are in use; ask again")
@@ -201,10 +201,10 @@ def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch:
         status, message = refusal(act(http, "save", filename="b"))
         assert status == 507
         size = (tmp_path / "a").stat().st_size
-        told = (
+        expected = (
             f"slot b would have about {3 * page} bytes, the others have {size}, and {4 * page} is the limit"
         )
-        assert message.startswith(told)
+        assert message.startswith(expected)
         (tmp_path / "a").unlink()
 
         def fails(*_: Any, **__: Any) -> None:

@@ -32,17 +32,17 @@ def _checkpoints_module():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, variants=None).
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", sets_rounding=True, variants=None).
 
     A session on the virtual NPU, on the variants, or the model's default ones, with all their programs
     compiled, or on the six programs of `seq_len`. `config` replaces the checkpoint's; `rounding` is how its
-    cores start out, `told` whether kernels without a C++ function of their own tell them otherwise.
+    cores start out, `sets_rounding` whether kernels without an external C++ function set the rounding mode.
     """
 
-    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, variants=None):
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", sets_rounding=True, variants=None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_ROUNDING", rounding)
-            if not told:
+            if not sets_rounding:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
                 patch.setattr(program_store, "programs_store", lambda: None)  # nor find the true ones
             options = RuntimeOptions(

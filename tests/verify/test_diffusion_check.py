@@ -129,8 +129,8 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
-def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> choosing.Chosen:
-    """What is told is right, and what is kept goes by the confidence after the sampler's filters."""
+def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> choosing.Chosen:
+    """Report the right confidences, but choose positions by the confidence after the sampler's filters."""
 
     def filtered(row: Any, token: int) -> tuple[float, float]:
         tokens, shares = self._sampler.distribution(row)
@@ -139,18 +139,18 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any)
     with pytest.MonkeyPatch.context() as patch:
         if self._sampler.temperature:
             patch.setattr(choosing, "_told", filtered)
-        chosen = CALL(self, logits, masked, step, *said)
+        chosen = CALL(self, logits, masked, step, *ids)
     rows = dict(zip(masked, logits, strict=True))
-    told = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
-    confidences, entropies = zip(*told, strict=True)
+    scores = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
+    confidences, entropies = zip(*scores, strict=True)
     return chosen._replace(confidences=confidences, entropies=entropies)
 
 
-def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> choosing.Chosen:
+def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> choosing.Chosen:
     """A number more is drawn in each step than there are masks."""
     if self._sampler.temperature:
-        self._sampler(logits[0], *said)
-    return CALL(self, logits, masked, step, *said)
+        self._sampler(logits[0], *ids)
+    return CALL(self, logits, masked, step, *ids)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -169,9 +169,9 @@ def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], cap
     assert all(found.passes and found.distance for found in record.diffusion_results)
     assert sum(found.sure for found in record.diffusion_results) > 5
     print_record(record)
-    told = capsys.readouterr().out
-    assert "blocks filled in (virtual, exact products) against transformers bf16" in told
-    assert told.endswith("[verify] PASS\n")
+    output = capsys.readouterr().out
+    assert "blocks filled in (virtual, exact products) against transformers bf16" in output
+    assert output.endswith("[verify] PASS\n")
     assert [one["how"] for one in as_json(record, "it")["blocks"]] == [
         found.how for found in record.diffusion_results
     ]

@@ -36,7 +36,7 @@ def test_every_way_has_the_same_bits_in_another_family(demo_checkpoint):
     with random_checkpoint(config, Reporter()) as checkpoint:
         found = list(schedule_identities("qwen3", checkpoint, OPTIONS, open_quietly))
     assert [one.name for one in found] == [
-        *(way.name for way in SCHEDULES),
+        *(schedule.name for schedule in SCHEDULES),
         TWO_CONTEXTS.name,
         SEVERAL_CALLS.name,
     ]
@@ -56,7 +56,7 @@ def whole(demo_session):
 
 
 @pytest.mark.parametrize(
-    ("way", "told"),
+    ("schedule", "message"),
     [
         (replace(SEVERAL_CALLS, min_calls=99), "took 8 steps, and 99 or more are meant"),
         (Schedule("in others", (8, 16)), "took programs of (8,) rows, and (8, 16) are meant"),
@@ -65,8 +65,8 @@ def whole(demo_session):
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_way_that_was_not_gone_is_a_failure(whole, way, told):
-    assert whole.judge(way, whole.model, "the demo").broken == told
+def test_a_way_that_was_not_gone_is_a_failure(whole, schedule, message):
+    assert whole.judge(schedule, whole.model, "the demo").broken == message
 
 
 def test_a_way_with_other_bits_is_a_failure(whole):
@@ -77,6 +77,6 @@ def test_a_way_with_other_bits_is_a_failure(whole):
         return {**arrays, "rope_rows": rows / 2} if rows is not None and len(rows) == 32 else arrays
 
     faulty = replace(whole.model, runner=Giving(whole.model.runner, halved))
-    by_rows = {way.rows: way for way in SCHEDULES}
+    by_rows = {schedule.rows: schedule for schedule in SCHEDULES}
     assert whole.judge(by_rows[32,], faulty, "the demo").failure
     assert whole.judge(replace(SEVERAL_CALLS, tokens=7, min_calls=6), faulty, "the demo").failure is None

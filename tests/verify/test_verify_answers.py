@@ -25,9 +25,9 @@ def judge(ours, theirs, logits=None, forced=None):
         forced = logits_for(theirs)
         common = min(len(logits), len(forced))
         forced[:common] = logits[:common]
-    said = FreeRun((1, 2), list(ours), list(logits), None)
+    run = FreeRun((1, 2), list(ours), list(logits), None)
     answer = ReferenceAnswer(list(theirs), logits_for(theirs))
-    return [str(failure) for failure in judge_answer("question", said, answer, forced, EOS, 5)]
+    return [str(failure) for failure in judge_answer("question", run, answer, forced, EOS, 5)]
 
 
 def test_the_same_answer_passes():

@@ -87,8 +87,8 @@ def test_a_fault_of_blocks_fails_the_ladder(
 @pytest.mark.parametrize("fault", GATE_FAULTS, ids=lambda fault: fault.name)
 def test_what_no_step_shows_fails_the_gate(fault, healthy, demo_reference, prompts):
     failures = verify(fault.inject(healthy), demo_reference, prompts).failures
-    told = [str(failure) for failure in failures]
-    assert any(one.startswith(fault.place) for one in told), told
+    messages = [str(failure) for failure in failures]
+    assert any(one.startswith(fault.place) for one in messages), messages
 
 
 def test_blocks_pass_in_several_steps(few_rows_session, demo_reference, prompts):

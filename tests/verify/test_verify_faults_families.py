@@ -26,7 +26,7 @@ def random_qwen3(demo_checkpoint, open_session):
         yield Healthy(session, checkpoint, rebuild), reference, choose_prompts(session, full=False)
 
 
-def told(session, reference, prompts):
+def gate_messages(session, reference, prompts):
     """What the gate says of the model: prompts, and where these show nothing the ladder."""
     record = verify(session, reference, prompts)
     if not record.failures:
@@ -38,13 +38,13 @@ def told(session, reference, prompts):
 def test_the_healthy_one_passes(random_qwen3):
     healthy, reference, prompts = random_qwen3
     assert healthy.session.model.config.family.model_type == "qwen3"
-    assert told(healthy.session, reference, prompts) == []
+    assert gate_messages(healthy.session, reference, prompts) == []
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *GATE_FAULTS], ids=lambda fault: fault.name)
 def test_a_fault_fails_the_gate(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
-    failures = told(fault.inject(healthy), reference, prompts)
+    failures = gate_messages(fault.inject(healthy), reference, prompts)
     assert failures
     if fault in GATE_FAULTS:
         assert any(one.startswith(fault.place) for one in failures), failures

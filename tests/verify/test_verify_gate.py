@@ -93,10 +93,10 @@ def test_every_step_and_every_position_is_compared(record, prompts):
 
 
 def test_the_answers_are_those_of_make_run(record, demo_session):
-    said = record.trials[0].free_run
-    assert demo_session.tokenizer.decode(said.token_ids) == "The capital of France is Paris."
-    assert said.reason is FinishReason.STOP
-    assert len(said.logits) == len(said.token_ids)
+    run = record.trials[0].free_run
+    assert demo_session.tokenizer.decode(run.token_ids) == "The capital of France is Paris."
+    assert run.reason is FinishReason.STOP
+    assert len(run.logits) == len(run.token_ids)
 
 
 def test_a_gate_that_looks_at_nothing_does_not_pass(demo_session, demo_reference):

@@ -26,8 +26,8 @@ FAILURE = GateFailure("teacher-forced", "greeting", 2, "rms logit difference", 1
 
 def trial(**changes):
     expected = ExpectedAnswer(ReferenceAnswer([4, 5, 6], THEIRS), ROUNDING, None, None)
-    said = FreeRun((1, 2), [4, 5, 7], list(THEIRS), FinishReason.LENGTH)
-    return replace(Trial(Prompt("greeting", (1, 2)), expected, said, 2, DISTANCE), **changes)
+    run = FreeRun((1, 2), [4, 5, 7], list(THEIRS), FinishReason.LENGTH)
+    return replace(Trial(Prompt("greeting", (1, 2)), expected, run, 2, DISTANCE), **changes)
 
 
 def record(*trials, overall=(), identities=()):
@@ -74,8 +74,8 @@ def test_a_failure_is_the_last_line_and_marks_its_row():
 
 def test_more_failures_are_told_before_the_last_line_a_few_of_them():
     lines = printed(record(trial(failures=[replace(FAILURE, position=n) for n in range(40)])))
-    told = [line for line in lines if line.startswith("also: teacher-forced, greeting")]
-    assert [f"position {n}:" in line for n, line in enumerate(told, start=1)] == [True] * 10
+    shown = [line for line in lines if line.startswith("also: teacher-forced, greeting")]
+    assert [f"position {n}:" in line for n, line in enumerate(shown, start=1)] == [True] * 10
     assert lines[-1].endswith("bound 0.25 (and 39 more)")
 
 
