@@ -84,7 +84,7 @@ def _answer_problem(subject: SessionUnderTest, ids: Sequence[int], tokens: Seque
     likeliest = subject.forced_run(ids, tokens).logits.argmax(axis=-1).tolist()
     for index, (token, likely) in enumerate(zip(tokens, likeliest, strict=True)):
         if token != likely:
-            return f"token {index} of the answer is {token}, and the logits say {likely}"
+            return f"token {index} of the answer is {token}, and the logits give {likely}"
     whole = min(ANSWER_TOKENS, config.context - len(ids) + 1)
     if len(tokens) < whole and tokens[-1] not in config.eos_token_ids:
         return f"the answer ends after {len(tokens)} of {whole} tokens, and not with an end-of-sequence token"

@@ -101,7 +101,7 @@ def _judge_sampling(prompt: str, run: FreeRun) -> Iterator[GateFailure]:
     for step, token in enumerate(run.token_ids):
         if sampled[step : step + 1] != [token]:
             likeliest = f"{sampled[step]} is the likeliest" if step < len(sampled) else "nothing was sampled"
-            what = f"our answer says token {token} where {likeliest} of ours"
+            what = f"our answer has token {token} where {likeliest} of ours"
             yield GateFailure(FREE_RUNNING, prompt, step, what)
             return
 

@@ -194,7 +194,7 @@ KNOWN: dict[str, LayerStep] = {
 """Transformers' part for a launch, by its label in a plan without the kernel that computes a product."""
 
 _INPUT = LayerStep(
-    "input", "what the layer is given: the output of the one before it",
+    "input", "the layer's input: the output of the layer before it",
     _same, ("before",), source=ValueSource(BEFORE, "x"), module_hook=("", "in"),
 )  # fmt: skip
 _CACHED = (

@@ -32,7 +32,7 @@ def compare_token_ids(tokenizer: Tokenizer, folder: Path) -> BitIdentity:
         try:
             theirs += _chats(folder)
         except Exception as error:  # transformers, tokenizers and jinja raise many unrelated types
-            return BitIdentity(READ_APART, broken=f"transformers cannot tell: {one_line(error)}")
+            return BitIdentity(READ_APART, broken=f"transformers failed: {one_line(error)}")
     return compare(READ_APART, *([np.array(ids) for ids in side] for side in (ours, theirs)))
 
 

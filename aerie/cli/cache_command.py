@@ -117,20 +117,22 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         default=SHOW,
         choices=(SHOW, CLEAR),
-        help="show: the folder, what lies in it, sizes, last use (default); clear: remove what is made again "
-        "when it is needed",
+        help=(
+            "show: the folder, its contents, sizes, last use (default); clear: remove what Aerie can "
+            "make again"
+        ),
     )
     parser.add_argument(
         "--older-than",
         type=_days,
         metavar="DAYS",
-        help="clear only what was not used for so many days (default: all)",
+        help="clear only what was not used for this many days (default: all)",
     )
     parser.add_argument("--all", action="store_true", help="clear records and reports too")
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        help="of compiled programs, as it was given to other commands",
+        help="the folder of compiled programs, if other commands got one",
     )
 
 
@@ -149,7 +151,7 @@ def cache(arguments: argparse.Namespace) -> int:
     sections = cache_sections(folders.cache_folder(), arguments.cache_dir)
     if arguments.what == SHOW:
         if arguments.all or arguments.older_than is not None:
-            raise UserError("--all and --older-than say what to clear: aerie cache clear ...")
+            raise UserError("--all and --older-than are for aerie cache clear")
         _show(sections)
     else:
         _clear(
@@ -174,7 +176,7 @@ def _show(sections: Sequence[CacheSection]) -> None:
         if not section.folder.is_relative_to(folders.cache_folder()):
             print(f"{'':39}in {section.folder}")
     if folders.vnpu_folder() is None:
-        print("  what the virtual NPU built is not kept (VNPU_CACHE=off)")
+        print("  programs of the virtual NPU are not cached (VNPU_CACHE=off)")
     if non_empty:
         print("to remove it: aerie cache clear [--older-than DAYS] [--all]")
     print(f"another folder: {folders.VARIABLE}=/path/to/folder")

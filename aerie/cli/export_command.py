@@ -36,7 +36,7 @@ def add_export(count: Callable[[str], int], parser: argparse.ArgumentParser) -> 
         required=True,
         help="a checkpoint folder of a block diffusion model, or a Hugging Face id",
     )
-    parser.add_argument("--layers", type=count, help="only the first so many layers (default: all)")
+    parser.add_argument("--layers", type=count, help="export only the first N layers (default: all)")
     parser.add_argument("--batch", type=count, default=1, help="sequences of a call (default: %(default)s)")
     parser.add_argument(
         "--max-len",

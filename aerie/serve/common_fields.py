@@ -280,8 +280,8 @@ VLLM_UNSUPPORTED: UnsupportedFields = {
     "length_penalty": ([1], "beam search is not built"),
     "early_stopping": ([False], "beam search is not built"),
     "priority": ([0], "requests are served in turn"),
-    "return_tokens_as_token_ids": ([False], "tokens are told as texts"),
-    "return_token_ids": ([False], "tokens are told as texts; take /completion with return_tokens"),
+    "return_tokens_as_token_ids": ([False], "tokens are sent as texts"),
+    "return_token_ids": ([False], "tokens are sent as texts; take /completion with return_tokens"),
 }
 """Unsupported fields of vLLM, each with the values that disable it."""
 
@@ -338,7 +338,7 @@ class SamplingFields(IgnoredFields):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for stream=true; leave it out, or set stream")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs is not told in a stream; leave stream out")
+            raise ValueError("prompt_logprobs cannot be streamed; remove stream")
         invalid = [name for name in self.logit_bias or () if not is_id(name)]
         if invalid:
             raise ValueError(f"logit_bias names {invalid[0][:80]!r}; name a token by its id, a whole number")
@@ -426,8 +426,8 @@ class CompletionRequest(SamplingFields, StructuredOutputFields):
     add_special_tokens: Any = None
     unsupported: ClassVar[UnsupportedFields] = {
         **VLLM_UNSUPPORTED,
-        "suffix": ([""], "no model here is told what follows"),
-        "add_special_tokens": ([True], "give token ids, which stand as they are"),
+        "suffix": ([""], "no model here fills in a gap before a suffix"),
+        "add_special_tokens": ([True], "send token ids, which are used unchanged"),
     }
 
     @model_validator(mode="after")

@@ -24,7 +24,7 @@ LINES = ("passes", "programs", "host")
 def last_request(ended: FinishedRequest | None) -> FinishedRequest:
     """Return the request. Raises ApiError 404 if there is none."""
     if ended is None:
-        raise ApiError(404, "no request was answered yet: ask something", code="no_request")
+        raise ApiError(404, "no request was answered yet: send one", code="no_request")
     return ended
 
 
@@ -105,7 +105,7 @@ async def traffic_to_json(
     if not calls:
         raise ApiError(404, f"the last request ran no program {name[:80]!r}; GET /npu/request lists its own")
     if name not in programs:
-        return _traffic_body(ended, "the model that ran it was given up")
+        return _traffic_body(ended, "the model that ran it was unloaded")
     traffic = await views.traffic(programs, name)
     if traffic.missing_reason:
         return _traffic_body(ended, traffic.missing_reason)

@@ -105,7 +105,7 @@ def test_what_the_client_computes_itself_does_not_count(
             [b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nno!"],
             "the server refused (HTTP/1.1 400 Bad Request): no!",
         ),
-        ([HEAD], "the server ended in the middle of an answer; its log says why"),
+        ([HEAD], "the server ended in the middle of an answer; its log has the reason"),
         (
             [HEAD, delta("a"), chunk({"error": {"message": "it broke"}}), b"0\r\n\r\n"],
             "the server's answer failed: it broke",
@@ -125,7 +125,7 @@ def test_an_answer_without_text(answering: Any) -> None:
 
 def test_a_server_that_says_nothing(answering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", 0.05)
-    with pytest.raises(UserError, match=r"^the server said nothing for 0\.05 s; its log says more$"):
+    with pytest.raises(UserError, match=r"^the server sent nothing for 0\.05 s; its log has more$"):
         answering(b"HTTP/1.1 200 OK\r\n").streamed(["a"], 1)
 
 
@@ -161,7 +161,7 @@ def test_an_answer_of_the_engine_that_ends_early(monkeypatch: pytest.MonkeyPatch
 def test_a_server_that_cannot_load_its_model(tmp_path: Path) -> None:
     log = tmp_path / "log"
     message = (
-        r"^the server ended with exit code 2 before its model was loaded; it said: error: .*none.* "
+        r"^the server ended with exit code 2 before its model was loaded; it printed: error: .*none.* "
         rf"\(all of it: {re.escape(str(log))}\)$"
     )
     with pytest.raises(UserError, match=message), http.running_server(tmp_path / "none", log, tmp_path, {}):

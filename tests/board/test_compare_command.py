@@ -209,7 +209,7 @@ def test_a_defect_of_ours_keeps_its_traceback_in_the_log(
     faulty_npu: ModuleType, programs: Path, tmp_path: Path
 ) -> None:
     outcome, _, log = apart(faulty_npu.broken_backend, programs, tmp_path)
-    assert outcome.message == "its process ended with exit code 1 while starting; its log says why"
+    assert outcome.message == "its process ended with exit code 1 while starting; its log has the reason"
     assert "KeyError: 'a defect of ours'" in log
 
 

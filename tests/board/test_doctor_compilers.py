@@ -195,7 +195,7 @@ def test_headers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "status", "found"),
     [
-        (None, CheckStatus.WARNING, "not installed; our own verifiers stand in"),
+        (None, CheckStatus.WARNING, "not installed; our own verifiers are used instead"),
         ("Context = Location = Module = None", CheckStatus.OK, "installed"),
         (
             "raise ImportError('libMLIR.so: no such file')",

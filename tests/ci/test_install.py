@@ -165,7 +165,7 @@ def test_where_uv_fails_pip_is_tried(checkout: Path, monkeypatch: pytest.MonkeyP
     ]
     output = capfd.readouterr().err
     assert "note: uv could not do it (above); pip is tried" in output
-    assert "error: .venv is not complete; why stands above" in output
+    assert "error: .venv is not complete; the reason is above" in output
     assert "nothing is built from source" in output
     assert (checkout / ".venv" / ".unfinished").exists()
 

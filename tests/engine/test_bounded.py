@@ -106,7 +106,9 @@ def test_an_exception_is_one_line_and_the_child_goes_on(process):
     with pytest.raises(RaisedError, match=r" \.\.\.$") as caught:
         process.call("int", "x" * 5000)
     assert len(str(caught.value)) < 300
-    with pytest.raises(OverLimitError, match=r"^it was given what JSON cannot say: Object of type object is"):
+    with pytest.raises(
+        OverLimitError, match=r"^its input has a value that JSON cannot represent: Object of type object is"
+    ):
         process.call("len", [object()])
     deep = []
     for _ in range(200_000):  # Python 3.12 and newer go deeper than 3.11

@@ -130,7 +130,7 @@ def test_folders_that_are_given_elsewhere(home, tmp_path, command_line):
     assert (tmp_path / "built").is_dir()
     assert left(tmp_path / "built") == left(tmp_path / "programs") == set()
     off = command_line("cli", "cache", VNPU_CACHE="off").out
-    assert "what the virtual NPU built is not kept (VNPU_CACHE=off)" in off
+    assert "programs of the virtual NPU are not cached (VNPU_CACHE=off)" in off
 
 
 @pytest.mark.parametrize(

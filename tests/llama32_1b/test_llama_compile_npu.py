@@ -37,7 +37,7 @@ def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path, flags):
     """The six; or three of the variant and three of decode."""
     code, said = compile_npu(*flags)
     assert code == 0
-    assert "backend npu: asked for, to compile only" in said
+    assert "backend npu: requested, to compile only" in said
     assert "programs: 6 compiled, 0 from the cache" in said
     assert len(tools.calls("aircc")) == 6
     assert len(list((tmp_path / "cache" / "npu").glob("*.elf"))) == 6

@@ -41,7 +41,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with load("demo", backend="virtual") as opened:
         assert str(opened.generate(FRANCE)) == "The capital of France is Paris."
     assert capfd.readouterr() == ("", "")
-    assert lines[0] == "backend virtual: asked for"
+    assert lines[0] == "backend virtual: requested"
     assert any(line.startswith("weights: 6 layers loaded") for line in lines)
 
 

@@ -67,7 +67,7 @@ def test_virtual():
     assert backend.name == "virtual"
     assert isinstance(backend.toolchain, VirtualToolchain)
     assert backend.pyxrt is virtual_pyxrt
-    assert backend.reason == "backend virtual: asked for"
+    assert backend.reason == "backend virtual: requested"
 
 
 def test_auto_without_pyxrt_is_virtual_and_says_why(no_pyxrt):
@@ -95,7 +95,7 @@ def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(pyxrt, no_t
 
 @pytest.mark.parametrize(
     ("choice", "reason"),
-    [("auto", "backend npu: pyxrt opened a device"), ("npu", "backend npu: asked for")],
+    [("auto", "backend npu: pyxrt opened a device"), ("npu", "backend npu: requested")],
 )
 def test_npu_where_all_is_there(pyxrt, npu_tools, choice, reason):
     backend = select_backend(choice)
@@ -105,7 +105,7 @@ def test_npu_where_all_is_there(pyxrt, npu_tools, choice, reason):
 
 def test_the_toolchain_without_a_device_compiles(no_pyxrt, npu_tools):
     backend = select_backend("npu", compile_only=True)
-    assert (backend.name, backend.reason) == ("npu", "backend npu: asked for, to compile only")
+    assert (backend.name, backend.reason) == ("npu", "backend npu: requested, to compile only")
     with pytest.raises(BackendError, match="this backend only compiles: no NPU was looked for, so nothing"):
         backend.pyxrt.device(0)
 
@@ -141,10 +141,10 @@ def test_a_knob_that_makes_no_sense_is_refused_at_once(no_pyxrt, monkeypatch, ch
 def test_numerics_of_the_virtual_npu(monkeypatch):
     backend = select_backend("virtual", "bfp16")
     assert backend.toolchain == VirtualToolchain("bfp16")
-    assert backend.reason == "backend virtual with bfp16 products: asked for"
+    assert backend.reason == "backend virtual with bfp16 products: requested"
     monkeypatch.setenv("VNPU_NUMERICS", "bfp16")
-    assert select_backend("virtual").reason == "backend virtual with bfp16 products: asked for"
-    assert select_backend("virtual", "exact").reason == "backend virtual: asked for"
+    assert select_backend("virtual").reason == "backend virtual with bfp16 products: requested"
+    assert select_backend("virtual", "exact").reason == "backend virtual: requested"
 
 
 def test_unknown_numerics_list_the_legal_ones():

@@ -354,7 +354,7 @@ def test_what_cannot_fit_is_refused_before_any_tool_starts(npu_tools, decode, wo
     wide = decode.text.replace("arith.constant 8 : index", "arith.constant 9 : index", 1)
     with pytest.raises(CompileError) as caught:
         NpuToolchain().compile(replace(decode, text=wide), work, shared)
-    assert "that npu2 cannot do (`aerie vnpu check` shows them beside the limits):\n" in str(caught.value)
+    assert "that npu2 cannot do (`aerie vnpu check` shows them with the limits):\n" in str(caught.value)
     assert "9" in str(caught.value)
     assert npu_tools.calls() == []
 

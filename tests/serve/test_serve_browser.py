@@ -131,7 +131,7 @@ def test_the_last_request_its_bytes_and_its_trace(page: Any, serving: Any, tmp_p
         assert http.post("/v1/completions", json=asked).status_code == 200
         (name, *_) = [each["name"] for each in http.get("/npu/request").json()["programs"]]
     page.goto("/npu")
-    page.locator("#said").get_by_text("Request").wait_for()
+    page.locator("#status").get_by_text("Request").wait_for()
     assert "3 tokens" in page.locator("#summary").inner_text()
     runs = page.locator("#runs")
     assert runs.get_by_text("host: the rest").is_visible()

@@ -116,7 +116,7 @@ def test_a_model_that_fills_blocks_in(starting: Any) -> None:
             (
                 {"prediction": {"type": "content", "content": "Paris"}},
                 "prediction",
-                "this one fills in blocks of masks; leave it out",
+                "this model is a block diffusion model; leave it out",
             ),
         ):
             response = http.post(CHAT, json={"messages": USER, **body})

@@ -172,7 +172,7 @@ def test_no_replica_takes_more(tokenizer: Tokenizer) -> None:
         asked(front_of(tokenizer, giving(FullError()), queue=5), "/v1/completions", b"{}")
     )
     assert (status, body["error"]["code"]) == (429, "queue_full")
-    expected = "every replica has as many requests as it takes, and 5 wait; ask again in 1 s"
+    expected = "every replica has as many requests as it takes, and 5 wait; try again in 1 s"
     assert body["error"]["message"] == expected
 
 

@@ -141,9 +141,9 @@ def test_a_conversation(serving: Any, alone: Model) -> None:
 def test_what_is_refused(serving: Any) -> None:
     made = serving.openai.responses.create(**ASKED, input=FRANCE)
     talk = serving.openai.conversations.create()
-    both = "previous_response_id and conversation both say what came before; give one of them"
+    both = "previous_response_id and conversation exclude each other; give one of them"
     for method, path, body, status, words in (
-        ("GET", f"/v1/responses/{made.id}?stream=true", None, 400, "is told whole; leave stream out"),
+        ("GET", f"/v1/responses/{made.id}?stream=true", None, 400, "cannot be streamed; remove stream"),
         ("GET", f"/v1/responses/{made.id}/input_items?limit=0", None, 400, "limit is '0'"),
         ("GET", f"/v1/responses/{made.id}/input_items?order=up", None, 400, "order is 'up'"),
         ("GET", f"/responses/{made.id}/input_items?after=x", None, 400, "after is 'x', and no item here"),

@@ -214,7 +214,7 @@ def test_who_answers_does_not_give_way(starting_models: Callable[[ModelManager],
         assert (status, code, refused.headers["retry-after"]) == (503, "no_room", "1")
         assert message == (
             "there is no room for the model 'demo-drafter' yet: it takes about 60 MiB of memory, others that "
-            "answer requests have 60 MiB, and 100 MiB is the limit of all; ask again"
+            "answer requests have 60 MiB, and 100 MiB is the limit of all; try again"
         )
         serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")  # nobody waits any more
         serving.models.limits = ServerLimits(load_wait_s=30, heartbeat_s=0.1)
@@ -233,8 +233,8 @@ def test_what_can_never_fit(starting_models: Callable[[ModelManager], Serving]) 
     serving = starting_models(ModelManager([*small, *large], memory=MemoryLimit(200 * MIB, lambda: None)))
     loaded(serving, "demo")
     expected = (
-        "the model 'demo-drafter' takes about 300 MiB of memory, and 200 MiB is the limit of all models "
-        "(--memory); ask for another"
+        "the model 'demo-drafter' takes about 300 MiB of memory, and 200 MiB is the limit of all "
+        "models (--memory); request another model"
     )
     assert error_of(ask(serving, "demo-drafter")) == (400, "model_too_large", expected)
     with serving.http as http:
@@ -262,8 +262,8 @@ BROKEN: list[tuple[BaseException, str, str]] = [
         "config.json: hidden_size is missing",
     ),
     (TooLittleMemoryError("it takes 9 GiB of memory and 1 GiB are available"), "no_room", "it takes 9 GiB"),
-    (KeyError("/home/secret"), "failed", "the server's log says why"),
-    (SystemExit(3), "failed", "the server's log says why"),
+    (KeyError("/home/secret"), "failed", "the server's log has the reason"),
+    (SystemExit(3), "failed", "the server's log has the reason"),
 ]
 
 
@@ -382,7 +382,7 @@ def test_while_a_model_is_loaded(
         assert error_of(ask(serving, "slow")) == (
             429,
             "queue_full",
-            "96 requests wait for the model 'slow' to be loaded, and that is the limit; ask again in 2 s",
+            "96 requests wait for the model 'slow' to be loaded, and that is the limit; try again in 2 s",
         )
         models.all["slow"].active_requests -= 96
         go_on.set()

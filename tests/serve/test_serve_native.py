@@ -199,7 +199,7 @@ def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
         ({"prompt": "x", "grammar": "root ::= (", "json_schema": {}}, "are two forms; give one of them"),
         ({"prompt": "x", "grammar": "root ::= ("}, "the grammar cannot be taken: "),
         ({"prompt": "x", "repeat_last_n": 64, "repeat_penalty": 1.1}, "the whole text here; give -1"),
-        ({"prompt": ["x"] * 33}, "33 answers are asked for, and 32 is the limit; send several requests"),
+        ({"prompt": ["x"] * 33}, "33 answers were requested, and 32 is the limit; send several requests"),
         ({"prompt": "x", "logit_bias": [[5, "much"]]}, "logit_bias has 'much'; give a number, or false"),
         ({"prompt": "x", "logit_bias": {"a": ""}}, "logit_bias has ''; give a number, or false"),
         ({"prompt": "x", "logit_bias": [[5, 101]]}, "it must be from -100 to 100"),

@@ -119,7 +119,7 @@ def test_nothing_was_asked_yet(serving: Any, monkeypatch: pytest.MonkeyPatch) ->
     with serving.http as http:
         answers = [http.get("/npu/request"), http.post(f"/npu/request/moved/{NAME}")]
         answers.append(http.get("/npu/request/trace"))
-    message = "no request was answered yet: ask something"
+    message = "no request was answered yet: send one"
     assert [(each.status_code, each.json()["error"]["message"]) for each in answers] == [(404, message)] * 3
 
 
@@ -135,7 +135,7 @@ def test_what_is_not_counted_says_why(serving: Any, monkeypatch: pytest.MonkeyPa
 
     large = asyncio.run(why(opened.session.model.programs))
     assert "1000 is the most that is run for this page" in large
-    assert asyncio.run(why({})) == "the model that ran it was given up"
+    assert asyncio.run(why({})) == "the model that ran it was unloaded"
 
 
 class Stepping:

@@ -145,7 +145,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         CHAT,
         {"messages": USER, "stream": True, "prompt_logprobs": 1},
         None,
-        "prompt_logprobs is not told in a stream",
+        "prompt_logprobs cannot be streamed",
     ),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function", "is missing; give it"),
     (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities", "answers are text; leave it out"),
@@ -188,7 +188,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         COMPLETIONS,
         {"prompt": "x", "suffix": "y"},
         "suffix",
-        "no model here is told what follows; leave it out",
+        "no model here fills in a gap before a suffix; leave it out",
     ),
     (
         COMPLETIONS,
@@ -302,7 +302,7 @@ def test_logprobs_of_a_model_that_fills_blocks_in(serving: Any, monkeypatch: pyt
     with serving.http as http:
         response = http.post(CHAT, json={"messages": USER, "logprobs": True})
     assert (response.status_code, error_in(response)["param"]) == (400, "logprobs")
-    assert "this one fills in blocks of masks; leave it out" in error_in(response)["message"]
+    assert "this model is a block diffusion model; leave it out" in error_in(response)["message"]
 
 
 def test_the_official_client_knows_the_errors(serving: Any) -> None:

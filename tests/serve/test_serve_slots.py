@@ -116,7 +116,7 @@ def test_slots_in_use(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
         busy = [{**slot, "is_processing": True} for slot in slots]
         monkeypatch.setattr(saving.service.worker.slots, "to_json", lambda _: busy)
         answer = http.get("/slots?fail_on_no_slot=1")
-    assert refusal(answer) == (503, "all 32 slots are in use; ask again")
+    assert refusal(answer) == (503, "all 32 slots are in use; try again")
 
 
 def test_a_slot_is_saved_while_it_is_answered(saving: Any, tmp_path: Path) -> None:

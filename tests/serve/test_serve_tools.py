@@ -329,7 +329,7 @@ def function(**changes: Any) -> Any:
         (
             {"tools": TOOLS, "grammar": 'start: "x"'},
             "grammar",
-            "tools and grammar were given, and go not together; give one",
+            "tools and grammar are given and exclude each other; give one",
         ),
         ({"messages": [*USER, RESULT]}, "messages[1].tool_call_id", "is 'call_1', and no call is before it"),
         (

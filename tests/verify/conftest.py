@@ -32,7 +32,8 @@ def _checkpoints_module():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", sets_rounding=True, variants=None).
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", sets_rounding=True,
+    variants=None).
 
     A session on the virtual NPU, on the variants, or the model's default ones, with all their programs
     compiled, or on the six programs of `seq_len`. `config` replaces the checkpoint's; `rounding` is how its

@@ -79,12 +79,12 @@ def test_an_end_token_of_our_own_has_to_be_near_too():
 
 def test_what_is_said_has_to_be_what_was_sampled():
     assert judge([3, 4, 7, 8, 5, 6], [3, 4, 5, 6, 7, 8], logits_for([3, 4, 5, 6, 7, 8]))[0] == (
-        "free-running, question, position 2: our answer says token 7 where 5 is the likeliest of ours"
+        "free-running, question, position 2: our answer has token 7 where 5 is the likeliest of ours"
     )
 
 
 def test_more_said_than_sampled_fails():
-    assert "our answer says token 5 where nothing was sampled of ours" in " ".join(
+    assert "our answer has token 5 where nothing was sampled of ours" in " ".join(
         judge([3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8], logits_for([3, 4]))
     )
 

@@ -138,4 +138,4 @@ def test_what_cannot_be_told_apart(demo_checkpoint, tmp_path, monkeypatch):
     monkeypatch.setattr("aerie.verify.token_ids.CHATS", ([{"role": 5}],))
     monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: [1])
     found = compare_token_ids(demo_checkpoint.tokenizer, demo_checkpoint.folder)
-    assert found.broken.startswith("transformers cannot tell: ")
+    assert found.broken.startswith("transformers failed: ")

@@ -75,7 +75,7 @@ def _run(program: RandomProgram, checks: bool, arrays: list[np.ndarray]) -> None
 def test_generate_writes_programs_and_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--seed", "3", "--count", "4", "--out", str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out == (
-        f"4 programs in {tmp_path / 'new'}; the check agrees with what is known of 4\n"
+        f"4 programs in {tmp_path / 'new'}; the check agrees with the expected verdict of 4\n"
     )
     labels = [json.loads(line) for line in (tmp_path / "new" / "labels.jsonl").read_text().splitlines()]
     assert [label["name"] for label in labels] == [f"drawn_{seed}" for seed in range(3, 7)]

@@ -190,7 +190,7 @@ def test_a_difference_whose_sign_is_lost() -> None:
 UNKNOWN = {
     "24 lanes": (
         on_core("arith.addf %v, %v", "bf16", 32).replace("vector<32", "vector<24"),
-        r"arith.addf: .* vector<24xbf16>: nothing tells whether AIE2P lowers it; use what is known: "
+        r"arith.addf: .* vector<24xbf16>: there is no evidence that AIE2P lowers it; use a known form: "
         r"`arith.addf`, `arith.subf` (16|32) x bf16",
     ),
     "an operation that nobody tells of": (
@@ -428,7 +428,7 @@ def test_a_division_of_scalars_takes_stack() -> None:
     assert_fault(QUOTIENT, "stack", message, stack_bytes=1024)
     assert_clean(QUOTIENT, stack_bytes=2048)
     assert_warning(
-        QUOTIENT, "stack", "a core has 1024 where aircc is told nothing; multiply with a reciprocal"
+        QUOTIENT, "stack", "a core has 1024 unless aircc gets another size; multiply with a reciprocal"
     )
 
 

@@ -93,7 +93,7 @@ FAULTS = {
     "no room": (
         program(tiles="%c5, %c3", segment=second("%c5", "%c2")),
         "placement",
-        "f/0/s/other: no room for 5 x 2 cores beside the other herds on 8 x 4",
+        "f/0/s/other: no room for 5 x 2 cores next to the other herds on 8 x 4",
     ),
     "unrolled rows": (
         program(unroll="unroll(%u, %v) in (%su=%c1, %sv=%c2)"),

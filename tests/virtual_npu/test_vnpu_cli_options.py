@@ -304,7 +304,7 @@ def test_what_would_not_fit_the_device_is_told_in_one_line(folder, capsys):
 
     line = (
         r"note: this cannot be built for {}: line \d+: air.\w+: tall/0/s\S*: \w.* takes \d+, {} has \d+; .*"
-        r", and \d more; `aerie vnpu check` tells all, --device none looks for nothing\n"
+        r", and \d more; `aerie vnpu check` shows all, --device none looks for nothing\n"
     )
     assert re.fullmatch(line.format("npu2", "npu2"), told(""))
     assert re.fullmatch(line.format("npu1", "npu1"), told("--device npu1"))

@@ -57,7 +57,7 @@ def system(
     glibc = libc if libc is not None else " ".join(platform.libc_ver())
     actual = f"{_distribution(machine)}, Linux {release}, {glibc or 'no glibc'}"
     if not platform_name.startswith("linux"):
-        fix = "run it on Linux; docs/how-to/install.md says what is known of WSL and Windows"
+        fix = "run it on Linux; docs/how-to/install.md has notes on WSL and Windows"
         return CheckResult(CheckStatus.FAILED, f"{platform_name} {release}", required, fix)
     old_kernel = versions.version_numbers(release) < versions.version_numbers(versions.KERNEL.version)
     old_glibc = versions.version_numbers(glibc.removeprefix("glibc ")) < versions.version_numbers(

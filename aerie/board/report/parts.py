@@ -58,7 +58,7 @@ def all_parts(source: ReportSource) -> Iterator[ReportPart]:
     """All parts, in the order of the index."""
     yield ReportPart(
         "versions.json",
-        "versions of Aerie and of what it uses, as found and as wanted",
+        "versions of Aerie and of its dependencies, found and required",
         _json(installed_versions()),
     )
     yield doctor()

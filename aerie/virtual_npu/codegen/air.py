@@ -296,7 +296,9 @@ def emit_points(body: Body, op: HierarchyOp, capture: str) -> None:
 def _island(body: Body, op: HierarchyOp, function: str) -> None:
     """Run every iteration of a launch that owns its channels as an island of its own, over all threads."""
     if body.mode is BodyMode.PROCESS and channels_used(op):
-        raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
+        raise unsupported(
+            op, "this is inside a herd and has channels of its own: move it outside of the herd"
+        )
     count, ids = _points(body, op)
     owns = owns_channels(body.file, op)
     launch = body.fresh("launch")

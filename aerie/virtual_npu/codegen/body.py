@@ -178,7 +178,7 @@ class Body:
     versioned: VersionedLoops | None = None
     """The loops in two versions that are being emitted, if any."""
     lent_buffers: dict[SSAValue, str] = field(default_factory=dict)
-    """The `vnpu::LentBuffer` of each buffer that borrows the blocks of its channel (passes/elide_l1_copies.py)."""
+    """The `vnpu::LentBuffer` of each buffer that borrows blocks (passes/elide_l1_copies.py)."""
     accumulation_groups: dict[Operation, str] = field(default_factory=dict)
     """The `vnpu::SummedTogether` of a contraction whose loop sums several blocks at once (vector_sums.py)."""
     loop_indices: list[list[str]] = field(default_factory=list)

@@ -45,7 +45,7 @@ def channel_struct(file: CppFile, root: Operation) -> str:
     lines = [
         f"struct {name} {{",
         f"  explicit {name}(vnpu::TaskLoop &task_loop) : task_loop(task_loop) {{}}",
-        "  // Refuses blocks that nobody took.",
+        "  // Fails if a block was sent that no get took.",
         f"  void finish() const {{ {ends} }}",
         "  vnpu::TaskLoop &task_loop;",
         *fields,

@@ -1,8 +1,8 @@
 """AIR's async tokens in C++, by the mode of the body (execution.py).
 
 In a sequencer a token is a task. A tile runs in program order, so there every token is done when it is made.
-With checks the token is a snapshot of the vector clock of its operation (include/vnpu/happens_before.h): the race
-check needs it to find an access that does not wait.
+With checks the token is a snapshot of the vector clock of its operation (include/vnpu/happens_before.h): the
+race check needs it to find an access that does not wait.
 """
 
 from __future__ import annotations

@@ -196,7 +196,7 @@ void fail_offset(Site site, const Buffer &buffer, const char *first) {
   const i64 offset = first - buffer.base;
   fail_as(Failure::kOffset, site,
           "begins %lld bytes into %s; the shim is given offsets in 32 bits, so it would begin at byte %lld; let offsets "
-          "end below %lld: put what lies beyond into another argument",
+          "end below %lld: put the rest into another argument",
           ll(offset), BufferText(buffer.label).text, ll(offset % kHostOffsets), ll(kHostOffsets));
 }
 
