@@ -408,6 +408,14 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Default of max_tokens in /v1/completions; OpenAI's."""
 
 
+def prompt_list(prompt: str | Sequence[int] | Sequence[str] | Sequence[list[int]]) -> list[str | list[int]]:
+    """Return one or more prompts as a list, each a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    return [token_ids] if token_ids else [item for item in prompt if not isinstance(item, int)]
+
+
 class CompletionRequest(SamplingFields, StructuredOutputFields):
     """POST /v1/completions. prompt: a text, token ids, or several of either. max_tokens: 0 generates nothing,
     to get the logprobs of the prompt."""
@@ -447,10 +455,7 @@ class CompletionRequest(SamplingFields, StructuredOutputFields):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or more prompts, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        token_ids = [item for item in self.prompt if isinstance(item, int)]
-        return [token_ids] if token_ids else [item for item in self.prompt if not isinstance(item, int)]
+        return prompt_list(self.prompt)
 
     @property
     def max_new_tokens(self) -> int | None:

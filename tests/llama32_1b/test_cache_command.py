@@ -12,6 +12,7 @@ import pytest
 from aerie import rooms
 from aerie.cli import cache_command
 from aerie.common.store import EntryGroup
+from aerie.runtime.memory import format_file_bytes
 
 KEY = "0123456789abcdef"
 DAY = 24 * 60 * 60
@@ -136,7 +137,7 @@ def test_folders_that_are_given_elsewhere(home, tmp_path, command_line):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ("cache --older-than 3", "--all and --older-than say what to clear: aerie cache clear"),
+        ("cache --older-than 3", "--all and --older-than are for aerie cache clear"),
         ("cache clear --older-than -1", "'-1' is not a number of days, such as 30"),
         ("cache clear --older-than soon", "'soon' is not a number of days, such as 30"),
         ("cache purge", "invalid choice: 'purge' (choose from"),
@@ -193,4 +194,4 @@ def test_every_default_folder_is_a_part(home):
     ],
 )  # fmt: skip
 def test_a_size_in_words(nbytes: int, told: str) -> None:
-    assert cache_command.format_exact_bytes(nbytes) == told
+    assert format_file_bytes(nbytes) == told

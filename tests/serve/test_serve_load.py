@@ -48,9 +48,7 @@ def test_the_queue_is_bounded(serving: Any, limit: Any) -> None:
         assert refused.status_code == 429
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-        assert (
-            "36 answers run or wait, 1 more were requested, and 36 is the limit" in error["message"]
-        )
+        assert "36 answers run or wait, 1 more were requested, and 36 is the limit" in error["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
     serving.wait_until(lambda: serving.running() == 0)
     with serving.http as http:
@@ -263,10 +261,7 @@ def test_limits_hold_for_embeddings(serving: Any, limit: Any, caplog: pytest.Log
         with http.stream("POST", COMPLETIONS, json=endless(serving, n=31, stream=True)):
             refused = http.post("/v1/embeddings", json=TEXTS)
             assert refused.status_code == 429
-            assert (
-                "31 answers run or wait, 2 more were requested"
-                in refused.json()["error"]["message"]
-            )
+            assert "31 answers run or wait, 2 more were requested" in refused.json()["error"]["message"]
         serving.wait_until(lambda: serving.running() == 0)
         assert http.post("/v1/embeddings", json={"input": "Hi"}).status_code == 200
         serving.wait_until(lambda: "ended=read" in caplog.text)
