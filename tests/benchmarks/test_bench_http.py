@@ -172,7 +172,7 @@ def test_a_server_that_never_gets_ready(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(http, "READY_S", 0.1)
     (tmp_path / "log").write_text("demo at http://127.0.0.1:1; Ctrl-C ends\n")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        with pytest.raises(UserError, match=r"^the server has not loaded its model in 0\.1 s; what it said:"):
+        with pytest.raises(UserError, match=r"^the server has not loaded its model in 0\.1 s; its output:"):
             http._loaded(process, tmp_path / "log")
         process.kill()
 

@@ -1,4 +1,4 @@
-"""Limiting both sides to an instruction set: what is offered, what processes are told, what is refused."""
+"""Limiting both sides to an instruction set: the choices, the environment of the processes, refusals."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ def numbers(rows: int = 64, columns: int = 64, seed: int = 0) -> Array:
 
 
 def patterns_of(change: Callable[[Array], None], noise: float = 0.0, previous: Array | None = None) -> str:
-    """What is said of a result that `change` made wrong, and of which all is a little off besides."""
+    """Describe a result that `change` made wrong, with `noise` on all of it."""
     want = numbers()
     got = want + noise * numbers(seed=1)
     change(got)

@@ -22,7 +22,7 @@ def peano(root: Path, clang: str = GOOD, llc: str = AIE) -> Path:
 
 
 def look_at_peano(tmp_path: Path, root: Path, wheel: str = "") -> CheckResult:
-    """What is said of a Peano in `root`, beside a wheel of that version if the folder is the wheel's."""
+    """Check a Peano in `root`, with a wheel of that version if the folder is the wheel's."""
     if wheel and root.name == "llvm-aie":
         (root.parent / f"llvm_aie-{wheel}.dist-info").mkdir()
     wheels = {"llvm-aie": wheel} if wheel else {}

@@ -278,7 +278,7 @@ def test_the_whole_page_shows_what_is_not_set_up_too() -> None:
     ids=lambda there: next(iter(there)) if isinstance(there, dict) else "",
 )
 def test_what_is_there_and_wrong_has_failed(there: dict[str, CheckResult], shown: str) -> None:
-    """With it, whatever its layer lacks: who has begun with a layer is told of each part."""
+    """A check of an incomplete layer is shown: a user who has started a layer sees each of its parts."""
     found = without_a_board(**there)
     text = page(found)
     assert shown in text

@@ -1,4 +1,4 @@
-"""make setup-npu: what pip is asked, what is said when it cannot be met, and wheels really installed.
+"""make setup-npu: the call of pip, the message if it fails, and wheels that are really installed.
 
 The wheels here are made up and hold nothing: they stand in for upstream's, which this never fetches.
 """

@@ -55,7 +55,7 @@ def test_in_an_import(target: str, module: str, words: list[str]) -> None:
 
 
 def test_in_a_finaliser_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All else is told as Python tells it."""
+    """Other exceptions are reported as Python reports them."""
     handled, reported = [], []
     monkeypatch.setattr(interrupts._thread, "interrupt_main", lambda: handled.append(1))
     monkeypatch.setattr(sys, "__unraisablehook__", reported.append)

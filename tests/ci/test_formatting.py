@@ -1,4 +1,4 @@
-"""How texts are laid out: clang-format over all C++, the hooks of a commit, and what editors are told."""
+"""Formatting: clang-format over all C++, the hooks of a commit, and the settings for editors."""
 
 from __future__ import annotations
 

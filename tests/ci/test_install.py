@@ -1,4 +1,4 @@
-"""Setting up .venv: what is installed, how much is said of it, and what a user reads where it cannot be."""
+"""Setting up .venv: what is installed, the lines that are printed, and the errors."""
 
 from __future__ import annotations
 
@@ -136,7 +136,7 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls(checkout: Path) -> list[str]:
-    """What the installers were told, but for trials."""
+    """The calls of the installers, without trials."""
     lines = (checkout / "calls").read_text().splitlines()
     return [line for line in lines if " -c " not in line]
 
@@ -260,7 +260,7 @@ def test_every_variable_of_the_makefile_is_one_that_it_knows() -> None:
 
 def make(folder: Path, *words: str, stamps: tuple[str, ...] = ("run",)) -> subprocess.CompletedProcess[str]:
     """make in a folder whose environment is set up already, for running or for tests too, and whose Python
-    prints what it is told."""
+    prints its arguments."""
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit ${ENDS-0}\n')

@@ -386,7 +386,7 @@ def test_what_other_tables_are_for(inputs, outputs, kind):
 
 
 def names_table(inputs, outputs):
-    """Arguments of these names; what goes in and comes out under one name is told as what comes out."""
+    """Arguments of these names; a name that is both input and output has its output."""
     taken, made = inputs.split(), outputs.split()
     arguments = [Argument(name, (1,), bf16, Role.INPUT) for name in taken if name not in made]
     return ArgumentTable([*arguments, *(Argument(name, (1,), bf16, Role.OUTPUT) for name in made)])

@@ -20,7 +20,7 @@ NO_LIMIT_V1 = "9223372036854771712"
 
 @pytest.fixture
 def available_with(tmp_path):
-    """told({path: text}) -> what is available on a machine of these files."""
+    """available_with({path: text}) -> the bytes available on a machine with these files."""
 
     def tell(files):
         for path, text in files.items():

@@ -1,4 +1,4 @@
-"""One process at a time on the NPU: who waits, what is told, and what never deadlocks."""
+"""One process at a time on the NPU: which process waits, what it prints, and what never deadlocks."""
 
 import json
 import os

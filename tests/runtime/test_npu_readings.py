@@ -1,4 +1,4 @@
-"""The known messages of upstream's tools, in upstream's own wording, and what is said about them.
+"""The known messages of upstream's tools, in upstream's own wording, and our explanations of them.
 
 The logs are written by hand from upstream's sources and issues; those with a line number of our own texts
 come from runs of the tools.
@@ -178,7 +178,7 @@ LOGS = {
         "to report it upstream",
     ),
 }
-"""By the reading's name: a log, the stage that is named, and a part of what is said."""
+"""By the reading's name: a log, the stage that is named, and a part of our message."""
 
 
 def test_every_reading_has_a_log():

@@ -69,7 +69,7 @@ def test_a_response_goes_on_from_another(serving: Any, alone: Model, streams: bo
     assert ([item.id for item in page.data], page.has_more) == ([items[2].id, items[1].id], True)
     (page,) = [listed.list(third.id, limit=2, after=items[2].id)]
     assert ([item.id for item in page.data], page.has_more) == ([items[1].id, items[0].id], False)
-    serving.openai.responses.delete(first.id)  # what was said in it stays a part of the others
+    serving.openai.responses.delete(first.id)  # its messages stay in the responses that continue it
     assert made(input="Thanks.", previous_response_id=second.id).output_text == own.text
 
 

@@ -165,7 +165,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "rule is 'sequential', which is for models of block diffusion, and this model says one token after",
     ),
     (CHAT, {"messages": USER, "threshold": "x"}, "threshold", "'x': Input should be a valid number"),
-    (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "is told how much to say; leave it out"),
+    (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "takes a verbosity; leave it out"),
     (
         CHAT,
         {"messages": USER, "mirostat": 2},

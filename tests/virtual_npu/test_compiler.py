@@ -44,10 +44,10 @@ class Tool:
         self.folder, self.log = folder, folder / "calls"
 
     def put(self, version: str) -> None:
-        said = f'case "$*" in *--version) echo "{version}"; exit;; esac'
+        version_case = f'case "$*" in *--version) echo "{version}"; exit;; esac'
         path = f'PATH="{os.environ["PATH_BEFORE"]}"'
         real = remembering.lines(Path(os.environ["KEPT_OBJECTS"]))
-        script(self.folder / "g++", f'echo "$*" >> {self.log}', said, path, *real)
+        script(self.folder / "g++", f'echo "$*" >> {self.log}', version_case, path, *real)
 
     def remove(self) -> None:
         (self.folder / "g++").unlink()

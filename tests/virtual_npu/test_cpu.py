@@ -1,4 +1,4 @@
-"""What the CPU has, as the system says; what compilers are told of it, and what VNPU_MARCH limits it to."""
+"""The features of the CPU from the system, the flags for compilers, and the limits of VNPU_MARCH."""
 
 from __future__ import annotations
 
@@ -107,8 +107,8 @@ def test_what_is_told_of_a_cpu_by_its_vendor(machine, vendor, defines):
         cpu.CPUINFO.write_text(f"vendor_id\t: {vendor}\n{cpu.CPUINFO.read_text()}")
     forget()
     assert cpu.cpu_defines() == defines
-    told = ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")
-    assert tuple(flag for flag in find_compiler().flags if flag in told) == defines
+    possible = ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")
+    assert tuple(flag for flag in find_compiler().flags if flag in possible) == defines
     assert cpu.cpu_features() == LEVEL_4
 
 
@@ -147,8 +147,8 @@ def test_what_macos_says(monkeypatch, kind, found):
     """As its manual has it (sysctl(3)); nobody ran it there."""
     monkeypatch.setattr(platform, "machine", lambda: kind)
     monkeypatch.setattr(sys, "platform", "darwin")
-    said = subprocess.CompletedProcess([], 0, SYSCTL, "")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    completed = subprocess.CompletedProcess([], 0, SYSCTL, "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: completed)
     assert cpu.cpu_features() == found
 
 

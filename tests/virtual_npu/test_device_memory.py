@@ -171,9 +171,9 @@ def test_stale_rows_take_bits_through_a_shared_exponent(numerics, text, program,
             np.testing.assert_array_equal(out, expected)
     same = [np.array_equal(outputs[0.0], outputs[stale]) for stale in (1.5, 24.0, 4096.0)]
     assert same == ([True, True, True] if numerics == "exact" else [True, False, False])
-    told = [[note.split(": ", 2)[2] for note in notes[stale]] for stale in (0.0, 1.5, 24.0, 4096.0)]
+    messages = [[note.split(": ", 2)[2] for note in notes[stale]] for stale in (0.0, 1.5, 24.0, 4096.0)]
     taken = [[], [], [STOLEN.format(4)], [STOLEN.format(7)]]
-    assert told == ([[]] * 4 if numerics == "exact" else taken)
+    assert messages == ([[]] * 4 if numerics == "exact" else taken)
 
 
 # ---- a buffer that is written again before a put has read it ----

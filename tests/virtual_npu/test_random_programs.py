@@ -27,8 +27,8 @@ def accepts(text: str) -> bool:
 
 def test_the_check_agrees_with_what_is_known() -> None:
     programs = [random_program(seed) for seed in range(CHECKED)]
-    said = [(program.expected == ExpectedVerdict.ACCEPTED, accepts(program.text)) for program in programs]
-    counts = Counter(said)
+    verdicts = [(program.expected == ExpectedVerdict.ACCEPTED, accepts(program.text)) for program in programs]
+    counts = Counter(verdicts)
     assert counts[True, True] + counts[False, False] >= AGREED * CHECKED, counts
     assert counts[False, True] <= SILENT * CHECKED, counts
     assert min(counts[True, True], counts[False, False]) > CHECKED / 5

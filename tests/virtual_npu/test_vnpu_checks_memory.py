@@ -1,4 +1,5 @@
-"""Memory checks: each fault of memory_programs.py is told in full; what only looks like one is left alone."""
+"""Memory checks: each fault of memory_programs.py has its whole message; programs that only look faulty have
+none."""
 
 from __future__ import annotations
 

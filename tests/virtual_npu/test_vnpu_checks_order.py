@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - MLIR has long lines
-"""Data races: every kind is found and told with both sides; the same program with the missing order is clean."""
+"""Data races: every kind is found, with both sides in the message; the same program with the missing order is clean."""
 
 from __future__ import annotations
 
@@ -429,9 +429,9 @@ def test_the_end_of_the_memory_for_accesses_is_noted(library, monkeypatch):
         r"race check: (\d+) accesses came after the 1024 that it remembers were used up, so data races with them may "
         r"be missed: run the program for a smaller shape, or set VNPU_RACE_EVENTS higher \(\d+ bytes of memory each\)"
     )
-    told = re.fullmatch(wanted, note)
-    assert told, note
-    assert int(told[1]) == 2 * 600 + 4 - 1024
+    match = re.fullmatch(wanted, note)
+    assert match, note
+    assert int(match[1]) == 2 * 600 + 4 - 1024
     monkeypatch.delenv("VNPU_RACE_EVENTS")
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="data race"):
         library.run("late_race", late)

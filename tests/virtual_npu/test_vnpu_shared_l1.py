@@ -402,8 +402,8 @@ def test_what_nobody_wrote_is_told_where_it_is_used(program, run) -> None:
     used = LASTING.replace("%r[%c0, %c2] [%c2, %c1] [%c4, %c1]", "%r[%c0, %c1] [%c2, %c1] [%c4, %c1]")
     line = next(n for n, text in enumerate(used.splitlines(), 1) if text.endswith("// use"))
     library = program(used, options=virtual_npu.BuildOptions(checks=True))
-    told = rf"line {line}: air\.dma_memcpy_nd in herd @b \(0, 0\): reads element \[0, 1\] of %r .* before anything wrote it"
-    with pytest.raises(ProgramError, match=told):
+    message = rf"line {line}: air\.dma_memcpy_nd in herd @b \(0, 0\): reads element \[0, 1\] of %r .* before anything wrote it"
+    with pytest.raises(ProgramError, match=message):
         run(library, "partly", np.zeros(16, np.float32), np.zeros(2, np.float32))
 
 
@@ -478,6 +478,6 @@ def test_who_writes_once_and_reads_twice_waits_for_ever(program, run) -> None:
             "          case 1 {", f"          case 1 {{ {again} air.wait_all"
         )
     )
-    told = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
-    with pytest.raises(ProgramError, match=f"(?s){told}"):
+    message = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
+    with pytest.raises(ProgramError, match=f"(?s){message}"):
         run(library, "f", np.zeros(4, np.int32))

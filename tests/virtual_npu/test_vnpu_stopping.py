@@ -60,10 +60,10 @@ def until(condition) -> None:
 
 @pytest.mark.skipif(sys.platform != "linux", reason="looks at /proc")
 @pytest.mark.parametrize(
-    ("number", "status", "said"),
+    ("number", "status", "output"),
     [(signal.SIGINT, 130, "stopped\n"), (signal.SIGTERM, 143, "stopped\n"), (signal.SIGKILL, -9, "")],
 )
-def test_signals(tmp_path, monkeypatch, number, status, said):
+def test_signals(tmp_path, monkeypatch, number, status, output):
     monkeypatch.setenv("VNPU_OPT", "0")
     (tmp_path / "p.mlir").write_text(FOREVER)
     words = ["run", "p.mlir", "--zeros", "--no-checks"]
@@ -85,7 +85,7 @@ def test_signals(tmp_path, monkeypatch, number, status, said):
         _, printed = process.communicate(timeout=60)
     finally:
         process.kill()
-    assert (process.returncode, printed) == (status, said)
+    assert (process.returncode, printed) == (status, output)
     until(lambda: not is_running(child))
 
 
