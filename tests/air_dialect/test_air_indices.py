@@ -85,7 +85,7 @@ FEW: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ig
 
 
 @pytest.mark.parametrize("name", [*READINGS, *FEW])
-def test_every_reading_knows_an_operator_or_says_that_it_does_not(name: str) -> None:
+def test_every_analysis_handles_an_operator_or_rejects_it(name: str) -> None:
     reading, listed = READINGS.get(name) or FEW[name]
     unknown = listed if name in READINGS else set(IndexOperator) - listed
     assert set(reading.operators) == set(IndexOperator)
@@ -242,7 +242,7 @@ func.func @f(%m: memref<8x16xf32>) {
 """
 
 
-def test_what_args_and_executes_hand_on_is_read_by_all() -> None:
+def test_every_analysis_reads_arguments_and_results_of_regions() -> None:
     found = values(HERD)
     assert constant_int(found["ends"]) == 16
     assert interval(found["place"]) == (0, 16)
@@ -312,7 +312,7 @@ def test_a_variable_that_takes_one_value_is_that_value() -> None:
 # ---- linear forms ----
 
 
-def test_what_is_not_linear_is_a_term_of_its_own() -> None:
+def test_a_nonlinear_part_becomes_its_own_term() -> None:
     found = made_in(
         "%k = memref.dim %m, %n : memref<8x16xf32>\n%p = arith.muli %n, %k : index\n"
         "%r = affine.apply affine_map<(a, b) -> (3 * a - b + 5)>(%p, %n)"

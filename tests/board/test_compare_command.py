@@ -108,7 +108,7 @@ def test_a_record_that_cannot_be_written(
     assert "compare.json (No space left on device); name another folder with --out" in capsys.readouterr().err
 
 
-def test_what_cannot_be_compiled_is_known_before_anything_runs(
+def test_compile_errors_come_before_any_run(
     faulty_npu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builders: set[threading.Thread] = set()
@@ -133,7 +133,7 @@ def test_what_cannot_be_compiled_is_known_before_anything_runs(
     assert other.status is ItemStatus.SAME
 
 
-def test_who_is_interrupted_ends_the_compilers(
+def test_an_interrupt_ends_the_compilers(
     faulty_npu: ModuleType, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = faulty_npu.healthy_backend()
@@ -148,7 +148,7 @@ def test_who_is_interrupted_ends_the_compilers(
     assert stopped == [True]
 
 
-def test_every_outcome_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_outcome_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [
         ItemOutcome(ITEM, ItemStatus.HUNG, message="no end of running", lost=True),
         ItemOutcome(OTHER, ItemStatus.NOT_RUN, message="narrow[1] left a device that answers no more"),

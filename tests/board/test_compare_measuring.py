@@ -133,7 +133,7 @@ def held_by(plan: ProgramPlan, fault: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fault", "guilty"), [("", []), ("low", ["lower"]), ("sum", ["add"])])
-def test_a_launch_is_judged_on_what_it_read(fault: str, guilty: list[str]) -> None:
+def test_a_launch_is_judged_on_its_actual_inputs(fault: str, guilty: list[str]) -> None:
     """A launch that is right on wrong numbers is not blamed for them."""
     plan = two_launches()
     held = held_by(plan, fault)

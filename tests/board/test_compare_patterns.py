@@ -72,7 +72,7 @@ def test_marks_of_mistakes(change: Callable[[Array], None], words: str, noise: f
     assert words in patterns_of(change, noise)
 
 
-def test_what_the_run_before_left() -> None:
+def test_results_of_the_run_before_are_recognised() -> None:
     before = numbers(seed=5)
 
     def keep(array: Array) -> None:
@@ -112,7 +112,7 @@ def test_nothing_known() -> None:
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 70))
-def test_something_is_said_of_whatever_is_wrong(seed: int, rows: int, columns: int) -> None:
+def test_every_wrong_result_has_a_description(seed: int, rows: int, columns: int) -> None:
     rng = np.random.default_rng(seed)
     want = rng.standard_normal((rows, columns))
     wrong = rng.random((rows, columns)) < 0.5

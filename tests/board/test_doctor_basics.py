@@ -78,7 +78,7 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "it ended with exit code 4" in finding.actual
 
 
-def test_what_was_compiled_runs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_kernel_runs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VNPU_CXX", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -186,7 +186,7 @@ def test_too_large(tmp_path: Path) -> None:
     assert "take a smaller model: 1 MiB are free" in finding.fix
 
 
-def test_memory_that_cannot_be_told_refuses_nothing(tmp_path: Path) -> None:
+def test_unknown_memory_refuses_nothing(tmp_path: Path) -> None:
     assert basics.checkpoint(machine(tmp_path)).status is CheckStatus.OK
 
 

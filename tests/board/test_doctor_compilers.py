@@ -65,7 +65,7 @@ def test_another_peano(tmp_path: Path) -> None:
     assert "not the release upstream pins" in finding.actual
 
 
-def test_the_wheel_says_nothing_of_a_peano_elsewhere(tmp_path: Path) -> None:
+def test_the_wheel_version_is_not_that_of_another_peano(tmp_path: Path) -> None:
     root = peano(tmp_path / "install", "clang version 19.0.0")
     assert "19.0.0, not the release" in look_at_peano(tmp_path, root, versions.PEANO.version).actual
 
@@ -84,7 +84,7 @@ def test_a_peano_that_does_not_run(tmp_path: Path) -> None:
     assert "exit code 127; it printed: libtinfo.so.5: no such file" in finding.actual
 
 
-def test_a_peano_beside_a_variable_that_names_none(tmp_path: Path) -> None:
+def test_a_peano_is_found_although_its_variable_is_wrong(tmp_path: Path) -> None:
     root, environ = peano(tmp_path / "llvm-aie"), {"PEANO_INSTALL_DIR": "/no/peano"}
     message = "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
     (tmp_path / f"llvm_aie-{versions.PEANO.version}.dist-info").mkdir()
@@ -96,7 +96,7 @@ def test_a_peano_beside_a_variable_that_names_none(tmp_path: Path) -> None:
     assert compilers.peano(machine(tmp_path, environ=environ)).actual == f"missing; {message}"
 
 
-def test_headers_that_are_not_where_the_variable_says(tmp_path: Path) -> None:
+def test_headers_are_missing_where_the_variable_points(tmp_path: Path) -> None:
     finding = compilers.aie_api(machine(tmp_path, environ={"MLIR_AIE_INSTALL_DIR": "/no/aie"}))
     assert finding.actual == (
         "missing; MLIR_AIE_INSTALL_DIR='/no/aie' holds no include/aie_api/aie.hpp and is passed over"

@@ -160,7 +160,7 @@ def test_an_npu_without_a_name(tmp_path: Path) -> None:
     ("name", "status"),
     [("NPU Strix", CheckStatus.OK), ("RyzenAI-npu1", CheckStatus.FAILED), ("new", CheckStatus.UNKNOWN)],
 )
-def test_what_xrt_smi_says(tmp_path: Path, table: str, name: str, status: CheckStatus) -> None:
+def test_xrt_smi_output(tmp_path: Path, table: str, name: str, status: CheckStatus) -> None:
     owner(tmp_path, name=None)
     examined = machine(tmp_path, environ=with_xrt_smi(tmp_path, table.replace("NAME", name)))
     assert device.xrt_smi_names(examined) == [name]
@@ -306,7 +306,7 @@ def test_a_missing_binding(tmp_path: Path, line: str, attribute: str) -> None:
 
 
 @pytest.mark.parametrize("output", ["garbage", "{}", ""])
-def test_bindings_that_cannot_be_told(tmp_path: Path, output: str) -> None:
+def test_bindings_with_unreadable_output(tmp_path: Path, output: str) -> None:
     python = tool(tmp_path / "python", f"echo '{output}'")
     finding = device.bindings(machine(tmp_path, python=str(python)))
     assert finding.status is CheckStatus.UNKNOWN

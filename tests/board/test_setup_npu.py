@@ -99,7 +99,7 @@ def test_a_bad_peano_is_replaced(tmp_path: Path) -> None:
     assert environment.version("llvm-aie") == versions.PEANO.version
 
 
-def test_what_aerie_itself_asks_for_is_not_changed(tmp_path: Path) -> None:
+def test_requirements_of_aerie_are_not_changed(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "venv")
     wheels = make_wheels(tmp_path / "wheels", "numpy==1.26.4")
     make_wheel(wheels, "numpy", "1.26.4")
@@ -185,7 +185,7 @@ def test_pip_that_fails(tmp_path: Path, lines: list[str], message: str) -> None:
         install(print, wheels, tmp_path / "log", (str(pip),), lambda _: None)
 
 
-def test_pip_that_says_it_did(tmp_path: Path) -> None:
+def test_pip_claims_success_but_installed_nothing(tmp_path: Path) -> None:
     wheels = make_wheels(tmp_path / "wheels")
     with pytest.raises(UserError, match="pip ended well, but mlir_air is not installed; mlir_aie is not"):
         install(print, wheels, tmp_path / "log", (str(tool(tmp_path / "pip", "exit 0")),), lambda _: None)

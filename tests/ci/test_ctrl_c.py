@@ -54,7 +54,7 @@ def test_in_an_import(target: str, module: str, words: list[str]) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (interrupts.INTERRUPTED_STATUS, "", "stopped\n")
 
 
-def test_in_a_finaliser_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_in_a_finaliser_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Other exceptions are reported as Python reports them."""
     handled, reported = [], []
     monkeypatch.setattr(interrupts._thread, "interrupt_main", lambda: handled.append(1))

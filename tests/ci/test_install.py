@@ -48,7 +48,7 @@ def asked(kind: str = "test") -> list[Requirement]:
 
 
 @pytest.mark.parametrize("kind", ["test", "docs"])
-def test_what_is_asked_for_is_pinned_within_its_range(kind: str) -> None:
+def test_requirements_are_pinned_within_their_range(kind: str) -> None:
     assert [str(each) for each in asked(kind) if str(each.specifier).startswith("==")] == []
     pinned = PINS | DOCS_PINS if kind == "docs" else PINS
     for each in asked(kind):
@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_pinned_within_its_range(kind: str) -> None:
         assert each.specifier.contains(pin.version), each
 
 
-def test_what_the_site_needs_is_pinned_once() -> None:
+def test_requirements_of_the_site_are_pinned_once() -> None:
     assert len(DOCS_PINS) > 10
     assert not DOCS_PINS.keys() & PINS.keys()
 
@@ -97,7 +97,7 @@ def installed(site: Path, name: str, files: tuple[str, ...] = ("INSTALLER",)) ->
     return info
 
 
-def test_what_was_cut_off_is_installed_again(tmp_path: Path) -> None:
+def test_a_partial_install_is_repeated(tmp_path: Path) -> None:
     """A package of which a part is missing counts as there for pip and uv, and breaks much later."""
     site = tmp_path / "lib" / "python3.11" / "site-packages"
     names = ("kept", "late", "short", "gone", "listed")
@@ -200,14 +200,14 @@ def test_a_python_without_ensurepip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         make_venv.create(tmp_path / ".venv", None)
 
 
-def test_how_venv_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_venv_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".venv").write_text("a file\n")
     with pytest.raises(make_venv.SetupError, match=r"-m venv .* failed: \S"):
         make_venv.create(tmp_path / ".venv", None)
 
 
 @pytest.mark.parametrize("answer", [["nvidia-cublas", "torch"], ["torch", "sympy"]])
-def test_a_torch_with_cuda_is_told(
+def test_a_torch_with_cuda_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: list[str]
 ) -> None:
     """pip names what it would install before it fetches anything."""
@@ -219,7 +219,7 @@ def test_a_torch_with_cuda_is_told(
     assert "about 3 GB" in make_venv.TORCH_CUDA
 
 
-def test_what_pip_says_in_brief() -> None:
+def test_pip_output_is_shortened() -> None:
     expected = {
         "  Downloading numpy-2.4.6-cp311-cp311-linux_x86_64.whl (16.9 MB)\n": "fetching numpy 2.4.6, 16.9 MB",
         "Downloading a/b/xdsl-0.73.0-py3-none-any.whl (4.6 MB)\n": "fetching xdsl 0.73.0, 4.6 MB",
@@ -244,7 +244,7 @@ def test_what_pip_says_in_brief() -> None:
         ("PYTHONPATH", []),
     ],
 )
-def test_which_variable_is_meant(name: str, meant: list[str]) -> None:
+def test_the_likely_variable_is_suggested(name: str, meant: list[str]) -> None:
     assert make_variables.meant(name, KNOWN) == meant
 
 
@@ -302,7 +302,7 @@ def test_no_variable_is_run(tmp_path: Path, name: str) -> None:
     assert done.returncode == (1 if name == "prompt" else 0)
 
 
-def test_a_slip_in_a_variables_name_is_told(tmp_path: Path) -> None:
+def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:
     given = ("prompt=hi", "question=hi", "ANSWER=hi", "http_proxy=x", "CXX=clang++", "VNPU_THREADS=1")
     done = make(tmp_path, "run", *given)
     assert (done.returncode, done.stdout) == (1, "")
@@ -313,7 +313,7 @@ def test_a_slip_in_a_variables_name_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_variable_that_the_target_does_not_read_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_a_variable_that_the_target_does_not_read_is_reported(tmp_path: Path, monkeypatch) -> None:
     """Where it was given; in the environment it may be for others. Of several targets one is enough."""
     monkeypatch.setenv("TOP_K", "5")
     done = make(tmp_path, "serve", "SEED=1", "HOST=::1", "DRAFT=lookup")
@@ -338,7 +338,7 @@ def test_a_variable_that_the_target_does_not_read_is_told(tmp_path: Path, monkey
         ("clean", ""),
     ],
 )
-def test_what_a_target_reads(target: str, names: str) -> None:
+def test_variables_that_a_target_reads(target: str, names: str) -> None:
     """By its recipe, and by what the names in it stand for."""
     makefile = (PROJECT / "Makefile").read_text()
     assert make_variables.read_by(target, makefile) & set(KNOWN) == set(names.split())
@@ -346,7 +346,7 @@ def test_what_a_target_reads(target: str, names: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["run", "doctor", "mlir"])
-def test_make_adds_nothing_to_what_a_program_says(tmp_path: Path, monkeypatch, target: str) -> None:
+def test_make_adds_nothing_to_the_output_of_a_program(tmp_path: Path, monkeypatch, target: str) -> None:
     monkeypatch.setenv("ENDS", "2")
     done = make(tmp_path, target)
     assert (done.returncode, done.stderr) == (1, "")

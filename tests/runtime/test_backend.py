@@ -70,13 +70,13 @@ def test_virtual():
     assert backend.reason == "backend virtual: requested"
 
 
-def test_auto_without_pyxrt_is_virtual_and_says_why(no_pyxrt):
+def test_auto_without_pyxrt_is_virtual_with_a_reason(no_pyxrt):
     backend = select_backend("auto")
     assert backend.name == "virtual"
     assert backend.reason == "backend virtual: no NPU is set up here; BACKEND=npu lists what is missing"
 
 
-def test_auto_without_a_device_is_virtual_and_says_why(pyxrt, no_tools):
+def test_auto_without_a_device_is_virtual_with_a_reason(pyxrt, no_tools):
     pyxrt.fail("device", RuntimeError("No such device with index '0'"))
     assert select_backend().reason.startswith("backend virtual: no NPU is set up here; ")
     pyxrt.fail("device", RuntimeError("No such device with index '0'"))
@@ -87,7 +87,7 @@ def test_auto_without_a_device_is_virtual_and_says_why(pyxrt, no_tools):
         select_backend("npu")
 
 
-def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(pyxrt, no_tools):
+def test_auto_with_a_device_but_no_toolchain_is_virtual_with_a_reason(pyxrt, no_tools):
     assert select_backend().reason == (
         "backend virtual: this machine has an NPU and not its compilers; BACKEND=npu lists what is missing"
     )
@@ -117,7 +117,7 @@ def test_compiling_only_still_needs_the_toolchain(no_pyxrt, no_tools):
         select_backend("npu", compile_only=True)
 
 
-def test_npu_without_anything_says_what_is_missing(no_pyxrt, no_tools):
+def test_npu_without_anything_lists_what_is_missing(no_pyxrt, no_tools):
     with pytest.raises(BackendError) as caught:
         select_backend("npu")
     refusal, *missing = str(caught.value).splitlines()

@@ -82,7 +82,7 @@ def test_memory_is_given_back_after_a_failure():
         pass
 
 
-def test_the_budget_is_what_is_asked_for_else_most_of_what_is_free(monkeypatch):
+def test_the_budget_is_the_requested_one_or_most_of_the_free_memory(monkeypatch):
     monkeypatch.setenv("AERIE_COMPILE_MEMORY", "2.5")
     assert memory_budget() == 2.5 * 2**30
     monkeypatch.delenv("AERIE_COMPILE_MEMORY")

@@ -54,7 +54,7 @@ def v1(group, limit, usage, stat=""):
     }
 
 
-def test_a_system_that_says_nothing(available_with):
+def test_a_system_without_information(available_with):
     assert available_with({}) is None
     assert available_with({"proc/meminfo": "garbage", "proc/self/cgroup": "0::/gone\n"}) is None
 
@@ -172,7 +172,7 @@ def test_what_buffers_take(monkeypatch, plain, copies, expected):
     assert buffer_bytes(SETS, SHARING, copies) == expected
 
 
-def test_what_is_made_is_what_was_counted(open_cache, program, monkeypatch):
+def test_allocated_buffers_match_the_count(open_cache, program, monkeypatch):
     """The buffers of a real cache, counted as they are made."""
     sharing = {("one", "w"): "w", ("two", "w"): "w", ("one", "y"): "between", ("two", "x"): "between"}
     with open_cache(sharing=sharing) as cache:

@@ -59,7 +59,7 @@ def line_of(process):
     return process.stdout.readline().strip()
 
 
-def test_the_second_process_waits_for_the_first_and_says_for_whom(start, folder):
+def test_the_second_process_waits_and_names_the_first(start, folder):
     first = start()
     assert line_of(first) == "held"
     second = start()
@@ -85,7 +85,7 @@ def test_the_lock_of_a_killed_process_is_free(start, folder):
     assert line_of(start()) == "held"
 
 
-def test_waiting_is_told_again_and_again(start, folder, monkeypatch):
+def test_waiting_is_printed_repeatedly(start, folder, monkeypatch):
     first = start()
     assert line_of(first) == "held"
     monkeypatch.setattr(lock_module, "REPORT_INTERVAL_S", 1.1)
@@ -169,7 +169,7 @@ def test_a_damaged_note_is_no_owner(folder, damage):
     assert DeviceLock().owner() is None
 
 
-def test_a_note_that_cannot_be_written_keeps_nobody_out(folder, start):
+def test_an_unwritable_note_blocks_no_process(folder, start):
     (folder / "aerie-npu.lock.owner").mkdir()
     process = start()
     assert line_of(process) == "held"

@@ -219,7 +219,7 @@ def test_notes_of_an_error_are_shown():
     assert log_diagnosis.error_lines(log) == ["t.mlir:1:1: error: bad", "t.mlir:2:1: note: MemoryMap:"]
 
 
-def test_success_is_none():
+def test_success_has_no_explanation():
     assert log_diagnosis.failure_text("aircc", 0, "warning: 3 errors were avoided\n") == ""
 
 

@@ -314,7 +314,9 @@ def test_nothing_completed_before_the_first_failure(npu, pyxrt, pyxrt_stand_in, 
     assert "the last program that completed: none since the NPU was opened" in failing(npu, arrays).details
 
 
-def test_a_hang_is_told_apart_from_completion(monkeypatch, open_npu, program, pyxrt, pyxrt_stand_in, arrays):
+def test_a_hang_is_distinguished_from_completion(
+    monkeypatch, open_npu, program, pyxrt, pyxrt_stand_in, arrays
+):
     monkeypatch.setenv("AERIE_NPU_TIMEOUT", "1")
     cache = open_npu()
     cache.compile_and_cache(program)
@@ -328,7 +330,7 @@ def test_a_hang_is_told_apart_from_completion(monkeypatch, open_npu, program, py
     assert not pyxrt.alive["hw_context"]  # the next call starts with a context of its own
 
 
-def test_a_binding_that_says_nothing_is_asked_for_the_state(npu, pyxrt, arrays, monkeypatch):
+def test_the_state_is_read_if_the_binding_reports_nothing(npu, pyxrt, arrays, monkeypatch):
     """Older bindings give None from wait."""
     real = pyxrt.run.wait
     monkeypatch.setattr(pyxrt.run, "wait", lambda run, ms: real(run, ms) and None)
@@ -436,7 +438,7 @@ def test_a_driver_without_any_context_is_explained(many, pyxrt, arrays):
     assert evicted(pyxrt) == ["a"]
 
 
-def test_other_failures_release_nobody(many, pyxrt, arrays):
+def test_other_failures_release_no_waiting_run(many, pyxrt, arrays):
     many.run("a", **arrays)
     pyxrt.fail("hw_context", RuntimeError("xrt: damaged"))
     with pytest.raises(RunError, match="damaged"):

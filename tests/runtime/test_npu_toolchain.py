@@ -266,7 +266,7 @@ def test_a_partial_file_of_a_failed_tool_is_not_kept(npu_tools, decode, cache):
     assert not cache.compile_and_cache(decode).reused
 
 
-def test_a_full_disk_is_said_to_be_one(npu_tools, decode, cache):
+def test_a_full_disk_is_named(npu_tools, decode, cache):
     npu_tools.behave("aircc", say="aiecc: cannot write ELF 'x.elf': No space left on device", exit=1)
     with pytest.raises(DiskFullError, match="no space left while compiling 'rms_gemv_rope'"):
         cache.compile_and_cache(decode)

@@ -78,7 +78,7 @@ def test_a_chat_is_answered_again_and_kept(page: Any) -> None:
     assert page.locator("article").count() == 0
 
 
-def test_what_the_settings_say_is_sent_and_code_is_shown_as_code(page: Any) -> None:
+def test_settings_are_sent_and_code_is_shown_as_code(page: Any) -> None:
     sent: list[Any] = []
 
     def answered(route: Any) -> None:

@@ -117,7 +117,7 @@ def test_a_replica_gives_the_messages_of_its_app_and_stops_it(monkeypatch: pytes
     assert (line["type"], line["model"], line["completion_tokens"]) == (LOG_MESSAGE_TYPE, "demo", 3)
 
 
-def test_what_ray_is_told() -> None:
+def test_the_calls_of_ray() -> None:
     fixed, scaled = (deployment(RECIPE, 2, most)._bound_deployment for most in (2, 6))
     assert fixed.num_replicas == 2
     assert fixed.ray_actor_options["resources"] == {"npu": 1}

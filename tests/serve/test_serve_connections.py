@@ -88,7 +88,7 @@ def test_a_body_that_does_not_come(quick: Any, monkeypatch: pytest.MonkeyPatch) 
     assert b"the body was not there after 0.4 s" in reply
 
 
-def test_who_goes_away_in_the_middle_of_a_body_asked_nothing(quick: Any, caplog: Any) -> None:
+def test_a_client_that_disconnects_in_a_body_sends_no_request(quick: Any, caplog: Any) -> None:
     caplog.set_level(logging.INFO, "aerie.serve")
     gone = connected(quick)
     gone.sendall(POST + b'Content-Length: 100\r\n\r\n{"content": "x"}')
@@ -171,7 +171,7 @@ def test_where_there_are_no_descriptors_it_waits(
         ),
     ],
 )
-def test_what_is_no_good_request_is_told_as_json(quick: Any, sent: bytes, status: int, words: str) -> None:
+def test_a_bad_request_gets_json(quick: Any, sent: bytes, status: int, words: str) -> None:
     connection = connected(quick)
     connection.sendall(
         sent.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) if b"HTTP/1.1" in sent else sent
@@ -181,7 +181,7 @@ def test_what_is_no_good_request_is_told_as_json(quick: Any, sent: bytes, status
     assert words in (json.loads(body)["error"]["message"] if status >= 400 else body.decode())
 
 
-def test_a_body_in_chunks_of_a_byte_holds_nobody(quick: Any) -> None:
+def test_a_body_in_chunks_of_a_byte_blocks_no_other_request(quick: Any) -> None:
     chunked = connected(quick)
     body = json.dumps({"content": "x" * 60_000}).encode()
     parts = b"".join(b"1\r\n%c\r\n" % each for each in body)

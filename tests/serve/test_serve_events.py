@@ -21,7 +21,7 @@ ODD = 'a "quote", \\ and \x00\x1f\x7f\u2028\n\t\b\f\r é 日本 😀 </script>'
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("form", [ChatWriter, CompletionWriter])
 @given(text=TEXTS)
-def test_every_text_is_told_as_the_types_tell_it(
+def test_every_text_is_encoded_as_by_the_types(
     form: type[ChatWriter] | type[CompletionWriter], usage: bool, text: str
 ) -> None:
     made = form('a "model"', 2, usage, False)
@@ -40,7 +40,7 @@ def test_clients_read_them() -> None:
 
 
 @given(notes=st.lists(TEXTS, min_size=1))
-def test_a_note_is_a_header_whatever_a_schema_says(notes: list[str]) -> None:
+def test_a_note_is_a_valid_header_for_every_schema(notes: list[str]) -> None:
     (header,) = notes_header(notes).values()
     assert header.isascii()
     assert header.isprintable()

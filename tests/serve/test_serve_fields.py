@@ -126,7 +126,7 @@ def test_null_is_absent_everywhere(model: type[BaseModel], body: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", VLLM_UNSUPPORTED)
-def test_what_is_not_built_is_taken_where_it_asks_for_nothing_alone(name: str) -> None:
+def test_an_unsupported_field_is_accepted_only_with_a_neutral_value(name: str) -> None:
     values, why = VLLM_UNSUPPORTED[name]
     for value in (*values, None):
         ChatRequest(messages=[USER], **{name: value})
@@ -177,7 +177,7 @@ def test_own_answers_are_taken_back(serving: Any) -> None:
         assert again["content"][0]["text"] == PARIS
 
 
-def test_what_was_thought_is_told_to_the_template() -> None:
+def test_reasoning_is_passed_to_the_template() -> None:
     thought = {
         "role": "assistant",
         "content": "x",
@@ -197,7 +197,7 @@ def test_what_was_thought_is_told_to_the_template() -> None:
     assert converted == {"role": "assistant", "content": "x"}
 
 
-def test_an_answer_that_was_begun_goes_on(serving: Any) -> None:
+def test_a_prefilled_answer_is_continued(serving: Any) -> None:
     begun = [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "The capital of Spain is"},
@@ -217,7 +217,7 @@ def test_an_answer_that_was_begun_goes_on(serving: Any) -> None:
         assert count == {"input_tokens": len(ids)}
 
 
-def test_how_much_to_think_is_told_to_the_template() -> None:
+def test_reasoning_effort_is_passed_to_the_template() -> None:
     chat = ChatRequest(messages=[USER], reasoning_effort="low", chat_template_kwargs={"x": 1})
     assert chat.chat.template_arguments == {"reasoning_effort": "low", "x": 1}
     response = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "high"}})

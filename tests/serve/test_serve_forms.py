@@ -104,7 +104,7 @@ def test_an_object_and_a_text(serving: Any) -> None:
         ),
     ],
 )
-def test_forms_that_are_none(serving: Any, given: Any, message: str) -> None:
+def test_invalid_response_formats(serving: Any, given: Any, message: str) -> None:
     with serving.http as http:
         refused = http.post(CHAT, json={"messages": USER, "response_format": given})
     assert refused.status_code == 400
@@ -164,7 +164,7 @@ UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_held_is_told(serving: Any, stream: bool) -> None:
+def test_unenforced_keywords_are_reported(serving: Any, stream: bool) -> None:
     tools = [
         *tools_of({"type": "object", "properties": {"a": UNIQUE}}),
         *tools_of({"type": ["object", "null"], "required": None}, "g"),
@@ -181,7 +181,7 @@ def test_what_is_not_held_is_told(serving: Any, stream: bool) -> None:
             assert (made.status_code, made.headers.get("x-aerie-note")) == (200, note)
 
 
-def test_what_is_not_held_is_refused_where_that_is_asked(serving: Any) -> None:
+def test_unenforced_keywords_are_refused_in_strict_mode(serving: Any) -> None:
     strict = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE, "strict": True}}
     for body in (
         {"tools": tools_of({"type": "object", "properties": {"a": UNIQUE}}, strict=True)},

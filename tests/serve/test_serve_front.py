@@ -98,7 +98,7 @@ def status_and_body(messages: Sequence[Message]) -> tuple[int, Any]:
     return messages[0]["status"], json.loads(b"".join(each.get("body", b"") for each in messages[1:]))
 
 
-def test_what_a_replica_says_is_sent_on_and_counted(tokenizer: Tokenizer) -> None:
+def test_the_output_of_a_replica_is_forwarded_and_counted(tokenizer: Tokenizer) -> None:
     line = {
         "type": LOG_MESSAGE_TYPE,
         "model": "demo",
@@ -176,7 +176,7 @@ def test_no_replica_takes_more(tokenizer: Tokenizer) -> None:
     assert body["error"]["message"] == expected
 
 
-def test_what_is_left_when_the_server_stops_ends_with_an_error(tokenizer: Tokenizer) -> None:
+def test_unfinished_answers_end_with_an_error_when_the_server_stops(tokenizer: Tokenizer) -> None:
     closed = []
 
     async def ask(scope: Scope, body: bytes, keys: Sequence[bytes]) -> AsyncGenerator[Message]:
@@ -216,7 +216,7 @@ def test_a_client_that_goes_away_cancels_its_answer(tokenizer: Tokenizer) -> Non
     assert (sent, closed) == ([begun(SSE)], [b"{}"])
 
 
-def test_the_guard_stands_before_the_replicas(tokenizer: Tokenizer) -> None:
+def test_the_request_guard_runs_before_the_replicas(tokenizer: Tokenizer) -> None:
     status, body = status_and_body(
         asked(front_of(tokenizer, giving(), api_key="key"), "/v1/completions", b"{}")
     )
@@ -240,7 +240,7 @@ def test_the_keys_are_those_of_the_prompt_that_is_computed(tokenizer: Tokenizer)
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": []}', b'{"messages": 3}', b"\xff"])
 @pytest.mark.parametrize("path", [*CONVERSATIONS, COMPLETIONS, "/health", "/tokenize"])
-def test_what_is_wrong_has_no_keys(tokenizer: Tokenizer, path: str, body: bytes) -> None:
+def test_an_invalid_request_has_no_prefix_keys(tokenizer: Tokenizer, path: str, body: bytes) -> None:
     assert request_prefix_keys(path, body, tokenizer) == []
 
 

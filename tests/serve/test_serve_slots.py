@@ -78,7 +78,7 @@ def test_another_server_finds_what_was_saved(
     pool_of(other).manager.check()
 
 
-def test_what_is_erased_is_computed_again_but_for_what_others_have(saving: Any) -> None:
+def test_an_erased_slot_is_computed_again_except_shared_pages(saving: Any) -> None:
     prompt, branch = LONG[::-1], [*LONG[::-1][: 2 * PAGE], *LONG]
     with saving.http as http:
         expected = ask(http, prompt, id_slot=1)
@@ -93,7 +93,7 @@ def test_what_is_erased_is_computed_again_but_for_what_others_have(saving: Any) 
     assert expected["choices"] == again["choices"] == anew["choices"]
 
 
-def test_slots_are_told_and_a_conversation_stays_in_its_own(saving: Any) -> None:
+def test_slots_are_listed_and_a_conversation_stays_in_its_slot(saving: Any) -> None:
     with saving.http as http:
         first = ask(http, LONG)
         ask(http, LONG[100:])
@@ -191,7 +191,7 @@ def test_a_save_of_less_keeps_what_was_saved(saving: Any, tmp_path: Path) -> Non
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.1"]
 
 
-def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_or_missing_folder(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_bytes(saving.service.require_loaded().session.model.stored)
     monkeypatch.setattr(saving.service, "slot_files", SlotFiles(SlotFolder(tmp_path, 4 * page)))
     with saving.http as http:

@@ -69,7 +69,7 @@ def bytes_of(tokens: Sequence[Any]) -> bytes:
     return bytes(byte for each in tokens for byte in each["bytes"])
 
 
-def test_a_completion_goes_on_from_its_prompt_with_all_blanks(spoken: Serving) -> None:
+def test_a_completion_continues_its_prompt_with_all_whitespace(spoken: Serving) -> None:
     for prompt, answer in [("the world", " is a tile"), ("x:", "    return x"), (CODE[:5], CODE[5:])]:
         asked: dict[str, Any] = {"prompt": prompt, "regex": answer, **GREEDY}
         assert post(spoken, "/v1/completions", **asked)["choices"][0]["text"] == answer
@@ -112,7 +112,7 @@ def test_bytes_of_a_chats_tokens_are_its_text(spoken: Serving) -> None:
         assert own == (event["delta"].get("content") or "")
 
 
-def test_every_api_says_the_same(spoken: Serving, folder: Path) -> None:
+def test_every_api_gives_the_same_answer(spoken: Serving, folder: Path) -> None:
     """The text of all tokens, less that of the prompt."""
     tokenizer = Tokenizer(llama_2())
     prompt = post(spoken, "/tokenize", messages=USER)["tokens"]
@@ -160,7 +160,7 @@ def test_parts_of_characters_and_special_tokens(serving: Serving) -> None:
     assert "<|eot_id|>" in names
 
 
-def test_what_is_cut_inside_a_character_is_its_last_tokens(serving: Serving) -> None:
+def test_an_answer_cut_inside_a_character_has_its_last_tokens(serving: Serving) -> None:
     asked = {"prompt": "say", "regex": "😀", "temperature": 0, "max_tokens": 1, "logprobs": 2}
     made = post(serving, "/v1/completions", **asked)["choices"][0]
     assert made["text"] == "\N{REPLACEMENT CHARACTER}" == "".join(made["logprobs"]["tokens"])
@@ -207,7 +207,7 @@ def test_values_for_the_chat_template(spoken: Serving) -> None:
     assert response["prompt"] == plain + "</s>é"
 
 
-def test_a_template_that_goes_on_holds_no_other_chat(spoken: Serving) -> None:
+def test_an_endless_template_blocks_no_other_chat(spoken: Serving) -> None:
     def endless() -> tuple[str, float]:
         endlessly = {"chat_template_kwargs": {"n": 90000}}
         message = post(spoken, "/v1/chat/completions", messages=USER, **endlessly)["error"]["message"]

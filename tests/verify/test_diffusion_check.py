@@ -160,7 +160,7 @@ def test_a_fault_is_found(fault: str, demo: tuple[Session, Reference], monkeypat
     assert failures, fault
 
 
-def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], capsys: Any) -> None:
+def test_a_healthy_model_passes_and_is_printed(demo: tuple[Session, Reference], capsys: Any) -> None:
     session, reference = demo
     vars(session).pop("requests", None)
     prompts = choose_prompts(session, full=False)

@@ -29,7 +29,7 @@ from aerie.verify.schedule_identity import (
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
 
-def test_every_way_has_the_same_bits_in_another_family(demo_checkpoint):
+def test_every_schedule_has_the_same_bits_in_another_family(demo_checkpoint):
     """And each was gone, or it would say so."""
     config = in_another_family(with_longer_context(random_model_config(demo_checkpoint.config)))
     assert config.family.model_type == "qwen3"
@@ -65,7 +65,7 @@ def whole(demo_session):
     ],
     ids=lambda value: getattr(value, "name", ""),
 )
-def test_a_way_that_was_not_gone_is_a_failure(whole, schedule, message):
+def test_a_schedule_that_was_not_followed_is_a_failure(whole, schedule, message):
     assert whole.judge(schedule, whole.model, "the demo").broken == message
 
 

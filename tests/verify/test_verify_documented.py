@@ -31,7 +31,7 @@ def rows(*heading: str) -> list[list[str]]:
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_every_prompt_is_told(demo_session) -> None:
+def test_every_prompt_is_documented(demo_session) -> None:
     prompts = choose_prompts(demo_session, full=True)
     assert [name for name, _ in rows("prompt", "what it is")] == [prompt.name for prompt in prompts]
 
@@ -47,7 +47,7 @@ def test_bounds() -> None:
 FAULT_TABLE = rows("fault", "first divergence", "top 5, every step", "farthest beyond a bound", "diagnosis")
 
 
-def test_every_fault_is_told() -> None:
+def test_every_fault_is_documented() -> None:
     assert [(row[0], row[-1]) for row in FAULT_TABLE] == [(fault.name, fault.place) for fault in FAULTS]
 
 

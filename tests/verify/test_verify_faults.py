@@ -76,7 +76,7 @@ def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
 
 
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_of_blocks_fails_the_ladder(
+def test_a_fault_of_blocks_fails_the_layer_check(
     fault, few_rows_session, demo_checkpoint, demo_reference, prompts
 ):
     faulty = fault.inject(Healthy(few_rows_session, demo_checkpoint, None))
@@ -85,7 +85,7 @@ def test_a_fault_of_blocks_fails_the_ladder(
 
 
 @pytest.mark.parametrize("fault", GATE_FAULTS, ids=lambda fault: fault.name)
-def test_what_no_step_shows_fails_the_gate(fault, healthy, demo_reference, prompts):
+def test_a_fault_outside_of_layer_steps_fails_the_gate(fault, healthy, demo_reference, prompts):
     failures = verify(fault.inject(healthy), demo_reference, prompts).failures
     messages = [str(failure) for failure in failures]
     assert any(one.startswith(fault.place) for one in messages), messages

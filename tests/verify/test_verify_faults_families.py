@@ -51,7 +51,7 @@ def test_a_fault_fails_the_gate(fault, random_qwen3):
 
 
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_of_blocks_fails_the_ladder(fault, random_qwen3):
+def test_a_fault_of_blocks_fails_the_layer_check(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
     few = Healthy(with_few_rows(healthy.session), healthy.checkpoint, None)
     report = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)

@@ -153,7 +153,7 @@ def test_a_full_context_passes(demo_session, demo_reference):
     assert len(record.trials[0].forced_distance.kl) == 5
 
 
-def test_the_reference_is_asked_once(demo_session, demo_reference, prompts, record, monkeypatch):
+def test_the_reference_is_computed_once(demo_session, demo_reference, prompts, record, monkeypatch):
     monkeypatch.setattr(type(demo_reference), "greedy", None)
     assert verify(demo_session, demo_reference, prompts).verdict == "PASS"
 
@@ -198,7 +198,7 @@ def test_numerics_choose_the_bounds(demo_session):
 # Bit identity
 
 
-def test_a_prompt_goes_on_from_what_the_cache_holds(demo_session, prompts, record):
+def test_a_prompt_continues_from_the_cache(demo_session, prompts, record):
     (found,) = record.identities
     assert (found.name, found.differing, found.broken) == (CONTINUATION_NAME, 0, "")
     config, kept = demo_session.model.config, len(prompts[0].token_ids)

@@ -72,7 +72,7 @@ def test_a_failure_is_the_last_line_and_marks_its_row():
     assert row(lines, "greeting")[-1] == "FAIL"
 
 
-def test_more_failures_are_told_before_the_last_line_a_few_of_them():
+def test_some_more_failures_are_printed_before_the_last_line():
     lines = printed(record(trial(failures=[replace(FAILURE, position=n) for n in range(40)])))
     shown = [line for line in lines if line.startswith("also: teacher-forced, greeting")]
     assert [f"position {n}:" in line for n, line in enumerate(shown, start=1)] == [True] * 10

@@ -101,7 +101,7 @@ def test_the_newest_features_are_named_one_by_one(machine):
     ("vendor", "defines"),
     [("GenuineIntel", ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")), ("AuthenticAMD", ()), (None, ())],
 )
-def test_what_is_told_of_a_cpu_by_its_vendor(machine, vendor, defines):
+def test_flags_that_depend_on_the_vendor_of_the_cpu(machine, vendor, defines):
     machine("x86_64", V4)
     if vendor:
         cpu.CPUINFO.write_text(f"vendor_id\t: {vendor}\n{cpu.CPUINFO.read_text()}")
@@ -120,7 +120,7 @@ def test_tiles_count_where_the_system_grants_them(machine, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
-def test_asking_for_tiles_agrees_with_what_linux_lists():
+def test_permission_for_tiles_agrees_with_the_list_of_linux():
     """Linux lists amx_tile where the CPU has it and tile data was not turned off. No filter of system
     calls is in the way of tests."""
     assert cpu._tiles_granted() == ("amx_tile" in cpu._cpuinfo_words())
@@ -143,7 +143,7 @@ hw.optional.floatingpoint: 1
 
 
 @pytest.mark.parametrize(("kind", "found"), [("arm64", ("i8mm", "bf16")), ("x86_64", ("ssse3", "avx2"))])
-def test_what_macos_says(monkeypatch, kind, found):
+def test_output_of_macos(monkeypatch, kind, found):
     """As its manual has it (sysctl(3)); nobody ran it there."""
     monkeypatch.setattr(platform, "machine", lambda: kind)
     monkeypatch.setattr(sys, "platform", "darwin")
@@ -193,7 +193,7 @@ def test_features_behind_a_level_that_the_cpu_does_not_have(machine, monkeypatch
 
 
 @pytest.mark.parametrize("march", ["x86-64-v4+sse9", "x86-64-v9+avx2"])
-def test_what_no_level_is_stays_a_word_of_the_compiler(machine, monkeypatch, march):
+def test_an_unknown_level_is_passed_to_the_compiler(machine, monkeypatch, march):
     machine("x86_64", BF16)
     monkeypatch.setenv("VNPU_MARCH", march)
     assert cpu.cpu_flags() == (f"-march={march}",)

@@ -60,7 +60,7 @@ FLOATS, BOTH = ("%x", "memref<16xf32, 2>"), ("%n, %x", "memref<4xi32, 2>, memref
 
 
 @pytest.mark.parametrize(("kernel", "passed"), [("adds", FLOATS), ("peeks", FLOATS), ("counts", BOTH)])
-def test_result_that_hangs_on_what_memory_held(kernel, passed, tmp_path):
+def test_a_result_that_depends_on_initial_memory(kernel, passed, tmp_path):
     program = uncleared(kernel, *passed, tmp_path)
     program.run(np.zeros(8, np.float32))  # the other checks see nothing of it
     with pytest.raises(GarbageError) as caught:
@@ -211,7 +211,7 @@ REFILLED = """module {
 """
 
 
-def test_fill_that_does_not_wait_for_the_put_before_is_told(program):
+def test_a_fill_that_does_not_wait_for_the_put_is_reported(program):
     """As a put of upstream's took its lock after the core had written the buffer, and each fill but the first lost a row."""
     out = np.zeros((4, 16), np.float32)
     assert ran(program(REFILLED.replace("{kept}", "sent"), options=CHECKS), out).notes == ()

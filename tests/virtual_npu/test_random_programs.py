@@ -25,7 +25,7 @@ def accepts(text: str) -> bool:
     return check(text, stack_bytes=2048).ok
 
 
-def test_the_check_agrees_with_what_is_known() -> None:
+def test_the_check_agrees_with_the_expected_verdicts() -> None:
     programs = [random_program(seed) for seed in range(CHECKED)]
     verdicts = [(program.expected == ExpectedVerdict.ACCEPTED, accepts(program.text)) for program in programs]
     counts = Counter(verdicts)

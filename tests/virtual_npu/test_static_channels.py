@@ -302,11 +302,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_there_is_not(name: str) -> None:
+def test_features_that_the_device_lacks(name: str) -> None:
     assert_fault(*FAULTS[name])
 
 
-def test_what_there_is() -> None:
+def test_features_that_the_device_has() -> None:
     assert_clean(gets(2))
     assert_clean(many(6, "x_size = 1 : i64", "to"))
     assert_clean(chain(24))

@@ -137,7 +137,7 @@ SHARED = program(
         (["--omit-auto-broadcast"], 1024 + 2 * 2048, 4),
     ],
 )
-def test_what_aircc_is_told(
+def test_options_of_aircc(
     files: Path, capsys: pytest.CaptureFixture[str], words: list[str], l1_bytes: int, shim_tiles: int
 ) -> None:
     (files / "shared.mlir").write_text(SHARED)

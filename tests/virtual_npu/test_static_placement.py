@@ -158,7 +158,7 @@ def test_every_segment_has_the_array_for_itself() -> None:
     assert_clean(program(tiles="%c8, %c4", launch=other))
 
 
-def test_several_functions_are_told_apart() -> None:
+def test_several_functions_have_separate_reports() -> None:
     report = check(program() + program(tiles="%c9, %c1").replace("@f(", "@g("))
     assert [(fault.place, fault.kind) for fault in report.faults] == [("g/0/s/h", "limit")]
     assert {usage.place.split("/")[0] for usage in report.usages} == {"f", "g"}

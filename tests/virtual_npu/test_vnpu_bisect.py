@@ -138,7 +138,7 @@ LOST = (
 )
 
 
-def test_a_lost_token_is_a_note_and_the_search_goes_on(dumps, capsys):
+def test_a_lost_token_is_a_note_and_the_search_continues(dumps, capsys):
     put_fault(dumps, *LOST)
     assert main(words(dumps)) == 0
     message = "missing token, a data race but for the order of the tile: this "

@@ -324,7 +324,7 @@ def test_deadlock_on_a_full_channel(library, run):
         run(library, "full", np.zeros(16, np.float32))
 
 
-def test_a_block_that_nobody_takes_is_an_error(library, run):
+def test_a_block_without_a_get_is_an_error(library, run):
     with pytest.raises(
         virtual_npu.VirtualNpuRuntimeError,
         match=r"line \d+: air.channel.put @left in launch \(0\): sent 16 elements that no get ever takes from @left\[0, 1\] "

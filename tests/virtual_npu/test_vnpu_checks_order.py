@@ -322,7 +322,7 @@ def call(library, entry, seed=0):
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_a_race_is_told_with_both_sides(library, name):
+def test_a_race_is_reported_with_both_sides(library, name):
     _, what, how = RACES[name]
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError) as caught:
         call(library, name)
@@ -406,7 +406,7 @@ def test_races_may_be_notes(library):
     ("name", "beyond"),
     [("side_by_side_8", 0), ("side_by_side_9", 1), ("side_by_side_16", 8), ("in_a_row_16", 0)],
 )
-def test_more_siblings_than_can_be_told_apart_are_noted(library, name, beyond):
+def test_more_strands_than_chains_become_a_note(library, name, beyond):
     x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
     notes = library.run(name, [x.ctypes.data, y.ctypes.data]).notes
     wanted = (

@@ -80,7 +80,7 @@ def as_json(capsys: pytest.CaptureFixture[str], words: str, status: int = 0) -> 
 # ---- arguments ----
 
 
-def test_a_summary_where_no_file_is_asked_for(capsys):
+def test_a_summary_if_no_file_is_requested(capsys):
     text = printed(capsys, "run double.mlir --zeros")
     assert re.sub(" +", " ", text).splitlines() == [
         "@double after the run",
@@ -297,7 +297,7 @@ def test_what_is_not_needed_is_not_loaded(words, unwanted):
     assert seconds < max(1, 40 * bare)
 
 
-def test_what_would_not_fit_the_device_is_told_in_one_line(folder, capsys):
+def test_a_program_that_does_not_fit_the_device_gets_one_line(folder, capsys):
     def device_line(words: str) -> str:
         assert main(f"run tall.mlir {words}".split()) == 0
         return capsys.readouterr().err

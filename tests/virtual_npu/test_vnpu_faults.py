@@ -185,7 +185,7 @@ def test_the_first_number_that_is_not_finite_is_noted(library, name, good, bad):
     assert of_numbers(library, name, np.inf) == ""
 
 
-def test_a_loop_without_end_is_told_and_a_long_one_is_not(library):
+def test_a_loop_without_end_is_reported_and_a_long_one_is_not(library):
     message = (
         r"while: line \d+: scf.while: no channel, DMA or launch has moved in \d+ s of computing, and iteration \d+ of "
         "this loop has begun: it seems to have no end; --time-limit SECONDS gives it more time, 0 any"

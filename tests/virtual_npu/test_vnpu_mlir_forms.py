@@ -307,7 +307,7 @@ def test_a_function_that_calls_itself_ends_somewhere(program, run) -> None:
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_truncf_rounds_as_it_says(program, run, checks: bool) -> None:
+def test_truncf_rounds_by_its_attribute(program, run, checks: bool) -> None:
     library = program(PROGRAM, options=virtual_npu.BuildOptions(checks=checks))
     bits, floats = np.zeros((5, 8), np.uint16), np.zeros((5, 8), np.float32)
     _, bits, floats, _ = run(library, "rounded", X, bits, floats, D)

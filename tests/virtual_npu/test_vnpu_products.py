@@ -170,7 +170,7 @@ GOES = {
 
 @pytest.mark.parametrize("name", ["native", pytest.param("AMX emulated", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", GOES)
-def test_what_a_loop_sums_in_one_go(program, run, case, name):
+def test_blocks_that_a_loop_sums_together(program, run, case, name):
     """As many blocks as AMX sums at once, whether the loops are a product or run as they stand."""
     form, blocks = GOES[case]
     rows, columns, steps = form.block

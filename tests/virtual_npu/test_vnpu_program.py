@@ -65,7 +65,7 @@ def test_from_file(tmp_path):
         Program.from_file(tmp_path / "gone.mlir")
 
 
-def test_what_does_not_fit_is_said():
+def test_a_program_that_does_not_fit_is_reported():
     program = Program.from_text(ADD)
     zeros = np.zeros(8, np.uint16)
     with pytest.raises(VnpuArgumentError, match="add takes 2 arguments, arg0 and arg1: arg1 is missing"):

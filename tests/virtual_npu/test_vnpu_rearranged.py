@@ -200,7 +200,7 @@ def test_the_product_is_as_if_the_function_had_been_called(program, run, tmp_pat
     np.testing.assert_array_equal(got[2], want[2])
 
 
-def test_blocks_the_other_way_round_come_out_as_they_are(program, run, tmp_path: Path):
+def test_transposed_blocks_are_read_in_place(program, run, tmp_path: Path):
     """B as (n, k), its blocks turned in the core: the bits of the product by its transpose."""
     (tmp_path / "turn.cc").write_text(source("transposes"))
     a, b, c = operands()

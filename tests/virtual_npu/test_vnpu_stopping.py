@@ -217,7 +217,7 @@ def test_a_handler_runs_in_a_run_and_ends_it_by_raising(program, alarm, monkeypa
     assert (again == 3).all()
 
 
-def test_a_run_in_another_thread_goes_on(program, alarm, monkeypatch):
+def test_a_run_in_another_thread_continues(program, alarm, monkeypatch):
     """Python runs handlers in the main thread alone: what they raise is for what runs there."""
     library = program(COUNTING)
     counts, run = start(library, "herds", 200_000)
@@ -236,7 +236,7 @@ def test_a_run_in_another_thread_goes_on(program, alarm, monkeypatch):
     assert (endless > 0).all()
 
 
-def test_a_failure_is_told_although_handlers_run(program, alarm, run):
+def test_a_failure_is_reported_although_handlers_run(program, alarm, run):
     """Signals that end nothing do not hide what fails."""
     text = COUNTING.replace("air.channel.get @ones[%tx]", "air.channel.get @ones[%zero]")
     alarm(lambda: None)
