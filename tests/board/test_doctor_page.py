@@ -133,7 +133,7 @@ def test_how_a_tool_ends(tmp_path: Path, line: str, trouble: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["/no/such/tool"], ["/"], ["a\0b"]])
-def test_checks_that_cannot_start(tmp_path: Path, command: list[str]) -> None:
+def test_tools_that_cannot_start(tmp_path: Path, command: list[str]) -> None:
     assert machine(tmp_path).run_tool(command).problem.startswith("it could not be started")
 
 

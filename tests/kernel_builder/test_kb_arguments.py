@@ -96,6 +96,6 @@ def test_elements_of_another_type_are_refused() -> None:
         (float("nan"), 0, "has scale=nan"),
     ],
 )
-def test_a_quantisation_without_effect(scale: float | None, offset: int, message: str) -> None:
+def test_an_invalid_quantisation_is_refused(scale: float | None, offset: int, message: str) -> None:
     with pytest.raises(ArgumentTableError, match=message):
         Argument("logits", (3,), u8, Role.OUTPUT, scale, offset)

@@ -438,7 +438,7 @@ def test_a_driver_without_any_context_is_explained(many, pyxrt, arrays):
     assert evicted(pyxrt) == ["a"]
 
 
-def test_other_failures_release_no_waiting_run(many, pyxrt, arrays):
+def test_other_failures_evict_no_program(many, pyxrt, arrays):
     many.run("a", **arrays)
     pyxrt.fail("hw_context", RuntimeError("xrt: damaged"))
     with pytest.raises(RunError, match="damaged"):

@@ -317,7 +317,7 @@ def test_a_program_that_fails_ends_the_replay(mode, cache, steps):
     same(results, before)
 
 
-def test_the_error_names_the_last_completed_program(cache, steps, monkeypatch):
+def test_the_failure_has_the_completed_programs(cache, steps, monkeypatch):
     seen = []
     monkeypatch.setattr(
         VirtualAccess, "explain", lambda access, failure: (seen.append(failure), RunError("no"))[1]

@@ -96,12 +96,12 @@ def test_a_byte_level_tokenizer_of_a_random_llama(write_llama):
     assert {"chat turn", "languages", "emoji", "end token inside"} <= {prompt.name for prompt in prompts}
 
 
-def test_prompts_have_distinct_names(demo):
+def test_prompts_are_distinct(demo):
     assert len(set(demo)) == len(demo)
     assert replace(demo[0]) == demo[0]
 
 
-# The ids apart
+# Token ids by independent code
 
 
 def test_ids_are_those_of_an_independent_reading(demo_checkpoint):
@@ -133,7 +133,7 @@ def test_a_tokenizer_read_wrongly_fails_the_gate(llama_like, demo_checkpoint):
     assert compare_token_ids(load_tokenizer(llama_like), llama_like).failure is None
 
 
-def test_prompts_with_equal_names_are_refused(demo_checkpoint, tmp_path, monkeypatch):
+def test_token_ids_that_cannot_be_compared(demo_checkpoint, tmp_path, monkeypatch):
     assert compare_token_ids(demo_checkpoint.tokenizer, tmp_path).skipped == "there is no tokenizer.json"
     monkeypatch.setattr("aerie.verify.token_ids.CHATS", ([{"role": 5}],))
     monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: [1])

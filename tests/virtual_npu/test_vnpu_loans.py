@@ -104,7 +104,7 @@ def test_what_is_not_one_block_is_copied_into_the_buffer(program, run, tmp_path,
 @pytest.mark.parametrize(
     "options", [BuildOptions(fast=False), BuildOptions(checks=True)], ids=["slow", "checks"]
 )
-def test_nothing_is_lent_in_builds_with_checks(program, run, tmp_path, options):
+def test_nothing_is_lent_in_slow_or_checked_builds(program, run, tmp_path, options):
     assert LOAN not in emitted(text(), tmp_path, options=options)
     plain = result(program, run, text(), tmp_path, options)
     np.testing.assert_array_equal(plain, result(program, run, text(), tmp_path))

@@ -81,7 +81,7 @@ def test_a_buffer_that_passes_blocks_on_gives_the_same(program, run, puts, out):
 @pytest.mark.parametrize(
     "options", [BuildOptions(fast=False), BuildOptions(checks=True)], ids=["slow", "checks"]
 )
-def test_nothing_is_relayed_in_builds_with_checks(program, run, options):
+def test_nothing_is_relayed_in_slow_or_checked_builds(program, run, options):
     assert RELAY not in emitted(text(), options)
     np.testing.assert_array_equal(result(program, run, text(), options), result(program, run, text()))
 
