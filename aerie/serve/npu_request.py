@@ -48,7 +48,7 @@ def request_to_json(
                 "calls": calls,
                 "ms": _ms(seconds),
                 "is_counted": views.has_traffic(name),
-                **_kind(programs.get(name)),
+                "kind": program.kind if (program := programs.get(name)) else "",
             }
             for name, (calls, seconds) in ended.programs.items()
         ],
@@ -81,10 +81,6 @@ def _tokens_before(one: PassRecord, ended: FinishedRequest) -> int:
     first one that is."""
     before = one.number - ended.passes[0].number - 1
     return ended.passes[before].tokens_by_request.get(ended.number, 0) if before >= 0 else 0
-
-
-def _kind(program: Program | None) -> dict[str, str]:
-    return {"kind": program.kind if program else ""}
 
 
 def _in_ms(parts: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:

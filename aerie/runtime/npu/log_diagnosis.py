@@ -289,7 +289,7 @@ def failure_text(tool: str, code: int, log_text: str) -> str:
     if code == 0:
         return (
             _explain(f"{tool} ended with exit code 0 and did not succeed", log_text)
-            if _is_fatal(log_text)
+            if any(reading.fatal for reading in known_messages(log_text))
             else ""
         )
     if code < 0:
@@ -340,10 +340,6 @@ def _explain(headline: str, log_text: str, hint: str = "") -> str:
         meanings = [f"this means: {hint}"]
     begin = f"{headline} ({stage_name}):" if stage_name else f"{headline}:"
     return "\n".join([begin, *error_lines(log_text), *meanings])
-
-
-def _is_fatal(log_text: str) -> bool:
-    return any(reading.fatal for reading in known_messages(log_text))
 
 
 def _signal_name(number: int) -> str:
