@@ -143,7 +143,7 @@ extern "C" void weighted(const bfloat16 *s, const bfloat16 *v, float *out) {
   aie::store_v(out, block.to_vector<float>());
 }
 """
-STOLEN = "numbers 4 to 7 of a block of the right factor meet only zeros, but 8 numbers share an exponent: they take {} of the others' 7 bits of mantissa, so the result hangs on what they hold; clear them (rows beyond the context, say), or end them at a multiple of 8"
+STOLEN = "numbers 4 to 7 of a block of the right factor meet only zeros, but 8 numbers share an exponent: they take {} of the others' 7 bits of mantissa, so the result depends on their content; clear them (rows beyond the context, say), or end them at a multiple of 8"
 
 
 def weights_and_values(stale: float) -> tuple[np.ndarray, np.ndarray]:

@@ -410,9 +410,9 @@ def test_more_strands_than_chains_become_a_note(library, name, beyond):
     x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
     notes = library.run(name, [x.ctypes.data, y.ctypes.data]).notes
     wanted = (
-        rf"line \d+: air.dma_memcpy_nd: {beyond} of these began while 8 others were under way, and nothing puts one "
-        "before the other: the race check tells 8 apart, so data races with the rest may be missed; let each "
-        "depend on the token of an earlier one, or wait for some before the next begin"
+        rf"line \d+: air.dma_memcpy_nd: {beyond} of these started while 8 others were running, and nothing "
+        "orders them: the race check distinguishes 8, so data races with the rest may be missed; let each "
+        "depend on the token of an earlier one, or wait for some before the next start"
     )
     assert len(notes) == (beyond > 0)
     assert all(re.fullmatch(wanted, note) for note in notes), notes

@@ -119,7 +119,7 @@ CYCLES = {
 ENDS = {
     "itself": "This one waits for what only it could do later:\n"
     r"  herd @h \(0, 0\), line \d+: get @self\[0\] \(0 put so far, 0 in flight\), until a put comes",
-    "one_short": "Nobody is left who could do what these wait for:\n"
+    "one_short": "No operation is left that these could wait for:\n"
     r"  herd @h \(0, 0\), line \d+: get @short\[0\] \(2 put so far, 0 in flight\): no put comes",
 }
 

@@ -202,7 +202,7 @@ class RecursionGuard {
   explicit RecursionGuard(Site site) {
     if (++depth_ <= kMaxDepth) return;
     --depth_;
-    fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size says more; write a loop",
+    fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size is larger; write a loop",
          kMaxDepth);
   }
   RecursionGuard(const RecursionGuard &) = delete;

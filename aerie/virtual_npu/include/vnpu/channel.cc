@@ -66,7 +66,7 @@ i64 Channel::source_of(i64 outlet) const {
 i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
   if (indices.size() == 0) {
     if (shape.count != 1) {
-      fail(site, "the channel has %lld members, and no index says which: write one index per dimension",
+      fail(site, "the channel has %lld members, and the operation has no index: write one index per dimension",
            (long long)shape.count);
     }
     return 0;

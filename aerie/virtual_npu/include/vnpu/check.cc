@@ -195,7 +195,7 @@ void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent
 void fail_offset(Site site, const Buffer &buffer, const char *first) {
   const i64 offset = first - buffer.base;
   fail_as(Failure::kOffset, site,
-          "begins %lld bytes into %s; the shim is given offsets in 32 bits, so it would begin at byte %lld; let offsets "
+          "begins %lld bytes into %s; the shim gets offsets in 32 bits, so it would begin at byte %lld; let offsets "
           "end below %lld: put the rest into another argument",
           ll(offset), BufferText(buffer.label).text, ll(offset % kHostOffsets), ll(kHostOffsets));
 }
@@ -229,8 +229,8 @@ void fail_misaligned(Site site, const char *call, int argument, const Buffer &bu
 }
 
 void fail_extent(const OperandPlace &at, int dimension, i64 size, i64 loops) {
-  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension, at.name,
-          at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
+  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, and another operand has %lld", dimension,
+          at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
 }
 
 // ---- transfers ----
@@ -294,7 +294,7 @@ bool copies_unwritten(Site site, const Access &dst, const Access &src) {
   }
   check_source(site, src);
   if (dst.buffer) {
-    fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that nobody had written when it was sent",
+    fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that was not written when it was sent",
             ll(static_cast<const uint8_t *>(memchr(src.flags, 0, size_t(src.count))) - src.flags),
             BufferText(dst.buffer->label).text);
   }

@@ -261,7 +261,7 @@ void Deadlock::list_cycle(Text &text) {
 }
 
 void Deadlock::list_dead_ends(Text &text) {
-  text.add("deadlock: nothing can make progress. Nobody is left who could do what these wait for:");
+  text.add("deadlock: nothing can make progress. No operation is left that these could wait for:");
   int listed = 0, more = 0;
   for (int i = 0; i < nodes_.size(); ++i) {
     if (!is_shown(nodes_[i]) || !nodes_[i].transfer || each_cause(i, [](int) { return true; })) continue;

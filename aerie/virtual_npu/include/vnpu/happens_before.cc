@@ -179,9 +179,9 @@ StrandChains::~StrandChains() {
       Family *const next = family->next;
       if (family->merged && family->site.op[0]) {
         note(family->site,
-             "%lld of these began while %d others were under way, and nothing puts one before the other: the race check "
-             "tells %d apart, so data races with the rest may be missed; let each depend on the token of an earlier one, "
-             "or wait for some before the next begin",
+             "%lld of these started while %d others were running, and nothing orders them: the race check distinguishes %d, "
+             "so data races with the rest may be missed; let each depend on the token of an earlier one, or wait for some "
+             "before the next start",
              (long long)family->merged, kSiblings, kSiblings);
       }
       delete family;

@@ -66,7 +66,7 @@ void fail_position(Site site, int dimension, i64 position, i64 size) {
 }
 
 void fail_extent(Site site, int dimension, i64 size, i64 loops) {
-  fail_as(Failure::kOutside, site, "dimension %d of an operand has %lld elements, another operand says %lld", dimension,
+  fail_as(Failure::kOutside, site, "dimension %d of an operand has %lld elements, and another operand has %lld", dimension,
           ll(size), ll(loops));
 }
 
@@ -146,7 +146,7 @@ void check_bytes(Site site, i64 first, std::initializer_list<i64> sizes, i64 ele
 
 void check_promised(Site site, const char *what, int dimension, i64 number, i64 promised) {
   if (number == promised) return;
-  fail_as(Failure::kMismatch, site, "the %s of dimension %d is %lld, and the type of the result says %lld", what, dimension,
+  fail_as(Failure::kMismatch, site, "the %s of dimension %d is %lld, and in the type of the result %lld", what, dimension,
           ll(number), ll(promised));
 }
 

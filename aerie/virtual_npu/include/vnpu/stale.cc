@@ -51,7 +51,7 @@ void note_stale_rows(Site site, const uint16_t *left, int rows, const uint16_t *
     if (lost[side] == 0) continue;
     note(site,
          "numbers %d to 7 of a block of the %s factor meet only zeros, but 8 numbers share an exponent: they take %d of the "
-         "others' 7 bits of mantissa, so the result hangs on what they hold; clear them (rows beyond the context, say), or "
+         "others' 7 bits of mantissa, so the result depends on their content; clear them (rows beyond the context, say), or "
          "end them at a multiple of 8",
          ends[side], side ? "right" : "left", lost[side]);
   }
