@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -128,13 +129,18 @@ class Subject:
     def forced(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Forced:
         """Prefill the prompt, then decode `token_ids` whatever the logits say; the last is not fed.
 
-        The KV cache is full of UNWRITTEN before, so that a position read before it is written shows.
+        The KV cache is full of UNWRITTEN before, as are the buffers that its pages are gathered into for
+        attention's programs, so that a position read before it is written shows.
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        for layer in range(model.config.num_hidden_layers):
-            for array in cache.layers[layer]:
+        contexts = [context for context in model.blocks.contexts if not model.seq_len]
+        buffers = [model.home.take(context) for context in _up_to(contexts, cache.capacity)]
+        for layers in (cache.layers, *(each.layers for each in buffers)):
+            for array in itertools.chain.from_iterable(layers):
                 array.fill(UNWRITTEN)
+        for each in buffers:
+            model.home.give_back(each)  # whose last one is the next that is taken
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]
@@ -151,6 +157,14 @@ class Subject:
     def position_logits(self, rows: BF16Array) -> F32Array:
         """Logits after each of `rows` (of Forced): (len(rows), vocab_size)."""
         return np.stack([next_token_logits(self.model, row) for row in rows])
+
+
+def _up_to(contexts: Sequence[int], positions: int) -> Iterator[int]:
+    """The contexts that a sequence of so many positions may be in, while it grows to them."""
+    for context in sorted(contexts):
+        yield context
+        if context >= positions:
+            return
 
 
 class _Listening:
