@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -143,13 +144,18 @@ class SessionUnderTest:
     def forced_run(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> ForcedRun:
         """Prefill the prompt, then decode `token_ids` whatever the logits are. The last token is not fed.
 
-        The KV cache is filled with UNWRITTEN_VALUE first, so that reading an unwritten position shows.
+        The KV cache is filled with UNWRITTEN_VALUE first, and so are the buffers into which attention's programs
+        gather pages, so that reading an unwritten position shows.
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        for layer in range(model.config.num_hidden_layers):
-            for array in cache.layers[layer]:
+        contexts = [context for context in model.blocks.contexts if not model.seq_len]
+        buffers = [model.home.take(context) for context in _up_to(contexts, cache.capacity)]
+        for layers in (cache.layers, *(buffer.layers for buffer in buffers)):
+            for array in itertools.chain.from_iterable(layers):
                 array.fill(UNWRITTEN_VALUE)
+        for buffer in buffers:
+            model.home.give_back(buffer)  # the buffer that was given back last is taken next
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]
@@ -166,6 +172,14 @@ class SessionUnderTest:
     def position_logits(self, rows: BF16Array) -> F32Array:
         """Return the logits after each of `rows` (ForcedRun.rows): (len(rows), vocab_size)."""
         return np.stack([next_token_logits(self.model, row) for row in rows])
+
+
+def _up_to(contexts: Sequence[int], positions: int) -> Iterator[int]:
+    """Yield the contexts that a sequence has while it grows to `positions`."""
+    for context in sorted(contexts):
+        yield context
+        if context >= positions:
+            return
 
 
 class _RecordingSession:
