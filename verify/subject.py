@@ -144,8 +144,8 @@ class SessionUnderTest:
     def forced_run(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> ForcedRun:
         """Prefill the prompt, then decode `token_ids` whatever the logits are. The last token is not fed.
 
-        The KV cache is filled with UNWRITTEN_VALUE first, and so are the buffers into which attention's programs
-        gather pages, so that reading an unwritten position shows.
+        The KV cache is filled with UNWRITTEN_VALUE first, and so are the buffers into which attention's
+        programs gather pages, so that reading an unwritten position shows.
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))

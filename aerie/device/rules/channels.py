@@ -158,7 +158,8 @@ def _without_index(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[F
     members = 1 if channel is None else math.prod(channel.size)
     if members > 1 and not op.indices:
         message = (
-            f"@{op.chan_name} has {members} members, and the operation has no index; write one for each dimension"
+            f"@{op.chan_name} has {members} members, and the operation has no index; write one "
+            "for each dimension"
         )
         yield Fault("channel-index", op_location(op), message, TO_AIE, op)
 
