@@ -45,8 +45,8 @@ def test_a_limit_ends_the_call_and_not_what_comes_after(process):
         ("str", "'a' * 10_000_000"): "it made more than 1 MiB",
         ("str", "__import__('os').abort()"): r"it ended the process that it ran in \(SIGABRT\)",
     }
-    for (function, expression), said in limits.items():
-        with pytest.raises(OverLimitError, match=f"^{said}$"):
+    for (function, expression), message in limits.items():
+        with pytest.raises(OverLimitError, match=f"^{message}$"):
             process.call("eval", f"{function}({expression})")
         assert process.call("abs", -1) == 1
 

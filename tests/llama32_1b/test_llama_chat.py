@@ -108,7 +108,7 @@ def test_stats(session):
 
 
 def test_help_and_unknown_commands(session):
-    """In any case; what a command does not take is told, and nothing is done."""
+    """In any letter case; an unknown argument is reported, and nothing is done."""
     out, notes = converse(session, "/HELP", "/what now", "/Reset it", '"""/reset"""', "/EXIT", "never read")
     assert notes[0] == HELP
     assert all(f"\n{name} {command.argument_name}" in HELP for name, command in COMMANDS.items())

@@ -1,4 +1,4 @@
-"""Preparing the runtime: how compiling is told, how much a program computes, what a Reporter shows where."""
+"""Preparing the runtime: the lines about compiling, the work of a program, the output of a Reporter."""
 
 import dataclasses
 import io
