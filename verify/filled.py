@@ -23,20 +23,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
-from aerie.engine.family import BlockDiffusion as Blocks
+from aerie.engine.family import DiffusionConfig
 from aerie.engine.numerics import F32Array
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
-from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
 from aerie.engine.strategies.choosing import (
     DYNAMIC,
     ENTROPY,
-    NAMES,
+    RULE_NAMES,
     SEQUENTIAL,
     STATIC,
-    Chooser,
-    Chosen,
-    Rule,
+    Unmasker,
+    UnmaskedTokens,
+    UnmaskingRule,
 )
 from aerie.engine.strategies.strategy import Row
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds, token_rank
@@ -93,7 +93,9 @@ def staircase(tokens: int, block: int) -> NDArray[np.bool_]:
     return number[:, None] >= number
 
 
-def read(reference: Reference, tokens: Sequence[int], blocks: Blocks, masked: Sequence[int]) -> F32Array:
+def read(
+    reference: Reference, tokens: Sequence[int], blocks: DiffusionConfig, masked: Sequence[int]
+) -> F32Array:
     """The reference's logits for these positions of the last block, (masked, vocab_size)."""
     size, shift = blocks.block_size, int(blocks.shifted)
     count = min(len(tokens), size + shift)
@@ -125,7 +127,7 @@ def likeliest(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None = Non
     return Choice(tokens.numpy(), sure.numpy(), entropy.numpy())
 
 
-def filled_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
+def filled_by(rule: UnmaskingRule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
     """Which of the masked positions a step fills in, counted from the left, by PyTorch."""
     torch = import_torch()
     sure_, left = torch.from_numpy(np.ascontiguousarray(sure)), len(sure)
@@ -144,7 +146,12 @@ def filled_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> lis
 
 
 def walk(
-    reference: Reference, blocks: Blocks, prompt: Sequence[int], rule: Rule, most: int, eos: Collection[int]
+    reference: Reference,
+    blocks: DiffusionConfig,
+    prompt: Sequence[int],
+    rule: UnmaskingRule,
+    most: int,
+    eos: Collection[int],
 ) -> Iterator[Pass]:
     """The reference's passes, until blocks with `most` tokens after the prompt are full, or one has a token
     that ends an answer."""
@@ -172,10 +179,10 @@ def walk(
 
 def _passed(
     reference: Reference,
-    blocks: Blocks,
+    blocks: DiffusionConfig,
     tokens: Sequence[int],
     left: Sequence[int],
-    rule: Rule,
+    rule: UnmaskingRule,
     part: int,
     step: int,
 ) -> Pass:
@@ -194,7 +201,7 @@ class _Told:
     def __init__(self, own: Choose, forced: Sequence[Pass] = ()) -> None:
         self.masked: list[tuple[int, ...]] = []
         self.logits: list[F32Array] = []
-        self.chosen: list[Chosen] = []
+        self.chosen: list[UnmaskedTokens] = []
         self._own, self._forced = own, forced
 
     def __call__(
@@ -204,7 +211,7 @@ class _Told:
         step: int,
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
-    ) -> Chosen:
+    ) -> UnmaskedTokens:
         number = len(self.masked)
         self.masked.append(tuple(masked))
         self.logits.append(np.array([np.asarray(row, np.float32) for row in logits]))
@@ -216,18 +223,20 @@ class _Told:
             raise UserError(
                 f"pass {number}: {list(masked)} are masked, and in the reference {list(told.masked)}"
             )
-        return Chosen(
+        return UnmaskedTokens(
             told.positions, told.token_ids, (0.0,) * len(told.positions), (0.0,) * len(told.positions)
         )
 
 
-def try_forced(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
+def try_forced(
+    whose: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
+) -> Filled:
     """Part 1. What breaks a pass is a failure."""
     blocks, bounds = _blocks(session), session_bounds(session)
     most, eos = _most(session, prompt), session.model.config.eos_token_ids
     passes = [*walk(reference, blocks, prompt.token_ids, rule, most, eos)]
     sampler = Sampler()
-    told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes)
+    told = _Told(Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes)
     found = Filled(whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes}))
     failures, name = found.failures, f"{whose}, {prompt.name}, {rule.name}"
     failures += [GateFailure(PART, name, None, line) for line in _run(session, prompt, told, sampler, passes)]
@@ -243,7 +252,7 @@ def try_forced(whose: str, session: Session, reference: Reference, prompt: Promp
     return replace(found, distance=distance, rounding=rounding, sure=len(sure))
 
 
-def _blocks(session: Session) -> Blocks:
+def _blocks(session: Session) -> DiffusionConfig:
     blocks = session.model.config.diffusion
     if blocks is None:
         raise ValueError("a model without blocks")
@@ -261,9 +270,11 @@ def _run(
     session: Session, prompt: Prompt, told: _Told, sampler: Sampler, passes: Sequence[Pass] = ()
 ) -> Iterator[str]:
     """Have our engine fill in; what was wrong, each as a line."""
-    maker = partial(BlockDiffusion, blocks=_blocks(session), choose=told)
+    maker = partial(BlockDiffusionStrategy, diffusion=_blocks(session), choose=told)
     try:
-        made = [*session.scheduler.submit(prompt.token_ids, _most(session, prompt), sampler, strategy=maker)]
+        made = [
+            *session.scheduler.add_request(prompt.token_ids, _most(session, prompt), sampler, strategy=maker)
+        ]
     except BROKEN as error:
         yield one_line(error)
         return
@@ -273,7 +284,7 @@ def _run(
         yield f"ours took {len(told.masked)} passes, and the reference {len(passes)}"
 
 
-def _steps(masked: Sequence[Sequence[int]], made: Sequence[Pass | Chosen]) -> Iterator[int]:
+def _steps(masked: Sequence[Sequence[int]], made: Sequence[Pass | UnmaskedTokens]) -> Iterator[int]:
     """The number of each pass in its block, or part of a block."""
     step = left = 0
     for at, one in zip(masked, made, strict=True):
@@ -282,12 +293,14 @@ def _steps(masked: Sequence[Sequence[int]], made: Sequence[Pass | Chosen]) -> It
         yield step
 
 
-def _said(made: Pass | Chosen) -> dict[int, int]:
-    tokens = made.tokens if isinstance(made, Chosen) else made.token_ids
+def _said(made: Pass | UnmaskedTokens) -> dict[int, int]:
+    tokens = made.tokens if isinstance(made, UnmaskedTokens) else made.token_ids
     return dict(zip(made.positions, tokens, strict=True))
 
 
-def _sure(passes: Sequence[Pass], rule: Rule, blocks: Blocks, noise: float) -> Iterator[int]:
+def _sure(
+    passes: Sequence[Pass], rule: UnmaskingRule, blocks: DiffusionConfig, noise: float
+) -> Iterator[int]:
     """The numbers of the passes whose choice is the same if every logit is off by so much."""
     part, steps = blocks.sub_block or blocks.block_size, _steps([one.masked for one in passes], passes)
     for number, (step, one) in enumerate(zip(steps, passes, strict=True)):
@@ -316,11 +329,13 @@ def _drawing() -> Sampler:
     return Sampler(temperature=1.0, top_k=TOP_K, seed=SEED)
 
 
-def try_free(whose: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule) -> Filled:
+def try_free(
+    whose: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
+) -> Filled:
     """Part 2."""
     blocks, bounds = _blocks(session), session_bounds(session)
     sampler = _drawing()
-    told = _Told(Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id))
+    told = _Told(Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id))
     name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
     failures = [GateFailure(PART, name, None, line) for line in _run(session, prompt, told, sampler)]
     states = [*_states(blocks, prompt.token_ids, told, reference)]
@@ -339,7 +354,7 @@ def try_free(whose: str, session: Session, reference: Reference, prompt: Prompt,
 
 
 def _states(
-    blocks: Blocks, prompt: Sequence[int], told: _Told, reference: Reference
+    blocks: DiffusionConfig, prompt: Sequence[int], told: _Told, reference: Reference
 ) -> Iterator[tuple[int, ...]]:
     """The tokens that each pass had to see, by what was chosen in those before it."""
     tokens, size = list(prompt), blocks.block_size
@@ -357,10 +372,12 @@ def _states(
         left -= len(chosen.positions)
 
 
-def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
+def _judge_drawn(
+    name: str, told: _Told, blocks: DiffusionConfig, rule: UnmaskingRule
+) -> Iterator[GateFailure]:
     """The sampler alone, with the same seed and our logits, draws the same tokens, each of the k likeliest;
     PyTorch says how sure they are by all logits, and the rule keeps those that ours kept."""
-    sampler, part = _drawing().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
+    sampler, part = _drawing().excluding(blocks.mask_token_id), blocks.sub_block or blocks.block_size
     steps = _steps(told.masked, told.chosen)
     passes = zip(steps, told.logits, told.masked, told.chosen, strict=True)
     for number, (step, logits, masked, chosen) in enumerate(passes):
@@ -382,9 +399,9 @@ def _judge_drawn(name: str, told: _Told, blocks: Blocks, rule: Rule) -> Iterator
                 yield GateFailure(PART, name, number, what, off, CONFIDENCE_ERROR)
 
 
-def rules(full: bool) -> list[Rule]:
+def rules(full: bool) -> list[UnmaskingRule]:
     """Those that a gate tries: the default one, or all."""
-    return [Rule(name) for name in (NAMES if full else (DYNAMIC, STATIC))]
+    return [UnmaskingRule(name) for name in (RULE_NAMES if full else (DYNAMIC, STATIC))]
 
 
 def try_blocks(
@@ -394,7 +411,7 @@ def try_blocks(
     for prompt in prompts:
         for rule in rules(full):
             yield try_forced(whose, session, reference, prompt, rule)
-    yield try_free(whose, session, reference, prompts[0], Rule())
+    yield try_free(whose, session, reference, prompts[0], UnmaskingRule())
 
 
 def nothing_sure(found: Sequence[Filled]) -> list[GateFailure]:

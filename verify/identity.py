@@ -162,11 +162,11 @@ GOES_ON = "going on from an answer, and alone"
 def going_on(subject: Subject, prompt: Prompt) -> Identity:
     """A prompt that begins with another one and its answer: what the KV cache has of them and is used again,
     and the logits of the answer, against a cache of its own."""
-    if not subject.model.blocks.variants:
+    if not subject.model.variant_set.variants:
         return Identity(GOES_ON, skipped="programs of one prompt length go on from nothing")
     before = [*prompt.token_ids, *subject.answer(prompt.token_ids, STEPS).token_ids]
     asked = [*before, *prompt.token_ids[-1:]]
-    if len(asked) + STEPS > subject.model.longest_prompt:
+    if len(asked) + STEPS > subject.model.max_prompt_tokens:
         return Identity(GOES_ON, skipped=f"there is no room for {len(asked) + STEPS} tokens")
     used = subject.kept(asked)
     said = subject.answer(asked, STEPS)
@@ -192,7 +192,7 @@ def _turn_by_turn(name: str, session: Session) -> Identity:
     turns = subject.chat(CHAT, STEPS)
     if len(turns) < len(CHAT):
         return Identity(name, skipped="the conversation is longer than can be read")
-    if subject.model.blocks.variants and not turns[1].cached:
+    if subject.model.variant_set.variants and not turns[1].cached:
         return Identity(name, broken="the second turn computed the first one again")
     messages: list[Message] = [
         {"role": "user", "content": CHAT[0]},

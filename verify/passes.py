@@ -21,7 +21,7 @@ from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.pages import KVCache
-from aerie.engine.planner import Step as BlockStep
+from aerie.engine.planner import VariantCall
 from aerie.engine.programs import HEADS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
@@ -52,7 +52,7 @@ class CallRecorder:
     real. The caller gets what `inner` would have given it.
     """
 
-    def __init__(self, model: LoadedModel, steps: Sequence[BlockStep], positions: Positions) -> None:
+    def __init__(self, model: LoadedModel, steps: Sequence[VariantCall], positions: Positions) -> None:
         self.inner, self.layers = model.runner, model.config.num_hidden_layers
         self.calls: dict[str, list[Call]] = defaultdict(list)
         self._steps, self._positions = steps, positions
@@ -194,7 +194,7 @@ def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     """Prefill `token_ids`, then the logits after the last one."""
     length = len(token_ids)
     positions = chosen(length)
-    recorder = CallRecorder(model, model.blocks.plan(length, 0), positions)
+    recorder = CallRecorder(model, model.variant_set.plan(length, 0), positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length)
     rows = prefill(recorded, token_ids, cache)
@@ -208,10 +208,10 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     """Prefill `token_ids` but for the last few (DECODED), decode these; then the logits after the last."""
     length = len(token_ids)
     earlier = length - min(DECODED, length - 1)
-    positions, in_blocks = np.arange(earlier, length), model.blocks.decode == ROWS
-    steps = list(model.blocks.plan(earlier, 0))
+    positions, in_blocks = np.arange(earlier, length), model.variant_set.decode_path == ROWS
+    steps = list(model.variant_set.plan(earlier, 0))
     if in_blocks:
-        steps += [step for past in positions for step in model.blocks.plan(1, int(past))]
+        steps += [step for past in positions for step in model.variant_set.plan(1, int(past))]
     recorder = CallRecorder(model, steps, positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length + UNUSED)

@@ -12,7 +12,7 @@ from aerie.cli.chat import Chat
 from aerie.common.errors import UserError
 from aerie.engine.drawing import F64Array
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import FinishReason, never
+from aerie.engine.generate import FinishReason, never_interrupted
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.pages import KVCache
@@ -142,10 +142,10 @@ class Subject:
 
     def kept(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
         """Copies of the keys and values, of each layer, that the session would use again for a prompt."""
-        kept = self.session.requests.kept
-        if kept is None or not (common := kept.sequence.in_common(prompt_ids)):
+        kept = self.session.requests.last_sequence
+        if kept is None or not (common := kept.sequence.common_prefix(prompt_ids)):
             return []
-        places = kept.sequence.places(0, common)
+        places = kept.sequence.pool_positions(0, common)
         return [array[:, places] for layer in kept.sequence.pool.layers for array in layer]
 
     def position_logits(self, rows: BF16Array) -> F32Array:
@@ -167,14 +167,14 @@ class _Listening:
         return self._session.tokenizer
 
     def make_room(self, prompt_ids: Sequence[int]) -> None:
-        self._session.make_room(prompt_ids)
+        self._session.ensure_programs(prompt_ids)
 
     def generate(
         self,
         prompt_ids: Sequence[int],
         max_new_tokens: int,
         sampler: Sampler,  # noqa: ARG002 (as greedy as the one that records)
-        interrupted: Callable[[], bool] = never,
+        interrupted: Callable[[], bool] = never_interrupted,
     ) -> Request:
         recorder = Recorder()
         generation = self._session.generate(prompt_ids, max_new_tokens, recorder, interrupted)

@@ -14,7 +14,7 @@ from functools import cached_property
 
 import numpy as np
 
-from aerie.engine.blocks import FEW_ROWS, ROWS
+from aerie.engine.blocks import MAX_TAIL_ROWS, ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
@@ -22,7 +22,7 @@ from aerie.engine.forward import all_logits, decode_step, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.pages import KVCache
-from aerie.engine.planner import Step
+from aerie.engine.planner import VariantCall
 from aerie.engine.session import Session
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import CONTEXTS
@@ -32,17 +32,17 @@ from aerie.verify.identity import Bits, Identity, compare, on_threads, try_ident
 
 def of_variants(model: LoadedModel, taken: Callable[[Variant], bool]) -> LoadedModel:
     """The same model, in the family `rows`, by those of its variants that are `taken`."""
-    variants = tuple(one for one in model.blocks.variants if taken(one))
-    blocks = replace(model.blocks, variants=variants, decode=ROWS)
-    model.supply(blocks.of_a_token)
-    return replace(model, blocks=blocks)
+    variants = tuple(one for one in model.variant_set.variants if taken(one))
+    blocks = replace(model.variant_set, variants=variants, decode_path=ROWS)
+    model.ensure_programs(blocks.decode_programs)
+    return replace(model, variant_set=blocks)
 
 
 def in_few_rows(session: Session) -> Session:
     """The same session by its variants of fewest rows, 32 at most where it has such, in decode too: a prompt
     of some length is cut into steps with a past. Weights and programs are those of the session."""
-    least = min(one.rows for one in session.model.blocks.variants)
-    few = of_variants(session.model, lambda one: one.rows <= max(FEW_ROWS, least))
+    least = min(one.rows for one in session.model.variant_set.variants)
+    few = of_variants(session.model, lambda one: one.rows <= max(MAX_TAIL_ROWS, least))
     return replace(session, model=few)
 
 
@@ -92,7 +92,7 @@ class Made:
     """The bits that a way gave, and the steps that it took."""
 
     bits: Bits = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[VariantCall] = field(default_factory=list)
 
     def not_gone(self, way: Way) -> str:
         """Why this is not the way that is meant; empty where it is."""
@@ -122,7 +122,7 @@ def identities_in_blocks(
         few = Whole(model, ids[:CUT_TOKENS], AT_ONCE)
         for way in WAYS:
             yield few.judge(way, model, whose)
-        if len(model.blocks.contexts) > 1:
+        if len(model.variant_set.contexts) > 1:
             yield Whole(model, ids, STAYS).judge(GROWS, model, whose)
         else:
             reason = f"{model.config.context} positions"
@@ -172,7 +172,7 @@ class Whole:
 
 def go(model: LoadedModel, ids: Sequence[int], way: Way) -> Made:
     """Take tokens that way."""
-    contexts = model.blocks.contexts
+    contexts = model.variant_set.contexts
     first = 0 if way.grows or len(ids) <= contexts[0] else 1
     model = of_variants(model, lambda one: one.rows in way.rows and one.context in contexts[first:])
     cache = model.new_cache(1)
@@ -190,7 +190,7 @@ def go(model: LoadedModel, ids: Sequence[int], way: Way) -> Made:
 def _read(
     model: LoadedModel, ids: Sequence[int], cache: KVCache, made: Made, one_by_one: bool = False
 ) -> BF16Array:
-    made.steps += model.blocks.plan(len(ids), cache.length)
+    made.steps += model.variant_set.plan(len(ids), cache.length)
     return decode_step(model, ids[0], cache)[None] if one_by_one else prefill(model, ids, cache)
 
 
@@ -207,7 +207,7 @@ def _gone_back(model: LoadedModel, ids: Sequence[int], others: int, cache: KVCac
 
 def _bits(model: LoadedModel, rows: BF16Array, cache: KVCache, way: Way) -> Bits:
     """Of rows, keys, values, and logits by the LM head of as many rows as the way has, 32 at most."""
-    head = min(way.rows[0], FEW_ROWS)
+    head = min(way.rows[0], MAX_TAIL_ROWS)
     cuts = [rows[start : start + head] for start in range(0, len(rows), head)]
     logits = np.concatenate([all_logits(model, cut) for cut in cuts])
     held = [array[:, : cache.length] for layer in cache.layers for array in layer]

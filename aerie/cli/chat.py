@@ -137,9 +137,9 @@ class Chat:
 
     def _note_finish(self, generation: Request) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
-            self._note(f"[{generation.ending}; {TOO_LONG_ADVICE}]")
+            self._note(f"[{generation.finish_text}; {TOO_LONG_ADVICE}]")
         elif generation.finish_reason is not FinishReason.STOP:
-            self._note(f"[{generation.ending}]")
+            self._note(f"[{generation.finish_text}]")
 
     def _too_long(self, error: PromptTooLongError) -> str:
         if not self._conversation.turns:

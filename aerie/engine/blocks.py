@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from aerie.common.errors import UserError
-from aerie.engine.costs import StepCosts
-from aerie.engine.planner import Step, plan
-from aerie.engine.variants import window_contexts
+from aerie.engine.costs import CallCosts
+from aerie.engine.planner import VariantCall, plan
+from aerie.engine.variants import gathered_contexts
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import (
     LAYER_KINDS,
@@ -22,30 +22,30 @@ from aerie.multi_launch_builder.variants import (
 
 GUIDE, ROWS = "guide", "rows"
 """Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
-FEW_ROWS = LM_HEAD_ROWS[-1]
+MAX_TAIL_ROWS = LM_HEAD_ROWS[-1]
 """Blocks of more rows leave what only the last token needs to a block of fewer."""
 
 
-def check_decode(decode: str) -> None:
+def check_decode_path(decode: str) -> None:
     """UserError for what is no family."""
     if decode not in (GUIDE, ROWS):
         raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
 
 
-class Whole(NamedTuple):
+class FullPrefill(NamedTuple):
     """The prefill of the six programs as a variant: all of a prompt at once, and no past (AR == CL)."""
 
     rows: int
     context: int
 
 
-Names: TypeAlias = "tuple[str, ...]"
+LayerPrograms: TypeAlias = "tuple[str, ...]"
 """The programs that take a block through a layer, in order: what comes before attention, attention, and after
 it one, or, on one of several devices, two (multi_launch_builder/variants.py, SHARED_LAYER)."""
 
 
 @dataclass(frozen=True)
-class Blocks:
+class VariantSet:
     """seq_len: the prompt length that the six programs are built for; 0 where blocks are of `variants`, each
     of several rows. decode: the family. costs: by which tokens are cut; None: by the planner's own rule.
     devices: how many share each layer.
@@ -53,8 +53,8 @@ class Blocks:
 
     seq_len: int = 0
     variants: tuple[Variant, ...] = ()
-    decode: str = GUIDE
-    costs: StepCosts | None = field(default=None, compare=False)
+    decode_path: str = GUIDE
+    costs: CallCosts | None = field(default=None, compare=False)
     devices: int = 1
 
     @property
@@ -68,84 +68,84 @@ class Blocks:
         return sorted({one.context for one in self.variants})
 
     @property
-    def window_contexts(self) -> Sequence[int]:
+    def gathered_contexts(self) -> Sequence[int]:
         """Those of windows that several sequences share; none where there are no variants."""
-        return window_contexts(self.contexts) if self.variants else []
+        return gathered_contexts(self.contexts) if self.variants else []
 
     def positions(self, context: int) -> int:
         """The most positions of a sequence, for a model of `context` ones."""
         return min(context, self.largest_context or context)
 
-    def plan(self, tokens: int, past: int, anew: bool = True) -> Sequence[Step]:
+    def plan(self, tokens: int, past: int, recompute: bool = True) -> Sequence[VariantCall]:
         """The steps for `tokens` after `past`.
 
         anew: whether the past may be computed again (AR == CL). NoVariantError where there is no context for
         them.
         """
         if self.seq_len:
-            return plan(tokens, past, [Whole(self.seq_len, self.seq_len)])
-        fitting = [one for one in self.variants if anew or not past or one.rows < one.context]
+            return plan(tokens, past, [FullPrefill(self.seq_len, self.seq_len)])
+        fitting = [one for one in self.variants if recompute or not past or one.rows < one.context]
         return plan(tokens, past, fitting, self.costs)
 
-    def tail(self, step: Step, wanted: range) -> Step | None:
+    def tail_call(self, call: VariantCall, tokens: range) -> VariantCall | None:
         """The step of those of its tokens alone, with fewer rows; None where that would save little."""
-        if step.variant <= FEW_ROWS:
+        if call.variant <= MAX_TAIL_ROWS:
             return None
-        fitting = [one.rows for one in self.variants if one.context == step.context]
-        rows = min((each for each in fitting if len(wanted) <= each < step.variant), default=None)
+        fitting = [one.rows for one in self.variants if one.context == call.context]
+        rows = min((each for each in fitting if len(tokens) <= each < call.variant), default=None)
         if rows is None:
             return None
-        first = step.new_idx + wanted.start
-        return step._replace(variant=rows, n_past=first, n_process=len(wanted), new_idx=first)
+        first = call.new_idx + tokens.start
+        return call._replace(variant=rows, n_past=first, n_process=len(tokens), new_idx=first)
 
     @property
-    def kinds(self) -> Names:
+    def layer_kinds(self) -> LayerPrograms:
         """Of the programs of a layer, in blocks of variants."""
         return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
 
-    def names(self, step: Step) -> Names:
+    def call_programs(self, call: VariantCall) -> LayerPrograms:
         """The programs of a step."""
         if self.seq_len:
             return "rms_gemms_rope", "flash_attn", "o_ffn"
-        return tuple(program_name(kind, step.variant, step.context) for kind in self.kinds)
+        return tuple(program_name(kind, call.variant, call.context) for kind in self.layer_kinds)
 
-    def needed(self, steps: Sequence[Step], last_only: bool) -> Iterator[str]:
+    def programs_for_calls(self, calls: Sequence[VariantCall], last_only: bool) -> Iterator[str]:
         """The programs that these steps run, the last one for its last token alone with `last_only`."""
-        for step in steps:
-            yield from self.names(step)
-        end = steps[-1].n_process
-        if last_only and (tail := self.tail(steps[-1], range(end - 1, end))):
-            yield from self.names(tail)[1:]
+        for step in calls:
+            yield from self.call_programs(step)
+        end = calls[-1].n_process
+        if last_only and (tail := self.tail_call(calls[-1], range(end - 1, end))):
+            yield from self.call_programs(tail)[1:]
 
-    def head(self, rows: int, decode: str = "") -> str:
+    def lm_head(self, rows: int, decode_path: str = "") -> str:
         """The LM head for so many rows, which it may take a few at a time: in `rows`, the one that reads its
         weights least often. decode: of which family; "" for this one."""
-        if (decode or self.decode) == GUIDE:
+        if (decode_path or self.decode_path) == GUIDE:
             return ONE_ROW_KINDS[-1]
         return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
 
     @property
-    def heads(self) -> Collection[str]:
+    def lm_heads(self) -> Collection[str]:
         """The LM heads, for any number of rows."""
-        return {self.head(rows) for rows in LM_HEAD_ROWS}
+        return {self.lm_head(rows) for rows in LM_HEAD_ROWS}
 
     @property
-    def step_rows(self) -> Sequence[int]:
+    def batch_rows(self) -> Sequence[int]:
         """Rows of the programs that steps of several sequences take (executor.py)."""
         return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
 
     @property
-    def of_steps(self) -> Iterator[str]:
+    def batch_programs(self) -> Iterator[str]:
         """The programs of all such steps: of any rows, in any window, with any number of rows wanted. None
         where there are no variants."""
         if not self.variants:
             return
-        for rows, context in itertools.product(self.step_rows, window_contexts(self.contexts)):
+        for rows, context in itertools.product(self.batch_rows, gathered_contexts(self.contexts)):
             if rows <= context:
-                yield from (program_name(kind, rows, context) for kind in self.kinds)
-        yield from replace(self, decode=ROWS).heads
+                yield from (program_name(kind, rows, context) for kind in self.layer_kinds)
+        yield from replace(self, decode_path=ROWS).lm_heads
 
     @property
-    def of_a_token(self) -> Sequence[str]:
+    def decode_programs(self) -> Sequence[str]:
         """The programs that decode a token, beside those of its block; the LM head is the last."""
-        return ONE_ROW_KINDS if self.decode == GUIDE else (self.head(1),)
+        return ONE_ROW_KINDS if self.decode_path == GUIDE else (self.lm_head(1),)

@@ -7,13 +7,13 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from aerie.engine.call_grammar import SPACE, head
-from aerie.engine.faults import of_one_answer
+from aerie.engine.call_grammar import SPACE, call_prefix_regex
+from aerie.engine.faults import isolate_request_errors
 from aerie.engine.tokenizer import Tokenizer
-from aerie.engine.tool_calls import CallForm, Tools
+from aerie.engine.tool_calls import ToolCallFormat, Tools
 
 
-class CallPiece(NamedTuple):
+class ToolCallDelta(NamedTuple):
     """What has come of call `number`, from 0: with the first its function's name, then what JSON there is of
     its arguments."""
 
@@ -30,32 +30,32 @@ class ToolCall(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Calls:
+class ToolCallSpec:
     """What is to be found in an answer. shown: the special tokens that its text has to show for it."""
 
     tools: Tools
-    form: CallForm
+    format: ToolCallFormat
     shown: frozenset[int]
 
-    def reader(self) -> CallReader:
+    def reader(self) -> ToolCallParser:
         """For one answer."""
-        return CallReader(self.tools, self.form)
+        return ToolCallParser(self.tools, self.format)
 
 
-def calls_of(tools: Tools, tokenizer: Tokenizer) -> Calls:
+def tool_call_spec(tools: Tools, tokenizer: Tokenizer) -> ToolCallSpec:
     """Of the tokenizer's model."""
-    form = tokenizer.call_form
+    form = tokenizer.tool_call_format
     token = tokenizer.added_tokens().get(form.trigger)
-    return Calls(tools, form, frozenset([] if token is None else [token]))
+    return ToolCallSpec(tools, form, frozenset([] if token is None else [token]))
 
 
-class CallReader:
+class ToolCallParser:
     """Takes an answer's text in pieces; gives texts, and pieces of calls. For answers of call_grammar."""
 
-    def __init__(self, tools: Tools, form: CallForm) -> None:
+    def __init__(self, tools: Tools, form: ToolCallFormat) -> None:
         self._tools = tools
         names = [tool.name for tool in tools.callable]
-        called = head(names, "(?P<name>")
+        called = call_prefix_regex(names, "(?P<name>")
         opening = _loose(form.opening)
         self._first = re.compile(rf"\s*{called}") if form.is_bare else None
         self._later = re.compile(_loose(form.trigger) + opening + called) if form.trigger else None
@@ -71,7 +71,7 @@ class CallReader:
         """Those that have come, the last perhaps not whole."""
         return tuple(ToolCall(name, "".join(pieces)) for name, pieces in self._calls)
 
-    def feed(self, piece: str) -> Iterator[str | CallPiece]:
+    def feed(self, piece: str) -> Iterator[str | ToolCallDelta]:
         """What is sure now that this has come."""
         self._held += piece
         while self._held:
@@ -83,7 +83,7 @@ class CallReader:
                     yield before
                 self._arguments = _Value()
                 self._calls.append((found["name"], []))
-                yield CallPiece(len(self._calls) - 1, found["name"], "")
+                yield ToolCallDelta(len(self._calls) - 1, found["name"], "")
             else:
                 yield from self._text()
                 return
@@ -91,17 +91,17 @@ class CallReader:
     def flush(self) -> str:
         """The rest of a text, where no more comes; of what was to become a call, nothing."""
         rest, self._held = self._held, ""
-        return "" if self._tools.required or self._calls else rest
+        return "" if self._tools.must_call or self._calls else rest
 
-    def cut(self, pieces: Iterable[str]) -> Iterator[str]:
+    def truncate(self, pieces: Iterable[str]) -> Iterator[str]:
         """The texts in a text of pieces, "" where one gives none."""
         for piece in pieces:
-            with of_one_answer():
+            with isolate_request_errors():
                 text = "".join(part for part in self.feed(piece) if isinstance(part, str))
             yield text
         yield self.flush()
 
-    def _more(self) -> Iterator[CallPiece]:
+    def _more(self) -> Iterator[ToolCallDelta]:
         assert self._arguments is not None
         if not self._arguments.is_begun:
             self._held = self._held.lstrip()
@@ -112,7 +112,7 @@ class CallReader:
             self._arguments = None
         if come:
             self._calls[-1][1].append(come)
-            yield CallPiece(len(self._calls) - 1, None, come)
+            yield ToolCallDelta(len(self._calls) - 1, None, come)
 
     def _found(self) -> re.Match[str] | None:
         """Where a call begins."""
@@ -123,7 +123,7 @@ class CallReader:
 
     def _text(self) -> Iterator[str]:
         """What no call can begin in."""
-        if self._tools.required or self._calls or (self._is_first and self._may_begin()):
+        if self._tools.must_call or self._calls or (self._is_first and self._may_begin()):
             return
         sure = len(self._held) - self._begun()
         text = self._held[:sure]

@@ -14,19 +14,19 @@ from aerie.common.sandbox import BoundedError, BoundedProcess, Limits, RaisedErr
 from aerie.engine.errors import PromptError
 from aerie.engine.tool_calls import Message
 
-LONGEST = 1_000_000
+MAX_TEMPLATE_LENGTH = 1_000_000
 """Characters of a template. Published ones have up to 30,000."""
 
-AT_ONCE = 4
+MAX_CONCURRENT_RENDERS = 4
 """Conversations that are rendered side by side: one that takes all of its time holds no other."""
 
-RENDERING = BoundedProcess("aerie.engine.rendering", Limits(cpu_s=2.0, wait_s=30.0), AT_ONCE)
+RENDERING = BoundedProcess("aerie.engine.rendering", Limits(cpu_s=2.0, wait_s=30.0), MAX_CONCURRENT_RENDERS)
 
-GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+RESERVED_NAMES = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 """Names in a template that are told by what else is asked, or stand for a function."""
 
 
-MARK = "\ufdd0\ufdd1 "
+CONTINUATION_MARK = "\ufdd0\ufdd1 "
 """Where an answer goes on that was begun; Unicode gives the two to programs, for use within."""
 
 
@@ -56,7 +56,7 @@ class ChatTemplate:
         (first, *others) = self.templates.values()
         return None if others else first
 
-    def chosen(self, with_tools: bool) -> str:
+    def select(self, with_tools: bool) -> str:
         """The template that is rendered: as in transformers, `tool_use` where there are tools, else
         `default`. PromptError where there is neither."""
         names = ["tool_use", "default"] if with_tools else ["default"]
@@ -67,17 +67,21 @@ class ChatTemplate:
                 f"the checkpoint has several chat templates ({there}), and none is named default, which is "
                 "for conversations without tools; name one of them so in its tokenizer_config.json"
             )
-        if len(found) > LONGEST:
+        if len(found) > MAX_TEMPLATE_LENGTH:
             raise PromptError(
-                f"the checkpoint's chat template is {len(found)} characters long, and {LONGEST} is the "
+                f"the checkpoint's chat template is {len(found)} characters long, and {MAX_TEMPLATE_LENGTH} is the "
                 "limit; fetch its file again"
             )
         return found
 
-    def check(self, arguments: Iterable[str]) -> None:
+    def check_arguments(self, arguments: Iterable[str]) -> None:
         """TemplateArgumentError for one that would take the place of what the template is given anyway."""
         for name in arguments:
-            if name in GIVEN or name in self.special_tokens or name.endswith(("_token", "_token_id")):
+            if (
+                name in RESERVED_NAMES
+                or name in self.special_tokens
+                or name.endswith(("_token", "_token_id"))
+            ):
                 raise TemplateArgumentError(
                     name,
                     f"{name} cannot be given to the chat template, which has a value of this name anyway; "
@@ -96,7 +100,7 @@ class ChatTemplate:
         where it makes no text of this."""
         if continues:
             *before, last = messages
-            messages = [*before, {**last, "content": last["content"] + MARK}]
+            messages = [*before, {**last, "content": last["content"] + CONTINUATION_MARK}]
         values = {
             "documents": None,
             **self.special_tokens,
@@ -106,7 +110,7 @@ class ChatTemplate:
             "add_generation_prompt": not continues,
         }
         try:
-            text = str(RENDERING.call("render", self.chosen(tools is not None), values))
+            text = str(RENDERING.call("render", self.select(tools is not None), values))
         except BoundedError as error:
             raise PromptError(
                 f"the checkpoint's chat template refuses this conversation ({error}); {_way_out(error)}"
@@ -116,15 +120,15 @@ class ChatTemplate:
 
 
 def _up_to_mark(text: str) -> str:
-    """What stands before MARK. A template that trims messages takes its blank, and is not given those before
+    """What stands before CONTINUATION_MARK. A template that trims messages takes its blank, and is not given those before
     it either."""
-    before, found, after = text.rpartition(MARK.rstrip())
+    before, found, after = text.rpartition(CONTINUATION_MARK.rstrip())
     if not found:
         raise PromptError(
             "the checkpoint's chat template does not write the last message as it stands, so that no answer "
             "can go on with it; end with a message of the user"
         )
-    return before if after.startswith(MARK[-1]) else before.rstrip()
+    return before if after.startswith(CONTINUATION_MARK[-1]) else before.rstrip()
 
 
 def _way_out(error: BoundedError) -> str:

@@ -16,10 +16,18 @@ from aerie.common.store import write_atomic
 from aerie.engine.chunks import chunk_id
 from aerie.engine.kv import Layers
 from aerie.engine.numerics import bf16
-from aerie.engine.saved import TOKENS, Arrays, Lazy, MadeBy, opened, write
+from aerie.engine.saved import TOKENS, Arrays, ArraysByName, Provenance, open_arrays, write_arrays
 
 IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
-TORN = (OSError, ValueError, TypeError, LookupError, ArithmeticError, RecursionError, StopIteration)
+MALFORMED_FILE_ERRORS = (
+    OSError,
+    ValueError,
+    TypeError,
+    LookupError,
+    ArithmeticError,
+    RecursionError,
+    StopIteration,
+)
 """What comes of reading JSON that is torn, or that somebody else wrote."""
 
 
@@ -30,9 +38,9 @@ class ChunkFolder:
     torn. UserError for a folder that cannot be used.
     """
 
-    def __init__(self, folder: Path, made_by: MadeBy, note: Callable[[str], None]) -> None:
-        mark = hashlib.sha256(repr(sorted(made_by.items())).encode()).hexdigest()[:16]
-        self._above, self._own, self._made_by, self._note = folder, folder / mark, made_by, note
+    def __init__(self, folder: Path, provenance: Provenance, note: Callable[[str], None]) -> None:
+        mark = hashlib.sha256(repr(sorted(provenance.items())).encode()).hexdigest()[:16]
+        self._above, self._own, self._provenance, self._note = folder, folder / mark, provenance, note
         try:
             self._own.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -49,12 +57,12 @@ class ChunkFolder:
 
     def _token_ids(self, name: str) -> tuple[int, ...]:
         path = self._own / (name + IDS)
-        with suppress(*TORN):
+        with suppress(*MALFORMED_FILE_ERRORS):
             token_ids = tuple(map(operator.index, json.loads(path.read_text())[TOKENS]))
             if chunk_id(token_ids) == name:
                 return token_ids
         self._note(f"chunk file {path} is torn; looking for its tokens in the file beside it")
-        arrays = self._whole(name)
+        arrays = self._load_arrays(name)
         if not arrays or chunk_id(arrays[TOKENS].tolist()) != name:
             self._note(f"chunk {name} is lost: register its text anew")
             return ()
@@ -64,7 +72,7 @@ class ChunkFolder:
     def read(self, name: str) -> Layers | None:
         """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim); None where there is no
         whole file of this chunk, which is told unless there is none at all."""
-        if not (self._own / (name + ARRAYS)).exists() or (arrays := self._whole(name)) is None:
+        if not (self._own / (name + ARRAYS)).exists() or (arrays := self._load_arrays(name)) is None:
             return None
         count = sum(key.startswith("values.") for key in arrays)
         bits = ((arrays[f"unturned.{layer}"], arrays[f"values.{layer}"]) for layer in range(count))
@@ -77,10 +85,10 @@ class ChunkFolder:
             for kind, array in zip(KINDS, pair, strict=True):
                 arrays[f"{kind}.{layer}"] = np.ascontiguousarray(array).view(np.uint16)
         self._write_ids(name, token_ids)
-        write(self._own / (name + ARRAYS), arrays, self._made_by)
+        write_arrays(self._own / (name + ARRAYS), arrays, self._provenance)
 
     def _write_ids(self, name: str, token_ids: Sequence[int]) -> None:
-        content = json.dumps({TOKENS: [*token_ids], "made_by": dict(self._made_by)}).encode()
+        content = json.dumps({TOKENS: [*token_ids], "made_by": dict(self._provenance)}).encode()
         path = self._own / (name + IDS)
         try:
             write_atomic(path, lambda file: file.write(content), mode=0o600)
@@ -92,26 +100,28 @@ class ChunkFolder:
         for kind in (IDS, ARRAYS):
             (self._own / (name + kind)).unlink(missing_ok=True)
 
-    def maker(self, name: str) -> str | None:
+    def other_model(self, name: str) -> str | None:
         """What other model made a chunk with this id, in a word that is not ours; None where none did."""
         others = (path for path in self._above.glob(f"*/{name}{IDS}") if path.parent != self._own)
         for path in others:
-            with suppress(*TORN):
+            with suppress(*MALFORMED_FILE_ERRORS):
                 made_by = json.loads(path.read_text())["made_by"]
                 return next(
-                    f"{what} {made_by[what]}" for what, ours in self._made_by.items() if made_by[what] != ours
+                    f"{what} {made_by[what]}"
+                    for what, ours in self._provenance.items()
+                    if made_by[what] != ours
                 )
         return None
 
-    def _whole(self, name: str) -> Lazy | None:
+    def _load_arrays(self, name: str) -> ArraysByName | None:
         """The arrays of a chunk's file; None, and told, where it is not whole and ours."""
         path = self._own / (name + ARRAYS)
         try:
-            arrays, about = opened(path)
+            arrays, about = open_arrays(path)
         except UserError as error:
             self._note(f"{error}; the chunk is read anew")
             return None
-        if {what: about.get(what) for what in self._made_by} == dict(self._made_by):
+        if {what: about.get(what) for what in self._provenance} == dict(self._provenance):
             return arrays
         self._note(f"{path} was made by another model; the chunk is read anew")
         return None

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import FEW_ROWS, GUIDE, ROWS, Blocks
-from aerie.engine.communication import Alone, Communication
+from aerie.engine.blocks import MAX_TAIL_ROWS, GUIDE, ROWS, VariantSet
+from aerie.engine.communication import SingleRank, Communicator
 from aerie.engine.config import ModelConfig
-from aerie.engine.context_end import STOP, ContextEnd, context_end
-from aerie.engine.costs import StepCosts
-from aerie.engine.decoding import check
+from aerie.engine.context_end import STOP, ContextEndPolicy, context_end
+from aerie.engine.costs import CallCosts
+from aerie.engine.decoding import check_feature
 from aerie.engine.errors import ConfigError
 from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
-from aerie.engine.family import BlockDiffusion
+from aerie.engine.family import DiffusionConfig
 from aerie.engine.native import prepare_native
-from aerie.engine.programs import HEADS, Places, program_flops
-from aerie.engine.progress import Reporter, Step
-from aerie.engine.sharding import part_of
+from aerie.engine.programs import HEADS, SharedBufferNames, program_flops
+from aerie.engine.progress import Reporter, OnProgress
+from aerie.engine.sharding import part_config
 from aerie.engine.variants import default_variants, parse_variants
 from aerie.multi_launch_builder import (
     Program,
@@ -60,19 +60,19 @@ class RuntimeOptions:
     decode: str = GUIDE
     context_end: str = STOP
     devices: tuple[int, ...] = ()
-    group: Communication = field(default_factory=Alone)
+    group: Communicator = field(default_factory=SingleRank)
     kv_pool: int | None = None
 
     @property
-    def ranks(self) -> int:
+    def world_size(self) -> int:
         """How many devices share the model, in all processes."""
-        return max(self.group.ranks, len(self.devices), 1)
+        return max(self.group.world_size, len(self.devices), 1)
 
-    def part(self, config: ModelConfig) -> ModelConfig:
+    def part_config(self, config: ModelConfig) -> ModelConfig:
         """The facts of what a device has: of the model, or of a part. UserError as `part_of`."""
-        return config if self.ranks == 1 else part_of(config, self.ranks)
+        return config if self.world_size == 1 else part_config(config, self.world_size)
 
-    def end(self, config: ModelConfig) -> ContextEnd:
+    def context_end_policy(self, config: ModelConfig) -> ContextEndPolicy:
         """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`, and
         UserError for one that a model of block diffusion cannot have."""
         if config.diffusion and self.context_end != STOP:
@@ -80,26 +80,26 @@ class RuntimeOptions:
                 f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens one by one, and this "
                 f"model fills in blocks, from multiples of {config.diffusion.block_size} on; leave it out"
             )
-        return context_end(self.context_end, self.blocks(config), config.context)
+        return context_end(self.context_end, self.variant_set(config), config.context)
 
-    def blocks(self, config: ModelConfig) -> Blocks:
+    def variant_set(self, config: ModelConfig) -> VariantSet:
         """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none, for what
         several devices cannot share, and for what cannot fill in blocks."""
         if config.diffusion is None:
-            return self._blocks(config)
+            return self._variant_set(config)
         if self.seq_len is not None:
             raise UserError(
                 f"--seq-len (SEQ_LEN) asks for programs of {self.seq_len} tokens, in which a position "
                 "sees none after it; in this model's blocks positions see each other: leave it out"
             )
-        blocks = replace(self, decode=ROWS)._blocks(config)
-        check_block(config.diffusion, blocks)
+        blocks = replace(self, decode=ROWS)._variant_set(config)
+        check_diffusion_block(config.diffusion, blocks)
         return blocks
 
-    def _blocks(self, config: ModelConfig) -> Blocks:
+    def _variant_set(self, config: ModelConfig) -> VariantSet:
         """As blocks, of any model."""
-        if self.ranks > 1:
-            return self._shared_blocks(config)
+        if self.world_size > 1:
+            return self._parallel_variant_set(config)
         check_shape(config)
         if self.seq_len is not None and (self.variants or self.decode == ROWS):
             given = "--variants (VARIANTS)" if self.variants else "--decode rows (DECODE)"
@@ -108,22 +108,22 @@ class RuntimeOptions:
                 "of variants; give one of the two"
             )
         if self.seq_len is not None:
-            return Blocks(choose_seq_len(config, self.seq_len))
-        return blocks_of_variants(config, self.variants, self.decode)
+            return VariantSet(choose_seq_len(config, self.seq_len))
+        return variant_set_for(config, self.variants, self.decode)
 
-    def _shared_blocks(self, config: ModelConfig) -> Blocks:
+    def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
         """Of several devices."""
-        check("devices", Blocks(self.seq_len or 0, decode=self.decode))
+        check_feature("devices", VariantSet(self.seq_len or 0, decode_path=self.decode))
         if self.fallback:
             raise UserError(
-                f"{self.ranks} devices share a model without a fallback (FALLBACK), as what one has of it is "
+                f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has of it is "
                 "of no use without the others; leave it out, or load the model on one device"
             )
-        blocks = blocks_of_variants(self.part(config), self.variants, self.decode)
-        return replace(blocks, devices=self.ranks)
+        blocks = variant_set_for(self.part_config(config), self.variants, self.decode)
+        return replace(blocks, devices=self.world_size)
 
 
-def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> Blocks:
+def variant_set_for(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> VariantSet:
     """Blocks of these variants, or of the model's default set. UserError for variants that are none."""
     every = parse_variants(variants) if variants else default_variants(config.context)
     blocks = tuple(one for one in every if one.rows > 1)
@@ -132,16 +132,16 @@ def blocks_of_variants(config: ModelConfig, variants: str | None = None, decode:
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    return Blocks(0, blocks, decode, StepCosts(config.layer_weights))
+    return VariantSet(0, blocks, decode, CallCosts(config.layer_parameters))
 
 
-def check_block(diffusion: BlockDiffusion, blocks: Blocks) -> None:
+def check_diffusion_block(diffusion: DiffusionConfig, variant_set: VariantSet) -> None:
     """UserError for a block of diffusion that no step has rows for."""
-    most = max(FEW_ROWS, *(one.rows for one in blocks.variants))
+    most = max(MAX_TAIL_ROWS, *(one.rows for one in variant_set.variants))
     if diffusion.block_size > most:
         raise UserError(
             f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes {most}; "
-            f"add one of more to VARIANTS, as {diffusion.block_size}x{blocks.contexts[-1]}"
+            f"add one of more to VARIANTS, as {diffusion.block_size}x{variant_set.contexts[-1]}"
         )
 
 
@@ -155,7 +155,7 @@ CONFIG_NAMES = {
 IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
 
 
-def choose_seq_len(config: ModelConfig, asked: int | None) -> int:
+def choose_seq_len(config: ModelConfig, requested: int | None) -> int:
     """The prompt length of the six programs: as asked, or the model's default made legal.
 
     Raises UserError for more than the model's positions, ConfigError for a model that the kernels do not
@@ -163,12 +163,12 @@ def choose_seq_len(config: ModelConfig, asked: int | None) -> int:
     """
     check_shape(config)
     most = round_up_seq_len(config.context)
-    if asked is not None and asked > most:
+    if requested is not None and requested > most:
         raise UserError(
-            f"--seq-len {asked} (SEQ_LEN) is more than the model's {config.context} positions "
+            f"--seq-len {requested} (SEQ_LEN) is more than the model's {config.context} positions "
             f"({config.context_entry}); ask for at most {most}"
         )
-    return asked or round_up_seq_len(config.default_seq_len)
+    return requested or round_up_seq_len(config.default_seq_len)
 
 
 def check_shape(config: ModelConfig) -> None:
@@ -183,7 +183,7 @@ def check_shape(config: ModelConfig) -> None:
         ) from None
 
 
-class Programs:
+class ProgramLibrary:
     """A model's programs, by name, compiled in a cache whose buffers they share (`places`).
 
     config: of the model, or of a device's part. `have` compiles what is missing of some variants; never
@@ -199,15 +199,15 @@ class Programs:
     ) -> None:
         self.by_name: dict[str, Program] = {}
         self._without = without
-        self.places = Places((), 0)
+        self.buffer_names = SharedBufferNames((), 0)
         self._config, self._options, self._report = config, options, report
         self.cache = self.open_cache(options.backend, Profiler())
 
     def open_cache(self, backend: Backend, profiler: Profiler) -> KernelCache:
         """A cache in which the programs share the buffers of a pass; nothing is compiled."""
-        return KernelCache(self._options.cache_dir, backend, profiler, self._report.note, self.places)
+        return KernelCache(self._options.cache_dir, backend, profiler, self._report.note, self.buffer_names)
 
-    def have(self, names: Iterable[str]) -> list[Program]:
+    def ensure_compiled(self, names: Iterable[str]) -> list[Program]:
         """Compile what is missing of these programs; gives those. Raises as compile_into."""
         missing = [
             name for name in dict.fromkeys(names) if name not in self.by_name and name not in self._without
@@ -221,21 +221,21 @@ class Programs:
         """Compile these, whose building began at `started`."""
         compile_into(self.cache, programs, self._report, time.perf_counter() - started)
         for program in programs:
-            self.places.add(program, self._config.num_hidden_layers)
+            self.buffer_names.add(program, self._config.num_hidden_layers)
             self.by_name[program.name] = program
         return [*programs]
 
 
 def compile_programs(
-    config: ModelConfig, options: RuntimeOptions, report: Reporter, every: bool = False
-) -> Programs:
+    config: ModelConfig, options: RuntimeOptions, report: Reporter, all_variants: bool = False
+) -> ProgramLibrary:
     """The programs of decode, and those that a prompt of `options.prompt_tokens` needs, compiled.
 
     every: those of all variants; with decode in rows, those of all steps of many requests too. Raises
     ConfigError, and UnsupportedShapeError for a seq_len, before anything is compiled or written; CompileError
     and DiskFullError, which leave the cache usable.
     """
-    blocks, started = options.blocks(config), time.perf_counter()
+    blocks, started = options.variant_set(config), time.perf_counter()
     six = [*program_store.load_programs(config.shape, blocks.seq_len).values()] if blocks.seq_len else []
     report.note(options.backend.reason)
     if config.context < config.max_position_embeddings:
@@ -245,40 +245,51 @@ def compile_programs(
         )
     if remark := prepare_native():
         report.note(remark)
-    own = options.part(config)
-    programs = Programs(own, options, report, () if options.group.rank == 0 else blocks.heads)
+    own = options.part_config(config)
+    programs = ProgramLibrary(own, options, report, () if options.group.rank == 0 else blocks.lm_heads)
     if six:
         programs.add(six, started)
     else:
-        programs.have(every_name(own, blocks) if every else first_names(blocks, options.prompt_tokens))
-        programs.have(blocks.of_steps if every and blocks.decode == ROWS else ())
+        programs.ensure_compiled(
+            all_program_names(own, blocks)
+            if all_variants
+            else first_program_names(blocks, options.prompt_tokens)
+        )
+        programs.ensure_compiled(blocks.batch_programs if all_variants and blocks.decode_path == ROWS else ())
     return programs
 
 
-def of_other_devices(config: ModelConfig, options: RuntimeOptions, first: Programs) -> list[Programs]:
+def compile_for_other_devices(
+    config: ModelConfig, options: RuntimeOptions, first: ProgramLibrary
+) -> list[ProgramLibrary]:
     """The same programs on each further device of this process, but for the LM head. Raises RunError."""
-    heads = options.blocks(config).heads
+    heads = options.variant_set(config).lm_heads
     made = []
     for device in options.devices[1:]:
         there = replace(options, backend=replace(options.backend, device=device))
-        made.append(Programs(options.part(config), there, Reporter(terminal=False, quiet=True), heads))
-        made[-1].have(first.by_name)
+        made.append(
+            ProgramLibrary(options.part_config(config), there, Reporter(terminal=False, quiet=True), heads)
+        )
+        made[-1].ensure_compiled(first.by_name)
     return made
 
 
-def first_names(blocks: Blocks, prompt_tokens: int) -> list[str]:
+def first_program_names(variant_set: VariantSet, prompt_tokens: int) -> list[str]:
     """The programs that a prompt of so many tokens needs, and decode after it; for 0, one token's.
 
     Of a longer prompt than the largest context, those that fill it.
     """
-    tokens = min(max(1, prompt_tokens), blocks.largest_context or prompt_tokens)
-    return [*blocks.of_a_token, *blocks.needed(blocks.plan(tokens, 0), last_only=True)]
+    tokens = min(max(1, prompt_tokens), variant_set.largest_context or prompt_tokens)
+    return [
+        *variant_set.decode_programs,
+        *variant_set.programs_for_calls(variant_set.plan(tokens, 0), last_only=True),
+    ]
 
 
-def every_name(config: ModelConfig, blocks: Blocks) -> list[str]:
+def all_program_names(config: ModelConfig, variant_set: VariantSet) -> list[str]:
     """The programs of all variants, and those of decode; config: of what a device has."""
-    plans = plan_variant_programs(config.shape, blocks.variants, blocks.kinds).values()
-    return [*blocks.of_a_token, *(each.name for each in plans if each.kind not in HEADS)]
+    plans = plan_variant_programs(config.shape, variant_set.variants, variant_set.layer_kinds).values()
+    return [*variant_set.decode_programs, *(each.name for each in plans if each.kind not in HEADS)]
 
 
 def compile_into(
@@ -291,7 +302,7 @@ def compile_into(
         return
     started = time.perf_counter()
     with report.bar("compiling", len(programs)) as step:
-        telling = _Telling(report, step)
+        telling = _CompileProgress(report, step)
         cache.compile_all(programs, progress=telling)
     for program in programs:
         cache.profiler.declare(program.name, flops=program_flops(program))
@@ -300,23 +311,23 @@ def compile_into(
 
 
 @dataclass
-class _Telling:
+class _CompileProgress:
     """Takes the cache's progress events, one at a time, to the bar; without a bar, to notes."""
 
     report: Reporter
-    step: Step
+    step: OnProgress
     compiled: int = 0
     reused: int = 0
-    under_way: list[str] = field(default_factory=list)
+    compiling: list[str] = field(default_factory=list)
 
     def __call__(self, event: Progress) -> None:
         if event.stage is CompileStage.COMPILING:
-            self.under_way.append(event.program)
-        elif event.program in self.under_way:
-            self.under_way.remove(event.program)
+            self.compiling.append(event.program)
+        elif event.program in self.compiling:
+            self.compiling.remove(event.program)
         self.compiled += event.stage is CompileStage.COMPILED
         self.reused += event.stage is CompileStage.REUSED
-        self.step(", ".join(self.under_way), event.done)
+        self.step(", ".join(self.compiling), event.done)
         if line := self._line(event):
             self.report.note(line)
 

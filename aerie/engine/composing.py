@@ -26,7 +26,7 @@ from aerie.engine.pages import PagedSequence
 PREFIX, BLOCK, LINK = "prefix", "block", "block+link-"
 
 
-class Beginning(Protocol):
+class PromptSource(Protocol):
     """What a sequence begins with."""
 
     @property
@@ -37,107 +37,118 @@ class Beginning(Protocol):
     def key(self) -> bytes | None:
         """What keys and values depend on beside these tokens; None where that is nothing."""
 
-    def runs_to(self, length: int) -> int | None:
+    def run_until(self, length: int) -> int | None:
         """After `length` positions: up to where tokens are run; None for all that come."""
 
-    def lay(self, sequence: PagedSequence) -> int:
+    def insert_next(self, sequence: PagedSequence) -> int:
         """Give the sequence what is laid after the positions that it has; how many tokens. PoolFullError
         where there are no pages for them."""
 
 
 @dataclass(frozen=True)
-class Text:
+class PlainPrompt:
     """Tokens that are all run."""
 
     tokens: Sequence[Token]
     key = None
 
-    def runs_to(self, length: int) -> None:
-        """See Beginning."""
+    def run_until(self, length: int) -> None:
+        """See PromptSource."""
 
-    def lay(self, sequence: PagedSequence) -> int:  # noqa: ARG002
+    def insert_next(self, sequence: PagedSequence) -> int:  # noqa: ARG002
         """Nothing."""
         return 0
 
 
-class Mode(NamedTuple):
+class ChunkMode(NamedTuple):
     """blind: whether a chunk does not see those before it. link: how many of its first tokens do."""
 
-    blind: bool
+    isolated: bool
     link: int = 0
 
     def __str__(self) -> str:
-        return f"{LINK}{self.link}" if self.link else BLOCK if self.blind else PREFIX
+        return f"{LINK}{self.link}" if self.link else BLOCK if self.isolated else PREFIX
 
 
-def mode_of(text: str) -> Mode:
+def parse_chunk_mode(text: str) -> ChunkMode:
     """The mode of this name. UserError for what is none."""
     if text in (PREFIX, BLOCK):
-        return Mode(text == BLOCK)
+        return ChunkMode(text == BLOCK)
     number = text.removeprefix(LINK)
     if number == text or not number.isdecimal() or int(number) < 1:
         raise UserError(
             f"mode is {text!r}; give {PREFIX!r} (one text), {BLOCK!r} (chunks do not see each other), or "
             f"{LINK + 'K'!r} (but their first K tokens, 1 or more, see all before them)"
         )
-    return Mode(True, int(number))
+    return ChunkMode(True, int(number))
 
 
-class Part(Protocol):
+class InsertableChunk(Protocol):
     """A chunk that can be laid into a sequence."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
 
-    def lay(self, sequence: PagedSequence, first: int, end: int) -> None:
+    def insert(self, sequence: PagedSequence, first: int, end: int) -> None:
         """Give the sequence this chunk, which stands from position `first` on, from the positions that it
         has up to `end`. PoolFullError."""
 
 
-class Composition:
+class ComposedPrompt:
     """Chunks, one after the other. The last of them is run, as are the links of the others."""
 
-    def __init__(self, parts: Sequence[Part], mode: Mode) -> None:
+    def __init__(self, parts: Sequence[InsertableChunk], mode: ChunkMode) -> None:
         self.tokens = tuple(itertools.chain.from_iterable(part.tokens for part in parts))
         ends = [*itertools.accumulate(len(part.tokens) for part in parts)]
         laid = zip(parts[:-1], [0, *ends], ends, strict=False)
-        self._laid = [
-            _Laid(part, first, min(first + mode.link if first else 0, end), end)
-            for part, first, end in (laid if mode.blind else itertools.islice(laid, 1))
+        self._insertions = [
+            _Insertion(part, first, min(first + mode.link if first else 0, end), end)
+            for part, first, end in (laid if mode.isolated else itertools.islice(laid, 1))
         ]
         self._mode = mode
 
     @property
     def key(self) -> bytes | None:
         """Of the mode and of where the chunks begin; None where that changes nothing."""
-        blind = [(laid.begin, laid.end) for laid in self._laid if laid.first and laid.begin < laid.end]
+        blind = [
+            (laid.insert_from, laid.end)
+            for laid in self._insertions
+            if laid.first and laid.insert_from < laid.end
+        ]
         if not blind:
             return None
-        stand = self._mode.link, *((laid.first, laid.end) for laid in self._laid)
+        stand = self._mode.link, *((laid.first, laid.end) for laid in self._insertions)
         return hashlib.sha256(repr(stand).encode()).digest()
 
-    def runs_to(self, length: int) -> int | None:
-        """See Beginning."""
-        return next((laid.begin for laid in self._laid if length < laid.end and laid.begin < laid.end), None)
+    def run_until(self, length: int) -> int | None:
+        """See PromptSource."""
+        return next(
+            (
+                laid.insert_from
+                for laid in self._insertions
+                if length < laid.end and laid.insert_from < laid.end
+            ),
+            None,
+        )
 
-    def lay(self, sequence: PagedSequence) -> int:
-        """See Beginning."""
+    def insert_next(self, sequence: PagedSequence) -> int:
+        """See PromptSource."""
         before = sequence.length
-        for laid in self._laid:
-            if laid.begin <= sequence.length < laid.end:
-                laid.part.lay(sequence, laid.first, laid.end)
+        for laid in self._insertions:
+            if laid.insert_from <= sequence.length < laid.end:
+                laid.chunk.insert(sequence, laid.first, laid.end)
         return sequence.length - before
 
 
-def beginning_of(prompt: Sequence[Token] | Composition) -> Beginning:
+def prompt_source(prompt: Sequence[Token] | ComposedPrompt) -> PromptSource:
     """What a sequence with this prompt begins with."""
-    return prompt if isinstance(prompt, Composition) else Text(prompt)
+    return prompt if isinstance(prompt, ComposedPrompt) else PlainPrompt(prompt)
 
 
-class _Laid(NamedTuple):
+class _Insertion(NamedTuple):
     """A chunk from position `first` to `end`, which is laid from `begin` on."""
 
-    part: Part
+    chunk: InsertableChunk
     first: int
-    begin: int
+    insert_from: int
     end: int

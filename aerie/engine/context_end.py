@@ -27,17 +27,17 @@ from typing import Any, Protocol
 import numpy as np
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import Blocks
-from aerie.engine.decoding import check
+from aerie.engine.blocks import VariantSet
+from aerie.engine.decoding import check_feature
 from aerie.engine.kv import causal
 
-SINKS = 4
+SINK_TOKENS = 4
 """The first tokens that always stay: attention rests on them (StreamingLLM, section 3.2)."""
 STOP, SHIFT, SINK = "stop", "shift", "sink"
 POLICIES = (STOP, SHIFT, SINK)
 
 
-class ContextEnd(Protocol):
+class ContextEndPolicy(Protocol):
     """A policy. `drops`: whether it makes room; else the end is an end."""
 
     @property
@@ -46,12 +46,12 @@ class ContextEnd(Protocol):
     def mask(self, position: int) -> Any:
         """What a token sees (kv.MaskRule)."""
 
-    def gone(self, length: int) -> range:
+    def dropped_positions(self, length: int) -> range:
         """Of a full cache of so many positions, those to be dropped: 1 or more."""
 
 
 @dataclass(frozen=True)
-class Stop:
+class StopAtEnd:
     """A token sees itself and all before it, and nothing is dropped."""
 
     drops = False
@@ -59,56 +59,58 @@ class Stop:
     def mask(self, position: int) -> Any:
         return causal(position)
 
-    def gone(self, length: int) -> range:
+    def dropped_positions(self, length: int) -> range:
         raise IndexError(f"a cache of {length} positions is full, and nothing of it is dropped")
 
 
 @dataclass(frozen=True)
-class Shift:
+class ShiftContext:
     """A token sees all that is held. keep: how many first tokens stay."""
 
-    keep: int = SINKS
+    keep: int = SINK_TOKENS
     drops = True
 
     def mask(self, position: int) -> Any:
         return causal(position)
 
-    def gone(self, length: int) -> range:
+    def dropped_positions(self, length: int) -> range:
         return range(self.keep, self.keep + (length - self.keep) // 2)
 
 
 @dataclass(frozen=True)
-class Sink:
-    """A token sees the first SINKS and the last `window` positions, itself among them."""
+class AttentionSink:
+    """A token sees the first SINK_TOKENS and the last `window` positions, itself among them."""
 
     window: int
     drops = True
 
     def mask(self, position: int) -> Any:
         first = position - self.window + 1
-        if first <= SINKS:
+        if first <= SINK_TOKENS:
             return causal(position)
-        return np.concatenate([np.arange(SINKS), np.arange(first, position + 1)])
+        return np.concatenate([np.arange(SINK_TOKENS), np.arange(first, position + 1)])
 
-    def gone(self, length: int) -> range:
-        return range(SINKS, length - self.window + 1)
+    def dropped_positions(self, length: int) -> range:
+        return range(SINK_TOKENS, length - self.window + 1)
 
 
-def parts(end: ContextEnd, positions: int, tokens: int, past: int) -> Iterator[tuple[int, int]]:
+def split_at_drops(
+    policy: ContextEndPolicy, positions: int, tokens: int, past: int
+) -> Iterator[tuple[int, int]]:
     """How `tokens` after `past` are cut by what is dropped on the way: of each part, tokens before it and in
     it.
 
     positions: of a full cache.
     """
     while tokens:
-        if past >= positions and end.drops:
-            past -= len(end.gone(past))
-        taken = min(tokens, positions - past) if end.drops else tokens
+        if past >= positions and policy.drops:
+            past -= len(policy.dropped_positions(past))
+        taken = min(tokens, positions - past) if policy.drops else tokens
         yield past, taken
         past, tokens = past + taken, tokens - taken
 
 
-def context_end(text: str, blocks: Blocks, context: int) -> ContextEnd:
+def context_end(text: str, variant_set: VariantSet, context: int) -> ContextEndPolicy:
     """The policy that `text` names, for programs of `blocks` and a model of `context` positions.
 
     Raises UserError for a name that is none, a number that leaves nothing to drop, and programs that the
@@ -121,24 +123,24 @@ def context_end(text: str, blocks: Blocks, context: int) -> ContextEnd:
             "another: shift:KEEP first tokens, sink:WINDOW positions"
         )
     if name == STOP:
-        return Stop()
-    _check_programs(name, blocks)
-    positions = blocks.positions(context)
-    least, most = (0, positions - 2) if name == SHIFT else (1, positions - SINKS)
-    default = SINKS if name == SHIFT else positions // 2
+        return StopAtEnd()
+    _check_programs(name, variant_set)
+    positions = variant_set.positions(context)
+    least, most = (0, positions - 2) if name == SHIFT else (1, positions - SINK_TOKENS)
+    default = SINK_TOKENS if name == SHIFT else positions // 2
     number = int(given) if given.isdecimal() else default if text == name else -1
     if not least <= number <= most:
         raise UserError(
             f"context-end is {text!r} (CONTEXT_END), and its number must be from {least} to {most}: of the "
             f"{positions} positions of the context some must be left to drop; give another"
         )
-    return Shift(number) if name == SHIFT else Sink(number)
+    return ShiftContext(number) if name == SHIFT else AttentionSink(number)
 
 
-def _check_programs(name: str, blocks: Blocks) -> None:
+def _check_programs(name: str, variant_set: VariantSet) -> None:
     """UserError where a prompt's programs cannot go on in a cache of which something is gone."""
-    check(name, blocks)
-    if not blocks.seq_len and all(one.rows == one.context for one in blocks.variants):
+    check_feature(name, variant_set)
+    if not variant_set.seq_len and all(one.rows == one.context for one in variant_set.variants):
         raise UserError(
             f"context-end {name} goes on after what the cache holds (CONTEXT_END), and the variants "
             "(VARIANTS) have as many rows as positions and compute it anew; add one of fewer rows, as 8x512"

@@ -22,7 +22,7 @@ TOOL_TOKENS = re.compile(r"</?tool_\w+>|\[/?(?:TOOL_CALLS|TOOL_RESULTS|AVAILABLE
 special."""
 
 
-def ids_of(backend: Any, text: str, special: bool = True) -> list[int]:
+def encode_text_ids(backend: Any, text: str, special: bool = True) -> list[int]:
     """Of a text, by a tokenizers.Tokenizer. As a batch, for which it leaves the interpreter to other threads,
     as it does not for a text by itself."""
     (made,) = backend.encode_batch([text], add_special_tokens=special)
@@ -62,11 +62,11 @@ class ControlTokens:
         """Ids of text in which no control token is one, with those that the tokenizer puts around it if
         `special`."""
         if not self._is_made and not self._spelling.search(text):
-            return ids_of(self._backend, text, special)
+            return encode_text_ids(self._backend, text, special)
         with self._changing:
-            return ids_of(self._plain, text, special)
+            return encode_text_ids(self._plain, text, special)
 
-    def hide(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """`text` with a stand-in for each control token, without blanks and case: templates keep those."""
         return self._spelling.sub(lambda found: f"~{self._nonce}.{self._ids[found.group()]}~", text)
 
@@ -76,7 +76,7 @@ class ControlTokens:
         with self._changing:
             named = self._spelling.sub(lambda found: self._sentinel(found.group()), text)
             shown = re.sub(rf"~{self._nonce}\.(\d+)~", lambda found: spelled[found.group(1)], named)
-            ids = ids_of(self._plain, shown, special=False)
+            ids = encode_text_ids(self._plain, shown, special=False)
         return [self._sentinels.get(number, number) for number in ids]
 
     @cached_property

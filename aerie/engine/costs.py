@@ -8,38 +8,42 @@ equal prompts have equal plans. Whatever is found, it decides about time alone, 
 
 from __future__ import annotations
 
-from aerie.engine.programs import Planned
+from aerie.engine.programs import ProgramInfo
 from aerie.multi_launch_builder import Variant
 
-CALLS_S, READ_PER_S, PRODUCTS_PER_S = 2e-4, 25e9, 300e9
+CALL_OVERHEAD_S, WEIGHT_BYTES_PER_S, FLOPS_PER_S = 2e-4, 25e9, 300e9
 """The estimate, of a layer: seconds of three calls, bytes of weights that are read in a second however many
 rows there are, floating-point operations in a second. Of the virtual NPU on two cores with AVX512-BF16."""
 
-TIMED = ("rms_gemms_rope", "o_ffn")
+TIMED_KINDS = ("rms_gemms_rope", "o_ffn")
 """The kinds of programs whose calls make up the cost. Attention is not among them: it costs much the same
 however tokens are cut."""
-CALLS = 16
+TIMED_CALLS = 16
 """So many calls of a program are timed."""
-LEAST_WEIGHTS = 1 << 22
+MIN_LAYER_ELEMENTS = 1 << 22
 """Elements of a layer's products. A layer of fewer is done in less than a millisecond, as the demo's, where
 times say little and no plan is much better than another: the estimate stands."""
 
 
-class StepCosts:
+class CallCosts:
     """Seconds that a layer of a step takes, without attention. layer_weights: elements of its products."""
 
-    def __init__(self, layer_weights: int) -> None:
-        self._layer_weights = layer_weights
+    def __init__(self, layer_parameters: int) -> None:
+        self._layer_parameters = layer_parameters
         self._calls: dict[tuple[str, int], list[float]] = {}
         self._measured: dict[int, float] = {}
 
-    def saw(self, program: Planned, seconds: float) -> None:
+    def record(self, program: ProgramInfo, seconds: float) -> None:
         """A call of a program, all of whose rows were tokens, took so long."""
-        if program.kind not in TIMED or self._layer_weights < LEAST_WEIGHTS or program.rows in self._measured:
+        if (
+            program.kind not in TIMED_KINDS
+            or self._layer_parameters < MIN_LAYER_ELEMENTS
+            or program.rows in self._measured
+        ):
             return
         self._calls.setdefault((program.kind, program.rows), []).append(seconds)
-        found = [self._calls.get((kind, program.rows), []) for kind in TIMED]
-        if all(len(times) >= CALLS for times in found):
+        found = [self._calls.get((kind, program.rows), []) for kind in TIMED_KINDS]
+        if all(len(times) >= TIMED_CALLS for times in found):
             self._measured[program.rows] = sum(min(times) for times in found)
 
     def __call__(self, variant: Variant) -> float:
@@ -52,5 +56,5 @@ class StepCosts:
         return self._estimate(rows) * measured[nearest] / self._estimate(nearest)
 
     def _estimate(self, rows: int) -> float:
-        read, multiplied = 2 * self._layer_weights, 2 * rows * self._layer_weights
-        return CALLS_S + read / READ_PER_S + multiplied / PRODUCTS_PER_S
+        read, multiplied = 2 * self._layer_parameters, 2 * rows * self._layer_parameters
+        return CALL_OVERHEAD_S + read / WEIGHT_BYTES_PER_S + multiplied / FLOPS_PER_S

@@ -10,13 +10,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, ROWS, Blocks
+from aerie.engine.blocks import GUIDE, ROWS, VariantSet
 
-SIX = "seq_len"
+SIX_PROGRAMS = "seq_len"
 """The path `guide` by the six programs of one prompt length."""
 YES = ""
 NO_PAST = "they read a prompt from its first token on, and know of no past"
-ON_HOST = "its attention is the host's, a token at a time"
+HOST_ATTENTION = "its attention is the host's, a token at a time"
 FEATURES: Mapping[str, str] = {
     "answers": "answers of conversations and batches",
     "shift": "context_end shift",
@@ -37,12 +37,12 @@ class DecodePath:
     """A decode path. cannot: why not, by feature; what is not in it can be had."""
 
     name: str
-    what: str
-    cannot: Mapping[str, str]
+    description: str
+    unsupported: Mapping[str, str]
 
-    def why_not(self, feature: str) -> str:
+    def reason_against(self, feature: str) -> str:
         """Why this cannot be had; empty where it can."""
-        return self.cannot.get(feature, YES)
+        return self.unsupported.get(feature, YES)
 
 
 DECODE_PATHS: Mapping[str, DecodePath] = {
@@ -50,10 +50,10 @@ DECODE_PATHS: Mapping[str, DecodePath] = {
     GUIDE: DecodePath(
         GUIDE,
         "prompts in blocks of rows; tokens by GEMVs, with attention on the host",
-        {"drafts": ON_HOST, "blocks": ON_HOST, "devices": ON_HOST},
+        {"drafts": HOST_ATTENTION, "blocks": HOST_ATTENTION, "devices": HOST_ATTENTION},
     ),
-    SIX: DecodePath(
-        SIX,
+    SIX_PROGRAMS: DecodePath(
+        SIX_PROGRAMS,
         "the six programs: prompts whole, of one compiled length; tokens by GEMVs, attention on the host",
         {
             "sink": "they show a token all before it",
@@ -63,38 +63,40 @@ DECODE_PATHS: Mapping[str, DecodePath] = {
             "chunks": NO_PAST,
             "drafts": NO_PAST,
             "blocks": "a position sees none after it",
-            "devices": ON_HOST,
+            "devices": HOST_ATTENTION,
         },
     ),
 }
 
 
-def decode_path_of(blocks: Blocks, decode: str = "") -> DecodePath:
+def decode_path_for(variant_set: VariantSet, decode: str = "") -> DecodePath:
     """That of programs which are cut so, or another one by its name."""
-    return DECODE_PATHS[SIX if blocks.seq_len else decode or blocks.decode]
+    return DECODE_PATHS[SIX_PROGRAMS if variant_set.seq_len else decode or variant_set.decode_path]
 
 
-def check(feature: str, blocks: Blocks, decode: str = "") -> None:
+def check_feature(feature: str, variant_set: VariantSet, decode: str = "") -> None:
     """UserError where a path cannot do this: that of the programs, or another one of the same model."""
-    path = decode_path_of(blocks, decode)
-    if not (why := path.why_not(feature)):
+    path = decode_path_for(variant_set, decode)
+    if not (why := path.reason_against(feature)):
         return
     able = [
-        f"decode={name!r}" for name, each in DECODE_PATHS.items() if name != SIX and not each.why_not(feature)
+        f"decode={name!r}"
+        for name, each in DECODE_PATHS.items()
+        if name != SIX_PROGRAMS and not each.reason_against(feature)
     ]
-    is_six = path.name == SIX
-    given = f"seq_len={blocks.seq_len} (SEQ_LEN)" if is_six else f"decode={path.name!r} (DECODE)"
+    is_six = path.name == SIX_PROGRAMS
+    given = f"seq_len={variant_set.seq_len} (SEQ_LEN)" if is_six else f"decode={path.name!r} (DECODE)"
     raise UserError(
         f"{FEATURES[feature]} cannot be had with {given}: {why}; load the model without that, or with "
         f"{' or '.join(able)}"
     )
 
 
-def table() -> list[str]:
+def feature_table() -> list[str]:
     """The table in Markdown, a line each."""
     names = [*DECODE_PATHS]
     lines = ["| | " + " | ".join(f"`{name}`" for name in names) + " |", "| --- " * (len(names) + 1) + "|"]
     for feature, what in FEATURES.items():
-        cells = ["yes" if not DECODE_PATHS[name].why_not(feature) else "no" for name in names]
+        cells = ["yes" if not DECODE_PATHS[name].reason_against(feature) else "no" for name in names]
         lines.append(f"| {what} | " + " | ".join(cells) + " |")
     return lines

@@ -60,7 +60,7 @@ class Detokenizer:
         added = self._backend.get_added_tokens_decoder().items()
         return {number: token.content for number, token in added if token.special}
 
-    def spelled(self, token: int) -> str:
+    def special_token_text(self, token: int) -> str:
         """A token of those that are declared beside the vocabulary."""
         return str(self._backend.id_to_token(token))
 
@@ -69,16 +69,16 @@ class Detokenizer:
         text = str(self._backend.decode(list(tokens), skip_special_tokens=True))
         if self.has_fallback and "\N{REPLACEMENT CHARACTER}" in text:
             # Of neighbouring bytes the library shows no character at all where one of them is wrong.
-            return "".join(piece.text for piece in self.pieces(tokens))
+            return "".join(piece.text for piece in self.token_texts(tokens))
         return text
 
     def text_of(self, tokens: Sequence[int]) -> str:
         """What the decoder gives, of tokens none of which is special."""
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
-    def pieces(self, tokens: Sequence[int]) -> list[TokenText]:
+    def token_texts(self, tokens: Sequence[int]) -> list[TokenText]:
         """What each of the tokens adds to their text; what is no character in the end, with the last."""
-        stream = TextStream(self)
+        stream = IncrementalDetokenizer(self)
         pieces = [stream.take(token) for token in tokens]
         if rest := stream.flush():
             pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + rest)
@@ -102,7 +102,7 @@ class Detokenizer:
         return EACH_BYTE if self.has_fallback else "replace"
 
 
-class TextStream:
+class IncrementalDetokenizer:
     """Turns tokens into text as they come.
 
     before: tokens that precede them, such as a prompt's, whose text is not told. shown: special tokens that
@@ -110,7 +110,7 @@ class TextStream:
     """
 
     def __init__(self, of: Detokenizer, before: Sequence[int] = (), shown: Collection[int] = ()) -> None:
-        self._of, self._shown = of, {token: of.spelled(token) for token in shown}
+        self._of, self._shown = of, {token: of.special_token_text(token) for token in shown}
         self._utf8 = codecs.getincrementaldecoder("utf-8")(of.errors())
         self._window: list[int] = []
         visible = (token for token in reversed(before) if token not in of.special or token in self._shown)
@@ -141,7 +141,7 @@ class TextStream:
         self._utf8.reset()
         return text
 
-    def bytes_if(self, token: int) -> bytes:
+    def bytes_of_next(self, token: int) -> bytes:
         """Those that a token would add, were it the next; a special one's are those of its name."""
         name = self._of.special.get(token)
         return self._bytes(token) if name is None else name.encode()

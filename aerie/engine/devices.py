@@ -11,7 +11,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Generic, TypeVar
 
-from aerie.engine.communication import PATIENCE_S, Communication, PeerError
+from aerie.engine.communication import PEER_TIMEOUT_S, Communicator, PeerError
 from aerie.runtime import RunError, StopFlag, watched_flag
 
 Part = TypeVar("Part")
@@ -30,16 +30,16 @@ class Devices(Generic[Part]):
         self,
         parts: Sequence[Part],
         names: Sequence[str],
-        groups: Sequence[Communication],
-        begin: Callable[[], None] = lambda: None,
-        patience_s: float = PATIENCE_S,
+        groups: Sequence[Communicator],
+        reset: Callable[[], None] = lambda: None,
+        timeout_s: float = PEER_TIMEOUT_S,
     ) -> None:
         self.parts, self._names, self._groups = parts, names, groups
-        self._begin, self._patience_s = begin, patience_s
+        self._reset, self._timeout_s = reset, timeout_s
         self._threads = [_Worker(name) for name in names] if len(parts) > 1 else []
         self._lost = ""
 
-    def each(self, work: Callable[[Part], T]) -> list[T]:
+    def run_on_all(self, work: Callable[[Part], T]) -> list[T]:
         """What `work` makes of each part, all at once, each in its device's thread; of a single one, here.
 
         Raises the first error, in the order of devices, that is not of another one's, with its device named
@@ -49,15 +49,16 @@ class Devices(Generic[Part]):
             raise RunError(self._lost)
         if not self._threads:
             return [self._do(0, work, None)]
-        self._begin()
+        self._reset()
         stop = watched_flag()
         begun = [
-            thread.begin(partial(self._do, number, work, stop)) for number, thread in enumerate(self._threads)
+            thread.submit(partial(self._do, number, work, stop))
+            for number, thread in enumerate(self._threads)
         ]
         try:
             wait(begun, return_when=FIRST_EXCEPTION)
         except BaseException:  # Ctrl-C
-            self._leave()
+            self._abort()
             self._await(begun)
             raise
         self._await(begun)
@@ -72,36 +73,36 @@ class Devices(Generic[Part]):
         """End the threads, and leave the others."""
         for thread in self._threads:
             thread.end()
-        self._leave()
+        self._abort()
 
     def _do(self, number: int, work: Callable[[Part], T], stop: StopFlag | None) -> T:
         try:
             with stop.watching() if stop else nullcontext():
                 return work(self.parts[number])
         except PeerError:
-            self._groups[number].leave()
+            self._groups[number].abort()
             raise
         except RunError as error:
-            self._groups[number].leave()
+            self._groups[number].abort()
             headline = f"{self._names[number]} failed: {error.headline}"
             raise RunError(headline, *error.details, lost=error.lost) from error
         except BaseException:
-            self._groups[number].leave()
+            self._groups[number].abort()
             raise
 
-    def _await(self, begun: Sequence[Future[T]]) -> None:
+    def _await(self, tasks: Sequence[Future[T]]) -> None:
         """Wait for those that have not ended, for one has failed or was stopped; who does not is lost."""
-        _, left = wait(begun, self._patience_s)
+        _, left = wait(tasks, self._timeout_s)
         if left:
-            names = [name for name, each in zip(self._names, begun, strict=True) if each in left]
+            names = [name for name, each in zip(self._names, tasks, strict=True) if each in left]
             self._lost = (
-                f"{' and '.join(names)} did not come back in {self._patience_s:g} s after another device had "
+                f"{' and '.join(names)} did not come back in {self._timeout_s:g} s after another device had "
                 "ended; load the model again, without it where it does so again"
             )
 
-    def _leave(self) -> None:
+    def _abort(self) -> None:
         for group in self._groups:
-            group.leave()
+            group.abort()
 
 
 def _error(task: Future[Any]) -> BaseException | None:
@@ -116,7 +117,7 @@ class _Worker:
         threading.Thread(target=_work, args=(self._tasks,), name=name, daemon=True).start()
         self._end = weakref.finalize(self, self._tasks.put, None)
 
-    def begin(self, task: Callable[[], T]) -> Future[T]:
+    def submit(self, task: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
         self._tasks.put((future, task))
         return future

@@ -11,26 +11,26 @@ from pathlib import Path
 from typing import Any
 
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import Entries, read_json
-from aerie.engine.family import BlockDiffusion, DiffusionEntries
+from aerie.engine.facts import ConfigReader, read_json
+from aerie.engine.family import DiffusionConfig, FamilyDiffusion
 
 LARGEST_BLOCK = 64
 """Tokens. A page of keys and values has as many positions, and no block lies in two (`pages.py`)."""
 
 
-def read_diffusion(config: Entries, family: DiffusionEntries | None) -> BlockDiffusion | None:
+def read_diffusion(config: ConfigReader, family: FamilyDiffusion | None) -> DiffusionConfig | None:
     """What a config.json of such a family says of its blocks; None for one that has none.
 
     Raises ConfigError for blocks that cannot be run, and where no file says what the mask token is.
     """
     if family is None:
         return None
-    size = config.count(family.size_entry, default=family.size)
+    size = config.positive_int(family.size_entry, default=family.size)
     _check_size(config, family, size)
-    return BlockDiffusion(size, _mask_token_id(config, family), family.shifted, family.sub_block)
+    return DiffusionConfig(size, _mask_token_id(config, family), family.shifted, family.sub_block)
 
 
-def _check_size(config: Entries, family: DiffusionEntries, size: int) -> None:
+def _check_size(config: ConfigReader, family: FamilyDiffusion, size: int) -> None:
     """A block must lie within a page, and consist of whole parts."""
     given = f"{config.path}: {family.size_entry} is {size}; "
     if LARGEST_BLOCK % size:
@@ -45,12 +45,12 @@ def _check_size(config: Entries, family: DiffusionEntries, size: int) -> None:
         )
 
 
-def _mask_token_id(config: Entries, family: DiffusionEntries) -> int:
+def _mask_token_id(config: ConfigReader, family: FamilyDiffusion) -> int:
     """The id of the mask token, as config.json has it or else the tokenizer."""
     path, token = config.path, config.get("mask_token_id")
     if token is None:
         path, token = _of_tokenizer(config.path.parent, family.mask_token)
-    vocab_size = config.count("vocab_size")
+    vocab_size = config.positive_int("vocab_size")
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
         raise ConfigError(
             f"{path}: the mask token is {token!r}, which is not a token of the vocabulary of {vocab_size}; "
@@ -89,6 +89,6 @@ def _text(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else ""
 
 
-def _read(path: Path) -> Entries:
+def _read(path: Path) -> ConfigReader:
     """What a file of a tokenizer says; nothing where it is not there, as few tokenizers have all."""
-    return Entries(path, read_json(path) if path.is_file() else {})
+    return ConfigReader(path, read_json(path) if path.is_file() else {})

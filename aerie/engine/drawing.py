@@ -20,14 +20,14 @@ from aerie.engine.numerics import F32Array
 Ranks: TypeAlias = NDArray[np.intp]
 F64Array: TypeAlias = NDArray[np.float64]
 
-FEWER = 4
+MIN_REPEAT_FACTOR = 4
 """So many times fewer values than scores, and it pays to go by values."""
 ROUNDING = 16 * float(np.finfo(np.float64).epsneg)
 """For each score: more than the sums of both ways can be off, which are five, each by half of this or less
 of a unit in the last place for each of its terms."""
 
 
-class Filters(NamedTuple):
+class SamplingFilters(NamedTuple):
     """See Sampler."""
 
     temperature: float
@@ -35,7 +35,7 @@ class Filters(NamedTuple):
     min_p: float
 
 
-def kept(values: F32Array, filters: Filters) -> tuple[Ranks, F64Array]:
+def apply_filters(values: F32Array, filters: SamplingFilters) -> tuple[Ranks, F64Array]:
     """Which of these, by their places, may be drawn, and their probabilities, which add up to 1."""
     probabilities = _normalised(_weights(values, filters))
     # A token stays while those before it have not yet reached top_p, so the first always stays.
@@ -44,21 +44,21 @@ def kept(values: F32Array, filters: Filters) -> tuple[Ranks, F64Array]:
     return np.flatnonzero(stay), _normalised(probabilities[stay])
 
 
-def draw(values: F32Array, filters: Filters, number: float) -> int:
+def sample_index(values: F32Array, filters: SamplingFilters, number: float) -> int:
     """The place of the one that a number from [0, 1) draws."""
     place = _draw_by_runs(values, filters, number)
     if place is not None:
         return place
-    ranks, probabilities = kept(values, filters)
+    ranks, probabilities = apply_filters(values, filters)
     below = np.cumsum(probabilities)  # as Generator.choice does, which would want all tokens
     below /= below[-1]
     return int(ranks[np.searchsorted(below, number, side="right")])
 
 
-def _draw_by_runs(values: F32Array, filters: Filters, number: float) -> int | None:
+def _draw_by_runs(values: F32Array, filters: SamplingFilters, number: float) -> int | None:
     """The same from runs of equal values; None where these are short, or rounding could decide."""
     starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-    if FEWER * len(starts) > len(values):
+    if MIN_REPEAT_FACTOR * len(starts) > len(values):
         return None
     edges = np.append(starts, len(values))
     weights = _weights(values[starts], filters)
@@ -91,7 +91,7 @@ class _Runs(NamedTuple):
         return place if place < self.edges[run + 1] else None
 
 
-def _mass(runs: _Runs, filters: Filters) -> float | None:
+def _mass(runs: _Runs, filters: SamplingFilters) -> float | None:
     """The weight of all that may be drawn; None in doubt."""
     ends = [runs.below[-1]]
     if filters.top_p < 1:
@@ -107,7 +107,7 @@ def _mass(runs: _Runs, filters: Filters) -> float | None:
     return float(min(ends))
 
 
-def _weights(values: F32Array, filters: Filters) -> F64Array:
+def _weights(values: F32Array, filters: SamplingFilters) -> F64Array:
     """Of the softmax of values whose largest is the first, before they are divided by their sum."""
     wide = values.astype(np.float64) / filters.temperature
     weights: F64Array = np.exp(wide - wide[0])

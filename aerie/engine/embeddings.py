@@ -45,7 +45,7 @@ def embedded_tokens(embeddings: NDArray[Any], hidden_size: int) -> list[Embedded
     return [EmbeddedToken(row) for row in rows]
 
 
-def ids_among(tokens: Sequence[Token]) -> list[int]:
+def ids_only(tokens: Sequence[Token]) -> list[int]:
     """Those that are ids."""
     return [token for token in tokens if not isinstance(token, EmbeddedToken)]
 

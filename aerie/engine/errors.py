@@ -5,7 +5,7 @@ from __future__ import annotations
 from aerie.common.errors import UserError
 
 
-class AnswerError(UserError):
+class RequestError(UserError):
     """An answer that failed in work of its own, for a reason that is no user's: a defect, or too little
     memory. `__cause__` is that reason."""
 
@@ -70,7 +70,7 @@ class PromptTooLongError(PromptError):
     """
 
     def __init__(self, length: int, limit: int, enough: int | None) -> None:
-        super().__init__(f"the prompt is {length} tokens long and {reason_of(limit, enough)}")
+        super().__init__(f"the prompt is {length} tokens long and {limit_reason(limit, enough)}")
         self.length = length
         self.limit = limit
         self.enough = enough
@@ -89,7 +89,7 @@ class NoVariantError(PromptError):
         self.limit = limit
 
 
-def reason_of(limit: int, enough: int | None) -> str:
+def limit_reason(limit: int, enough: int | None) -> str:
     """Why no more than `limit` tokens are taken, and what to do."""
     if enough is None:
         ends = "max_position_embeddings, sliding_window or longrope"

@@ -14,7 +14,7 @@ MOST_SHOWN = 500
 MODELS_THAT_RUN = "README.md, Models that run"
 
 
-class Entries:
+class ConfigReader:
     """A JSON object whose entries are read by type, with errors that name file, entry and value."""
 
     def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
@@ -26,7 +26,9 @@ class Entries:
         value = self.entries.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, most: int | None = None, least: int = 1) -> int:
+    def positive_int(
+        self, name: str, default: int | None = None, most: int | None = None, least: int = 1
+    ) -> int:
         """A whole number from `least` to `most`. Raises ConfigError, as all that read by type."""
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
@@ -37,10 +39,10 @@ class Entries:
             raise ConfigError(f"{self.path}: {name} is {short(value)}; no more than {most} are supported")
         return value
 
-    def count_or_none(self, name: str, if_absent: int | None) -> int | None:
+    def positive_int_or_none(self, name: str, if_absent: int | None) -> int | None:
         """A whole number from 1 on; None for null, which an entry that is absent need not mean."""
         value = self.entries.get(name, if_absent)
-        return None if value is None else self.count(name, if_absent)
+        return None if value is None else self.positive_int(name, if_absent)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._required(name, default)
@@ -55,11 +57,11 @@ class Entries:
             raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be true or false")
         return value
 
-    def child(self, name: str) -> Entries:
+    def child(self, name: str) -> ConfigReader:
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be an object")
-        return Entries(self.path, value)
+        return ConfigReader(self.path, value)
 
     def items(self, name: str) -> list[Any]:
         value = self.get(name, [])

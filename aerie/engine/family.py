@@ -38,7 +38,7 @@ FUSED = {
 
 
 @dataclass(frozen=True)
-class BlockDiffusion:
+class DiffusionConfig:
     """How a model fills its text in block by block. Blocks are aligned to position 0: that of a position is
     `position // block_size`.
 
@@ -54,12 +54,12 @@ class BlockDiffusion:
 
 
 @dataclass(frozen=True)
-class DiffusionEntries:
+class FamilyDiffusion:
     """What a family of block diffusion says of its blocks; `diffusion.py` reads the rest from a checkpoint.
 
     size_entry: the entry of config.json that says how many tokens a block has. size: as many where it does
     not. mask_token: the tokenizer's text of the mask token, looked up where config.json has no
-    `mask_token_id`. shifted, sub_block: as BlockDiffusion.
+    `mask_token_id`. shifted, sub_block: as DiffusionConfig.
     """
 
     size_entry: str
@@ -68,13 +68,13 @@ class DiffusionEntries:
     shifted: bool = False
     sub_block: int | None = None
 
-    def filled(self, mask_token_id: int) -> BlockDiffusion:
+    def with_mask_token(self, mask_token_id: int) -> DiffusionConfig:
         """Blocks of the family's own size."""
-        return BlockDiffusion(self.size, mask_token_id, self.shifted, self.sub_block)
+        return DiffusionConfig(self.size, mask_token_id, self.shifted, self.sub_block)
 
 
 @dataclass(frozen=True)
-class Family:
+class ModelFamily:
     """A family, and what transformers takes for entries that its config.json lacks.
 
     model_type, architecture: what config.json calls it; `architecture` is the class of transformers that
@@ -88,7 +88,7 @@ class Family:
 
     model_type: str
     architecture: str
-    positions: int
+    default_positions: int
     published_as: str = ""
     kv_heads: int | None = None
     head_dim: int | None = None
@@ -96,8 +96,8 @@ class Family:
     window_is_optional: bool = False
     window_layers: int = 0
     tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
-    diffusion: DiffusionEntries | None = None
-    examples: str = ""
+    diffusion: FamilyDiffusion | None = None
+    published_sizes: str = ""
 
     @property
     def name(self) -> str:

@@ -11,27 +11,27 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from aerie.common.errors import UserError
-from aerie.engine.errors import AnswerError
+from aerie.engine.errors import RequestError
 from aerie.runtime import RunStopped
 
-ENDS_ALL = (KeyboardInterrupt, SystemExit, GeneratorExit, RunStopped)
+FATAL_EXCEPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit, RunStopped)
 """What somebody asked for, and is no fault."""
 
 
 @contextmanager
-def of_one_answer() -> Iterator[None]:
+def isolate_request_errors() -> Iterator[None]:
     """Within this is work of one answer. What it raises comes out as a UserError: as it is, or as the cause
-    of an AnswerError, pyo3's panics and the end of memory too."""
+    of an RequestError, pyo3's panics and the end of memory too."""
     try:
         yield
-    except (UserError, *ENDS_ALL):
+    except (UserError, *FATAL_EXCEPTIONS):
         raise
     except BaseException as error:
         raise caused_by(error) from error
 
 
-def caused_by(error: BaseException) -> AnswerError:
+def caused_by(error: BaseException) -> RequestError:
     """That an answer failed in work of its own, by this."""
-    failed = AnswerError(error)
+    failed = RequestError(error)
     failed.__cause__ = error
     return failed

@@ -34,7 +34,7 @@ COARSE_S = 2.0
 """Within so many seconds of a change another one may leave the same times."""
 
 
-class Known(NamedTuple):
+class FileStat(NamedTuple):
     """What the system knows of a file. Times are in nanoseconds."""
 
     path: str
@@ -45,10 +45,10 @@ class Known(NamedTuple):
     changed: int
 
     @staticmethod
-    def of(path: Path) -> Known:
+    def of(path: Path) -> FileStat:
         found = path.stat()
         times = found.st_mtime_ns, found.st_ctime_ns
-        return Known(str(path.resolve()), found.st_dev, found.st_ino, found.st_size, *times)
+        return FileStat(str(path.resolve()), found.st_dev, found.st_ino, found.st_size, *times)
 
 
 class Fingerprint:
@@ -71,9 +71,9 @@ class Fingerprint:
             self._check()
             return self._made
 
-    def _looked_at(self) -> list[Known]:
+    def _looked_at(self) -> list[FileStat]:
         try:
-            return [Known.of(path) for path in self._files]
+            return [FileStat.of(path) for path in self._files]
         except OSError as error:
             raise UserError(
                 f"{error.filename} of the model's weights cannot be read any more ({error.strerror}): what "
@@ -101,7 +101,7 @@ class Fingerprint:
         return None
 
     def _make(self) -> str:
-        made = weights_mark(self._files)
+        made = weights_fingerprint(self._files)
         youngest = max((one.changed for one in self._known), default=0)
         if self._store and time.time() - youngest / 1e9 > COARSE_S:
             with contextlib.suppress(OSError):  # it is made again then
@@ -122,7 +122,7 @@ def _keep(store: Store, key: str, made: str) -> None:
     store.get_or_make(_entry(key), make)
 
 
-def weights_mark(files: Iterable[Path]) -> str:
+def weights_fingerprint(files: Iterable[Path]) -> str:
     """A word for the weights in these files: 16 hexadecimal digits of a sha256 of their names, sizes and all
     of their bytes. UserError where one cannot be read."""
     pieces = [(path, first) for path in files for first in range(0, max(1, path.stat().st_size), PIECE_BYTES)]

@@ -45,7 +45,7 @@ class _UnknownError(Exception):
     """A grammar whose shape cannot be read."""
 
 
-def has_text(grammar: str, is_empty: Callable[[str], bool]) -> bool:
+def accepts_any_text(grammar: str, is_empty: Callable[[str], bool]) -> bool:
     """See the module. is_empty: whether no text is of a terminal, as it is called or written there."""
     try:
         rules = dict(_rules(grammar))

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aerie.engine.form_schema import Node, target
+from aerie.engine.form_schema import Node, resolve_reference
 
 MOST_WAYS: Final = 256
 """In which schemas can hold at one place; where there are more, the answer is yes."""
@@ -30,7 +30,7 @@ class _TooManyError(Exception):
     pass
 
 
-def has_instance(root: Any) -> bool:
+def has_finite_instance(root: Any) -> bool:
     """See the module. root: a schema that JSON was read to."""
     try:
         return _Instances(root).has(root)
@@ -90,7 +90,7 @@ class _Places:
 
 def _target(root: Any, reference: str) -> Any:
     try:
-        return target(root, reference)
+        return resolve_reference(root, reference)
     except (LookupError, TypeError, ValueError):
         return True
 

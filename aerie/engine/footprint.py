@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aerie.engine.blocks import Blocks
-from aerie.engine.compiling import RuntimeOptions, every_name, first_names
+from aerie.engine.blocks import VariantSet
+from aerie.engine.compiling import RuntimeOptions, all_program_names, first_program_names
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
-from aerie.engine.pages import PAGE, page_bytes, pages_for, pool_bytes
-from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, Places, buffer_set
-from aerie.engine.variants import window_contexts
+from aerie.engine.pages import PAGE_SIZE, page_bytes, pages_for, pool_bytes
+from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, SharedBufferNames, buffer_set
+from aerie.engine.variants import gathered_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import program_store, round_up_seq_len
 from aerie.multi_launch_builder.program import ProgramPlan
@@ -37,7 +37,7 @@ TOKEN_BYTES = 1 << 10
 
 
 @dataclass(frozen=True)
-class Footprint:
+class MemoryEstimate:
     """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; pages
     and window of the longest prompt with an answer; the RoPE table on the host; what Python works with; and,
     where a size was asked for, the whole pool, with what is put aside, and all windows on it."""
@@ -55,12 +55,12 @@ class Footprint:
         return self.weights + self.activations + kept + self.working
 
     @property
-    def held(self) -> int:
+    def already_allocated(self) -> int:
         """What of it this process has already: the interpreter, its libraries, the tokenizer."""
         return min(self.working, resident_bytes())
 
     @property
-    def beside(self) -> int:
+    def additional(self) -> int:
         """What of it a process takes more that has the interpreter and its libraries already."""
         return self.total - WORKING_BYTES
 
@@ -76,7 +76,7 @@ class Footprint:
 
 
 @dataclass(frozen=True)
-class Needs:
+class SessionNeeds:
     """What a session is made for.
 
     seq_len: the prompt length of the six programs, 0 where there are variants. names: the programs in use
@@ -98,7 +98,7 @@ class Needs:
         return program_store.load_plans_by_name(config.shape, self.names)
 
 
-def footprint(config: ModelConfig, needs: Needs, copies: int = 1, devices: int = 1) -> Footprint:
+def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices: int = 1) -> MemoryEstimate:
     """What a session takes.
 
     copies: how often the device keeps a buffer (DeviceAccess.copies_per_buffer). devices: how many of this
@@ -112,7 +112,7 @@ def footprint(config: ModelConfig, needs: Needs, copies: int = 1, devices: int =
     )  # in pages, and in the window on them
     of_position = kinds * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(needs.seq_len, config.max_position_embeddings)
-    return Footprint(
+    return MemoryEstimate(
         weights=buffers.weights + (devices - 1) * others.weights,
         activations=buffers.activations + (devices - 1) * others.activations,
         kv_cache=devices * layers * needs.positions * of_position,
@@ -127,82 +127,93 @@ def _buffers(plans: Sequence[ProgramPlan], layers: int, copies: int) -> BufferBy
         for plan in plans
         for layer in range(1 if plan.kind in WITHOUT_LAYERS else layers)
     ]
-    return buffer_bytes(sets, Places(plans, layers), copies)
+    return buffer_bytes(sets, SharedBufferNames(plans, layers), copies)
 
 
 def _without_cache(plan: ProgramPlan) -> ArgumentTable:
     return ArgumentTable(argument for argument in plan.arguments if argument.name not in CACHE)
 
 
-def needs_of(config: ModelConfig, options: RuntimeOptions) -> Needs:
+def session_needs(config: ModelConfig, options: RuntimeOptions) -> SessionNeeds:
     """What a session takes that is started so, for the prompt that is known to come and an answer; or, where
     variants are asked for by name, for all of these."""
-    blocks, keys_before_rope = options.blocks(config), options.end(config).drops
+    blocks, keys_before_rope = options.variant_set(config), options.context_end_policy(config).drops
     if options.variants:
-        return replace(needs_of_variants(config, blocks), keys_before_rope=keys_before_rope)
-    return replace(needs_of_prompt(config, blocks, options.prompt_tokens), keys_before_rope=keys_before_rope)
+        return replace(needs_for_variants(config, blocks), keys_before_rope=keys_before_rope)
+    return replace(needs_for_prompt(config, blocks, options.prompt_tokens), keys_before_rope=keys_before_rope)
 
 
-def needs_of_prompt(config: ModelConfig, blocks: Blocks, tokens: int) -> Needs:
+def needs_for_prompt(config: ModelConfig, blocks: VariantSet, tokens: int) -> SessionNeeds:
     """What a session takes for a prompt of so many tokens, or of `seq_len`, and an answer."""
     positions = min((blocks.seq_len or tokens) + ANSWER_TOKENS, config.context)
     if blocks.seq_len:
-        return Needs(blocks.seq_len, (), positions)
+        return SessionNeeds(blocks.seq_len, (), positions)
     context = next((one for one in blocks.contexts if one >= positions), blocks.contexts[-1])
-    return Needs(0, tuple(first_names(blocks, tokens)), context)
+    return SessionNeeds(0, tuple(first_program_names(blocks, tokens)), context)
 
 
-def needs_of_variants(config: ModelConfig, blocks: Blocks) -> Needs:
+def needs_for_variants(config: ModelConfig, blocks: VariantSet) -> SessionNeeds:
     """What a session takes that uses all variants."""
-    return Needs(0, tuple(every_name(config, blocks)), blocks.largest_context or 0)
+    return SessionNeeds(0, tuple(all_program_names(config, blocks)), blocks.largest_context or 0)
 
 
-def foreseen(config: ModelConfig, options: RuntimeOptions) -> Footprint:
+def estimate_all_variants(config: ModelConfig, options: RuntimeOptions) -> MemoryEstimate:
     """What a session started so comes to take: with all variants in use. UnsupportedShapeError."""
     needs = replace(
-        needs_of_variants(config, options.blocks(config)), keys_before_rope=options.end(config).drops
+        needs_for_variants(config, options.variant_set(config)),
+        keys_before_rope=options.context_end_policy(config).drops,
     )
     return _footprint(config, options, needs, options.backend.access.copies_per_buffer)
 
 
 def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
     """Raises TooLittleMemoryError where a session takes more than this process could be given."""
-    copies, needs = options.backend.access.copies_per_buffer, needs_of(config, options)
+    copies, needs = options.backend.access.copies_per_buffer, session_needs(config, options)
     needed = _footprint(config, options, needs, copies)
     fewer = ["give a smaller kv_pool"] if options.kv_pool else []
     ways = [*fewer, *_smaller(config, options, copies), *memory_advice(copies), "take a smaller model"]
-    require(needed.total, f"the model with {needs}", ways, f" ({needed})", min(needed.held, resident_bytes()))
+    require(
+        needed.total,
+        f"the model with {needs}",
+        ways,
+        f" ({needed})",
+        min(needed.already_allocated, resident_bytes()),
+    )
 
 
-def _footprint(config: ModelConfig, options: RuntimeOptions, needs: Needs, copies: int) -> Footprint:
+def _footprint(
+    config: ModelConfig, options: RuntimeOptions, needs: SessionNeeds, copies: int
+) -> MemoryEstimate:
     """What a session started so takes in this process."""
-    part, devices = options.part(config), max(1, len(options.devices))
+    part, devices = options.part_config(config), max(1, len(options.devices))
     found = footprint(part, needs, copies, devices)
-    contexts = options.blocks(config).contexts
+    contexts = options.variant_set(config).contexts
     if options.kv_pool is None or not contexts:
         return found
     stored = replace(part, num_hidden_layers=part.num_hidden_layers * devices)  # LoadedModel.stored
     pages = pages_for(stored, options.kv_pool, 0, None)
-    return replace(found, kv_pool=pool_bytes(stored, pages) + window_bytes(stored, contexts))
+    return replace(found, kv_pool=pool_bytes(stored, pages) + gathered_bytes(stored, contexts))
 
 
-def window_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
+def gathered_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
     """What windows of many requests take at most, each context once."""
-    return sum(window_contexts(contexts)) * page_bytes(config) // PAGE
+    return sum(gathered_contexts(contexts)) * page_bytes(config) // PAGE_SIZE
 
 
-def require(needed: int, what: str, ways: Sequence[str], parts: str = "", held: int = 0) -> None:
+def require(
+    needed: int, purpose: str, remedies: Sequence[str], parts: str = "", already_allocated: int = 0
+) -> None:
     """Raises TooLittleMemoryError where this process could not be given `needed` bytes for `what`.
 
     ways: what could be done about it, beside ending other programs. held: bytes of `needed` that it has.
     """
-    available = _with_held(held)
+    available = _with_held(already_allocated)
     if available is None or needed <= available or CHECK_MEMORY.get() == "0":
         return
     raise TooLittleMemoryError(
-        f"{what} takes about {format_bytes(needed)} of memory{parts} and {format_bytes(available)} are "
+        f"{purpose} takes about {format_bytes(needed)} of memory{parts} and {format_bytes(available)} are "
         "available, so the "
-        f"system would end it on the way: {', '.join([*ways, 'end other programs'])}, or try it all the same "
+        f"system would end it on the way: {', '.join([*remedies, 'end other programs'])}, or try it all the same "
         f"with {CHECK_MEMORY.name}=0"
     )
 
@@ -216,22 +227,25 @@ def _smaller(config: ModelConfig, options: RuntimeOptions, copies: int) -> Seque
     """The largest of what is less, fits, and holds the prompt, as an advice."""
     for less, advice in _less(config, options):
         needed = _footprint(config, options, less, copies)
-        if needed.total <= (_with_held(needed.held) or 0):
+        if needed.total <= (_with_held(needed.already_allocated) or 0):
             return [advice]
     return ["shorten the prompt"] if options.prompt_tokens else []
 
 
-def _less(config: ModelConfig, options: RuntimeOptions) -> Iterator[tuple[Needs, str]]:
+def _less(config: ModelConfig, options: RuntimeOptions) -> Iterator[tuple[SessionNeeds, str]]:
     """Halves of a prompt length; or fewer variants, the largest context left out first, and its most rows."""
-    blocks, least = options.blocks(config), max(1, options.prompt_tokens)
+    blocks, least = options.variant_set(config), max(1, options.prompt_tokens)
     length = blocks.seq_len
     while length > SEQ_LEN_STEP and round_up_seq_len(length // 2) >= least:
         length = round_up_seq_len(length // 2)
         positions = min(length + ANSWER_TOKENS, config.context)
-        yield Needs(length, (), positions), f"compile for at most {length} tokens with --seq-len (SEQ_LEN)"
+        yield (
+            SessionNeeds(length, (), positions),
+            f"compile for at most {length} tokens with --seq-len (SEQ_LEN)",
+        )
     variants = sorted(blocks.variants, key=lambda one: (one.context, one.rows)) if options.variants else []
     while len(variants) > 1 and variants[-2].context >= least:
         variants.pop()
         names = " ".join(f"{one.rows}x{one.context}" for one in variants)
         fewer = replace(blocks, variants=tuple(variants))
-        yield needs_of_variants(config, fewer), f"take --variants '{names}' (VARIANTS)"
+        yield needs_for_variants(config, fewer), f"take --variants '{names}' (VARIANTS)"

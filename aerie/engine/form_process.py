@@ -39,18 +39,18 @@ TRIED: Final = 8
 BLANKS: Final = r"( |\n {0,16})?"
 
 
-class Wanted(NamedTuple):
+class GrammarSource(NamedTuple):
     """A form to read. kind: schema, lark, gbnf, regex, or made, a grammar of ours. hold: of schemas, what of
     them an answer is held to: "all" of it, or else it is refused; "meaning": all but formats that llguidance
     has not, which mean nothing by JSON Schema; "known": what llguidance has of it."""
 
     kind: str
     text: str
-    hold: str = "meaning"
-    blanks: str = BLANKS
+    enforcement: str = "meaning"
+    whitespace: str = BLANKS
 
 
-class Read(NamedTuple):
+class CompiledGrammar(NamedTuple):
     """text: the grammar as llguidance has it. schema: of a schema, what is left of it. notes: what answers
     are not held to."""
 
@@ -59,11 +59,11 @@ class Read(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-class FormError(UserError):
+class GrammarError(UserError):
     """A schema or grammar that cannot be taken."""
 
 
-class InterruptedFormError(FormError):
+class GrammarInterruptedError(GrammarError):
     """One that was not read, for a reason that need not be its own: it may be taken another time."""
 
 
@@ -79,18 +79,18 @@ REFUSALS: Final = {"RefusedError": "", "RecursionError": "it is nested too deepl
 """Exceptions of the process that are of the form, and what is told if not what they say."""
 
 
-def refused(kind: str, reason: str) -> FormError:
+def grammar_refused(kind: str, reason: str) -> GrammarError:
     what = NAMES.get(kind, "grammar")
-    return FormError(
+    return GrammarError(
         f"the {what} cannot be taken: {one_line(reason)}; change it, or ask for an answer of any form"
     )
 
 
-def check_length(wanted: Wanted) -> None:
+def check_length(wanted: GrammarSource) -> None:
     """FormError for more than a form may have."""
     most = MOST_OF_OURS if wanted.kind == "made" else MOST_TEXT
     if len(wanted.text) > most:
-        raise refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
+        raise grammar_refused(wanted.kind, f"it has {len(wanted.text)} characters, and {most} is the limit")
 
 
 def limits() -> LLParserLimits:
@@ -101,7 +101,7 @@ def limits() -> LLParserLimits:
     return LLParserLimits(max_lexer_states=25_000, verbose_errors=False)
 
 
-class FormProcess:
+class GrammarProcess:
     """One process, begun when the first form is asked for, and again after its end. Any thread may ask,
     for forms that check_length lets through.
 
@@ -112,31 +112,31 @@ class FormProcess:
         beginning = ("begin", [tokenizer, vocab_size, ends])
         self._process = BoundedProcess(__name__, LIMITS, most=1, initialization=beginning)
 
-    def read(self, wanted: Wanted) -> Read:
+    def read(self, wanted: GrammarSource) -> CompiledGrammar:
         """FormError for what cannot be taken; CheckpointError where llguidance cannot read the vocabulary."""
         try:
             text, schema, notes = self._process.call("read", wanted)
         except InterruptedCallError:
-            raise InterruptedFormError(str(refused(wanted.kind, BEYOND))) from None
+            raise GrammarInterruptedError(str(grammar_refused(wanted.kind, BEYOND))) from None
         except OverLimitError:
-            raise refused(wanted.kind, BEYOND) from None
+            raise grammar_refused(wanted.kind, BEYOND) from None
         except RaisedError as error:
             if error.kind not in REFUSALS:
                 raise RuntimeError(f"a form cannot be read: {error}\n{error.trace}") from None
-            raise refused(wanted.kind, REFUSALS[error.kind] or str(error)) from None
+            raise grammar_refused(wanted.kind, REFUSALS[error.kind] or str(error)) from None
         except BeginningError as error:
             raise CheckpointError(
                 f"the checkpoint's tokenizer cannot be read for answers of a form ({error}); ask for an "
                 "answer of any form"
             ) from None
-        return Read(text, schema, tuple(notes))
+        return CompiledGrammar(text, schema, tuple(notes))
 
 
-def begin(tokenizer: str, vocab_size: int, ends: list[int]) -> _Reading:
+def begin(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> _Reading:
     """In the process, once."""
     from llguidance import LLTokenizer
 
-    return _Reading(LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=ends))
+    return _Reading(LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids))
 
 
 Compiled: TypeAlias = "tuple[str, LLMatcher] | RefusedError"
@@ -148,18 +148,20 @@ class _Reading:
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
 
-    def read(self, form: Sequence[str]) -> Read:
-        """form: a Wanted, or what JSON makes of it."""
+    def read(self, form: Sequence[str]) -> CompiledGrammar:
+        """form: a GrammarSource, or what JSON makes of it."""
         from llguidance import LLMatcher
 
-        wanted = Wanted(*form)
+        wanted = GrammarSource(*form)
         if wanted.kind == "schema":
             return self._schema(wanted)
         if wanted.kind == "regex":
-            made = Read(LLMatcher.grammar_from_regex(wanted.text))
+            made = CompiledGrammar(LLMatcher.grammar_from_regex(wanted.text))
         else:
             text = _lark(wanted.text) if wanted.kind == "gbnf" else wanted.text
-            made = Read(LLMatcher.grammar_from_lark(text) if wanted.kind in ("gbnf", "lark") else text)
+            made = CompiledGrammar(
+                LLMatcher.grammar_from_lark(text) if wanted.kind in ("gbnf", "lark") else text
+            )
             if wanted.kind != "made":
                 self._check_ends(text)
         self._try(self._matcher(made.text))
@@ -186,7 +188,7 @@ class _Reading:
                 raise _stuck(matcher)
 
     def _check_ends(self, text: str) -> None:
-        if not finite_grammar.has_text(text, lambda terminal: self._is_empty(text, terminal)):
+        if not finite_grammar.accepts_any_text(text, lambda terminal: self._is_empty(text, terminal)):
             raise RefusedError("no rule of it comes to an end, so no answer would")
 
     def _is_empty(self, grammar: str, terminal: str) -> bool:
@@ -202,43 +204,45 @@ class _Reading:
         made.compute_bitmask()
         return made.is_error() and "NoExtension" in made.get_error()
 
-    def _schema(self, wanted: Wanted) -> Read:
-        root = form_schema.as_schema(form_schema.read(wanted.text))
+    def _schema(self, wanted: GrammarSource) -> CompiledGrammar:
+        root = form_schema.check_schema(form_schema.parse_schema(wanted.text))
         root.pop(OPTIONS, None)
-        form_schema.exact(root)
-        if wanted.hold == "meaning":
+        form_schema.normalize_numbers(root)
+        if wanted.enforcement == "meaning":
             form_schema.without_formats(root)
-        own: dict[str, Any] = {"whitespace_pattern": wanted.blanks}
+        own: dict[str, Any] = {"whitespace_pattern": wanted.whitespace}
         made, notes = self._compiled(root, own), list[str]()
-        if isinstance(made, RefusedError) and wanted.hold == "known":
+        if isinstance(made, RefusedError) and wanted.enforcement == "known":
             own |= {"lenient": True, "coerce_one_of": True}
             made, notes = self._loosely(root, own)
         if isinstance(made, RefusedError):
             raise made
         text, matcher = made
-        if not finite_schema.has_instance(root):
+        if not finite_schema.has_finite_instance(root):
             raise RefusedError("no JSON is of it that comes to an end")
         self._try(matcher)
-        return Read(text, form_schema.written({**root, OPTIONS: own}), tuple(dict.fromkeys(notes)))
+        return CompiledGrammar(
+            text, form_schema.dump_schema({**root, OPTIONS: own}), tuple(dict.fromkeys(notes))
+        )
 
     def _loosely(self, root: Any, own: Mapping[str, Any]) -> tuple[Compiled, list[str]]:
         """What is left of a schema, and what is left out."""
-        notes = form_schema.loosened(root, self._is_pattern)
+        notes = form_schema.drop_unsupported(root, self._is_pattern)
         made = self._compiled(root, own)
         for _ in form_schema.REMEDIES:
-            if isinstance(made, RefusedError) and (left_out := form_schema.remedied(root, str(made))):
+            if isinstance(made, RefusedError) and (left_out := form_schema.drop_after_error(root, str(made))):
                 notes.append(left_out)
                 made = self._compiled(root, own)
         if not isinstance(made, RefusedError):
             warnings = made[1].get_grammar_warnings()
-            notes += [each for warning in warnings for each in form_schema.warned(warning)]
+            notes += [each for warning in warnings for each in form_schema.dropped_keywords(warning)]
         return made, notes
 
     def _compiled(self, root: Any, own: Mapping[str, Any]) -> Compiled:
         from llguidance import LLMatcher
 
         try:
-            text = LLMatcher.grammar_from_json_schema(form_schema.written(root), overrides=own)
+            text = LLMatcher.grammar_from_json_schema(form_schema.dump_schema(root), overrides=own)
             return text, self._matcher(text)
         except (ValueError, TypeError) as error:
             return RefusedError(str(error))

@@ -54,7 +54,7 @@ class RefusedError(Exception):
     """A form that cannot be taken: why, in words that go on from "the JSON schema cannot be taken: "."""
 
 
-def read(text: str) -> Any:
+def parse_schema(text: str) -> Any:
     """JSON with its numbers as they are written. RefusedError for none."""
     try:
         return json.loads(text, parse_float=Decimal, parse_constant=_no_number)
@@ -68,12 +68,12 @@ def _no_number(text: str) -> None:
     raise RefusedError(f"{text} is no number of JSON")
 
 
-def written(schema: Any) -> str:
+def dump_schema(schema: Any) -> str:
     """As JSON again; numbers that are no constants and no bounds may have lost digits."""
     return json.dumps(schema, default=float)
 
 
-def target(root: Any, reference: str) -> Any:
+def resolve_reference(root: Any, reference: str) -> Any:
     """What a reference of this document is to: a JSON pointer (RFC 6901) behind #. LookupError for none."""
     at = root
     if reference not in ("#", ""):
@@ -88,7 +88,7 @@ def target(root: Any, reference: str) -> Any:
     return at
 
 
-def nodes(root: Any) -> Iterator[Node]:
+def schema_nodes(root: Any) -> Iterator[Node]:
     """All schemas of a document that are objects, each once, those that only references lead to as well."""
     seen: set[int] = set()
     left = [root]
@@ -115,14 +115,14 @@ def children(node: Node) -> Iterator[Any]:
 
 def _found(root: Any, reference: str) -> list[Any]:
     try:
-        return [target(root, reference)]
+        return [resolve_reference(root, reference)]
     except (LookupError, TypeError, ValueError):
         return []
 
 
-def exact(root: Any) -> None:
+def normalize_numbers(root: Any) -> None:
     """In place: all numbers as llguidance has them. RefusedError where it has not."""
-    for node in nodes(root):
+    for node in schema_nodes(root):
         for name in COUNTS:
             given = node.get(name)
             if isinstance(given, Decimal) and given == given.to_integral_value():
@@ -132,7 +132,7 @@ def exact(root: Any) -> None:
         for place in ("const", "enum"):
             if place in node:
                 _check_constants(node[place], place)
-        if (step := _number(node, "multipleOf")) is not None and not is_held(step):
+        if (step := _number(node, "multipleOf")) is not None and not is_exact_f64(step):
             raise RefusedError(_lost("multipleOf", step))
         _move_bounds(node)
 
@@ -146,7 +146,7 @@ def is_number(given: Any) -> TypeGuard[int | Decimal]:
     return isinstance(given, int | Decimal) and not isinstance(given, bool)
 
 
-def is_held(number: int | Decimal) -> bool:
+def is_exact_f64(number: int | Decimal) -> bool:
     """Whether it comes back from f64 as it is."""
     if not -MOST <= number <= MOST:
         return False
@@ -170,14 +170,14 @@ def _check_constants(given: Any, place: str) -> None:
             left += value.values()
         elif isinstance(value, list):
             left += value
-        elif is_number(value) and not is_held(value):
+        elif is_number(value) and not is_exact_f64(value):
             raise RefusedError(_lost(place, value))
 
 
 def _move_bounds(node: Node) -> None:
     """To the next numbers inwards that are held, within -MOST and MOST."""
     given = {name: bound for name in (*LOWS, *HIGHS) if (bound := _number(node, name)) is not None}
-    lost = [name for name, bound in given.items() if not is_held(bound) or _is_past(name, bound)]
+    lost = [name for name, bound in given.items() if not is_exact_f64(bound) or _is_past(name, bound)]
     for name in lost:
         if _is_past(name, given[name]):
             raise RefusedError(_lost(name, given[name]))
@@ -204,23 +204,23 @@ def _moved(name: str, bound: int | Decimal) -> tuple[str, int | Decimal]:
         return ("minimum", -MOST) if name in LOWS else ("maximum", MOST)
     rounds = ROUND_CEILING if name in LOWS else ROUND_FLOOR
     made = Context(DIGITS, rounding=rounds).create_decimal(bound)
-    if not is_held(made):
+    if not is_exact_f64(made):
         raise RefusedError(_lost(name, bound))
     return name, made
 
 
 def without_formats(root: Any) -> None:
     """In place: without the formats that llguidance has not."""
-    for node in nodes(root):
+    for node in schema_nodes(root):
         if isinstance(given := node.get("format"), str) and given not in FORMATS:
             del node["format"]
 
 
-def loosened(root: Any, is_pattern: Callable[[str], bool]) -> list[str]:
+def drop_unsupported(root: Any, is_pattern: Callable[[str], bool]) -> list[str]:
     """In place: without keywords that are null, patterns that are none to llguidance, and references that
     lead nowhere; which these are."""
     told: dict[str, None] = {}
-    for node in nodes(root):
+    for node in schema_nodes(root):
         for name in [name for name, value in node.items() if value is None and name not in NULLS]:
             del node[name]
             told[f"{name} null"] = None
@@ -245,10 +245,10 @@ REMEDIES: Final = {
 """What llguidance says of a schema that it cannot take, and what is left out of it then."""
 
 
-def remedied(root: Any, error: str) -> str | None:
+def drop_after_error(root: Any, error: str) -> str | None:
     """In place: without what an error of llguidance is about; what that is, or None where it is no schema."""
     remedy = next((what for begins, what in REMEDIES.items() if begins in error), None)
-    for node in nodes(root):
+    for node in schema_nodes(root):
         for name in _left_out(node, remedy):
             node.pop(name, None)
     return remedy
@@ -265,7 +265,7 @@ def _leads(root: Any, reference: str) -> bool:
     return bool(_found(root, reference)) or (reference.startswith("#") and "/" not in reference)
 
 
-def warned(warning: str) -> list[str]:
+def dropped_keywords(warning: str) -> list[str]:
     """What llguidance says that it passes over, as keywords."""
     if warning.startswith("Unimplemented keys: "):
         return [str(each) for each in json.loads(warning.partition(": ")[2])]
@@ -274,12 +274,12 @@ def warned(warning: str) -> list[str]:
     return ["oneOf, which is taken as anyOf"] if warning.startswith("oneOf") else [warning]
 
 
-def as_schema(given: Any) -> Node:
+def check_schema(given: Any) -> Node:
     """An object. RefusedError for what is no schema."""
     if given is True:
         return {}
     if given is False:
         raise RefusedError("it is false, which describes no JSON")
     if not isinstance(given, dict):
-        raise RefusedError(f"it is {written(given)[:100]}, and no object")
+        raise RefusedError(f"it is {dump_schema(given)[:100]}, and no object")
     return given

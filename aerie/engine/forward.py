@@ -10,16 +10,16 @@ import numpy as np
 
 from aerie.engine.blocks import ROWS
 from aerie.engine.config import ModelConfig
-from aerie.engine.embeddings import Token, ids_among
+from aerie.engine.embeddings import Token, ids_only
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.executor import Executor, ScheduledTokens
-from aerie.engine.head import head_rows
+from aerie.engine.head import logits_rows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.pages import KVCache
-from aerie.engine.progress import Step as ToldStep
-from aerie.engine.progress import no_step
-from aerie.engine.windows import Window
+from aerie.engine.progress import OnProgress
+from aerie.engine.progress import no_progress
+from aerie.engine.windows import GatheredCache
 from aerie.multi_launch_builder import round_up_seq_len
 
 
@@ -28,7 +28,7 @@ def check_prompt(
     config: ModelConfig,
     seq_len: int | None = None,
     past: int = 0,
-    endless: bool = False,
+    past_context_allowed: bool = False,
 ) -> None:
     """PromptError for a prompt that is empty, too long, or holds a token the model does not have.
 
@@ -38,11 +38,11 @@ def check_prompt(
     if not token_ids:
         raise PromptError("the prompt is empty; there is nothing to continue: give it some text")
     length, positions = past + len(token_ids), config.context
-    if length > positions and (seq_len or not endless):
+    if length > positions and (seq_len or not past_context_allowed):
         raise PromptTooLongError(length, positions, None)
     if seq_len and length > seq_len:
         raise PromptTooLongError(length, seq_len, round_up_seq_len(length))
-    outside = next((token for token in ids_among(token_ids) if not 0 <= token < config.vocab_size), None)
+    outside = next((token for token in ids_only(token_ids) if not 0 <= token < config.vocab_size), None)
     if outside is not None:
         raise PromptError(
             f"the prompt holds token {outside} and the model's vocabulary ends at {config.vocab_size - 1}; "
@@ -50,11 +50,11 @@ def check_prompt(
         )
 
 
-def prefill_steps(model: LoadedModel, tokens: int, past: int = 0) -> int:
+def prefill_call_count(model: LoadedModel, tokens: int, past: int = 0) -> int:
     """How many programs `prefill` runs for the row of the last token: of the last layer, an earlier step
     needs keys and values alone."""
     steps, layers = len(model.plan(tokens, past)), model.config.num_hidden_layers
-    of_layer = len(model.blocks.kinds)
+    of_layer = len(model.variant_set.layer_kinds)
     return steps * layers * of_layer - (steps - 1) * (of_layer - 1)
 
 
@@ -62,7 +62,7 @@ def prefill(
     model: LoadedModel,
     token_ids: Sequence[Token],
     cache: KVCache,
-    step: ToldStep = no_step,
+    step: OnProgress = no_progress,
     last_only: bool = False,
 ) -> BF16Array:
     """Run tokens through every layer, after those that `cache` holds, and write their keys and values to it.
@@ -74,49 +74,53 @@ def prefill(
     KeyboardInterrupt too, leaves `cache` as it was; where tokens were dropped on the way, as it was before
     the step that failed. Raises PromptError, before anything is computed, for tokens that cannot be run.
     """
-    length, dropped = cache.length, cache.dropped
+    length, dropped = cache.length, cache.dropped_tokens
     try:
-        rows = [*read(model, token_ids, cache, step, last_only)]
+        rows = [*prefill_by_calls(model, token_ids, cache, step, last_only)]
     except BaseException:
-        if cache.dropped == dropped:
-            cache.go_back(length)
+        if cache.dropped_tokens == dropped:
+            cache.truncate(length)
         raise
     return np.concatenate(rows)[-len(token_ids) :]
 
 
-def read(
+def prefill_by_calls(
     model: LoadedModel,
     token_ids: Sequence[Token],
     cache: KVCache,
-    step: ToldStep = no_step,
+    step: OnProgress = no_progress,
     last_only: bool = False,
 ) -> Iterator[BF16Array]:
     """As prefill, step by step: the rows of each, which `cache` holds then. A step that fails leaves it as
     before that step."""
     past = cache.length
-    check_prompt(token_ids, model.config, model.seq_len, past, model.end.drops)
+    check_prompt(token_ids, model.config, model.seq_len, past, model.context_end.drops)
     steps = model.plan(len(token_ids), past)
-    model.supply(model.blocks.needed(steps, last_only))
+    model.ensure_programs(model.variant_set.programs_for_calls(steps, last_only))
     executor, ran, left = _executor(model, cache), _numbered(step), list(token_ids)
     for each in steps:
-        model.make_room(cache)
+        model.drop_positions(cache)
         count = each.n_process - (cache.length - each.n_past)  # where AR == CL computes all anew
         own, left = left[:count], left[count:]
         wanted = int(each is steps[-1]) if last_only else count
-        yield executor.hidden([piece := ScheduledTokens(cache, own, wanted, step=each, repeats=False)], ran)
-        executor.keep(cache, piece.tokens)
+        yield executor.hidden_states(
+            [piece := ScheduledTokens(cache, own, wanted, call=each, is_recurring=False)], ran
+        )
+        executor.accept(cache, piece.tokens)
 
 
 def _executor(model: LoadedModel, cache: KVCache) -> Executor:
     """What runs this cache by this model, kept with it."""
-    if cache.executor is None or not cache.executor.is_of(model):
-        cache.executor, cache.gathered = None, 0
-        cache.executor = Executor(model, cache.pool, Window(model.home, model.blocks.contexts))
+    if cache.executor is None or not cache.executor.uses_model(model):
+        cache.executor, cache.gathered_length = None, 0
+        cache.executor = Executor(
+            model, cache.pool, GatheredCache(model.kv_storage, model.variant_set.contexts)
+        )
     executor: Executor = cache.executor
     return executor
 
 
-def _numbered(step: ToldStep) -> Callable[[str], None]:
+def _numbered(step: OnProgress) -> Callable[[str], None]:
     """Tells `step` of each program with its number."""
     numbers = itertools.count(1)
     return lambda program: step(program, next(numbers))
@@ -130,17 +134,19 @@ def decode_step(model: LoadedModel, token_id: int, cache: KVCache) -> BF16Array:
     in `guide` it goes by GEMVs and attention on the host. PoolFullError, or PromptError, where the cache is
     full and cannot grow.
     """
-    if model.blocks.decode == ROWS:
-        check_prompt([token_id], model.config, past=cache.length, endless=model.end.drops)
-        model.make_room(cache)
+    if model.variant_set.decode_path == ROWS:
+        check_prompt(
+            [token_id], model.config, past=cache.length, past_context_allowed=model.context_end.drops
+        )
+        model.drop_positions(cache)
         step = model.plan(1, cache.length)[0]
         executor = _executor(model, cache)
-        row: BF16Array = executor.hidden([ScheduledTokens(cache, [token_id], step=step)])[-1]
-        executor.keep(cache, [token_id])
+        row: BF16Array = executor.hidden_states([ScheduledTokens(cache, [token_id], call=step)])[-1]
+        executor.accept(cache, [token_id])
         return row
-    model.make_room(cache)
-    row = _executor(model, cache).decode(ScheduledTokens(cache, [token_id], by_token=True))
-    cache.advance([token_id], in_blocks=False)
+    model.drop_positions(cache)
+    row = _executor(model, cache).decode_token(ScheduledTokens(cache, [token_id], by_gemv=True))
+    cache.advance([token_id], reusable=False)
     return row
 
 
@@ -149,16 +155,16 @@ def next_token_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
 
     Returns (vocab_size,) in float32 (values of bf16 precision); the padding of the vocabulary is cut.
     """
-    row = next_token_row(model, hidden)
+    row = next_logits_row(model, hidden)
     return widen(row) if row.dtype == bf16 else row
 
 
 def all_logits(model: LoadedModel, hidden: BF16Array) -> F32Array:
     """As next_token_logits for rows of the last layer's output, (rows, hidden_size): (rows, vocab_size)."""
-    rows = head_rows(model, hidden)
+    rows = logits_rows(model, hidden)
     return np.array([widen(row) if row.dtype == bf16 else row for row in rows], np.float32)
 
 
-def next_token_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Array:
+def next_logits_row(model: LoadedModel, hidden: BF16Array) -> BF16Array | F32Array:
     """As next_token_logits, in bf16 where the program gives them so: what a Sampler takes as well."""
-    return head_rows(model, hidden[None])[0]
+    return logits_rows(model, hidden[None])[0]

@@ -25,7 +25,7 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Figures:
+class RequestFigures:
     """Counts in tokens, times in seconds. `ttft_s` runs from the start of prefill to the first token.
 
     `tokens_per_s` is the rate of the tokens after the first, or after those that came with it
@@ -39,12 +39,12 @@ class Figures:
     first_tokens: int = 1
 
     @staticmethod
-    def between(
+    def from_times(
         prompt_tokens: int, new_tokens: int, started: float, first: float, last: float, first_tokens: int = 1
-    ) -> Figures:
+    ) -> RequestFigures:
         """Of an answer that was begun, and had its first and its last token so far, at these times."""
         rate = (new_tokens - first_tokens) / (last - first) if new_tokens > first_tokens else None
-        return Figures(prompt_tokens, new_tokens, first - started, rate, first_tokens)
+        return RequestFigures(prompt_tokens, new_tokens, first - started, rate, first_tokens)
 
     def __str__(self) -> str:
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:.2f}"
@@ -58,18 +58,18 @@ Recover = Callable[[RunError, str], LoadedModel]
 """Called with a failure and where it happened: gives the model to go on with, or raises the failure."""
 
 
-def give_up(error: RunError, where: str) -> LoadedModel:  # noqa: ARG001
+def raise_error(error: RunError, where: str) -> LoadedModel:  # noqa: ARG001
     """There is nothing to go on with."""
     raise error
 
 
-def never() -> bool:
+def never_interrupted() -> bool:
     return False
 
 
-def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sampler: Sampler) -> None:
+def check_generation(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sampler: Sampler) -> None:
     """PromptError for a prompt that cannot be run, UserError for what else cannot be asked for."""
-    check_prompt(prompt, model.config, model.seq_len, endless=model.end.drops)
+    check_prompt(prompt, model.config, model.seq_len, past_context_allowed=model.context_end.drops)
     if max_tokens < 1:
         raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
     sampler.check_vocabulary(model.config.vocab_size)
@@ -80,7 +80,7 @@ def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sa
         )
 
 
-def reason_to_finish(
+def finish_reason_for(
     model: LoadedModel, token: int, is_last: bool, next_position: int
 ) -> FinishReason | None:
     """Why an answer ends with this token, the last that was asked for or not; None where it goes on."""
@@ -88,11 +88,11 @@ def reason_to_finish(
         return FinishReason.STOP
     if is_last:
         return FinishReason.LENGTH
-    is_full = next_position >= model.positions and not model.end.drops
+    is_full = next_position >= model.positions and not model.context_end.drops
     return FinishReason.CONTEXT if is_full else None
 
 
-def ending_of(reason: FinishReason | None, max_tokens: int, positions: int) -> str:
+def finish_text(reason: FinishReason | None, max_tokens: int, positions: int) -> str:
     """Why an answer ended, in words: of so many tokens at most, by a model of so many positions."""
     return {
         FinishReason.STOP: "complete",

@@ -27,21 +27,21 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.form_process import (
     BLANKS,
     MOST_TEXT,
-    FormError,
-    FormProcess,
-    InterruptedFormError,
-    Read,
-    Wanted,
+    GrammarError,
+    GrammarProcess,
+    GrammarInterruptedError,
+    CompiledGrammar,
+    GrammarSource,
     check_length,
     limits,
-    refused,
+    grammar_refused,
 )
 from aerie.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["BLANKS", "Follower", "FormError", "Grammar", "Grammars", "Schema"]
+__all__ = ["BLANKS", "GrammarMatcher", "GrammarError", "Grammar", "GrammarCompiler", "Schema"]
 
 Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 """A JSON schema: an object, True for any JSON, or either as text."""
@@ -61,19 +61,19 @@ CPU_S, TOKEN_CPU_S = 0.5, 0.005
 @dataclass(frozen=True)
 class Grammar:
     """A form, and whose tokens it takes. `text` is what llguidance has of it. notes: what of a schema its
-    answers are not held to. Made by Grammars."""
+    answers are not held to. Made by GrammarCompiler."""
 
     text: str
-    grammars: Grammars
+    grammars: GrammarCompiler
     matcher: LLMatcher = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
 
-    def follower(self) -> Follower:
+    def start(self) -> GrammarMatcher:
         """What goes along with one answer."""
-        return Follower(self)
+        return GrammarMatcher(self)
 
 
-class Grammars:
+class GrammarCompiler:
     """The forms that answers of one model can be asked for. Any thread may ask.
 
     A form is read in a process of its own (form_process.py), and what comes of it is kept, be it a refusal:
@@ -85,15 +85,18 @@ class Grammars:
         self._tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._read, self._made = _Kept[Wanted, Read](MOST_READ, _characters), _Kept[str, _Matcher](MOST_MADE)
-        self._refused, self._turn = _Kept[Wanted, str](MOST_REFUSED, _characters), threading.Lock()
+        self._read, self._made = (
+            _Kept[GrammarSource, CompiledGrammar](MOST_READ, _characters),
+            _Kept[str, _Matcher](MOST_MADE),
+        )
+        self._refused, self._turn = _Kept[GrammarSource, str](MOST_REFUSED, _characters), threading.Lock()
 
     @property
     def vocab_size(self) -> int:
         return self._config.vocab_size
 
     @property
-    def ends(self) -> Collection[int]:
+    def eos_ids(self) -> Collection[int]:
         """The tokens that end an answer."""
         return self._config.eos_token_ids
 
@@ -111,65 +114,65 @@ class Grammars:
                 from llguidance import LLTokenizer
 
                 self._vocabulary = LLTokenizer(
-                    self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.ends)
+                    self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids)
                 )
             return self._vocabulary
 
     @cached_property
-    def _process(self) -> FormProcess:
-        return FormProcess(self._tokenizer.as_json(), self.vocab_size, sorted(self.ends))
+    def _process(self) -> GrammarProcess:
+        return GrammarProcess(self._tokenizer.as_json(), self.vocab_size, sorted(self.eos_ids))
 
     def json(self, schema: Schema, hold: str = "meaning") -> Grammar:
-        """JSON that the schema describes. hold: as form_process.Wanted. FormError for what is no schema, for
+        """JSON that the schema describes. hold: as form_process.Wanted. GrammarError for what is no schema, for
         what llguidance has not of it, and for what no JSON is of."""
-        return self._of(Wanted("schema", schema_text(schema), hold))
+        return self._of(GrammarSource("schema", schema_text(schema), hold))
 
-    def schema(self, schema: Schema, hold: str, blanks: str) -> Read:
+    def schema(self, schema: Schema, hold: str, blanks: str) -> CompiledGrammar:
         """A schema as a part of a grammar has it: `schema`. Raises what `json` does."""
-        return self.read(Wanted("schema", schema_text(schema), hold, blanks))
+        return self.compile(GrammarSource("schema", schema_text(schema), hold, blanks))
 
     def lark(self, grammar: str) -> Grammar:
-        """Text of a grammar in llguidance's form of lark. FormError for what is none, and has no end."""
-        return self._of(Wanted("lark", grammar))
+        """Text of a grammar in llguidance's form of lark. GrammarError for what is none, and has no end."""
+        return self._of(GrammarSource("lark", grammar))
 
     def gbnf(self, grammar: str) -> Grammar:
-        """Text of a grammar in llama.cpp's form, GBNF, or in lark. FormError for what is neither."""
-        return self._of(Wanted("gbnf", grammar))
+        """Text of a grammar in llama.cpp's form, GBNF, or in lark. GrammarError for what is neither."""
+        return self._of(GrammarSource("gbnf", grammar))
 
     def regex(self, expression: str) -> Grammar:
-        """Text that a regular expression, in the form of Rust's, matches as a whole. FormError for none, and
+        """Text that a regular expression, in the form of Rust's, matches as a whole. GrammarError for none, and
         for one that matches nothing."""
-        return self._of(Wanted("regex", expression))
+        return self._of(GrammarSource("regex", expression))
 
-    def again(self, text: str, notes: tuple[str, ...] = ()) -> Grammar:
-        """A form by its `text`. FormError for what is none."""
-        return self._of(Wanted("made", text), notes)
+    def recompile(self, text: str, notes: tuple[str, ...] = ()) -> Grammar:
+        """A form by its `text`. GrammarError for what is none."""
+        return self._of(GrammarSource("made", text), notes)
 
-    def read(self, wanted: Wanted) -> Read:
-        """What of a form can be held. FormError for what cannot be taken."""
+    def compile(self, wanted: GrammarSource) -> CompiledGrammar:
+        """What of a form can be held. GrammarError for what cannot be taken."""
         check_length(wanted)
         told = self._known(wanted)
         if told is None:
             with self._turn:  # whoever waited for the same form finds it here
                 told = self._known(wanted) or self._read_now(wanted)
         if isinstance(told, str):
-            raise FormError(told)
+            raise GrammarError(told)
         return told
 
-    def _known(self, wanted: Wanted) -> Read | str | None:
+    def _known(self, wanted: GrammarSource) -> CompiledGrammar | str | None:
         """What is kept: a reading, or why there is none."""
         return self._read.known(wanted) or self._refused.known(wanted)
 
-    def _read_now(self, wanted: Wanted) -> Read | str:
+    def _read_now(self, wanted: GrammarSource) -> CompiledGrammar | str:
         try:
             return self._read.keep(wanted, self._process.read(wanted))
-        except InterruptedFormError:
+        except GrammarInterruptedError:
             raise
-        except FormError as error:
+        except GrammarError as error:
             return self._refused.keep(wanted, str(error))
 
-    def _of(self, wanted: Wanted, notes: tuple[str, ...] = ()) -> Grammar:
-        read = self.read(wanted)
+    def _of(self, wanted: GrammarSource, notes: tuple[str, ...] = ()) -> Grammar:
+        read = self.compile(wanted)
         made = self._made.of(read.text, lambda: _Matcher(self.vocabulary, read.text))
         made.copies += 1
         if made.copies > MOST_COPIES:
@@ -185,7 +188,7 @@ class _Matcher:
 
         self.matcher, self.copies = LLMatcher(vocabulary, text, log_level=0, limits=limits()), 0
         if self.matcher.is_error():
-            raise refused("made", self.matcher.get_error())
+            raise grammar_refused("made", self.matcher.get_error())
 
 
 Key = TypeVar("Key")
@@ -227,20 +230,20 @@ class _Kept(dict[Key, Made]):
         self._held -= self._size(key, self.pop(key))
 
 
-def _characters(wanted: Wanted, told: Read | str) -> int:
+def _characters(wanted: GrammarSource, told: CompiledGrammar | str) -> int:
     of = len(told) if isinstance(told, str) else len(told.text) + len(told.schema)
     return len(wanted.text) + of + OF_EACH
 
 
 def schema_text(schema: Schema) -> str:
-    """As JSON. FormError for what is none."""
+    """As JSON. GrammarError for what is none."""
     if isinstance(schema, str):
         return schema
     _check_size(schema)
     try:
         return json.dumps(schema)
     except (ValueError, TypeError, RecursionError) as error:
-        raise refused("schema", str(error)) from None
+        raise grammar_refused("schema", str(error)) from None
 
 
 def _check_size(schema: Any) -> None:
@@ -250,14 +253,14 @@ def _check_size(schema: Any) -> None:
         part = left.pop()
         size += 2 + (len(part) if isinstance(part, str) else 0)
         if size > MOST_TEXT:
-            raise refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
+            raise grammar_refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
         if isinstance(part, Mapping):
             left += (*part.keys(), *part.values())
         elif isinstance(part, list | tuple):
             left += part
 
 
-class Follower:
+class GrammarMatcher:
     """A form beside one answer, whose tokens come with every call: what was said before is not said again."""
 
     def __init__(self, grammar: Grammar) -> None:
@@ -267,7 +270,7 @@ class Follower:
         self._bits = np.zeros((1, -(-self._size // WORD_BITS)), np.int32)
         self._taken: list[int] = []
 
-    def possible(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
+    def token_mask(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
         """(vocab_size,) bool: which tokens may come after these. UserError where these left the form, and
         where to say it takes more than a form may."""
         from llguidance.numpy import fill_next_token_bitmask

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import NoVariantError
 from aerie.engine.numerics import BF16Array
-from aerie.engine.programs import CACHE, ProgramRunner, cache_place
+from aerie.engine.programs import CACHE, ProgramRunner, kv_buffer_name
 from aerie.kernel_builder.arguments import Argument, Role
 from aerie.kernel_builder.arguments import bf16 as bf16_type
 
@@ -62,7 +62,7 @@ class DeviceKVStorage:
         self._name = name
         self._free: dict[int, list[KVBuffers]] = defaultdict(list)
 
-    def take(self, positions: int) -> KVBuffers:
+    def allocate(self, positions: int) -> KVBuffers:
         """Room for so many positions, or more. NoVariantError where there is none so large."""
         context = next((one for one in self._contexts if one >= positions), None)
         if context is None:
@@ -70,9 +70,9 @@ class DeviceKVStorage:
         free = self._free[context]
         return free.pop() if free else self._new(context)
 
-    def give_back(self, room: KVBuffers) -> None:
+    def free(self, buffers: KVBuffers) -> None:
         """It is not used any more. May come from any thread, at any moment."""
-        self._free[room.layers[0][0].shape[1]].append(room)
+        self._free[buffers.layers[0][0].shape[1]].append(buffers)
 
     def _new(self, context: int) -> KVBuffers:
         config, slot = self._config, f"{self._name}{next(_NUMBERS)}"
@@ -81,7 +81,7 @@ class DeviceKVStorage:
         def array(number: int, name: str) -> BF16Array:
             layer, part = divmod(number, len(self._runners))
             argument = Argument(name, shape, bf16_type, Role.INPUT)
-            return self._runners[part].shared_array(cache_place(slot, layer, name), argument)
+            return self._runners[part].shared_array(kv_buffer_name(slot, layer, name), argument)
 
         layers = range(config.num_hidden_layers)
         keys, values = CACHE

@@ -26,9 +26,9 @@ class LogitsError(UserError):
     """Outputs that are no logits that can be read."""
 
 
-def dequantised(
+def dequantise_logits(
     arguments: ArgumentTable,
-    made: Mapping[str, NDArray[Any]],
+    outputs: Mapping[str, NDArray[Any]],
     vocab_size: int,
     n_process: int = 1,
     count: int = 1,
@@ -42,7 +42,7 @@ def dequantised(
     """
     parts = []
     for argument in logits_arguments(arguments):
-        rows = made[argument.name].reshape(-1, argument.shape[-1])[n_process - count : n_process]
+        rows = outputs[argument.name].reshape(-1, argument.shape[-1])[n_process - count : n_process]
         parts.append(argument.dequantise(rows))
     numbers: F32Array = np.concatenate(parts, axis=1)[:, :vocab_size]
     return numbers
@@ -56,7 +56,7 @@ def log_softmax(row: NDArray[Any]) -> NDArray[np.float64]:
 
 
 def last_row(
-    arguments: ArgumentTable, made: Mapping[str, NDArray[Any]], vocab_size: int
+    arguments: ArgumentTable, outputs: Mapping[str, NDArray[Any]], vocab_size: int
 ) -> BF16Array | F32Array:
     """The logits of a program of one row, (vocab_size,): bf16 as they are made, others as `dequantised`.
 
@@ -64,9 +64,9 @@ def last_row(
     """
     parts = logits_arguments(arguments)
     if any(each.dtype != bf16 for each in parts):
-        numbers: F32Array = dequantised(arguments, made, vocab_size)[0]
+        numbers: F32Array = dequantise_logits(arguments, outputs, vocab_size)[0]
         return numbers
-    bits = np.concatenate([made[each.name].view(np.uint16) for each in parts])
+    bits = np.concatenate([outputs[each.name].view(np.uint16) for each in parts])
     row: BF16Array = bits[:vocab_size].view(bf16.numpy)
     return row
 

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from aerie.engine.blocks import Blocks
+from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.communication import Alone, Communication
+from aerie.engine.communication import SingleRank, Communicator
 from aerie.engine.config import ModelConfig
-from aerie.engine.context_end import ContextEnd, Stop, parts
+from aerie.engine.context_end import ContextEndPolicy, StopAtEnd, split_at_drops
 from aerie.engine.devices import Devices
 from aerie.engine.kv import DeviceKVStorage, MaskRule, causal
 from aerie.engine.numerics import BF16Array, rope_table
 from aerie.engine.pages import KVCache, PagedSequence, PagePool
-from aerie.engine.planner import Step
-from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
+from aerie.engine.planner import VariantCall
+from aerie.engine.programs import HEADS, SharedBufferNames, ProgramRunner, buffer_set, has_layer_weights
 from aerie.engine.tensors import Rows, Tensor
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
@@ -34,11 +34,11 @@ def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
     return nullcontext()
 
 
-Supply = Callable[[Iterable[str]], None]
+EnsurePrograms = Callable[[Iterable[str]], None]
 """Has the programs of these names compiled, loaded and given their weights."""
 
 
-def nothing_missing(names: Iterable[str]) -> None:
+def no_programs_missing(names: Iterable[str]) -> None:
     """All programs are there."""
 
 
@@ -60,30 +60,30 @@ class LoadedModel:
     config: ModelConfig
     programs: Mapping[str, Program]
     runner: ProgramRunner
-    blocks: Blocks
+    variant_set: VariantSet
     embed_table: Rows
     final_norm: BF16Array
     rope: BF16Array
-    home: DeviceKVStorage
-    places: Places = field(default_factory=lambda: Places((), 0))
-    supply: Supply = nothing_missing
-    end: ContextEnd = field(default_factory=Stop)
+    kv_storage: DeviceKVStorage
+    buffer_names: SharedBufferNames = field(default_factory=lambda: SharedBufferNames((), 0))
+    ensure_programs: EnsurePrograms = no_programs_missing
+    context_end: ContextEndPolicy = field(default_factory=StopAtEnd)
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
     devices: Devices[LoadedModel] | None = None
-    group: Communication = field(default_factory=Alone)
-    part: int = 0
-    parts: int = 1
+    group: Communicator = field(default_factory=SingleRank)
+    local_rank: int = 0
+    local_world_size: int = 1
 
-    def each(self, work: Callable[[LoadedModel], T]) -> T:
+    def run_on_all(self, work: Callable[[LoadedModel], T]) -> T:
         """What `work` makes of this model; of one that is shared, of all its parts at once, which make the
         same. Raises as Devices.each."""
-        return work(self) if self.devices is None else self.devices.each(work)[0]
+        return work(self) if self.devices is None else self.devices.run_on_all(work)[0]
 
     def record(self) -> Recording | None:
         """Where to note calls that are made again and again; None where the runner cannot, and on several
         devices, whose sums are the host's work between calls."""
-        return self.runner.record() if self.blocks.devices == 1 else None
+        return self.runner.record() if self.variant_set.devices == 1 else None
 
     @property
     def runners(self) -> Sequence[ProgramRunner]:
@@ -91,102 +91,106 @@ class LoadedModel:
         return [each.runner for each in self.devices.parts] if self.devices else [self.runner]
 
     @property
-    def stored(self) -> ModelConfig:
+    def kv_config(self) -> ModelConfig:
         """The facts of a model whose layers are those that a KV cache here has: of every layer, the parts of
         this process's devices, one after the other."""
         if self.devices is None:
             return self.config
         part = self.devices.parts[0]
-        return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.parts)
+        return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.local_world_size)
 
-    def at(self, layer: int) -> int:
+    def kv_layer_index(self, layer: int) -> int:
         """Where a layer's keys and values are among those of a KV cache."""
-        return layer * self.parts + self.part
+        return layer * self.local_world_size + self.local_rank
 
     @property
     def seq_len(self) -> int:
         """The prompt length of the six programs; 0 where there are variants."""
-        return self.blocks.seq_len
+        return self.variant_set.seq_len
 
     @property
     def positions(self) -> int:
         """The most positions of a sequence."""
-        return self.blocks.positions(self.config.context)
+        return self.variant_set.positions(self.config.context)
 
     @property
-    def longest_prompt(self) -> int:
+    def max_prompt_tokens(self) -> int:
         """The most tokens that can be prefilled."""
         return min(self.seq_len or self.positions, self.positions)
 
-    def plan(self, tokens: int, past: int) -> list[Step]:
+    def plan(self, tokens: int, past: int) -> list[VariantCall]:
         """The steps for `tokens` after `past`.
 
         Where the end makes room, they go on from what is left then. NoVariantError.
         """
-        steps: list[Step] = []
-        for before, count in parts(self.end, self.positions, tokens, past):
-            steps += self.blocks.plan(count, before, anew=not self.end.drops)
+        steps: list[VariantCall] = []
+        for before, count in split_at_drops(self.context_end, self.positions, tokens, past):
+            steps += self.variant_set.plan(count, before, recompute=not self.context_end.drops)
         return steps
 
-    def make_room(self, sequence: PagedSequence) -> None:
+    def drop_positions(self, sequence: PagedSequence) -> None:
         """Drop what the end says of a sequence that fills the largest context."""
-        if self.end.drops and sequence.length >= self.positions:
+        if self.context_end.drops and sequence.length >= self.positions:
             with self.host_timer("context end"):
-                sequence.drop(self.end.gone(sequence.length), self.rope)
+                sequence.drop(self.context_end.dropped_positions(sequence.length), self.rope)
 
-    def new_pool(self, pages: int, first_key: bytes = b"", spare: int = 0) -> PagePool:
+    def new_pool(self, pages: int, first_key: bytes = b"", swap_pages: int = 0) -> PagePool:
         """A pool for sequences of this model; see PagePool."""
-        return PagePool(self.stored, pages, first_key, spare, with_unturned=self.end.drops)
+        return PagePool(
+            self.kv_config, pages, first_key, swap_pages, with_keys_before_rope=self.context_end.drops
+        )
 
-    def new_cache(self, positions: int, with_unturned: bool = False) -> KVCache:
+    def new_cache(self, positions: int, with_keys_before_rope: bool = False) -> KVCache:
         """An empty KV cache for whoever runs tokens by hand: for `positions` tokens, or, with variants, for
         as many as there are."""
-        room = self.positions if self.blocks.variants else min(positions, self.config.context)
-        return KVCache(self.stored, room, with_unturned=with_unturned or self.end.drops)
+        room = self.positions if self.variant_set.variants else min(positions, self.config.context)
+        return KVCache(
+            self.kv_config, room, with_keys_before_rope=with_keys_before_rope or self.context_end.drops
+        )
 
 
-def assemble(
+def build_model(
     checkpoint: Checkpoint,
     programs: Mapping[str, Program],
     runner: ProgramRunner,
-    blocks: Blocks,
+    variant_set: VariantSet,
     host_timer: HostTimer = untimed,
-    places: Places | None = None,
-    supply: Supply = nothing_missing,
-    end: ContextEnd | None = None,
+    buffer_names: SharedBufferNames | None = None,
+    ensure_programs: EnsurePrograms = no_programs_missing,
+    context_end: ContextEndPolicy | None = None,
 ) -> LoadedModel:
     """The model of `checkpoint`, its weights not yet preloaded."""
     config, weights = checkpoint.config, checkpoint.weights
-    end = end or Stop()
+    context_end = context_end or StopAtEnd()
     return LoadedModel(
         config=config,
         programs=programs,
         runner=runner,
-        blocks=blocks,
+        variant_set=variant_set,
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
-        rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
-        home=DeviceKVStorage(config, [runner], blocks.window_contexts),
-        places=Places((), 0) if places is None else places,
-        supply=supply,
-        end=end,
-        mask=end.mask,
+        rope=rope_table(config, max(variant_set.seq_len, config.max_position_embeddings)),
+        kv_storage=DeviceKVStorage(config, [runner], variant_set.gathered_contexts),
+        buffer_names=SharedBufferNames((), 0) if buffer_names is None else buffer_names,
+        ensure_programs=ensure_programs,
+        context_end=context_end,
+        mask=context_end.mask,
         host_timer=host_timer,
     )
 
 
-def decoding_in(model: LoadedModel, decode: str) -> LoadedModel:
+def with_decode_path(model: LoadedModel, decode_path: str) -> LoadedModel:
     """The same model in a family of decode, whose programs are there then."""
-    blocks = replace(model.blocks, decode=decode)
-    model.supply(blocks.of_a_token)
-    return replace(model, blocks=blocks)
+    blocks = replace(model.variant_set, decode_path=decode_path)
+    model.ensure_programs(blocks.decode_programs)
+    return replace(model, variant_set=blocks)
 
 
-class OnOneDevice(Protocol):
+class DevicePrograms(Protocol):
     """The programs of a part, on a device of its own."""
 
     by_name: dict[str, Program]
-    places: Places
+    buffer_names: SharedBufferNames
 
     @property
     def cache(self) -> TimedRunner: ...
@@ -199,13 +203,13 @@ class TimedRunner(ProgramRunner, Protocol):
     def profiler(self) -> Any: ...
 
 
-def shared_out(
-    whole: LoadedModel,
+def split_over_devices(
+    model: LoadedModel,
     part: ModelConfig,
-    devices: Sequence[OnOneDevice],
-    groups: Sequence[Communication],
+    devices: Sequence[DevicePrograms],
+    groups: Sequence[Communicator],
     names: Sequence[str],
-    begin: Callable[[], None] | None = None,
+    reset: Callable[[], None] | None = None,
 ) -> LoadedModel:
     """`whole` on several devices, those of this process, each with a part with the facts `part`.
 
@@ -213,24 +217,27 @@ def shared_out(
     """
     parts = [
         replace(
-            whole,
+            model,
             config=part,
             programs=one.by_name,
             runner=one.cache,
-            places=one.places,
-            supply=nothing_missing,
+            buffer_names=one.buffer_names,
+            ensure_programs=no_programs_missing,
             host_timer=one.cache.profiler.span,
             group=group,
-            part=number,
-            parts=len(devices),
+            local_rank=number,
+            local_world_size=len(devices),
         )
         for number, (one, group) in enumerate(zip(devices, groups, strict=True))
     ]
-    if begin is None:
-        shared = replace(whole, devices=Devices(parts, names, groups), group=groups[0])
+    if reset is None:
+        shared = replace(model, devices=Devices(parts, names, groups), group=groups[0])
     else:
-        shared = replace(whole, devices=Devices(parts, names, groups, begin))
-    return replace(shared, home=DeviceKVStorage(shared.stored, shared.runners, whole.blocks.window_contexts))
+        shared = replace(model, devices=Devices(parts, names, groups, reset))
+    return replace(
+        shared,
+        kv_storage=DeviceKVStorage(shared.kv_config, shared.runners, model.variant_set.gathered_contexts),
+    )
 
 
 class LayerWeights(Protocol):

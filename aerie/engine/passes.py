@@ -13,26 +13,26 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, NewKVRows
-from aerie.engine.communication import add_up
-from aerie.engine.costs import StepCosts
+from aerie.engine.communication import all_reduce_sum
+from aerie.engine.costs import CallCosts
 from aerie.engine.kv import Layers
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
 from aerie.engine.pages import PagePool
-from aerie.engine.planner import Step
-from aerie.engine.programs import CACHE, buffer_set, with_unturned_keys
+from aerie.engine.planner import VariantCall
+from aerie.engine.programs import CACHE, buffer_set, outputs_with_raw_keys
 from aerie.kernel_builder.arguments import pack_bits
 from aerie.multi_launch_builder import Program
 from aerie.runtime import HostWork, Recording
 
 Arrays = dict[str, NDArray[Any]]
-Ran: TypeAlias = "Callable[[str], None]"
+OnProgram: TypeAlias = "Callable[[str], None]"
 """Is told the kind of every program that has run."""
 ROPE_ROWS, MASK = "rope_rows", "mask"
 """What programs of blocks are given of the positions of their rows."""
 
 
-class Calls(Protocol):
+class CallSink(Protocol):
     """What takes the steps of a pass: a Recording notes them, ImmediateCalls takes them."""
 
     def run(
@@ -49,7 +49,7 @@ class Calls(Protocol):
     def host(self, name: str, work: HostWork) -> None: ...
 
 
-Keep: TypeAlias = "Callable[..., list[HostWork]]"
+StoreRows: TypeAlias = "Callable[..., list[HostWork]]"
 """Of a layer, its keys and values, and keys before RoPE where the cache has them, each (rows,
 kv_heads * head_dim): to store those of the step's tokens."""
 
@@ -69,13 +69,18 @@ class LayerCalls:
     what they are given beside activations, in arrays that stay: the same in every layer of a step."""
 
     def __init__(
-        self, model: LoadedModel, step: Step, laid: KVLayout, calls: Calls, with_unturned: bool = False
+        self,
+        model: LoadedModel,
+        call: VariantCall,
+        kv_layout: KVLayout,
+        calls: CallSink,
+        with_keys_before_rope: bool = False,
     ) -> None:
-        self._model, self._layers, self._slot, self._calls = model, laid.layers, laid.slot, calls
-        self._with_unturned = with_unturned
-        self._programs, self._names = model.programs, model.blocks.names(step)
+        self._model, self._layers, self._slot, self._calls = model, kv_layout.layers, kv_layout.slot, calls
+        self._with_keys_before_rope = with_keys_before_rope
+        self._programs, self._names = model.programs, model.variant_set.call_programs(call)
         self._last = model.config.num_hidden_layers - 1
-        self._width, self._context = step.variant, step.context
+        self._width, self._context = call.variant, call.context
         loaded = (model.programs[name] for name in self._names if name in model.programs)
         tables = itertools.chain.from_iterable(program.arguments for program in loaded)
         self._inputs = {
@@ -84,44 +89,46 @@ class LayerCalls:
             if argument.name in (ROPE_ROWS, MASK)
         }
 
-    def stand(self, positions: NDArray[np.int64], seen: NDArray[np.bool_]) -> None:
+    def set_positions(self, positions: NDArray[np.int64], visible: NDArray[np.bool_]) -> None:
         """The rows have these positions in their sequences, (rows,), and see this of the cache, (rows,
         context)."""
         if ROPE_ROWS in self._inputs:
             self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
         if MASK in self._inputs:
-            self._inputs[MASK][...] = pack_bits(seen)
+            self._inputs[MASK][...] = pack_bits(visible)
 
     def project(
-        self, layer: int, x: BF16Array, keep: Keep, on_device: Collection[str] = ("q_roped",)
+        self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped",)
     ) -> Arrays:
         """Queries, keys and values of a layer: the latter two are in the cache then."""
         program = self._programs[self._names[0]]
-        key, given = buffer_set(program, layer), self._given(program)
-        keys_before_rope, outputs = with_unturned_keys(program) if self._with_unturned else ("", None)
+        key, given = buffer_set(program, layer), self._inputs_of(program)
+        keys_before_rope, outputs = (
+            outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
+        )
         made = self._calls.run(program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **given)
         new = [made["k_roped"], made["v"], *([made.pop(keys_before_rope)] if keys_before_rope else [])]
-        for work in keep(self._model.at(layer), *new):
+        for work in store(self._model.kv_layer_index(layer), *new):
             self._calls.host("KV cache write", work)
         return made
 
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
         """What a layer does with queries: attention, output projection, FFN; x is its input."""
         attention, *after = (self._programs[name] for name in self._names[1:])
-        given = {"q_roped": projected["q_roped"], **self._given(attention)}
+        given = {"q_roped": projected["q_roped"], **self._inputs_of(attention)}
         key = buffer_set(attention, layer)
         if MASK in given:
-            given |= dict(zip(CACHE, self._layers[self._model.at(layer)], strict=True))
-            key = self._model.places.key(attention, layer, self._slot)
+            given |= dict(zip(CACHE, self._layers[self._model.kv_layer_index(layer)], strict=True))
+            key = self._model.buffer_names.key(attention, layer, self._slot)
         else:
             given |= projected
         attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **given)["attn_out"]
         if len(after) > 1:
-            return self._add_up_parts(layer, x, attended, *after)
+            return self._attend_in_parts(layer, x, attended, *after)
         on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
         return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
 
-    def _add_up_parts(
+    def _attend_in_parts(
         self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
     ) -> BF16Array:
         """The same on one of several devices, with a sum of all of them after each of the two programs."""
@@ -132,11 +139,11 @@ class LayerCalls:
 
     def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
         out = np.empty_like(residual)
-        work = partial(add_up, self._model.group, residual, partial_sum, out)
+        work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out)
         self._calls.host("sum over devices", HostWork(work))
         return out
 
-    def _given(self, program: Program) -> Arrays:
+    def _inputs_of(self, program: Program) -> Arrays:
         """Those inputs that a program takes."""
         return {name: array for name, array in self._inputs.items() if name in program.arguments.names}
 
@@ -160,17 +167,17 @@ class RowsPass:
     """
 
     def __init__(
-        self, model: LoadedModel, step: Step, window: KVLayout, pool: PagePool, calls: Calls
+        self, model: LoadedModel, call: VariantCall, cache: KVLayout, pool: PagePool, calls: CallSink
     ) -> None:
-        self._model, self._window, self._calls = model, window, calls
+        self._model, self._cache, self._calls = model, cache, calls
         self._recording = calls if isinstance(calls, Recording) else None
-        self._to_window = NewKVRows(window.layers) if window.layers else None
-        self._to_pool = NewKVRows(pool.layers, pool.keys_before_rope)
-        self._rows = LayerCalls(model, step, window, calls, bool(pool.keys_before_rope))
+        self._cache_rows = NewKVRows(cache.layers) if cache.layers else None
+        self._pool_rows = NewKVRows(pool.layers, pool.keys_before_rope)
+        self._rows = LayerCalls(model, call, cache, calls, bool(pool.keys_before_rope))
         self._last = model.config.num_hidden_layers - 1
-        self._width = step.variant
+        self._width = call.variant
         if self._recording:
-            self._x = np.zeros((step.variant, model.config.hidden_size), bf16)
+            self._x = np.zeros((call.variant, model.config.hidden_size), bf16)
             self._out = self._layers(self._x, self._last + 1)
 
     @property
@@ -178,44 +185,44 @@ class RowsPass:
         """Whether the buffers that its calls were noted for are there still."""
         return self._recording is not None and self._recording.is_current
 
-    def __call__(self, x: BF16Array, rows: BatchLayout, tail: Step | None = None) -> BF16Array:
+    def __call__(self, x: BF16Array, rows: BatchLayout, tail: VariantCall | None = None) -> BF16Array:
         """The last layer's output for the wanted rows, (wanted, hidden_size).
 
         x: embeddings, (tokens, hidden_size). tail: of the programs that compute of the last layer what is
         wanted alone; None where those of the step do. With none wanted, the last layer gives keys and values
         alone (DECODER_PREFILL).
         """
-        if self._to_window:
-            self._to_window.move_apart(rows.to_window)
-        self._to_pool.move_apart(rows.to_pool)
-        self._rows.stand(rows.positions, rows.seen)
+        if self._cache_rows:
+            self._cache_rows.set_positions(rows.cache_positions)
+        self._pool_rows.set_positions(rows.pool_positions)
+        self._rows.set_positions(rows.positions, rows.visible)
         if self._recording is None:
-            return self._at_once(x, rows, tail)
+            return self._run_calls(x, rows, tail)
         self._x[: len(x)], self._x[len(x) :] = x, 0
         self._recording()
-        return self._out[rows.wanted]
+        return self._out[rows.output_rows]
 
     def _layers(self, x: BF16Array, count: int) -> BF16Array:
         for layer in range(count):
-            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._keep))
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._store))
         return x
 
-    def _keep(self, layer: int, *new: BF16Array) -> list[HostWork]:
-        to_window = self._to_window.works(layer, *new[:2]) if self._to_window else []
-        return [*to_window, *self._to_pool.works(layer, *new)]
+    def _store(self, layer: int, *new: BF16Array) -> list[HostWork]:
+        to_window = self._cache_rows.layer_work(layer, *new[:2]) if self._cache_rows else []
+        return [*to_window, *self._pool_rows.layer_work(layer, *new)]
 
-    def _at_once(self, x: BF16Array, rows: BatchLayout, tail: Step | None) -> BF16Array:
+    def _run_calls(self, x: BF16Array, rows: BatchLayout, tail: VariantCall | None) -> BF16Array:
         x = self._layers(self._rows.padded(x), self._last)
-        projected = self._rows.project(self._last, x, self._keep, on_device=())
-        if not len(rows.wanted):
+        projected = self._rows.project(self._last, x, self._store, on_device=())
+        if not len(rows.output_rows):
             return x[:0].copy()
         if tail is None:
-            return self._rows.attend(self._last, x, projected)[rows.wanted]
-        few = LayerCalls(self._model, tail, self._window, self._calls)
-        some = rows.some(tail.variant)
-        few.stand(some.positions, some.seen)
-        x, queries = (few.padded(each[rows.wanted]) for each in (x, projected["q_roped"]))
-        return few.attend(self._last, x, {"q_roped": queries})[: len(rows.wanted)].copy()
+            return self._rows.attend(self._last, x, projected)[rows.output_rows]
+        few = LayerCalls(self._model, tail, self._cache, self._calls)
+        some = rows.for_output_rows(tail.variant)
+        few.set_positions(some.positions, some.visible)
+        x, queries = (few.padded(each[rows.output_rows]) for each in (x, projected["q_roped"]))
+        return few.attend(self._last, x, {"q_roped": queries})[: len(rows.output_rows)].copy()
 
 
 class BatchLayout(NamedTuple):
@@ -227,17 +234,19 @@ class BatchLayout(NamedTuple):
     """
 
     positions: NDArray[np.int64]
-    seen: NDArray[np.bool_]
-    to_window: NDArray[np.int64]
-    to_pool: NDArray[np.int64]
-    wanted: NDArray[np.int64]
+    visible: NDArray[np.bool_]
+    cache_positions: NDArray[np.int64]
+    pool_positions: NDArray[np.int64]
+    output_rows: NDArray[np.int64]
 
-    def some(self, width: int) -> BatchLayout:
+    def for_output_rows(self, width: int) -> BatchLayout:
         """Of the wanted rows alone, filled up to so many."""
-        positions, seen = np.zeros(width, np.int64), np.zeros((width, self.seen.shape[1]), bool)
-        count = len(self.wanted)
-        positions[:count], seen[:count] = self.positions[self.wanted], self.seen[self.wanted]
-        return BatchLayout(positions, seen, self.to_window[:0], self.to_pool[:0], np.arange(count))
+        positions, seen = np.zeros(width, np.int64), np.zeros((width, self.visible.shape[1]), bool)
+        count = len(self.output_rows)
+        positions[:count], seen[:count] = self.positions[self.output_rows], self.visible[self.output_rows]
+        return BatchLayout(
+            positions, seen, self.cache_positions[:0], self.pool_positions[:0], np.arange(count)
+        )
 
 
 class TokenPass:
@@ -249,7 +258,7 @@ class TokenPass:
 
     def __init__(self, model: LoadedModel, pool: PagePool, visible: Any) -> None:
         config = model.config
-        self._model, self._with_unturned = model, bool(pool.keys_before_rope)
+        self._model, self._with_keys_before_rope = model, bool(pool.keys_before_rope)
         self._x = np.empty(config.hidden_size, bf16)
         self._rope_row = np.empty_like(model.rope[0])
         width = config.num_attention_heads * config.head_dim
@@ -258,10 +267,10 @@ class TokenPass:
         if self._recording:
             self._recorded = self._layers(self._recording)
 
-    def serves(self, model: LoadedModel, visible: Any) -> bool:
+    def can_reuse_for(self, model: LoadedModel, visible: Any) -> bool:
         """Whether it is this model's, for a token that sees `visible`, and its buffers are there still."""
         is_current = self._recording is None or self._recording.is_current
-        return model is self._model and is_current and self._attention.serves(visible)
+        return model is self._model and is_current and self._attention.can_reuse_for(visible)
 
     def __call__(self, token_id: int, position: int, place: int, visible: Any) -> BF16Array:
         """The last layer's output, (hidden_size,), for a token at a position of its sequence. Its keys and
@@ -269,7 +278,7 @@ class TokenPass:
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
             self._rope_row[...] = self._model.rope[position]
-        self._attention.move_to(place, visible)
+        self._attention.set_position(place, visible)
         if self._recording is None:
             row = self._layers(ImmediateCalls(self._model))
         else:
@@ -277,21 +286,21 @@ class TokenPass:
             row = self._recorded
         return row.copy()  # a view on a buffer that the next token overwrites
 
-    def _layers(self, steps: Calls) -> BF16Array:
+    def _layers(self, steps: CallSink) -> BF16Array:
         x = self._x
         last = self._model.config.num_hidden_layers - 1
         for layer in range(last + 1):
-            x = self._block(steps, layer, x, on_device=() if layer == last else ("x_next",))
+            x = self._layer(steps, layer, x, on_device=() if layer == last else ("x_next",))
         return x
 
-    def _block(self, steps: Calls, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
+    def _layer(self, steps: CallSink, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
         """One transformer block over one row; x and the result are (hidden_size,)."""
         qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
-        keys_before_rope, outputs = with_unturned_keys(qkv) if self._with_unturned else ("", None)
+        keys_before_rope, outputs = outputs_with_raw_keys(qkv) if self._with_keys_before_rope else ("", None)
         rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
         new = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
-        keep, attend = self._attention.works(layer, rows["q_roped"], *new)
+        keep, attend = self._attention.layer_work(layer, rows["q_roped"], *new)
         for work in keep:
             steps.host("KV cache write", work)
         steps.host("decode attention", attend)
@@ -306,10 +315,10 @@ class ImmediateCalls:
     def __init__(
         self,
         model: LoadedModel,
-        ran: Ran | None = None,
-        costs: StepCosts | None = None,
+        on_program: OnProgram | None = None,
+        costs: CallCosts | None = None,
     ) -> None:
-        self._runner, self._timer, self._ran = model.runner, model.host_timer, ran
+        self._runner, self._timer, self._on_program = model.runner, model.host_timer, on_program
         self._costs = costs
 
     def run(
@@ -327,9 +336,9 @@ class ImmediateCalls:
             program, bo_key=bo_key, outputs=outputs, copy=False, on_device=on_device, **arrays
         )
         if self._costs:
-            self._costs.saw(program, time.perf_counter() - started)
-        if self._ran:
-            self._ran(program.kind)
+            self._costs.record(program, time.perf_counter() - started)
+        if self._on_program:
+            self._on_program(program.kind)
         return made
 
     def host(self, name: str, work: HostWork) -> None:

@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from aerie.engine.errors import NoVariantError
 
 
-class AnyVariant(Protocol):
+class VariantSize(Protocol):
     """AR-rows x CL-context: tokens of a call, and positions of the cache."""
 
     @property
@@ -40,12 +40,12 @@ class AnyVariant(Protocol):
     def context(self) -> int: ...
 
 
-V = TypeVar("V", bound=AnyVariant)
+V = TypeVar("V", bound=VariantSize)
 Costs: TypeAlias = "Mapping[V, float] | Callable[[V], float]"
 """What a call of a variant costs: 0 or more, in any unit, such as seconds."""
 
 
-class Step(NamedTuple):
+class VariantCall(NamedTuple):
     """One call, in counts of tokens and positions of the cache.
 
     variant, context: n and m of AR-n x CL-m. n_past: tokens before this step. n_valid_kv: how many of them
@@ -68,7 +68,9 @@ class Step(NamedTuple):
         )
 
 
-def plan(tokens: int, past: int, variants: Iterable[V], costs: Costs[V] | None = None) -> tuple[Step, ...]:
+def plan(
+    tokens: int, past: int, variants: Iterable[V], costs: Costs[V] | None = None
+) -> tuple[VariantCall, ...]:
     """The steps for `tokens` new tokens, 1 or more, after `past` tokens in the cache.
 
     Equal for equal inputs, in whatever order the variants come. Raises NoVariantError where no variant has a
@@ -96,9 +98,9 @@ def _cost(costs: Costs[V], variant: V) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _greedy(tokens: int, past: int, variants: tuple[tuple[int, int], ...]) -> tuple[Step, ...]:
+def _greedy(tokens: int, past: int, variants: tuple[tuple[int, int], ...]) -> tuple[VariantCall, ...]:
     """By the seed's rule; of the contexts that hold a step's end, the smallest."""
-    steps: list[Step] = []
+    steps: list[VariantCall] = []
     left = tokens
     while left:
         start = past + tokens - left
@@ -110,16 +112,16 @@ def _greedy(tokens: int, past: int, variants: tuple[tuple[int, int], ...]) -> tu
         ]
         rows = min((rows for rows, _ in fits if rows >= left), default=max(fits)[0])
         context = min(context for each, context in fits if each == rows)
-        steps.append(_step(rows, context, start, min(rows, left)))
+        steps.append(_variant_call(rows, context, start, min(rows, left)))
         left -= min(rows, left)
     return tuple(steps)
 
 
-def _step(rows: int, context: int, start: int, taken: int) -> Step:
+def _variant_call(rows: int, context: int, start: int, taken: int) -> VariantCall:
     """`taken` new tokens from position `start` on; AR == CL takes those before it too."""
     if rows == context:
-        return Step(rows, context, 0, 0, start + taken, 0, 0)
-    return Step(rows, context, start, start, taken, 0, start)
+        return VariantCall(rows, context, 0, 0, start + taken, 0, 0)
+    return VariantCall(rows, context, start, start, taken, 0, start)
 
 
 class _Call(NamedTuple):
@@ -138,7 +140,10 @@ class _PriceList:
         self._contexts = sorted({call.context for call in calls})
         by_rows = [[call for call in calls if call.rows == rows] for rows in {call.rows for call in calls}]
         self._by_rows = [
-            [_not_dearer([call for call in same if context <= call.context != call.rows]) for same in by_rows]
+            [
+                _without_dearer([call for call in same if context <= call.context != call.rows])
+                for same in by_rows
+            ]
             for context in self._contexts
         ]
         """Per context, for the positions that it has and no smaller one: calls with a past, by rows."""
@@ -178,7 +183,7 @@ class _PriceList:
         return total
 
 
-def _not_dearer(calls: list[_Call]) -> list[_Call]:
+def _without_dearer(calls: list[_Call]) -> list[_Call]:
     """By context, the smallest first, without those that cost more than one of a larger context."""
     kept: list[_Call] = []
     for call in sorted(calls, key=lambda one: -one.context):
@@ -196,39 +201,39 @@ def _price_list(prices: tuple[tuple[int, int, float], ...]) -> _PriceList:
     return _PriceList([_Call(*price[:2], cost) for price, cost in zip(prices, whole, strict=True)])
 
 
-class _Way(NamedTuple):
+class _Path(NamedTuple):
     """A way to where `left` tokens are left, by a last call that takes `taken`; the best compares as least.
 
     at_least: what a plan that begins so costs at least, in parts of the unit. spent: what it costs so far.
     """
 
     at_least: int
-    left: int
+    remaining: int
     taken: int
     spent: int
     call: _Call | None
 
 
 @lru_cache(maxsize=1024)
-def _cheapest(tokens: int, past: int, prices: _PriceList) -> tuple[Step, ...]:
+def _cheapest(tokens: int, past: int, prices: _PriceList) -> tuple[VariantCall, ...]:
     """A* over the tokens that are left. A way that another is ahead of, for as little, is not followed."""
     end = past + tokens
-    ways = [_Way(0, tokens, 0, 0, None)]
+    ways = [_Path(0, tokens, 0, 0, None)]
     followed = {tokens: ways[0]}
     if past:
         anew = (call for call in prices.without_past if call.rows >= end)
-        ways += [_Way(call.cost * prices.parts, 0, tokens, call.cost, call) for call in anew]
+        ways += [_Path(call.cost * prices.parts, 0, tokens, call.cost, call) for call in anew]
     heapq.heapify(ways)
     ahead = _Ahead()
-    while (way := heapq.heappop(ways)).left:
-        if not ahead.add(way.left, way.spent):
+    while (way := heapq.heappop(ways)).remaining:
+        if not ahead.add(way.remaining, way.spent):
             continue
-        followed[way.left] = way
-        for call, taken in prices.calls(end - way.left, way.left):
-            left, spent = way.left - taken, way.spent + call.cost
+        followed[way.remaining] = way
+        for call, taken in prices.calls(end - way.remaining, way.remaining):
+            left, spent = way.remaining - taken, way.spent + call.cost
             at_least = spent * prices.parts + prices.at_least(end - left, end)
-            heapq.heappush(ways, _Way(at_least, left, taken, spent, call))
-    return tuple(reversed(list(_steps_back(way, followed, end))))
+            heapq.heappush(ways, _Path(at_least, left, taken, spent, call))
+    return tuple(reversed(list(_path_calls(way, followed, end))))
 
 
 class _Ahead:
@@ -250,8 +255,8 @@ class _Ahead:
         return True
 
 
-def _steps_back(way: _Way, followed: Mapping[int, _Way], end: int) -> Iterator[Step]:
+def _path_calls(way: _Path, followed: Mapping[int, _Path], end: int) -> Iterator[VariantCall]:
     """The steps that lead to where no token is left, the last one first."""
     while way.call:
-        yield _step(way.call.rows, way.call.context, end - way.left - way.taken, way.taken)
-        way = followed[way.left + way.taken]
+        yield _variant_call(way.call.rows, way.call.context, end - way.remaining - way.taken, way.taken)
+        way = followed[way.remaining + way.taken]

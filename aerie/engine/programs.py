@@ -25,7 +25,7 @@ WITHOUT_LAYERS = frozenset({"flash_attn", *HEADS})
 """Kinds whose calls all use one set of buffers."""
 
 
-class Planned(Protocol):
+class ProgramInfo(Protocol):
     """A program, or the plan of one."""
 
     @property
@@ -38,12 +38,12 @@ class Planned(Protocol):
     def rows(self) -> int: ...
 
 
-def has_layer_weights(program: Planned) -> bool:
+def has_layer_weights(program: ProgramInfo) -> bool:
     """Whether weights of a layer are among its arguments."""
     return program.kind not in WITHOUT_WEIGHTS | HEADS
 
 
-def buffer_set(program: Planned, layer: int, slot: str = "") -> str:
+def buffer_set(program: ProgramInfo, layer: int, slot: str = "") -> str:
     """The key of the buffer objects a call uses: each layer's weights stay in a set of their own, and so does
     each layer of the KV cache in `slot`.
 
@@ -53,7 +53,7 @@ def buffer_set(program: Planned, layer: int, slot: str = "") -> str:
     return name if program.kind in WITHOUT_LAYERS else f"{name}_L{layer}"
 
 
-class Places(dict[tuple[str, str], str]):
+class SharedBufferNames(dict[tuple[str, str], str]):
     """Where the programs of a layer find what others made, and what they read alike: by (bo_key, argument).
 
     A layer's weights have one place for all programs: they read Hugging Face's layout, under one name. All
@@ -61,40 +61,40 @@ class Places(dict[tuple[str, str], str]):
     a KV cache has its place for all programs that attend to it.
     """
 
-    def __init__(self, programs: Iterable[Planned], layers: int) -> None:
+    def __init__(self, programs: Iterable[ProgramInfo], layers: int) -> None:
         super().__init__()
         for program in programs:
             self.add(program, layers)
 
-    def add(self, program: Planned, layers: int) -> None:
+    def add(self, program: ProgramInfo, layers: int) -> None:
         """The places of a program's arguments in every layer."""
         for layer in range(1 if program.kind in WITHOUT_LAYERS else layers):
             self._add(program, layer, "")
 
-    def key(self, program: Planned, layer: int, slot: str) -> str:
+    def key(self, program: ProgramInfo, layer: int, slot: str) -> str:
         """As buffer_set, for a program that attends to the KV cache in `slot`, whose place it is told."""
         key = buffer_set(program, layer, slot)
         if (key, program.arguments[0].name) not in self:
             self._add(program, layer, slot)
         return key
 
-    def _add(self, program: Planned, layer: int, slot: str) -> None:
+    def _add(self, program: ProgramInfo, layer: int, slot: str) -> None:
         for argument in program.arguments:
             self[buffer_set(program, layer, slot), argument.name] = _place(program, argument, layer, slot)
 
 
-def cache_place(slot: str, layer: int, name: str) -> str:
+def kv_buffer_name(slot: str, layer: int, name: str) -> str:
     """The buffer's name of a layer's keys, or values, in the KV cache that is in `slot`."""
     return f"{slot}.L{layer}.{name}"
 
 
-def _place(program: Planned, argument: Argument, layer: int, slot: str) -> str:
+def _place(program: ProgramInfo, argument: Argument, layer: int, slot: str) -> str:
     """A buffer's name. A layer's `x_next` is the next one's `x`: they change places from layer to layer."""
     stage = f"AR-{program.rows}"
     if argument.role is Role.WEIGHT:
         return f"head.{argument.name}" if program.kind in HEADS else f"L{layer}.{argument.name}"
     if argument.name in CACHE:
-        return cache_place(slot or program.name, layer if slot else 0, argument.name)
+        return kv_buffer_name(slot or program.name, layer if slot else 0, argument.name)
     if program.kind in HEADS or argument.name == "mask":
         return f"{program.name}.{argument.name}"
     handed_on = {"x": layer % 2, "x_next": (layer + 1) % 2}
@@ -106,7 +106,7 @@ CACHE = ("keys", "values")
 """Arguments that hold a layer of a KV cache."""
 
 
-def with_unturned_keys(program: Program) -> tuple[str, Collection[str]]:
+def outputs_with_raw_keys(program: Program) -> tuple[str, Collection[str]]:
     """What RoPE makes a program's keys of, by its argument's name, and all that it gives with them."""
     unturned = "k_normed" if "k_normed" in program.arguments.names else "k"
     outputs = (one.name for one in program.arguments if one.role is Role.OUTPUT)

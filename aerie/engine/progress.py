@@ -19,21 +19,21 @@ from aerie.runtime import stop_this_thread
 if TYPE_CHECKING:
     from rich.console import Console
 
-Step = Callable[[str, int], None]
+OnProgress = Callable[[str, int], None]
 """Called with what is going on and how many steps are done."""
 
 
-def no_step(what: str, done: int) -> None:
+def no_progress(what: str, done: int) -> None:
     """A Step that shows nothing."""
 
 
-Bar = Callable[[int], AbstractContextManager[Step]]
+Bar = Callable[[int], AbstractContextManager[OnProgress]]
 """Shows so many steps, and how many are done, as long as it is entered."""
 
 
-def no_bar(total: int) -> AbstractContextManager[Step]:  # noqa: ARG001
+def no_bar(total: int) -> AbstractContextManager[OnProgress]:  # noqa: ARG001
     """A Bar that shows nothing."""
-    return nullcontext(no_step)
+    return nullcontext(no_progress)
 
 
 class Reporter:
@@ -61,10 +61,10 @@ class Reporter:
             print(message, file=self._file or sys.stderr, flush=True)
 
     @contextmanager
-    def bar(self, title: str, total: int) -> Iterator[Step]:
+    def bar(self, title: str, total: int) -> Iterator[OnProgress]:
         """A bar of `total` steps, gone when it is done; it may be moved from any thread."""
         if not self.has_bars:
-            yield no_step
+            yield no_progress
             return
         from rich import progress  # here, since its import takes longer than a warm start without it
         from rich.console import Console
@@ -91,7 +91,7 @@ class Reporter:
             self._console = None
 
 
-def end_as_at_ctrl_c() -> None:
+def treat_signals_as_interrupt() -> None:
     """`kill`, and a terminal that closes, stop what Ctrl-C stops: compilers, which do not end with us."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and that stays
@@ -128,7 +128,7 @@ def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
+def defer_interrupt() -> Iterator[None]:
     """Within this Ctrl-C waits, and does at the end what it does: for what must be done whole or not at all,
     and is soon done. Signals come in the main thread alone."""
     handler = signal.getsignal(signal.SIGINT)

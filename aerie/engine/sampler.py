@@ -32,24 +32,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array, Filters, Ranks, draw, kept
+from aerie.engine.drawing import F64Array, SamplingFilters, Ranks, sample_index, apply_filters
 from aerie.engine.errors import NotFiniteError
-from aerie.engine.grammar import Follower, Grammar
+from aerie.engine.grammar import GrammarMatcher, Grammar
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 
 INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
 """Of bf16: the bits of +infinity, and the sign."""
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
 """On either side of 0: what OpenAI's API takes."""
-LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
+MIN_TEMPERATURE = float(np.finfo(np.float32).tiny)
 """The least normal number of float32: below it numbers are 0, or lose their digits, in what divides by them
 elsewhere. Logits are divided in float64, where no logit comes near the end of the range by this."""
 LARGEST = np.finfo(np.float32).min, np.finfo(np.float32).max
-SEEDS = 2**128
+SEED_LIMIT = 2**128
 """As many as numpy's SeedSequence has states from."""
 
 
-class Sampling(TypedDict, total=False):
+class SamplingSettings(TypedDict, total=False):
     """The settings of a Sampler, by name, where they are passed on."""
 
     temperature: float
@@ -88,23 +88,23 @@ class Sampler:
     grammar: Grammar | None = None
     _random: np.random.Generator = field(init=False, repr=False, compare=False)
     _left_out: int | None = field(init=False, repr=False, default=None)
-    _form: Follower | None = field(init=False, repr=False, compare=False, default=None)
+    _form: GrammarMatcher | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if wrong := next(self._out_of_range(), None):
             raise UserError(wrong)
         object.__setattr__(self, "_random", np.random.default_rng(self.seed))
         if self.grammar:
-            object.__setattr__(self, "_form", self.grammar.follower())
+            object.__setattr__(self, "_form", self.grammar.start())
 
     def _out_of_range(self) -> Iterator[str]:
         """What is wrong with the values, each as a line."""
         if not 0 <= self.temperature <= sys.float_info.max:
             yield f"temperature is {_told(self.temperature)}; it must be 0 (greedy) or more"
-        if 0 < self.temperature < LEAST_TEMPERATURE:
+        if 0 < self.temperature < MIN_TEMPERATURE:
             yield (
                 f"temperature is {self.temperature}, by which float32 cannot divide; it must be 0 (greedy), "
-                f"or {LEAST_TEMPERATURE:.3g} or more"
+                f"or {MIN_TEMPERATURE:.3g} or more"
             )
         if not isinstance(self.top_k, Integral):
             yield f"top-k is {self.top_k!r}; it must be a whole number"
@@ -134,7 +134,7 @@ class Sampler:
             yield f"seed is {self.seed!r}; it must be a whole number"
         elif self.seed < 0:
             yield f"seed is {_told(self.seed)}; it must be 0 or more"
-        elif self.seed >= SEEDS:
+        elif self.seed >= SEED_LIMIT:
             yield f"seed is {_told(self.seed)}; it must be less than 2**128"
 
     def check_vocabulary(self, vocab_size: int) -> None:
@@ -145,7 +145,7 @@ class Sampler:
                 f"{vocab_size - 1}; name one of these"
             )
 
-    def without(self, token: int) -> Sampler:
+    def excluding(self, token: int) -> Sampler:
         """This sampler, but for one token, which it never gives: the other tokens share its probability.
 
         Both draw from one random generator, so that `state` and `restore` of either are those of both.
@@ -187,7 +187,7 @@ class Sampler:
         if self.greedy:
             return int(np.argmax(scores))
         values = self._values(scores)
-        rank = draw(values, self._filters, self._random.random())
+        rank = sample_index(values, self._filters, self._random.random())
         return _token_of(rank, scores, values)
 
     def distribution(
@@ -200,7 +200,7 @@ class Sampler:
         scores = self._changed(logits, prompt_ids, token_ids)
         if self.greedy:
             return np.array([np.argmax(scores)]), np.ones(1)
-        ranks, probabilities = kept(values := self._values(scores), self._filters)
+        ranks, probabilities = apply_filters(values := self._values(scores), self._filters)
         likely = np.flatnonzero(scores >= values[ranks[-1]])
         return likely[np.argsort(-scores[likely], kind="stable")][ranks], probabilities
 
@@ -213,8 +213,8 @@ class Sampler:
         return np.ascontiguousarray(np.sort(scores)[::-1])
 
     @property
-    def _filters(self) -> Filters:
-        return Filters(self.temperature, self.top_p, self.min_p)
+    def _filters(self) -> SamplingFilters:
+        return SamplingFilters(self.temperature, self.top_p, self.min_p)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -247,7 +247,7 @@ class Sampler:
         if self.changes_logits:
             self._penalise(scores, prompt_ids, token_ids)
         if self._form is not None:
-            scores[~self._form.possible(token_ids)] = -np.inf
+            scores[~self._form.token_mask(token_ids)] = -np.inf
         if self._left_out is not None:
             scores[self._left_out] = -np.inf
         return scores

@@ -25,9 +25,9 @@ from safetensors import SafetensorError, safe_open
 
 from aerie.common.errors import UserError
 from aerie.common.store import write_atomic
-from aerie.engine.embeddings import Token, ids_among
-from aerie.engine.grammar import Grammars
-from aerie.engine.pages import PAGE, PagedSequence, PagePool
+from aerie.engine.embeddings import Token, ids_only
+from aerie.engine.grammar import GrammarCompiler
+from aerie.engine.pages import PAGE_SIZE, PagedSequence, PagePool
 from aerie.engine.requests import AnswerState
 from aerie.engine.sampler import Sampler
 
@@ -35,22 +35,22 @@ FORMAT, ANSWER, GRAMMAR = "aerie sequence 2", "answer", "grammar"
 TOKENS, CHECKSUM, COUNTS = "token_ids", "sha256", ("in_blocks", "dropped")
 
 Arrays: TypeAlias = "dict[str, NDArray[Any]]"
-Lazy: TypeAlias = "Mapping[str, NDArray[Any]]"
-"""Arrays by name, which may be made anew whenever they are asked for: see OnDemand."""
-MadeBy: TypeAlias = "Mapping[str, str]"
+ArraysByName: TypeAlias = "Mapping[str, NDArray[Any]]"
+"""Arrays by name, which may be made anew whenever they are asked for: see LazyArrays."""
+Provenance: TypeAlias = "Mapping[str, str]"
 """By what it is, as "numerics", a word for it that is equal where the bits of an answer are."""
 DTYPES = {"int64": "I64", "uint16": "U16"}
 """What arrays of ours have, in the words of safetensors."""
 
 
-class OnDemand(Mapping[str, NDArray[Any]]):
+class LazyArrays(Mapping[str, NDArray[Any]]):
     """Arrays by name, of which each is there only while it is used: files may be as large as the memory."""
 
-    def __init__(self, names: Iterable[str], made: Callable[[str], NDArray[Any]]) -> None:
-        self._names, self._made = dict.fromkeys(names), made
+    def __init__(self, names: Iterable[str], load: Callable[[str], NDArray[Any]]) -> None:
+        self._names, self._load = dict.fromkeys(names), load
 
     def __getitem__(self, name: str) -> NDArray[Any]:
-        return self._made(name)
+        return self._load(name)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._names)
@@ -59,14 +59,14 @@ class OnDemand(Mapping[str, NDArray[Any]]):
         return len(self._names)
 
 
-class Stored(OnDemand):
+class FileArrays(LazyArrays):
     """Those of a file, which are known by their shapes before they are read."""
 
     def __init__(self, file: Any) -> None:
         super().__init__(file.keys(), file.get_tensor)
         self._file = file
 
-    def form(self, name: str) -> tuple[str, tuple[int, ...]]:
+    def dtype_and_shape(self, name: str) -> tuple[str, tuple[int, ...]]:
         """An array's type, in the words of safetensors, and its shape; none where there is no such array."""
         if name not in set(self):
             return "", ()
@@ -74,50 +74,52 @@ class Stored(OnDemand):
         return told.get_dtype(), tuple(told.get_shape())
 
 
-def save_sequence(sequence: PagedSequence, answer: AnswerState | None, path: Path, made_by: MadeBy) -> None:
+def save_sequence(
+    sequence: PagedSequence, answer: AnswerState | None, path: Path, provenance: Provenance
+) -> None:
     """Write what a sequence holds, and the answer in it, if there is one. In any thread, where nobody writes
     to its pages. UserError for tokens that were given as embeddings, and where the file cannot be written,
     which leaves what was there."""
     if not all(isinstance(token, int | np.integer) for token in sequence.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
-    places, bits = sequence.places(0, sequence.length), _bits(sequence.pool)
+    places, bits = sequence.pool_positions(0, sequence.length), _bits(sequence.pool)
 
     def made(name: str) -> NDArray[Any]:
         return np.array(sequence.token_ids, np.int64) if name == TOKENS else bits[name][:, places]
 
-    counts = dict(zip(COUNTS, (str(sequence.in_blocks), str(sequence.dropped)), strict=True))
-    about = {**made_by, **counts, ANSWER: json.dumps(_answer(answer) if answer else {})}
-    write(path, OnDemand([TOKENS, *bits], made), about)
+    counts = dict(zip(COUNTS, (str(sequence.reusable_length), str(sequence.dropped_tokens)), strict=True))
+    about = {**provenance, **counts, ANSWER: json.dumps(_answer_json(answer) if answer else {})}
+    write_arrays(path, LazyArrays([TOKENS, *bits], made), about)
 
 
-def held(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
+def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
     """A sequence with the pages that the pool has of these tokens, from the first on. In the model's thread;
     its `release`, or the pool's `leave` in any thread, lets go of them. UserError where there are none."""
     sequence = PagedSequence(pool)
-    if not sequence.begin((*tokens, 0)):  # the last token is none that is looked for
+    if not sequence.match_prefix((*tokens, 0)):  # the last token is none that is looked for
         raise UserError(
-            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE}: whole pages alone are kept, "
+            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE_SIZE}: whole pages alone are kept, "
             "until others need the room; ask for the answer again, then save"
         )
     return sequence
 
 
-def _answer(said: AnswerState) -> dict[str, Any]:
+def _answer_json(said: AnswerState) -> dict[str, Any]:
     """As what JSON has."""
     bias = {str(token): value for token, value in said.sampler.logit_bias.items()}
     grammar = said.sampler.grammar
     return {
-        "prompt": [int(token) for token in ids_among(said.prompt)],
+        "prompt": [int(token) for token in ids_only(said.prompt)],
         "tokens": [*said.token_ids],
         "settings": {**said.sampler.settings, "logit_bias": bias, GRAMMAR: grammar.text if grammar else None},
         "state": said.sampler.state(),
     }
 
 
-def _said(answer: Mapping[str, Any], grammars: Grammars) -> AnswerState:
+def _parse_answer(answer: Mapping[str, Any], grammars: GrammarCompiler) -> AnswerState:
     """What `_answer` was made of."""
     settings = answer["settings"]
-    grammar = grammars.again(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
+    grammar = grammars.recompile(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
     bias = {int(token): value for token, value in settings["logit_bias"].items()}
     sampler = Sampler(**{**settings, "logit_bias": bias, GRAMMAR: grammar})
     sampler.restore(answer["state"])
@@ -126,12 +128,12 @@ def _said(answer: Mapping[str, Any], grammars: Grammars) -> AnswerState:
 
 
 def restore_sequence(
-    pool: PagePool, path: Path, made_by: MadeBy, grammars: Grammars
+    pool: PagePool, path: Path, provenance: Provenance, grammars: GrammarCompiler
 ) -> tuple[PagedSequence, AnswerState | None]:
     """A sequence with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
     one, and one that other things made, and PoolFullError; nothing else is changed then."""
-    file = SequenceFile(path, made_by)
-    answer = file.said(grammars)
+    file = SequenceFile(path, provenance)
+    answer = file.answer(grammars)
     file.check(_bits(pool))
     sequence = PagedSequence(pool)
     sequence.reserve(len(file.token_ids))
@@ -141,8 +143,8 @@ def restore_sequence(
         sequence.release()
         raise
     sequence.advance(file.token_ids[: file.in_blocks])
-    sequence.advance(file.token_ids[file.in_blocks :], in_blocks=False)
-    sequence.dropped = file.dropped
+    sequence.advance(file.token_ids[file.in_blocks :], reusable=False)
+    sequence.dropped_tokens = file.dropped
     return sequence, answer
 
 
@@ -150,16 +152,16 @@ class SequenceFile:
     """The file of a sequence: its arrays, each read when it is asked for, its tokens, and counts of them as a
     sequence has. UserError as restore_sequence, and for what nobody saves so, whose checksum is right."""
 
-    def __init__(self, path: Path, made_by: MadeBy) -> None:
+    def __init__(self, path: Path, provenance: Provenance) -> None:
         self._path = path
-        self.arrays, self._about = opened(path)
-        for what, ours in made_by.items():
+        self.arrays, self._about = open_arrays(path)
+        for what, ours in provenance.items():
             if self._about.get(what) != ours:
                 raise UserError(
                     f"{path} was made by {what} {self._about.get(what)!r}, and this is {ours!r}; its keys "
                     "and values hold for what made them alone: load that, or give the prompt again"
                 )
-        dtype, shape = self.arrays.form(TOKENS)
+        dtype, shape = self.arrays.dtype_and_shape(TOKENS)
         if dtype != "I64" or len(shape) != 1:
             raise self._wrong(TOKENS, dtype, shape, "I64 of one dimension")
         self.token_ids: list[int] = self.arrays[TOKENS].tolist()
@@ -170,19 +172,19 @@ class SequenceFile:
                 "nobody saves so: name a file that was saved"
             )
 
-    def check(self, alike: Lazy) -> None:
+    def check(self, names: ArraysByName) -> None:
         """UserError unless it has all of these arrays, each (kv_heads, positions, head_dim) with as many
         positions as there are tokens."""
-        for name, array in alike.items():
-            (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.form(name)
+        for name, array in names.items():
+            (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
             if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
                 raise self._wrong(name, dtype, shape, f"U16 {expected}")
 
-    def said(self, grammars: Grammars) -> AnswerState | None:
+    def answer(self, grammars: GrammarCompiler) -> AnswerState | None:
         """The answer in it, if there is one. UserError for what is none."""
         try:
             answer = json.loads(self._about[ANSWER])
-            return _said(answer, grammars) if answer else None
+            return _parse_answer(answer, grammars) if answer else None
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
                 f"{self._path} has an answer that nobody saves so ({error}); name a file that was saved"
@@ -191,7 +193,7 @@ class SequenceFile:
     def fill(self, sequence: PagedSequence, count: int) -> None:
         """Write its first `count` positions into a sequence's pages, which may hold the first of them."""
         first = sequence.length
-        places = sequence.places(first, count - first)
+        places = sequence.pool_positions(first, count - first)
         for name, array in _bits(sequence.pool).items():
             array[:, places] = self.arrays[name][:, first:count]
 
@@ -215,20 +217,20 @@ class PagesFile:
     """A file of which the whole pages count that were made by blocks, for the pool. UserError, as
     SequenceFile, for another one, a torn one, and one that other things made."""
 
-    def __init__(self, path: Path, made_by: MadeBy) -> None:
-        self._file = SequenceFile(path, made_by)
-        count = 0 if self._file.dropped else self._file.in_blocks // PAGE * PAGE
+    def __init__(self, path: Path, provenance: Provenance) -> None:
+        self._file = SequenceFile(path, provenance)
+        count = 0 if self._file.dropped else self._file.in_blocks // PAGE_SIZE * PAGE_SIZE
         if not count:
-            raise UserError(f"{path} has no whole page of {PAGE} tokens; give the prompt again")
+            raise UserError(f"{path} has no whole page of {PAGE_SIZE} tokens; give the prompt again")
         self.token_ids = self._file.token_ids[:count]
 
-    def room(self, pool: PagePool) -> PagedSequence:
+    def allocate(self, pool: PagePool) -> PagedSequence:
         """A sequence with what the pool has of it already, and pages for the rest. In the model's thread.
         PoolFullError where there are too few, and UserError where the file has other arrays than the pool;
         nothing is changed then."""
         self._file.check(_bits(pool))
         sequence = PagedSequence(pool)
-        found = sequence.begin((*self.token_ids, 0))
+        found = sequence.match_prefix((*self.token_ids, 0))
         try:
             sequence.reserve(len(self.token_ids) - found)
         except UserError:
@@ -258,7 +260,7 @@ def _bits(pool: PagePool) -> Arrays:
     }
 
 
-def write(path: Path, arrays: Lazy, about: MadeBy) -> None:
+def write_arrays(path: Path, arrays: ArraysByName, about: Provenance) -> None:
     """UserError where that is not possible; what was there stays then."""
     about = {**about, "format": FORMAT}
     header = _header(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
@@ -274,7 +276,7 @@ def write(path: Path, arrays: Lazy, about: MadeBy) -> None:
         raise UserError(f"cannot write {path} ({error.strerror}); name another file") from None
 
 
-def _header(arrays: Lazy, about: MadeBy) -> bytes:
+def _header(arrays: ArraysByName, about: Provenance) -> bytes:
     """How a file begins: https://huggingface.co/docs/safetensors, "Format". The library wants all bytes of
     all arrays at once."""
     told: dict[str, Any] = {"__metadata__": about}
@@ -289,18 +291,18 @@ def _header(arrays: Lazy, about: MadeBy) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _order(arrays: Lazy) -> list[str]:
+def _order(arrays: ArraysByName) -> list[str]:
     """Of arrays in a file: the wide numbers first, so that each is aligned."""
     return sorted(arrays, key=lambda name: (name != TOKENS, name))
 
 
-def opened(path: Path) -> tuple[Stored, dict[str, str]]:
+def open_arrays(path: Path) -> tuple[FileArrays, dict[str, str]]:
     """The arrays, each read when it is asked for, and the metadata. UserError for what is no whole file of
     ours."""
     try:
         file: Any = safe_open(path, "np")
-        about, arrays = file.metadata() or {}, Stored(file)
-        known = all(arrays.form(name)[0] in DTYPES.values() for name in arrays)
+        about, arrays = file.metadata() or {}, FileArrays(file)
+        known = all(arrays.dtype_and_shape(name)[0] in DTYPES.values() for name in arrays)
     except OSError as error:
         raise UserError(
             f"cannot read {path} ({error.strerror or error}); name a file that was saved"
@@ -314,7 +316,7 @@ def opened(path: Path) -> tuple[Stored, dict[str, str]]:
     return arrays, about
 
 
-def _checksum(arrays: Lazy, about: Mapping[str, str]) -> str:
+def _checksum(arrays: ArraysByName, about: Mapping[str, str]) -> str:
     digest = hashlib.sha256(json.dumps(sorted(about.items())).encode())
     for name, array in sorted(arrays.items()):
         digest.update(f"{name} {array.shape} {array.dtype}".encode())

@@ -24,45 +24,45 @@ from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry
-from aerie.engine.communication import in_process
+from aerie.engine.communication import thread_group
 from aerie.engine.compiling import (
-    Programs,
+    ProgramLibrary,
     RuntimeOptions,
     compile_into,
     compile_programs,
-    every_name,
-    of_other_devices,
+    all_program_names,
+    compile_for_other_devices,
 )
-from aerie.engine.decoding import check
+from aerie.engine.decoding import check_feature
 from aerie.engine.embeddings import Token
-from aerie.engine.faults import of_one_answer
+from aerie.engine.faults import isolate_request_errors
 from aerie.engine.fingerprint import Fingerprint
-from aerie.engine.footprint import check_memory, window_bytes
-from aerie.engine.forward import check_prompt, prefill, prefill_steps
-from aerie.engine.generate import FinishReason, never
-from aerie.engine.grammar import Grammars
+from aerie.engine.footprint import check_memory, gathered_bytes
+from aerie.engine.forward import check_prompt, prefill, prefill_call_count
+from aerie.engine.generate import FinishReason, never_interrupted
+from aerie.engine.grammar import GrammarCompiler
 from aerie.engine.model import (
     LayerWeights,
     LoadedModel,
-    assemble,
-    decoding_in,
+    build_model,
+    with_decode_path,
     preload,
     preload_steps,
-    shared_out,
+    split_over_devices,
 )
-from aerie.engine.pages import PAGE, SPARE, KVCache, pages_for
+from aerie.engine.pages import PAGE_SIZE, PAGES_PER_SWAP_PAGE, KVCache, pages_for
 from aerie.engine.progress import Bar, Reporter, no_bar
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import PagesFile, held, restore_sequence, save_sequence
+from aerie.engine.saved import PagesFile, cached_sequence, restore_sequence, save_sequence
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
-from aerie.engine.sharding import WeightsOfRank
-from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
+from aerie.engine.sharding import RankWeights
+from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
 from aerie.runtime.memory import available_bytes, format_bytes
 
-Fallback = Callable[[], tuple[KernelCache, LoadedModel]]
+OpenFallback = Callable[[], tuple[KernelCache, LoadedModel]]
 
 
 @dataclass
@@ -81,92 +81,96 @@ class Session:
     tokenizer: Tokenizer
     cache: KernelCache
     note: Callable[[str], None]
-    fallback: Fallback | None = None
+    fallback: OpenFallback | None = None
     backend: str = ""
     bar: Bar = no_bar
-    mark: Callable[[], str] = str
+    fingerprint: Callable[[], str] = str
     kv_pool: int | None = None
-    decode_config: DecodeConfig = PLAIN
-    others: Sequence[KernelCache] = ()
+    decode_config: DecodeConfig = DEFAULT_DECODE_CONFIG
+    other_caches: Sequence[KernelCache] = ()
     _is_pool_noted: bool = field(default=False, init=False)
 
     @cached_property
-    def grammars(self) -> Grammars:
+    def grammar_compiler(self) -> GrammarCompiler:
         """The forms that answers can be asked for."""
-        return Grammars(self.tokenizer, self.model.config)
+        return GrammarCompiler(self.tokenizer, self.model.config)
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
 
-    def make_room(self, prompt_ids: Sequence[Token]) -> None:
+    def ensure_programs(self, prompt_ids: Sequence[Token]) -> None:
         """Have the programs that this prompt needs: where some are missing, they are compiled, with progress
         told.
 
         Raises PromptError, and what prepare_runtime raises.
         """
         model = self.model
-        check_prompt(prompt_ids, model.config, model.seq_len, endless=model.end.drops)
+        check_prompt(prompt_ids, model.config, model.seq_len, past_context_allowed=model.context_end.drops)
         if model.config.diffusion is None:
-            model.supply(model.blocks.needed(model.plan(len(prompt_ids), 0), last_only=True))
+            model.ensure_programs(
+                model.variant_set.programs_for_calls(model.plan(len(prompt_ids), 0), last_only=True)
+            )
 
-    def warm(self) -> None:
+    def load_all_programs(self) -> None:
         """Have all programs that anything will be computed by: of every variant, and, where tokens are
         decoded in rows, of every step of `scheduler`. Nothing is compiled after it. Raises what compiling
         raises."""
-        blocks = self.model.blocks
+        blocks = self.model.variant_set
         if blocks.variants:
-            self.model.supply(every_name(self.model.config, blocks))
-            self.model.supply(blocks.of_steps if blocks.decode == ROWS else ())
+            self.model.ensure_programs(all_program_names(self.model.config, blocks))
+            self.model.ensure_programs(blocks.batch_programs if blocks.decode_path == ROWS else ())
 
     def generate(
         self,
         prompt_ids: Sequence[Token],
         max_new_tokens: int,
         sampler: Sampler,
-        interrupted: Callable[[], bool] = never,
+        interrupted: Callable[[], bool] = never_interrupted,
         decode_config: DecodeConfig | None = None,
     ) -> Request:
         """Tokens that continue `prompt_ids`: a request, which rests while nobody asks for its next token; see
         make_room, and DecodeConfig.maker. Drafts are tried, and blocks filled in, in the family `rows`; else
         it is decoded in the model's."""
         decode_config, scheduler, model = decode_config or self.decode_config, self.requests, self.model
-        maker = decode_config.maker(model.config, sampler)
-        request = scheduler.submit(
+        maker = decode_config.strategy_factory(model.config, sampler)
+        request = scheduler.add_request(
             prompt_ids,
             max_new_tokens,
             sampler,
             strategy=maker,
-            decode=ROWS if maker else model.blocks.decode,
+            decode_path=ROWS if maker else model.variant_set.decode_path,
             is_conversation=True,
         )
         request.interrupted, request.bar = interrupted, self.bar
         try:
             if maker:
-                scheduler.make_room(len(prompt_ids), max_new_tokens)
-                decode_config.make_room(len(prompt_ids), max_new_tokens)
+                scheduler.ensure_programs(len(prompt_ids), max_new_tokens)
+                decode_config.ensure_programs(len(prompt_ids), max_new_tokens)
             else:
-                self.make_room(prompt_ids)
+                self.ensure_programs(prompt_ids)
         except BaseException:
             request.stop()
             raise
         return request
 
-    def go_on(self, max_new_tokens: int, interrupted: Callable[[], bool] = never) -> Request:
+    def continue_answer(
+        self, max_new_tokens: int, interrupted: Callable[[], bool] = never_interrupted
+    ) -> Request:
         """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
         there is none."""
-        self.check_says_tokens("an answer goes on after its last token")
-        kept = self._last()
+        self.check_autoregressive("an answer goes on after its last token")
+        kept = self._last_sequence()
         if not kept or not kept.answer:
             raise UserError(
                 "there is no answer to go on with: none was made yet, one is under way, or the programs are "
                 "those of seq_len, which keep none; ask for one"
             )
         said = kept.answer
-        request = self.requests.submit(
+        request = self.requests.add_request(
             (*said.prompt, *said.token_ids),
             max_new_tokens,
             said.sampler,
-            decode=self.model.blocks.decode,
+            decode_path=self.model.variant_set.decode_path,
             is_conversation=True,
             resumes=said,
         )
@@ -186,28 +190,32 @@ class Session:
     def requests(self) -> Scheduler:
         """All requests to the model, in a pool of pages that is made when the first one comes."""
         model = self._for_requests()
-        pages = pages_for(model.stored, self.kv_pool, MAX_RUNNING_REQUESTS, available_bytes())
-        pool = model.new_pool(pages, self._first_key(), pages // SPARE)
+        pages = pages_for(model.kv_config, self.kv_pool, MAX_RUNNING_REQUESTS, available_bytes())
+        pool = model.new_pool(pages, self._first_key(), pages // PAGES_PER_SWAP_PAGE)
         return Scheduler(model, pool, recover=self._recovered)
 
-    def _last(self) -> LastSequence | None:
+    def _last_sequence(self) -> LastSequence | None:
         """What is kept of the last answer, which may have been stopped just now."""
-        self.requests.settle()
-        return self.requests.kept
+        self.requests.remove_finished()
+        return self.requests.last_sequence
 
     def _pool_note(self) -> str:
-        if self._is_pool_noted or not self.model.blocks.variants:
+        if self._is_pool_noted or not self.model.variant_set.variants:
             return ""
         model, pool = self.requests.model, self.requests.pool
         return (
-            f"KV pool: {pool.manager.pages} pages of {PAGE} positions and {pool.spare.pages} for what is put "
+            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} for what is put "
             f"aside, {format_bytes(pool.nbytes)}, and windows on them of up to "
-            f"{format_bytes(window_bytes(model.stored, model.blocks.contexts))}"
+            f"{format_bytes(gathered_bytes(model.kv_config, model.variant_set.contexts))}"
         )
 
     def _for_requests(self) -> LoadedModel:
-        blocks = self.model.blocks
-        return replace(self.model, blocks=replace(blocks, decode=ROWS)) if blocks.variants else self.model
+        blocks = self.model.variant_set
+        return (
+            replace(self.model, variant_set=replace(blocks, decode_path=ROWS))
+            if blocks.variants
+            else self.model
+        )
 
     def _recovered(self, error: RunError, where: str) -> LoadedModel:
         self.recover(error, where)
@@ -216,22 +224,22 @@ class Session:
     def chunk_registry(self, folder: Path | None = None, decode: str = ROWS) -> ChunkRegistry:
         """Chunks on the scheduler's pool; kept in `folder` too, where one is given. UserError for a model of
         block diffusion, where the programs cannot serve it, and for a folder that cannot be used."""
-        self.check_says_tokens("chunks are texts of which no token sees one after it")
-        check("chunks", self.model.blocks, decode)
-        if self.model.end.drops:
+        self.check_autoregressive("chunks are texts of which no token sees one after it")
+        check_feature("chunks", self.model.variant_set, decode)
+        if self.model.context_end.drops:
             raise UserError(
                 f"chunks stand in sequences of which nothing is dropped, and this model was loaded with "
-                f"context_end={self.model.end}; load it without that"
+                f"context_end={self.model.context_end}; load it without that"
             )
-        pool, made_by = self.scheduler.pool, self.made_by(decoding_in(self.model, decode))
+        pool, made_by = self.scheduler.pool, self.provenance(with_decode_path(self.model, decode))
         files = ChunkFolder(folder, made_by, self.note) if folder else None
-        return ChunkRegistry(pool, self.model.rope, self.read_apart, files)
+        return ChunkRegistry(pool, self.model.rope, self.prefill_alone, files)
 
-    def read_apart(self, token_ids: Sequence[int]) -> KVCache:
+    def prefill_alone(self, token_ids: Sequence[int]) -> KVCache:
         """A cache of its own with these tokens, which see nothing before them, and their keys before RoPE.
         Raises as make_room, and RunError."""
-        self.make_room(token_ids)
-        read = partial(_read_apart, token_ids=token_ids, bar=self.bar)
+        self.ensure_programs(token_ids)
+        read = partial(_prefill_alone, token_ids=token_ids, bar=self.bar)
         try:
             return read(self.model)
         except RunStopped:
@@ -239,7 +247,7 @@ class Session:
         except RunError as error:
             return read(self.recover(error, "while a chunk was read"))
 
-    def check_says_tokens(self, what: str) -> None:
+    def check_autoregressive(self, what: str) -> None:
         """UserError, which says `what` was asked for, where the model does not say one token after the
         other."""
         if blocks := self.model.config.diffusion:
@@ -251,34 +259,38 @@ class Session:
     def _first_key(self) -> bytes:
         """Of a pool's pages: what the bits of keys and values that blocks make depend on but the tokens, and
         the weights, which are the session's."""
-        if not self.model.blocks.variants:
+        if not self.model.variant_set.variants:
             return b""
-        told = self.cache.backend.name, _shared_by(self.model), *sorted(self._of_all(self.model).items())
+        told = (
+            self.cache.backend.name,
+            _shared_by(self.model),
+            *sorted(self._common_provenance(self.model).items()),
+        )
         return hashlib.sha256(repr(told).encode()).digest()
 
     def save(self, path: Path) -> None:
         """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
         save_sequence."""
-        kept = self._last()
+        kept = self._last_sequence()
         if not kept:
             raise UserError(
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
-        save_sequence(kept.sequence, kept.answer, path, self.made_by(self.model))
+        save_sequence(kept.sequence, kept.answer, path, self.provenance(self.model))
 
     def restore(self, path: Path) -> int:
         """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
         pool = self.requests.pool
-        sequence, said = restore_sequence(pool, path, self.made_by(self.model), self.grammars)
-        self.requests.keep(sequence, said)
+        sequence, said = restore_sequence(pool, path, self.provenance(self.model), self.grammar_compiler)
+        self.requests.set_last_sequence(sequence, said)
         return sequence.length
 
     def save_pages(self, prompt_ids: Sequence[Token], path: Path) -> int:
         """Write what the pool of `scheduler` has of a beginning; how many tokens. As held and
         save_sequence."""
-        made_by = self.pages_made_by(self.scheduler)
-        sequence = held(self.scheduler.pool, prompt_ids)
+        made_by = self.pages_provenance(self.scheduler)
+        sequence = cached_sequence(self.scheduler.pool, prompt_ids)
         try:
             save_sequence(sequence, None, path, made_by)
             return sequence.length
@@ -288,8 +300,8 @@ class Session:
     def restore_pages(self, path: Path) -> int:
         """Have the pool of `scheduler` hold what a file has; how many tokens. As PagesFile, and
         PoolFullError."""
-        file = PagesFile(path, self.pages_made_by(self.scheduler))
-        sequence = file.room(self.scheduler.pool)
+        file = PagesFile(path, self.pages_provenance(self.scheduler))
+        sequence = file.allocate(self.scheduler.pool)
         try:
             file.fill(sequence)
         except BaseException:
@@ -298,35 +310,35 @@ class Session:
         file.publish(sequence)
         return len(file.token_ids)
 
-    def pages_made_by(self, scheduler: Scheduler) -> dict[str, str]:
+    def pages_provenance(self, scheduler: Scheduler) -> dict[str, str]:
         """What the bits in a scheduler's pool depend on. UserError where that is not one thing."""
         if self._first_key() != scheduler.pool.first_key:
             raise UserError(
                 "the KV pool has what two backends made, as one failed and another goes on; nothing of it is "
                 "saved, and nothing restored: load the model again"
             )
-        return self.made_by(decoding_in(scheduler.model, ROWS))
+        return self.provenance(with_decode_path(scheduler.model, ROWS))
 
-    def made_by(self, model: LoadedModel) -> dict[str, str]:
+    def provenance(self, model: LoadedModel) -> dict[str, str]:
         """What the bits of keys and values depend on, the plainest first. UserError where the weights' files
         were changed since they were loaded."""
-        return {"weights": self.mark(), **self._run_by(model)}
+        return {"weights": self.fingerprint(), **self._run_provenance(model)}
 
-    def _run_by(self, model: LoadedModel) -> dict[str, str]:
-        blocks, of_all = model.blocks, self._of_all(model)
-        keys = (self.cache.artifact(name).key for name in blocks.of_a_token if name in model.programs)
+    def _run_provenance(self, model: LoadedModel) -> dict[str, str]:
+        blocks, of_all = model.variant_set, self._common_provenance(model)
+        keys = (self.cache.artifact(name).key for name in blocks.decode_programs if name in model.programs)
         return {
             "model": of_all.pop("model"),
-            "decode": f"{blocks.decode}{_shared_by(model)}",
+            "decode": f"{blocks.decode_path}{_shared_by(model)}",
             **of_all,
             "programs": " ".join(keys),
         }
 
-    def _of_all(self, model: LoadedModel) -> dict[str, str]:
+    def _common_provenance(self, model: LoadedModel) -> dict[str, str]:
         """As made_by, whatever the family of decode."""
         return {
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
-            "context-end": str(model.end),
+            "context-end": str(model.context_end),
             "numerics": self.cache.backend.numerics,
         }
 
@@ -334,7 +346,7 @@ class Session:
         """Give up the devices, the buffers and the weights in them."""
         if self.model.devices:
             self.model.devices.close()
-        for cache in (self.cache, *self.others):
+        for cache in (self.cache, *self.other_caches):
             cache.close()
 
     def recover(self, error: RunError, where: str) -> LoadedModel:
@@ -350,7 +362,7 @@ class Session:
         self.cache.close()
         self.cache, self.model = fallback()
         if "requests" in vars(self):
-            self.requests.go_on_with(self._for_requests())
+            self.requests.switch_model(self._for_requests())
         self.backend = f"{failed}, then {self.cache.backend.name}"
         self.note(f"going on {where} on backend {self.cache.backend.name}")
         return self.model
@@ -358,27 +370,27 @@ class Session:
     def text(self, answer: Request, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
         """The text of an answer as it is made, without the token that ends it. tokens: the answer's, where
         somebody else has them from it."""
-        yield from filter(None, self._decoded(answer.prompt_ids, answer if tokens is None else tokens))
+        yield from filter(None, self._detokenize(answer.prompt_ids, answer if tokens is None else tokens))
 
     def pieces(
         self, request: Request, stop: Collection[int] = (), shown: Collection[int] = ()
     ) -> Generator[str, None, None]:
         """The text of what has come of a request, which a token of `stop` ends too, without that: a piece for
         each token, "" where there is none yet. It takes no step. shown: special tokens that are told too."""
-        yield from self._decoded(request.prompt_ids, _until(request, stop), shown)
+        yield from self._detokenize(request.prompt_ids, _until(request, stop), shown)
 
-    def _decoded(
+    def _detokenize(
         self, before: Sequence[int], tokens: Iterable[int | None], shown: Collection[int] = ()
     ) -> Iterator[str]:
-        stream = self.tokenizer.stream(before, shown)
+        stream = self.tokenizer.incremental_detokenizer(before, shown)
         for token in tokens:
             if token is None or token in self.model.config.eos_token_ids:
                 yield ""
                 continue
-            with self.model.host_timer("detokenization"), of_one_answer():
+            with self.model.host_timer("detokenization"), isolate_request_errors():
                 piece = stream.feed(token)
             yield piece
-        with of_one_answer():
+        with isolate_request_errors():
             rest = stream.flush()
         if rest:
             yield rest
@@ -386,15 +398,15 @@ class Session:
 
 def _shared_by(model: LoadedModel) -> str:
     """On how many devices, where these are several, and which of them have what is here."""
-    if model.blocks.devices == 1:
+    if model.variant_set.devices == 1:
         return ""
-    here = f"rank {model.group.rank}" if model.group.ranks > 1 else "all"
-    return f", {here} of {model.blocks.devices} devices"
+    here = f"rank {model.group.rank}" if model.group.world_size > 1 else "all"
+    return f", {here} of {model.variant_set.devices} devices"
 
 
-def _read_apart(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCache:
-    cache = model.new_cache(len(token_ids), with_unturned=True)
-    with bar(prefill_steps(model, len(token_ids))) as step:
+def _prefill_alone(model: LoadedModel, token_ids: Sequence[int], bar: Bar) -> KVCache:
+    cache = model.new_cache(len(token_ids), with_keys_before_rope=True)
+    with bar(prefill_call_count(model, len(token_ids))) as step:
         prefill(model, token_ids, cache, step, last_only=True)
     return cache
 
@@ -406,7 +418,7 @@ def _until(request: Request, stop: Collection[int]) -> Iterator[int | None]:
                 request.finish_reason = FinishReason.STOP
                 return
             yield token
-        if request.is_over:
+        if request.is_finished:
             return
         yield None
 
@@ -420,11 +432,11 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     done, what compile_programs raises, and RunError for a device that fails without one.
     """
     config = checkpoint.config
-    options.end(config)  # which may refuse
+    options.context_end_policy(config)  # which may refuse
     check_memory(config, options)
     with checkpoint.weights.reading_ahead():
         programs = compile_programs(config, options, report)
-    devices = [programs, *of_other_devices(config, options, programs)]
+    devices = [programs, *compile_for_other_devices(config, options, programs)]
     model, filled = _assemble(checkpoint, options, devices)
 
     def fall_back(to: Backend) -> tuple[KernelCache, LoadedModel]:
@@ -445,10 +457,10 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
         note,
         fallback,
         bar=bar,
-        mark=mark,
+        fingerprint=mark,
         kv_pool=options.kv_pool,
     )
-    session.others = [each.cache for each in devices[1:]]
+    session.other_caches = [each.cache for each in devices[1:]]
     try:
         _preload(filled, checkpoint, report)
     except RunError as error:
@@ -457,7 +469,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
     return session
 
 
-class Filled(NamedTuple):
+class FilledModel(NamedTuple):
     """A device's model, or its part of one, and the weights that its buffers are filled with."""
 
     model: LoadedModel
@@ -465,53 +477,55 @@ class Filled(NamedTuple):
 
 
 def _assemble(
-    checkpoint: Checkpoint, options: RuntimeOptions, devices: Sequence[Programs]
-) -> tuple[LoadedModel, Sequence[Filled]]:
+    checkpoint: Checkpoint, options: RuntimeOptions, devices: Sequence[ProgramLibrary]
+) -> tuple[LoadedModel, Sequence[FilledModel]]:
     """The model on the programs of these devices, and what each has of it; what it needs later is compiled
     then, and given its weights."""
 
     def supply(names: Iterable[str]) -> None:
         names = list(names)
         for programs, (model, weights) in zip(devices, filled, strict=True):
-            if new := programs.have(names):
+            if new := programs.ensure_compiled(names):
                 for _ in preload(model, weights, new):
                     pass
 
     config, first = checkpoint.config, devices[0]
-    whole = assemble(
+    whole = build_model(
         checkpoint,
         first.by_name,
         first.cache,
-        options.blocks(config),
+        options.variant_set(config),
         first.cache.profiler.span,
-        places=first.places,
-        supply=supply,
-        end=options.end(config),
+        buffer_names=first.buffer_names,
+        ensure_programs=supply,
+        context_end=options.context_end_policy(config),
     )
-    if options.ranks == 1:
-        filled = [Filled(whole, checkpoint.weights)]
+    if options.world_size == 1:
+        filled = [FilledModel(whole, checkpoint.weights)]
         return whole, filled
-    shared = _share_out(whole, options, devices)
+    shared = _split_over_devices(whole, options, devices)
     parts = shared.devices.parts if shared.devices else ()
     filled = [
-        Filled(part, WeightsOfRank(checkpoint.weights, config, part.group.rank, options.ranks))
+        FilledModel(part, RankWeights(checkpoint.weights, config, part.group.rank, options.world_size))
         for part in parts
     ]
     return shared, filled
 
 
-def _share_out(whole: LoadedModel, options: RuntimeOptions, devices: Sequence[Programs]) -> LoadedModel:
+def _split_over_devices(
+    whole: LoadedModel, options: RuntimeOptions, devices: Sequence[ProgramLibrary]
+) -> LoadedModel:
     """The model on these devices of this process: all that share it, or one of several processes' devices."""
-    part, group = options.part(whole.config), options.group
-    if group.ranks > 1:
-        return shared_out(whole, part, devices, [group], [f"rank {group.rank} of {group.ranks}"])
+    part, group = options.part_config(whole.config), options.group
+    if group.world_size > 1:
+        return split_over_devices(whole, part, devices, [group], [f"rank {group.rank} of {group.world_size}"])
     names = [f"device {device}" for device in options.devices]
-    meeting = in_process(names)
+    meeting = thread_group(names)
     groups = [meeting.member(rank) for rank in range(len(names))]
-    return shared_out(whole, part, devices, groups, names, meeting.begin)
+    return split_over_devices(whole, part, devices, groups, names, meeting.reset)
 
 
-def _preload(filled: Sequence[Filled], checkpoint: Checkpoint, report: Reporter) -> None:
+def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Reporter) -> None:
     started, layers = time.perf_counter(), checkpoint.config.num_hidden_layers
     total = len(filled) * preload_steps(checkpoint.config)
     with report.bar("loading weights", total) as step:

@@ -20,11 +20,11 @@ from aerie.engine.tensors import Tensor
 from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import UnsupportedShapeError, program_store
 
-Cut = Callable[[Tensor, int, int], Tensor]
+SliceTensor = Callable[[Tensor, int, int], Tensor]
 """Of a tensor, so many rows or columns from the first one on."""
 
 
-def part_of(config: ModelConfig, ranks: int) -> ModelConfig:
+def part_config(config: ModelConfig, ranks: int) -> ModelConfig:
     """The facts of the part that each of so many devices has; they are alike.
 
     UserError, with the counts and those that work, for devices that cannot share the model evenly, and for
@@ -67,7 +67,7 @@ def _problem(config: ModelConfig, ranks: int) -> str:
 
 
 @dataclass(frozen=True)
-class WeightsOfRank:
+class RankWeights:
     """A checkpoint's tensors as rank `rank` of `ranks` has them; config: of the whole model."""
 
     whole: Weights
@@ -109,16 +109,16 @@ class WeightsOfRank:
         return self.rank * count, count
 
 
-CUT: dict[str, tuple[Cut, Callable[[WeightsOfRank], tuple[int, int]]]] = {
-    "wq": (Tensor.part, WeightsOfRank.queries),
-    "bq": (Tensor.part, WeightsOfRank.queries),
-    "wk": (Tensor.part, WeightsOfRank.keys),
-    "bk": (Tensor.part, WeightsOfRank.keys),
-    "wv": (Tensor.part, WeightsOfRank.keys),
-    "bv": (Tensor.part, WeightsOfRank.keys),
-    "wo": (Tensor.columns, WeightsOfRank.queries),
-    "w_gate": (Tensor.part, WeightsOfRank.ffn),
-    "w_up": (Tensor.part, WeightsOfRank.ffn),
-    "w_down": (Tensor.columns, WeightsOfRank.ffn),
+CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
+    "wq": (Tensor.part, RankWeights.queries),
+    "bq": (Tensor.part, RankWeights.queries),
+    "wk": (Tensor.part, RankWeights.keys),
+    "bk": (Tensor.part, RankWeights.keys),
+    "wv": (Tensor.part, RankWeights.keys),
+    "bv": (Tensor.part, RankWeights.keys),
+    "wo": (Tensor.columns, RankWeights.queries),
+    "w_gate": (Tensor.part, RankWeights.ffn),
+    "w_up": (Tensor.part, RankWeights.ffn),
+    "w_down": (Tensor.columns, RankWeights.ffn),
 }
 """How the weights of a layer are cut, by the names of the programs' arguments. Others are whole."""

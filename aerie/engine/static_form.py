@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
-from aerie.engine.logits import dequantised
+from aerie.engine.logits import dequantise_logits
 from aerie.engine.model import lm_head_statics
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rope_table, widen
 from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
@@ -40,9 +40,9 @@ from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.multi_launch_builder.static_step import CACHE, UPDATED_CACHE, StaticSizes
 from aerie.runtime import Static
 
-UNSEEN = -10000.0
+MASKED = -10000.0
 """What is added to the score of a position that a row does not see. In bf16 it is -9984, which does too."""
-SEEN = 0.0
+VISIBLE = 0.0
 
 
 @dataclass(frozen=True)
@@ -70,14 +70,14 @@ def masks(sizes: StaticSizes, starts: Sequence[int], commit: bool) -> StaticMask
         raise UserError(
             f"{len(starts)} starts for a static form of {sizes.batch} sequences (batch); give one for each"
         )
-    attention = np.full(sizes.attention_mask, UNSEEN, np.float32)
+    attention = np.full(sizes.attention_mask, MASKED, np.float32)
     insert = np.zeros(sizes.insert_matrix, np.float32)
     keep = np.ones(sizes.keep_mask, np.float32)
-    attention[..., sizes.max_len :] = SEEN
+    attention[..., sizes.max_len :] = VISIBLE
     rows = np.arange(sizes.block)
     for sequence, start in enumerate(starts):
         _check_start(sizes, start)
-        attention[:, sequence, :, :, :start] = SEEN
+        attention[:, sequence, :, :, :start] = VISIBLE
         if commit:
             insert[:, sequence, :, start + rows, rows] = 1.0
             keep[:, sequence, :, start : start + sizes.block] = 0.0
@@ -94,7 +94,7 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
         )
 
 
-def sizes_of(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
+def static_sizes(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
     """The sizes of a model's static form."""
     heads, head_dim = config.num_key_value_heads, config.head_dim
     return StaticSizes(layers, batch, block, max_len, heads, head_dim)
@@ -130,7 +130,7 @@ def inputs(
     return {**padded, "kv_cache": kv_cache, **chosen}
 
 
-def statics(weights: Weights, program: Program) -> dict[str, Static]:
+def static_weights(weights: Weights, program: Program) -> dict[str, Static]:
     """What fills the program's weights, by name: read from the checkpoint when a cache preloads them."""
     found: dict[str, Static] = {"final_norm": weights.final_norm, **lm_head_statics(program, weights.lm_head)}
     for layer in range(program.arguments[CACHE].shape[0]):
@@ -139,7 +139,7 @@ def statics(weights: Weights, program: Program) -> dict[str, Static]:
 
 
 @dataclass(frozen=True)
-class Origin:
+class WeightSource:
     """Where a weight of the program comes from: the tensor of the checkpoint, and the row that it begins at.
     Rows beyond the tensor's end are zeros."""
 
@@ -147,15 +147,15 @@ class Origin:
     first_row: int = 0
 
 
-def origins(config: ModelConfig, program: Program) -> dict[str, Origin]:
+def weight_sources(config: ModelConfig, program: Program) -> dict[str, WeightSource]:
     """Where the program's weights come from, by name; as Hugging Face's modules have them in memory."""
     head = EMBED if config.tie_word_embeddings else LM_HEAD
     rows = program.arguments["lm_head_0"].shape[0]
-    found = {"final_norm": Origin(FINAL_NORM)}
-    found |= {f"lm_head_{part}": Origin(head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
+    found = {"final_norm": WeightSource(FINAL_NORM)}
+    found |= {f"lm_head_{part}": WeightSource(head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
     for layer in range(program.arguments[CACHE].shape[0]):
         for name, tensor in config.family.tensors.items():
-            found[f"{name}_{layer}"] = Origin(in_layer(layer, tensor))
+            found[f"{name}_{layer}"] = WeightSource(in_layer(layer, tensor))
     return found
 
 
@@ -164,7 +164,7 @@ def results(
 ) -> tuple[F32Array, BF16Array]:
     """Of a run: logits [batch, block, vocab_size], and the updated cache."""
     rows = sizes.batch * sizes.block
-    logits = dequantised(program.arguments, made, vocab_size, rows, rows)
+    logits = dequantise_logits(program.arguments, made, vocab_size, rows, rows)
     return logits.reshape(sizes.batch, sizes.block, vocab_size), made[UPDATED_CACHE]
 
 

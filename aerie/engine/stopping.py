@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from aerie.engine.faults import of_one_answer
+from aerie.engine.faults import isolate_request_errors
 
 
 class StopStrings:
@@ -39,10 +39,10 @@ class StopStrings:
         text, self._held = self._held, ""
         return text
 
-    def cut(self, pieces: Iterable[str]) -> Iterator[str]:
+    def truncate(self, pieces: Iterable[str]) -> Iterator[str]:
         """A piece for each of the pieces, up to where a stop string begins. No more are taken than needed."""
         for piece in pieces:
-            with of_one_answer():
+            with isolate_request_errors():
                 sure = self.feed(piece)
             yield sure
             if self.found is not None:

@@ -40,7 +40,7 @@ class TextTooLongError(PromptTooLongError):
         )
 
 
-def longest_token(backend: Any) -> int | None:
+def max_token_bytes(backend: Any) -> int | None:
     """Bytes of UTF-8 that a token of a tokenizers.Tokenizer stands for at most; None where that is not
     known."""
     vocabulary = backend.get_vocab(with_added_tokens=True)

@@ -1,8 +1,8 @@
 """Tools: functions that a model may call, and how models write their calls.
 
 A chat template that knows tools tells a model of them, and calls and results of the conversation are written
-by it. How such a model writes a call stands in the template's text, by which its form is found (FORMS). Where
-a template knows no tools, or a form that is not here, a system message of ours tells tools and form (OURS),
+by it. How such a model writes a call stands in the template's text, by which its form is found (FORMATS). Where
+a template knows no tools, or a form that is not here, a system message of ours tells tools and form (DEFAULT_FORMAT),
 calls are what the assistant wrote, and results what the user did.
 """
 
@@ -61,7 +61,7 @@ class Tool:
         return made
 
     @property
-    def told(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, Any]:
         """As chat templates take it."""
         function = {"name": self.name, "description": self.description, "parameters": self.schema}
         return {"type": "function", "function": function}
@@ -73,30 +73,30 @@ class Tools:
     called; None: all. parallel: an answer may have several calls, where the model's form has that. ToolsError
     for names that are none or come twice, for more than MOST_TOOLS, and for names of no tool."""
 
-    each: tuple[Tool, ...]
-    required: bool = False
-    names: tuple[str, ...] | None = None
+    tools: tuple[Tool, ...]
+    must_call: bool = False
+    allowed_names: tuple[str, ...] | None = None
     parallel: bool = True
 
     def __post_init__(self) -> None:
-        if len(self.each) > MOST_TOOLS:
-            raise ToolsError(f"there are {len(self.each)} tools; give {MOST_TOOLS} at most", "tools")
+        if len(self.tools) > MOST_TOOLS:
+            raise ToolsError(f"there are {len(self.tools)} tools; give {MOST_TOOLS} at most", "tools")
         known: set[str] = set()
-        for index, tool in enumerate(self.each):
+        for index, tool in enumerate(self.tools):
             _check(tool, known, f"tools[{index}]")
             known.add(tool.name)
-        for name in self.names or ():
+        for name in self.allowed_names or ():
             if name not in known:
                 told = (
                     f"tool_choice names {name[:80]!r}, and the tools are {', '.join(sorted(known)) or 'none'}"
                 )
                 raise ToolsError(f"{told}; name one of these", "tool_choice")
-        if self.required and not self.callable:
+        if self.must_call and not self.callable:
             raise ToolsError("tool_choice asks for a call, and there are no tools; give tools", "tool_choice")
 
     @property
     def callable(self) -> list[Tool]:
-        return [tool for tool in self.each if self.names is None or tool.name in self.names]
+        return [tool for tool in self.tools if self.allowed_names is None or tool.name in self.allowed_names]
 
 
 def _check(tool: Tool, before: set[str], place: str) -> None:
@@ -125,11 +125,13 @@ def read_tools(given: Any, choice: Any = "auto", parallel: bool = True) -> Tools
         told = f'{", ".join(CHOICES)} and {{"type": "function", "function": {{"name": ...}}}}'
         raise ToolsError(f"tool_choice is {str(choice)[:80]!r}; there are {told}", "tool_choice")
     if name is not None:
-        return chosen(each, "required", [name], parallel=False)
-    return chosen(each, choice, None, parallel)
+        return with_choice(each, "required", [name], parallel=False)
+    return with_choice(each, choice, None, parallel)
 
 
-def chosen(each: tuple[Tool, ...], choice: str, names: Sequence[str] | None, parallel: bool) -> Tools | None:
+def with_choice(
+    each: tuple[Tool, ...], choice: str, names: Sequence[str] | None, parallel: bool
+) -> Tools | None:
     """choice: one of CHOICES. names: only these may be called. None where none may be."""
     asked = Tools(each, choice == "required", None if names is None else tuple(names), parallel)
     return asked if choice != "none" and asked.callable else None
@@ -150,7 +152,7 @@ def _read(tool: Any, place: str) -> Tool:
 
 
 @dataclass(frozen=True)
-class CallForm:
+class ToolCallFormat:
     """How calls are written: trigger, opening, call, between, call, closing.
 
     marks: the template has one of these. without: and none of these. trigger: begins calls, after a text, if
@@ -158,65 +160,66 @@ class CallForm:
     one call at most. key: of the arguments. id_length: that of a call's id, where the template wants one.
     """
 
-    marks: tuple[str, ...]
-    key: str = "arguments"
+    template_markers: tuple[str, ...]
+    arguments_key: str = "arguments"
     trigger: str = ""
     is_bare: bool = False
     opening: str = ""
     between: str | None = None
     closing: str = ""
-    without: tuple[str, ...] = ()
+    excluded_markers: tuple[str, ...] = ()
     id_length: int | None = None
 
 
-OURS = CallForm((), is_bare=True, between="\n")
-FORMS = (
-    CallForm(
+DEFAULT_FORMAT = ToolCallFormat((), is_bare=True, between="\n")
+FORMATS = (
+    ToolCallFormat(
         ("<tool_call>",),
         trigger="<tool_call>",
         opening="\n",
         between="\n</tool_call>\n<tool_call>\n",
         closing="\n</tool_call>",
-        without=("<function=", "<arg_key>"),
+        excluded_markers=("<function=", "<arg_key>"),
     ),
-    CallForm(
+    ToolCallFormat(
         ("[TOOL_CALLS]",),
         trigger="[TOOL_CALLS]",
         opening=" [",
         between=", ",
         closing="]",
-        without=("[ARGS]",),
+        excluded_markers=("[ARGS]",),
         id_length=9,
     ),
-    CallForm(('"parameters": ',), key="parameters", trigger="<|python_tag|>", is_bare=True),
+    ToolCallFormat(('"parameters": ',), arguments_key="parameters", trigger="<|python_tag|>", is_bare=True),
 )
-KNOWS_TOOLS = re.compile(r"\btools\b")
+TOOLS_IN_TEMPLATE = re.compile(r"\btools\b")
 
 
-def form_of(template: object) -> CallForm:
-    """The form of the calls of models with this chat template, or OURS."""
+def detect_format(template: object) -> ToolCallFormat:
+    """The form of the calls of models with this chat template, or DEFAULT_FORMAT."""
     if isinstance(
         template, Mapping
     ):  # several, by their names: what transformers takes where there are tools
         template = template.get("tool_use", template.get("default"))
-    if not isinstance(template, str) or not KNOWS_TOOLS.search(template):
-        return OURS
+    if not isinstance(template, str) or not TOOLS_IN_TEMPLATE.search(template):
+        return DEFAULT_FORMAT
     fits = (
         form
-        for form in FORMS
-        if any(mark in template for mark in form.marks) and not any(mark in template for mark in form.without)
+        for form in FORMATS
+        if any(mark in template for mark in form.template_markers)
+        and not any(mark in template for mark in form.excluded_markers)
     )
-    return next(fits, OURS)
+    return next(fits, DEFAULT_FORMAT)
 
 
-def told(
-    messages: Sequence[Message], tools: Tools | None, form: CallForm
+def prepare_messages(
+    messages: Sequence[Message], tools: Tools | None, form: ToolCallFormat
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a chat template. CallsError for results without calls, and arguments that are no
     JSON."""
     read = _with_calls(messages, form.id_length)
-    if form is not OURS:
-        return read, [tool.told for tool in tools.each] if tools else None
+    if form is not DEFAULT_FORMAT:
+        return read, [tool.to_json for tool in tools.tools] if tools else None
     folded = _folded(read)
     if tools:
         is_first = bool(folded) and folded[0]["role"] == "system"
@@ -291,10 +294,10 @@ def _id(given: str, length: int | None) -> str:
 
 def _instructions(tools: Tools) -> str:
     """What a model is told whose template tells nothing of tools."""
-    listed = "\n".join(json.dumps(tool.told["function"], ensure_ascii=False) for tool in tools.each)
+    listed = "\n".join(json.dumps(tool.to_json["function"], ensure_ascii=False) for tool in tools.tools)
     return (
         f"You may call these functions:\n{listed}\n"
-        f'To call one, answer {{"name": its name, "{OURS.key}": an object of its arguments}}, and nothing '
+        f'To call one, answer {{"name": its name, "{DEFAULT_FORMAT.arguments_key}": an object of its arguments}}, and nothing '
         "else."
     )
 
@@ -324,5 +327,5 @@ def _as_text(message: Message) -> dict[str, Any]:
 
 
 def _call_text(function: Mapping[str, Any]) -> str:
-    said = {"name": function["name"], OURS.key: function["arguments"]}
+    said = {"name": function["name"], DEFAULT_FORMAT.arguments_key: function["arguments"]}
     return json.dumps(said, ensure_ascii=False)

@@ -40,7 +40,7 @@ def default_variants(positions: int) -> tuple[Variant, ...]:
     return tuple(sorted(Variant(n, m) for n in rows for m in contexts if n <= m))
 
 
-def window_contexts(contexts: Sequence[int]) -> list[int]:
+def gathered_contexts(contexts: Sequence[int]) -> list[int]:
     """Of the windows of a model whose variants have these, the largest last."""
     most = max(contexts[-1], DEFAULT_CONTEXTS[-1])
     return [one for one in CONTEXTS if one <= most]

@@ -17,7 +17,7 @@ from aerie.engine import footprint as module
 from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import load_config
 from aerie.engine.errors import TooLittleMemoryError
-from aerie.engine.footprint import Needs, check_memory, footprint, require
+from aerie.engine.footprint import SessionNeeds, check_memory, footprint, require
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -42,7 +42,7 @@ def have(monkeypatch):
 
 def whole(seq_len):
     """A session for prompts of so many tokens."""
-    return Needs(seq_len, (), seq_len + 128)
+    return SessionNeeds(seq_len, (), seq_len + 128)
 
 
 def asked(seq_len=None, copies=1, **options):

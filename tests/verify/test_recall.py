@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.composing import mode_of
+from aerie.engine.composing import parse_chunk_mode
 from aerie.engine.progress import Reporter
 from aerie.engine.session import Session
 from aerie.verify.composed import try_mode
@@ -65,7 +65,9 @@ def test_what_is_lost_and_what_is_not(session: Session, hops: int) -> None:
 @pytest.mark.parametrize("mode", probe.MODES)
 def test_the_modes_are_those_of_transformers(session: Session, mode: str) -> None:
     question = task.questions(5, 1, 2)[0]
-    found = try_mode("probe", session, Reference.open(probe.CHECKPOINT), question.chunks, mode_of(mode))
+    found = try_mode(
+        "probe", session, Reference.open(probe.CHECKPOINT), question.chunks, parse_chunk_mode(mode)
+    )
     assert found.failures == []
 
 

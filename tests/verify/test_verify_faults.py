@@ -93,7 +93,7 @@ def test_what_no_step_shows_fails_the_gate(fault, healthy, demo_reference, promp
 
 def test_blocks_pass_in_several_steps(few_rows_session, demo_reference, prompts):
     ids = prompts[1].token_ids
-    assert len(few_rows_session.model.blocks.plan(len(ids), 0)) > 2
+    assert len(few_rows_session.model.variant_set.plan(len(ids), 0)) > 2
     ladder = try_layers("in few rows", few_rows_session, demo_reference, ids)
     assert ladder.failures == []
     assert max(row.used for row in ladder.rows) < 0.7

@@ -177,7 +177,7 @@ def test_a_conversation_is_heard_turn_by_turn(demo_session):
 
 
 def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
-    monkeypatch.setattr("aerie.engine.requests.reason_to_finish", lambda *_: FinishReason.INTERRUPTED)
+    monkeypatch.setattr("aerie.engine.requests.finish_reason_for", lambda *_: FinishReason.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
         Subject(demo_session).chat(["Who are you?"], 4)
 
@@ -200,7 +200,9 @@ def test_a_prompt_goes_on_from_what_the_cache_holds(demo_session, prompts, recor
 
 def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts, monkeypatch):
     monkeypatch.setattr(
-        Scheduler, "_keep", lambda self, request, sequence: self.forget() or sequence.release()
+        Scheduler,
+        "_keep_sequence",
+        lambda self, request, sequence: self.clear_prefix_cache() or sequence.release(),
     )
     monkeypatch.setattr(PageManager, "publish", lambda *_: None)
     assert (

@@ -28,11 +28,11 @@ def forms_page() -> str:
     formats = ", ".join(code(each) for each in sorted(form_schema.FORMATS - {"unknown"}))
     calls = [
         (
-            ", ".join(code(mark) for mark in form.marks),
-            ", ".join(code(mark) for mark in form.without) or "none",
+            ", ".join(code(mark) for mark in form.template_markers),
+            ", ".join(code(mark) for mark in form.excluded_markers) or "none",
             "one" if form.is_bare else "several",
         )
-        for form in tool_calls.FORMS
+        for form in tool_calls.FORMATS
     ]
     return page(
         "Structured output",

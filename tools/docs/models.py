@@ -20,7 +20,7 @@ VARIANT = Variant(8, 512)
 
 def models_page() -> str:
     families = [
-        (code(family.model_type), code(family.name), _has(family), family.examples)
+        (code(family.model_type), code(family.name), _has(family), family.published_sizes)
         for family in sorted(FAMILIES.values(), key=lambda each: each.model_type)
     ]
     limits = [(code(rule.name), rule.step, rule.max, rule.why_max) for rule in rules()]
@@ -30,7 +30,7 @@ def models_page() -> str:
             " or ".join(code(repr(value)) for value in fact.values) or "none",
             fact.reason,
         )
-        for fact in refused.FACTS
+        for fact in refused.REQUIRED_ENTRIES
     ]
     return page(
         "Models",

@@ -29,9 +29,9 @@ ELEMENTS = 32
 """A head's width must be a multiple of this: of two of the widest vectors."""
 
 
-class Place(ctypes.Structure):
+class KVPosition(ctypes.Structure):
     """The position of the first of so many new rows, or of each of them, and the positions that a decoded
-    token attends to; Place in decode_attention.cc."""
+    token attends to; KVPosition in decode_attention.cc."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("position", "rows", "first", "last")),
@@ -41,35 +41,35 @@ class Place(ctypes.Structure):
 
     position: int
     rows: int
-    first: int
-    last: int
-    to: int | None
-    seen: int | None
+    visible_start: int
+    visible_stop: int
+    row_positions: int | None
+    visible: int | None
 
-    def stand(self, position: int, rows: int = 1) -> None:
-        self.position, self.rows, self.to = position, rows, None
+    def set_rows(self, position: int, rows: int = 1) -> None:
+        self.position, self.rows, self.row_positions = position, rows, None
 
-    def stand_at(self, positions: NDArray[np.int64]) -> None:
+    def set_row_positions(self, positions: NDArray[np.int64]) -> None:
         """New rows have these positions, one each."""
         self._positions = np.ascontiguousarray(positions, np.int64)  # to which `to` points
-        self.rows, self.to = len(positions), self._positions.ctypes.data
+        self.rows, self.row_positions = len(positions), self._positions.ctypes.data
 
     @property
     def positions(self) -> NDArray[np.int64]:
         """Those of new rows."""
-        return self._positions if self.to else self.position + np.arange(self.rows)
+        return self._positions if self.row_positions else self.position + np.arange(self.rows)
 
-    def see(self, visible: slice | NDArray[np.int64], capacity: int) -> None:
+    def set_visible(self, visible: slice | NDArray[np.int64], capacity: int) -> None:
         """A decoded token attends to a run of positions, or to these, in this order. IndexError for positions
         that the cache does not have."""
         if isinstance(visible, slice):
-            self.first, self.last, _ = visible.indices(capacity)
-            self.seen = None
+            self.visible_start, self.visible_stop, _ = visible.indices(capacity)
+            self.visible = None
         else:
             if visible.min() < 0 or visible.max() >= capacity:
                 raise IndexError(f"positions {visible.min()}..{visible.max()} in a cache of {capacity}")
             self._seen = np.ascontiguousarray(visible, np.int64)  # to which `seen` points
-            self.first, self.last, self.seen = 0, len(self._seen), self._seen.ctypes.data
+            self.visible_start, self.visible_stop, self.visible = 0, len(self._seen), self._seen.ctypes.data
 
 
 _ARRAYS = ("query", "key_rows", "value_rows", "keys", "values", "out")
@@ -82,11 +82,11 @@ class _Layer(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_int64) for name in _SIZES),
-        ("place", ctypes.POINTER(Place)),
+        ("place", ctypes.POINTER(KVPosition)),
     )
 
 
-class LayerCode:
+class NativeLayer:
     """The functions of decode_attention.cc on the arrays of one layer, which stay where they are.
 
     keys and values are (kv_heads, capacity, head_dim). To keep rows, there are key_rows and value_rows,
@@ -94,7 +94,9 @@ class LayerCode:
     contiguous. Raises ValueError for others.
     """
 
-    def __init__(self, native: NativeAttention, place: Place, threads: int, **arrays: BF16Array) -> None:
+    def __init__(
+        self, native: NativeAttention, position: KVPosition, threads: int, **arrays: BF16Array
+    ) -> None:
         kv_heads, capacity, head_dim = arrays["keys"].shape
         whole = arrays["query"].size if "query" in arrays else 0
         sizes = whole // head_dim, kv_heads, head_dim, capacity, threads
@@ -105,7 +107,7 @@ class LayerCode:
             _check(name, array, expected.get(name, array.size))
         pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
         self._native = native
-        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(place))
+        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(position))
         self._keeps = self._in_c, arrays
 
     def keep_rows(self) -> HostWork:
@@ -141,7 +143,7 @@ class NativeAttention:
         for function in (self.keep_rows, self.attend):
             function.argtypes = [ctypes.c_void_p] * 3
 
-    def serves(self, keys: BF16Array, visible: object) -> bool:
+    def can_attend(self, keys: BF16Array, visible: object) -> bool:
         """Whether it can attend to these: `visible` a run of positions, or where positions lie, one or more
         in either; whole vectors, a cache as it lies."""
         if keys.shape[2] % ELEMENTS or not keys.flags.c_contiguous:

@@ -42,10 +42,10 @@ from aerie.engine.sampler import Sampler
 
 SEQUENTIAL, STATIC = "sequential", "low_confidence_static"
 DYNAMIC, ENTROPY = "low_confidence_dynamic", "entropy_bounded"
-DEFAULT = DYNAMIC
+DEFAULT_RULE = DYNAMIC
 
 
-class Chosen(NamedTuple):
+class UnmaskedTokens(NamedTuple):
     """What a step fills in: positions within the block, from left to right, their tokens, the confidence in
     each, and the entropy of its distribution in nats."""
 
@@ -56,22 +56,22 @@ class Chosen(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Rule:
+class UnmaskingRule:
     """By which rule masks become tokens, with its settings.
 
-    name: one of NAMES. steps: in how many a block is filled at most; None: as many as it has tokens; not of
+    name: one of RULE_NAMES. steps: in how many a block is filled at most; None: as many as it has tokens; not of
     entropy_bounded. threshold: of low_confidence_dynamic, a probability. entropy: of entropy_bounded, in
     nats. Raises UserError for a value out of range.
     """
 
-    name: str = DEFAULT
+    name: str = DEFAULT_RULE
     steps: int | None = None
     threshold: float = 0.9
     entropy: float = 0.1
 
     def __post_init__(self) -> None:
         if self.name not in RULES:
-            raise UserError(f"rule is {self.name!r}; give one of {', '.join(NAMES)}")
+            raise UserError(f"rule is {self.name!r}; give one of {', '.join(RULE_NAMES)}")
         if self.steps is not None and not (isinstance(self.steps, Integral) and self.steps >= 1):
             raise UserError(f"steps is {self.steps}; a block is filled in 1 step or more, a whole number")
         if not 0 <= self.threshold <= 1:
@@ -82,10 +82,10 @@ class Rule:
         if not self.entropy > 0:
             raise UserError(
                 f"entropy is {self.entropy} nats, and nothing is under that; it must be above 0, and "
-                f"{DEFAULTS.entropy} is usual"
+                f"{DEFAULT_SETTINGS.entropy} is usual"
             )
 
-    def of(self, block: int) -> Rule:
+    def for_block(self, block: int) -> UnmaskingRule:
         """This rule, for blocks, or parts of blocks, of so many tokens; UserError for more steps."""
         if self.steps is not None and self.steps > block:
             raise UserError(
@@ -93,40 +93,40 @@ class Rule:
             )
         return self
 
-    def least(self, step: int, block: int) -> int:
+    def min_unmasked(self, step: int, block: int) -> int:
         """n_s: how many positions of a block this step, counted from 0, has to fill."""
         steps = self.steps or block
         return block // steps + (step < block % steps)
 
 
-class _Drawn(NamedTuple):
+class _Candidates(NamedTuple):
     """What a rule goes by: its settings, how many positions are to be filled, and, of each masked position
     from left to right, confidence and entropy."""
 
-    rule: Rule
-    least: int
+    rule: UnmaskingRule
+    min_unmasked: int
     confidences: F64Array
     entropies: F64Array
 
 
-_Places: TypeAlias = Sequence[int]
+_Indices: TypeAlias = Sequence[int]
 """Among the masked positions, from the left."""
 
 
-def _sequential(drawn: _Drawn) -> _Places:
-    return range(drawn.least)
+def _sequential(drawn: _Candidates) -> _Indices:
+    return range(drawn.min_unmasked)
 
 
-def _static(drawn: _Drawn) -> _Places:
-    return _smallest(-drawn.confidences)[: drawn.least]
+def _static(drawn: _Candidates) -> _Indices:
+    return _smallest(-drawn.confidences)[: drawn.min_unmasked]
 
 
-def _dynamic(drawn: _Drawn) -> _Places:
+def _dynamic(drawn: _Candidates) -> _Indices:
     above: list[int] = np.flatnonzero(drawn.confidences > drawn.rule.threshold).tolist()
-    return above if len(above) >= drawn.least else _static(drawn)
+    return above if len(above) >= drawn.min_unmasked else _static(drawn)
 
 
-def _entropy(drawn: _Drawn) -> _Places:
+def _entropy(drawn: _Candidates) -> _Indices:
     order = _smallest(drawn.entropies)
     under = np.cumsum(drawn.entropies[order]) < drawn.rule.entropy
     return order[: max(1, int(np.count_nonzero(under)))]
@@ -138,23 +138,23 @@ def _smallest(values: F64Array) -> list[int]:
     return order
 
 
-RULES: Mapping[str, Callable[[_Drawn], _Places]] = MappingProxyType(
+RULES: Mapping[str, Callable[[_Candidates], _Indices]] = MappingProxyType(
     {SEQUENTIAL: _sequential, STATIC: _static, DYNAMIC: _dynamic, ENTROPY: _entropy}
 )
-NAMES = tuple(RULES)
-DEFAULTS = Rule()
+RULE_NAMES = tuple(RULES)
+DEFAULT_SETTINGS = UnmaskingRule()
 
 
-class Chooser:
+class Unmasker:
     """Chooses by a rule, for blocks, or parts of blocks, of `block` tokens.
 
     What it remembers from step to step is the sampler's random generator alone, which stays that sampler's:
     `Sampler.state` and `restore` are those of a chooser too. UserError for more steps than tokens.
     """
 
-    def __init__(self, rule: Rule, block: int, sampler: Sampler, mask_token_id: int) -> None:
-        self._rule, self._block = rule.of(block), block
-        self._sampler = sampler.without(mask_token_id)
+    def __init__(self, rule: UnmaskingRule, block: int, sampler: Sampler, mask_token_id: int) -> None:
+        self._rule, self._block = rule.for_block(block), block
+        self._sampler = sampler.excluding(mask_token_id)
 
     def __call__(
         self,
@@ -163,7 +163,7 @@ class Chooser:
         step: int,
         prompt_ids: Sequence[int] = (),
         token_ids: Sequence[int] = (),
-    ) -> Chosen:
+    ) -> UnmaskedTokens:
         """The tokens that this step fills in.
 
         logits: a row (vocab_size,) of float32 or bf16 for each masked position, left to right. masked: these
@@ -176,11 +176,11 @@ class Chooser:
         finite.
         """
         tokens = [self._sampler(row, prompt_ids, token_ids) for row in logits]
-        told = [_told(row, token) for row, token in zip(logits, tokens, strict=True)]
+        told = [_confidence_and_entropy(row, token) for row, token in zip(logits, tokens, strict=True)]
         confidences, entropies = np.array(told, np.float64).reshape(-1, 2).T
-        least = min(self._rule.least(step, self._block), len(masked))
-        places = sorted(RULES[self._rule.name](_Drawn(self._rule, least, confidences, entropies)))
-        return Chosen(
+        least = min(self._rule.min_unmasked(step, self._block), len(masked))
+        places = sorted(RULES[self._rule.name](_Candidates(self._rule, least, confidences, entropies)))
+        return UnmaskedTokens(
             tuple(masked[place] for place in places),
             tuple(tokens[place] for place in places),
             tuple(told[place][0] for place in places),
@@ -188,7 +188,7 @@ class Chooser:
         )
 
 
-def _told(row: F32Array | BF16Array, token: int) -> tuple[float, float]:
+def _confidence_and_entropy(row: F32Array | BF16Array, token: int) -> tuple[float, float]:
     """The token's probability in the softmax of these logits, and the entropy of that in nats.
 
     With x the logits less the largest and Z the sum of exp(x), entropy, -sum(p log p), is log Z less the mean

@@ -6,36 +6,36 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import NamedTuple, Protocol
 
-LONGEST, SHORTEST = 4, 2
+MAX_NGRAM, MIN_NGRAM = 4, 2
 """Tokens of the n-grams by which a place that was like this one is looked for."""
 
 
 class Drafter(Protocol):
     """Guesses for one answer."""
 
-    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+    def __call__(self, tokens: Sequence[int], max_drafts: int) -> Sequence[int]:
         """Up to `most` guesses of what follows these ids, prompt and answer; none where it has none."""
 
     def close(self) -> None:
         """The answer is over: let go of what is held."""
 
 
-def nothing_needed(prompt: int, more: int) -> None:
+def no_programs_needed(prompt_tokens: int, new_tokens: int) -> None:
     """Guesses that need no programs."""
 
 
-class Drafting(NamedTuple):
+class DraftSource(NamedTuple):
     """Where guesses come from: `make` gives each answer its drafter; cost: what a guess takes of the time
     that a pass of the model does; at_once: that is what all guesses of a pass take together. make_room: has
     what guesses need after a prompt of so many tokens, and in so many more."""
 
-    make: Callable[[], Drafter]
+    make_drafter: Callable[[], Drafter]
     cost: float = 0.0
-    at_once: bool = False
-    make_room: Callable[[int, int], None] = nothing_needed
+    cost_is_total: bool = False
+    ensure_programs: Callable[[int, int], None] = no_programs_needed
 
 
-class Lookup:
+class PromptLookupDrafter:
     """Prompt lookup: what followed the last place that ended as the text ends now, by the longest n-gram.
 
     Where that runs into the end of the text it goes on over its own guesses: a text that repeats a line is
@@ -48,22 +48,24 @@ class Lookup:
         self._follows: dict[tuple[int, ...], int] = {}
         self._known = 0
 
-    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+    def __call__(self, tokens: Sequence[int], max_drafts: int) -> Sequence[int]:
         """See Drafter. `tokens` begins with those of the call before."""
         tokens = (*self._before, *tokens) if self._before else tokens
         self._learn(tokens)
-        place = next((at for key in _ends(tokens, len(tokens)) if (at := self._follows.get(key))), None)
+        place = next(
+            (at for key in _ngrams_before(tokens, len(tokens)) if (at := self._follows.get(key))), None
+        )
         if place is None:
             return ()
         text = list(tokens[place:])
-        for _ in range(most):
+        for _ in range(max_drafts):
             text.append(text[len(text) - (len(tokens) - place)])
         return text[len(tokens) - place :]
 
     def _learn(self, tokens: Sequence[int]) -> None:
         """Remember where each n-gram was last, but for those at the very end, which all of them are like."""
         for end in range(self._known, len(tokens)):
-            for key in _ends(tokens, end):
+            for key in _ngrams_before(tokens, end):
                 self._follows[key] = end
         self._known = len(tokens)
 
@@ -71,12 +73,12 @@ class Lookup:
         """Nothing is held."""
 
 
-def predicted(prompt: Sequence[int], answer: Sequence[int]) -> Drafting:
+def prediction_source(prompt: Sequence[int], answer: Sequence[int]) -> DraftSource:
     """Guesses of an answer that is expected to be much like this one, such as a text with a word changed: by
     lookup in it too, as what follows the prompt's last tokens."""
-    return Drafting(partial(Lookup, (*prompt[-LONGEST:], *answer)))
+    return DraftSource(partial(PromptLookupDrafter, (*prompt[-MAX_NGRAM:], *answer)))
 
 
-def _ends(tokens: Sequence[int], end: int) -> list[tuple[int, ...]]:
+def _ngrams_before(tokens: Sequence[int], end: int) -> list[tuple[int, ...]]:
     """The n-grams that end before this position, the longest first."""
-    return [tuple(tokens[end - n : end]) for n in range(LONGEST, SHORTEST - 1, -1) if n <= end]
+    return [tuple(tokens[end - n : end]) for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1) if n <= end]

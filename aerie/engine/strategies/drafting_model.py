@@ -16,16 +16,16 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.forward import decode_step, next_token_row, prefill
+from aerie.engine.forward import decode_step, next_logits_row, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
 from aerie.engine.pages import KVCache
-from aerie.engine.strategies.drafting import Drafting
-from aerie.engine.strategies.speculative import MOST_DRAFTS
+from aerie.engine.strategies.drafting import DraftSource
+from aerie.engine.strategies.speculative import MAX_DRAFTS
 from aerie.engine.tokenizer import Tokenizer
 
 
-class ModelDrafter:
+class DraftModelDrafter:
     """See Drafter. One for each answer; those of a session take turns, by `turn`.
 
     vocab_size: of the model that it guesses for. Sizes of one tokenizer differ where checkpoints are padded:
@@ -34,30 +34,32 @@ class ModelDrafter:
     """
 
     def __init__(
-        self, model: Callable[[], LoadedModel], turn: threading.Lock, vocab_size: int | None = None
+        self, model: Callable[[], LoadedModel], lock: threading.Lock, vocab_size: int | None = None
     ) -> None:
-        self._model, self._turn, self._vocab_size = model, turn, vocab_size
+        self._model, self._lock, self._vocab_size = model, lock, vocab_size
         self._cache: KVCache | None = None
 
-    def __call__(self, tokens: Sequence[int], most: int) -> Sequence[int]:
+    def __call__(self, tokens: Sequence[int], max_drafts: int) -> Sequence[int]:
         """See Drafter. None where its own context has no room for the tokens, or it does not have one."""
-        most = min(most, self._model().positions - len(tokens))
-        if most < 1 or max(tokens) >= self._model().config.vocab_size:
+        max_drafts = min(max_drafts, self._model().positions - len(tokens))
+        if max_drafts < 1 or max(tokens) >= self._model().config.vocab_size:
             return ()
-        with self._turn:
+        with self._lock:
             model = self._model()
             cache = self._cache = self._cache or model.new_cache(len(tokens))
-            cache.length = _alike(cache.token_ids, tokens[:-1])
+            cache.length = _common_prefix(cache.token_ids, tokens[:-1])
             if model.config.draft_mask_id is None:
-                return [*itertools.islice(_said(model, cache, tokens, self._vocab_size), most)]
-            return _said_at_once(model, cache, tokens, most, self._vocab_size)
+                return [*itertools.islice(_generate(model, cache, tokens, self._vocab_size), max_drafts)]
+            return _generate_in_one_pass(model, cache, tokens, max_drafts, self._vocab_size)
 
     def close(self) -> None:
         """See Drafter."""
         self._cache = None
 
 
-def _said(model: LoadedModel, cache: KVCache, tokens: Sequence[int], vocab_size: int | None) -> Iterator[int]:
+def _generate(
+    model: LoadedModel, cache: KVCache, tokens: Sequence[int], vocab_size: int | None
+) -> Iterator[int]:
     """What it would say after these, without end; one pass for each that is asked for."""
     row = prefill(model, tokens[cache.length :], cache, last_only=True)[-1]
     while True:
@@ -65,7 +67,7 @@ def _said(model: LoadedModel, cache: KVCache, tokens: Sequence[int], vocab_size:
         row = decode_step(model, token, cache)
 
 
-def _said_at_once(
+def _generate_in_one_pass(
     model: LoadedModel, cache: KVCache, tokens: Sequence[int], count: int, vocab_size: int | None
 ) -> list[int]:
     """The same in one pass, of a model that was trained to (PARD, arXiv 2504.18583; AMD-AGI/PARD): behind the
@@ -78,44 +80,46 @@ def _said_at_once(
 
 def _likeliest(model: LoadedModel, row: BF16Array, vocab_size: int | None) -> int:
     """Of the tokens that both models have."""
-    return int(np.argmax(next_token_row(model, row)[:vocab_size].astype(np.float32)))
+    return int(np.argmax(next_logits_row(model, row)[:vocab_size].astype(np.float32)))
 
 
-def _alike(held: Sequence[object], tokens: Sequence[int]) -> int:
+def _common_prefix(held: Sequence[object], tokens: Sequence[int]) -> int:
     """How many of both, from the first on, are the same."""
     return sum(
         1 for _ in itertools.takewhile(lambda pair: pair[0] == pair[1], zip(held, tokens, strict=False))
     )
 
 
-def drafting_by(model: Callable[[], LoadedModel], turn: threading.Lock, target: ModelConfig) -> Drafting:
+def draft_model_source(
+    model: Callable[[], LoadedModel], lock: threading.Lock, target: ModelConfig
+) -> DraftSource:
     """Guesses of this model, which is asked for anew for every guess, for answers of the target."""
     config = model().config
     cost, at_once = _weights(config) / _weights(target), config.draft_mask_id is not None
 
     def make_room(prompt: int, more: int) -> None:
-        with turn:
-            model().supply(_needed(model(), prompt, more))
+        with lock:
+            model().ensure_programs(_programs_for(model(), prompt, more))
 
-    return Drafting(partial(ModelDrafter, model, turn, target.vocab_size), cost, at_once, make_room)
+    return DraftSource(partial(DraftModelDrafter, model, lock, target.vocab_size), cost, at_once, make_room)
 
 
-def _needed(model: LoadedModel, prompt: int, more: int) -> Iterator[str]:
+def _programs_for(model: LoadedModel, prompt: int, more: int) -> Iterator[str]:
     """The programs of an answer of so many tokens: those that read its prompt, and, in every context up to
     its end, those that read what is new since a guess."""
-    masks = 0 if model.config.draft_mask_id is None else MOST_DRAFTS - 1
-    end, longest = min(prompt + more, model.positions), 1 + MOST_DRAFTS + masks
+    masks = 0 if model.config.draft_mask_id is None else MAX_DRAFTS - 1
+    end, longest = min(prompt + more, model.positions), 1 + MAX_DRAFTS + masks
     reads = [(prompt + 1 + masks, 0)]
-    for past in (prompt, *(one for one in model.blocks.contexts if prompt < one), end - longest):
+    for past in (prompt, *(one for one in model.variant_set.contexts if prompt < one), end - longest):
         reads += [(tokens, max(past, 0)) for tokens in range(1, longest + 1)]
     for tokens, past in dict.fromkeys((min(tokens, end - past), past) for tokens, past in reads):
         if tokens > 0:
-            yield from model.blocks.needed(model.plan(tokens, past), last_only=not masks)
+            yield from model.variant_set.programs_for_calls(model.plan(tokens, past), last_only=not masks)
 
 
 def _weights(config: ModelConfig) -> int:
     """Elements that a pass reads."""
-    return config.num_hidden_layers * config.layer_weights + config.vocab_size * config.hidden_size
+    return config.num_hidden_layers * config.layer_parameters + config.vocab_size * config.hidden_size
 
 
 def check_drafter(
@@ -129,7 +133,7 @@ def check_drafter(
             f"draft {name} fills in blocks, and guesses come from a model that says one token after the "
             "other; name another"
         )
-    if not our_tokens.is_like(their_tokens):
+    if not our_tokens.has_same_vocabulary(their_tokens):
         raise UserError(
             f"draft {name} has another vocabulary: its tokenizer's ids are not those of the model's, and a "
             "guess of the one would be another word of the other; name a draft model that was made for this "

@@ -12,57 +12,57 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from aerie.engine.embeddings import Token, ids_among
-from aerie.engine.strategies.adapting import Adaptive
-from aerie.engine.strategies.autoregressive import Autoregressive
+from aerie.engine.embeddings import Token, ids_only
+from aerie.engine.strategies.adapting import AdaptiveDraftLength
+from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
 from aerie.engine.strategies.drafting import Drafter
 from aerie.engine.strategies.strategy import PassInput, RequestState, Row
 
-MOST_DRAFTS = 15
+MAX_DRAFTS = 15
 """Tokens tried in a pass: with the one before them, rows of the second smallest program."""
 
 
-class Speculative(Autoregressive):
+class SpeculativeStrategy(AutoregressiveStrategy):
     """Tries what `drafter` guesses, as many as `length` says that it pays to try, and others leave room for.
 
     Guesses that cost nothing are made before it is known how many of them are tried, so that an answer that
     has none takes no room. Others are made when it is known, and none in vain.
     """
 
-    def __init__(self, making: RequestState, drafter: Drafter, length: Adaptive) -> None:
-        super().__init__(making)
+    def __init__(self, request: RequestState, drafter: Drafter, length: AdaptiveDraftLength) -> None:
+        super().__init__(request)
         self._drafter, self._length = drafter, length
-        self._found: Sequence[int] = ()
+        self._drafts: Sequence[int] = ()
 
-    def next_input(self, length: int, guesses: int = 0) -> PassInput:
-        due, making = super().next_input(length), self._making
-        if not (due.is_answer and due.wanted and making.token_ids):
+    def next_input(self, length: int, draft_count: int = 0) -> PassInput:
+        due, making = super().next_input(length), self._request
+        if not (due.is_decode and due.logits_count and making.token_ids):
             return due
-        could = self._length.guesses(min(making.left, making.room) - 1)
-        if guesses:
-            drafts = self._drafted(guesses) if could.cost else self._found[:guesses]
-            return PassInput((*due.tokens, *drafts), 1 + len(drafts), 1, is_answer=True)
+        could = self._length.estimate(min(making.remaining_tokens, making.free_positions) - 1)
+        if draft_count:
+            drafts = self._make_drafts(draft_count) if could.cost else self._drafts[:draft_count]
+            return PassInput((*due.tokens, *drafts), 1 + len(drafts), 1, is_decode=True)
         if not could.cost:
-            self._found = self._drafted(could.most) if could.most else ()
-            could = could._replace(most=len(self._found))
-        return due._replace(guesses=could)
+            self._drafts = self._make_drafts(could.max_drafts) if could.max_drafts else ()
+            could = could._replace(max_drafts=len(self._drafts))
+        return due._replace(drafts=could)
 
-    def _drafted(self, most: int) -> Sequence[int]:
-        return self._drafter(ids_among(self._making.tokens), most)[:most]
+    def _make_drafts(self, most: int) -> Sequence[int]:
+        return self._drafter(ids_only(self._request.tokens), most)[:most]
 
-    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
-        stays = self._say(due.tried, rows)
-        done = self.passes
-        done.passes, done.drafted = done.passes + 1, done.drafted + len(due.tried)
+    def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:
+        stays = self._accept_drafts(pass_input.tentative_tokens, rows)
+        done = self.pass_counts
+        done.passes, done.drafted = done.passes + 1, done.drafted + len(pass_input.tentative_tokens)
         done.accepted += stays
-        self._length.update(len(due.tried), stays)
+        self._length.update(len(pass_input.tentative_tokens), stays)
         return stays
 
-    def _say(self, drafts: Sequence[Token], rows: Sequence[Row]) -> int:
+    def _accept_drafts(self, drafts: Sequence[Token], rows: Sequence[Row]) -> int:
         """Draw row after row for as long as the draft before it was right; how many were."""
         for number, row in enumerate(rows):
-            token = self._making.draw(row)
-            goes_on = self._making.say(token)
+            token = self._request.sample(row)
+            goes_on = self._request.append_token(token)
             if number == len(drafts) or token != drafts[number]:
                 return number
             if not goes_on:

@@ -26,10 +26,10 @@ class DraftEstimate(NamedTuple):
     guess one, in passes of the model; at_once: what all take together.
     """
 
-    most: int = 0
-    chance: float = 0.0
+    max_drafts: int = 0
+    acceptance_rate: float = 0.0
     cost: float = 0.0
-    at_once: bool = False
+    cost_is_total: bool = False
 
 
 NO_DRAFTS = DraftEstimate()
@@ -45,24 +45,26 @@ class PassInput(NamedTuple):
     """
 
     tokens: Sequence[Token]
-    wanted: int
-    held: int
-    whole: int = 1
-    is_answer: bool = False
-    guesses: DraftEstimate = NO_DRAFTS
-    hidden: bool = False
+    logits_count: int
+    kept_count: int
+    multiple_of: int = 1
+    is_decode: bool = False
+    drafts: DraftEstimate = NO_DRAFTS
+    hidden_only: bool = False
 
-    def cut(self, rows: int) -> PassInput:
+    def truncate(self, rows: int) -> PassInput:
         """The first of them, as many as so many rows take."""
         if rows >= len(self.tokens):
             return self
-        count = max(0, rows) // self.whole * self.whole
-        wanted = max(0, self.wanted - (len(self.tokens) - count))
-        return self._replace(tokens=self.tokens[:count], wanted=wanted, held=min(self.held, count))
+        count = max(0, rows) // self.multiple_of * self.multiple_of
+        wanted = max(0, self.logits_count - (len(self.tokens) - count))
+        return self._replace(
+            tokens=self.tokens[:count], logits_count=wanted, kept_count=min(self.kept_count, count)
+        )
 
     @property
-    def tried(self) -> Sequence[Token]:
-        return self.tokens[self.held :]
+    def tentative_tokens(self) -> Sequence[Token]:
+        return self.tokens[self.kept_count :]
 
 
 class RequestState(Protocol):
@@ -83,28 +85,28 @@ class RequestState(Protocol):
     def positions(self) -> int: ...
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         """How many more positions its sequence may have before something is dropped, or it ends."""
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         """How many more tokens were asked for."""
 
-    def after(self, length: int) -> Sequence[Token]:
+    def tokens_after(self, length: int) -> Sequence[Token]:
         """The tokens after the first `length` that can be run at once."""
 
-    def draw(self, logits: Row) -> int:
+    def sample(self, logits: Row) -> int:
         """The sampler's choice after all that was said. UserError."""
 
-    def say(self, token: int) -> bool:
+    def append_token(self, token: int) -> bool:
         """Give a token to whoever asked; whether more may come."""
 
-    def end(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason) -> None:
         """Nothing more comes."""
 
 
 @dataclass
-class Passes:
+class PassCounts:
     """What an answer took.
 
     passes: those that gave logits for it. drafted, accepted: tokens that were guessed, and those of them that
@@ -119,7 +121,7 @@ class Passes:
     committed: int = 0
     commits: int = 0
 
-    def told(self, tokens: int) -> str:
+    def summary(self, tokens: int) -> str:
         """In words, of an answer of so many tokens."""
         guesses = f", {self.accepted} of {self.drafted} guesses right" if self.drafted else ""
         blocks = f", {self.blocks} blocks" if self.blocks else ""
@@ -129,7 +131,7 @@ class Passes:
 class Strategy(Protocol):
     """How one answer is made. It is asked `next_input` before every pass, and told the logits by `update`."""
 
-    passes: Passes
+    pass_counts: PassCounts
 
     @property
     def cacheable_tokens(self) -> Sequence[Token]:
@@ -139,11 +141,11 @@ class Strategy(Protocol):
     def max_cached_positions(self) -> int:
         """How many positions its sequence may hold between passes."""
 
-    def next_input(self, length: int, guesses: int = 0) -> PassInput:
+    def next_input(self, length: int, draft_count: int = 0) -> PassInput:
         """What can be run after `length` positions, and behind it up to so many of the guesses that the same
         without any said there could be."""
 
-    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
+    def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:
         """The logits of the last `due.wanted` tokens of a pass; how many of `due.tried` stay. UserError."""
 
     def close(self) -> None:
