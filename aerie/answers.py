@@ -14,17 +14,17 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aerie.common.errors import UserError
 from aerie.engine.call_grammar import tool_call_grammar
-from aerie.engine.call_reader import ToolCallSpec, ToolCall, tool_call_spec
+from aerie.engine.call_reader import ToolCall, ToolCallSpec, tool_call_spec
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler, SamplingSettings
 from aerie.engine.session import Session
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DecodeConfig, DecodeSettings
-from aerie.engine.strategies.drafting import DraftSource
-from aerie.engine.strategies.drafting_model import check_drafter, draft_model_source
+from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
+from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.tool_calls import Tools, read_tools
 
 LOG = logging.getLogger("aerie")

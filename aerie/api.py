@@ -36,21 +36,21 @@ from aerie.batch_api import KV, Numbers, check_kvs, make_samplers, sample_tokens
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, check_decode_path
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
-from aerie.engine.communication import SingleRank, Communicator
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.context_end import STOP
 from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError
 from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.tool_calls import Message, Tools, read_tools
+from aerie.engine.variant_set import GUIDE, check_decode_path
 from aerie.runtime import Profiler, select_backend
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"

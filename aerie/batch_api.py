@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import F32Array
-from aerie.engine.pages import PagedSequence, PagePool
+from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.sampler import Sampler
 
 Numbers: TypeAlias = "Sequence[int] | NDArray[Any]"

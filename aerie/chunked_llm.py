@@ -11,13 +11,13 @@ import numpy as np
 from aerie.answers import GenerateOptions, OnEvent, Result, Stream, parse_options
 from aerie.api import MAX_TOKENS, Model
 from aerie.common.errors import UserError
-from aerie.engine.blocks import ROWS, check_decode_path
 from aerie.engine.chunks import ChunkInfo
-from aerie.engine.composing import PREFIX, ComposedPrompt, parse_chunk_mode
+from aerie.engine.composed_prompt import PREFIX, ComposedPrompt, parse_chunk_mode
 from aerie.engine.errors import PromptError
 from aerie.engine.logits import log_softmax
 from aerie.engine.rope import RopeScaling
 from aerie.engine.tokenizer import check_text
+from aerie.engine.variant_set import ROWS, check_decode_path
 
 
 class ChunkedLLM:

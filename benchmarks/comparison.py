@@ -20,8 +20,8 @@ from typing import Any
 from aerie.cli.cache_command import bench_sections, clear
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common import knobs
-from aerie.engine.blocks import GUIDE, ROWS
-from aerie.engine.progress import Reporter, OnProgress, no_progress
+from aerie.engine.reporter import OnProgress, Reporter, no_progress
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.runtime.knobs import NPU_LOCK
 from benchmarks.figures import CONCURRENT_CLIENTS, OURS, THEIRS, Samples, add_rates, record
 from benchmarks.http import measure_concurrent, measure_overhead, open_both

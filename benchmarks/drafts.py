@@ -22,15 +22,15 @@ from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.decode_config import PROMPT_LOOKUP, DEFAULT_DECODE_CONFIG, DecodeConfig
+from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, PROMPT_LOOKUP, DecodeConfig
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.runtime import select_backend
 
 TEXTS = Path(__file__).parent / "texts"

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.strategies.decode_config import PROMPT_LOOKUP
+from aerie.engine.variant_set import GUIDE, ROWS
 
 OURS, THEIRS = "ours", "theirs"
 FEW_ROWS = (8, 16)

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import variant_set_for, all_program_names
 from aerie.engine.config import ModelConfig
-from aerie.engine.footprint import SessionNeeds, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, footprint, require
+from aerie.engine.program_library import all_program_names, variant_set_for
+from aerie.engine.variant_set import VariantSet
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from aerie.runtime.memory import format_bytes

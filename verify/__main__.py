@@ -28,10 +28,10 @@ from aerie.cli.commands import runtime_options
 from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
-from aerie.engine.footprint import session_needs
-from aerie.engine.progress import Reporter
+from aerie.engine.memory_estimate import session_needs
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.verify.bounds import session_numerics
 from aerie.verify.composed import Composed, try_modes

@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.composing import ComposedPrompt, ChunkMode, parse_chunk_mode
+from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds

@@ -23,22 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
-from aerie.engine.family import DiffusionConfig
+from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.numerics import F32Array
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
-from aerie.engine.strategies.choosing import (
+from aerie.engine.strategies.strategy import Row
+from aerie.engine.strategies.unmasking import (
     DYNAMIC,
     ENTROPY,
     RULE_NAMES,
     SEQUENTIAL,
     STATIC,
-    Unmasker,
     UnmaskedTokens,
+    Unmasker,
     UnmaskingRule,
 )
-from aerie.engine.strategies.strategy import Row
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds, token_rank
 from aerie.verify.gate_prompts import Prompt
 from aerie.verify.reference import Reference, import_torch

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.model import LoadedModel
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import Message

@@ -13,11 +13,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.common.knobs import THREADS
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.session import Session
 from aerie.engine.tool_calls import Message
+from aerie.engine.variant_set import ROWS
 from aerie.multi_launch_builder import round_up_seq_len
 from aerie.verify.bounds import GateFailure
 from aerie.verify.gate_prompts import Prompt

@@ -16,13 +16,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.blocks import ROWS
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
 from aerie.engine.planner import VariantCall
 from aerie.engine.programs import HEADS
+from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
 from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, LayerStep, layer_steps

@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.footprint import SessionNeeds, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, footprint, require
 from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import format_bytes

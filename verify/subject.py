@@ -10,14 +10,14 @@ import numpy as np
 
 from aerie.cli.chat import Chat
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason, never_interrupted
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.sampling_filters import F64Array
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import AerieRuntimeError

@@ -14,16 +14,16 @@ from functools import cached_property
 
 import numpy as np
 
-from aerie.engine.blocks import MAX_TAIL_ROWS, ROWS
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.forward import all_logits, decode_step, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
 from aerie.engine.planner import VariantCall
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.session import Session
+from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import CONTEXTS
 from aerie.verify.gate_prompts import text_of_length

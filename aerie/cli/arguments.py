@@ -22,10 +22,10 @@ from aerie.cli.checkpoints import DEMO
 from aerie.cli.export_command import add_export, export
 from aerie.common import folders, standard_streams
 from aerie.common.errors import KnobError, UsageError, UserError
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.context_end import STOP
-from aerie.engine.progress import treat_signals_as_interrupt
-from aerie.engine.strategies.choosing import DEFAULT_RULE, DYNAMIC, ENTROPY, RULES, UnmaskingRule
+from aerie.engine.reporter import treat_signals_as_interrupt
+from aerie.engine.strategies.unmasking import DEFAULT_RULE, DYNAMIC, ENTROPY, RULES, UnmaskingRule
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
 from aerie.runtime.memory import available_bytes, format_bytes, use_one_malloc_arena

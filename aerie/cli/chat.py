@@ -13,7 +13,7 @@ from aerie.common.errors import UserError
 from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError
 from aerie.engine.generate import FinishReason
-from aerie.engine.progress import stop_on_interrupt
+from aerie.engine.reporter import stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer

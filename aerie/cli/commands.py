@@ -17,23 +17,23 @@ from aerie.cli.prompts import read_text, tokenize_prompt
 from aerie.cli.terminal import terminal_foreground
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
-from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import CheckpointError
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import GrammarCompiler
-from aerie.engine.progress import Reporter, stop_on_interrupt
+from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine.reporter import Reporter, stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.decode_config import PROMPT_LOOKUP, DecodeConfig
-from aerie.engine.strategies.drafting import DraftSource
-from aerie.engine.strategies.drafting_model import check_drafter, draft_model_source
+from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
+from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.strategies.strategy import PassCounts
 from aerie.engine.tokenizer import check_text, note_missing_template
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 
 DONE = 0

@@ -19,8 +19,8 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.families import FAMILIES
-from aerie.engine.progress import Reporter
-from aerie.engine.static_form import weight_sources, static_sizes
+from aerie.engine.reporter import Reporter
+from aerie.engine.static_form import static_sizes, weight_sources
 from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes, plan_static_step
 
 DONE = 0

@@ -11,10 +11,10 @@ from pathlib import Path
 
 from aerie.common.errors import UsageError
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import PromptError
 from aerie.engine.forward import check_prompt
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.tokenizer import Tokenizer, check_text, note_missing_template
 
 STANDARD_INPUT = "-"

@@ -14,12 +14,19 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE
 from aerie.engine.embeddings import Token
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import bf16
-from aerie.engine.pages import PAGE_SIZE, PagedSequence, PagePool, PoolFullError, SwappedSequence, page_bytes
+from aerie.engine.page_pool import (
+    PAGE_SIZE,
+    PagedSequence,
+    PagePool,
+    PoolFullError,
+    SwappedSequence,
+    page_bytes,
+)
 from aerie.engine.requests import AnswerState, Request
+from aerie.engine.variant_set import GUIDE
 
 MAX_RUNNING_REQUESTS = 32
 """Under way at once: rows of the largest program that reads each weight once for few rows."""

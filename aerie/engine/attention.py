@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common import knobs
-from aerie.engine.kv import KeysAndValues, Layers, write_rows
-from aerie.engine.native import NativeLayer, NativeAttention, KVPosition, native_attention
+from aerie.engine.kv_cache import KeysAndValues, Layers, write_rows
+from aerie.engine.native import KVPosition, NativeAttention, NativeLayer, native_attention
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.runtime import HostWork
 

@@ -16,8 +16,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
-from aerie.engine.form_process import CompiledGrammar
-from aerie.engine.grammar import BLANKS, GrammarError, Grammar, GrammarCompiler, Schema
+from aerie.engine.grammar import BLANKS, Grammar, GrammarCompiler, GrammarError, Schema
+from aerie.engine.grammar_process import CompiledGrammar
 from aerie.engine.tool_calls import ToolCallFormat, Tools, ToolsError
 
 MOST_CALLS: Final = 16

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from aerie.engine.call_grammar import SPACE, call_prefix_regex
-from aerie.engine.faults import isolate_request_errors
+from aerie.engine.error_scope import isolate_request_errors
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolCallFormat, Tools
 

@@ -20,7 +20,9 @@ MAX_TEMPLATE_LENGTH = 1_000_000
 MAX_CONCURRENT_RENDERS = 4
 """Conversations that are rendered side by side: one that takes all of its time holds no other."""
 
-RENDERING = BoundedProcess("aerie.engine.rendering", Limits(cpu_s=2.0, wait_s=30.0), MAX_CONCURRENT_RENDERS)
+RENDERING = BoundedProcess(
+    "aerie.engine.template_renderer", Limits(cpu_s=2.0, wait_s=30.0), MAX_CONCURRENT_RENDERS
+)
 
 RESERVED_NAMES = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
 """Names in a template that are told by what else is asked, or stand for a function."""

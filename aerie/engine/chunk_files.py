@@ -14,9 +14,9 @@ import numpy as np
 from aerie.common.errors import UserError
 from aerie.common.store import write_atomic
 from aerie.engine.chunks import chunk_id
-from aerie.engine.kv import Layers
+from aerie.engine.kv_cache import Layers
 from aerie.engine.numerics import bf16
-from aerie.engine.saved import TOKENS, Arrays, ArraysByName, Provenance, open_arrays, write_arrays
+from aerie.engine.saved_sequence import TOKENS, Arrays, ArraysByName, Provenance, open_arrays, write_arrays
 
 IDS, ARRAYS, KINDS = ".json", ".safetensors", ("unturned", "values")
 MALFORMED_FILE_ERRORS = (

@@ -22,9 +22,9 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.errors import PromptError
-from aerie.engine.kv import Layers
+from aerie.engine.kv_cache import Layers
 from aerie.engine.numerics import BF16Array, apply_rope
-from aerie.engine.pages import PAGE_SIZE, KVCache, PagedSequence, PagePool, PoolFullError
+from aerie.engine.page_pool import PAGE_SIZE, KVCache, PagedSequence, PagePool, PoolFullError
 
 PrefillChunk: TypeAlias = "Callable[[Sequence[int]], KVCache]"
 """Runs tokens that see nothing before them; gives a cache with keys before RoPE."""

@@ -6,13 +6,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.config_reader import ConfigReader, read_json, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import ConfigReader, read_json, short
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import DiffusionConfig, ModelFamily
-from aerie.engine.refused import check_sizes, check_supported
+from aerie.engine.model_family import DiffusionConfig, ModelFamily
 from aerie.engine.rope import RopeScaling, read_rule
+from aerie.engine.unsupported_models import check_sizes, check_supported
 from aerie.multi_launch_builder import ModelShape
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one

@@ -27,9 +27,9 @@ from typing import Any, Protocol
 import numpy as np
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import VariantSet
-from aerie.engine.decoding import check_feature
-from aerie.engine.kv import causal
+from aerie.engine.decode_paths import check_feature
+from aerie.engine.kv_cache import causal
+from aerie.engine.variant_set import VariantSet
 
 SINK_TOKENS = 4
 """The first tokens that always stay: attention rests on them (StreamingLLM, section 3.2)."""

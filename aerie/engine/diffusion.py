@@ -10,9 +10,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.config_reader import ConfigReader, read_json
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import ConfigReader, read_json
-from aerie.engine.family import DiffusionConfig, FamilyDiffusion
+from aerie.engine.model_family import DiffusionConfig, FamilyDiffusion
 
 LARGEST_BLOCK = 64
 """Tokens. A page of keys and values has as many positions, and no block lies in two (`pages.py`)."""

@@ -15,18 +15,18 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from aerie.engine.blocks import MAX_TAIL_ROWS, ROWS
 from aerie.engine.communication import check_ranks_agree
 from aerie.engine.embeddings import Token, embed, ids_only
 from aerie.engine.errors import NoVariantError
+from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
+from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
-from aerie.engine.kv import MaskRule, causal
+from aerie.engine.kv_cache import MaskRule, causal
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import PAGE_SIZE, PagedSequence, PagePool
-from aerie.engine.passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
+from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
-from aerie.engine.windows import GatheredCache
+from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS
 
 Row: TypeAlias = "BF16Array | F32Array"

@@ -8,18 +8,17 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from aerie.engine.blocks import ROWS
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_only
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.executor import Executor, ScheduledTokens
+from aerie.engine.gathered_cache import GatheredCache
 from aerie.engine.head import logits_rows
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
-from aerie.engine.pages import KVCache
-from aerie.engine.progress import OnProgress
-from aerie.engine.progress import no_progress
-from aerie.engine.windows import GatheredCache
+from aerie.engine.page_pool import KVCache
+from aerie.engine.reporter import OnProgress, no_progress
+from aerie.engine.variant_set import ROWS
 from aerie.multi_launch_builder import round_up_seq_len
 
 

@@ -24,24 +24,24 @@ from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.form_process import (
+from aerie.engine.grammar_process import (
     BLANKS,
     MOST_TEXT,
-    GrammarError,
-    GrammarProcess,
-    GrammarInterruptedError,
     CompiledGrammar,
+    GrammarError,
+    GrammarInterruptedError,
+    GrammarProcess,
     GrammarSource,
     check_length,
-    limits,
     grammar_refused,
+    limits,
 )
 from aerie.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["BLANKS", "GrammarMatcher", "GrammarError", "Grammar", "GrammarCompiler", "Schema"]
+__all__ = ["BLANKS", "Grammar", "GrammarCompiler", "GrammarError", "GrammarMatcher", "Schema"]
 
 Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 """A JSON schema: an object, True for any JSON, or either as text."""

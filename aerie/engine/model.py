@@ -8,18 +8,18 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.communication import SingleRank, Communicator
+from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEndPolicy, StopAtEnd, split_at_drops
 from aerie.engine.devices import Devices
-from aerie.engine.kv import DeviceKVStorage, MaskRule, causal
+from aerie.engine.kv_cache import DeviceKVStorage, MaskRule, causal
 from aerie.engine.numerics import BF16Array, rope_table
-from aerie.engine.pages import KVCache, PagedSequence, PagePool
+from aerie.engine.page_pool import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
-from aerie.engine.programs import HEADS, SharedBufferNames, ProgramRunner, buffer_set, has_layer_weights
+from aerie.engine.programs import HEADS, ProgramRunner, SharedBufferNames, buffer_set, has_layer_weights
 from aerie.engine.tensors import Rows, Tensor
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import Recording, Static

@@ -7,24 +7,24 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple, Protocol, TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.composing import PromptSource
+from aerie.engine.composed_prompt import PromptSource
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token, ids_only
+from aerie.engine.error_scope import FATAL_EXCEPTIONS, caused_by
 from aerie.engine.errors import PromptError
 from aerie.engine.executor import ScheduledTokens
-from aerie.engine.faults import FATAL_EXCEPTIONS, caused_by
 from aerie.engine.forward import check_prompt
+from aerie.engine.forward_passes import OnProgram
 from aerie.engine.generate import (
-    RequestFigures,
     FinishReason,
+    RequestFigures,
+    finish_reason_for,
     finish_text,
     never_interrupted,
-    finish_reason_for,
 )
 from aerie.engine.model import LoadedModel
-from aerie.engine.pages import PagedSequence
-from aerie.engine.passes import OnProgram
-from aerie.engine.progress import Bar, no_bar
+from aerie.engine.page_pool import PagedSequence
+from aerie.engine.reporter import Bar, no_bar
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
 from aerie.engine.strategies.strategy import PassCounts, PassInput, Row, StrategyFactory

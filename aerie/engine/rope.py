@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import ConfigReader, short
 
 Frequencies = npt.NDArray[np.float32]
 """Radians per position for each of the head_dim / 2 pairs, (head_dim // 2,)."""

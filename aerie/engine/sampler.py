@@ -32,10 +32,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array, SamplingFilters, Ranks, sample_index, apply_filters
 from aerie.engine.errors import NotFiniteError
-from aerie.engine.grammar import GrammarMatcher, Grammar
+from aerie.engine.grammar import Grammar, GrammarMatcher
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+from aerie.engine.sampling_filters import F64Array, Ranks, SamplingFilters, apply_filters, sample_index
 
 INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
 """Of bf16: the bits of +infinity, and the sign."""

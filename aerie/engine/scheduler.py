@@ -22,26 +22,26 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
-from aerie.engine.admission import MAX_RUNNING_REQUESTS as MAX_RUNNING_REQUESTS
 from aerie.engine.admission import MAX_PREFILL_ONLY_REQUESTS as MAX_PREFILL_ONLY_REQUESTS
+from aerie.engine.admission import MAX_RUNNING_REQUESTS as MAX_RUNNING_REQUESTS
 from aerie.engine.admission import Admission
 from aerie.engine.admission import SchedulerStats as SchedulerStats
-from aerie.engine.blocks import GUIDE
-from aerie.engine.composing import ComposedPrompt, prompt_source
-from aerie.engine.decoding import check_feature
+from aerie.engine.composed_prompt import ComposedPrompt, prompt_source
+from aerie.engine.decode_paths import check_feature
 from aerie.engine.embeddings import Token
 from aerie.engine.executor import Executor, ScheduledTokens
 from aerie.engine.forward import prefill_call_count
-from aerie.engine.generate import Recover, check_generation, raise_error, never_interrupted
+from aerie.engine.gathered_cache import GatheredCache, gathered_cache_for
+from aerie.engine.generate import Recover, check_generation, never_interrupted, raise_error
 from aerie.engine.model import LoadedModel, with_decode_path
-from aerie.engine.pages import (
+from aerie.engine.page_pool import (
     PAGE_SIZE,
     PagedSequence,
     PagePool,
     PoolFullError,
 )
 from aerie.engine.planner import VariantCall
-from aerie.engine.progress import Bar, no_bar, defer_interrupt
+from aerie.engine.reporter import Bar, defer_interrupt, no_bar
 from aerie.engine.requests import (
     AnswerState,
     LogitsRequest,
@@ -50,11 +50,11 @@ from aerie.engine.requests import (
     check_forward_prompt,
 )
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.adapting import allocate_drafts
 from aerie.engine.strategies.decode_config import default_strategy_factory
-from aerie.engine.strategies.reading import OnRows, prefill_only_factory
+from aerie.engine.strategies.draft_length import allocate_drafts
+from aerie.engine.strategies.prefill_only import OnRows, prefill_only_factory
 from aerie.engine.strategies.strategy import NO_DRAFTS, PassInput, Row, StrategyFactory
-from aerie.engine.windows import GatheredCache, gathered_cache_for
+from aerie.engine.variant_set import GUIDE
 from aerie.runtime import RunError
 
 Rows: TypeAlias = "list[Row]"

@@ -20,45 +20,45 @@ from typing import NamedTuple
 
 from aerie.common.errors import UserError
 from aerie.engine.admission import LastSequence
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry
 from aerie.engine.communication import thread_group
-from aerie.engine.compiling import (
-    ProgramLibrary,
-    RuntimeOptions,
-    compile_into,
-    compile_programs,
-    all_program_names,
-    compile_for_other_devices,
-)
-from aerie.engine.decoding import check_feature
+from aerie.engine.decode_paths import check_feature
 from aerie.engine.embeddings import Token
-from aerie.engine.faults import isolate_request_errors
-from aerie.engine.fingerprint import Fingerprint
-from aerie.engine.footprint import check_memory, gathered_bytes
+from aerie.engine.error_scope import isolate_request_errors
 from aerie.engine.forward import check_prompt, prefill, prefill_call_count
 from aerie.engine.generate import FinishReason, never_interrupted
 from aerie.engine.grammar import GrammarCompiler
+from aerie.engine.memory_estimate import check_memory, gathered_bytes
 from aerie.engine.model import (
     LayerWeights,
     LoadedModel,
     build_model,
-    with_decode_path,
     preload,
     preload_steps,
     split_over_devices,
+    with_decode_path,
 )
-from aerie.engine.pages import PAGE_SIZE, PAGES_PER_SWAP_PAGE, KVCache, pages_for
-from aerie.engine.progress import Bar, Reporter, no_bar
+from aerie.engine.page_pool import PAGE_SIZE, PAGES_PER_SWAP_PAGE, KVCache, pages_for
+from aerie.engine.program_library import (
+    ProgramLibrary,
+    RuntimeOptions,
+    all_program_names,
+    compile_for_other_devices,
+    compile_into,
+    compile_programs,
+)
+from aerie.engine.reporter import Bar, Reporter, no_bar
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.saved import PagesFile, cached_sequence, restore_sequence, save_sequence
+from aerie.engine.saved_sequence import PagesFile, cached_sequence, restore_sequence, save_sequence
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
-from aerie.engine.sharding import RankWeights
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from aerie.engine.tensor_parallel import RankWeights
 from aerie.engine.tokenizer import Tokenizer
+from aerie.engine.variant_set import ROWS
+from aerie.engine.weights_fingerprint import Fingerprint
 from aerie.runtime import Backend, KernelCache, RunError, RunStopped
 from aerie.runtime.memory import available_bytes, format_bytes
 

@@ -11,9 +11,9 @@ from aerie.engine.chat_template import ChatTemplate, TemplateArgumentError
 from aerie.engine.control_tokens import ControlTokens, encode_text_ids
 from aerie.engine.detokenizer import Detokenizer, IncrementalDetokenizer, TokenText
 from aerie.engine.errors import CheckpointError, PromptError
-from aerie.engine.token_bytes import TextTooLongError, max_token_bytes
+from aerie.engine.token_length_bound import TextTooLongError, max_token_bytes
 from aerie.engine.tokenizer_files import read_tokenizer
-from aerie.engine.tool_calls import ToolCallFormat, Message, Tools, detect_format, prepare_messages
+from aerie.engine.tool_calls import Message, ToolCallFormat, Tools, detect_format, prepare_messages
 
 LONGEST_REASON = 200
 """Characters of what a library says is wrong with a tokenizer; some quote the file."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from aerie.engine.call_reader import ToolCallDelta, ToolCall
+from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.engine.tool_calls import Tool, Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 
 from aerie.common.errors import UserError
 from aerie.engine.chat_template import TemplateArgumentError
-from aerie.engine.errors import RequestError, PromptTooLongError
-from aerie.engine.pages import PoolFullError
+from aerie.engine.errors import PromptTooLongError, RequestError
+from aerie.engine.page_pool import PoolFullError
 from aerie.engine.tool_calls import ToolsError
 
 LOG = logging.getLogger("aerie.serve")

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.commands import draft_model_options, find_draft_model, load_draft_model
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.footprint import estimate_all_variants
-from aerie.engine.pages import PAGE_SIZE, pages_for
-from aerie.engine.progress import Reporter
+from aerie.engine.memory_estimate import estimate_all_variants
+from aerie.engine.page_pool import PAGE_SIZE, pages_for
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.session import prepare_runtime
 from aerie.engine.strategies.decode_config import PROMPT_LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.worker import OpenedModel
 

@@ -31,7 +31,7 @@ from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 from pydantic import BaseModel
 
-from aerie.engine.call_reader import ToolCallDelta, ToolCall
+from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import DONE, EventTemplate, event
 from aerie.serve.output_processor import NO_TIMINGS, FinishInfo, OutputDelta, Timings, TokenLogprob

@@ -12,15 +12,15 @@ import numpy as np
 from aerie.common.errors import UserError
 from aerie.engine.call_reader import ToolCallDelta, ToolCallParser, ToolCallSpec
 from aerie.engine.detokenizer import IncrementalDetokenizer
-from aerie.engine.drawing import F64Array, Ranks
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.sampling_filters import F64Array, Ranks
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer

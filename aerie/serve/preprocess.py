@@ -12,7 +12,7 @@ from aerie.engine.call_reader import ToolCallSpec, tool_call_spec
 from aerie.engine.grammar import Grammar, GrammarCompiler
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.strategies.drafting import DraftSource, prediction_source
+from aerie.engine.strategies.drafters import DraftSource, prediction_source
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
 from aerie.serve.chat_fields import ChatInput

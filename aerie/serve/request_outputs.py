@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from aerie.engine.call_reader import ToolCallDelta, ToolCall
+from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.engine.scheduler import MAX_PREFILL_ONLY_REQUESTS
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import RequestLog

@@ -1,7 +1,7 @@
 """POST /slots/ID?action=save, restore and erase, in the format of llama.cpp's tools/server/README.md.
 
 Files are read and written in a thread, one at a time, while the model keeps stepping: the model thread only
-takes and releases the pages (aerie/engine/saved.py). All files are in one folder.
+takes and releases the pages (aerie/engine/saved_sequence.py). All files are in one folder.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
-from aerie.engine.saved import Provenance, PagesFile, cached_sequence, save_sequence
+from aerie.engine.page_pool import PagedSequence, PoolFullError, page_bytes
+from aerie.engine.saved_sequence import PagesFile, Provenance, cached_sequence, save_sequence
 from aerie.serve.common_fields import RequestFields, Text
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.slots import Slots

@@ -1,7 +1,7 @@
 """The thread that owns a model: it takes functions from an inbox and runs engine steps while there is work.
 
 Everything from outside is a function in the inbox, which runs between two steps. After each step the new
-deltas go to the event loop together. An error in the work of one output ends that output (engine/faults.py).
+deltas go to the event loop together. An error in the work of one output ends that output (engine/error_scope.py).
 An error in a shared step ends the outputs of that step. Neither ends the queued ones or the thread.
 """
 
@@ -19,12 +19,12 @@ from functools import partial
 from typing import TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.faults import isolate_request_errors
+from aerie.engine.error_scope import isolate_request_errors
 from aerie.engine.generate import check_generation
-from aerie.engine.pages import PAGE_SIZE, PoolFullError
-from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, MAX_PREFILL_ONLY_REQUESTS, Scheduler
+from aerie.engine.page_pool import PAGE_SIZE, PoolFullError
+from aerie.engine.scheduler import MAX_PREFILL_ONLY_REQUESTS, MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.session import Session
-from aerie.engine.strategies.drafting import DraftSource
+from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_engine_error, from_request_error, internal_error
 from aerie.serve.output_processor import (

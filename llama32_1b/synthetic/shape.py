@@ -9,7 +9,7 @@ from typing import Any
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import DiffusionConfig, ModelFamily
+from aerie.engine.model_family import DiffusionConfig, ModelFamily
 from aerie.engine.rope import Llama3Scaling, RopeScaling, rule_entries
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids, mask_id

@@ -5,10 +5,10 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.engine.strategies.drafting import PromptLookupDrafter
+from aerie.engine.strategies.drafters import PromptLookupDrafter
 from aerie.runtime import select_backend
 from benchmarks import drafts
 

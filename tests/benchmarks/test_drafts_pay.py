@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from aerie.engine.generate import FinishReason
-from aerie.engine.strategies.adapting import AdaptiveDraftLength, allocate_drafts
-from aerie.engine.strategies.drafting import PromptLookupDrafter
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength, allocate_drafts
+from aerie.engine.strategies.drafters import PromptLookupDrafter
 from aerie.engine.strategies.speculative import SpeculativeStrategy
 from aerie.engine.strategies.strategy import DraftEstimate
 from benchmarks.drafts import SEPARATOR, TEXTS

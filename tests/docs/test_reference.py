@@ -15,7 +15,7 @@ from pages import DOCS, PROJECT, table
 
 import aerie
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import ModelFamily
+from aerie.engine.model_family import ModelFamily
 from aerie.runtime.npu import versions
 
 TOOLS = str(PROJECT / "tools" / "docs")

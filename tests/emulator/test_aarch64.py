@@ -26,10 +26,10 @@ from aerie.common.store import programs_store
 from aerie.engine import native
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.native import NativeLayer, NativeAttention, KVPosition
+from aerie.engine.native import KVPosition, NativeAttention, NativeLayer
 from aerie.engine.numerics import bf16, widen
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.kernels import all_kernels

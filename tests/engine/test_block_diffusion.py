@@ -21,21 +21,21 @@ from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import PromptError
 from aerie.engine.families import FAMILIES
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
-from aerie.engine.strategies.choosing import Unmasker, UnmaskedTokens, UnmaskingRule
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.windows import gathered_cache_for
+from aerie.engine.strategies.unmasking import UnmaskedTokens, Unmasker, UnmaskingRule
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context

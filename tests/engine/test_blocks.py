@@ -15,16 +15,16 @@ from aerie import load
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NoVariantError, PromptTooLongError
 from aerie.engine.forward import decode_step, prefill, prefill_call_count
-from aerie.engine.pages import KVCache, PoolFullError
+from aerie.engine.page_pool import KVCache, PoolFullError
 from aerie.engine.planner import VariantCall
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import RunError, RunStopped, StopFlag, select_backend
 from aerie.verify.random_model import in_another_family, random_checkpoint, random_model_config
@@ -114,7 +114,7 @@ def test_the_host_attends_in_guide_alone(blocks, monkeypatch):
     def refused(*arguments):
         raise AssertionError("attention on the host")
 
-    monkeypatch.setattr("aerie.engine.passes.CacheAttention", refused)
+    monkeypatch.setattr("aerie.engine.forward_passes.CacheAttention", refused)
     for decode, session in blocks.items():
         cache = session.model.new_cache(1)
         prefill(session.model, TOKENS[:40], cache)

@@ -7,11 +7,11 @@ from aerie.common.errors import UserError
 from aerie.engine.errors import NotFiniteError
 from aerie.engine.numerics import bf16
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.choosing import (
+from aerie.engine.strategies.unmasking import (
     DEFAULT_SETTINGS,
     RULE_NAMES,
-    Unmasker,
     UnmaskedTokens,
+    Unmasker,
     UnmaskingRule,
 )
 

@@ -19,18 +19,18 @@ from aerie.engine import chunks as chunks_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry, chunk_id
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.composing import ComposedPrompt, ChunkMode, parse_chunk_mode
+from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.errors import PromptError
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.model import with_decode_path
 from aerie.engine.numerics import apply_rope
-from aerie.engine.pages import PAGE_SIZE, PagePool, PoolFullError
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PAGE_SIZE, PagePool, PoolFullError
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, generate_alone
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.windows import gathered_cache_for
 from aerie.runtime import select_backend
 from aerie.verify.composed import MODES, layout, try_modes
 from aerie.verify.identity import on_threads

@@ -14,13 +14,13 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.communication import (
-    SingleRank,
     Communicator,
     PeerError,
+    SingleRank,
     all_reduce_sum,
     between_processes,
-    check_ranks_agree,
     broadcast_from_first,
+    check_ranks_agree,
     thread_group,
 )
 from aerie.engine.numerics import bf16, widen

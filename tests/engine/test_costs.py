@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aerie import load
-from aerie.engine import costs as costs_
-from aerie.engine.blocks import VariantSet
-from aerie.engine.costs import TIMED_CALLS, MIN_LAYER_ELEMENTS, TIMED_KINDS, CallCosts
+from aerie.engine import call_costs as costs_
+from aerie.engine.call_costs import MIN_LAYER_ELEMENTS, TIMED_CALLS, TIMED_KINDS, CallCosts
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 
 ROWS = (8, 32, 128)

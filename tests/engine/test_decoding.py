@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, ROWS, VariantSet
-from aerie.engine.decoding import (
+from aerie.engine.decode_paths import (
     DECODE_PATHS,
     FEATURES,
     SIX_PROGRAMS,
@@ -16,6 +15,7 @@ from aerie.engine.decoding import (
     decode_path_for,
     feature_table,
 )
+from aerie.engine.variant_set import GUIDE, ROWS, VariantSet
 from aerie.multi_launch_builder import Variant
 
 DOCS = Path(__file__).parents[2] / "docs"

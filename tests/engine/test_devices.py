@@ -20,23 +20,23 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine import passes, sharding
+from aerie.engine import forward_passes, tensor_parallel
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.communication import SingleRank, PeerError, thread_group
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.communication import PeerError, SingleRank, thread_group
 from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
 from aerie.engine.families import FAMILIES
-from aerie.engine.footprint import _footprint, footprint, session_needs
 from aerie.engine.forward import all_logits, decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason
+from aerie.engine.memory_estimate import _footprint, footprint, session_needs
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import F32Array
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.sharding import RankWeights, part_config
+from aerie.engine.tensor_parallel import RankWeights, part_config
 from aerie.engine.weights import Weights
 from aerie.runtime import RunError, select_backend
 from aerie.verify.bounds import EXACT, LogitsDistance, compare, judge
@@ -171,26 +171,26 @@ def test_memories_and_buffers_apart_change_no_bit(
 
 def each_counts_the_residual(patch: pytest.MonkeyPatch) -> None:
     """As many times as there are ranks."""
-    real = passes.add_up
-    patch.setattr(passes, "all_reduce_sum", lambda group, x, made, out: real(group, x, made + x, out))
+    real = forward_passes.add_up
+    patch.setattr(forward_passes, "all_reduce_sum", lambda group, x, made, out: real(group, x, made + x, out))
 
 
 def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
-    real = passes.add_up
+    real = forward_passes.add_up
     patch.setattr(
-        passes, "add_up", lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out)
+        forward_passes, "add_up", lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out)
     )
 
 
 def all_have_the_first_heads_keys(patch: pytest.MonkeyPatch) -> None:
-    cut, size = sharding.CUT["wk"]
-    patch.setitem(sharding.CUT, "wk", (cut, lambda weights: (0, size(weights)[1])))
+    cut, size = tensor_parallel.CUT["wk"]
+    patch.setitem(tensor_parallel.CUT, "wk", (cut, lambda weights: (0, size(weights)[1])))
 
 
 def another_part_of_the_ffn_goes_down(patch: pytest.MonkeyPatch) -> None:
-    cut, size = sharding.CUT["w_down"]
+    cut, size = tensor_parallel.CUT["w_down"]
     other = lambda weights: size(replace(weights, rank=1 - weights.rank))  # noqa: E731
-    patch.setitem(sharding.CUT, "w_down", (cut, other))
+    patch.setitem(tensor_parallel.CUT, "w_down", (cut, other))
 
 
 @pytest.mark.parametrize(
@@ -222,7 +222,7 @@ def test_the_parts_of_all_ranks_are_the_whole(ranks: int, changes: dict[str, Any
         for name, tensor in whole.layer(1).items():
             held = [part[name].read() for part in parts]
             axis = 1 if name in ("wo", "w_down") else 0
-            if name not in sharding.CUT:
+            if name not in tensor_parallel.CUT:
                 joined = held[0]
             elif ranks > config.num_key_value_heads and name in ("wk", "bk", "wv", "bv"):
                 assert held[0].tobytes() == held[1].tobytes()  # two devices with one head
@@ -373,7 +373,7 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
 def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step, which is all that the stopped thread waits for."""
     session, sums = demo.on(2), list[int]()
-    generation, real = session.generate(PROMPT, 4, Sampler()), passes.add_up
+    generation, real = session.generate(PROMPT, 4, Sampler()), forward_passes.add_up
 
     def add_up(group: Any, *arrays: Any) -> None:
         sums.append(group.rank)
@@ -382,7 +382,7 @@ def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytes
         real(group, *arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "all_reduce_sum", add_up)
+        patch.setattr(forward_passes, "all_reduce_sum", add_up)
         assert list(generation) == []
     assert generation.finish_reason is FinishReason.INTERRUPTED
     assert sums.count(1) == 3

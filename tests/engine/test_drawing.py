@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from aerie.engine import drawing
-from aerie.engine.drawing import SamplingFilters, apply_filters
+from aerie.engine import sampling_filters
 from aerie.engine.numerics import bf16
+from aerie.engine.sampling_filters import SamplingFilters, apply_filters
 
 
 def drawn_case(random):
@@ -36,9 +36,9 @@ def test_runs_draw_what_all_scores_do(seed):
         values, filters = drawn_case(random)
         ranks, edges = edges_of(values, filters)
         for number in random.random(40):
-            place = drawing.sample_index(values, filters, number)
+            place = sampling_filters.sample_index(values, filters, number)
             assert place == ranks[np.searchsorted(edges, number, side="right")], (filters, number)
-            by_runs += drawing._draw_by_runs(values, filters, number) is not None
+            by_runs += sampling_filters._draw_by_runs(values, filters, number) is not None
             count += 1
     assert by_runs > 0.98 * count
 
@@ -52,23 +52,28 @@ def test_the_numbers_beside_every_edge(seed):
         ranks, edges = edges_of(values, filters)
         for edge in random.choice(edges[edges < 1 - 1e-9], 10 if len(edges) > 1 else 0):
             for number in (edge, np.nextafter(edge, 0), np.nextafter(edge, 1)):
-                assert drawing._draw_by_runs(values, filters, number) is None
+                assert sampling_filters._draw_by_runs(values, filters, number) is None
                 expected = ranks[np.searchsorted(edges, number, side="right")]
-                assert drawing.sample_index(values, filters, number) == expected
+                assert sampling_filters.sample_index(values, filters, number) == expected
 
 
 def test_a_share_that_top_p_or_min_p_names_to_the_bit_is_left_to_the_long_way():
     values = np.zeros(4096, np.float32)
     for filters in (SamplingFilters(1.0, 0.5, 0.0), SamplingFilters(1.0, 1.0, 0.0)):
         ranks, edges = edges_of(values, filters)
-        assert drawing.sample_index(values, filters, 0.3) == ranks[np.searchsorted(edges, 0.3, side="right")]
-    assert drawing._draw_by_runs(values, SamplingFilters(1.0, 0.5, 0.0), 0.3) is None
-    assert drawing._draw_by_runs(values, SamplingFilters(1.0, 1.0, 0.0), 0.3) == int(0.3 * 4096)
+        assert (
+            sampling_filters.sample_index(values, filters, 0.3)
+            == ranks[np.searchsorted(edges, 0.3, side="right")]
+        )
+    assert sampling_filters._draw_by_runs(values, SamplingFilters(1.0, 0.5, 0.0), 0.3) is None
+    assert sampling_filters._draw_by_runs(values, SamplingFilters(1.0, 1.0, 0.0), 0.3) == int(0.3 * 4096)
     values[2048:] = np.log(np.float32(0.5))
     share = float(np.exp(np.float64(values[-1])))
     for min_p in (share, np.nextafter(share, 0), np.nextafter(share, 1)):
-        assert drawing._draw_by_runs(values, SamplingFilters(1.0, 1.0, min_p), 0.9) is None
-        assert drawing.sample_index(values, SamplingFilters(1.0, 1.0, min_p), 0.9) == edge_rank(values, min_p)
+        assert sampling_filters._draw_by_runs(values, SamplingFilters(1.0, 1.0, min_p), 0.9) is None
+        assert sampling_filters.sample_index(values, SamplingFilters(1.0, 1.0, min_p), 0.9) == edge_rank(
+            values, min_p
+        )
 
 
 def edge_rank(values, min_p):
@@ -83,4 +88,4 @@ def test_extreme_temperatures(temperature):
     ranks, edges = edges_of(values, filters)
     for number in np.linspace(0, 1, 200, endpoint=False):
         expected = ranks[np.searchsorted(edges, number, side="right")]
-        assert drawing.sample_index(values, filters, number) == expected
+        assert sampling_filters.sample_index(values, filters, number) == expected

@@ -18,17 +18,17 @@ import pytest
 from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.strategies.drafting_model import draft_model_source
-from aerie.engine.windows import gathered_cache_for
+from aerie.engine.strategies.draft_model import draft_model_source
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.verify.random_model import random_checkpoint, random_model_config
 from tests.engine.test_scheduler import session_of

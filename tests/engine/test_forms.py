@@ -18,18 +18,18 @@ from llguidance import LLTokenizer
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine import finite_grammar, finite_schema
+from aerie.engine import grammar_emptiness, schema_emptiness
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.form_process import (
-    GrammarProcess,
-    GrammarInterruptedError,
+from aerie.engine.grammar import MOST_REFUSED, GrammarCompiler, GrammarError, _characters, _Kept
+from aerie.engine.grammar_process import (
     CompiledGrammar,
+    GrammarInterruptedError,
+    GrammarProcess,
     GrammarSource,
     _Reading,
 )
-from aerie.engine.form_schema import FORMATS, RefusedError
-from aerie.engine.grammar import MOST_REFUSED, GrammarError, GrammarCompiler, _characters, _Kept
+from aerie.engine.json_schema import FORMATS, RefusedError
 from aerie.engine.tokenizer import load_tokenizer
 
 LIMITS = "more than 1 s, 512 MiB or the depth that a form may have"
@@ -385,7 +385,7 @@ def test_a_grammar_ends_where_one_of_its_texts_is_found(reading: _Reading) -> No
             ["DEAD: /[a&&b]/", "LIVE: /b/", *(f"{name}: {rule}" for name, (rule, _) in drawn.items())]
         )
         rules = {name: of for name, (_, of) in drawn.items()}
-        found = finite_grammar.accepts_any_text(text, lambda terminal: terminal in ("/[a&&b]/", "DEAD"))
+        found = grammar_emptiness.accepts_any_text(text, lambda terminal: terminal in ("/[a&&b]/", "DEAD"))
         assert found == derives("start", rules, len(RULES)), text
         without += not found
     assert 150 < without < 650
@@ -510,7 +510,7 @@ def test_a_schema_ends_where_an_instance_is_found() -> None:
         if isinstance(root, bool):
             continue
         root["$defs"] = {"a": drawn_schema(draws, 1)}
-        ends = finite_schema.has_finite_instance(root)
+        ends = schema_emptiness.has_finite_instance(root)
         found = any(valid(each, root, root) for each in itertools.chain(small, every))
         assert ends or not found, root
         unfound += ends and not found

@@ -12,7 +12,7 @@ import pytest
 
 from aerie import Model, load
 from aerie.common.errors import UserError
-from aerie.engine.grammar import GrammarMatcher, GrammarError, GrammarCompiler
+from aerie.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 

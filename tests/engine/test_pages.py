@@ -10,7 +10,7 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.pages import (
+from aerie.engine.page_pool import (
     PAGE_SIZE,
     PagedSequence,
     PageManager,

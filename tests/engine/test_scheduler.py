@@ -19,29 +19,29 @@ from aerie import FinishReason, load
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine import windows
+from aerie.engine import gathered_cache
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.errors import RequestError, NotFiniteError, PromptError
+from aerie.engine.error_scope import isolate_request_errors
+from aerie.engine.errors import NotFiniteError, PromptError, RequestError
 from aerie.engine.executor import Executor
-from aerie.engine.faults import isolate_request_errors
 from aerie.engine.forward import logits_rows, prefill
-from aerie.engine.pages import PAGE_SIZE, PagedSequence, PageManager, PagePool, PoolFullError
-from aerie.engine.progress import Reporter
+from aerie.engine.gathered_cache import ALIGN, gathered_cache_for
+from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PageManager, PagePool, PoolFullError
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import (
-    PRIORITY_LEVEL_STEPS,
     MIN_PREFILL_ONLY_ROWS,
-    SchedulerStats,
+    PRIORITY_LEVEL_STEPS,
     Scheduler,
+    SchedulerStats,
     generate_alone,
 )
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
 from aerie.engine.strategies.strategy import PassInput
-from aerie.engine.windows import ALIGN, gathered_cache_for
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.runtime import RunError, RunStopped, select_backend
 from aerie.verify.random_model import (
@@ -247,9 +247,9 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
 
 def neighbours_page(patch: Any) -> None:
     """A sequence reads, from its second page on, what the page after its own holds."""
-    real = windows._runs
+    real = gathered_cache._runs
     patch.setattr(
-        windows,
+        gathered_cache,
         "_runs",
         lambda pages, *ends: real([pages[0], *(max(0, page - 1) for page in pages[1:])], *ends),
     )
@@ -257,7 +257,7 @@ def neighbours_page(patch: Any) -> None:
 
 def stale_window(patch: Any) -> None:
     """What lies at a sequence's place is taken for its own."""
-    patch.setattr(windows.GatheredCache, "_copy_pages", windows.GatheredCache.mark_gathered)
+    patch.setattr(gathered_cache.GatheredCache, "_copy_pages", gathered_cache.GatheredCache.mark_gathered)
 
 
 def keys_of_a_page_alone(patch: Any) -> None:

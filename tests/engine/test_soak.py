@@ -11,14 +11,14 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.pages import PAGE_SIZE, PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.gathered_cache import gathered_cache_for
+from aerie.engine.page_pool import PAGE_SIZE, PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.windows import gathered_cache_for
 from aerie.runtime import select_backend
 
 REQUESTS, TOKENS, AT_A_TIME, SETTLED = 1000, 200, 8, 100

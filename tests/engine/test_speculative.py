@@ -20,21 +20,21 @@ from aerie import ChunkedLLM, load
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, generate_alone
 from aerie.engine.session import Session
-from aerie.engine.strategies.adapting import AdaptiveDraftLength, allocate_drafts
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.strategies.drafting import Drafter, PromptLookupDrafter
-from aerie.engine.strategies.drafting_model import DraftModelDrafter, check_drafter
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength, allocate_drafts
+from aerie.engine.strategies.draft_model import DraftModelDrafter, check_drafter
+from aerie.engine.strategies.drafters import Drafter, PromptLookupDrafter
 from aerie.engine.strategies.speculative import SpeculativeStrategy
 from aerie.engine.strategies.strategy import NO_DRAFTS, DraftEstimate, PassInput, RequestState
 from aerie.engine.weights import EMBED
-from aerie.engine.windows import gathered_cache_for
 from aerie.verify.random_model import (
     in_another_family,
     random_checkpoint,

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 
 
 def splittings(text):

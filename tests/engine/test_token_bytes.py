@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.token_bytes import max_token_bytes
+from aerie.engine.token_length_bound import max_token_bytes
 from aerie.engine.tokenizer import load_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(

@@ -23,10 +23,10 @@ from aerie.engine.chat_template import ChatTemplate
 from aerie.engine.grammar import GrammarCompiler
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import (
-    FORMATS,
     DEFAULT_FORMAT,
-    ToolCallFormat,
+    FORMATS,
     Tool,
+    ToolCallFormat,
     Tools,
     detect_format,
     read_tools,

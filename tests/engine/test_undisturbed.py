@@ -18,18 +18,18 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, variant_set_for, all_program_names
 from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
 from aerie.engine.planner import VariantCall
-from aerie.engine.progress import Reporter, OnProgress, stop_on_interrupt, defer_interrupt
+from aerie.engine.program_library import RuntimeOptions, all_program_names, variant_set_for
+from aerie.engine.reporter import OnProgress, Reporter, defer_interrupt, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MAX_STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
-from aerie.engine.strategies.drafting import DraftSource, PromptLookupDrafter
-from aerie.engine.strategies.drafting_model import _programs_for, draft_model_source
+from aerie.engine.strategies.draft_model import _programs_for, draft_model_source
+from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter
 from aerie.engine.variants import default_variants, gathered_contexts
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, with_longer_context

@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.cli import commands
 from aerie.cli.arguments import main
-from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.model import LoadedModel, build_model, preload
 from aerie.engine.session import Session
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Program, round_up_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.runtime import Profiler

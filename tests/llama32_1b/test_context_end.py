@@ -12,17 +12,17 @@ import pytest
 from aerie import load
 from aerie.cli.arguments import default_cache_dir
 from aerie.common.errors import UserError
-from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.context_end import ShiftContext, AttentionSink, StopAtEnd, context_end, split_at_drops
+from aerie.engine.context_end import AttentionSink, ShiftContext, StopAtEnd, context_end, split_at_drops
 from aerie.engine.errors import PromptTooLongError
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.generate import FinishReason
 from aerie.engine.numerics import apply_rope
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import select_backend
 

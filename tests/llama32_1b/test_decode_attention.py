@@ -10,8 +10,8 @@ from aerie.common.errors import ToolchainError
 from aerie.engine import native
 from aerie.engine.attention import CacheAttention, NewKVRows, reference_attention
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.kv import causal
-from aerie.engine.native import NativeLayer, NativeAttention, KVPosition, native_attention, prepare_native
+from aerie.engine.kv_cache import causal
+from aerie.engine.native import KVPosition, NativeAttention, NativeLayer, native_attention, prepare_native
 from aerie.engine.numerics import bf16
 from aerie.virtual_npu.objects import load_host_code
 

@@ -9,7 +9,7 @@ import pytest
 
 from aerie.cli.chat import COMMANDS, HELP, Chat
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.generate import RequestFigures, FinishReason
+from aerie.engine.generate import FinishReason, RequestFigures
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
 

@@ -7,7 +7,7 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.errors import NotFiniteError, PromptTooLongError
-from aerie.engine.generate import RequestFigures, FinishReason
+from aerie.engine.generate import FinishReason, RequestFigures
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
 

@@ -15,8 +15,8 @@ from safetensors.numpy import load_file
 from aerie.engine import tensors as tensors_module
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
-from aerie.engine.family import LAYER_TENSORS
 from aerie.engine.model import lm_head_statics
+from aerie.engine.model_family import LAYER_TENSORS
 from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, SharedBufferNames, has_layer_weights
 from aerie.engine.weights import EMBED
 from aerie.kernel_builder.arguments import Role

@@ -20,7 +20,7 @@ from spm import llama_2
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load, rooms
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.errors import RequestError, PromptError
+from aerie.engine.errors import PromptError, RequestError
 from aerie.engine.tokenizer import IncrementalDetokenizer
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet

@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from aerie import Model, load
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.fingerprint import PIECE_BYTES, Fingerprint, weights_fingerprint
-from aerie.engine.pages import PagedSequence, PoolFullError
+from aerie.engine.page_pool import PagedSequence, PoolFullError
+from aerie.engine.weights_fingerprint import PIECE_BYTES, Fingerprint, weights_fingerprint
 from tests import crafted
 
 FIRST, NEXT = "What is the capital of France?", "And of Egypt?"
@@ -282,11 +282,11 @@ def test_a_fingerprint_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
         made.append(files)
         return weights_fingerprint(files)
 
-    monkeypatch.setattr("aerie.engine.fingerprint.weights_fingerprint", counting)
+    monkeypatch.setattr("aerie.engine.weights_fingerprint.weights_fingerprint", counting)
     young = Fingerprint([path], store)
     assert young() == young() == Fingerprint([path], store)()
     assert len(made) == 2
-    monkeypatch.setattr("aerie.engine.fingerprint.COARSE_S", 0.0)
+    monkeypatch.setattr("aerie.engine.weights_fingerprint.COARSE_S", 0.0)
     first = Fingerprint([path], store)()
     assert Fingerprint([path], store)() == first
     assert len(made) == 3

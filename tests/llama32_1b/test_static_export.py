@@ -15,15 +15,15 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.numerics import widen
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.engine.static_form import (
     StaticWeights,
     empty_cache,
     inputs,
-    weight_sources,
     results,
     static_weights,
     step,
+    weight_sources,
 )
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.llama32_1b.synthetic.writer import write_checkpoint

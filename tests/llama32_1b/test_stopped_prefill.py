@@ -13,11 +13,11 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.cli.chat import Chat
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill, prefill_call_count
+from aerie.engine.forward_passes import TokenPass
 from aerie.engine.generate import FinishReason
-from aerie.engine.passes import TokenPass
-from aerie.engine.progress import Reporter, no_progress
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter, no_progress
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import generate_alone
 from aerie.engine.session import prepare_runtime

@@ -10,13 +10,13 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.engine import session
 from aerie.engine import tensors as tensors_module
-from aerie.engine.blocks import VariantSet
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
 from aerie.engine.forward import next_token_logits, prefill
 from aerie.engine.model import build_model
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
+from aerie.engine.variant_set import VariantSet
 from aerie.engine.weights import EMBED, LM_HEAD, Weights
 
 bf16 = ml_dtypes.bfloat16

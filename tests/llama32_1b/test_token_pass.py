@@ -11,12 +11,12 @@ from aerie.answers import Stream
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
+from aerie.engine.forward_passes import ImmediateCalls, RowsPass, TokenPass
 from aerie.engine.model import preload
-from aerie.engine.pages import PoolFullError
-from aerie.engine.passes import ImmediateCalls, RowsPass, TokenPass
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PoolFullError
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
 from aerie.runtime.buffers import BufferSet

@@ -11,11 +11,11 @@ import pytest
 
 from aerie import Model, load
 from aerie.cli.arguments import main
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.model_spec import ModelSpec
 from aerie.serve.service import ServerLimits

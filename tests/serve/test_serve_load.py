@@ -19,7 +19,7 @@ import pytest
 
 from aerie import Model
 from aerie.engine.sampler import Sampler
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.serve.output_processor import OutputProcessor
 from aerie.serve.service import ServerLimits
 
@@ -178,8 +178,8 @@ def test_what_fails_in_one_answer_ends_it_alone(
         "sampler": "aerie.engine.sampler.Sampler._penalise",
         "mask": "aerie.engine.grammar.Follower.possible",
         "logprobs": "aerie.serve.output_processor.top_logprobs",
-        "stop strings": "aerie.engine.stopping._begun",
-        "cut": "aerie.engine.stopping._begun",
+        "stop strings": "aerie.engine.stop_strings._begun",
+        "cut": "aerie.engine.stop_strings._begun",
     }[fails]
     settings: dict[str, Any] = {"frequency_penalty": 1.0, "regex": "[a-z]+", "logprobs": True, "stop": ["x"]}
     name = {"sampler": "frequency_penalty", "mask": "regex", "logprobs": "logprobs"}.get(fails, "stop")

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from aerie.engine.pages import PAGE_SIZE, page_bytes
+from aerie.engine.page_pool import PAGE_SIZE, page_bytes
 from aerie.engine.session import Session
 from aerie.serve.cli import build_parser
 from aerie.serve.service import ServerLimits
@@ -210,7 +210,7 @@ def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch:
         def fails(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("aerie.engine.saved.write_atomic", fails)
+        monkeypatch.setattr("aerie.engine.saved_sequence.write_atomic", fails)
         full = "cannot write b (No space left on device); name another file"
         assert refusal(act(http, "save", filename="b")) == (507, full)
 

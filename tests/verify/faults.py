@@ -13,16 +13,16 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from aerie.engine.attention import reference_attention
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.compiling import all_program_names
 from aerie.engine.executor import Executor
-from aerie.engine.kv import causal
+from aerie.engine.kv_cache import causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, rope_table, widen
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
+from aerie.engine.program_library import all_program_names
 from aerie.engine.requests import Request
 from aerie.engine.session import Session
+from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.runtime import HostWork
 

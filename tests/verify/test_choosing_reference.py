@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.choosing import RULE_NAMES, Unmasker, UnmaskingRule
+from aerie.engine.strategies.unmasking import RULE_NAMES, Unmasker, UnmaskingRule
 
 STEPS = 1100
 

@@ -12,15 +12,15 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine import executor
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.families import FAMILIES
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies import choosing
+from aerie.engine.strategies import unmasking
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
-from aerie.engine.strategies.choosing import UnmaskingRule
 from aerie.engine.strategies.strategy import PassInput
+from aerie.engine.strategies.unmasking import UnmaskingRule
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
@@ -108,7 +108,7 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
     return float(shares[tokens == token].sum()), 0.0
 
 
-CALL, TOLD = choosing.Unmasker.__call__, choosing._confidence_and_entropy
+CALL, TOLD = unmasking.Unmasker.__call__, unmasking._confidence_and_entropy
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "causal inside the block": (executor, "_rows_of", causal),
@@ -118,11 +118,11 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "a mask is seen after the commit": (BlockDiffusionStrategy, "next_input", with_a_mask_left),
     "a shift where there is none": (BlockDiffusionStrategy, "__init__", as_if_shifted),
     "a token of the prompt is filled in": (BlockDiffusionStrategy, "_begin", over_the_prompt),
-    "confidence after the filters": (choosing, "_told", as_filtered),
+    "confidence after the filters": (unmasking, "_told", as_filtered),
 }
 
 
-def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> choosing.UnmaskedTokens:
+def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> unmasking.UnmaskedTokens:
     """What is told is right, and what is kept goes by the confidence after the sampler's filters."""
 
     def filtered(row: Any, token: int) -> tuple[float, float]:
@@ -131,7 +131,7 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any)
 
     with pytest.MonkeyPatch.context() as patch:
         if self._sampler.temperature:
-            patch.setattr(choosing, "_confidence_and_entropy", filtered)
+            patch.setattr(unmasking, "_confidence_and_entropy", filtered)
         chosen = CALL(self, logits, masked, step, *said)
     rows = dict(zip(masked, logits, strict=True))
     told = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
@@ -139,7 +139,7 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any)
     return chosen._replace(confidences=confidences, entropies=entropies)
 
 
-def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> choosing.UnmaskedTokens:
+def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> unmasking.UnmaskedTokens:
     """A number more is drawn in each step than there are masks."""
     if self._sampler.temperature:
         self._sampler(logits[0], *said)
@@ -200,7 +200,7 @@ def test_a_fault_of_drawing_alone_is_found(
     vars(session).pop("requests", None)
     prompt = choose_prompts(session, full=False)[0]
     assert try_free("the model", session, reference, prompt, UnmaskingRule()).failures == []
-    monkeypatch.setattr(choosing.Unmasker, "__call__", fault)
+    monkeypatch.setattr(unmasking.Unmasker, "__call__", fault)
     vars(session).pop("requests", None)
     (failure, *_) = try_free("the model", session, reference, prompt, UnmaskingRule()).failures
     assert "by what was drawn the rule keeps" in str(failure)

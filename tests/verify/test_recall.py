@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.composing import parse_chunk_mode
-from aerie.engine.progress import Reporter
+from aerie.engine.composed_prompt import parse_chunk_mode
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
 from aerie.verify.composed import try_mode
 from aerie.verify.recall import __main__ as probe

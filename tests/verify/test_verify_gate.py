@@ -8,11 +8,11 @@ from faults import Passing
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.common import knobs
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PageManager
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PageManager
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend

@@ -7,7 +7,7 @@ from typing import Any
 
 from md_text import code, page, section, table
 
-from aerie.engine import refused
+from aerie.engine import unsupported_models
 from aerie.engine.families import FAMILIES
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shape_limits import rules
@@ -30,7 +30,7 @@ def models_page() -> str:
             " or ".join(code(repr(value)) for value in fact.values) or "none",
             fact.reason,
         )
-        for fact in refused.REQUIRED_ENTRIES
+        for fact in unsupported_models.REQUIRED_ENTRIES
     ]
     return page(
         "Models",

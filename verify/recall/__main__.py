@@ -16,10 +16,10 @@ from aerie.cli.arguments import CommandParser, run_command, setup_process
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.composing import ComposedPrompt, ChunkMode, parse_chunk_mode
+from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.logits import log_softmax
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.runtime import select_backend
 from aerie.verify.recall.task import Question, questions

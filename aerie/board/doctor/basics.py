@@ -18,9 +18,9 @@ from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
 from aerie.common.errors import ProgramError, UserError
-from aerie.engine.compiling import variant_set_for, check_shape
 from aerie.engine.config import ModelConfig, load_config
-from aerie.engine.footprint import footprint, needs_for_prompt
+from aerie.engine.memory_estimate import footprint, needs_for_prompt
+from aerie.engine.program_library import check_shape, variant_set_for
 from aerie.engine.weights import Weights
 from aerie.runtime.memory import GIB, available_bytes, format_bytes
 from aerie.runtime.npu import versions

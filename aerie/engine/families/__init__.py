@@ -6,7 +6,7 @@ import pkgutil
 from importlib import import_module
 from types import MappingProxyType
 
-from aerie.engine.family import ModelFamily
+from aerie.engine.model_family import ModelFamily
 
 
 def _families() -> dict[str, ModelFamily]:

@@ -8,7 +8,7 @@ of mdlm, which see the whole text, have the same names in config.json: nothing t
 from dataclasses import replace
 
 from aerie.engine.families import qwen3
-from aerie.engine.family import FamilyDiffusion
+from aerie.engine.model_family import FamilyDiffusion
 
 FAMILY = replace(
     qwen3.FAMILY,

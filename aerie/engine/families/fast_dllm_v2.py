@@ -8,7 +8,7 @@ token is among the tokenizer's added tokens (151665), and the parts are the defa
 from dataclasses import replace
 
 from aerie.engine.families import qwen2
-from aerie.engine.family import FamilyDiffusion
+from aerie.engine.model_family import FamilyDiffusion
 
 FAMILY = replace(
     qwen2.FAMILY,

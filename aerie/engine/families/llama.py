@@ -3,7 +3,7 @@
 Defaults: transformers' configuration_llama.py.
 """
 
-from aerie.engine.family import ModelFamily
+from aerie.engine.model_family import ModelFamily
 
 FAMILY = ModelFamily(
     model_type="llama",

@@ -4,7 +4,7 @@ Up to the length of the window the two are the same, and the context ends there.
 configuration_mistral.py.
 """
 
-from aerie.engine.family import ModelFamily
+from aerie.engine.model_family import ModelFamily
 
 FAMILY = ModelFamily(
     model_type="mistral",

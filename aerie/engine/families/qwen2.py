@@ -4,7 +4,7 @@ The released models have windows in config.json and switch them off. Where one i
 ends with it. Defaults: transformers' configuration_qwen2.py.
 """
 
-from aerie.engine.family import LAYER_TENSORS, QKV_BIAS, ModelFamily
+from aerie.engine.model_family import LAYER_TENSORS, QKV_BIAS, ModelFamily
 
 FAMILY = ModelFamily(
     model_type="qwen2",

@@ -4,7 +4,7 @@ Heads are 128 wide whatever the model's width. Windows are those of Qwen2. Defau
 configuration_qwen3.py.
 """
 
-from aerie.engine.family import LAYER_TENSORS, QK_NORM, ModelFamily
+from aerie.engine.model_family import LAYER_TENSORS, QK_NORM, ModelFamily
 
 FAMILY = ModelFamily(
     model_type="qwen3",

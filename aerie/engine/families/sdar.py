@@ -8,7 +8,7 @@ configuration_sdar.py, which are those of Qwen3.
 from dataclasses import replace
 
 from aerie.engine.families import qwen3
-from aerie.engine.family import FamilyDiffusion
+from aerie.engine.model_family import FamilyDiffusion
 
 FAMILY = replace(
     qwen3.FAMILY,

@@ -23,11 +23,11 @@ from typing import NamedTuple, TypeAlias
 
 from aerie.engine.embeddings import Token, ids_only
 from aerie.engine.errors import PromptError
-from aerie.engine.family import DiffusionConfig
 from aerie.engine.generate import FinishReason
+from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.choosing import UnmaskedTokens
 from aerie.engine.strategies.strategy import PassCounts, PassInput, RequestState, Row
+from aerie.engine.strategies.unmasking import UnmaskedTokens
 
 Choose: TypeAlias = (
     "Callable[[Sequence[Row], Sequence[int], int, Sequence[int], Sequence[int]], UnmaskedTokens]"

@@ -9,10 +9,13 @@ from typing import TypedDict
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.adapting import AdaptiveDraftLength
 from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
 from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
-from aerie.engine.strategies.choosing import (
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength
+from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter
+from aerie.engine.strategies.speculative import SpeculativeStrategy
+from aerie.engine.strategies.strategy import RequestState, Strategy, StrategyFactory
+from aerie.engine.strategies.unmasking import (
     DEFAULT_RULE,
     DYNAMIC,
     ENTROPY,
@@ -22,9 +25,6 @@ from aerie.engine.strategies.choosing import (
     Unmasker,
     UnmaskingRule,
 )
-from aerie.engine.strategies.drafting import DraftSource, PromptLookupDrafter
-from aerie.engine.strategies.speculative import SpeculativeStrategy
-from aerie.engine.strategies.strategy import RequestState, Strategy, StrategyFactory
 
 RULES_BY_SETTING = {"steps": (SEQUENTIAL, STATIC, DYNAMIC), "threshold": (DYNAMIC,), "entropy": (ENTROPY,)}
 """The rules that go by each setting."""

@@ -13,9 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from aerie.engine.embeddings import Token, ids_only
-from aerie.engine.strategies.adapting import AdaptiveDraftLength
 from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
-from aerie.engine.strategies.drafting import Drafter
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength
+from aerie.engine.strategies.drafters import Drafter
 from aerie.engine.strategies.strategy import PassInput, RequestState, Row
 
 MAX_DRAFTS = 15

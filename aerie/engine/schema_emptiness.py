@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aerie.engine.form_schema import Node, resolve_reference
+from aerie.engine.json_schema import Node, resolve_reference
 
 MOST_WAYS: Final = 256
 """In which schemas can hold at one place; where there are more, the answer is yes."""

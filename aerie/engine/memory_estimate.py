@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from aerie.engine.blocks import VariantSet
-from aerie.engine.compiling import RuntimeOptions, all_program_names, first_program_names
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.numerics import bf16
-from aerie.engine.pages import PAGE_SIZE, page_bytes, pages_for, pool_bytes
+from aerie.engine.page_pool import PAGE_SIZE, page_bytes, pages_for, pool_bytes
+from aerie.engine.program_library import RuntimeOptions, all_program_names, first_program_names
 from aerie.engine.programs import CACHE, HEADS, WITHOUT_LAYERS, SharedBufferNames, buffer_set
+from aerie.engine.variant_set import VariantSet
 from aerie.engine.variants import gathered_contexts
 from aerie.kernel_builder.arguments import ArgumentTable
 from aerie.multi_launch_builder import program_store, round_up_seq_len

@@ -36,9 +36,9 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.sampler import Sampler
+from aerie.engine.sampling_filters import F64Array
 
 SEQUENTIAL, STATIC = "sequential", "low_confidence_static"
 DYNAMIC, ENTROPY = "low_confidence_dynamic", "entropy_bounded"

@@ -22,9 +22,9 @@ from aerie.common.sandbox import (
     RaisedError,
     one_line,
 )
-from aerie.engine import finite_grammar, finite_schema, form_schema
+from aerie.engine import grammar_emptiness, json_schema, schema_emptiness
 from aerie.engine.errors import CheckpointError
-from aerie.engine.form_schema import RefusedError
+from aerie.engine.json_schema import RefusedError
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLParserLimits, LLTokenizer
@@ -188,14 +188,14 @@ class _Reading:
                 raise _stuck(matcher)
 
     def _check_ends(self, text: str) -> None:
-        if not finite_grammar.accepts_any_text(text, lambda terminal: self._is_empty(text, terminal)):
+        if not grammar_emptiness.accepts_any_text(text, lambda terminal: self._is_empty(text, terminal)):
             raise RefusedError("no rule of it comes to an end, so no answer would")
 
     def _is_empty(self, grammar: str, terminal: str) -> bool:
         from llguidance import LLMatcher
 
         named = terminal if terminal.isupper() else "ONE_OF_IT"
-        lines = [*finite_grammar.terminals(grammar), f"start: {named}"]
+        lines = [*grammar_emptiness.terminals(grammar), f"start: {named}"]
         if named != terminal:
             lines.append(f"{named}: {terminal}")
         made = LLMatcher(self._vocabulary, LLMatcher.grammar_from_lark("\n".join(lines)), log_level=0)
@@ -205,11 +205,11 @@ class _Reading:
         return made.is_error() and "NoExtension" in made.get_error()
 
     def _schema(self, wanted: GrammarSource) -> CompiledGrammar:
-        root = form_schema.check_schema(form_schema.parse_schema(wanted.text))
+        root = json_schema.check_schema(json_schema.parse_schema(wanted.text))
         root.pop(OPTIONS, None)
-        form_schema.normalize_numbers(root)
+        json_schema.normalize_numbers(root)
         if wanted.enforcement == "meaning":
-            form_schema.without_formats(root)
+            json_schema.without_formats(root)
         own: dict[str, Any] = {"whitespace_pattern": wanted.whitespace}
         made, notes = self._compiled(root, own), list[str]()
         if isinstance(made, RefusedError) and wanted.enforcement == "known":
@@ -218,31 +218,31 @@ class _Reading:
         if isinstance(made, RefusedError):
             raise made
         text, matcher = made
-        if not finite_schema.has_finite_instance(root):
+        if not schema_emptiness.has_finite_instance(root):
             raise RefusedError("no JSON is of it that comes to an end")
         self._try(matcher)
         return CompiledGrammar(
-            text, form_schema.dump_schema({**root, OPTIONS: own}), tuple(dict.fromkeys(notes))
+            text, json_schema.dump_schema({**root, OPTIONS: own}), tuple(dict.fromkeys(notes))
         )
 
     def _loosely(self, root: Any, own: Mapping[str, Any]) -> tuple[Compiled, list[str]]:
         """What is left of a schema, and what is left out."""
-        notes = form_schema.drop_unsupported(root, self._is_pattern)
+        notes = json_schema.drop_unsupported(root, self._is_pattern)
         made = self._compiled(root, own)
-        for _ in form_schema.REMEDIES:
-            if isinstance(made, RefusedError) and (left_out := form_schema.drop_after_error(root, str(made))):
+        for _ in json_schema.REMEDIES:
+            if isinstance(made, RefusedError) and (left_out := json_schema.drop_after_error(root, str(made))):
                 notes.append(left_out)
                 made = self._compiled(root, own)
         if not isinstance(made, RefusedError):
             warnings = made[1].get_grammar_warnings()
-            notes += [each for warning in warnings for each in form_schema.dropped_keywords(warning)]
+            notes += [each for warning in warnings for each in json_schema.dropped_keywords(warning)]
         return made, notes
 
     def _compiled(self, root: Any, own: Mapping[str, Any]) -> Compiled:
         from llguidance import LLMatcher
 
         try:
-            text = LLMatcher.grammar_from_json_schema(form_schema.dump_schema(root), overrides=own)
+            text = LLMatcher.grammar_from_json_schema(json_schema.dump_schema(root), overrides=own)
             return text, self._matcher(text)
         except (ValueError, TypeError) as error:
             return RefusedError(str(error))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple, TypeAlias
 
 from aerie.common.errors import UserError
-from aerie.engine.costs import CallCosts
+from aerie.engine.call_costs import CallCosts
 from aerie.engine.planner import VariantCall, plan
 from aerie.engine.variants import gathered_contexts
 from aerie.multi_launch_builder import Variant

@@ -13,20 +13,20 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import MAX_TAIL_ROWS, GUIDE, ROWS, VariantSet
-from aerie.engine.communication import SingleRank, Communicator
+from aerie.engine.call_costs import CallCosts
+from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.config import ModelConfig
+from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.context_end import STOP, ContextEndPolicy, context_end
-from aerie.engine.costs import CallCosts
-from aerie.engine.decoding import check_feature
+from aerie.engine.decode_paths import check_feature
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import MODELS_THAT_RUN
 from aerie.engine.families import SOME_THAT_RUN
-from aerie.engine.family import DiffusionConfig
+from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.native import prepare_native
 from aerie.engine.programs import HEADS, SharedBufferNames, program_flops
-from aerie.engine.progress import Reporter, OnProgress
-from aerie.engine.sharding import part_config
+from aerie.engine.reporter import OnProgress, Reporter
+from aerie.engine.tensor_parallel import part_config
+from aerie.engine.variant_set import GUIDE, MAX_TAIL_ROWS, ROWS, VariantSet
 from aerie.engine.variants import default_variants, parse_variants
 from aerie.multi_launch_builder import (
     Program,

@@ -19,8 +19,8 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.forward import decode_step, next_logits_row, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
-from aerie.engine.pages import KVCache
-from aerie.engine.strategies.drafting import DraftSource
+from aerie.engine.page_pool import KVCache
+from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.strategies.speculative import MAX_DRAFTS
 from aerie.engine.tokenizer import Tokenizer
 

@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.engine.attention import CacheAttention, NewKVRows
+from aerie.engine.call_costs import CallCosts
 from aerie.engine.communication import all_reduce_sum
-from aerie.engine.costs import CallCosts
-from aerie.engine.kv import Layers
+from aerie.engine.kv_cache import Layers
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, bf16
-from aerie.engine.pages import PagePool
+from aerie.engine.page_pool import PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.programs import CACHE, buffer_set, outputs_with_raw_keys
 from aerie.kernel_builder.arguments import pack_bits

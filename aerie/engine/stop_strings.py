@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from aerie.engine.faults import isolate_request_errors
+from aerie.engine.error_scope import isolate_request_errors
 
 
 class StopStrings:

@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.embeddings import Token
-from aerie.engine.kv import Layers
-from aerie.engine.numerics import BF16Array, bf16, apply_rope
+from aerie.engine.kv_cache import Layers
+from aerie.engine.numerics import BF16Array, apply_rope, bf16
 
 PAGE_SIZE = 64
 """Positions of a page: a K/V tile of attention, or two of them where heads are wide."""

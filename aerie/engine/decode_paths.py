@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, ROWS, VariantSet
+from aerie.engine.variant_set import GUIDE, ROWS, VariantSet
 
 SIX_PROGRAMS = "seq_len"
 """The path `guide` by the six programs of one prompt length."""

@@ -12,11 +12,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aerie.engine.config_reader import MODELS_THAT_RUN, ConfigReader, short
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import MODELS_THAT_RUN, ConfigReader, short
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import ModelFamily
 from aerie.engine.folder import SINGLE_FILE
+from aerie.engine.model_family import ModelFamily
 
 
 @dataclass(frozen=True)

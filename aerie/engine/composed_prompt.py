@@ -21,7 +21,7 @@ from typing import NamedTuple, Protocol
 
 from aerie.common.errors import UserError
 from aerie.engine.embeddings import Token
-from aerie.engine.pages import PagedSequence
+from aerie.engine.page_pool import PagedSequence
 
 PREFIX, BLOCK, LINK = "prefix", "block", "block+link-"
 
