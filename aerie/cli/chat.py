@@ -28,7 +28,7 @@ class ChatSession(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def make_room(self, prompt_ids: Sequence[int]) -> None: ...
+    def ensure_programs(self, prompt_ids: Sequence[int]) -> None: ...
 
     def generate(
         self,
@@ -118,7 +118,7 @@ class Chat:
         conversation = replace(self._conversation, turns=turns)
         try:
             prompt_ids = self._session.tokenizer.encode_chat(conversation.messages(text))
-            self._session.make_room(prompt_ids)
+            self._session.ensure_programs(prompt_ids)
             with stop_on_interrupt() as interrupted:
                 generation = self._session.generate(
                     prompt_ids, self._max_new_tokens, self._sampler, interrupted

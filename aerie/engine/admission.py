@@ -1,10 +1,11 @@
-"""Which requests have pages: who comes in, who gives way, and what is kept of a conversation.
+"""Admission: which requests have pages, which are preempted, and which sequence is kept for the next prompt.
 
-A request comes in when the pool has pages for its prompt, in the order of turns, and is refused where nobody
-is under way who could give any. Where pages run out, conversations that rest give theirs back first, then the
-request under way whose turn is last, and waits again: they are put aside where that is cheaper
-(`_is_swapped_out`), else what they had is read anew later, as far as nobody took them. Either way no bit
-changes and no token is drawn twice, so an answer has the tokens that it would have alone.
+A request is admitted in the order of its arrival and priority when the pool has pages for its prompt. It is
+refused if no running request could free enough. When pages run out, idle conversations are preempted first,
+then the running request that is last in order. A preempted request waits. Its pages are swapped out if that
+is cheaper (`_is_swapped_out`); else its tokens are computed again later, except those still in the prefix
+cache. Preemption changes no bit and samples no token twice, so a request has the same tokens as if it were
+alone.
 """
 
 from __future__ import annotations
@@ -29,16 +30,16 @@ from aerie.engine.requests import AnswerState, Request
 from aerie.engine.variant_set import GUIDE
 
 MAX_RUNNING_REQUESTS = 32
-"""Under way at once: rows of the largest program that reads each weight once for few rows."""
+"""Maximum number of running requests: rows of the largest program that reads each weight once for few rows."""
 MAX_PREFILL_ONLY_REQUESTS = 2
-"""Under way at once of what is read and not answered: each sees its own, so more in a step save nothing."""
+"""Maximum number of running prefill-only requests. More in a step save nothing, as each attends to its own
+positions."""
 
 
 @dataclass(frozen=True)
 class SchedulerStats:
-    """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, those of
-    them whose pages were put aside, tokens of prompts that were found in the pool, and such that were laid
-    from chunks."""
+    """Totals of a scheduler: engine steps, rows, preemptions, swaps among them, prompt tokens found in the
+    prefix cache, and tokens inserted from chunks."""
 
     steps: int = 0
     rows: int = 0
@@ -49,7 +50,7 @@ class SchedulerStats:
 
 
 class LastSequence(NamedTuple):
-    """The sequence of the last conversation, the answer in it, and whose it is."""
+    """The sequence of the last conversation, its answer, and its request."""
 
     sequence: PagedSequence
     answer: AnswerState | None
@@ -57,8 +58,10 @@ class LastSequence(NamedTuple):
 
 
 class Admission:
-    """Requests that wait for pages of a pool, and those that have some. `kept` is the sequence of the last
-    conversation."""
+    """Requests that wait for pages of a pool, and requests that have pages.
+
+    last_sequence: the sequence of the last conversation, kept for the next prompt.
+    """
 
     def __init__(self, model: LoadedModel, pool: PagePool) -> None:
         self.model, self.pool, self.stats = model, pool, SchedulerStats()
@@ -73,78 +76,78 @@ class Admission:
         return bool(self.model.variant_set.variants) and self.model.config.diffusion is None
 
     def cached_positions(self, request: Request) -> int:
-        """See requests.Steps."""
         return self._running[request].tokens_seen if request in self._running else 0
 
     def free_positions(self, request: Request) -> int:
-        """See requests.Steps."""
-        held = self._running[request].length if request in self._running else 0
-        return self.model.positions - held
+        length = self._running[request].length if request in self._running else 0
+        return self.model.positions - length
 
     def retire(self, request: Request) -> None:
-        """See requests.Steps."""
         request.is_retired = True
         self._remove_finished()
 
     def resume(self, request: Request) -> None:
-        """See requests.Steps."""
         request.is_retired = False
         self._waiting.append(request)
 
     def _remove_finished(self) -> None:
-        """Let go of what is over or was left; what was computed and not picked from, where a step was broken
-        off, is left to be computed again."""
+        """Remove finished requests, and release sequences that were passed to `release_later`. Positions that
+        were computed before a failed step, and not sampled from, are dropped."""
         self.pool.collect_released()
         for request, sequence in self._running.items():
-            if not request.is_finished and sequence.tokens_seen > (most := request.max_cached_positions()):
-                sequence.truncate(max(0, most - sequence.dropped_tokens))
-        for request in [one for one in (*self._waiting, *self._running) if one.is_finished]:
+            if not request.is_finished and sequence.tokens_seen > (
+                max_positions := request.max_cached_positions()
+            ):
+                sequence.truncate(max(0, max_positions - sequence.dropped_tokens))
+        for request in [request_ for request_ in (*self._waiting, *self._running) if request_.is_finished]:
             request.close()
-            held = self._running.pop(request, None)
-            if held and request.is_conversation and self._keeps_sequences:
-                self._keep_sequence(request, held)
-            elif held:
-                held.release()
-            if aside := self._swapped.pop(request, None):
-                aside.release()
+            sequence_ = self._running.pop(request, None)
+            if sequence_ and request.is_conversation and self._keeps_sequences:
+                self._keep_sequence(request, sequence_)
+            elif sequence_:
+                sequence_.release()
+            if swapped := self._swapped.pop(request, None):
+                swapped.release()
         if self._waiting:
-            self._waiting = [one for one in self._waiting if not one.is_finished]
+            self._waiting = [request_ for request_ in self._waiting if not request_.is_finished]
 
     def _keep_sequence(self, request: Request, sequence: PagedSequence) -> None:
-        """Its sequence, which holds all but the last token of the answer, or less of the prompt."""
+        """Keep the sequence of a finished conversation. It holds all tokens but the last of the answer, or
+        less of the prompt."""
         self._release_last_sequence()
         last = len(request.tokens) - 1
         if sequence.tokens_seen > last:
             sequence.truncate(last - sequence.dropped_tokens)
-        is_whole = sequence.tokens_seen == last and (request.token_ids or request.resumes)
-        self.last_sequence = LastSequence(sequence, request.state if is_whole else None, request)
+        is_complete = sequence.tokens_seen == last and (request.token_ids or request.resumes)
+        self.last_sequence = LastSequence(sequence, request.state if is_complete else None, request)
 
     def remove_finished(self) -> None:
-        """Take leave of what is over, without a step."""
+        """Remove finished requests without an engine step."""
         self._remove_finished()
 
     def set_last_sequence(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
-        """Have a sequence in the place of the last conversation's."""
+        """Keep this sequence in place of the last conversation's."""
         self._release_last_sequence()
         self.last_sequence = LastSequence(sequence, answer)
 
     def clear_prefix_cache(self) -> None:
-        """Let go of the last conversation's sequence, and of all beginnings that would be found."""
+        """Release the last conversation's sequence, and forget all cached pages."""
         self._release_last_sequence()
         self.pool.manager.evict_all()
 
     def _release_last_sequence(self) -> None:
-        """Of the last conversation's sequence. Its full pages are found until others need them."""
+        """Release the last conversation's sequence. Its full pages stay in the prefix cache until they are
+        allocated again."""
         if self.last_sequence:
             self.last_sequence.sequence.release()
         self.last_sequence = None
 
     def _admit(self) -> None:
-        """Take in those whose pages are free, in the order of their turns: nobody is passed by."""
+        """Admit waiting requests whose pages are free, strictly in order."""
         if not self._waiting:
             return
-        self._waiting.sort(key=lambda one: one.order)
-        while request := next((one for one in self._waiting if self._has_slot(one)), None):
+        self._waiting.sort(key=lambda request_: request_.order)
+        while request := next((request_ for request_ in self._waiting if self._has_slot(request_)), None):
             try:
                 sequence = self._start_sequence(request)
             except UserError as error:
@@ -152,106 +155,108 @@ class Admission:
                 self._remove_finished()
                 continue
             count = min(len(request.tokens) - sequence.tokens_seen, self.model.positions - sequence.length)
-            if (missing := sequence.pages_needed(count)) > self.pool.manager.free_count:
-                self._free_idle_conversations(missing)
-            if (missing := sequence.pages_needed(count)) > self.pool.manager.free_count:
+            if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
+                self._free_idle_conversations(needed)
+            if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
                 sequence.release()
-                if any(one.is_active for one in self._running):
+                if any(request_.is_active for request_ in self._running):
                     return
                 request.error = PoolFullError(
-                    missing, self.pool.manager.free_count, self.pool.manager.page_count
+                    needed, self.pool.manager.free_count, self.pool.manager.page_count
                 )
                 self._remove_finished()
                 continue
-            found = sequence.length
+            cached = sequence.length
             if not request.token_ids:
-                request.cached_tokens = found
-            self.stats = replace(self.stats, cached_tokens=self.stats.cached_tokens + found)
+                request.cached_tokens = cached
+            self.stats = replace(self.stats, cached_tokens=self.stats.cached_tokens + cached)
             self._waiting.remove(request)
             self._running[request] = sequence
             sequence.reserve(count)
-            if aside := self._swapped.pop(request, None):
-                aside.swap_in(sequence)
+            if swapped := self._swapped.pop(request, None):
+                swapped.swap_in(sequence)
 
     def _start_sequence(self, request: Request) -> PagedSequence:
-        """A sequence with what is known of a request's tokens. UserError where the answer that it goes on
-        with is no longer kept."""
-        kept, is_first = self.last_sequence, not request.token_ids and request not in self._swapped
-        if kept and kept.request is request:
+        """A sequence for a request, with the pages that are cached for its tokens. Raises UserError if it
+        continues an answer that is no longer kept."""
+        last, is_first = self.last_sequence, not request.token_ids and request not in self._swapped
+        if last and last.request is request:
             self.last_sequence = None
-            return kept.sequence
+            return last.sequence
         if request.resumes and is_first:
-            if not kept or kept.answer is not request.resumes:
+            if not last or last.answer is not request.resumes:
                 raise UserError(
                     "the answer cannot go on: another one was begun since, and its keys and values are no "
                     "longer kept; give the prompt again"
                 )
             self.last_sequence = None
-            return kept.sequence
+            return last.sequence
         sequence = PagedSequence(self.pool, request.prompt_source.key)
         sequence.match_prefix(self._cacheable_tokens(request))
-        if request.is_conversation and is_first and kept:
-            held = kept.sequence
-            self.last_sequence, common = None, held.common_prefix(request.prompt)
-            other, sequence = (sequence, held) if common > sequence.length else (held, sequence)
-            if sequence is held:
+        if request.is_conversation and is_first and last:
+            last_sequence = last.sequence
+            self.last_sequence, common = None, last_sequence.common_prefix(request.prompt)
+            unused, sequence = (
+                (sequence, last_sequence) if common > sequence.length else (last_sequence, sequence)
+            )
+            if sequence is last_sequence:
                 sequence.truncate(common)
                 sequence.dropped_tokens = 0
-            other.release()
+            unused.release()
         return sequence
 
     def _free_idle_conversations(self, needed: int) -> None:
-        """Free pages of conversations that nobody asks for now, the last one's first."""
+        """Free pages of conversations that no caller waits for, the last one's first."""
         self._release_last_sequence()
-        resting = sorted((one for one in self._running if not one.is_active), key=lambda one: one.order)
-        while resting and needed > self.pool.manager.free_count:
-            self._preempt(resting.pop())
+        idle = sorted((one for one in self._running if not one.is_active), key=lambda one: one.order)
+        while idle and needed > self.pool.manager.free_count:
+            self._preempt(idle.pop())
 
     def _has_slot(self, request: Request) -> bool:
-        """Whether it is asked for, and there are fewer of its kind under way than can be at once."""
+        """Whether a caller waits for the request, and fewer than the maximum of its kind are running."""
         if not request.is_active:
             return False
-        of_its_kind = sum(
+        running = sum(
             one.is_active and one.is_prefill_only == request.is_prefill_only for one in self._running
         )
-        return of_its_kind < (MAX_PREFILL_ONLY_REQUESTS if request.is_prefill_only else MAX_RUNNING_REQUESTS)
+        return running < (MAX_PREFILL_ONLY_REQUESTS if request.is_prefill_only else MAX_RUNNING_REQUESTS)
 
     def _insert_chunks(self) -> None:
-        """Give sequences what is laid next of their chunks."""
+        """Insert the next chunks into sequences."""
         for request, sequence in self._running.items():
-            if not (laid := request.insert_chunks(sequence)):
+            if not (inserted := request.insert_chunks(sequence)):
                 continue
-            request.cached_tokens += 0 if request.token_ids else laid
-            self.stats = replace(self.stats, inserted_tokens=self.stats.inserted_tokens + laid)
+            request.cached_tokens += 0 if request.token_ids else inserted
+            self.stats = replace(self.stats, inserted_tokens=self.stats.inserted_tokens + inserted)
 
     def _can_drop(self, request: Request) -> bool:
-        """Whether a sequence that fills the context could drop what its end says."""
+        """Whether a full sequence has pages for dropping positions. Drops them if so."""
         sequence, model = self._running[request], self.model
         if sequence.length < model.positions:
             return True
-        gone = model.context_end.dropped_positions(sequence.length)
-        if not self._free_pages(lambda: sequence.pages_needed_to_drop(gone), request, ()):
+        positions = model.context_end.dropped_positions(sequence.length)
+        if not self._free_pages(lambda: sequence.pages_needed_to_drop(positions), request, ()):
             return False
         model.drop_positions(sequence)
         return True
 
     def _cacheable_tokens(self, request: Request) -> Sequence[Token]:
-        """Its tokens that may be looked for, and one after them; in guide these are its prompt, and none
-        where the six programs read that whole."""
-        if aside := self._swapped.get(request):
-            return aside.cacheable_tokens
+        """The request's tokens to look up in the prefix cache, and one token after them. In `guide` only its
+        prompt; none for the six programs."""
+        if swapped := self._swapped.get(request):
+            return swapped.cacheable_tokens
         tokens = [] if self.model.seq_len else request.cacheable_tokens()
         return tokens[: request.prefill_length + 1] if request.decode_path == GUIDE else tokens
 
     def _is_decoding(self, request: Request) -> bool:
-        """Whether its next token is decoded by GEMVs: in the family guide, what the model made."""
+        """Whether GEMVs decode its next token."""
         if request.decode_path != GUIDE:
             return False
         return self._running[request].tokens_seen >= request.prefill_length
 
     def _has_pages(self, request: Request, count: int, scheduled: Sequence[Request]) -> bool:
-        """Whether there are pages to write so many tokens; where not, others give way, but for those that
-        stay and those whose turn is before this one's."""
+        """Whether there are pages to write `count` tokens. Preempts other requests if not, except the
+        scheduled ones and those before this one in order."""
         sequence = self._running[request]
         if not self._free_pages(lambda: sequence.pages_needed(count), request, scheduled):
             return False
@@ -261,7 +266,7 @@ class Admission:
     def _free_pages(
         self, pages_needed: Callable[[], int], request: Request, scheduled: Sequence[Request]
     ) -> bool:
-        """As _has_pages, for so many pages."""
+        """Free as many pages as `pages_needed` returns, as `_has_pages`."""
         if pages_needed() > self.pool.manager.free_count:
             self._free_idle_conversations(pages_needed())
         while (needed := pages_needed()) > self.pool.manager.free_count:
@@ -283,13 +288,13 @@ class Admission:
             self._swapped[request] = sequence.swap_out()
         sequence.release()
         self._waiting.append(request)
-        done = self.stats
-        self.stats = replace(done, preemptions=done.preemptions + 1, swaps=done.swaps + swaps)
+        stats = self.stats
+        self.stats = replace(stats, preemptions=stats.preemptions + 1, swaps=stats.swaps + swaps)
 
     def _is_swapped_out(self, sequence: PagedSequence) -> bool:
-        """Whether there is room for its pages aside, and to copy them there and back moves fewer bytes than
-        to read the layers' weights for the tokens that would be read anew, in passes of 32 rows: those of
-        pages that nobody else holds, as the others' are found again."""
+        """Whether to swap the sequence out: the swap space has room, and copying its pages there and back
+        moves fewer bytes than reading the layers' weights to compute its tokens again, MAX_RUNNING_REQUESTS
+        rows a pass. Shared pages do not count, since they stay in the cache."""
         if len(sequence.pages) > self.pool.swap.free_count:
             return False
         config = self.model.kv_config

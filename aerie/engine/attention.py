@@ -1,4 +1,4 @@
-"""Decode attention over the KV cache on the CPU: one query position, with grouped heads."""
+"""Decode attention on the CPU over the KV cache: one query position, grouped heads."""
 
 from __future__ import annotations
 
@@ -17,16 +17,17 @@ from aerie.runtime import HostWork
 
 
 def _native_for(keys: BF16Array, visible: object) -> NativeAttention | None:
-    """The C++ form where it can be had and serves these."""
+    """The C++ functions if they can attend to these keys, else None."""
     native = native_attention()
     return native if native and native.can_attend(keys, visible) else None
 
 
 class NewKVRows:
-    """Keys and values of new tokens on their way into a cache, in C++ where it can be had.
+    """Stores keys and values of new tokens in a cache, with C++ code if it is available.
 
-    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `keys_before_rope` is there
-    where the cache has them. `move_to` comes before each step.
+    layers: keys and values of each layer, (kv_heads, capacity, head_dim). keys_before_rope: the same shape
+    for each layer; empty if the cache does not store them. Call `set_position` or `set_positions` before each
+    call.
     """
 
     def __init__(self, layers: Layers, keys_before_rope: Sequence[BF16Array] = ()) -> None:
@@ -34,13 +35,14 @@ class NewKVRows:
         self._native = native_attention() if layers[0][0].flags.c_contiguous else None
 
     def set_position(self, position: int, rows: int = 1) -> None:
-        """The next step has so many rows to keep, the first of them at `position`. IndexError beyond the
+        """Store `rows` rows from `position` on in the next call. Raises IndexError if one is outside the
         cache."""
         self._check(position, position + rows - 1)
         self._position.set_rows(position, rows)
 
     def set_positions(self, positions: NDArray[np.int64]) -> None:
-        """The next step has a row to keep at each of these positions. IndexError beyond the cache."""
+        """Store a row at each of these positions in the next call, int64 (rows,). Raises IndexError if one is
+        outside the cache."""
         if len(positions):
             self._check(int(positions.min()), int(positions.max()))
         self._position.set_row_positions(positions)
@@ -53,12 +55,13 @@ class NewKVRows:
     def layer_work(
         self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *keys_before_rope: BF16Array
     ) -> list[HostWork]:
-        """To keep the first of these rows, (rows, kv_heads * head_dim), which lie in arrays that stay."""
-        works = [self._work(self._layers[layer], key_rows, value_rows)]
+        """The host work that stores the first of these rows, (rows, kv_heads * head_dim), in `layer`. The
+        arrays must stay at their addresses."""
+        work = [self._work(self._layers[layer], key_rows, value_rows)]
         for rows in keys_before_rope:
             stored = self._keys_before_rope[layer]
-            works.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
-        return works
+            work.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
+        return work
 
     def _work(self, stored: KeysAndValues, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
         keys, values = stored
@@ -74,11 +77,11 @@ class NewKVRows:
 
 
 class CacheAttention:
-    """What the host does in each layer of a decoded token: keep its keys and values, and attend to the cache.
+    """The host work of a decoded token in each layer: store its key and value, then attend to the cache.
 
-    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
-    attention of all heads. `move_to` comes before each token. The form, C++ or numpy, is chosen once, by the
-    positions that the first token attends to. `keys_before_rope`: as for NewKVRows.
+    layers: keys and values of each layer, (kv_heads, capacity, head_dim). out: (width,) bf16, receives the
+    attention of all heads. Call `set_position` before each token. C++ or numpy is chosen once, by the
+    positions that the first token attends to. keys_before_rope: as in NewKVRows.
     """
 
     def __init__(
@@ -91,20 +94,21 @@ class CacheAttention:
         self._threads = knobs.thread_count() if self._native else 1
 
     def can_reuse_for(self, visible: Any) -> bool:
-        """Whether a token that sees `visible` would be given the same form."""
+        """Whether a token that attends to `visible` would use the same implementation."""
         return _native_for(self._layers[0][0], visible) is self._native
 
-    def set_position(self, place: int, visible: Any) -> None:
-        """The next token is kept at this place of the cache, and sees the places that the index `visible`
-        picks."""
-        self._rows.set_position(place)
+    def set_position(self, position: int, visible: Any) -> None:
+        """Store the next token at this position of the cache, and let it attend to the positions that the
+        index `visible` selects."""
+        self._rows.set_position(position)
         self._visible = visible
         if self._native:
             self._position.set_visible(visible, self._layers[0][0].shape[1])
 
     def layer_work(self, layer: int, query: BF16Array, *new: BF16Array) -> tuple[list[HostWork], HostWork]:
-        """To keep new rows, (kv_heads * head_dim,): key, value, and where the cache has it the key before
-        RoPE; and to attend with the query, in arrays that stay."""
+        """The host work of a layer: store the new rows, each (kv_heads * head_dim,): key, value and, if the
+        cache has it, the key before RoPE; then attend with `query`. The arrays must stay at their addresses.
+        """
         keys, values = self._layers[layer]
         key_row, value_row, *keys_before_rope = (row[None] for row in new)
         keep = self._rows.layer_work(layer, key_row, value_row, *keys_before_rope)

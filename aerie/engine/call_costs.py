@@ -1,9 +1,9 @@
-"""What a step of a prompt costs: an estimate at first, then the time that its own programs took.
+"""The cost of a variant's call in the prefill of a prompt: an estimate first, then measured times.
 
-The planner cuts tokens by what steps of different rows cost beside each other, which depends on the machine,
-its instruction set and the model. So the first calls of each program are timed, and the shortest of them
-counts: others at work on the machine make calls longer, never shorter. After these the cost stands, and
-equal prompts have equal plans. Whatever is found, it decides about time alone, and about no bit.
+The planner splits tokens by the relative costs of calls with different rows. These depend on the machine, its
+instruction set and the model. So the first calls of each program are timed, and the shortest time counts:
+other work on the machine makes calls longer, never shorter. Then the cost is fixed, and equal prompts have
+equal plans. The cost affects time only, and no bit.
 """
 
 from __future__ import annotations
@@ -12,21 +12,21 @@ from aerie.engine.programs import ProgramInfo
 from aerie.multi_launch_builder import Variant
 
 CALL_OVERHEAD_S, WEIGHT_BYTES_PER_S, FLOPS_PER_S = 2e-4, 25e9, 300e9
-"""The estimate, of a layer: seconds of three calls, bytes of weights that are read in a second however many
-rows there are, floating-point operations in a second. Of the virtual NPU on two cores with AVX512-BF16."""
+"""The estimate for a layer: seconds of three calls, bytes of weights read in a second for any number of rows,
+floating-point operations in a second. For the virtual NPU on two cores with AVX512-BF16."""
 
 TIMED_KINDS = ("rms_gemms_rope", "o_ffn")
-"""The kinds of programs whose calls make up the cost. Attention is not among them: it costs much the same
-however tokens are cut."""
+"""The kinds of programs that are timed. Attention costs about the same however tokens are split."""
 TIMED_CALLS = 16
-"""So many calls of a program are timed."""
+"""Number of calls of each program that are timed."""
 MIN_LAYER_ELEMENTS = 1 << 22
-"""Elements of a layer's products. A layer of fewer is done in less than a millisecond, as the demo's, where
-times say little and no plan is much better than another: the estimate stands."""
+"""Minimum weight elements of a layer for timing. A smaller layer, as the demo's, takes less than a
+millisecond; then times say little, and the estimate stays."""
 
 
 class CallCosts:
-    """Seconds that a layer of a step takes, without attention. layer_weights: elements of its products."""
+    """Seconds that a call takes in one layer, without attention. layer_parameters: weight elements of a
+    layer."""
 
     def __init__(self, layer_parameters: int) -> None:
         self._layer_parameters = layer_parameters
@@ -34,7 +34,7 @@ class CallCosts:
         self._measured: dict[int, float] = {}
 
     def record(self, program: ProgramInfo, seconds: float) -> None:
-        """A call of a program, all of whose rows were tokens, took so long."""
+        """Record the time of a program call whose rows were all tokens."""
         if (
             program.kind not in TIMED_KINDS
             or self._layer_parameters < MIN_LAYER_ELEMENTS
@@ -42,13 +42,13 @@ class CallCosts:
         ):
             return
         self._calls.setdefault((program.kind, program.rows), []).append(seconds)
-        found = [self._calls.get((kind, program.rows), []) for kind in TIMED_KINDS]
-        if all(len(times) >= TIMED_CALLS for times in found):
-            self._measured[program.rows] = sum(min(times) for times in found)
+        times_by_kind = [self._calls.get((kind, program.rows), []) for kind in TIMED_KINDS]
+        if all(len(times) >= TIMED_CALLS for times in times_by_kind):
+            self._measured[program.rows] = sum(min(times) for times in times_by_kind)
 
     def __call__(self, variant: Variant) -> float:
-        """Of a step of this variant. Where its programs were not timed, the estimate, as far off as that of
-        the rows nearest to them that were."""
+        """Seconds of a call of this variant. If its programs were not timed: the estimate, scaled by the
+        error of the estimate for the nearest number of rows that was timed."""
         rows, measured = variant.rows, self._measured
         if rows in measured or not measured:
             return measured.get(rows, self._estimate(rows))

@@ -1,7 +1,7 @@
-"""What each decode path can do: one table, from which errors are made, and docs/how-to/generate.md.
+"""What each decode path supports: one table, used for errors and in docs/how-to/generate.md.
 
-A decode path is how the tokens of an answer are made, by which programs. A model is loaded in one; drafts and
-blocks are of `rows` wherever they are asked for, as batches are where there are variants.
+A decode path is the set of programs that generate tokens. A model is loaded with one. Drafts and diffusion
+blocks always use `rows`, and so do batches if the model has variants.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from aerie.common.errors import UserError
 from aerie.engine.variant_set import GUIDE, ROWS, VariantSet
 
 SIX_PROGRAMS = "seq_len"
-"""The path `guide` by the six programs of one prompt length."""
+"""The decode path `guide` with the six programs of one prompt length."""
 YES = ""
 NO_PAST = "they read a prompt from its first token on, and know of no past"
 HOST_ATTENTION = "its attention is the host's, a token at a time"
@@ -34,14 +34,14 @@ FEATURES: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class DecodePath:
-    """A decode path. cannot: why not, by feature; what is not in it can be had."""
+    """A decode path. unsupported: the reason for each feature that it does not support."""
 
     name: str
     description: str
     unsupported: Mapping[str, str]
 
     def reason_against(self, feature: str) -> str:
-        """Why this cannot be had; empty where it can."""
+        """Why the path does not support the feature; "" if it does."""
         return self.unsupported.get(feature, YES)
 
 
@@ -70,33 +70,34 @@ DECODE_PATHS: Mapping[str, DecodePath] = {
 
 
 def decode_path_for(variant_set: VariantSet, decode: str = "") -> DecodePath:
-    """That of programs which are cut so, or another one by its name."""
+    """The decode path of these programs, or the one named `decode`."""
     return DECODE_PATHS[SIX_PROGRAMS if variant_set.seq_len else decode or variant_set.decode_path]
 
 
 def check_feature(feature: str, variant_set: VariantSet, decode: str = "") -> None:
-    """UserError where a path cannot do this: that of the programs, or another one of the same model."""
+    """Raises UserError if the decode path does not support a feature. decode: another path of the same model;
+    "" means its own."""
     path = decode_path_for(variant_set, decode)
-    if not (why := path.reason_against(feature)):
+    if not (reason := path.reason_against(feature)):
         return
-    able = [
+    alternatives = [
         f"decode={name!r}"
-        for name, each in DECODE_PATHS.items()
-        if name != SIX_PROGRAMS and not each.reason_against(feature)
+        for name, other in DECODE_PATHS.items()
+        if name != SIX_PROGRAMS and not other.reason_against(feature)
     ]
     is_six = path.name == SIX_PROGRAMS
-    given = f"seq_len={variant_set.seq_len} (SEQ_LEN)" if is_six else f"decode={path.name!r} (DECODE)"
+    option = f"seq_len={variant_set.seq_len} (SEQ_LEN)" if is_six else f"decode={path.name!r} (DECODE)"
     raise UserError(
-        f"{FEATURES[feature]} cannot be had with {given}: {why}; load the model without that, or with "
-        f"{' or '.join(able)}"
+        f"{FEATURES[feature]} cannot be had with {option}: {reason}; load the model without that, or with "
+        f"{' or '.join(alternatives)}"
     )
 
 
 def feature_table() -> list[str]:
-    """The table in Markdown, a line each."""
+    """The table in Markdown, one string for each line."""
     names = [*DECODE_PATHS]
     lines = ["| | " + " | ".join(f"`{name}`" for name in names) + " |", "| --- " * (len(names) + 1) + "|"]
-    for feature, what in FEATURES.items():
+    for feature, description in FEATURES.items():
         cells = ["yes" if not DECODE_PATHS[name].reason_against(feature) else "no" for name in names]
-        lines.append(f"| {what} | " + " | ".join(cells) + " |")
+        lines.append(f"| {description} | " + " | ".join(cells) + " |")
     return lines

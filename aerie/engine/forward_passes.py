@@ -1,5 +1,4 @@
-"""The ways of tokens through all layers: those of a step in blocks of rows; one by GEMVs, with attention on
-the host."""
+"""Forward passes: the tokens of an engine step in rows, or one token by GEMVs with attention on the host."""
 
 from __future__ import annotations
 
@@ -27,13 +26,13 @@ from aerie.runtime import HostWork, Recording
 
 Arrays = dict[str, NDArray[Any]]
 OnProgram: TypeAlias = "Callable[[str], None]"
-"""Is told the kind of every program that has run."""
+"""Called with the kind of every program that has run."""
 ROPE_ROWS, MASK = "rope_rows", "mask"
-"""What programs of blocks are given of the positions of their rows."""
+"""Inputs of the programs of rows that depend on positions."""
 
 
 class CallSink(Protocol):
-    """What takes the steps of a pass: a Recording notes them, ImmediateCalls takes them."""
+    """Takes the calls of a forward pass: a Recording stores them, ImmediateCalls makes them."""
 
     def run(
         self,
@@ -50,12 +49,12 @@ class CallSink(Protocol):
 
 
 StoreRows: TypeAlias = "Callable[..., list[HostWork]]"
-"""Of a layer, its keys and values, and keys before RoPE where the cache has them, each (rows,
-kv_heads * head_dim): to store those of the step's tokens."""
+"""Called with a layer, its keys and values and, if the cache stores them, its keys before RoPE, each (rows,
+kv_heads * head_dim). Returns the host work that stores the rows of the step's tokens."""
 
 
 class KVLayout(Protocol):
-    """Where keys and values lie that programs of blocks attend to, as in kv.KVBuffers."""
+    """Keys and values that attention programs read, as kv_cache.KVBuffers."""
 
     @property
     def layers(self) -> Layers: ...
@@ -65,8 +64,8 @@ class KVLayout(Protocol):
 
 
 class LayerCalls:
-    """The programs that take blocks of a variant's rows through the layers, called or noted by `calls`; and
-    what they are given beside activations, in arrays that stay: the same in every layer of a step."""
+    """Calls the programs of a variant layer by layer, with `calls`. Inputs that are the same in every layer
+    (RoPE rows, mask) are arrays that stay at their addresses."""
 
     def __init__(
         self,
@@ -82,16 +81,16 @@ class LayerCalls:
         self._last = model.config.num_hidden_layers - 1
         self._width, self._context = call.variant, call.context
         loaded = (model.programs[name] for name in self._names if name in model.programs)
-        tables = itertools.chain.from_iterable(program.arguments for program in loaded)
+        arguments = itertools.chain.from_iterable(program.arguments for program in loaded)
         self._inputs = {
             argument.name: np.empty(argument.shape, argument.dtype.numpy)
-            for argument in tables
+            for argument in arguments
             if argument.name in (ROPE_ROWS, MASK)
         }
 
     def set_positions(self, positions: NDArray[np.int64], visible: NDArray[np.bool_]) -> None:
-        """The rows have these positions in their sequences, (rows,), and see this of the cache, (rows,
-        context)."""
+        """Set the positions of the rows in their sequences, (rows,), and the cache positions that each row
+        attends to, bool (rows, context)."""
         if ROPE_ROWS in self._inputs:
             self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
         if MASK in self._inputs:
@@ -100,29 +99,36 @@ class LayerCalls:
     def project(
         self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped",)
     ) -> Arrays:
-        """Queries, keys and values of a layer: the latter two are in the cache then."""
+        """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`."""
         program = self._programs[self._names[0]]
-        key, given = buffer_set(program, layer), self._inputs_of(program)
+        key, inputs = buffer_set(program, layer), self._inputs_of(program)
         keys_before_rope, outputs = (
             outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
         )
-        made = self._calls.run(program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **given)
-        new = [made["k_roped"], made["v"], *([made.pop(keys_before_rope)] if keys_before_rope else [])]
-        for work in store(self._model.kv_layer_index(layer), *new):
+        outputs_by_name = self._calls.run(
+            program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **inputs
+        )
+        new_rows = [
+            outputs_by_name["k_roped"],
+            outputs_by_name["v"],
+            *([outputs_by_name.pop(keys_before_rope)] if keys_before_rope else []),
+        ]
+        for work in store(self._model.kv_layer_index(layer), *new_rows):
             self._calls.host("KV cache write", work)
-        return made
+        return outputs_by_name
 
     def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
-        """What a layer does with queries: attention, output projection, FFN; x is its input."""
+        """Compute attention, output projection and FFN of a layer. x: the layer's input. projected: the
+        result of `project`."""
         attention, *after = (self._programs[name] for name in self._names[1:])
-        given = {"q_roped": projected["q_roped"], **self._inputs_of(attention)}
+        inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention)}
         key = buffer_set(attention, layer)
-        if MASK in given:
-            given |= dict(zip(CACHE, self._layers[self._model.kv_layer_index(layer)], strict=True))
+        if MASK in inputs:
+            inputs |= dict(zip(CACHE, self._layers[self._model.kv_layer_index(layer)], strict=True))
             key = self._model.buffer_names.key(attention, layer, self._slot)
         else:
-            given |= projected
-        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **given)["attn_out"]
+            inputs |= projected
+        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
         if len(after) > 1:
             return self._attend_in_parts(layer, x, attended, *after)
         on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
@@ -131,11 +137,12 @@ class LayerCalls:
     def _attend_in_parts(
         self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
     ) -> BF16Array:
-        """The same on one of several devices, with a sum of all of them after each of the two programs."""
-        made = self._calls.run(output, bo_key=buffer_set(output, layer), on_device=(), attn_out=attended)
-        res1 = self._sum(x, made["proj"])
-        made = self._calls.run(ffn, bo_key=buffer_set(ffn, layer), on_device=(), res1=res1)
-        return self._sum(res1, made["down"])
+        """Compute output projection and FFN on one of several devices. The parts of all devices are summed
+        after each of the two programs."""
+        outputs = self._calls.run(output, bo_key=buffer_set(output, layer), on_device=(), attn_out=attended)
+        res1 = self._sum(x, outputs["proj"])
+        outputs = self._calls.run(ffn, bo_key=buffer_set(ffn, layer), on_device=(), res1=res1)
+        return self._sum(res1, outputs["down"])
 
     def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
         out = np.empty_like(residual)
@@ -144,11 +151,11 @@ class LayerCalls:
         return out
 
     def _inputs_of(self, program: Program) -> Arrays:
-        """Those inputs that a program takes."""
+        """The inputs in `_inputs` that a program takes."""
         return {name: array for name, array in self._inputs.items() if name in program.arguments.names}
 
     def padded(self, array: BF16Array) -> BF16Array:
-        """Rows for the programs: those of `array`, and zeros."""
+        """Pad `array` with rows of zeros to the rows of the programs."""
         if len(array) == self._width:
             return array
         padded = np.zeros((self._width, *array.shape[1:]), array.dtype)
@@ -157,13 +164,13 @@ class LayerCalls:
 
 
 class RowsPass:
-    """A step's tokens on their way through all layers, of one sequence or of several: noted once and
-    repeated, or taken at once.
+    """A forward pass of the tokens of an engine step, of one sequence or several. Its calls are recorded once
+    and repeated, or made at once.
 
-    A row of the result depends on its own token and on what it sees, not on the step: not on how many rows it
-    has, nor on the context. The host writes keys and values into the window and the pool; all else stays on
-    the device. step: of the variant whose programs are called. recording: where the calls are noted; None:
-    `calls` takes them at once.
+    A row of the result depends on its own token and on the positions it attends to, not on the number of rows
+    or on the context. The host writes keys and values to the gathered cache and to the pool; all else stays
+    on the device. call: has the variant whose programs are called. calls: a Recording, or where the calls are
+    made.
     """
 
     def __init__(
@@ -182,15 +189,15 @@ class RowsPass:
 
     @property
     def is_current(self) -> bool:
-        """Whether the buffers that its calls were noted for are there still."""
+        """Whether the calls are recorded and their buffers still exist."""
         return self._recording is not None and self._recording.is_current
 
     def __call__(self, x: BF16Array, rows: BatchLayout, tail: VariantCall | None = None) -> BF16Array:
-        """The last layer's output for the wanted rows, (wanted, hidden_size).
+        """The last layer's output for the output rows, (output rows, hidden_size).
 
-        x: embeddings, (tokens, hidden_size). tail: of the programs that compute of the last layer what is
-        wanted alone; None where those of the step do. With none wanted, the last layer gives keys and values
-        alone (DECODER_PREFILL).
+        x: embeddings, (tokens, hidden_size). tail: the variant with fewer rows that computes the end of the
+        last layer for the output rows; None means the programs of `call` do. Without output rows the last
+        layer computes keys and values only (DECODER_PREFILL).
         """
         if self._cache_rows:
             self._cache_rows.set_positions(rows.cache_positions)
@@ -208,8 +215,8 @@ class RowsPass:
         return x
 
     def _store(self, layer: int, *new: BF16Array) -> list[HostWork]:
-        to_window = self._cache_rows.layer_work(layer, *new[:2]) if self._cache_rows else []
-        return [*to_window, *self._pool_rows.layer_work(layer, *new)]
+        cache_work = self._cache_rows.layer_work(layer, *new[:2]) if self._cache_rows else []
+        return [*cache_work, *self._pool_rows.layer_work(layer, *new)]
 
     def _run_calls(self, x: BF16Array, rows: BatchLayout, tail: VariantCall | None) -> BF16Array:
         x = self._layers(self._rows.padded(x), self._last)
@@ -218,19 +225,19 @@ class RowsPass:
             return x[:0].copy()
         if tail is None:
             return self._rows.attend(self._last, x, projected)[rows.output_rows]
-        few = LayerCalls(self._model, tail, self._cache, self._calls)
-        some = rows.for_output_rows(tail.variant)
-        few.set_positions(some.positions, some.visible)
-        x, queries = (few.padded(each[rows.output_rows]) for each in (x, projected["q_roped"]))
-        return few.attend(self._last, x, {"q_roped": queries})[: len(rows.output_rows)].copy()
+        tail_calls = LayerCalls(self._model, tail, self._cache, self._calls)
+        tail_layout = rows.for_output_rows(tail.variant)
+        tail_calls.set_positions(tail_layout.positions, tail_layout.visible)
+        x, queries = (tail_calls.padded(array[rows.output_rows]) for array in (x, projected["q_roped"]))
+        return tail_calls.attend(self._last, x, {"q_roped": queries})[: len(rows.output_rows)].copy()
 
 
 class BatchLayout(NamedTuple):
-    """Where the rows of a step stand.
+    """Positions of the rows of an engine step.
 
-    positions: in their sequences, (rows,), 0 for padding. seen: what each sees of the window, (rows, context)
-    bool. to_window, to_pool: where keys and values go, of each row that is no padding. wanted: the rows whose
-    results are.
+    positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, bool
+    (rows, context). cache_positions, pool_positions: where the keys and values of each row go, padding
+    excluded. output_rows: rows whose result is needed.
     """
 
     positions: NDArray[np.int64]
@@ -240,7 +247,7 @@ class BatchLayout(NamedTuple):
     output_rows: NDArray[np.int64]
 
     def for_output_rows(self, width: int) -> BatchLayout:
-        """Of the wanted rows alone, filled up to so many."""
+        """The layout of the output rows only, padded to `width` rows. It stores no keys and values."""
         positions, seen = np.zeros(width, np.int64), np.zeros((width, self.visible.shape[1]), bool)
         count = len(self.output_rows)
         positions[:count], seen[:count] = self.positions[self.output_rows], self.visible[self.output_rows]
@@ -250,10 +257,10 @@ class BatchLayout(NamedTuple):
 
 
 class TokenPass:
-    """A token's way through all layers, on arrays that stay in place from token to token.
+    """A forward pass of one token by GEMVs, on arrays that stay at their addresses.
 
-    Where the model's runner records calls, they are noted once and repeated for every token; else they are
-    made layer by layer. pool: where keys and values lie. visible: as for `__call__`.
+    If the model's runner can record, the calls are recorded once and repeated for every token; else they are
+    made layer by layer. pool: where keys and values are stored. visible: as in `__call__`.
     """
 
     def __init__(self, model: LoadedModel, pool: PagePool, visible: Any) -> None:
@@ -268,17 +275,18 @@ class TokenPass:
             self._recorded = self._layers(self._recording)
 
     def can_reuse_for(self, model: LoadedModel, visible: Any) -> bool:
-        """Whether it is this model's, for a token that sees `visible`, and its buffers are there still."""
+        """Whether this pass belongs to the model, fits a token that attends to `visible`, and its buffers
+        still exist."""
         is_current = self._recording is None or self._recording.is_current
         return model is self._model and is_current and self._attention.can_reuse_for(visible)
 
-    def __call__(self, token_id: int, position: int, place: int, visible: Any) -> BF16Array:
-        """The last layer's output, (hidden_size,), for a token at a position of its sequence. Its keys and
-        values go to this place of the pool, and it sees the places that `visible` picks."""
+    def __call__(self, token_id: int, position: int, pool_position: int, visible: Any) -> BF16Array:
+        """The last layer's output, (hidden_size,), of a token at a position of its sequence. Its key and
+        value go to `pool_position`; it attends to the pool positions that the index `visible` selects."""
         with self._model.host_timer("embedding"):
             self._x[...] = self._model.embed_table[token_id]
             self._rope_row[...] = self._model.rope[position]
-        self._attention.set_position(place, visible)
+        self._attention.set_position(pool_position, visible)
         if self._recording is None:
             row = self._layers(ImmediateCalls(self._model))
         else:
@@ -294,13 +302,13 @@ class TokenPass:
         return x
 
     def _layer(self, steps: CallSink, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
-        """One transformer block over one row; x and the result are (hidden_size,)."""
+        """One transformer layer over one row; x and the result are (hidden_size,)."""
         qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
         key = buffer_set(qkv, layer)
         keys_before_rope, outputs = outputs_with_raw_keys(qkv) if self._with_keys_before_rope else ("", None)
         rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
-        new = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
-        keep, attend = self._attention.layer_work(layer, rows["q_roped"], *new)
+        new_rows = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
+        keep, attend = self._attention.layer_work(layer, rows["q_roped"], *new_rows)
         for work in keep:
             steps.host("KV cache write", work)
         steps.host("decode attention", attend)
@@ -309,8 +317,8 @@ class TokenPass:
 
 
 class ImmediateCalls:
-    """Takes at once the steps that a Recording would note. `ran` is told the kind of every program, `costs`
-    how long it took."""
+    """Makes the calls that a Recording would store. on_program: called with the kind of each program. costs:
+    gets the time of each call."""
 
     def __init__(
         self,
@@ -332,14 +340,14 @@ class ImmediateCalls:
         **arrays: NDArray[Any],
     ) -> dict[str, NDArray[Any]]:
         started = time.perf_counter()
-        made = self._runner.run(
+        outputs_by_name = self._runner.run(
             program, bo_key=bo_key, outputs=outputs, copy=False, on_device=on_device, **arrays
         )
         if self._costs:
             self._costs.record(program, time.perf_counter() - started)
         if self._on_program:
             self._on_program(program.kind)
-        return made
+        return outputs_by_name
 
     def host(self, name: str, work: HostWork) -> None:
         with self._timer(name):

@@ -1,12 +1,13 @@
-"""Where sequences lie side by side for attention's programs: a window on the pool of pages.
+"""Gathers the pages of several sequences into one contiguous cache, which attention programs read.
 
-A program of attention reads a cache of one context that is one run of memory. So the pages of the sequences
-of a step are gathered into such a cache, each sequence from a place of its own on, and the mask shows every
-row its own alone. New rows are written to both, so a sequence is gathered once, when it comes, and again
-where it outgrows its place. The pool has the truth: a window can be left at any moment, and nothing is lost.
+An attention program reads the KV cache of one context as one contiguous array. The sequences of an engine
+step are therefore copied from their pages into such a cache, each into its own span, and the mask shows each
+row only its own sequence. New rows are written to the pages and to this cache, so a sequence is copied once,
+and again only if it outgrows its span. The pages hold the original: this cache can be released at any time
+without loss.
 
-A row's bits depend on which K/V tiles it sees in which rows of cores. A place begins where these begin anew
-(ALIGN), so a sequence has the bits that it would have alone.
+The bits of a row depend on which K/V tiles it reads in which rows of cores. A span starts where this
+assignment starts again (ALIGN), so a sequence has the same bits as if it were alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,8 @@ twice (kernel_builder/attention.py, STAGES and kv_rows)."""
 
 
 class GatheredCache:
-    """A cache that several sequences share, in a home of the device. `room` is it, once one was placed."""
+    """A contiguous KV cache that several sequences share. `buffers`: its memory; empty before the first
+    `gather`."""
 
     def __init__(self, storage: DeviceKVStorage, contexts: Sequence[int]) -> None:
         self._storage, self._contexts = storage, sorted(contexts)
@@ -36,7 +38,7 @@ class GatheredCache:
 
     @property
     def context(self) -> int:
-        """Positions of the cache."""
+        """Positions of the cache; 0 before the first `gather`."""
         return int(self.buffers.layers[0][0].shape[1]) if self.buffers.layers else 0
 
     @property
@@ -48,7 +50,8 @@ class GatheredCache:
         return self.buffers.slot
 
     def context_for(self, positions: Sequence[int]) -> int:
-        """The smallest context for sequences of so many positions each. NoVariantError."""
+        """The smallest context for sequences of these lengths, in positions. Raises NoVariantError if none is
+        large enough."""
         needed = sum(map(_aligned, positions))
         context = next((one for one in self._contexts if one >= needed), None)
         if context is None:
@@ -56,17 +59,18 @@ class GatheredCache:
         return context
 
     def contexts_between(self, smallest: int, largest: int) -> list[int]:
-        """Those that it may have, from one to another."""
+        """The contexts from `smallest` to `largest`, both included."""
         return [one for one in self._contexts if smallest <= one <= largest]
 
     def gather(self, lengths: Mapping[PagedSequence, int], context: int = 0) -> list[int]:
-        """Have each of these with room for so many positions, in a cache of the smallest context, or of this
-        one; where each begins. NoVariantError."""
+        """Copy these sequences into the cache, each into a span of at least its length in `lengths`
+        (positions). Returns the first position of each span. context: size of the cache; 0 means the smallest
+        that holds all. Raises NoVariantError if none does."""
         context = context or self.context_for([*lengths.values()])
         if context != self.context:
             self._open(context)
-        for sequence, positions in lengths.items():
-            if len(self._spans.get(sequence, ())) < positions:
+        for sequence, length in lengths.items():
+            if len(self._spans.get(sequence, ())) < length:
                 self._spans.pop(sequence, None)
         if not all(sequence in self._spans or self._fit(sequence, lengths) for sequence in lengths):
             self._repack(lengths)
@@ -75,11 +79,11 @@ class GatheredCache:
         return [self._spans[sequence].start for sequence in lengths]
 
     def mark_gathered(self, sequence: PagedSequence) -> None:
-        """All that the sequence holds is in its place."""
+        """Record that the cache holds all positions of the sequence."""
         sequence.gathered_length = sequence.length
 
     def release(self) -> None:
-        """Give the cache back; what was placed is gathered anew."""
+        """Free the buffers. The next `gather` copies all sequences again."""
         self._free()
         self._free, self.buffers = _no_op, KVBuffers(())
         self._spans.clear()
@@ -91,8 +95,8 @@ class GatheredCache:
         given_back.atexit = False
 
     def _fit(self, sequence: PagedSequence, lengths: Mapping[PagedSequence, int]) -> bool:
-        """Take the first gap that is wide enough; those of sequences that are not wanted now count as gaps
-        where there is no other."""
+        """Assign the first gap that is wide enough. If there is none, spans of sequences that are not in
+        `lengths` count as gaps."""
         width = _aligned(lengths[sequence])
         for stay in (self._spans, {one: at for one, at in self._spans.items() if one in lengths}):
             taken = sorted(stay.values(), key=lambda at: at.start)
@@ -104,39 +108,39 @@ class GatheredCache:
                     return True
         return False
 
-    def _assign(self, sequence: PagedSequence, place: range) -> None:
-        for other, at in [*self._spans.items()]:
-            if at.start < place.stop and place.start < at.stop:
+    def _assign(self, sequence: PagedSequence, span: range) -> None:
+        for other, other_span in [*self._spans.items()]:
+            if other_span.start < span.stop and span.start < other_span.stop:
                 del self._spans[other]
-        self._spans[sequence], sequence.gathered_length = place, 0
+        self._spans[sequence], sequence.gathered_length = span, 0
 
     def _repack(self, lengths: Mapping[PagedSequence, int]) -> None:
-        """One after the other from the beginning."""
+        """Assign spans to all sequences again, one after the other from position 0."""
         self._spans.clear()
         end = 0
-        for sequence, positions in lengths.items():
-            self._spans[sequence], sequence.gathered_length = range(end, end + _aligned(positions)), 0
-            end += _aligned(positions)
+        for sequence, length in lengths.items():
+            self._spans[sequence], sequence.gathered_length = range(end, end + _aligned(length)), 0
+            end += _aligned(length)
 
     def _copy_pages(self, sequence: PagedSequence) -> None:
-        """Copy what is not there yet from its pages."""
+        """Copy from the sequence's pages what its span does not hold yet."""
         if sequence.gathered_length < sequence.length:
             done = sequence.gathered_length // PAGE_SIZE * PAGE_SIZE
             base = self._spans[sequence].start
             for first, source, count in _runs(sequence.pages, done, sequence.length):
-                for pool, window in zip(sequence.pool.layers, self.layers, strict=True):
-                    for held, to in zip(pool, window, strict=True):
-                        to[:, base + first : base + first + count] = held[:, source : source + count]
+                for pool, cache in zip(sequence.pool.layers, self.layers, strict=True):
+                    for pages, target in zip(pool, cache, strict=True):
+                        target[:, base + first : base + first + count] = pages[:, source : source + count]
         self.mark_gathered(sequence)
 
 
 def gathered_cache_for(model: LoadedModel) -> GatheredCache:
-    """A window for sequences of a model: of any context up to the variants' largest, or 8192."""
+    """A GatheredCache for a model, with all contexts up to the larger of its variants' largest and 8192."""
     return GatheredCache(model.kv_storage, model.variant_set.gathered_contexts)
 
 
 def _no_op() -> None:
-    """Nothing is to be given back."""
+    """Do nothing: no buffers are allocated."""
 
 
 def _aligned(positions: int) -> int:
@@ -144,17 +148,15 @@ def _aligned(positions: int) -> int:
 
 
 def _runs(pages: Sequence[int], first: int, end: int) -> list[tuple[int, int, int]]:
-    """How positions first .. end - 1 lie in the pool: of each run, its first position, its place, its length.
-
-    `first` is the first of a page.
-    """
+    """Contiguous runs of the pool that hold positions first .. end - 1: (first position, first position in
+    the pool, count) each. `first` is the first position of a page."""
     runs: list[tuple[int, int, int]] = []
     for number in range(first // PAGE_SIZE, -(-end // PAGE_SIZE)):
-        position, place = number * PAGE_SIZE, pages[number] * PAGE_SIZE
+        position, pool_position = number * PAGE_SIZE, pages[number] * PAGE_SIZE
         count = min(PAGE_SIZE, end - position)
-        if runs and runs[-1][1] + runs[-1][2] == place:
-            begin, source, length = runs[-1]
-            runs[-1] = begin, source, length + count
+        if runs and runs[-1][1] + runs[-1][2] == pool_position:
+            first_position, source, length = runs[-1]
+            runs[-1] = first_position, source, length + count
         else:
-            runs.append((position, place, count))
+            runs.append((position, pool_position, count))
     return runs

@@ -1,18 +1,18 @@
-"""Keys and values of many sequences in pages of one pool, and which pages are found again by what they hold.
+"""Keys and values of many sequences in pages of one pool, and the prefix cache over these pages.
 
-A page has 64 positions of every layer. Sequences that begin alike share the pages of what they have in
-common; whoever writes into a shared page gets a copy of its own first. A page that is full is known by its
-key: a hash of its tokens and of the key of the page before it, so a key stands for all that came before, and
-the first one is made from what the bits of keys and values depend on (Session's `made_by`).
+A page has 64 positions of every layer (vLLM calls it a block). Sequences with the same first tokens share
+pages; a sequence that writes into a shared page gets its own copy first. A full page has a key: the hash of
+its tokens and of the key of the page before it. The first key hashes what else the bits depend on
+(`Session.provenance`). So one key stands for all tokens up to the end of its page.
 
-Where positions may be dropped (context_end.py), pages have keys before RoPE as well: those that move are
-turned anew from them.
+If a context end policy drops positions (context_end.py), pages also store the keys before RoPE. Keys of
+positions that move are computed again from them.
 
-A page that nobody holds is free, and keeps what it has until it is taken for something else, the one that
-was let go longest ago first: free pages are the cache of prefixes.
+A page with no references is free. It keeps its content until it is allocated again, least recently released
+first: free pages are the prefix cache.
 
-Sources: nano-vllm's block manager has the same rules (block_manager.py); pages of HND layout, heads before
-positions, are those of vLLM and FlashInfer.
+Sources: nano-vllm's block manager has the same rules (block_manager.py); the HND layout of pages, heads
+before positions, is that of vLLM and FlashInfer.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from aerie.engine.kv_cache import Layers
 from aerie.engine.numerics import BF16Array, apply_rope, bf16
 
 PAGE_SIZE = 64
-"""Positions of a page: a K/V tile of attention, or two of them where heads are wide."""
+"""Positions of a page: one K/V tile of attention, or two if heads are wide."""
 
 PAGES_PER_SWAP_PAGE = 4
-"""For so many pages of a pool there is one place more, for what is put aside."""
+"""Pages of the pool for each page of swap space."""
 
 
 class PoolFullError(UserError):
-    """More pages than are free. `needed` and `free` count them."""
+    """The pool has fewer free pages than needed. `needed` and `free` count pages."""
 
     def __init__(self, needed: int, free: int, pages: int) -> None:
         super().__init__(
@@ -54,9 +54,9 @@ class PoolFullError(UserError):
 
 
 class PageManager:
-    """Which pages are held, how often, and by which key a full one is found. It knows numbers alone.
+    """Reference counts of pages, and the key of each full page. It holds no tensors.
 
-    Every method leaves all as it was where it raises.
+    A method that raises changes nothing.
     """
 
     def __init__(self, pages: int) -> None:
@@ -67,33 +67,35 @@ class PageManager:
 
     @property
     def page_count(self) -> int:
-        """How many there are."""
+        """Number of pages."""
         return len(self._ref_counts)
 
     @property
     def free_count(self) -> int:
-        """How many nobody holds."""
+        """Number of pages without references."""
         return len(self._free)
 
     def allocate(self, count: int) -> list[int]:
-        """So many free pages, held once each; what they had is forgotten. PoolFullError."""
+        """Allocate `count` free pages with one reference each, and forget their keys. Raises PoolFullError if
+        fewer are free."""
         if count > self.free_count:
             raise PoolFullError(count, self.free_count, self.page_count)
-        taken = [self._free.popitem(last=False)[0] for _ in range(count)]
-        for page in taken:
+        pages = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
             self._evict(page)
             self._ref_counts[page] = 1
-        return taken
+        return pages
 
     def retain(self, pages: Sequence[int]) -> None:
-        """Hold these once more."""
+        """Add one reference to each page."""
         for page in pages:
             self._free.pop(page, None)
             self._ref_counts[page] += 1
 
     def release(self, pages: Sequence[int]) -> None:
-        """Hold these once less. The last one is taken first, as what comes after is of no use without what
-        came before. ValueError for one that nobody holds."""
+        """Remove one reference from each page. Pages without references are allocated again from the last of
+        `pages` to the first: a page is of no use without the pages before it. Raises ValueError if one has no
+        reference."""
         if not all(self._ref_counts[page] for page in pages):
             raise ValueError(f"of the pages {list(pages)} one is held by nobody")
         for page in reversed(pages):
@@ -102,21 +104,21 @@ class PageManager:
                 self._free[page] = None
 
     def is_shared(self, page: int) -> bool:
-        """Whether more than one holds it."""
+        """Whether the page has more than one reference."""
         return self._ref_counts[page] > 1
 
     def is_private(self, page: int) -> bool:
-        """Whether one alone holds it, and nobody finds it."""
+        """Whether the page has one reference and no key."""
         return self._ref_counts[page] == 1 and page not in self._keys
 
     def invalidate(self, pages: Sequence[int]) -> None:
-        """What these have is not found any more, as others are written there."""
+        """Forget the keys of these pages: their content is about to change."""
         for page in pages:
             self._evict(page)
 
     def publish(self, page: int, key: bytes) -> None:
-        """A page that is held is full and computed, and may be found by this key. Where another page has it,
-        that one goes on being found."""
+        """Let `lookup` find a full page by this key. The page must have a reference; raises ValueError if
+        not. If another page has the key, that page keeps it."""
         if not self._ref_counts[page]:
             raise ValueError(f"page {page} is held by nobody, so it cannot be published")
         if key not in self._by_key:
@@ -124,31 +126,31 @@ class PageManager:
             self._keys[page], self._by_key[key] = key, page
 
     def lookup(self, keys: Iterable[bytes]) -> list[int]:
-        """The pages of the first keys, as far as there are any, held once more each."""
-        found: list[int] = []
+        """The pages of the first keys, up to the first key that no page has. Each gets one more reference."""
+        pages: list[int] = []
         for key in keys:
             if (page := self._by_key.get(key)) is None:
                 break
-            found.append(page)
-        self.retain(found)
-        return found
+            pages.append(page)
+        self.retain(pages)
+        return pages
 
     def contains(self, keys: Iterable[bytes]) -> bool:
-        """Whether all of them would be found."""
+        """Whether a page has each of these keys."""
         return all(key in self._by_key for key in keys)
 
     def evict(self, keys: Iterable[bytes]) -> None:
-        """What has these keys is found no more. Its pages stay held, or free, as they are."""
+        """Forget these keys. References do not change."""
         for page in [self._by_key[key] for key in keys if key in self._by_key]:
             self._evict(page)
 
     def evict_all(self) -> None:
-        """Nothing is found any more."""
+        """Forget all keys."""
         self._keys.clear()
         self._by_key.clear()
 
     def check_invariants(self) -> None:
-        """AssertionError where the books do not agree with each other."""
+        """Raises AssertionError if references, free pages and keys contradict each other."""
         held = [page for page, holders in enumerate(self._ref_counts) if holders]
         assert sorted([*held, *self._free]) == [*range(self.page_count)], (
             "free and held pages are not all pages"
@@ -161,12 +163,12 @@ class PageManager:
 
 
 class PagePool:
-    """The memory of pages: keys and values of each layer, (kv_heads, places, head_dim) bf16, of which
-    page p has the positions from p * PAGE_SIZE on.
+    """The memory of the pages: keys and values of each layer, (kv_heads, positions, head_dim) bf16. Page p
+    has the positions p * PAGE_SIZE .. p * PAGE_SIZE + PAGE_SIZE - 1.
 
-    first_key: what the bits of keys and values depend on, beside the tokens. spare: so many places more,
-    behind the pages, for what is put aside (Sequence.swap_out); they are no part of the pool's pages.
-    with_unturned: `keys_before_rope` has each layer's keys before RoPE, in the same places; else it is empty.
+    first_key: hash of what the bits of keys and values depend on beside the tokens. swap_pages: pages behind
+    the pool for sequences that are swapped out; `manager` does not count them. with_keys_before_rope: store
+    each layer's keys before RoPE too, in `keys_before_rope`; else that is empty.
     """
 
     def __init__(
@@ -178,8 +180,8 @@ class PagePool:
         with_keys_before_rope: bool = False,
     ) -> None:
         self.manager, self.swap, self.first_key = PageManager(pages), PageManager(swap_pages), first_key
-        places = (pages + swap_pages) * PAGE_SIZE
-        shape = (config.num_hidden_layers, config.num_key_value_heads, places, config.head_dim)
+        positions = (pages + swap_pages) * PAGE_SIZE
+        shape = (config.num_hidden_layers, config.num_key_value_heads, positions, config.head_dim)
         self._arrays = [_zeros(shape) for _ in range(3 if with_keys_before_rope else 2)]
         self.layers: Layers = list(zip(*self._arrays[:2], strict=True))
         self.keys_before_rope: Sequence[BF16Array] = list(self._arrays[2]) if with_keys_before_rope else []
@@ -190,27 +192,27 @@ class PagePool:
         return sum(array.nbytes for array in self._arrays)
 
     def release_later(self, sequence: PagedSequence) -> None:
-        """A sequence is not used any more. May come from any thread, at any moment."""
+        """Release a sequence at the next `collect_released`. Any thread may call it at any time."""
         self._to_release.append(sequence)
 
     def collect_released(self) -> None:
-        """Free the pages of what was left."""
+        """Release the sequences that were passed to `release_later`."""
         while self._to_release:
             self._to_release.pop().release()
 
     def copy(self, page: int, target: int) -> None:
-        """All layers of a page."""
+        """Copy a page, in all layers, to the page `target`."""
         for array in self._arrays:
             array[:, :, target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = array[
                 :, :, page * PAGE_SIZE : (page + 1) * PAGE_SIZE
             ]
 
     def root_key(self, more: bytes) -> bytes:
-        """The first key of what depends on more than the pool says."""
+        """The first key of sequences whose keys and values depend on `more` too."""
         return hashlib.blake2b(more, digest_size=16, key=self.first_key).digest()
 
     def page_keys(self, tokens: Sequence[Token], before: bytes) -> Iterator[bytes]:
-        """The keys of the full pages that these tokens make, after a page with the key `before`; up to the
+        """The keys of the full pages with these tokens, after a page with the key `before`. Stops at the
         first embedding, which has no key."""
         key = before
         for first in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
@@ -222,8 +224,8 @@ class PagePool:
 
 
 def _zeros(shape: Sequence[int]) -> BF16Array:
-    """Zeros, in the system's small pages: a position touches every head of every layer, places far apart. By
-    huge pages, which numpy asks for, the first position of 28 layers of 8 heads filled 0.9 GB with zeros."""
+    """Zeros in small memory pages. One position touches every head of every layer, far apart: with the huge
+    pages that numpy requests, the first position of 28 layers of 8 heads touched 0.9 GB."""
     private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     memory = mmap.mmap(-1, math.prod(shape) * bf16.itemsize, flags=private)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux alone has it
@@ -232,21 +234,22 @@ def _zeros(shape: Sequence[int]) -> BF16Array:
 
 
 def page_bytes(config: ModelConfig) -> int:
-    """Bytes of a page's keys and values in all layers."""
+    """Bytes of a page: keys and values in all layers."""
     per_head = 2 * PAGE_SIZE * config.head_dim * bf16.itemsize
     return config.num_hidden_layers * config.num_key_value_heads * per_head
 
 
 def pool_bytes(config: ModelConfig, pages: int) -> int:
-    """Of a pool of so many pages, with the places for what is put aside."""
+    """Bytes of a pool with this number of pages, swap space included."""
     return (pages + pages // PAGES_PER_SWAP_PAGE) * page_bytes(config)
 
 
 def pages_for(config: ModelConfig, positions: int | None, sequences: int, available: int | None) -> int:
-    """How many pages a pool has: for so many positions; or, where nobody says, for as many sequences of the
-    model's context, but in a quarter of the memory that is available, in bytes, at most, or for one sequence.
+    """Number of pages of a pool.
 
-    UserError for fewer positions than a page.
+    positions: as requested; None means as many as `sequences` sequences of the model's context take, but at
+    most a quarter of `available` bytes, and at least one sequence. Raises UserError if `positions` is less
+    than a page.
     """
     if positions is not None and positions < PAGE_SIZE:
         raise UserError(
@@ -254,21 +257,21 @@ def pages_for(config: ModelConfig, positions: int | None, sequences: int, availa
         )
     if positions is not None:
         return positions // PAGE_SIZE
-    least = -(-config.context // PAGE_SIZE)
-    wanted = sequences * least
-    return wanted if available is None else max(least, min(wanted, available // 4 // page_bytes(config)))
+    per_sequence = -(-config.context // PAGE_SIZE)
+    count = sequences * per_sequence
+    return count if available is None else max(per_sequence, min(count, available // 4 // page_bytes(config)))
 
 
 class PagedSequence:
-    """A sequence of tokens, and the pages that have their keys and values: its block table.
+    """The tokens of a sequence, and its page table: the pages with their keys and values.
 
-    A step reserves room, writes at `places`, and then calls `advance` with its tokens; what is written beyond
-    `length` is never looked at. `token_ids` has the token of each position. `key` is what its keys and
-    values depend on beside its tokens and what the pool says; None where that is nothing.
+    An engine step reserves positions, writes at `pool_positions`, then calls `advance` with its tokens.
+    Content beyond `length` is never read. token_ids: the token of each position. key: what keys and values
+    depend on beside the tokens and the pool's first_key; None means nothing.
 
-    `in_blocks` is how many positions, from the first on, were made by blocks of rows: what these hold depends
-    on their tokens alone. `dropped` is how many tokens were dropped at the end of the context, and `seen` how
-    many went in. `gathered` is how many positions lie in the window as they are here (windows.py).
+    reusable_length: the first positions that were computed in blocks of rows; their bits depend on their
+    tokens only. dropped_tokens: tokens dropped at the end of the context. gathered_length: positions that the
+    gathered cache holds (gathered_cache.py).
     """
 
     def __init__(self, pool: PagePool, key: bytes | None = None) -> None:
@@ -279,22 +282,22 @@ class PagedSequence:
 
     @property
     def length(self) -> int:
-        """The positions that are held."""
+        """Number of positions that are held."""
         return len(self.token_ids)
 
     @property
     def tokens_seen(self) -> int:
-        """See the class."""
+        """Number of tokens computed so far, dropped ones included."""
         return len(self.token_ids) + self.dropped_tokens
 
     @property
     def reusable_length(self) -> int:
-        """See the class."""
+        """Number of first positions whose bits depend on their tokens only."""
         return min(self._reusable_length, len(self.token_ids))
 
     def match_prefix(self, tokens: Sequence[Token]) -> int:
-        """Take the pages that are known of these tokens, the last of which always runs; how many tokens that
-        are. Only of an empty sequence."""
+        """Share the cached pages of these tokens, all but the last of which may be cached. Returns the number
+        of tokens found. The sequence must be empty."""
         self.pages = self.pool.manager.lookup(self.pool.page_keys(tokens[:-1], self._first_key))
         self.token_ids = list(tokens[: len(self.pages) * PAGE_SIZE])
         self._keys = [*self.pool.page_keys(self.token_ids, self._first_key)]
@@ -302,56 +305,57 @@ class PagedSequence:
         return self.length
 
     def common_prefix(self, tokens: Sequence[Token]) -> int:
-        """How many of its positions are of use for a sequence of these tokens, the last of which always runs.
+        """Number of positions that a sequence with these tokens can reuse. The last token is always computed.
 
-        Tokens that GEMVs decoded are no part of it, so that no answer depends on the one before; nor is what
-        came after dropped tokens, which it has seen.
+        Tokens that GEMVs decoded are not reused, so that no answer depends on the one before. Positions after
+        a drop are not reused, since they attended to dropped tokens.
         """
         pairs = zip(self.token_ids[: self.reusable_length], tokens[:-1], strict=False)
         return sum(1 for _ in itertools.takewhile(_is_same_id, pairs))
 
     def pages_needed(self, count: int) -> int:
-        """Pages that `reserve` would take for so many more tokens."""
+        """Number of pages that `reserve` would allocate for `count` more tokens."""
         more = -(-(self.length + count) // PAGE_SIZE) - len(self.pages)
         return max(0, more) + len(self._shared_pages(self.length))
 
     def reserve(self, count: int) -> None:
-        """Have room to write so many more tokens, in pages that nobody else holds. PoolFullError, which
-        leaves all as it was."""
+        """Allocate pages to write `count` more tokens. Shared pages are copied first. Raises PoolFullError,
+        which changes nothing."""
         last = self.length // PAGE_SIZE
         if (self.length + count - 1) // PAGE_SIZE < len(self.pages) and self._is_private(last):
             return
         self._make_writable(self.length, self.pages_needed(count))
 
     def _is_private(self, first: int) -> bool:
-        """Whether nobody else holds its pages from the first of these on, nor can find them."""
+        """Whether all pages from this index on have one reference and no key."""
         return all(self.pool.manager.is_private(page) for page in self.pages[first:])
 
     def _make_writable(self, position: int, needed: int) -> None:
-        """Have pages of its own from this position on, and more, `needed` of which have to be taken."""
+        """Copy shared pages from this position on, and append pages. `needed`: pages to allocate."""
         shared = self._shared_pages(position)
-        taken = self.pool.manager.allocate(needed)
+        new_pages = self.pool.manager.allocate(needed)
         for page in shared:
-            to = taken.pop()
-            self.pool.copy(page, to)
-            self.pages[self.pages.index(page)] = to
+            copy = new_pages.pop()
+            self.pool.copy(page, copy)
+            self.pages[self.pages.index(page)] = copy
         self.pool.manager.release(shared)
-        self.pages += taken
+        self.pages += new_pages
         self.pool.manager.invalidate(self.pages[position // PAGE_SIZE :])
 
     def _shared_pages(self, position: int) -> list[int]:
-        """Pages from this position on that others hold too."""
+        """Pages from this position on with other references."""
         return [page for page in self.pages[position // PAGE_SIZE :] if self.pool.manager.is_shared(page)]
 
     def pool_positions(self, first: int, count: int) -> NDArray[np.int64]:
-        """Where in the pool the positions from `first` on are, (count,)."""
+        """Positions in the pool of positions first .. first + count - 1, int64 (count,)."""
         return self._pool_positions(np.arange(first, first + count))
 
     def _pool_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         return np.array(self.pages, np.int64)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
 
     def pool_index(self, positions: slice | NDArray[np.int64]) -> slice | NDArray[np.int64]:
-        """Where in the pool these positions are: a run of places where they are one."""
+        """Index into the pool for these positions: a slice if they are contiguous there, else int64
+        positions."""
         pages = self.pages
         if not isinstance(positions, slice):
             return self._pool_positions(positions)
@@ -361,8 +365,9 @@ class PagedSequence:
         return self.pool_positions(first, stop - first)
 
     def advance(self, tokens: Sequence[Token], reusable: bool = True) -> None:
-        """Count these tokens as held; pages that are full now may be found by others, unless tokens in them
-        or before them were made in another way than by blocks, which gives other bits."""
+        """Append tokens whose keys and values were written. Full pages get a key and can be shared, if all
+        tokens up to their end are `reusable` (computed in blocks of rows; other programs give other bits).
+        """
         if reusable and self._reusable_length >= self.length:
             self._reusable_length = self.length + len(tokens)
         else:
@@ -380,7 +385,7 @@ class PagedSequence:
             self._keys.append(key)
 
     def truncate(self, length: int) -> None:
-        """Hold the first `length` positions alone."""
+        """Keep the first `length` positions only."""
         self._forget_tokens(length)
         self._release_beyond(length)
 
@@ -392,71 +397,75 @@ class PagedSequence:
         )
 
     def _release_beyond(self, length: int) -> None:
-        kept = -(-length // PAGE_SIZE)
-        self.pool.manager.release(self.pages[kept:])
-        del self.pages[kept:]
+        count = -(-length // PAGE_SIZE)
+        self.pool.manager.release(self.pages[count:])
+        del self.pages[count:]
 
     def pages_needed_to_drop(self, positions: range) -> int:
-        """Pages that `drop` would take."""
+        """Number of pages that `drop` would allocate."""
         return len(self._shared_pages(positions.start))
 
     def drop(self, positions: range, rope: BF16Array) -> None:
-        """Forget the positions `gone`: those after them move down, and their keys are turned by their new
-        rows of `rope`, (positions, head_dim).
+        """Drop these positions. Later positions move down, and their keys are computed again with the rows of
+        `rope`, (positions, head_dim), of their new positions.
 
-        PoolFullError leaves all as it was. What another exception leaves halfway is what was held before
-        `gone`.
+        Raises PoolFullError, which changes nothing. After another exception the sequence has the positions
+        before the dropped ones only.
         """
         self._make_writable(positions.start, self.pages_needed_to_drop(positions))
         tokens = self.token_ids[:]
-        stay = len(tokens) - positions.stop
-        source, to = self.pool_positions(positions.stop, stay), self.pool_positions(positions.start, stay)
+        count = len(tokens) - positions.stop
+        source, target = (
+            self.pool_positions(positions.stop, count),
+            self.pool_positions(positions.start, count),
+        )
         self._forget_tokens(positions.start)
         for (keys, values), keys_before_rope in zip(
             self.pool.layers, self.pool.keys_before_rope, strict=True
         ):
-            for each in (keys_before_rope, values):
-                each[:, to] = each[:, source]
-            keys[:, to] = apply_rope(keys_before_rope[:, to], rope[positions.start : positions.start + stay])
+            for array in (keys_before_rope, values):
+                array[:, target] = array[:, source]
+            keys[:, target] = apply_rope(
+                keys_before_rope[:, target], rope[positions.start : positions.start + count]
+            )
         self.token_ids += tokens[positions.stop :]
         self.dropped_tokens += len(positions)
         self._release_beyond(self.length)
 
     def fork(self) -> PagedSequence:
-        """Another that begins as this one; the pages are shared until one writes."""
-        other = PagedSequence(self.pool)
-        other._first_key, other._reusable_length, other.dropped_tokens = (
+        """A new sequence with the same tokens. Both share the pages until one writes."""
+        copy = PagedSequence(self.pool)
+        copy._first_key, copy._reusable_length, copy.dropped_tokens = (
             self._first_key,
             self.reusable_length,
             self.dropped_tokens,
         )
         self.pool.manager.retain(self.pages)
-        other.pages, other.token_ids, other._keys = self.pages[:], self.token_ids[:], self._keys[:]
-        return other
+        copy.pages, copy.token_ids, copy._keys = self.pages[:], self.token_ids[:], self._keys[:]
+        return copy
 
     def swap_out(self) -> SwappedSequence:
-        """A copy of what is held, behind the pool's pages. PoolFullError where there is no room."""
+        """Copy the sequence to the swap space. Raises PoolFullError if that has too few free pages."""
         pages = self.pages[: -(-self.length // PAGE_SIZE)]
-        places = self.pool.swap.allocate(len(pages))
-        for page, place in zip(pages, places, strict=True):
-            self.pool.copy(page, self.pool.manager.page_count + place)
+        swap_pages = self.pool.swap.allocate(len(pages))
+        for page, swap_page in zip(pages, swap_pages, strict=True):
+            self.pool.copy(page, self.pool.manager.page_count + swap_page)
         return SwappedSequence(
-            self.pool, self.token_ids[:], places, self.reusable_length, self.dropped_tokens
+            self.pool, self.token_ids[:], swap_pages, self.reusable_length, self.dropped_tokens
         )
 
     def release(self) -> None:
-        """Hold nothing any more. What is full can be found until its pages are taken."""
+        """Release all pages. Full pages stay in the prefix cache until they are allocated again."""
         self.truncate(0)
 
 
 def _is_same_id(tokens: tuple[Token, Token]) -> bool:
-    """An embedding is compared with nothing."""
-    return all(isinstance(one, Integral) for one in tokens) and bool(tokens[0] == tokens[1])
+    """Whether both tokens are ids and equal. An embedding equals nothing."""
+    return all(isinstance(token, Integral) for token in tokens) and bool(tokens[0] == tokens[1])
 
 
 class SwappedSequence(NamedTuple):
-    """What a sequence held: its tokens, and the places behind the pool's pages that have a copy; `in_blocks`
-    and `dropped` as it had them."""
+    """A copy of a sequence in the swap space: its tokens and its pages there."""
 
     pool: PagePool
     token_ids: list[Token]
@@ -466,11 +475,12 @@ class SwappedSequence(NamedTuple):
 
     @property
     def cacheable_tokens(self) -> Sequence[Token]:
-        """Those of its tokens that others may have published, and one more."""
+        """Tokens to look up in the prefix cache, and one token after them."""
         return [*self.token_ids[: self.reusable_length], 0]
 
     def swap_in(self, sequence: PagedSequence) -> None:
-        """Have a sequence hold it, which has the pages for it and may hold the first of it already."""
+        """Copy the swapped pages into `sequence`, which has pages for all of them and may hold the first
+        positions already. Releases the swap space."""
         for number in range(sequence.length // PAGE_SIZE, len(self.swap_pages)):
             self.pool.copy(self.pool.manager.page_count + self.swap_pages[number], sequence.pages[number])
         sequence.advance(self.token_ids[sequence.length : self.reusable_length])
@@ -479,15 +489,15 @@ class SwappedSequence(NamedTuple):
         self.release()
 
     def release(self) -> None:
-        """It is not needed any more."""
+        """Free the pages in the swap space."""
         self.pool.swap.release(self.swap_pages)
 
 
 class KVCache(PagedSequence):
-    """A sequence with all pages of a pool of its own, for whoever runs tokens by hand (forward.py): its
-    position p lies at place p.
+    """A sequence with a pool of its own, for code that runs tokens by hand (forward.py): position p of the
+    sequence is position p of the pool.
 
-    `executor` is what runs it, kept here by whoever does.
+    executor: the executor that forward.py made for this cache.
     """
 
     def __init__(self, config: ModelConfig, positions: int, with_keys_before_rope: bool = False) -> None:
@@ -504,6 +514,7 @@ class KVCache(PagedSequence):
 
     @length.setter
     def length(self, positions: int) -> None:
+        """Number of positions that are held. Assign a smaller number to truncate."""
         if not 0 <= positions <= self.length:
             raise IndexError(f"a cache of {self.length} positions cannot go back to {positions}")
         self.truncate(positions)
@@ -515,13 +526,13 @@ class KVCache(PagedSequence):
 
     @property
     def keys_before_rope(self) -> Sequence[BF16Array]:
-        """Keys before RoPE of each layer, where it has them."""
+        """Keys before RoPE of each layer; empty if they are not stored."""
         return self.pool.keys_before_rope
 
     @property
     def capacity(self) -> int:
-        """The positions that there is room for."""
+        """Number of positions of the pool."""
         return len(self.pages) * PAGE_SIZE
 
     def _release_beyond(self, length: int) -> None:
-        """All pages stay."""
+        """Does nothing: a KVCache keeps all its pages."""

@@ -1,11 +1,11 @@
-"""A session: programs compiled, weights resident, ready to answer, and what goes on when a device fails.
+"""A session: programs compiled, weights loaded, ready to answer; and what happens when a device fails.
 
-The unit that is run again after a failure is a step: a part of a prompt, or a token with its logits. Each
-reads tokens and the counted positions of the pool's pages and nothing else, so what a failed one left behind
-is overwritten, and no token is lost or made twice. What the first device computed stays in the pages.
+After a failure one engine step is run again: a part of a prompt, or a token with its logits. A step reads
+tokens and the counted positions of the pool's pages, and nothing else. So what a failed step wrote is
+overwritten, and no token is lost or generated twice. What the first device computed stays in the pages.
 
-Programs are compiled when a prompt first needs them. Padding and cutting are exact, so an answer does not
-depend on which were there.
+Programs are compiled when a prompt first needs them. Padding and splitting are exact, so an answer does not
+depend on which programs were compiled.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ OpenFallback = Callable[[], tuple[KernelCache, LoadedModel]]
 
 @dataclass
 class Session:
-    """A model that is ready, with its tokenizer and the cache that runs its programs.
+    """A loaded model with its tokenizer and the cache that runs its programs.
 
-    `note` is told of a failure that was got over. `fallback` gives another cache and the model on it, every
-    weight in place; it is called once, when the first cache has failed. `backend` names what has run the
-    programs: virtual or npu; "npu, then virtual" where the one had to give way. `bar` moves while a prompt is
-    read. `mark` gives a word for the weights. `kv_pool` is how many positions the pool of `requests` has,
-    None for as many as memory suggests. `decode_config` is how answers are made where nobody says. `others`
-    are the caches of further devices that share the model.
+    note: called with one line for the user, for example when a failed device is replaced. fallback: returns
+    another cache and the model on it, with all weights loaded; called once, when the first cache has failed.
+    backend: where programs ran: "virtual", "npu", or "npu, then virtual" after a fallback. bar: shows the
+    progress of a prompt. fingerprint: returns a hash of the weights. kv_pool: positions of the page pool of
+    `requests`; None means as many as memory suggests. decode_config: the default of `generate`. other_caches:
+    the caches of further devices that share the model.
     """
 
     model: LoadedModel
@@ -92,15 +92,14 @@ class Session:
 
     @cached_property
     def grammar_compiler(self) -> GrammarCompiler:
-        """The forms that answers can be asked for."""
+        """Compiles grammars for structured output."""
         return GrammarCompiler(self.tokenizer, self.model.config)
 
     def __post_init__(self) -> None:
         self.backend = self.backend or self.cache.backend.name
 
     def ensure_programs(self, prompt_ids: Sequence[Token]) -> None:
-        """Have the programs that this prompt needs: where some are missing, they are compiled, with progress
-        told.
+        """Compile the programs that this prompt needs and that are missing, with a progress bar.
 
         Raises PromptError, and what prepare_runtime raises.
         """
@@ -112,9 +111,8 @@ class Session:
             )
 
     def load_all_programs(self) -> None:
-        """Have all programs that anything will be computed by: of every variant, and, where tokens are
-        decoded in rows, of every step of `scheduler`. Nothing is compiled after it. Raises what compiling
-        raises."""
+        """Compile and load all programs of all variants and, with decode in rows, of every step of
+        `scheduler`. Nothing is compiled afterwards. Raises what compiling raises."""
         blocks = self.model.variant_set
         if blocks.variants:
             self.model.ensure_programs(all_program_names(self.model.config, blocks))
@@ -128,22 +126,22 @@ class Session:
         interrupted: Callable[[], bool] = never_interrupted,
         decode_config: DecodeConfig | None = None,
     ) -> Request:
-        """Tokens that continue `prompt_ids`: a request, which rests while nobody asks for its next token; see
-        make_room, and DecodeConfig.maker. Drafts are tried, and blocks filled in, in the family `rows`; else
-        it is decoded in the model's."""
+        """A request that continues `prompt_ids`. It is idle while no caller asks for its next token. Drafts
+        and diffusion blocks use the decode path `rows`; else the model's is used. Raises as ensure_programs
+        and DecodeConfig.strategy_factory."""
         decode_config, scheduler, model = decode_config or self.decode_config, self.requests, self.model
-        maker = decode_config.strategy_factory(model.config, sampler)
+        factory = decode_config.strategy_factory(model.config, sampler)
         request = scheduler.add_request(
             prompt_ids,
             max_new_tokens,
             sampler,
-            strategy=maker,
-            decode_path=ROWS if maker else model.variant_set.decode_path,
+            strategy=factory,
+            decode_path=ROWS if factory else model.variant_set.decode_path,
             is_conversation=True,
         )
         request.interrupted, request.bar = interrupted, self.bar
         try:
-            if maker:
+            if factory:
                 scheduler.ensure_programs(len(prompt_ids), max_new_tokens)
                 decode_config.ensure_programs(len(prompt_ids), max_new_tokens)
             else:
@@ -156,31 +154,31 @@ class Session:
     def continue_answer(
         self, max_new_tokens: int, interrupted: Callable[[], bool] = never_interrupted
     ) -> Request:
-        """More tokens of the answer that is kept, drawn as they would have been at once. UserError where
-        there is none."""
+        """A request for more tokens of the last answer, sampled as if they had been requested at first.
+        Raises UserError if no answer is kept."""
         self.check_autoregressive("an answer goes on after its last token")
-        kept = self._last_sequence()
-        if not kept or not kept.answer:
+        last = self._last_sequence()
+        if not last or not last.answer:
             raise UserError(
                 "there is no answer to go on with: none was made yet, one is under way, or the programs are "
                 "those of seq_len, which keep none; ask for one"
             )
-        said = kept.answer
+        answer = last.answer
         request = self.requests.add_request(
-            (*said.prompt, *said.token_ids),
+            (*answer.prompt, *answer.token_ids),
             max_new_tokens,
-            said.sampler,
+            answer.sampler,
             decode_path=self.model.variant_set.decode_path,
             is_conversation=True,
-            resumes=said,
+            resumes=answer,
         )
         request.interrupted, request.bar = interrupted, self.bar
         return request
 
     @property
     def scheduler(self) -> Scheduler:
-        """As `requests`, for many at once; what its pool takes is noted. A request that does not say in which
-        family it is decoded is decoded in `rows`, where there are variants."""
+        """The scheduler `requests`, for many requests. Notes the size of its pool at the first use. A request
+        without a decode path uses `rows`, if the model has variants."""
         if note := self._pool_note():
             self.note(note)
         self._is_pool_noted = True
@@ -188,14 +186,14 @@ class Session:
 
     @cached_property
     def requests(self) -> Scheduler:
-        """All requests to the model, in a pool of pages that is made when the first one comes."""
+        """The scheduler of all requests to the model. Its page pool is allocated at the first use."""
         model = self._for_requests()
         pages = pages_for(model.kv_config, self.kv_pool, MAX_RUNNING_REQUESTS, available_bytes())
         pool = model.new_pool(pages, self._first_key(), pages // PAGES_PER_SWAP_PAGE)
         return Scheduler(model, pool, recover=self._recovered)
 
     def _last_sequence(self) -> LastSequence | None:
-        """What is kept of the last answer, which may have been stopped just now."""
+        """The last conversation's sequence, after finished requests were removed."""
         self.requests.remove_finished()
         return self.requests.last_sequence
 
@@ -222,8 +220,9 @@ class Session:
         return self._for_requests()
 
     def chunk_registry(self, folder: Path | None = None, decode: str = ROWS) -> ChunkRegistry:
-        """Chunks on the scheduler's pool; kept in `folder` too, where one is given. UserError for a model of
-        block diffusion, where the programs cannot serve it, and for a folder that cannot be used."""
+        """Chunks on the scheduler's pool; stored in `folder` too, if given. Raises UserError for a model of
+        block diffusion, for programs or a context end policy that do not support chunks, and for a folder
+        that cannot be used."""
         self.check_autoregressive("chunks are texts of which no token sees one after it")
         check_feature("chunks", self.model.variant_set, decode)
         if self.model.context_end.drops:
@@ -231,25 +230,24 @@ class Session:
                 f"chunks stand in sequences of which nothing is dropped, and this model was loaded with "
                 f"context_end={self.model.context_end}; load it without that"
             )
-        pool, made_by = self.scheduler.pool, self.provenance(with_decode_path(self.model, decode))
-        files = ChunkFolder(folder, made_by, self.note) if folder else None
+        pool, provenance = self.scheduler.pool, self.provenance(with_decode_path(self.model, decode))
+        files = ChunkFolder(folder, provenance, self.note) if folder else None
         return ChunkRegistry(pool, self.model.rope, self.prefill_alone, files)
 
     def prefill_alone(self, token_ids: Sequence[int]) -> KVCache:
-        """A cache of its own with these tokens, which see nothing before them, and their keys before RoPE.
-        Raises as make_room, and RunError."""
+        """A cache with these tokens only, and their keys before RoPE. Raises as ensure_programs, and
+        RunError."""
         self.ensure_programs(token_ids)
-        read = partial(_prefill_alone, token_ids=token_ids, bar=self.bar)
+        prefill_tokens = partial(_prefill_alone, token_ids=token_ids, bar=self.bar)
         try:
-            return read(self.model)
+            return prefill_tokens(self.model)
         except RunStopped:
             raise
         except RunError as error:
-            return read(self.recover(error, "while a chunk was read"))
+            return prefill_tokens(self.recover(error, "while a chunk was read"))
 
     def check_autoregressive(self, what: str) -> None:
-        """UserError, which says `what` was asked for, where the model does not say one token after the
-        other."""
+        """Raises UserError, which names `what`, if the model is one of block diffusion."""
         if blocks := self.model.config.diffusion:
             raise UserError(
                 f"{what}, and this model fills in blocks of {blocks.block_size} tokens that see each other: "
@@ -257,49 +255,50 @@ class Session:
             )
 
     def _first_key(self) -> bytes:
-        """Of a pool's pages: what the bits of keys and values that blocks make depend on but the tokens, and
-        the weights, which are the session's."""
+        """Hash of what the bits in the pool depend on beside the tokens and the weights, which are the
+        session's."""
         if not self.model.variant_set.variants:
             return b""
-        told = (
+        parts = (
             self.cache.backend.name,
             _shared_by(self.model),
             *sorted(self._common_provenance(self.model).items()),
         )
-        return hashlib.sha256(repr(told).encode()).digest()
+        return hashlib.sha256(repr(parts).encode()).digest()
 
     def save(self, path: Path) -> None:
-        """Write what is kept of the last answer and its prompt. UserError where that is nothing, and as
+        """Write the last sequence, with its answer, to a file. Raises UserError if there is none, and as
         save_sequence."""
-        kept = self._last_sequence()
-        if not kept:
+        last = self._last_sequence()
+        if not last:
             raise UserError(
                 "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
-        save_sequence(kept.sequence, kept.answer, path, self.provenance(self.model))
+        save_sequence(last.sequence, last.answer, path, self.provenance(self.model))
 
     def restore(self, path: Path) -> int:
-        """Keep what a file has, for a prompt that begins so; how many tokens. As restore_sequence."""
+        """Load a sequence from a file, for a prompt that starts with its tokens. Returns its length. Raises
+        as restore_sequence."""
         pool = self.requests.pool
-        sequence, said = restore_sequence(pool, path, self.provenance(self.model), self.grammar_compiler)
-        self.requests.set_last_sequence(sequence, said)
+        sequence, answer = restore_sequence(pool, path, self.provenance(self.model), self.grammar_compiler)
+        self.requests.set_last_sequence(sequence, answer)
         return sequence.length
 
     def save_pages(self, prompt_ids: Sequence[Token], path: Path) -> int:
-        """Write what the pool of `scheduler` has of a beginning; how many tokens. As held and
-        save_sequence."""
-        made_by = self.pages_provenance(self.scheduler)
+        """Write the cached pages of a prompt to a file. Returns the number of tokens. Raises as
+        cached_sequence and save_sequence."""
+        provenance = self.pages_provenance(self.scheduler)
         sequence = cached_sequence(self.scheduler.pool, prompt_ids)
         try:
-            save_sequence(sequence, None, path, made_by)
+            save_sequence(sequence, None, path, provenance)
             return sequence.length
         finally:
             sequence.release()
 
     def restore_pages(self, path: Path) -> int:
-        """Have the pool of `scheduler` hold what a file has; how many tokens. As PagesFile, and
-        PoolFullError."""
+        """Load pages from a file into the pool of `scheduler`. Returns the number of tokens. Raises as
+        PagesFile, and PoolFullError."""
         file = PagesFile(path, self.pages_provenance(self.scheduler))
         sequence = file.allocate(self.scheduler.pool)
         try:
@@ -311,7 +310,7 @@ class Session:
         return len(file.token_ids)
 
     def pages_provenance(self, scheduler: Scheduler) -> dict[str, str]:
-        """What the bits in a scheduler's pool depend on. UserError where that is not one thing."""
+        """What the bits in a scheduler's pool depend on. Raises UserError if two backends computed them."""
         if self._first_key() != scheduler.pool.first_key:
             raise UserError(
                 "the KV pool has what two backends made, as one failed and another goes on; nothing of it is "
@@ -320,22 +319,22 @@ class Session:
         return self.provenance(with_decode_path(scheduler.model, ROWS))
 
     def provenance(self, model: LoadedModel) -> dict[str, str]:
-        """What the bits of keys and values depend on, the plainest first. UserError where the weights' files
-        were changed since they were loaded."""
+        """What the bits of keys and values depend on, most readable first. Raises UserError if the weight
+        files were changed since they were loaded."""
         return {"weights": self.fingerprint(), **self._run_provenance(model)}
 
     def _run_provenance(self, model: LoadedModel) -> dict[str, str]:
-        blocks, of_all = model.variant_set, self._common_provenance(model)
+        blocks, common = model.variant_set, self._common_provenance(model)
         keys = (self.cache.artifact(name).key for name in blocks.decode_programs if name in model.programs)
         return {
-            "model": of_all.pop("model"),
+            "model": common.pop("model"),
             "decode": f"{blocks.decode_path}{_shared_by(model)}",
-            **of_all,
+            **common,
             "programs": " ".join(keys),
         }
 
     def _common_provenance(self, model: LoadedModel) -> dict[str, str]:
-        """As made_by, whatever the family of decode."""
+        """The part of `provenance` that does not depend on the decode path."""
         return {
             "model": hashlib.sha256(repr(model.config).encode()).hexdigest()[:16],
             "context-end": str(model.context_end),
@@ -343,16 +342,17 @@ class Session:
         }
 
     def close(self) -> None:
-        """Give up the devices, the buffers and the weights in them."""
+        """Release devices and buffers."""
         if self.model.devices:
             self.model.devices.close()
         for cache in (self.cache, *self.other_caches):
             cache.close()
 
     def recover(self, error: RunError, where: str) -> LoadedModel:
-        """The model on the fallback's cache, in place of the one that failed. Raises `error` without one.
+        """Replace the model by the one on the fallback's cache, and return it. Raises `error` without a
+        fallback.
 
-        The failed cache is closed first: its device is free, and views on its buffers are dead.
+        The failed cache is closed first: its device is then free, and views of its buffers are invalid.
         """
         if self.fallback is None:
             raise error
@@ -368,15 +368,16 @@ class Session:
         return self.model
 
     def text(self, answer: Request, tokens: Iterable[int | None] | None = None) -> Generator[str, None, None]:
-        """The text of an answer as it is made, without the token that ends it. tokens: the answer's, where
-        somebody else has them from it."""
+        """The text of an answer as it is generated, without the end token. tokens: the answer's, if the
+        caller iterates them elsewhere."""
         yield from filter(None, self._detokenize(answer.prompt_ids, answer if tokens is None else tokens))
 
     def pieces(
         self, request: Request, stop: Collection[int] = (), shown: Collection[int] = ()
     ) -> Generator[str, None, None]:
-        """The text of what has come of a request, which a token of `stop` ends too, without that: a piece for
-        each token, "" where there is none yet. It takes no step. shown: special tokens that are told too."""
+        """The text of tokens that a request has so far, one piece per token, "" if a token completes no text.
+        A token of `stop` ends it too, and is not part of it. Runs no step. shown: special tokens that are
+        shown as text."""
         yield from self._detokenize(request.prompt_ids, _until(request, stop), shown)
 
     def _detokenize(
@@ -397,7 +398,7 @@ class Session:
 
 
 def _shared_by(model: LoadedModel) -> str:
-    """On how many devices, where these are several, and which of them have what is here."""
+    """A text that says how many devices share the model, and which of them are here; "" for one device."""
     if model.variant_set.devices == 1:
         return ""
     here = f"rank {model.group.rank}" if model.group.world_size > 1 else "all"
@@ -424,12 +425,12 @@ def _until(request: Request, stop: Collection[int]) -> Iterator[int | None]:
 
 
 def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Session:
-    """Compile what is needed and not yet compiled, then fill each layer's buffer objects with its weights.
+    """Compile the missing programs, then fill each layer's buffer objects with its weights.
 
-    While programs are compiled, the weights' files come from the disk into the system's cache. After this, a
-    call writes activations alone. With `options.fallback`, a device that fails, now or later, gives way to
-    that backend, whose programs are compiled only then. Raises TooLittleMemoryError before anything else is
-    done, what compile_programs raises, and RunError for a device that fails without one.
+    While programs are compiled, the weight files are read into the system's cache. After this, a call writes
+    activations only. With `options.fallback`, a device that fails, now or later, is replaced by that backend,
+    whose programs are compiled only then. Raises TooLittleMemoryError before anything else, what
+    compile_programs raises, and RunError if a device fails without a fallback.
     """
     config = checkpoint.config
     options.context_end_policy(config)  # which may refuse
@@ -470,7 +471,7 @@ def prepare_runtime(checkpoint: Checkpoint, options: RuntimeOptions, report: Rep
 
 
 class FilledModel(NamedTuple):
-    """A device's model, or its part of one, and the weights that its buffers are filled with."""
+    """The model on one device, or its part, and the weights that fill its buffers."""
 
     model: LoadedModel
     weights: LayerWeights
@@ -479,8 +480,8 @@ class FilledModel(NamedTuple):
 def _assemble(
     checkpoint: Checkpoint, options: RuntimeOptions, devices: Sequence[ProgramLibrary]
 ) -> tuple[LoadedModel, Sequence[FilledModel]]:
-    """The model on the programs of these devices, and what each has of it; what it needs later is compiled
-    then, and given its weights."""
+    """The model on these devices, and the part of each. Programs that are needed later are compiled then, and
+    filled with weights."""
 
     def supply(names: Iterable[str]) -> None:
         names = list(names)
@@ -490,7 +491,7 @@ def _assemble(
                     pass
 
     config, first = checkpoint.config, devices[0]
-    whole = build_model(
+    model_ = build_model(
         checkpoint,
         first.by_name,
         first.cache,
@@ -501,9 +502,9 @@ def _assemble(
         context_end=options.context_end_policy(config),
     )
     if options.world_size == 1:
-        filled = [FilledModel(whole, checkpoint.weights)]
-        return whole, filled
-    shared = _split_over_devices(whole, options, devices)
+        filled = [FilledModel(model_, checkpoint.weights)]
+        return model_, filled
+    shared = _split_over_devices(model_, options, devices)
     parts = shared.devices.parts if shared.devices else ()
     filled = [
         FilledModel(part, RankWeights(checkpoint.weights, config, part.group.rank, options.world_size))
@@ -513,25 +514,26 @@ def _assemble(
 
 
 def _split_over_devices(
-    whole: LoadedModel, options: RuntimeOptions, devices: Sequence[ProgramLibrary]
+    model: LoadedModel, options: RuntimeOptions, devices: Sequence[ProgramLibrary]
 ) -> LoadedModel:
-    """The model on these devices of this process: all that share it, or one of several processes' devices."""
-    part, group = options.part_config(whole.config), options.group
+    """The model on the devices of this process: all devices that share it, or one of several processes'
+    devices."""
+    part, group = options.part_config(model.config), options.group
     if group.world_size > 1:
-        return split_over_devices(whole, part, devices, [group], [f"rank {group.rank} of {group.world_size}"])
+        return split_over_devices(model, part, devices, [group], [f"rank {group.rank} of {group.world_size}"])
     names = [f"device {device}" for device in options.devices]
-    meeting = thread_group(names)
-    groups = [meeting.member(rank) for rank in range(len(names))]
-    return split_over_devices(whole, part, devices, groups, names, meeting.reset)
+    thread_group_ = thread_group(names)
+    groups = [thread_group_.member(rank) for rank in range(len(names))]
+    return split_over_devices(model, part, devices, groups, names, thread_group_.reset)
 
 
 def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Reporter) -> None:
     started, layers = time.perf_counter(), checkpoint.config.num_hidden_layers
     total = len(filled) * preload_steps(checkpoint.config)
     with report.bar("loading weights", total) as step:
-        steps = (what for each in filled for what in preload(*each))
-        for done, what in enumerate(steps, start=1):
-            step(what, done)
+        steps = (description for part in filled for description in preload(*part))
+        for done, description in enumerate(steps, start=1):
+            step(description, done)
     spent = time.perf_counter() - started
     shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
     report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")

@@ -1,4 +1,4 @@
-"""How tokens are cut into blocks of rows, and which programs take a block through the layers."""
+"""Which programs take which tokens: the variants of a model, and the programs of each call."""
 
 from __future__ import annotations
 
@@ -21,34 +21,36 @@ from aerie.multi_launch_builder.variants import (
 )
 
 GUIDE, ROWS = "guide", "rows"
-"""Families of decode: GEMVs and attention on the host; or blocks of rows on the device, as for prompts."""
+"""Decode paths: GEMVs with attention on the host; or rows on the device, as for prompts."""
 MAX_TAIL_ROWS = LM_HEAD_ROWS[-1]
-"""Blocks of more rows leave what only the last token needs to a block of fewer."""
+"""A variant with more rows leaves the end of the last layer to a variant with fewer."""
 
 
 def check_decode_path(decode: str) -> None:
-    """UserError for what is no family."""
+    """Raises UserError unless decode is "guide" or "rows"."""
     if decode not in (GUIDE, ROWS):
         raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
 
 
 class FullPrefill(NamedTuple):
-    """The prefill of the six programs as a variant: all of a prompt at once, and no past (AR == CL)."""
+    """The prefill of the six programs as a variant: all of a prompt in one call without a past (AR == CL)."""
 
     rows: int
     context: int
 
 
 LayerPrograms: TypeAlias = "tuple[str, ...]"
-"""The programs that take a block through a layer, in order: what comes before attention, attention, and after
-it one, or, on one of several devices, two (multi_launch_builder/variants.py, SHARED_LAYER)."""
+"""The programs of a layer, in order: before attention, attention, and after attention, where several devices
+have two (multi_launch_builder/variants.py, SHARED_LAYER)."""
 
 
 @dataclass(frozen=True)
 class VariantSet:
-    """seq_len: the prompt length that the six programs are built for; 0 where blocks are of `variants`, each
-    of several rows. decode: the family. costs: by which tokens are cut; None: by the planner's own rule.
-    devices: how many share each layer.
+    """The variants of a model, or the prompt length of the six programs.
+
+    seq_len: the prompt length of the six programs; 0 if there are variants. variants: each has several rows.
+    decode_path: "guide" or "rows". costs: of a call, for the planner; None means the seed's rule. devices:
+    number of devices that share each layer.
     """
 
     seq_len: int = 0
@@ -59,28 +61,28 @@ class VariantSet:
 
     @property
     def largest_context(self) -> int | None:
-        """The most positions of the variants; None where there are none."""
+        """Positions of the largest context; None without variants."""
         return max((one.context for one in self.variants), default=None)
 
     @property
     def contexts(self) -> Sequence[int]:
-        """Those of the variants, in positions."""
+        """The contexts of the variants, in positions, smallest first."""
         return sorted({one.context for one in self.variants})
 
     @property
     def gathered_contexts(self) -> Sequence[int]:
-        """Those of windows that several sequences share; none where there are no variants."""
+        """The contexts of gathered caches; empty without variants."""
         return gathered_contexts(self.contexts) if self.variants else []
 
     def positions(self, context: int) -> int:
-        """The most positions of a sequence, for a model of `context` ones."""
+        """Maximum positions of a sequence, for a model with `context` positions."""
         return min(context, self.largest_context or context)
 
     def plan(self, tokens: int, past: int, recompute: bool = True) -> Sequence[VariantCall]:
-        """The steps for `tokens` after `past`.
+        """The calls for `tokens` after `past` positions.
 
-        anew: whether the past may be computed again (AR == CL). NoVariantError where there is no context for
-        them.
+        recompute: whether a call may compute the past again (AR == CL). Raises NoVariantError if no context
+        holds all tokens.
         """
         if self.seq_len:
             return plan(tokens, past, [FullPrefill(self.seq_len, self.seq_len)])
@@ -88,7 +90,8 @@ class VariantSet:
         return plan(tokens, past, fitting, self.costs)
 
     def tail_call(self, call: VariantCall, tokens: range) -> VariantCall | None:
-        """The step of those of its tokens alone, with fewer rows; None where that would save little."""
+        """A call with fewer rows for these tokens of `call`; None if it would save little. tokens: indices
+        within the call."""
         if call.variant <= MAX_TAIL_ROWS:
             return None
         fitting = [one.rows for one in self.variants if one.context == call.context]
@@ -100,17 +103,18 @@ class VariantSet:
 
     @property
     def layer_kinds(self) -> LayerPrograms:
-        """Of the programs of a layer, in blocks of variants."""
+        """The kinds of a layer's programs."""
         return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
 
     def call_programs(self, call: VariantCall) -> LayerPrograms:
-        """The programs of a step."""
+        """The programs of a call."""
         if self.seq_len:
             return "rms_gemms_rope", "flash_attn", "o_ffn"
         return tuple(program_name(kind, call.variant, call.context) for kind in self.layer_kinds)
 
     def programs_for_calls(self, calls: Sequence[VariantCall], last_only: bool) -> Iterator[str]:
-        """The programs that these steps run, the last one for its last token alone with `last_only`."""
+        """The programs of these calls. last_only: the last call computes its last token only at the end of
+        the last layer."""
         for step in calls:
             yield from self.call_programs(step)
         end = calls[-1].n_process
@@ -118,26 +122,26 @@ class VariantSet:
             yield from self.call_programs(tail)[1:]
 
     def lm_head(self, rows: int, decode_path: str = "") -> str:
-        """The LM head for so many rows, which it may take a few at a time: in `rows`, the one that reads its
-        weights least often. decode: of which family; "" for this one."""
+        """The LM head for this number of rows; it may take several calls. With `rows`, the one that reads its
+        weights least often. decode_path: "" means this set's."""
         if (decode_path or self.decode_path) == GUIDE:
             return ONE_ROW_KINDS[-1]
         return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
 
     @property
     def lm_heads(self) -> Collection[str]:
-        """The LM heads, for any number of rows."""
+        """The LM heads for any number of rows."""
         return {self.lm_head(rows) for rows in LM_HEAD_ROWS}
 
     @property
     def batch_rows(self) -> Sequence[int]:
-        """Rows of the programs that steps of several sequences take (executor.py)."""
+        """Rows of the programs for steps of several sequences (executor.py)."""
         return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
 
     @property
     def batch_programs(self) -> Iterator[str]:
-        """The programs of all such steps: of any rows, in any window, with any number of rows wanted. None
-        where there are no variants."""
+        """All programs for steps of several sequences: any rows, any gathered context, any number of output
+        rows. Empty without variants."""
         if not self.variants:
             return
         for rows, context in itertools.product(self.batch_rows, gathered_contexts(self.contexts)):
@@ -147,5 +151,5 @@ class VariantSet:
 
     @property
     def decode_programs(self) -> Sequence[str]:
-        """The programs that decode a token, beside those of its block; the LM head is the last."""
+        """The programs that decode a token, without those of prefill; the LM head is the last."""
         return ONE_ROW_KINDS if self.decode_path == GUIDE else (self.lm_head(1),)

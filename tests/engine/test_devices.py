@@ -178,7 +178,9 @@ def each_counts_the_residual(patch: pytest.MonkeyPatch) -> None:
 def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
     real = forward_passes.add_up
     patch.setattr(
-        forward_passes, "add_up", lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out)
+        forward_passes,
+        "add_up",
+        lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out),
     )
 
 

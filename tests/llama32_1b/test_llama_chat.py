@@ -43,7 +43,7 @@ class FakeSession:
         self.reason = FinishReason.STOP
         self.reading = self.during = lambda: None
 
-    def make_room(self, prompt_ids):
+    def ensure_programs(self, prompt_ids):
         self.asked = len(prompt_ids)
 
     def generate(self, prompt_ids, max_new_tokens, sampler, interrupted):
