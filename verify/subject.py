@@ -166,7 +166,7 @@ class _Listening:
     def tokenizer(self) -> Tokenizer:
         return self._session.tokenizer
 
-    def make_room(self, prompt_ids: Sequence[int]) -> None:
+    def ensure_programs(self, prompt_ids: Sequence[int]) -> None:
         self._session.ensure_programs(prompt_ids)
 
     def generate(

@@ -1,13 +1,12 @@
-"""What ranks say to each other: the parts of a model that is shared out, each with a device of its own.
+"""Communication between ranks: the parts of a model that several devices share, one device each.
 
-There is one thing that ranks do together: each brings an array, and all see all of them, in the order of
-ranks. The sum of what they made, the first one's logits, and the check that they do the same are made of it;
-so a sum has the same bits whoever came first, and on every rank.
+Ranks do one thing together: each gives an array, and all get all arrays, in the order of ranks. The sum of
+partial results, the first rank's logits, and the check that all compute the same are built on it. So a sum
+has the same bits in any order of arrival, and on every rank.
 
-Two makers: threads of one process, which meet in its memory (`in_process`), and processes, on one machine or
-several, which send what they have by torch.distributed with gloo (`between_processes`), an extra of the
-package. A rank that is waited for longer than `PEER_TIMEOUT_S` ends what the others do, with an error that names
-it.
+Two implementations: threads of one process (`thread_group`), and processes, on one machine or several, by
+torch.distributed with gloo (`between_processes`), an extra of the package. If a rank waits longer than
+`PEER_TIMEOUT_S`, the work of all ranks ends, with an error that names the missing rank.
 """
 
 from __future__ import annotations
@@ -30,33 +29,35 @@ T = TypeVar("T")
 Array = NDArray[Any]
 
 PEER_TIMEOUT_S = 120.0
-"""Seconds that a rank waits for another one: four times what a program may run on an NPU
-(AERIE_NPU_TIMEOUT). One that ended is noticed at once."""
+"""Seconds that a rank waits for another: four times the limit of a program on an NPU (AERIE_NPU_TIMEOUT). A
+rank that ended is noticed at once."""
 
 
 class PeerError(RunError):
-    """Another rank did not come, and is named where that is known: what this one computed goes no further."""
+    """Another rank did not arrive. The error names it if it is known."""
 
 
 class Communicator(Protocol):
-    """A rank's way to the others. One thread uses it; all ranks make the same calls in the same order."""
+    """Connects a rank with the others. One thread uses it. All ranks make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0."""
+        """The number of this rank, from 0."""
 
     @property
     def world_size(self) -> int:
-        """How many there are."""
+        """The number of ranks."""
 
     def all_gather(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
-        """What `use` makes of every rank's array, in the order of ranks; all have one shape and dtype.
+        """The result of `use` on the arrays of all ranks, in the order of ranks; all have one shape and
+        dtype.
 
-        The arrays are the others' own, and are not changed until all have been used. Raises PeerError.
+        The arrays are the other ranks' own, and do not change until all ranks have used them. Raises
+        PeerError.
         """
 
     def abort(self) -> None:
-        """Go for good, or until all begin anew: those that wait for this rank raise PeerError at once."""
+        """Leave the group. Ranks that wait for this one raise PeerError at once."""
 
 
 class SingleRank:
@@ -68,14 +69,14 @@ class SingleRank:
         return use([mine])
 
     def abort(self) -> None:
-        """Nobody waits."""
+        """Does nothing: no rank waits."""
 
 
 def all_reduce_sum(group: Communicator, residual: BF16Array, partial: BF16Array, out: BF16Array) -> None:
-    """out = residual, which counts once, + every rank's partial sum; all (rows, width) bf16, `out` an array
-    of its own.
+    """out = residual, counted once, + every rank's partial sum; all (rows, width) bf16. `out` is an array of
+    its own.
 
-    The sum runs in float32 in the order of ranks and is rounded once.
+    The sum is computed in float32 in the order of ranks, and rounded once.
     """
 
     def add(partials: Sequence[Array]) -> None:
@@ -88,15 +89,15 @@ def all_reduce_sum(group: Communicator, residual: BF16Array, partial: BF16Array,
 
 
 def broadcast_from_first(group: Communicator, array: Array) -> Array:
-    """Rank 0's array; those of the others say its shape and dtype alone."""
+    """Rank 0's array. The arrays of the others give its shape and dtype only."""
     return group.all_gather(array, lambda arrays: arrays[0].copy())
 
 
 def check_ranks_agree(group: Communicator, fingerprint: int) -> None:
-    """Raise PeerError unless all ranks are about to compute the same, which `mark` stands for."""
+    """Raises PeerError unless `fingerprint`, of what a rank is about to compute, is equal on all ranks."""
 
-    def compare(marks: Sequence[Array]) -> None:
-        other = next((rank for rank, each in enumerate(marks) if each[0] != marks[0][0]), None)
+    def compare(fingerprints: Sequence[Array]) -> None:
+        other = next((rank for rank, each in enumerate(fingerprints) if each[0] != fingerprints[0][0]), None)
         if other is not None:
             raise PeerError(
                 f"rank {other} of {group.world_size} is about to compute other tokens than rank 0: give every "
@@ -112,8 +113,8 @@ def check_ranks_agree(group: Communicator, fingerprint: int) -> None:
 
 
 class ThreadGroup:
-    """Where the threads of a process meet; `member` gives each its Communicator. names: what errors call
-    them."""
+    """A group of threads of one process; `member` gives each its Communicator. names: of the ranks, for
+    errors."""
 
     def __init__(self, names: Sequence[str], timeout_s: float = PEER_TIMEOUT_S) -> None:
         self.names, self.timeout_s = names, timeout_s
@@ -125,7 +126,7 @@ class ThreadGroup:
         return _Member(self, rank)
 
     def reset(self) -> None:
-        """Meet anew, after some had left. Nobody may be at it."""
+        """Start again after a rank has left. No rank may be in a call."""
         self.barrier.reset()
         self.arrivals = [0] * len(self.names)
 
@@ -137,9 +138,9 @@ class _Member:
     def all_gather(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
         self._group.arrays[self.rank] = mine
         self._wait()
-        made = use(self._group.arrays)
+        result = use(self._group.arrays)
         self._wait()
-        return made
+        return result
 
     def abort(self) -> None:
         self._group.barrier.abort()
@@ -151,7 +152,7 @@ class _Member:
             meeting.barrier.wait(meeting.timeout_s)
         except threading.BrokenBarrierError:
             counts = zip(meeting.names, meeting.arrivals, strict=True)
-            late = [name for name, came in counts if came < meeting.arrivals[self.rank]]
+            late = [name for name, arrivals in counts if arrivals < meeting.arrivals[self.rank]]
             raise PeerError(
                 f"{meeting.names[self.rank]} waited for {' and '.join(late) or 'others'}, which did not come "
                 f"(at most {meeting.timeout_s:g} s)"
@@ -159,7 +160,7 @@ class _Member:
 
 
 def thread_group(names: Sequence[str], timeout_s: float = PEER_TIMEOUT_S) -> ThreadGroup:
-    """The meeting of as many threads as there are names."""
+    """A group with one thread for each name."""
     return ThreadGroup(names, timeout_s)
 
 
@@ -167,7 +168,7 @@ def thread_group(names: Sequence[str], timeout_s: float = PEER_TIMEOUT_S) -> Thr
 
 
 class GlooGroup:
-    """A rank in a process of its own, by gloo; `between_processes` makes it. group: ProcessGroupGloo."""
+    """A rank in its own process, by gloo; made by `between_processes`. group: ProcessGroupGloo."""
 
     def __init__(self, group: Any, rank: int, world_size: int, timeout_s: float) -> None:
         self.rank, self.world_size = rank, world_size
@@ -194,7 +195,7 @@ class GlooGroup:
         self._go(f"rank {self.rank} of {self.world_size} has left; start all processes again")
 
     def _begin(self, call: str, rank: int, array: Array) -> Any:
-        """A transfer: `send` or `recv`."""
+        """Start a transfer: `send` or `recv`."""
         torch = importlib.import_module("torch")
         try:
             return getattr(self._group, call)([torch.from_numpy(array.reshape(-1).view(np.uint8))], rank, 0)
@@ -214,17 +215,16 @@ class GlooGroup:
         )
         return PeerError(self._left)
 
-    def _go(self, why: str) -> None:
-        """Close the connections, by which the others notice; once."""
-        self._left, self._group = self._left or why, None
+    def _go(self, reason: str) -> None:
+        """Close the connections, so that the other ranks notice."""
+        self._left, self._group = self._left or reason, None
 
 
 def between_processes(address: str, rank: int, ranks: int, timeout_s: float = PEER_TIMEOUT_S) -> GlooGroup:
-    """This process as one of `ranks` that meet at an address, as "192.0.2.1:29500", where rank 0 listens; it
-    waits until all are there.
+    """Connect this process with the others, as one of `ranks`, at an address such as "192.0.2.1:29500", where
+    rank 0 listens. Waits until all are connected.
 
-    Raises UserError for a rank or an address that is none, without torch, and where the others did not come
-    in time.
+    Raises UserError for a bad rank or address, without torch, and if the others do not connect in time.
     """
     host, _, port = address.rpartition(":")
     if not 0 <= rank < ranks or ranks < 2:
@@ -241,10 +241,10 @@ def between_processes(address: str, rank: int, ranks: int, timeout_s: float = PE
         raise UserError(
             "processes talk by torch.distributed, and torch is not installed: run pip install torch"
         ) from None
-    patience = timedelta(seconds=timeout_s)
+    timeout = timedelta(seconds=timeout_s)
     try:
-        store = distributed.TCPStore(host, int(port), ranks, rank == 0, patience)
-        group = distributed.ProcessGroupGloo(distributed.PrefixStore("aerie", store), rank, ranks, patience)
+        store = distributed.TCPStore(host, int(port), ranks, rank == 0, timeout)
+        group = distributed.ProcessGroupGloo(distributed.PrefixStore("aerie", store), rank, ranks, timeout)
     except (RuntimeError, ValueError) as error:
         raise UserError(
             f"rank {rank} of {ranks} did not meet the others at {address} in {timeout_s:g} s "
@@ -254,5 +254,5 @@ def between_processes(address: str, rank: int, ranks: int, timeout_s: float = PE
 
 
 def _reason(error: Exception) -> str:
-    """What torch says, in one sentence, without the place in its sources."""
+    """torch's message, its first sentence, without the position in torch's sources."""
     return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0].rstrip(".")

@@ -1,14 +1,16 @@
-"""What a sequence begins with: a text, of which all is run, or chunks, of which most is laid into place.
+"""The source of a sequence's first tokens: a plain prompt, which is computed, or chunks, most of which are
+inserted.
 
-A chunk is a text that was read by itself (chunks.py). Three modes say what the tokens of a composition see:
+A chunk is a text that was computed alone (chunks.py). A mode says what the tokens of a composed prompt attend
+to:
 
-    prefix          all tokens before them: it is one text, and what is known of it is not computed again
-    block           a chunk its own tokens alone; the last chunk, and what comes after it, all of them
-    block+link-K    as block, but the first K tokens of each chunk are run anew, and see all before them
+    prefix          all tokens before them: it is one text, and its cached start is not computed again
+    block           a chunk only itself; the last chunk, and the tokens after it, everything before
+    block+link-K    as block, but the first K tokens of each chunk are computed again and attend to all before
 
-In the first mode no bit is other than without chunks. In the others keys and values are those of another
-mask: equal to a run of the model with that mask, and not to reading one text. `docs/how-to/chunks.md` says
-what is lost. The first chunk has nothing before it, so it is the same in all of them.
+In the mode prefix every bit is as without chunks. In the other modes keys and values are those of another
+mask: they equal a run of the model with that mask, not a run of one text. `docs/how-to/chunks.md` has the
+loss of accuracy. The first chunk has nothing before it, so it is the same in all modes.
 """
 
 from __future__ import annotations
@@ -27,41 +29,41 @@ PREFIX, BLOCK, LINK = "prefix", "block", "block+link-"
 
 
 class PromptSource(Protocol):
-    """What a sequence begins with."""
+    """The source of a sequence's first tokens."""
 
     @property
     def tokens(self) -> Sequence[Token]:
-        """All of it, 1 or more; the last is always run."""
+        """All tokens, one or more. The last one is always computed."""
 
     @property
     def key(self) -> bytes | None:
-        """What keys and values depend on beside these tokens; None where that is nothing."""
+        """What keys and values depend on beside these tokens; None means nothing."""
 
     def run_until(self, length: int) -> int | None:
-        """After `length` positions: up to where tokens are run; None for all that come."""
+        """After `length` positions: the position up to which tokens are computed; None means all."""
 
     def insert_next(self, sequence: PagedSequence) -> int:
-        """Give the sequence what is laid after the positions that it has; how many tokens. PoolFullError
-        where there are no pages for them."""
+        """Insert the chunk that follows the sequence's positions, if there is one. Returns the number of
+        tokens. Raises PoolFullError."""
 
 
 @dataclass(frozen=True)
 class PlainPrompt:
-    """Tokens that are all run."""
+    """A prompt whose tokens are all computed."""
 
     tokens: Sequence[Token]
     key = None
 
     def run_until(self, length: int) -> None:
-        """See PromptSource."""
+        """Returns None: all tokens are computed."""
 
     def insert_next(self, sequence: PagedSequence) -> int:  # noqa: ARG002
-        """Nothing."""
+        """Returns 0: nothing is inserted."""
         return 0
 
 
 class ChunkMode(NamedTuple):
-    """blind: whether a chunk does not see those before it. link: how many of its first tokens do."""
+    """isolated: whether a chunk does not attend to those before it. link: number of its first tokens that do."""
 
     isolated: bool
     link: int = 0
@@ -71,7 +73,7 @@ class ChunkMode(NamedTuple):
 
 
 def parse_chunk_mode(text: str) -> ChunkMode:
-    """The mode of this name. UserError for what is none."""
+    """The mode with this name. Raises UserError if there is none."""
     if text in (PREFIX, BLOCK):
         return ChunkMode(text == BLOCK)
     number = text.removeprefix(LINK)
@@ -84,69 +86,67 @@ def parse_chunk_mode(text: str) -> ChunkMode:
 
 
 class InsertableChunk(Protocol):
-    """A chunk that can be laid into a sequence."""
+    """A chunk that can be inserted into a sequence."""
 
     @property
     def tokens(self) -> Sequence[int]: ...
 
     def insert(self, sequence: PagedSequence, first: int, end: int) -> None:
-        """Give the sequence this chunk, which stands from position `first` on, from the positions that it
-        has up to `end`. PoolFullError."""
+        """Insert the chunk, which starts at position `first`, from the sequence's length up to position
+        `end`. Raises PoolFullError."""
 
 
 class ComposedPrompt:
-    """Chunks, one after the other. The last of them is run, as are the links of the others."""
+    """Chunks, one after the other. The last one is computed, and so are the links of the others."""
 
     def __init__(self, parts: Sequence[InsertableChunk], mode: ChunkMode) -> None:
         self.tokens = tuple(itertools.chain.from_iterable(part.tokens for part in parts))
         ends = [*itertools.accumulate(len(part.tokens) for part in parts)]
-        laid = zip(parts[:-1], [0, *ends], ends, strict=False)
+        inserted = zip(parts[:-1], [0, *ends], ends, strict=False)
         self._insertions = [
             _Insertion(part, first, min(first + mode.link if first else 0, end), end)
-            for part, first, end in (laid if mode.isolated else itertools.islice(laid, 1))
+            for part, first, end in (inserted if mode.isolated else itertools.islice(inserted, 1))
         ]
         self._mode = mode
 
     @property
     def key(self) -> bytes | None:
-        """Of the mode and of where the chunks begin; None where that changes nothing."""
-        blind = [
-            (laid.insert_from, laid.end)
-            for laid in self._insertions
-            if laid.first and laid.insert_from < laid.end
+        """Hash of the mode and the chunks' positions; None if every bit is as in one text."""
+        isolated = [
+            (insertion.insert_from, insertion.end)
+            for insertion in self._insertions
+            if insertion.first and insertion.insert_from < insertion.end
         ]
-        if not blind:
+        if not isolated:
             return None
-        stand = self._mode.link, *((laid.first, laid.end) for laid in self._insertions)
-        return hashlib.sha256(repr(stand).encode()).digest()
+        layout = self._mode.link, *((insertion.first, insertion.end) for insertion in self._insertions)
+        return hashlib.sha256(repr(layout).encode()).digest()
 
     def run_until(self, length: int) -> int | None:
-        """See PromptSource."""
         return next(
             (
-                laid.insert_from
-                for laid in self._insertions
-                if length < laid.end and laid.insert_from < laid.end
+                insertion.insert_from
+                for insertion in self._insertions
+                if length < insertion.end and insertion.insert_from < insertion.end
             ),
             None,
         )
 
     def insert_next(self, sequence: PagedSequence) -> int:
-        """See PromptSource."""
         before = sequence.length
-        for laid in self._insertions:
-            if laid.insert_from <= sequence.length < laid.end:
-                laid.chunk.insert(sequence, laid.first, laid.end)
+        for insertion in self._insertions:
+            if insertion.insert_from <= sequence.length < insertion.end:
+                insertion.chunk.insert(sequence, insertion.first, insertion.end)
         return sequence.length - before
 
 
 def prompt_source(prompt: Sequence[Token] | ComposedPrompt) -> PromptSource:
-    """What a sequence with this prompt begins with."""
+    """The source of a sequence with this prompt."""
     return prompt if isinstance(prompt, ComposedPrompt) else PlainPrompt(prompt)
 
 
 class _Insertion(NamedTuple):
-    """A chunk from position `first` to `end`, which is laid from `begin` on."""
+    """A chunk at positions `first` to `end`, which is inserted from `insert_from` on."""
 
     chunk: InsertableChunk
     first: int

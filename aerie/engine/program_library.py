@@ -1,7 +1,7 @@
-"""Building and compiling a model's programs, and telling how far it has come.
+"""Builds and compiles a model's programs, and reports the progress.
 
-They are the programs of decode, and those of the variants that prompts are cut for, each compiled when it is
-first needed; or, where a prompt length is asked for, the six that are built for it.
+The programs are those of decode, and those of the variants that prompts need, each compiled at its first use;
+or, with a prompt length, the six programs built for it.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ from aerie.runtime import Backend, CompileStage, KernelCache, Profiler, Progress
 
 @dataclass(frozen=True)
 class RuntimeOptions:
-    """What to compile, where programs run, and the folder that keeps them.
+    """What to compile, where programs run, and the folder of compiled programs.
 
-    seq_len: the prompt length, in tokens, of the six programs; None: programs of variants. variants: which,
-    as text (`aerie/engine/variants.py`); None: the model's default set. `fallback` is where programs run once
-    `backend` has failed; None: nowhere. `prompt_tokens`: how long a prompt is known to come. decode: the
-    family. context_end: what happens at the end of the largest context (`context_end.py`).
-    devices: those of this process that share the model, by their index in pyxrt, the backend's first; ()
-    for that alone. group: this process among several that share it, each with one device. kv_pool: positions
-    of which many requests' keys and values are kept; None: as many as memory suggests when they come.
+    seq_len: prompt length in tokens of the six programs; None means programs of variants. variants: as text
+    (`aerie/engine/variants.py`); None means the model's default. fallback: where programs run after `backend`
+    has failed; None means nowhere. prompt_tokens: length of a prompt that is known to come. decode: the
+    decode path. context_end: the policy at the end of the largest context (`context_end.py`). devices:
+    devices of this process that share the model, by their index in pyxrt, the backend's first; () means the
+    backend's only. group: this process among several that share the model, each with one device. kv_pool:
+    positions of the page pool; None means as many as memory suggests.
     """
 
     seq_len: int | None
@@ -65,16 +65,17 @@ class RuntimeOptions:
 
     @property
     def world_size(self) -> int:
-        """How many devices share the model, in all processes."""
+        """Number of devices that share the model, in all processes."""
         return max(self.group.world_size, len(self.devices), 1)
 
     def part_config(self, config: ModelConfig) -> ModelConfig:
-        """The facts of what a device has: of the model, or of a part. UserError as `part_of`."""
+        """The config of a device's part; the model's own if one device has it. Raises UserError as
+        `part_config`."""
         return config if self.world_size == 1 else part_config(config, self.world_size)
 
     def context_end_policy(self, config: ModelConfig) -> ContextEndPolicy:
-        """The policy at the end of the context. Raises as `context_end.context_end` and `blocks`, and
-        UserError for one that a model of block diffusion cannot have."""
+        """The policy at the end of the context. Raises as `context_end.context_end` and `variant_set`, and
+        UserError for a policy that a model of block diffusion cannot have."""
         if config.diffusion and self.context_end != STOP:
             raise UserError(
                 f"context_end (CONTEXT_END) is {self.context_end!r}, which drops tokens one by one, and this "
@@ -83,8 +84,9 @@ class RuntimeOptions:
         return context_end(self.context_end, self.variant_set(config), config.context)
 
     def variant_set(self, config: ModelConfig) -> VariantSet:
-        """How prompts are cut. Raises as choose_seq_len, and UserError for variants that are none, for what
-        several devices cannot share, and for what cannot fill in blocks."""
+        """The variants of a model with these options. Raises as choose_seq_len, and UserError for malformed
+        variants, for options that several devices cannot have, and for programs that do not support block
+        diffusion."""
         if config.diffusion is None:
             return self._variant_set(config)
         if self.seq_len is not None:
@@ -97,14 +99,14 @@ class RuntimeOptions:
         return blocks
 
     def _variant_set(self, config: ModelConfig) -> VariantSet:
-        """As blocks, of any model."""
+        """`variant_set` without the checks for block diffusion."""
         if self.world_size > 1:
             return self._parallel_variant_set(config)
         check_shape(config)
         if self.seq_len is not None and (self.variants or self.decode == ROWS):
-            given = "--variants (VARIANTS)" if self.variants else "--decode rows (DECODE)"
+            option = "--variants (VARIANTS)" if self.variants else "--decode rows (DECODE)"
             raise UserError(
-                f"--seq-len (SEQ_LEN) asks for the six programs of one prompt length, and {given} for those "
+                f"--seq-len (SEQ_LEN) asks for the six programs of one prompt length, and {option} for those "
                 "of variants; give one of the two"
             )
         if self.seq_len is not None:
@@ -112,7 +114,7 @@ class RuntimeOptions:
         return variant_set_for(config, self.variants, self.decode)
 
     def _parallel_variant_set(self, config: ModelConfig) -> VariantSet:
-        """Of several devices."""
+        """The variants on several devices."""
         check_feature("devices", VariantSet(self.seq_len or 0, decode_path=self.decode))
         if self.fallback:
             raise UserError(
@@ -124,23 +126,23 @@ class RuntimeOptions:
 
 
 def variant_set_for(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> VariantSet:
-    """Blocks of these variants, or of the model's default set. UserError for variants that are none."""
-    every = parse_variants(variants) if variants else default_variants(config.context)
-    blocks = tuple(one for one in every if one.rows > 1)
-    if not blocks:
+    """These variants, or the model's default. Raises UserError if none has several rows."""
+    variants_ = parse_variants(variants) if variants else default_variants(config.context)
+    with_rows = tuple(one for one in variants_ if one.rows > 1)
+    if not with_rows:
         raise UserError(
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
             "add one, as 8x512"
         )
-    return VariantSet(0, blocks, decode, CallCosts(config.layer_parameters))
+    return VariantSet(0, with_rows, decode, CallCosts(config.layer_parameters))
 
 
 def check_diffusion_block(diffusion: DiffusionConfig, variant_set: VariantSet) -> None:
-    """UserError for a block of diffusion that no step has rows for."""
-    most = max(MAX_TAIL_ROWS, *(one.rows for one in variant_set.variants))
-    if diffusion.block_size > most:
+    """Raises UserError if no variant has rows for a diffusion block."""
+    max_rows = max(MAX_TAIL_ROWS, *(one.rows for one in variant_set.variants))
+    if diffusion.block_size > max_rows:
         raise UserError(
-            f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes {most}; "
+            f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes {max_rows}; "
             f"add one of more to VARIANTS, as {diffusion.block_size}x{variant_set.contexts[-1]}"
         )
 
@@ -151,22 +153,22 @@ CONFIG_NAMES = {
     "n_heads": "num_attention_heads",
     "n_kv_heads": "num_key_value_heads",
 }
-"""What config.json calls the sizes of a ModelShape that have other names there."""
+"""The names in config.json of sizes that have other names in a ModelShape."""
 IN_CONFIG = re.compile(rf"\b({'|'.join(CONFIG_NAMES)})\b")
 
 
 def choose_seq_len(config: ModelConfig, requested: int | None) -> int:
-    """The prompt length of the six programs: as asked, or the model's default made legal.
+    """The prompt length of the six programs: as requested, or the model's default rounded up to a legal one.
 
-    Raises UserError for more than the model's positions, ConfigError for a model that the kernels do not
-    accept. Whether `asked` is legal is for the program builders to say.
+    Raises UserError if it is above the model's positions, and ConfigError for a model that the kernels do not
+    accept. The program builders check whether `requested` is legal.
     """
     check_shape(config)
-    most = round_up_seq_len(config.context)
-    if requested is not None and requested > most:
+    max_seq_len = round_up_seq_len(config.context)
+    if requested is not None and requested > max_seq_len:
         raise UserError(
             f"--seq-len {requested} (SEQ_LEN) is more than the model's {config.context} positions "
-            f"({config.context_entry}); ask for at most {most}"
+            f"({config.context_entry}); ask for at most {max_seq_len}"
         )
     return requested or round_up_seq_len(config.default_seq_len)
 
@@ -184,10 +186,9 @@ def check_shape(config: ModelConfig) -> None:
 
 
 class ProgramLibrary:
-    """A model's programs, by name, compiled in a cache whose buffers they share (`places`).
+    """A model's programs by name, compiled in a cache. They share buffers (`buffer_names`).
 
-    config: of the model, or of a device's part. `have` compiles what is missing of some variants; never
-    those of `without`.
+    config: of the model, or of a device's part. without: names that are never compiled.
     """
 
     def __init__(
@@ -204,11 +205,11 @@ class ProgramLibrary:
         self.cache = self.open_cache(options.backend, Profiler())
 
     def open_cache(self, backend: Backend, profiler: Profiler) -> KernelCache:
-        """A cache in which the programs share the buffers of a pass; nothing is compiled."""
+        """A cache in which the programs share buffers. Nothing is compiled."""
         return KernelCache(self._options.cache_dir, backend, profiler, self._report.note, self.buffer_names)
 
     def ensure_compiled(self, names: Iterable[str]) -> list[Program]:
-        """Compile what is missing of these programs; gives those. Raises as compile_into."""
+        """Compile the programs that are missing, and return them. Raises as compile_into."""
         missing = [
             name for name in dict.fromkeys(names) if name not in self.by_name and name not in self._without
         ]
@@ -218,7 +219,7 @@ class ProgramLibrary:
         return self.add(program_store.load_programs_by_name(self._config.shape, missing), started)
 
     def add(self, programs: Sequence[Program], started: float) -> list[Program]:
-        """Compile these, whose building began at `started`."""
+        """Compile these programs. started: when building them started, for the reported time."""
         compile_into(self.cache, programs, self._report, time.perf_counter() - started)
         for program in programs:
             self.buffer_names.add(program, self._config.num_hidden_layers)
@@ -229,9 +230,9 @@ class ProgramLibrary:
 def compile_programs(
     config: ModelConfig, options: RuntimeOptions, report: Reporter, all_variants: bool = False
 ) -> ProgramLibrary:
-    """The programs of decode, and those that a prompt of `options.prompt_tokens` needs, compiled.
+    """Compile the programs of decode, and those that a prompt of `options.prompt_tokens` needs.
 
-    every: those of all variants; with decode in rows, those of all steps of many requests too. Raises
+    all_variants: compile those of all variants and, with decode in rows, of all engine steps. Raises
     ConfigError, and UnsupportedShapeError for a seq_len, before anything is compiled or written; CompileError
     and DiskFullError, which leave the cache usable.
     """
@@ -262,22 +263,25 @@ def compile_programs(
 def compile_for_other_devices(
     config: ModelConfig, options: RuntimeOptions, first: ProgramLibrary
 ) -> list[ProgramLibrary]:
-    """The same programs on each further device of this process, but for the LM head. Raises RunError."""
+    """Compile the same programs, without the LM head, for each further device of this process. Raises
+    RunError."""
     heads = options.variant_set(config).lm_heads
-    made = []
+    libraries = []
     for device in options.devices[1:]:
-        there = replace(options, backend=replace(options.backend, device=device))
-        made.append(
-            ProgramLibrary(options.part_config(config), there, Reporter(terminal=False, quiet=True), heads)
+        device_options = replace(options, backend=replace(options.backend, device=device))
+        libraries.append(
+            ProgramLibrary(
+                options.part_config(config), device_options, Reporter(terminal=False, quiet=True), heads
+            )
         )
-        made[-1].ensure_compiled(first.by_name)
-    return made
+        libraries[-1].ensure_compiled(first.by_name)
+    return libraries
 
 
 def first_program_names(variant_set: VariantSet, prompt_tokens: int) -> list[str]:
-    """The programs that a prompt of so many tokens needs, and decode after it; for 0, one token's.
+    """The programs for a prompt of this length, and for decode after it; for 0, of one token.
 
-    Of a longer prompt than the largest context, those that fill it.
+    For a prompt longer than the largest context: the programs that fill that context.
     """
     tokens = min(max(1, prompt_tokens), variant_set.largest_context or prompt_tokens)
     return [
@@ -287,7 +291,7 @@ def first_program_names(variant_set: VariantSet, prompt_tokens: int) -> list[str
 
 
 def all_program_names(config: ModelConfig, variant_set: VariantSet) -> list[str]:
-    """The programs of all variants, and those of decode; config: of what a device has."""
+    """The programs of all variants, and those of decode. config: of a device's part."""
     plans = plan_variant_programs(config.shape, variant_set.variants, variant_set.layer_kinds).values()
     return [*variant_set.decode_programs, *(each.name for each in plans if each.kind not in HEADS)]
 
@@ -295,24 +299,23 @@ def all_program_names(config: ModelConfig, variant_set: VariantSet) -> list[str]
 def compile_into(
     cache: KernelCache, programs: Sequence[Program], report: Reporter, building: float = 0.0
 ) -> None:
-    """Compile programs, telling how far it has come. `building` is how long, in seconds, they took to make or
-    to fetch, which is told with it. Raises CompileError and DiskFullError.
-    """
+    """Compile programs, with a progress bar. building: seconds that building or fetching them took, added to
+    the reported time. Raises CompileError and DiskFullError."""
     if not programs:
         return
     started = time.perf_counter()
     with report.bar("compiling", len(programs)) as step:
-        telling = _CompileProgress(report, step)
-        cache.compile_all(programs, progress=telling)
+        progress = _CompileProgress(report, step)
+        cache.compile_all(programs, progress=progress)
     for program in programs:
         cache.profiler.declare(program.name, flops=program_flops(program))
     spent = building + time.perf_counter() - started
-    report.note(f"programs: {telling.compiled} compiled, {telling.reused} from the cache, {spent:.1f} s")
+    report.note(f"programs: {progress.compiled} compiled, {progress.reused} from the cache, {spent:.1f} s")
 
 
 @dataclass
 class _CompileProgress:
-    """Takes the cache's progress events, one at a time, to the bar; without a bar, to notes."""
+    """Shows the cache's progress events on the bar, or as notes if there is no bar."""
 
     report: Reporter
     step: OnProgress

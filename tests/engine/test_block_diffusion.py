@@ -104,7 +104,7 @@ def ask(
 ) -> Request:
     blocks = session.model.config.diffusion
     assert blocks
-    maker = partial(BlockDiffusionStrategy, blocks=blocks, choose=told)
+    maker = partial(BlockDiffusionStrategy, diffusion=blocks, choose=told)
     return scheduler.add_request(prompt, count, sampler, strategy=maker)
 
 
@@ -198,7 +198,7 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, told = alone(session, prompt)
-    for place in ("executor.head_rows", "requests.Request.update", "sampler.Sampler.__call__"):
+    for place in ("executor.logits_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)

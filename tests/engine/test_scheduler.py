@@ -232,7 +232,7 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
     session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
     if crosses:
         real = PagedSequence.advance
-        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, in_blocks=True: real(self, tokens))
+        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, reusable=True: real(self, tokens))
     scheduler, listening, alone = session.scheduler, Listening(), Listening()
     endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
     first = scheduler.add_request(demo.prompts[4][:30], 90, endless, decode_path="guide")
@@ -330,7 +330,7 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.LayerCalls.stand", "executor.head_rows", "requests.Request.update")
+BREAKS = ("forward_passes.LayerCalls.set_positions", "executor.logits_rows", "requests.Request.update")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 

@@ -111,14 +111,14 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
 CALL, TOLD = unmasking.Unmasker.__call__, unmasking._confidence_and_entropy
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "causal inside the block": (executor, "_rows_of", causal),
-    "staircase shifted by one": (executor, "_rows_of", shifted_by_one),
+    "causal inside the block": (executor, "_batch_layout", causal),
+    "staircase shifted by one": (executor, "_batch_layout", shifted_by_one),
     "KV of a pass with masks": (BlockDiffusionStrategy, "update", written_while_filling),
     "commit skipped": (BlockDiffusionStrategy, "next_input", not_committed),
     "a mask is seen after the commit": (BlockDiffusionStrategy, "next_input", with_a_mask_left),
     "a shift where there is none": (BlockDiffusionStrategy, "__init__", as_if_shifted),
-    "a token of the prompt is filled in": (BlockDiffusionStrategy, "_begin", over_the_prompt),
-    "confidence after the filters": (unmasking, "_told", as_filtered),
+    "a token of the prompt is filled in": (BlockDiffusionStrategy, "_start_block", over_the_prompt),
+    "confidence after the filters": (unmasking, "_confidence_and_entropy", as_filtered),
 }
 
 

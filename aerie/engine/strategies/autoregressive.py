@@ -1,4 +1,4 @@
-"""One token after the other: each is drawn from the logits after the one before."""
+"""Autoregressive decoding: each token is sampled from the logits after the one before."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from aerie.engine.strategies.strategy import PassCounts, PassInput, RequestState
 
 
 class AutoregressiveStrategy:
-    """See Strategy."""
+    """One token in each forward pass."""
 
     def __init__(self, request: RequestState) -> None:
         self._request, self.pass_counts = request, PassCounts()
@@ -20,12 +20,12 @@ class AutoregressiveStrategy:
 
     @property
     def max_cached_positions(self) -> int:
-        """All but the last, of which no logits are there."""
+        """All tokens but the last one, whose logits are not computed yet."""
         return len(self._request.tokens) - 1
 
     def next_input(self, length: int, draft_count: int = 0) -> PassInput:  # noqa: ARG002
-        tokens, of_all = self._request.tokens_after(length), len(self._request.tokens)
-        return PassInput(tokens, int(length + len(tokens) == of_all), len(tokens), is_decode=len(tokens) == 1)
+        tokens, total = self._request.tokens_after(length), len(self._request.tokens)
+        return PassInput(tokens, int(length + len(tokens) == total), len(tokens), is_decode=len(tokens) == 1)
 
     def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
         self.pass_counts.passes += 1
@@ -33,4 +33,4 @@ class AutoregressiveStrategy:
         return 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: this strategy holds no resources."""

@@ -1,4 +1,4 @@
-"""How answers are to be made, as who asks says it: which strategy, by which rule, with whose drafts."""
+"""How an answer is decoded: strategy, unmasking rule, and the source of drafts."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ from aerie.engine.strategies.unmasking import (
 )
 
 RULES_BY_SETTING = {"steps": (SEQUENTIAL, STATIC, DYNAMIC), "threshold": (DYNAMIC,), "entropy": (ENTROPY,)}
-"""The rules that go by each setting."""
+"""The unmasking rules that use each setting."""
 
 AUTOREGRESSIVE, BLOCK_DIFFUSION = "autoregressive", "block_diffusion"
 PROMPT_LOOKUP = "lookup"
 
 
 class DecodeSettings(TypedDict, total=False):
-    """The settings of a DecodeConfig, by name, where they are passed on."""
+    """The settings of a DecodeConfig by name, for keyword arguments."""
 
     strategy: str | None
     rule: str | None
@@ -45,10 +45,10 @@ class DecodeSettings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How an answer is made. What is None is the model's own way.
+    """How an answer is decoded. None means the model's default.
 
-    strategy: "autoregressive" or "block_diffusion". rule, steps, threshold, entropy: of block diffusion, see
-    choosing.Rule. draft: "lookup", or where else guesses come from; of autoregressive models.
+    strategy: "autoregressive" or "block_diffusion". rule, steps, threshold, entropy: for block diffusion, see
+    unmasking.UnmaskingRule. draft: "lookup", or another source of drafts; for autoregressive models.
     """
 
     strategy: str | None = None
@@ -59,66 +59,72 @@ class DecodeConfig:
     draft: str | DraftSource | None = None
 
     def strategy_factory(self, config: ModelConfig, sampler: Sampler) -> StrategyFactory | None:
-        """What makes answers of this model so, drawn by this sampler; None for plain decoding. UserError for
-        what does not go together, or is out of range."""
+        """Makes the strategy of each answer of this model, which samples with `sampler`; None for plain
+        decoding. Raises UserError for settings that contradict each other or are out of range."""
         self._check(config)
         if config.diffusion is None:
             return self._speculative_factory() if self.draft is not None else None
-        blocks = config.diffusion
-        rule = self._rule(blocks.sub_block or blocks.block_size)
-        choose = Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
-        return partial(BlockDiffusionStrategy, diffusion=blocks, choose=choose)
+        diffusion = config.diffusion
+        rule = self._rule(diffusion.sub_block or diffusion.block_size)
+        choose = Unmasker(rule, diffusion.sub_block or diffusion.block_size, sampler, diffusion.mask_token_id)
+        return partial(BlockDiffusionStrategy, diffusion=diffusion, choose=choose)
 
     def ensure_programs(self, prompt_tokens: int, new_tokens: int) -> None:
-        """Have what guesses need after a prompt of so many tokens, and in so many more, so that nothing is
-        compiled in the middle of an answer. Raises what compiling raises."""
+        """Compile what drafts need after a prompt of `prompt_tokens`, for `new_tokens`, so that none is
+        compiled during an answer. Raises what compiling raises."""
         if isinstance(self.draft, DraftSource):
             self.draft.ensure_programs(prompt_tokens, new_tokens)
 
     @property
     def _diffusion_settings(self) -> dict[str, object]:
-        """What is said of block diffusion alone."""
+        """The settings of block diffusion that are set."""
         named = {"rule": self.rule, "steps": self.steps, "threshold": self.threshold, "entropy": self.entropy}
-        return {name: given for name, given in named.items() if given is not None}
+        return {name: value for name, value in named.items() if value is not None}
 
     def _check(self, config: ModelConfig) -> None:
-        """UserError for what the model cannot be asked for."""
+        """Raises UserError for settings that the model does not support."""
         own = AUTOREGRESSIVE if config.diffusion is None else BLOCK_DIFFUSION
-        what = "says one token after the other" if config.diffusion is None else "fills in blocks of masks"
+        behaviour = (
+            "says one token after the other" if config.diffusion is None else "fills in blocks of masks"
+        )
         if self.strategy not in (None, own):
-            known = self.strategy in (AUTOREGRESSIVE, BLOCK_DIFFUSION)
-            why = f"this model was trained otherwise: it {what}" if known else "there is no such strategy"
-            raise UserError(f"strategy is {self.strategy!r}, and {why}; leave it out, or give {own!r}")
+            is_strategy = self.strategy in (AUTOREGRESSIVE, BLOCK_DIFFUSION)
+            reason = (
+                f"this model was trained otherwise: it {behaviour}"
+                if is_strategy
+                else "there is no such strategy"
+            )
+            raise UserError(f"strategy is {self.strategy!r}, and {reason}; leave it out, or give {own!r}")
         if config.diffusion is None and self._diffusion_settings:
-            name, given = next(iter(self._diffusion_settings.items()))
+            name, value = next(iter(self._diffusion_settings.items()))
             raise UserError(
-                f"{name} is {given!r}, which is for models of block diffusion, and this model {what}; leave "
+                f"{name} is {value!r}, which is for models of block diffusion, and this model {behaviour}; leave "
                 "it out"
             )
         if config.diffusion is not None and self.draft is not None:
             raise UserError(
                 f"draft is {_draft_name(self.draft)}, which is for models that say one token after the other, and "
-                f"this model {what}; leave it out"
+                f"this model {behaviour}; leave it out"
             )
         if isinstance(self.draft, str) and self.draft != PROMPT_LOOKUP:
             raise UserError(f"draft is {self.draft!r}; give {PROMPT_LOOKUP!r}, a model that drafts, or None")
 
     def _rule(self, block: int) -> UnmaskingRule:
-        rule, own = UnmaskingRule(self.rule or DEFAULT_RULE, self.steps), UnmaskingRule()
-        for name, given in self._diffusion_settings.items():
+        rule, default = UnmaskingRule(self.rule or DEFAULT_RULE, self.steps), UnmaskingRule()
+        for name, value in self._diffusion_settings.items():
             if rule.name not in RULES_BY_SETTING.get(name, RULE_NAMES):
                 raise UserError(
-                    f"{name} is {given!r}, which the rule {rule.name} does not go by; leave it out, or take "
+                    f"{name} is {value!r}, which the rule {rule.name} does not go by; leave it out, or take "
                     f"a rule that does: {', '.join(RULES_BY_SETTING[name])}"
                 )
-        threshold = own.threshold if self.threshold is None else self.threshold
-        entropy = own.entropy if self.entropy is None else self.entropy
+        threshold = default.threshold if self.threshold is None else self.threshold
+        entropy = default.entropy if self.entropy is None else self.entropy
         return replace(rule, threshold=threshold, entropy=entropy).for_block(block)
 
     def _speculative_factory(self) -> StrategyFactory:
-        drafting = DraftSource(PromptLookupDrafter) if isinstance(self.draft, str) else self.draft
-        assert drafting is not None
-        return partial(_speculative_strategy, drafts=drafting)
+        drafts = DraftSource(PromptLookupDrafter) if isinstance(self.draft, str) else self.draft
+        assert drafts is not None
+        return partial(_speculative_strategy, drafts=drafts)
 
 
 DEFAULT_DECODE_CONFIG = DecodeConfig()
@@ -133,7 +139,7 @@ def _speculative_strategy(request: RequestState, drafts: DraftSource) -> Strateg
 
 
 def default_strategy_factory(config: ModelConfig, sampler: Sampler) -> StrategyFactory:
-    """How a model's answers are made where nobody says."""
+    """The default strategy of a model's answers."""
     return DEFAULT_DECODE_CONFIG.strategy_factory(config, sampler) or AutoregressiveStrategy
 
 

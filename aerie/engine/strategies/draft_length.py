@@ -1,8 +1,8 @@
-"""How many tokens are guessed in a pass: as many as pay, by what was right lately.
+"""The number of draft tokens in a forward pass: as many as pay off, by the recent acceptance rate.
 
-A pass costs what the program of its rows does, however few of them are tokens: where eight answers share
-one, a guess more takes all of them to the next larger program. So guesses are taken by their chance of being
-right, whichever answer they are of, up to the number that brings most tokens in the time.
+The cost of a pass is that of the program for its rows, even if few rows are tokens. If eight requests share a
+program, one more draft can move all of them to the next larger program. So drafts of all requests are ranked
+by their chance of acceptance, and as many are taken as give the most tokens per time.
 """
 
 from __future__ import annotations
@@ -13,60 +13,62 @@ from dataclasses import dataclass, field
 from aerie.engine.strategies.strategy import DraftEstimate
 
 PASS_COST_BY_ROWS = {8: 1.0, 16: 1.57, 32: 3.1}
-"""What a pass of up to so many rows takes, beside one of a single row, which is a program of 8 rows as well:
-every weight is read once. Those of AVX-512; of AVX512-BF16 they are 1.33 and 2.2, where more guesses would
-pay than are made (docs/dev/performance-notes.md, few rows)."""
+"""The time of a pass of up to this number of rows, relative to a single row, which also uses a program of 8
+rows and reads every weight once. Measured with AVX-512. With AVX512-BF16 they are 1.33 and 2.2; more drafts
+would pay off there (docs/dev/performance-notes.md, few rows)."""
 ACCEPTANCE_DECAY = 0.9
-"""What an older pass counts of a newer one."""
+"""The weight of an older pass relative to a newer one."""
 FIRST_REST, LAST_REST = 8, 64
-"""Passes without guesses before some are tried again: twice as many each time these do not pay."""
+"""Passes without drafts before drafts are tried again; the number doubles each time they do not pay off."""
 ACCEPTANCE_DISCOUNT = 0.95
-"""What a guess counts of its chance, which is one of few passes: what barely pays may well not."""
+"""Factor on the acceptance rate, which is estimated from few passes: what barely pays off may not."""
 PROBE_DRAFTS = 3
-"""Tokens that are guessed where it is tried again whether that pays."""
+"""Number of drafts in a pass that tries again whether they pay off."""
 
 
 def allocate_drafts(answers: int, estimates: Sequence[DraftEstimate]) -> list[int]:
-    """How many of their guesses are tried where so many answers share a pass, those that guess nothing among
-    them: as many as bring most tokens in the time. One by itself tries all that it could: it knows best."""
+    """The number of drafts for each request that gives the most tokens per time, if `answers` requests, those
+    without drafts included, share a pass. A request alone gets all its drafts."""
     if answers == 1:
-        return [one.max_drafts for one in estimates]
+        return [estimate.max_drafts for estimate in estimates]
     return _best_allocation(answers, estimates)
 
 
 def _best_allocation(answers: int, estimates: Sequence[DraftEstimate]) -> list[int]:
-    likeliest = sorted(
+    candidates = sorted(
         (
-            (one.acceptance_rate**place, number)
-            for number, one in enumerate(estimates)
-            for place in range(1, one.max_drafts + 1)
+            (estimate.acceptance_rate**position, number)
+            for number, estimate in enumerate(estimates)
+            for position in range(1, estimate.max_drafts + 1)
         ),
         key=lambda guess: -guess[0],
     )
-    said, cost, taken = float(answers), 0.0, [0] * len(estimates)
-    best, best_worth = list(taken), said / _cost(answers)
-    for rows, (chance, number) in enumerate(likeliest[: max(PASS_COST_BY_ROWS) - answers], start=answers + 1):
-        one = estimates[number]
-        said, cost = (
-            said + ACCEPTANCE_DISCOUNT * chance,
-            cost + (0 if one.cost_is_total and taken[number] else one.cost),
+    tokens, cost, counts = float(answers), 0.0, [0] * len(estimates)
+    best, best_rate = list(counts), tokens / _cost(answers)
+    for rows, (probability, number) in enumerate(
+        candidates[: max(PASS_COST_BY_ROWS) - answers], start=answers + 1
+    ):
+        estimate = estimates[number]
+        tokens, cost = (
+            tokens + ACCEPTANCE_DISCOUNT * probability,
+            cost + (0 if estimate.cost_is_total and counts[number] else estimate.cost),
         )
-        taken[number] += 1
-        if (worth := said / (_cost(rows) + cost)) > best_worth:
-            best, best_worth = list(taken), worth
+        counts[number] += 1
+        if (rate := tokens / (_cost(rows) + cost)) > best_rate:
+            best, best_rate = list(counts), rate
     return best
 
 
 def _cost(rows: int) -> float:
-    return next(cost for most, cost in PASS_COST_BY_ROWS.items() if rows <= most)
+    return next(cost for max_rows, cost in PASS_COST_BY_ROWS.items() if rows <= max_rows)
 
 
 @dataclass
 class AdaptiveDraftLength:
-    """most: tokens at most. per_draft: what a guess itself costs, in passes of the model; at_once: what all
-    of a pass do together.
+    """The number of drafts for one request.
 
-    What it says depends on what it was told alone, not on any clock.
+    max_drafts: maximum per pass. draft_cost: time of a draft, relative to a pass of the model; cost_is_total:
+    it is the time of all drafts of a pass. The result depends on the recorded passes only, not on a clock.
     """
 
     max_drafts: int = 15
@@ -79,26 +81,26 @@ class AdaptiveDraftLength:
 
     @property
     def acceptance_rate(self) -> float:
-        """How likely a guess is right where those before it were."""
+        """The probability that a draft is accepted if those before it are."""
         return self._right / (self._right + self._wrong)
 
     def length(self) -> int:
-        """How many to guess now: 0 while it rests, after which a few are tried, pay or not."""
+        """Number of drafts now: 0 while it rests, then a few to try again."""
         return 0 if self._resting else self._best() or min(PROBE_DRAFTS, self.max_drafts)
 
     def estimate(self, max_count: int) -> DraftEstimate:
-        """What there could be now, where there is room for so many."""
+        """The drafts that are possible now, at most `max_count`."""
         return self._estimate(max(0, min(max_count, self.length())))
 
     def _estimate(self, max_drafts: int) -> DraftEstimate:
         return DraftEstimate(max_drafts, self.acceptance_rate, self.draft_cost, self.cost_is_total)
 
     def _best(self) -> int:
-        """The count that gives most tokens in the time of a pass that the answer has by itself."""
+        """The number of drafts that gives the most tokens per time if the request is alone."""
         return _best_allocation(1, [self._estimate(self.max_drafts)])[0]
 
     def update(self, drafted: int, accepted: int) -> None:
-        """A pass had so many guesses, the first `accepted` of which were right."""
+        """Record a pass with `drafted` drafts, the first `accepted` of which were accepted."""
         if not drafted:
             self._resting = max(0, self._resting - 1)
             return

@@ -1,4 +1,4 @@
-"""What comes next, guessed without the model: texts say again what they have said."""
+"""Drafters without a model: texts repeat what they had before."""
 
 from __future__ import annotations
 
@@ -7,27 +7,30 @@ from functools import partial
 from typing import NamedTuple, Protocol
 
 MAX_NGRAM, MIN_NGRAM = 4, 2
-"""Tokens of the n-grams by which a place that was like this one is looked for."""
+"""Tokens of the n-grams that prompt lookup compares."""
 
 
 class Drafter(Protocol):
-    """Guesses for one answer."""
+    """Drafts tokens for one answer."""
 
     def __call__(self, tokens: Sequence[int], max_drafts: int) -> Sequence[int]:
-        """Up to `most` guesses of what follows these ids, prompt and answer; none where it has none."""
+        """At most `max_drafts` tokens that may follow these ids, prompt and answer; may be empty."""
 
     def close(self) -> None:
-        """The answer is over: let go of what is held."""
+        """Release resources: the answer is finished."""
 
 
 def no_programs_needed(prompt_tokens: int, new_tokens: int) -> None:
-    """Guesses that need no programs."""
+    """Does nothing: these drafts need no programs."""
 
 
 class DraftSource(NamedTuple):
-    """Where guesses come from: `make` gives each answer its drafter; cost: what a guess takes of the time
-    that a pass of the model does; at_once: that is what all guesses of a pass take together. make_room: has
-    what guesses need after a prompt of so many tokens, and in so many more."""
+    """A source of drafts.
+
+    make_drafter: makes the drafter of an answer. cost: time of a draft, relative to a pass of the model;
+    cost_is_total: it is the time of all drafts of a pass. ensure_programs: compiles what drafts need after a
+    prompt of this number of tokens, for this number of new tokens.
+    """
 
     make_drafter: Callable[[], Drafter]
     cost: float = 0.0
@@ -36,11 +39,12 @@ class DraftSource(NamedTuple):
 
 
 class PromptLookupDrafter:
-    """Prompt lookup: what followed the last place that ended as the text ends now, by the longest n-gram.
+    """Prompt lookup: the tokens that followed the last earlier occurrence of the text's last n-gram, the
+    longest that occurred.
 
-    Where that runs into the end of the text it goes on over its own guesses: a text that repeats a line is
-    taken to repeat it again. An answer has one of its own, which remembers the text that it was shown: a call
-    costs as much as what is new in it. before: a text that is looked at as if it came before all.
+    At the end of the text it continues over its own drafts: a text that repeats a line is expected to repeat
+    it again. Each answer has its own drafter, which remembers the text so far: a call costs as much as the
+    text that is new. before: a text that counts as if it were before the prompt.
     """
 
     def __init__(self, before: Sequence[int] = ()) -> None:
@@ -49,36 +53,41 @@ class PromptLookupDrafter:
         self._known = 0
 
     def __call__(self, tokens: Sequence[int], max_drafts: int) -> Sequence[int]:
-        """See Drafter. `tokens` begins with those of the call before."""
+        """`tokens` starts with those of the call before."""
         tokens = (*self._before, *tokens) if self._before else tokens
         self._learn(tokens)
-        place = next(
-            (at for key in _ngrams_before(tokens, len(tokens)) if (at := self._follows.get(key))), None
+        position = next(
+            (
+                position_
+                for key in _ngrams_before(tokens, len(tokens))
+                if (position_ := self._follows.get(key))
+            ),
+            None,
         )
-        if place is None:
+        if position is None:
             return ()
-        text = list(tokens[place:])
+        text = list(tokens[position:])
         for _ in range(max_drafts):
-            text.append(text[len(text) - (len(tokens) - place)])
-        return text[len(tokens) - place :]
+            text.append(text[len(text) - (len(tokens) - position)])
+        return text[len(tokens) - position :]
 
     def _learn(self, tokens: Sequence[int]) -> None:
-        """Remember where each n-gram was last, but for those at the very end, which all of them are like."""
+        """Record where each n-gram was last, except those at the very end, which equal themselves."""
         for end in range(self._known, len(tokens)):
             for key in _ngrams_before(tokens, end):
                 self._follows[key] = end
         self._known = len(tokens)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: this drafter holds no resources."""
 
 
 def prediction_source(prompt: Sequence[int], answer: Sequence[int]) -> DraftSource:
-    """Guesses of an answer that is expected to be much like this one, such as a text with a word changed: by
-    lookup in it too, as what follows the prompt's last tokens."""
+    """Drafts for an answer that is expected to be similar to `answer`, such as a text with one word changed:
+    prompt lookup in that text too, as if it followed the prompt's last tokens."""
     return DraftSource(partial(PromptLookupDrafter, (*prompt[-MAX_NGRAM:], *answer)))
 
 
 def _ngrams_before(tokens: Sequence[int], end: int) -> list[tuple[int, ...]]:
-    """The n-grams that end before this position, the longest first."""
+    """The n-grams that end before this position, longest first."""
     return [tuple(tokens[end - n : end]) for n in range(MAX_NGRAM, MIN_NGRAM - 1, -1) if n <= end]

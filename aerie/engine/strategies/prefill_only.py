@@ -1,4 +1,4 @@
-"""A prompt that is read for what comes of each of its tokens: nothing is said after it."""
+"""Prefill-only requests: a prompt is computed for the rows of its tokens, and nothing is generated."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from aerie.engine.generate import FinishReason
 from aerie.engine.strategies.strategy import PassCounts, PassInput, RequestState, Row, StrategyFactory
 
 OnRows: TypeAlias = "Callable[[Sequence[Row]], None]"
-"""Is told the rows of the next tokens."""
+"""Called with the rows of the next tokens."""
 LOGITS_ROWS = 32
-"""Tokens of a pass of which logits are wanted: rows of the LM head's largest program, and what is made of the
-logits of a large vocabulary takes about a millisecond a row."""
+"""Maximum tokens of a pass whose logits are needed: rows of the LM head's largest program. Work on the logits
+of a large vocabulary takes about a millisecond per row."""
 
 
 class PrefillOnlyStrategy:
-    """See Strategy. take: is told the rows of all tokens, in order, each once: logits, (vocab_size,), or with
-    `hidden` the last layer's output, (hidden_size,) bf16. block: tokens that see each other."""
+    """Calls `on_rows` with the rows of all tokens, in order, each once: logits, (vocab_size,), or with
+    `hidden_only` the last layer's output, (hidden_size,) bf16. block: number of tokens that attend to each
+    other."""
 
     def __init__(self, request: RequestState, on_rows: OnRows, hidden_only: bool, block: int) -> None:
         self._request, self._on_rows, self._hidden_only, self._block = request, on_rows, hidden_only, block
@@ -27,7 +28,7 @@ class PrefillOnlyStrategy:
 
     @property
     def cacheable_tokens(self) -> Sequence[Token]:
-        """What was taken before its pages were given back, and one token more."""
+        """Tokens whose rows were given before a preemption, and one more."""
         return self._request.tokens[: self._rows_given + 1]
 
     @property
@@ -38,8 +39,8 @@ class PrefillOnlyStrategy:
         tokens = self._request.tokens_after(length)
         if not self._hidden_only:
             tokens = tokens[: max(LOGITS_ROWS, self._block)]
-        wanted = max(0, length + len(tokens) - self._rows_given)
-        return PassInput(tokens, wanted, len(tokens), self._block, hidden_only=self._hidden_only)
+        logits_count = max(0, length + len(tokens) - self._rows_given)
+        return PassInput(tokens, logits_count, len(tokens), self._block, hidden_only=self._hidden_only)
 
     def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
         self.pass_counts.passes += 1
@@ -50,9 +51,9 @@ class PrefillOnlyStrategy:
         return 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: this strategy holds no resources."""
 
 
 def prefill_only_factory(on_rows: OnRows, hidden_only: bool, block: int) -> StrategyFactory:
-    """How a prompt is read."""
+    """The factory of a PrefillOnlyStrategy."""
     return partial(PrefillOnlyStrategy, on_rows=on_rows, hidden_only=hidden_only, block=block)

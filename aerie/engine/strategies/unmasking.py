@@ -1,28 +1,27 @@
-"""Which masked positions of a block become tokens in a step, and which tokens these are: rules of choice.
+"""Unmasking rules: which masked positions of a block become tokens in a pass, and which tokens.
 
-In every step a token is drawn for each masked position, by the Sampler with all its settings; the rule then
-says which of these tokens stay. The rules are those of SDAR (arXiv 2510.06303; JetAstra/SDAR, generate.py),
-and entropy_bounded is JetEngine's (Labman42/JetEngine, scheduler.py), after arXiv 2505.24857. S steps fill a
-block of B; step s of them has to fill n_s = B // S positions, and one more where s < B % S.
+In every pass the Sampler, with all its settings, samples a token for each masked position; the rule then
+selects the tokens that stay. The rules are those of SDAR (arXiv 2510.06303; JetAstra/SDAR, generate.py);
+entropy_bounded is JetEngine's (Labman42/JetEngine, scheduler.py), after arXiv 2505.24857. S steps fill a
+block of B; step s must fill n_s = B // S positions, and one more if s < B % S.
 
 * sequential: the leftmost n_s.
-* low_confidence_static: the n_s whose tokens have the highest confidence.
-* low_confidence_dynamic: all whose confidence is greater than the threshold; where these are fewer than n_s,
-  the n_s of highest confidence.
-* entropy_bounded: those of least entropy, as many as stay together under the bound, and at least one. It
-  knows no n_s: a block takes as many steps as it needs.
+* low_confidence_static: the n_s with the highest confidence.
+* low_confidence_dynamic: all whose confidence is above the threshold; if these are fewer than n_s, the n_s
+  with the highest confidence.
+* entropy_bounded: those of least entropy, as many as stay together under the bound, and at least one. It has
+  no n_s: a block takes as many passes as it needs.
 
-Positions that are as good as each other are taken from the left. n_s is never more than the masks that are
-left, so a position that holds a token, as the end of a prompt does, is never chosen: SDAR's own code does
-choose such ones.
+Equal positions are taken from the left. n_s is never more than the remaining masks, so a position with a
+token, such as the end of a prompt, is never chosen. SDAR's own code can choose those.
 
-Confidence is the probability of the drawn token, and entropy that of the whole distribution, in the softmax
-of the logits as the model made them: all tokens, the mask token among them, without temperature, filters,
-penalties or bias, in float64. SDAR's own code takes the probability after the filters, where top_k=1 makes
-each one 1 and fills a block at once; JetEngine has no filters in it, as here, but the temperature.
+Confidence is the probability of the sampled token. Entropy is that of the whole distribution. Both are of the
+softmax of the model's logits in float64: all tokens, the mask token included, without temperature, filters,
+penalties or bias. SDAR's own code takes the probability after the filters, where top_k=1 makes each one 1 and
+fills a block in one pass. JetEngine applies the temperature, and no filters.
 
-The mask token is never drawn (`Sampler.without`): what would stand there is what is looked for. What it had
-of the probability counts as doubt, since confidence does not know that it is left out.
+The mask token is never sampled (`Sampler.excluding`). Its probability still lowers the confidence of the
+others.
 """
 
 from __future__ import annotations
@@ -46,8 +45,8 @@ DEFAULT_RULE = DYNAMIC
 
 
 class UnmaskedTokens(NamedTuple):
-    """What a step fills in: positions within the block, from left to right, their tokens, the confidence in
-    each, and the entropy of its distribution in nats."""
+    """The tokens that a pass fills in: positions within the block, from left to right, their tokens, the
+    confidence in each, and the entropy of its distribution in nats."""
 
     positions: tuple[int, ...]
     tokens: tuple[int, ...]
@@ -57,11 +56,11 @@ class UnmaskedTokens(NamedTuple):
 
 @dataclass(frozen=True)
 class UnmaskingRule:
-    """By which rule masks become tokens, with its settings.
+    """An unmasking rule with its settings.
 
-    name: one of RULE_NAMES. steps: in how many a block is filled at most; None: as many as it has tokens; not of
-    entropy_bounded. threshold: of low_confidence_dynamic, a probability. entropy: of entropy_bounded, in
-    nats. Raises UserError for a value out of range.
+    name: one of RULE_NAMES. steps: maximum number of passes for a block; None means its number of tokens; not
+    for entropy_bounded. threshold: for low_confidence_dynamic, a probability. entropy: for entropy_bounded,
+    in nats. Raises UserError for a value out of range.
     """
 
     name: str = DEFAULT_RULE
@@ -86,7 +85,7 @@ class UnmaskingRule:
             )
 
     def for_block(self, block: int) -> UnmaskingRule:
-        """This rule, for blocks, or parts of blocks, of so many tokens; UserError for more steps."""
+        """This rule, for blocks or parts of blocks of this size. Raises UserError if it has more steps."""
         if self.steps is not None and self.steps > block:
             raise UserError(
                 f"steps is {self.steps}, and each fills in a token or more of {block}; give 1 to {block}"
@@ -94,14 +93,14 @@ class UnmaskingRule:
         return self
 
     def min_unmasked(self, step: int, block: int) -> int:
-        """n_s: how many positions of a block this step, counted from 0, has to fill."""
+        """n_s: number of positions of a block that this step, counted from 0, must fill."""
         steps = self.steps or block
         return block // steps + (step < block % steps)
 
 
 class _Candidates(NamedTuple):
-    """What a rule goes by: its settings, how many positions are to be filled, and, of each masked position
-    from left to right, confidence and entropy."""
+    """Input of a rule: its settings, the number of positions to fill, and confidence and entropy of each
+    masked position, from left to right."""
 
     rule: UnmaskingRule
     min_unmasked: int
@@ -110,7 +109,7 @@ class _Candidates(NamedTuple):
 
 
 _Indices: TypeAlias = Sequence[int]
-"""Among the masked positions, from the left."""
+"""Indices of masked positions, from the left."""
 
 
 def _sequential(drawn: _Candidates) -> _Indices:
@@ -133,7 +132,7 @@ def _entropy(drawn: _Candidates) -> _Indices:
 
 
 def _smallest(values: F64Array) -> list[int]:
-    """Places in the order of their values, equal ones from the left."""
+    """Indices in the order of their values, equal ones from the left."""
     order: list[int] = np.argsort(values, kind="stable").tolist()
     return order
 
@@ -146,10 +145,10 @@ DEFAULT_SETTINGS = UnmaskingRule()
 
 
 class Unmasker:
-    """Chooses by a rule, for blocks, or parts of blocks, of `block` tokens.
+    """Applies an unmasking rule to blocks, or parts of blocks, of `block` tokens.
 
-    What it remembers from step to step is the sampler's random generator alone, which stays that sampler's:
-    `Sampler.state` and `restore` are those of a chooser too. UserError for more steps than tokens.
+    Its only state between passes is the sampler's random generator: `Sampler.state` and `restore` are those
+    of an unmasker too. Raises UserError if the rule has more steps than `block`.
     """
 
     def __init__(self, rule: UnmaskingRule, block: int, sampler: Sampler, mask_token_id: int) -> None:
@@ -164,40 +163,42 @@ class Unmasker:
         prompt_ids: Sequence[int] = (),
         token_ids: Sequence[int] = (),
     ) -> UnmaskedTokens:
-        """The tokens that this step fills in.
+        """The tokens that this pass fills in.
 
         logits: a row (vocab_size,) of float32 or bf16 for each masked position, left to right. masked: these
-        positions, within the block. step: which one of this block, from 0. prompt_ids, token_ids: what
-        penalties count as said, the prompt and what was made after it, tokens that earlier steps chose in
-        this block among them; tokens of one step do not count for each other.
+        positions, within the block. step: number of the pass in this block, from 0. prompt_ids, token_ids:
+        the tokens that penalties count: the prompt, and the answer with the tokens that earlier passes chose
+        in this block. Tokens of one pass do not count for each other.
 
-        Above temperature 0 one number is drawn from the random generator for every masked position, from left
-        to right, whether its token stays or not; at temperature 0 none. NotFiniteError where a logit is not
+        Above temperature 0 the random generator gives one number for every masked position, from left to
+        right, whether its token stays or not; at temperature 0 none. Raises NotFiniteError if a logit is not
         finite.
         """
         tokens = [self._sampler(row, prompt_ids, token_ids) for row in logits]
-        told = [_confidence_and_entropy(row, token) for row, token in zip(logits, tokens, strict=True)]
-        confidences, entropies = np.array(told, np.float64).reshape(-1, 2).T
-        least = min(self._rule.min_unmasked(step, self._block), len(masked))
-        places = sorted(RULES[self._rule.name](_Candidates(self._rule, least, confidences, entropies)))
+        measures = [_confidence_and_entropy(row, token) for row, token in zip(logits, tokens, strict=True)]
+        confidences, entropies = np.array(measures, np.float64).reshape(-1, 2).T
+        min_unmasked = min(self._rule.min_unmasked(step, self._block), len(masked))
+        indices = sorted(
+            RULES[self._rule.name](_Candidates(self._rule, min_unmasked, confidences, entropies))
+        )
         return UnmaskedTokens(
-            tuple(masked[place] for place in places),
-            tuple(tokens[place] for place in places),
-            tuple(told[place][0] for place in places),
-            tuple(told[place][1] for place in places),
+            tuple(masked[index] for index in indices),
+            tuple(tokens[index] for index in indices),
+            tuple(measures[index][0] for index in indices),
+            tuple(measures[index][1] for index in indices),
         )
 
 
 def _confidence_and_entropy(row: F32Array | BF16Array, token: int) -> tuple[float, float]:
     """The token's probability in the softmax of these logits, and the entropy of that in nats.
 
-    With x the logits less the largest and Z the sum of exp(x), entropy, -sum(p log p), is log Z less the mean
-    of x.
+    With x the logits less the largest and Z the sum of exp(x), the entropy, -sum(p log p), is log Z less the
+    mean of x.
     """
     wide = (widen(row) if row.dtype == bf16 else row).astype(np.float64)
     wide -= wide.max()
-    shares = np.exp(wide)
-    total = shares.sum()
-    confidence = float(shares[token] / total)
-    shares *= wide
-    return confidence, max(float(np.log(total) - shares.sum() / total), 0.0)
+    probabilities = np.exp(wide)
+    total = probabilities.sum()
+    confidence = float(probabilities[token] / total)
+    probabilities *= wide
+    return confidence, max(float(np.log(total) - probabilities.sum() / total), 0.0)
