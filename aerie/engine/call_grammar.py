@@ -1,12 +1,12 @@
-"""The grammar of an answer that may call tools, or has to, in llguidance's form of lark.
+"""The grammar of an answer that may or must call tools, in llguidance's dialect of lark.
 
-A call is of a function that there is, and its arguments are of the function's schema. Where calls are not
-asked for (`Tools.required`), an answer is text, or JSON of a schema, or a text and calls: where a call has
-begun, nothing but a call may go on.
+A call names an existing function, and its arguments match the function's schema. If calls are not required
+(`Tools.must_call`), an answer is text, or JSON of a schema, or a text and calls; after the start of a call
+only calls may follow.
 
-What begins a call is a token of its own (Qwen's <tool_call>), or spelled in letters, or the call itself, at
-the beginning of the answer. Other tokens of their own (<think>) may come in a text as without tools. Blanks
-between the parts of a call may be others than in its form: models differ in them.
+A call starts with a token of its own (Qwen's <tool_call>), or with letters, or is the start of the answer.
+Other special tokens (<think>) may be in a text as without tools. Blanks between the parts of a call may
+differ from the format's: models differ in them.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from aerie.engine.grammar_process import CompiledGrammar
 from aerie.engine.tool_calls import ToolCallFormat, Tools, ToolsError
 
 MOST_CALLS: Final = 16
-"""Of an answer: a model that was not made for it would not stop."""
+"""Maximum calls of an answer: a model that was not trained for calls might not stop."""
 SPACE: Final = r"[ \n]?"
-"""Between the parts of a call: were more possible, models that were not made for calls would say them."""
+"""Between the parts of a call. If more were allowed, untrained models would generate blanks."""
 ONE_BLANK: Final = " ?"
-"""The same, between the parts of its arguments: models write them in one line."""
+"""Between the parts of a call's arguments: models write them in one line."""
 ANYTHING: Final = r"(?s:.*)"
 
 
@@ -36,9 +36,9 @@ def tool_call_grammar(
     answer: Schema | None = None,
     hold: str = "meaning",
 ) -> Grammar:
-    """See the module. answer: the schema of an answer that calls nothing, and what of it is held to; None: it
-    is text. ToolsError for parameters that cannot be taken, and where a call and JSON of the answer would
-    begin alike. GrammarError for an answer's schema that cannot be taken."""
+    """The grammar of an answer with these tools. answer: the schema of an answer without calls, and `hold`
+    its enforcement; None means text. Raises ToolsError for parameters that are refused, and if a call and a
+    JSON answer would start alike; GrammarError for a refused answer schema."""
     if answer is not None and form.is_bare and not tools.must_call:
         raise ToolsError(
             "tools and a form of the answer were given, and calls of this model are JSON too: give one of "
@@ -46,13 +46,13 @@ def tool_call_grammar(
             "response_format",
         )
     arguments = [_arguments(grammars, tools, index) for index in range(len(tools.tools))]
-    answered = None if answer is None else grammars.schema(answer, hold, BLANKS)
+    answer_grammar = None if answer is None else grammars.schema(answer, hold, BLANKS)
     start = _start(tools, form, grammars, answer is not None)
-    read = {tool.name: each for tool, each in zip(tools.tools, arguments, strict=True)}
-    calls = _calls(tools, form, grammars, [read[tool.name] for tool in tools.callable])
-    lines = (*start, *calls, *_said(tools, form, grammars, answered))
-    notes = [f"{name}: {note}" for name, each in read.items() for note in each.notes]
-    return grammars.recompile("\n".join(lines), (*notes, *(answered.notes if answered else ())))
+    by_name = {tool.name: each for tool, each in zip(tools.tools, arguments, strict=True)}
+    calls = _calls(tools, form, grammars, [by_name[tool.name] for tool in tools.callable])
+    lines = (*start, *calls, *_said(tools, form, grammars, answer_grammar))
+    notes = [f"{name}: {note}" for name, each in by_name.items() for note in each.notes]
+    return grammars.recompile("\n".join(lines), (*notes, *(answer_grammar.notes if answer_grammar else ())))
 
 
 def _arguments(grammars: GrammarCompiler, tools: Tools, index: int) -> CompiledGrammar:
@@ -60,12 +60,12 @@ def _arguments(grammars: GrammarCompiler, tools: Tools, index: int) -> CompiledG
     try:
         return grammars.schema(tool.schema, "all" if tool.is_strict else "known", ONE_BLANK)
     except GrammarError as error:
-        told = f"the parameters of {tool.name!r} cannot be taken: {error}"
-        raise ToolsError(told, f"tools[{index}].parameters") from None
+        problem = f"the parameters of {tool.name!r} cannot be taken: {error}"
+        raise ToolsError(problem, f"tools[{index}].parameters") from None
 
 
 def call_prefix_regex(names: Iterable[str], name_group: str = "(") -> str:
-    """A regular expression, of Python and of llguidance, of what comes before a call's arguments."""
+    """A regular expression, for Python and llguidance, of the text before a call's arguments."""
     key = f"{SPACE}:{SPACE}"
     kind = f'"type"{key}"function"{SPACE},{SPACE}'
     return (
@@ -79,27 +79,27 @@ def _start(tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, is_jso
     if tools.must_call:
         yield f"start: {'' if form.is_bare else trigger} calls"
         return
-    ways = ["said", *(["calls"] if form.is_bare else [])]
+    alternatives = ["said", *(["calls"] if form.is_bare else [])]
     if is_json:
-        ways.append(f"{trigger} calls")
+        alternatives.append(f"{trigger} calls")
     elif form.trigger in grammars.whole_tokens:
-        ways.append(f"said {trigger} calls")
+        alternatives.append(f"said {trigger} calls")
     elif not form.is_bare:
-        ways.append("said begun calls")
+        alternatives.append("said begun calls")
         yield f"begun[lazy]: /{ANYTHING}{_regex(form.trigger)}/"
-    yield f"start: {' | '.join(ways)}"
+    yield f"start: {' | '.join(alternatives)}"
 
 
 def _calls(
     tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, arguments: Sequence[CompiledGrammar]
 ) -> Iterator[str]:
-    each, more = tools.callable, ""
+    callable_tools, more = tools.callable, ""
     if form.between is not None and tools.parallel:
         more = f"({_spelled(form.between, grammars)} call){{0,{MOST_CALLS - 1}}}"
     yield f"calls: {_spelled(form.opening, grammars)} call {more} {_spelled(form.closing, grammars)}"
-    yield f"call: {' | '.join(f'call_{number}' for number in range(len(each)))}"
-    for number, (tool, read) in enumerate(zip(each, arguments, strict=True)):
-        yield f"call_{number}: HEAD_{number} %json {read.schema} TAIL"
+    yield f"call: {' | '.join(f'call_{number}' for number in range(len(callable_tools)))}"
+    for number, (tool, compiled) in enumerate(zip(callable_tools, arguments, strict=True)):
+        yield f"call_{number}: HEAD_{number} %json {compiled.schema} TAIL"
         yield f"HEAD_{number}: /{call_prefix_regex([tool.name])}/"
     yield f"TAIL: /{SPACE}\\}}/"
 
@@ -107,7 +107,7 @@ def _calls(
 def _said(
     tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, answer: CompiledGrammar | None
 ) -> Iterator[str]:
-    """An answer, or what comes before calls: no text that would be read as a call."""
+    """An answer without calls, or the text before calls: no text that would be parsed as a call."""
     if tools.must_call:
         return
     if answer is not None:
@@ -127,7 +127,7 @@ def _regex(text: str) -> str:
 
 
 def _spelled(text: str, grammars: GrammarCompiler) -> str:
-    """A text of a form: its tokens, letters, and blanks, of which there may be more or fewer."""
+    """A text of a format as a grammar: its tokens, letters, and blanks, whose number may differ."""
     tokens = [token for token in grammars.whole_tokens if token in text]
     pieces = re.split("|".join(["(\\s+)", *(f"({re.escape(token)})" for token in tokens)]), text)
     return " ".join(_piece(piece, grammars) for piece in pieces if piece)

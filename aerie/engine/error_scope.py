@@ -1,8 +1,8 @@
-"""Whose fault an exception is, where many answers share a model: decided here, and nowhere else.
+"""Decides whether an exception is one request's error or all requests'.
 
-Answers share the passes through the weights, and nothing else. What fails in a pass fails them all. All other
-work is one answer's own: how it draws, its form, its guesses, its text, what it calls. Whatever that raises,
-of any class, is the fault of that answer, which ends alone.
+Requests share forward passes only. What fails in a pass fails them all. All other work belongs to one
+request: sampling, grammar, drafts, text, callbacks. Any exception there, of any class, ends that request
+only.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from aerie.engine.errors import RequestError
 from aerie.runtime import RunStopped
 
 FATAL_EXCEPTIONS = (KeyboardInterrupt, SystemExit, GeneratorExit, RunStopped)
-"""What somebody asked for, and is no fault."""
+"""Exceptions that a caller or user asked for. They are no error of a request."""
 
 
 @contextmanager
 def isolate_request_errors() -> Iterator[None]:
-    """Within this is work of one answer. What it raises comes out as a UserError: as it is, or as the cause
-    of an RequestError, pyo3's panics and the end of memory too."""
+    """A context for work of one request. Its exceptions become a UserError: unchanged, or as the cause of a
+    RequestError, also pyo3's panics and MemoryError."""
     try:
         yield
     except (UserError, *FATAL_EXCEPTIONS):
@@ -31,7 +31,7 @@ def isolate_request_errors() -> Iterator[None]:
 
 
 def caused_by(error: BaseException) -> RequestError:
-    """That an answer failed in work of its own, by this."""
+    """The RequestError with this cause."""
     failed = RequestError(error)
     failed.__cause__ = error
     return failed

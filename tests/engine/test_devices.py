@@ -171,12 +171,12 @@ def test_memories_and_buffers_apart_change_no_bit(
 
 def each_counts_the_residual(patch: pytest.MonkeyPatch) -> None:
     """As many times as there are ranks."""
-    real = forward_passes.add_up
+    real = forward_passes.all_reduce_sum
     patch.setattr(forward_passes, "all_reduce_sum", lambda group, x, made, out: real(group, x, made + x, out))
 
 
 def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
-    real = forward_passes.add_up
+    real = forward_passes.all_reduce_sum
     patch.setattr(
         forward_passes,
         "add_up",
@@ -375,7 +375,7 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
 def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step, which is all that the stopped thread waits for."""
     session, sums = demo.on(2), list[int]()
-    generation, real = session.generate(PROMPT, 4, Sampler()), forward_passes.add_up
+    generation, real = session.generate(PROMPT, 4, Sampler()), forward_passes.all_reduce_sum
 
     def add_up(group: Any, *arrays: Any) -> None:
         sums.append(group.rank)

@@ -176,7 +176,7 @@ def test_what_fails_in_one_answer_ends_it_alone(
 
     place = {
         "sampler": "aerie.engine.sampler.Sampler._penalise",
-        "mask": "aerie.engine.grammar.Follower.possible",
+        "mask": "aerie.engine.grammar.GrammarMatcher.token_mask",
         "logprobs": "aerie.serve.output_processor.top_logprobs",
         "stop strings": "aerie.engine.stop_strings._begun",
         "cut": "aerie.engine.stop_strings._begun",
