@@ -1,7 +1,7 @@
-"""How a model of block diffusion fills in its text, read from its checkpoint.
+"""Reads the block diffusion settings of a model from its checkpoint.
 
-`config.json` says how many tokens a block has, under a name that differs from family to family, and may say
-the mask token. Where it does not, the tokenizer's files do.
+`config.json` has the block size, under a name that depends on the family, and may have the mask token. If
+not, the tokenizer's files have it.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from aerie.engine.errors import ConfigError
 from aerie.engine.model_family import DiffusionConfig, FamilyDiffusion
 
 LARGEST_BLOCK = 64
-"""Tokens. A page of keys and values has as many positions, and no block lies in two (`pages.py`)."""
+"""Maximum tokens of a diffusion block. A page has as many positions, and no block is in two pages
+(`page_pool.py`)."""
 
 
 def read_diffusion(config: ConfigReader, family: FamilyDiffusion | None) -> DiffusionConfig | None:
-    """What a config.json of such a family says of its blocks; None for one that has none.
-
-    Raises ConfigError for blocks that cannot be run, and where no file says what the mask token is.
-    """
+    """The block diffusion settings; None for a family without. Raises ConfigError for a block size that
+    cannot run, and if no file has the mask token."""
     if family is None:
         return None
     size = config.positive_int(family.size_entry, default=family.size)
@@ -31,7 +30,7 @@ def read_diffusion(config: ConfigReader, family: FamilyDiffusion | None) -> Diff
 
 
 def _check_size(config: ConfigReader, family: FamilyDiffusion, size: int) -> None:
-    """A block must lie within a page, and consist of whole parts."""
+    """Raises ConfigError unless a block is within a page, and a multiple of its parts."""
     given = f"{config.path}: {family.size_entry} is {size}; "
     if LARGEST_BLOCK % size:
         raise ConfigError(
@@ -46,7 +45,7 @@ def _check_size(config: ConfigReader, family: FamilyDiffusion, size: int) -> Non
 
 
 def _mask_token_id(config: ConfigReader, family: FamilyDiffusion) -> int:
-    """The id of the mask token, as config.json has it or else the tokenizer."""
+    """The id of the mask token, from config.json, else from the tokenizer."""
     path, token = config.path, config.get("mask_token_id")
     if token is None:
         path, token = _of_tokenizer(config.path.parent, family.mask_token)
@@ -60,8 +59,8 @@ def _mask_token_id(config: ConfigReader, family: FamilyDiffusion) -> int:
 
 
 def _of_tokenizer(folder: Path, mask_token: str) -> tuple[Path, Any]:
-    """The file that says the id of the mask token, and the id. Which token that is a tokenizer may say
-    itself, or it is `mask_token`."""
+    """The tokenizer's file with the id of the mask token, and the id. The token is the tokenizer's own mask
+    token, else `mask_token`."""
     own = _read(folder / "tokenizer_config.json").get("mask_token")
     texts = [own.get("content") if isinstance(own, dict) else own, mask_token]
     for text in filter(None, texts):
@@ -75,7 +74,7 @@ def _of_tokenizer(folder: Path, mask_token: str) -> tuple[Path, Any]:
 
 
 def _added_tokens(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The files that list tokens added to the vocabulary, and the ids of these by their texts."""
+    """The files that list added tokens, and the ids of these by their texts."""
     settings = _read(folder / "tokenizer_config.json")
     listed = settings.child("added_tokens_decoder").entries.items()
     yield settings.path, {_text(token): int(number) for number, token in listed if number.isdigit()}
@@ -90,5 +89,5 @@ def _text(token: Any) -> str:
 
 
 def _read(path: Path) -> ConfigReader:
-    """What a file of a tokenizer says; nothing where it is not there, as few tokenizers have all."""
+    """The contents of a tokenizer's file; empty if it is absent, as few tokenizers have all files."""
     return ConfigReader(path, read_json(path) if path.is_file() else {})

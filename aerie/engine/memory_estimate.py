@@ -1,4 +1,4 @@
-"""How much memory a session takes, from the programs' argument tables, and whether there is that much."""
+"""Estimates the memory of a session, from the programs' argument tables, and checks that it is available."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from aerie.runtime.memory import (
 )
 
 ANSWER_TOKENS = 128
-"""Of an answer after the longest prompt; a longer one takes more for its KV cache."""
+"""Tokens of an answer after the longest prompt; a longer answer takes more KV cache."""
 WORKING_BYTES = 112 << 20
-"""The interpreter with its libraries, the programs as objects, and what they work with."""
+"""Bytes of the interpreter with its libraries, of the programs as objects, and of temporary data."""
 TOKEN_BYTES = 1 << 10
-"""Of the tokenizer, for each token of the vocabulary."""
+"""Bytes of the tokenizer, for each token of the vocabulary."""
 
 
 @dataclass(frozen=True)
 class MemoryEstimate:
-    """Bytes of a session's memory: weights and tables, and activations of a pass, in buffer objects; pages
-    and window of the longest prompt with an answer; the RoPE table on the host; what Python works with; and,
-    where a size was asked for, the whole pool, with what is put aside, and all windows on it."""
+    """Bytes of a session's memory: weights, tables and activations in buffer objects; pages and gathered
+    cache of the longest prompt with an answer; the RoPE table on the host; Python's own memory; and, if
+    kv_pool is set, the whole page pool with swap space and all gathered caches."""
 
     weights: int
     activations: int
@@ -51,17 +51,17 @@ class MemoryEstimate:
 
     @property
     def total(self) -> int:
-        kept = self.kv_cache + self.kv_pool + self.rope_table
-        return self.weights + self.activations + kept + self.working
+        kv_and_rope = self.kv_cache + self.kv_pool + self.rope_table
+        return self.weights + self.activations + kv_and_rope + self.working
 
     @property
     def already_allocated(self) -> int:
-        """What of it this process has already: the interpreter, its libraries, the tokenizer."""
+        """Bytes of it that this process has already: the interpreter, its libraries, the tokenizer."""
         return min(self.working, resident_bytes())
 
     @property
     def additional(self) -> int:
-        """What of it a process takes more that has the interpreter and its libraries already."""
+        """Bytes of it for a process that has the interpreter and its libraries already."""
         return self.total - WORKING_BYTES
 
     def __str__(self) -> str:
@@ -77,10 +77,10 @@ class MemoryEstimate:
 
 @dataclass(frozen=True)
 class SessionNeeds:
-    """What a session is made for.
+    """What a session must hold.
 
-    seq_len: the prompt length of the six programs, 0 where there are variants. names: the programs in use
-    then. positions: of the KV cache. keys_before_rope: whether it has keys before RoPE too.
+    seq_len: the prompt length of the six programs, 0 with variants. names: the programs in use. positions: of
+    the KV cache. keys_before_rope: whether the cache stores keys before RoPE too.
     """
 
     seq_len: int
@@ -92,30 +92,31 @@ class SessionNeeds:
         return f"prompts of up to {self.seq_len} tokens" if self.seq_len else f"{self.positions} positions"
 
     def plans(self, config: ModelConfig) -> Sequence[ProgramPlan]:
-        """Those of its programs."""
+        """The plans of its programs."""
         if self.seq_len:
             return [*plan_programs(config.shape, self.seq_len).values()]
         return program_store.load_plans_by_name(config.shape, self.names)
 
 
 def footprint(config: ModelConfig, needs: SessionNeeds, copies: int = 1, devices: int = 1) -> MemoryEstimate:
-    """What a session takes.
+    """The memory of a session.
 
-    copies: how often the device keeps a buffer (DeviceAccess.copies_per_buffer). devices: how many of this
-    process have a part with these facts each, the LM head the first one alone. Raises UnsupportedShapeError.
+    copies: number of copies that the device has of a buffer (DeviceAccess.copies_per_buffer). devices: number
+    of devices of this process with a part of this config each; only the first has the LM head. Raises
+    UnsupportedShapeError.
     """
     plans, layers = needs.plans(config), config.num_hidden_layers
     buffers = _buffers(plans, layers, copies)
-    others = _buffers([plan for plan in plans if plan.kind not in HEADS], layers, copies)
+    without_head = _buffers([plan for plan in plans if plan.kind not in HEADS], layers, copies)
     kinds = (3 if needs.keys_before_rope else 2) + (
         0 if needs.seq_len else 2
     )  # in pages, and in the window on them
-    of_position = kinds * config.num_key_value_heads * config.head_dim * bf16.itemsize
+    position_bytes = kinds * config.num_key_value_heads * config.head_dim * bf16.itemsize
     rope_rows = max(needs.seq_len, config.max_position_embeddings)
     return MemoryEstimate(
-        weights=buffers.weights + (devices - 1) * others.weights,
-        activations=buffers.activations + (devices - 1) * others.activations,
-        kv_cache=devices * layers * needs.positions * of_position,
+        weights=buffers.weights + (devices - 1) * without_head.weights,
+        activations=buffers.activations + (devices - 1) * without_head.activations,
+        kv_cache=devices * layers * needs.positions * position_bytes,
         rope_table=rope_rows * config.head_dim * bf16.itemsize,
         working=WORKING_BYTES + TOKEN_BYTES * config.vocab_size,
     )
@@ -135,8 +136,8 @@ def _without_cache(plan: ProgramPlan) -> ArgumentTable:
 
 
 def session_needs(config: ModelConfig, options: RuntimeOptions) -> SessionNeeds:
-    """What a session takes that is started so, for the prompt that is known to come and an answer; or, where
-    variants are asked for by name, for all of these."""
+    """The needs of a session with these options, for the known prompt and an answer; with variants named in
+    the options, for all of these."""
     blocks, keys_before_rope = options.variant_set(config), options.context_end_policy(config).drops
     if options.variants:
         return replace(needs_for_variants(config, blocks), keys_before_rope=keys_before_rope)
@@ -144,7 +145,7 @@ def session_needs(config: ModelConfig, options: RuntimeOptions) -> SessionNeeds:
 
 
 def needs_for_prompt(config: ModelConfig, blocks: VariantSet, tokens: int) -> SessionNeeds:
-    """What a session takes for a prompt of so many tokens, or of `seq_len`, and an answer."""
+    """The needs for a prompt of this number of tokens, or of `seq_len`, and an answer."""
     positions = min((blocks.seq_len or tokens) + ANSWER_TOKENS, config.context)
     if blocks.seq_len:
         return SessionNeeds(blocks.seq_len, (), positions)
@@ -153,12 +154,12 @@ def needs_for_prompt(config: ModelConfig, blocks: VariantSet, tokens: int) -> Se
 
 
 def needs_for_variants(config: ModelConfig, blocks: VariantSet) -> SessionNeeds:
-    """What a session takes that uses all variants."""
+    """The needs if all variants are used."""
     return SessionNeeds(0, tuple(all_program_names(config, blocks)), blocks.largest_context or 0)
 
 
 def estimate_all_variants(config: ModelConfig, options: RuntimeOptions) -> MemoryEstimate:
-    """What a session started so comes to take: with all variants in use. UnsupportedShapeError."""
+    """The memory of a session with these options, if all variants are used. Raises UnsupportedShapeError."""
     needs = replace(
         needs_for_variants(config, options.variant_set(config)),
         keys_before_rope=options.context_end_policy(config).drops,
@@ -167,15 +168,20 @@ def estimate_all_variants(config: ModelConfig, options: RuntimeOptions) -> Memor
 
 
 def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
-    """Raises TooLittleMemoryError where a session takes more than this process could be given."""
+    """Raises TooLittleMemoryError if a session takes more memory than this process can get."""
     copies, needs = options.backend.access.copies_per_buffer, session_needs(config, options)
     needed = _footprint(config, options, needs, copies)
-    fewer = ["give a smaller kv_pool"] if options.kv_pool else []
-    ways = [*fewer, *_smaller(config, options, copies), *memory_advice(copies), "take a smaller model"]
+    pool_advice = ["give a smaller kv_pool"] if options.kv_pool else []
+    remedies = [
+        *pool_advice,
+        *_smaller(config, options, copies),
+        *memory_advice(copies),
+        "take a smaller model",
+    ]
     require(
         needed.total,
         f"the model with {needs}",
-        ways,
+        remedies,
         f" ({needed})",
         min(needed.already_allocated, resident_bytes()),
     )
@@ -184,28 +190,29 @@ def check_memory(config: ModelConfig, options: RuntimeOptions) -> None:
 def _footprint(
     config: ModelConfig, options: RuntimeOptions, needs: SessionNeeds, copies: int
 ) -> MemoryEstimate:
-    """What a session started so takes in this process."""
+    """The memory of a session with these options in this process."""
     part, devices = options.part_config(config), max(1, len(options.devices))
-    found = footprint(part, needs, copies, devices)
+    estimate = footprint(part, needs, copies, devices)
     contexts = options.variant_set(config).contexts
     if options.kv_pool is None or not contexts:
-        return found
-    stored = replace(part, num_hidden_layers=part.num_hidden_layers * devices)  # LoadedModel.stored
-    pages = pages_for(stored, options.kv_pool, 0, None)
-    return replace(found, kv_pool=pool_bytes(stored, pages) + gathered_bytes(stored, contexts))
+        return estimate
+    kv_config = replace(part, num_hidden_layers=part.num_hidden_layers * devices)  # LoadedModel.stored
+    pages = pages_for(kv_config, options.kv_pool, 0, None)
+    return replace(estimate, kv_pool=pool_bytes(kv_config, pages) + gathered_bytes(kv_config, contexts))
 
 
 def gathered_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
-    """What windows of many requests take at most, each context once."""
+    """Maximum bytes of the gathered caches of many requests, each context once."""
     return sum(gathered_contexts(contexts)) * page_bytes(config) // PAGE_SIZE
 
 
 def require(
     needed: int, purpose: str, remedies: Sequence[str], parts: str = "", already_allocated: int = 0
 ) -> None:
-    """Raises TooLittleMemoryError where this process could not be given `needed` bytes for `what`.
+    """Raises TooLittleMemoryError if this process cannot get `needed` bytes for `purpose`.
 
-    ways: what could be done about it, beside ending other programs. held: bytes of `needed` that it has.
+    remedies: what the user can do, beside ending other programs. already_allocated: bytes of `needed` that
+    the process has.
     """
     available = _with_held(already_allocated)
     if available is None or needed <= available or CHECK_MEMORY.get() == "0":
@@ -224,7 +231,7 @@ def _with_held(held: int) -> int | None:
 
 
 def _smaller(config: ModelConfig, options: RuntimeOptions, copies: int) -> Sequence[str]:
-    """The largest of what is less, fits, and holds the prompt, as an advice."""
+    """Advice for the largest smaller setting that fits and holds the prompt."""
     for less, advice in _less(config, options):
         needed = _footprint(config, options, less, copies)
         if needed.total <= (_with_held(needed.already_allocated) or 0):
@@ -233,10 +240,11 @@ def _smaller(config: ModelConfig, options: RuntimeOptions, copies: int) -> Seque
 
 
 def _less(config: ModelConfig, options: RuntimeOptions) -> Iterator[tuple[SessionNeeds, str]]:
-    """Halves of a prompt length; or fewer variants, the largest context left out first, and its most rows."""
-    blocks, least = options.variant_set(config), max(1, options.prompt_tokens)
+    """Smaller settings: half the prompt length; or fewer variants, without the largest context first, and
+    without its most rows."""
+    blocks, min_tokens = options.variant_set(config), max(1, options.prompt_tokens)
     length = blocks.seq_len
-    while length > SEQ_LEN_STEP and round_up_seq_len(length // 2) >= least:
+    while length > SEQ_LEN_STEP and round_up_seq_len(length // 2) >= min_tokens:
         length = round_up_seq_len(length // 2)
         positions = min(length + ANSWER_TOKENS, config.context)
         yield (
@@ -244,7 +252,7 @@ def _less(config: ModelConfig, options: RuntimeOptions) -> Iterator[tuple[Sessio
             f"compile for at most {length} tokens with --seq-len (SEQ_LEN)",
         )
     variants = sorted(blocks.variants, key=lambda one: (one.context, one.rows)) if options.variants else []
-    while len(variants) > 1 and variants[-2].context >= least:
+    while len(variants) > 1 and variants[-2].context >= min_tokens:
         variants.pop()
         names = " ".join(f"{one.rows}x{one.context}" for one in variants)
         fewer = replace(blocks, variants=tuple(variants))

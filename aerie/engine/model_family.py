@@ -1,8 +1,8 @@
-"""What a family of models is: the data that tells its decoder from the others'.
+"""Model families: the data that distinguishes the decoders of models.
 
-All families share one decoder: RMSNorm, grouped-query attention with RoPE, SwiGLU, residuals. What differs is
-data, and a file of `families/` holds it: what config.json calls the family, the entries that may be absent,
-which tensors a layer has. Whether there is a bias or a norm more follows from the tensors.
+All families share one decoder: RMSNorm, grouped-query attention with RoPE, SwiGLU, residuals. The differences
+are data in a file of `families/`: the family's name in config.json, defaults of entries, and the tensors of a
+layer. The tensors show whether there are biases or further norms.
 """
 
 from __future__ import annotations
@@ -21,30 +21,30 @@ LAYER_TENSORS = {
     "w_up": "mlp.up_proj.weight",
     "w_down": "mlp.down_proj.weight",
 }
-"""What a layer of every family has: the checkpoint's words by the names that the programs' arguments have."""
+"""The tensors of a layer of every family: names in the checkpoint by the names of the programs' arguments."""
 
 QKV_BIAS = {"bq": "self_attn.q_proj.bias", "bk": "self_attn.k_proj.bias", "bv": "self_attn.v_proj.bias"}
 """Vectors added to queries, keys and values."""
 
 QK_NORM = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
-"""Weights of an RMSNorm over each head of queries and of keys, before RoPE."""
+"""Weights of an RMSNorm over each head of queries and keys, before RoPE."""
 
 FUSED = {
     ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
     ("bq", "bk", "bv"): ("self_attn.qkv_proj.bias", "self_attn.attn_qkv.bias"),
     ("w_gate", "w_up"): ("mlp.gate_up_proj.weight", "mlp.ffn_gate_up.weight"),
 }
-"""Tensors that may lie in a file as one, one below the other in this order, and what that one is called."""
+"""Tensors that a file may store as one, one below the other in this order, and that tensor's name."""
 
 
 @dataclass(frozen=True)
 class DiffusionConfig:
-    """How a model fills its text in block by block. Blocks are aligned to position 0: that of a position is
-    `position // block_size`.
+    """Block diffusion of a model. Blocks are aligned to position 0: a position is in block `position //
+    block_size`.
 
-    block_size: tokens of a block, as the model was trained. mask_token_id: what stands where no token is
-    chosen yet. shifted: logits at a position say the token at the next one. sub_block: tokens of the parts of
-    a block that are filled one after another; None where a block is filled as a whole.
+    block_size: tokens of a block, as the model was trained. mask_token_id: the token of positions without a
+    token. shifted: logits at a position predict the token at the next one. sub_block: tokens of the parts of
+    a block that are filled one after another; None means one part.
     """
 
     block_size: int
@@ -55,11 +55,11 @@ class DiffusionConfig:
 
 @dataclass(frozen=True)
 class FamilyDiffusion:
-    """What a family of block diffusion says of its blocks; `diffusion.py` reads the rest from a checkpoint.
+    """Block diffusion of a family; `diffusion.py` reads the rest from a checkpoint.
 
-    size_entry: the entry of config.json that says how many tokens a block has. size: as many where it does
-    not. mask_token: the tokenizer's text of the mask token, looked up where config.json has no
-    `mask_token_id`. shifted, sub_block: as DiffusionConfig.
+    size_entry: the entry of config.json with the block size. size: the default. mask_token: the tokenizer's
+    text of the mask token, used if config.json has no `mask_token_id`. shifted, sub_block: as
+    DiffusionConfig.
     """
 
     size_entry: str
@@ -69,21 +69,20 @@ class FamilyDiffusion:
     sub_block: int | None = None
 
     def with_mask_token(self, mask_token_id: int) -> DiffusionConfig:
-        """Blocks of the family's own size."""
+        """The config with the family's default block size."""
         return DiffusionConfig(self.size, mask_token_id, self.shifted, self.sub_block)
 
 
 @dataclass(frozen=True)
 class ModelFamily:
-    """A family, and what transformers takes for entries that its config.json lacks.
+    """A family, and transformers' defaults for entries that its config.json may lack.
 
-    model_type, architecture: what config.json calls it; `architecture` is the class of transformers that
-    computes the same layers. published_as: what config.json calls that class, where the model comes with code
-    of its own. positions, sliding_window: in tokens. kv_heads: None for as many as there are query heads.
-    head_dim: None for hidden_size / num_attention_heads. window_is_optional: the window counts only where
+    model_type, architecture: its names in config.json; `architecture` is the class of transformers with the
+    same layers. published_as: the class in config.json, if the model comes with its own code.
+    default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim: None
+    means hidden_size / num_attention_heads. window_is_optional: the window applies only if
     `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers` name. tensors:
-    of a layer, as LAYER_TENSORS. diffusion: of a family of block diffusion. examples: published sizes, for
-    messages.
+    of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion. published_sizes: for messages.
     """
 
     model_type: str
@@ -101,7 +100,7 @@ class ModelFamily:
 
     @property
     def name(self) -> str:
-        """What `architectures` of config.json says."""
+        """The name in `architectures` of config.json."""
         return self.published_as or self.architecture
 
     @property
