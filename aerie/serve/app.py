@@ -19,6 +19,7 @@ from starlette.types import ASGIApp, Lifespan
 
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import CountTokensRequest, MessagesRequest, MessagesWriter
+from aerie.serve.api_docs import add_docs_routes, add_rerank_refusal
 from aerie.serve.chat_fields import ChatRequest, TemplateRequest, TokenizeRequest
 from aerie.serve.common_fields import CompletionRequest, DetokenizeRequest
 from aerie.serve.embeddings import EmbeddingsRequest, MeanPooler, to_response
@@ -34,9 +35,10 @@ from aerie.serve.info_routes import add_info_routes
 from aerie.serve.llama_cpp import LlamaCppRequest, complete
 from aerie.serve.model_middleware import LoadedService, ModelMiddleware, NamedService
 from aerie.serve.models import ModelManager
+from aerie.serve.ollama import add_ollama_routes
 from aerie.serve.openai_format import ChatWriter, CompletionWriter, EchoedPrompt
 from aerie.serve.preprocess import check_ids, encode_chat, max_countable_tokens, output_requests
-from aerie.serve.prompt_scoring import pool_prompts, score_prompts
+from aerie.serve.prompt_scoring import encode_prompts, pool_prompts, score_prompts
 from aerie.serve.request_body import BodyMiddleware, ParsedBodyRoute
 from aerie.serve.request_guard import Guard, GuardedApp
 from aerie.serve.response_store import ResponseStore, StoreDependency, add_store_routes
@@ -83,12 +85,15 @@ def _app_with_routes(lifespan: Lifespan[FastAPI] | None = None) -> FastAPI:
     app.router.route_class = ParsedBodyRoute
     _add_errors(app)
     add_info_routes(app)
+    add_docs_routes(app)
     _add_texts(app)
     _add_answers(app)
     _add_other_apis(app)
     add_store_routes(app)
     _add_native(app)
+    add_ollama_routes(app)
     _add_embeddings(app)
+    add_rerank_refusal(app)
     _add_slots(app)
     return app
 
@@ -187,7 +192,7 @@ def _add_answers(app: FastAPI) -> None:
     @app.post("/v1/completions")
     async def completions(body: CompletionRequest, request: Request, service: LoadedService) -> Response:
         opened = service.require_loaded()
-        prompts = await _encode_prompts(service, body.prompts, "prompt")
+        prompts = await encode_prompts(service, body.prompts, "prompt")
         grammar = await service.grammar(opened, body.structured_output)
         requests = output_requests(
             opened, body, prompts, body.max_new_tokens, service.limits.time_limit_s, grammar
@@ -208,27 +213,6 @@ async def _encode_prediction(service: ModelService, text: str, most: int) -> Seq
 def _encode_continuation(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
     """The token ids of a text that follows other text."""
     return tokenizer.encode(text, special=False, most=most)
-
-
-async def _encode_prompts(
-    service: ModelService, prompts: Sequence[str | list[int]], param: str
-) -> list[list[int]]:
-    """Encode texts, and check the token ids of a client. Raises ApiError."""
-    opened = service.require_loaded()
-    for prompt in prompts:
-        if isinstance(prompt, list):
-            check_ids(opened, prompt, param)
-    most = opened.session.model.positions
-    return [
-        prompt
-        if isinstance(prompt, list)
-        else await service.run_with_tokenizer(partial(_encode, prompt, most))
-        for prompt in prompts
-    ]
-
-
-def _encode(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
-    return tokenizer.encode(text, most=most)
 
 
 async def _echoes(
@@ -336,7 +320,7 @@ def _add_embeddings(app: FastAPI) -> None:
     async def embeddings(
         body: EmbeddingsRequest, request: Request, service: LoadedService
     ) -> Mapping[str, Any]:
-        prompts = await _encode_prompts(service, body.inputs, "input")
+        prompts = await encode_prompts(service, body.inputs, "input")
         vectors = await pool_prompts(service, request, prompts, [MeanPooler] * len(prompts))
         tokens = sum(map(len, prompts))
         request.state.request_log.prompt_tokens = tokens

@@ -7,7 +7,7 @@ value disables it. A null field is absent, at any depth, known or not.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
 from pydantic import (
@@ -64,6 +64,8 @@ class RequestFields(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True, protected_namespaces=())
     unsupported: ClassVar[UnsupportedFields] = {}
+    ignored: ClassVar[frozenset[str]] = frozenset()
+    """Fields that change no answer here; the response names those that a request sets (ignored_fields)."""
 
     @model_validator(mode="before")
     @classmethod
@@ -104,6 +106,26 @@ class OtherServerItem(ClientMessagePart):
     type: Text
 
 
+def ignored_fields(body: object) -> list[str]:
+    """The paths, without positions in lists, of what a request sets and the server ignores. A tool or an item
+    of another server is named by its type."""
+    return list(dict.fromkeys(_ignored(body, "")))
+
+
+def _ignored(value: object, path: str) -> Iterator[str]:
+    if isinstance(value, OtherServerItem):
+        yield f"{path} of type {value.type}"
+    elif isinstance(value, RequestFields):
+        for name in value.__class__.model_fields:
+            if name in value.model_fields_set:
+                inner_path = f"{path}.{name}" if path else name
+                is_ignored = name in value.ignored
+                yield from [inner_path] if is_ignored else _ignored(getattr(value, name), inner_path)
+    elif isinstance(value, list) and not (value and isinstance(value[0], int)):
+        for inner in value:
+            yield from _ignored(inner, path)
+
+
 class TextPart(ClientMessagePart):
     """A text of a message; other kinds, such as images, are refused. The other fields change no prompt."""
 
@@ -113,6 +135,7 @@ class TextPart(ClientMessagePart):
     logprobs: Any = None
     cache_control: Any = None
     parsed: Any = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("cache_control",))
 
 
 class RefusalPart(ClientMessagePart):
@@ -250,6 +273,12 @@ class IgnoredFields(RequestFields):
     cache_prompt: bool | None = None
     client_metadata: dict[str, Any] | None = None
     request_id: str | None = None
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("user", "metadata", "store", "service_tier", "safety_identifier", "prompt_cache_key"),
+            *("prompt_cache_retention", "cache_prompt", "client_metadata", "request_id"),
+        )
+    )
 
 
 def _check_max_tokens(value: int) -> int:

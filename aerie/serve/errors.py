@@ -71,9 +71,21 @@ class ApiError(HTTPException):
             "error": {"type": kind.get(self.status_code, self.kind), "message": self.message},
         }
 
+    @property
+    def ollama_body(self) -> dict[str, Any]:
+        """The body in Ollama's format."""
+        return {"error": self.message}
+
+
+def is_ollama(path: str) -> bool:
+    """Whether the address is one of Ollama's API."""
+    return path.startswith("/api/")
+
 
 def error_response(error: ApiError, path: str) -> JSONResponse:
     """The response for an error, in the format of the API at `path`."""
+    if is_ollama(path):
+        return JSONResponse(error.ollama_body, error.status_code, error.headers)
     body = error.anthropic_body if path.startswith("/v1/messages") else error.body
     return JSONResponse(body, error.status_code, error.headers)
 

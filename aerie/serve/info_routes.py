@@ -48,6 +48,7 @@ def _add_page(app: FastAPI, path: str, file: str) -> None:
     headers = {"Content-Security-Policy": f"{PAGE_CSP}; script-src 'sha256-{script_hash}'", **PAGE_HEADERS}
 
     @app.get(path)
+    @app.head(path, include_in_schema=False)
     async def shown() -> Response:
         return HTMLResponse(page, headers=headers)
 

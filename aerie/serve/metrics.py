@@ -37,12 +37,18 @@ class RequestLog:
     drafted: int = 0
     accepted: int = 0
     first_token_s: float | None = None
+    load_s: float = 0.0
+    """How long the request waited for its model to be loaded."""
     finish_reasons: list[str] = field(default_factory=list)
 
     def note_first_token(self) -> None:
         """Set first_token_s, at the first call only."""
         if self.first_token_s is None:
             self.first_token_s = time.perf_counter() - self.began_s
+
+    def note_loaded(self) -> None:
+        """Set load_s."""
+        self.load_s = time.perf_counter() - self.began_s
 
     def token_counts(self) -> dict[str, int]:
         """Token counts by the label `kind` of the metric."""

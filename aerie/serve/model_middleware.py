@@ -18,7 +18,7 @@ from starlette.routing import Match, Router
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aerie.serve.errors import ApiError
-from aerie.serve.event_stream import HEADERS, HEARTBEAT, error_event
+from aerie.serve.event_stream import HEADERS, error_event, stream_format
 from aerie.serve.models import ModelManager
 from aerie.serve.request_body import replay_body
 from aerie.serve.request_outputs import run_unless_disconnected
@@ -31,8 +31,10 @@ PATHS_WITHOUT_MODEL = (
     "/v1/unload",
     "/v1/conversations",
     "/v1/responses/resp_",
+    "/v1/rerank",
+    *(f"/api/{name}" for name in ("show", "pull", "push", "create", "copy", "delete")),
 )
-"""Paths with these prefixes need no loaded model: they manage models or stored responses."""
+"""Paths with these prefixes need no loaded model: they manage models or stored responses, or are refused."""
 
 
 class ModelMiddleware:
@@ -54,6 +56,7 @@ class ModelMiddleware:
         try:
             if service.opened is None:
                 await run_unless_disconnected(receive, self._wait_loaded(service, response))
+                scope["state"]["request_log"].note_loaded()
             await self._app(scope, replay_body(body, receive), response.send)
         except ApiError as error:
             await response.fail(error)
@@ -62,6 +65,8 @@ class ModelMiddleware:
 
     def _needs_model(self, scope: Scope) -> bool:
         if scope["method"] != "POST" or scope["path"].startswith(PATHS_WITHOUT_MODEL):
+            return False
+        if getattr(scope["state"].get("fields"), "needs_no_model", False):
             return False
         return any(route.matches(scope)[0] is Match.FULL for route in self._router.routes)
 
@@ -81,6 +86,7 @@ class StreamedResponse:
 
     def __init__(self, path: str, send: Send, streams: bool) -> None:
         self._path, self._send, self._streams = path, send, streams
+        self._format = stream_format(path)
         self._has_started = False
         self._status, self._refusal = 0, b""
 
@@ -89,11 +95,11 @@ class StreamedResponse:
         if not self._streams:
             return
         if not self._has_started:
-            headers = {"Content-Type": "text/event-stream; charset=utf-8", **HEADERS}
+            headers = {"Content-Type": f"{self._format.media_type}; charset=utf-8", **HEADERS}
             raw = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
             await self._send({"type": "http.response.start", "status": 200, "headers": raw})
             self._has_started = True
-        await self._write(HEARTBEAT, more=True)
+        await self._write(self._format.heartbeat, more=True)
 
     async def send(self, message: Message) -> None:
         """Forward a message of the app. An error response becomes the last event of a started stream."""
@@ -121,6 +127,8 @@ class StreamedResponse:
 def _parse_error(status: int, body: bytes) -> ApiError:
     """The ApiError in the body of an error response."""
     error = json.loads(body)["error"]
+    if isinstance(error, str):
+        return ApiError(status, error)
     return ApiError(status, error["message"], error.get("param"), error.get("code"))
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.runtime.memory import available_bytes, format_bytes
@@ -26,6 +26,8 @@ from aerie.serve.service import (
     TooLargeError,
 )
 
+LATEST: Final = ":latest"
+"""Ollama's tag of a name without one."""
 CHECK_INTERVAL_S = 1.0
 """Seconds between checks whether other programs have freed memory."""
 
@@ -111,13 +113,14 @@ class ModelManager:
                 service.drain()
 
     def find(self, name: str | None) -> ModelService:
-        """The model of this name or alias; the default model for None. Raises ApiError 404 if there is
-        none."""
+        """The model of this name or alias, with or without Ollama's tag for the only version; the default
+        model for None. Raises ApiError 404 if there is none."""
         if name is None:
             return self.default_model
-        for service in self.all.values():
-            if name in (service.name, *service.aliases):
-                return service
+        for known_as in (name, name.removesuffix(LATEST)):
+            for service in self.all.values():
+                if known_as in (service.name, *service.aliases):
+                    return service
         known = ", ".join(map(repr, self.all))
         are = "there is" if len(self.all) == 1 else "there are"
         raise ApiError(

@@ -21,7 +21,7 @@ from aerie.serve.service import ServerLimits
 
 ANY: Final = "*"
 LOCAL_NAMES: Final = "localhost, 127.0.0.0/8 and ::1"
-PAGE_PATHS: Final = ("/", "/npu")
+PAGE_PATHS: Final = ("/", "/npu", "/docs")
 """Pages that a link on another site may open: they contain no data."""
 OTHER_SITES: Final = ("cross-site", "same-site")
 """Values of Sec-Fetch-Site. Another port of this machine is another server, and counts as same-site."""

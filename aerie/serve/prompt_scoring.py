@@ -1,4 +1,4 @@
-"""Run prompts without generating: for embeddings and for the logprobs of prompt tokens.
+"""Encode prompts, and run them without generating: for embeddings and for the logprobs of prompt tokens.
 
 These are requests like others: they share engine steps, have the time limit of a request, wait in the queue,
 and are cancelled when the client disconnects.
@@ -16,9 +16,11 @@ from aerie.common.errors import UserError
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
+from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.common_fields import MAX_SCORED_TOKENS
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.output_processor import OutputRequest, Pooler, TokenLogprob, token_logprob, top_logprobs
+from aerie.serve.preprocess import check_ids
 from aerie.serve.request_outputs import run_unless_disconnected
 from aerie.serve.service import ModelService
 
@@ -39,6 +41,27 @@ class PromptLogprobs:
 
     def result(self) -> list[TokenLogprob]:
         return self._logprobs
+
+
+async def encode_prompts(
+    service: ModelService, prompts: Sequence[str | list[int]], param: str
+) -> list[list[int]]:
+    """Encode texts, and check the token ids of a client. Raises ApiError."""
+    opened = service.require_loaded()
+    for prompt in prompts:
+        if isinstance(prompt, list):
+            check_ids(opened, prompt, param)
+    most = opened.session.model.positions
+    return [
+        prompt
+        if isinstance(prompt, list)
+        else await service.run_with_tokenizer(partial(_encode, prompt, most))
+        for prompt in prompts
+    ]
+
+
+def _encode(text: str, most: int, tokenizer: Tokenizer) -> list[int]:
+    return tokenizer.encode(text, most=most)
 
 
 async def pool_prompts(

@@ -25,8 +25,9 @@ from aerie.serve.anthropic import MessagesRequest
 from aerie.serve.chat_fields import ChatInput, ChatRequest
 from aerie.serve.common_fields import CompletionRequest
 from aerie.serve.errors import ApiError, error_response
-from aerie.serve.event_stream import error_event
+from aerie.serve.event_stream import error_event, stream_format
 from aerie.serve.metrics import Metrics
+from aerie.serve.ollama_fields import OllamaChatRequest
 from aerie.serve.prefix_affinity import prefix_keys
 from aerie.serve.request_body import LARGE_BYTES, validate_fields
 from aerie.serve.request_outputs import run_unless_disconnected
@@ -50,6 +51,7 @@ CONVERSATIONS: Final[Mapping[str, TypeAdapter[Any]]] = {
     "/v1/chat/completions": TypeAdapter(ChatRequest),
     "/v1/responses": TypeAdapter(ResponsesRequest),
     "/v1/messages": TypeAdapter(MessagesRequest),
+    "/api/chat": TypeAdapter(OllamaChatRequest),
 }
 COMPLETIONS: Final = "/v1/completions"
 COMPLETION: Final = TypeAdapter(CompletionRequest)
@@ -170,7 +172,8 @@ class ForwardedResponse:
             return
         if message["type"] == "http.response.start":
             self._has_started = True
-            self._is_stream = (b"content-type", b"text/event-stream") in [
+            media_type = stream_format(self._scope["path"]).media_type.encode()
+            self._is_stream = (b"content-type", media_type) in [
                 (name, value.partition(b";")[0]) for name, value in map(tuple, message["headers"])
             ]
         else:

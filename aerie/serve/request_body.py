@@ -13,7 +13,7 @@ import contextvars
 import json
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final, NoReturn
 
@@ -23,6 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 from starlette.routing import Match
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from aerie.serve.common_fields import ignored_fields
 from aerie.serve.errors import ApiError, field_path, from_validation_errors
 from aerie.serve.request_outputs import run_unless_disconnected
 
@@ -218,24 +219,31 @@ class BodyMiddleware:
         if scope["type"] == "http" and (kind := self._model_for(scope)):
             body = (await receive())["body"]  # complete: the guard has read it
             if body:
-                scope["state"]["fields"] = await self._read(kind, body, receive)
+                fields, ignored = await self._read(kind, body, receive)
+                scope["state"] |= {"fields": fields, "ignored": ignored}
             receive = replay_body(body, receive)
         await self._app(scope, receive, send)
 
     def _model_for(self, scope: Scope) -> TypeAdapter[Any] | None:
         return next((kind for route, kind in self._models if route.matches(scope)[0] is Match.FULL), None)
 
-    async def _read(self, kind: TypeAdapter[Any], body: bytes, receive: Receive) -> Any:
+    async def _read(self, kind: TypeAdapter[Any], body: bytes, receive: Receive) -> tuple[Any, Sequence[str]]:
         is_large = len(body) > LARGE_BYTES or _count_values(body) > LARGE_VALUES
         IS_LARGE.set(is_large)
         return (
             await run_unless_disconnected(receive, self._validate_in_thread(kind, body))
             if is_large
-            else validate_fields(kind, body)
+            else _fields_and_ignored(kind, body)
         )
 
-    async def _validate_in_thread(self, kind: TypeAdapter[Any], body: bytes) -> Any:
-        return await asyncio.get_running_loop().run_in_executor(self._thread, validate_fields, kind, body)
+    async def _validate_in_thread(self, kind: TypeAdapter[Any], body: bytes) -> tuple[Any, Sequence[str]]:
+        return await asyncio.get_running_loop().run_in_executor(self._thread, _fields_and_ignored, kind, body)
+
+
+def _fields_and_ignored(kind: TypeAdapter[Any], body: bytes) -> tuple[Any, Sequence[str]]:
+    """The fields of a request, and the paths of those that are ignored. Raises ApiError 400."""
+    fields = validate_fields(kind, body)
+    return fields, ignored_fields(fields)
 
 
 def replay_body(body: bytes, receive: Receive) -> Receive:

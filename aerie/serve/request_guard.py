@@ -12,16 +12,16 @@ from starlette.datastructures import Headers
 from starlette.routing import compile_path
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from aerie.serve.errors import ApiError, error_response, internal_error
+from aerie.serve.errors import ApiError, error_response, internal_error, is_ollama
 from aerie.serve.metrics import Metrics, RequestLog
-from aerie.serve.origins import check_origin
+from aerie.serve.origins import PAGE_PATHS, check_origin
 from aerie.serve.request_body import check_values, replay_body
 from aerie.serve.request_outputs import CLIENT_CLOSED_REQUEST
 from aerie.serve.service import ServerLimits
 
-JSON = "application/json"
+JSON, FORM = "application/json", "application/x-www-form-urlencoded"
 LOG = logging.getLogger("aerie.serve")
-PUBLIC_PATHS = ("/", "/npu", "/health")
+PUBLIC_PATHS = (*PAGE_PATHS, "/openapi.json", "/health")
 """Paths that need no API key: pages without data, and the health check."""
 UNLOGGED_PATHS = ("/health", "/metrics")
 """Paths that monitoring polls. They are logged at debug level only."""
@@ -30,7 +30,8 @@ ALIASES = {
     "/v1/health": "/health",
     "/completions": "/completion",
     **{f"/{name}": f"/v1/{name}" for name in ("chat/completions", "chat/completions/input_tokens")},
-    **{f"/{name}": f"/v1/{name}" for name in ("responses", "embeddings")},
+    **{f"/{name}": f"/v1/{name}" for name in ("responses", "embeddings", "rerank")},
+    **dict.fromkeys(("/reranking", "/v1/reranking"), "/v1/rerank"),
 }
 """llama.cpp's names of addresses."""
 LEMONADE_PREFIX = "/api"
@@ -96,7 +97,7 @@ class Guard:
         self._check(scope["path"], scope["method"], headers)
         body = await self._body(receive, headers)
         await check_values(body)
-        await self._app(scope, replay_body(body, receive), send)
+        await self._app(_typed(scope, headers), replay_body(body, receive), send)
 
     def _metrics_path(self, path: str) -> str:
         """The route of a path, or `other`."""
@@ -115,7 +116,7 @@ class Guard:
         check_origin(self._service.limits, method, path, headers)
         if self._service.limits.api_key is not None and path not in PUBLIC_PATHS:
             self._check_key(headers)
-        _check_content_type(method, headers)
+        _check_content_type(method, path, headers)
 
     def _check_key(self, headers: Headers) -> None:
         """Raise ApiError 401 if the key is wrong. Every wrong key takes the same time."""
@@ -168,10 +169,12 @@ def _canonical(path: str) -> str:
     return ALIASES.get(path, f"/v1{path}" if path.startswith(PATHS_ALSO_WITHOUT_V1) else path)
 
 
-def _check_content_type(method: str, headers: Headers) -> None:
-    """Raise ApiError 415 unless the body is plain JSON in UTF-8. A missing type means JSON."""
+def _check_content_type(method: str, path: str, headers: Headers) -> None:
+    """Raise ApiError 415 unless the body is plain JSON in UTF-8. No type means JSON, and so does curl's
+    default (_is_from_curl)."""
     kind, _, more = headers.get("content-type", JSON).partition(";")
-    if method == "POST" and kind.strip().lower() != JSON:
+    is_json = kind.strip().lower() == JSON or _is_from_curl(path, headers)
+    if method == "POST" and not is_json:
         raise ApiError(415, f"Content-Type is {kind.strip()[:80]!r}; send {JSON}")
     charset = more.lower().partition("charset=")[2].partition(";")[0].strip().strip('"')
     if charset not in ("", "utf-8", "utf8", "us-ascii"):
@@ -179,6 +182,21 @@ def _check_content_type(method: str, headers: Headers) -> None:
     coding = headers.get("content-encoding", "identity").strip().lower()
     if coding not in ("", "identity"):
         raise ApiError(415, f"Content-Encoding is {coding[:80]!r}; send the body as it is, without any")
+
+
+def _is_from_curl(path: str, headers: Headers) -> bool:
+    """Whether the type is that of `curl -d` without a header, as Ollama's documentation has it, at one of its
+    addresses. The form of a page has the same type, and a header that a browser adds."""
+    from_browser = any(name in headers for name in ("origin", "referer", "sec-fetch-site"))
+    return is_ollama(path) and headers.get("content-type", "").lower() == FORM and not from_browser
+
+
+def _typed(scope: Scope, headers: Headers) -> Scope:
+    """The scope whose header says that the body is JSON, as _check_content_type found."""
+    if not _is_from_curl(scope["path"], headers):
+        return scope
+    others = [(name, value) for name, value in scope["headers"] if name != b"content-type"]
+    return {**scope, "headers": [*others, (b"content-type", JSON.encode())]}
 
 
 def _too_large(size: int, limit: int) -> ApiError:

@@ -15,49 +15,7 @@ from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
 from aerie.serve import app as serving
-
-DOES = {
-    "/": "The chat page.",
-    "/npu": "The page of the virtual NPU.",
-    "/npu/programs": "The programs that are compiled, and the tiles of the device.",
-    "/npu/programs/{name}": "POST runs a program and counts what moved; GET gives the last result.",
-    "/npu/trace/{name}": "The trace of that run, for Perfetto.",
-    "/npu/request": "The last request: its forward passes, and which programs ran in each.",
-    "/npu/request/moved/{name}": "What tiles and channels moved in all runs of one of its programs.",
-    "/npu/request/trace": "Its forward passes as a trace, for Perfetto.",
-    "/health": "200 when the first model is loaded; 503 while it is loading, and while the server stops.",
-    "/metrics": "Counts and times for Prometheus.",
-    "/props": "The model's name, backend, context and chat template.",
-    "/slots": "The slots: which are in use, by how many tokens.",
-    "/slots/{slot}": "`?action=save`, `restore` or `erase`: what the KV pool has of a slot.",
-    "/tokenize": "Token ids of a text or of messages.",
-    "/detokenize": "The text of token ids.",
-    "/apply-template": "The text that the chat template makes of messages.",
-    "/completion": "llama.cpp's API: continues a prompt as it stands, control tokens included.",
-    "/models/load": "Begins to load a model.",
-    "/models/unload": "Unloads a model; 409 while requests are under way.",
-    "/v1/load": "As `/models/load`, with Lemonade's fields; waits until it is done.",
-    "/v1/unload": "As `/models/unload`, with Lemonade's fields.",
-    "/v1/stats": "Tokens and times of the last request, with Lemonade's fields.",
-    "/v1/models": "The models and their status.",
-    "/v1/models/{name:path}": "One model.",
-    "/v1/chat/completions": "An answer to messages, whole or as a stream.",
-    "/v1/chat/completions/input_tokens": "How many tokens such a request has.",
-    "/v1/completions": "What follows a text or token ids.",
-    "/v1/embeddings": "The mean of the last hidden states of each text, of length 1.",
-    "/v1/responses": "OpenAI's newer API, whole or as events.",
-    "/v1/responses/input_tokens": "How many tokens such a request has.",
-    "/v1/responses/{name}": "A response that is kept; DELETE forgets it.",
-    "/v1/responses/{name}/input_items": "All items that came before its own.",
-    "/v1/responses/{name}/cancel": "Refused: responses in the background are not built.",
-    "/v1/conversations": "Makes a conversation.",
-    "/v1/conversations/{name}": "A conversation: read, change, delete.",
-    "/v1/conversations/{name}/items": "Its items: list, add.",
-    "/v1/conversations/{name}/items/{item}": "One item: read, delete.",
-    "/v1/messages": "Anthropic's API, whole or as events.",
-    "/v1/messages/count_tokens": "How many tokens such a request has.",
-}
-"""What is done at each address."""
+from aerie.serve.api_docs import ADDRESSES as DOES
 
 MEANS = {
     "model": "the model's name; left out: the first",
@@ -179,9 +137,9 @@ def type_of(annotation: Any) -> str:
 
 def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     """(name, type, default, meaning) of the fields that ask for something; the others stand apart."""
-    unbuilt = getattr(model, "unbuilt", {})
+    unsupported = getattr(model, "unsupported", {})
     for name, info in model.model_fields.items():
-        if name not in unbuilt:
+        if name not in unsupported:
             yield code(_name(name, info)), type_of(info.annotation), _default(info), _meaning(name)
 
 
@@ -206,12 +164,12 @@ def _default(info: FieldInfo) -> str:
 
 def refused(model: type[BaseModel]) -> str:
     """Fields that are taken only with the values that ask for nothing."""
-    unbuilt = getattr(model, "unbuilt", {})
-    if not unbuilt:
+    unsupported = getattr(model, "unsupported", {})
+    if not unsupported:
         return ""
     rows = [
         (code(name), ", ".join(code(json.dumps(each)) for each in values) or "none", why)
-        for name, (values, why) in unbuilt.items()
+        for name, (values, why) in unsupported.items()
     ]
     return "These are refused unless their value asks for nothing:\n\n" + table(
         ("field", "taken values", "why"), rows
