@@ -20,7 +20,7 @@ from aerie.engine.grammar import BLANKS, Grammar, GrammarCompiler, GrammarError,
 from aerie.engine.grammar_process import CompiledGrammar
 from aerie.engine.tool_calls import ToolCallFormat, Tools, ToolsError
 
-MOST_CALLS: Final = 16
+MAX_CALLS: Final = 16
 """Maximum calls of an answer: a model that was not trained for calls might not stop."""
 SPACE: Final = r"[ \n]?"
 """Between the parts of a call. If more were allowed, untrained models would generate blanks."""
@@ -50,7 +50,7 @@ def tool_call_grammar(
     start = _start(tools, form, grammars, answer is not None)
     by_name = {tool.name: each for tool, each in zip(tools.tools, arguments, strict=True)}
     calls = _calls(tools, form, grammars, [by_name[tool.name] for tool in tools.callable])
-    lines = (*start, *calls, *_said(tools, form, grammars, answer_grammar))
+    lines = (*start, *calls, *_text_rules(tools, form, grammars, answer_grammar))
     notes = [f"{name}: {note}" for name, each in by_name.items() for note in each.notes]
     return grammars.recompile("\n".join(lines), (*notes, *(answer_grammar.notes if answer_grammar else ())))
 
@@ -82,7 +82,7 @@ def _start(tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, is_jso
     alternatives = ["said", *(["calls"] if form.is_bare else [])]
     if is_json:
         alternatives.append(f"{trigger} calls")
-    elif form.trigger in grammars.whole_tokens:
+    elif form.trigger in grammars.special_tokens:
         alternatives.append(f"said {trigger} calls")
     elif not form.is_bare:
         alternatives.append("said begun calls")
@@ -95,7 +95,7 @@ def _calls(
 ) -> Iterator[str]:
     callable_tools, more = tools.callable, ""
     if form.between is not None and tools.parallel:
-        more = f"({_spelled(form.between, grammars)} call){{0,{MOST_CALLS - 1}}}"
+        more = f"({_spelled(form.between, grammars)} call){{0,{MAX_CALLS - 1}}}"
     yield f"calls: {_spelled(form.opening, grammars)} call {more} {_spelled(form.closing, grammars)}"
     yield f"call: {' | '.join(f'call_{number}' for number in range(len(callable_tools)))}"
     for number, (tool, compiled) in enumerate(zip(callable_tools, arguments, strict=True)):
@@ -104,7 +104,7 @@ def _calls(
     yield f"TAIL: /{SPACE}\\}}/"
 
 
-def _said(
+def _text_rules(
     tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, answer: CompiledGrammar | None
 ) -> Iterator[str]:
     """An answer without calls, or the text before calls: no text that would be parsed as a call."""
@@ -113,7 +113,10 @@ def _said(
     if answer is not None:
         yield f"said: %json {answer.schema}"
         return
-    others = {*grammars.whole_tokens.values()} - {*grammars.eos_ids, grammars.whole_tokens.get(form.trigger)}
+    others = {*grammars.special_tokens.values()} - {
+        *grammars.eos_ids,
+        grammars.special_tokens.get(form.trigger),
+    }
     ids = ",".join(str(each) for each in sorted(each for each in others if each is not None))
     yield "said: FIRST?" + f" (<[{ids}]> TEXT?)*" * bool(ids)
     text = f"/(?s:.+)/ & ~/{ANYTHING}{_regex(form.trigger)}{ANYTHING}/" if form.trigger else "/(?s:.+)/"
@@ -128,12 +131,12 @@ def _regex(text: str) -> str:
 
 def _spelled(text: str, grammars: GrammarCompiler) -> str:
     """A text of a format as a grammar: its tokens, letters, and blanks, whose number may differ."""
-    tokens = [token for token in grammars.whole_tokens if token in text]
+    tokens = [token for token in grammars.special_tokens if token in text]
     pieces = re.split("|".join(["(\\s+)", *(f"({re.escape(token)})" for token in tokens)]), text)
     return " ".join(_piece(piece, grammars) for piece in pieces if piece)
 
 
 def _piece(piece: str, grammars: GrammarCompiler) -> str:
-    if (token := grammars.whole_tokens.get(piece)) is not None:
+    if (token := grammars.special_tokens.get(piece)) is not None:
         return f"<[{token}]>"
     return f"/{SPACE}/" if piece.isspace() else json.dumps(piece)

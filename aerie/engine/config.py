@@ -20,11 +20,11 @@ SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens
 DEFAULT_SEQ_LEN = 2048  # default prefill length of any other, in tokens
 
 # Several times those of any published model; a config with more is damaged, and nothing is made by it.
-MOST_LAYERS = 1000
-MOST_WIDTH = 1 << 20
-MOST_HEADS = 1 << 14
-MOST_TOKENS = 1 << 24
-MOST_POSITIONS = 1 << 30
+MAX_LAYERS = 1000
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 14
+MAX_TOKENS = 1 << 24
+MAX_POSITIONS = 1 << 30
 
 
 LIMITS = {
@@ -134,19 +134,19 @@ def load_config(folder: Path) -> ModelConfig:
     path = folder / "config.json"
     config = ConfigReader(path, read_json(path))
     family = check_supported(config)
-    heads = config.positive_int("num_attention_heads", most=MOST_HEADS)
-    hidden = config.positive_int("hidden_size", most=MOST_WIDTH)
+    heads = config.positive_int("num_attention_heads", most=MAX_HEADS)
+    hidden = config.positive_int("hidden_size", most=MAX_WIDTH)
     head_dim = _head_dim(config, family.head_dim or max(1, hidden // heads))
-    layers = config.positive_int("num_hidden_layers", most=MOST_LAYERS)
+    layers = config.positive_int("num_hidden_layers", most=MAX_LAYERS)
     positions = config.positive_int(
-        "max_position_embeddings", default=family.default_positions, most=MOST_POSITIONS
+        "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, head_dim, positions)
     rope = _rope(config)
     return ModelConfig(
-        vocab_size=config.positive_int("vocab_size", most=MOST_TOKENS),
+        vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
         hidden_size=hidden,
-        intermediate_size=config.positive_int("intermediate_size", most=MOST_WIDTH),
+        intermediate_size=config.positive_int("intermediate_size", most=MAX_WIDTH),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, family, heads),
@@ -179,7 +179,7 @@ def _draft_mask_id(config: ConfigReader) -> int | None:
 
 
 def _head_dim(config: ConfigReader, default: int) -> int:
-    head_dim = config.positive_int("head_dim", default, most=MOST_WIDTH)
+    head_dim = config.positive_int("head_dim", default, most=MAX_WIDTH)
     if head_dim % 2:
         raise ConfigError(f"{config.path}: head_dim is {head_dim}; RoPE turns pairs, so it must be even")
     return head_dim

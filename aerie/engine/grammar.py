@@ -26,7 +26,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.grammar_process import (
     BLANKS,
-    MOST_TEXT,
+    MAX_TEXT,
     CompiledGrammar,
     GrammarError,
     GrammarInterruptedError,
@@ -48,11 +48,11 @@ Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 Made = TypeVar("Made")
 
 WORD_BITS = 32
-MOST_READ, MOST_REFUSED, MOST_MADE = 2**24, 2**22, 8
+MAX_COMPILED_CHARACTERS, MAX_REFUSED_CHARACTERS, MAX_MATCHERS = 2**24, 2**22, 8
 """Characters of the forms whose reading is kept, and of those whose refusal is, each form counted with
-OF_EACH more; and how many forms are kept made: a matcher has up to some tens of MB."""
-OF_EACH = 1000
-MOST_COPIES = 32
+CHARACTERS_PER_GRAMMAR more; and how many forms are kept made: a matcher has up to some tens of MB."""
+CHARACTERS_PER_GRAMMAR = 1000
+MAX_COPIES = 32
 """Maximum copies of a cached matcher. All copies add to its states, whose number is limited."""
 CPU_S, TOKEN_CPU_S = 0.5, 0.005
 """CPU seconds for the grammar of an answer: in total, plus for each token."""
@@ -86,10 +86,13 @@ class GrammarCompiler:
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
         self._read, self._made = (
-            _Kept[GrammarSource, CompiledGrammar](MOST_READ, _characters),
-            _Kept[str, _Matcher](MOST_MADE),
+            _LimitedCache[GrammarSource, CompiledGrammar](MAX_COMPILED_CHARACTERS, _characters),
+            _LimitedCache[str, _Matcher](MAX_MATCHERS),
         )
-        self._refused, self._turn = _Kept[GrammarSource, str](MOST_REFUSED, _characters), threading.Lock()
+        self._refused, self._compile_lock = (
+            _LimitedCache[GrammarSource, str](MAX_REFUSED_CHARACTERS, _characters),
+            threading.Lock(),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +104,7 @@ class GrammarCompiler:
         return self._config.eos_token_ids
 
     @cached_property
-    def whole_tokens(self) -> Mapping[str, int]:
+    def special_tokens(self) -> Mapping[str, int]:
         """Tokens that are no text of a grammar, by name: special tokens, and tokens such as <name>."""
         is_whole = self.vocabulary.is_special_token
         return {text: token for text, token in self._tokenizer.added_tokens().items() if is_whole(token)}
@@ -157,8 +160,8 @@ class GrammarCompiler:
         check_length(source)
         result = self._known(source)
         if result is None:
-            with self._turn:  # whoever waited for the same form finds it here
-                result = self._known(source) or self._read_now(source)
+            with self._compile_lock:  # whoever waited for the same form finds it here
+                result = self._known(source) or self._compile_now(source)
         if isinstance(result, str):
             raise GrammarError(result)
         return result
@@ -167,7 +170,7 @@ class GrammarCompiler:
         """The cached compile result: a grammar, or the error."""
         return self._read.known(source) or self._refused.known(source)
 
-    def _read_now(self, source: GrammarSource) -> CompiledGrammar | str:
+    def _compile_now(self, source: GrammarSource) -> CompiledGrammar | str:
         try:
             return self._read.keep(source, self._process.read(source))
         except GrammarInterruptedError:
@@ -179,7 +182,7 @@ class GrammarCompiler:
         compiled = self.compile(source)
         cached = self._made.of(compiled.text, lambda: _Matcher(self.vocabulary, compiled.text))
         cached.copies += 1
-        if cached.copies > MOST_COPIES:
+        if cached.copies > MAX_COPIES:
             self._made.drop(compiled.text)
         return Grammar(compiled.text, self, cached.matcher, (*notes, *compiled.notes))
 
@@ -198,7 +201,7 @@ class _Matcher:
 Key = TypeVar("Key")
 
 
-class _Kept(dict[Key, Made]):
+class _LimitedCache(dict[Key, Made]):
     """A cache of the last results, limited by their total size. Any thread may use it."""
 
     def __init__(self, most: int, size: Callable[[Key, Made], int] = lambda _, __: 1) -> None:
@@ -236,7 +239,7 @@ class _Kept(dict[Key, Made]):
 
 def _characters(source: GrammarSource, result: CompiledGrammar | str) -> int:
     size = len(result) if isinstance(result, str) else len(result.text) + len(result.schema)
-    return len(source.text) + size + OF_EACH
+    return len(source.text) + size + CHARACTERS_PER_GRAMMAR
 
 
 def schema_text(schema: Schema) -> str:
@@ -257,8 +260,8 @@ def _check_size(schema: Any) -> None:
     while remaining:
         part = remaining.pop()
         size += 2 + (len(part) if isinstance(part, str) else 0)
-        if size > MOST_TEXT:
-            raise grammar_refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
+        if size > MAX_TEXT:
+            raise grammar_refused("schema", f"it has more than {MAX_TEXT} characters, which is the limit")
         if isinstance(part, Mapping):
             remaining += (*part.keys(), *part.values())
         elif isinstance(part, list | tuple):
@@ -316,7 +319,8 @@ class GrammarMatcher:
         self._check()
         if consumed < len(new):
             raise UserError(
-                f"token {new[consumed]}, the answer's number {same + consumed + 1}, is not of the form that was "
+                f"token {new[consumed]}, the answer's number {same + consumed + 1}, does not match the "
+                "grammar that was "
                 "asked for; an answer that was begun without a form cannot go on with one"
             )
 

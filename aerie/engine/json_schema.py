@@ -39,7 +39,7 @@ ONE: Final = (
 LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords with subschemas: one, a list, or by name."""
-MOST_COUNT: Final = 10**9
+MAX_COUNT: Final = 10**9
 """No answer has this number of parts. A larger limit is dropped."""
 COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LOWS: Final = ("minimum", "exclusiveMinimum")
@@ -100,7 +100,7 @@ def schema_nodes(root: Any) -> Iterator[Node]:
             yield node
             remaining += children(node)
             if isinstance(node.get("$ref"), str):
-                remaining += _found(root, node["$ref"])
+                remaining += _referenced(root, node["$ref"])
 
 
 def children(node: Node) -> Iterator[Any]:
@@ -114,7 +114,7 @@ def children(node: Node) -> Iterator[Any]:
             yield from node[name].values()
 
 
-def _found(root: Any, reference: str) -> list[Any]:
+def _referenced(root: Any, reference: str) -> list[Any]:
     try:
         return [resolve_reference(root, reference)]
     except (LookupError, TypeError, ValueError):
@@ -129,7 +129,7 @@ def normalize_numbers(root: Any) -> None:
             value = node.get(name)
             if isinstance(value, Decimal) and value == value.to_integral_value():
                 node[name] = int(value)
-            if name.startswith("max") and is_number(value) and value > MOST_COUNT:
+            if name.startswith("max") and is_number(value) and value > MAX_COUNT:
                 del node[name]
         for keyword in ("const", "enum"):
             if keyword in node:
@@ -265,7 +265,7 @@ def _left_out(node: Node, remedy: str | None) -> Iterable[str]:
 
 
 def _leads(root: Any, reference: str) -> bool:
-    return bool(_found(root, reference)) or (reference.startswith("#") and "/" not in reference)
+    return bool(_referenced(root, reference)) or (reference.startswith("#") and "/" not in reference)
 
 
 def dropped_keywords(warning: str) -> list[str]:

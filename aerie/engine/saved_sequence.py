@@ -92,13 +92,14 @@ def save_sequence(
 
 
 def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
-    """A sequence with the pages that the pool has of these tokens, from the first on. In the model's thread;
-    its `release`, or the pool's `leave` in any thread, lets go of them. UserError where there are none."""
+    """A sequence with the cached pages of these tokens, from the first on. Model thread only. Release it with
+    `release`, or with the pool's `release_later` from any thread. Raises UserError if no page is cached."""
     sequence = PagedSequence(pool)
     if not sequence.match_prefix((*tokens, 0)):  # the last token is none that is looked for
         raise UserError(
-            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE_SIZE}: whole pages alone are kept, "
-            "until others need the room; ask for the answer again, then save"
+            f"the KV pool has no cached page of these {len(tokens)} tokens: it caches full pages of "
+            f"{PAGE_SIZE} "
+            "tokens, and evicts them when it is full; request the answer again, then save"
         )
     return sequence
 
@@ -141,15 +142,15 @@ def restore_sequence(
     except BaseException:
         sequence.release()
         raise
-    sequence.advance(file.token_ids[: file.in_blocks])
-    sequence.advance(file.token_ids[file.in_blocks :], reusable=False)
-    sequence.dropped_tokens = file.dropped
+    sequence.advance(file.token_ids[: file.reusable_length])
+    sequence.advance(file.token_ids[file.reusable_length :], reusable=False)
+    sequence.dropped_tokens = file.dropped_tokens
     return sequence, answer
 
 
 class SequenceFile:
-    """The file of a sequence: its arrays, each read when it is asked for, its tokens, and counts of them as a
-    sequence has. UserError as restore_sequence, and for what nobody saves so, whose checksum is right."""
+    """A file of a sequence: its arrays, each read at its first use, its tokens, and its counts of them.
+    Raises UserError as restore_sequence, and for malformed content with a right checksum."""
 
     def __init__(self, path: Path, provenance: Provenance) -> None:
         self._path = path
@@ -164,11 +165,12 @@ class SequenceFile:
         if dtype != "I64" or len(shape) != 1:
             raise self._wrong(TOKENS, dtype, shape, "I64 of one dimension")
         self.token_ids: list[int] = self.arrays[TOKENS].tolist()
-        self.in_blocks, self.dropped = (self._count(name) for name in COUNTS)
-        if min(self.token_ids, default=0) < 0 or self.in_blocks > len(self.token_ids):
+        self.reusable_length, self.dropped_tokens = (self._count(name) for name in COUNTS)
+        if min(self.token_ids, default=0) < 0 or self.reusable_length > len(self.token_ids):
             raise UserError(
-                f"{path} counts {self.in_blocks} of {len(self.token_ids)} tokens, of which none is below 0; "
-                "nobody saves so: name a file that was saved"
+                f"{path} counts {self.reusable_length} of {len(self.token_ids)} tokens, of which none may "
+                "be below 0; "
+                "it is malformed: name a file that was saved"
             )
 
     def check(self, names: ArraysByName) -> None:
@@ -186,7 +188,7 @@ class SequenceFile:
             return _parse_answer(answer, grammars) if answer else None
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{self._path} has an answer that nobody saves so ({error}); name a file that was saved"
+                f"{self._path} has a malformed answer ({error}); name a file that was saved"
             ) from None
 
     def fill(self, sequence: PagedSequence, count: int) -> None:
@@ -201,7 +203,8 @@ class SequenceFile:
         text = self._about.get(name, "")
         if not (text.isascii() and text.isdecimal() and len(text) < 12):
             raise UserError(
-                f"{self._path} has {text[:40]!r} as {name}, which is no count of tokens; name a file that "
+                f"{self._path} has {text[:40]!r} as {name}, which is not a number of tokens; name a file "
+                "that "
                 "was saved"
             )
         return int(text)
@@ -219,7 +222,7 @@ class PagesFile:
 
     def __init__(self, path: Path, provenance: Provenance) -> None:
         self._file = SequenceFile(path, provenance)
-        count = 0 if self._file.dropped else self._file.in_blocks // PAGE_SIZE * PAGE_SIZE
+        count = 0 if self._file.dropped_tokens else self._file.reusable_length // PAGE_SIZE * PAGE_SIZE
         if not count:
             raise UserError(f"{path} has no whole page of {PAGE_SIZE} tokens; give the prompt again")
         self.token_ids = self._file.token_ids[:count]
@@ -261,7 +264,8 @@ def _bits(pool: PagePool) -> Arrays:
 
 
 def write_arrays(path: Path, arrays: ArraysByName, about: Provenance) -> None:
-    """Write a file of arrays and metadata. Raises UserError if that is not possible; the old file stays then."""
+    """Write a file of arrays and metadata. Raises UserError if that is not possible; the old file stays
+    then."""
     about = {**about, "format": FORMAT}
     header = _header(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
 

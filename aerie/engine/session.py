@@ -160,7 +160,7 @@ class Session:
         last = self._last_sequence()
         if not last or not last.answer:
             raise UserError(
-                "there is no answer to go on with: none was made yet, one is under way, or the programs are "
+                "there is no answer to continue: none was generated yet, one is running, or the programs are "
                 "those of seq_len, which keep none; ask for one"
             )
         answer = last.answer
@@ -202,8 +202,9 @@ class Session:
             return ""
         model, pool = self.requests.model, self.requests.pool
         return (
-            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} for what is put "
-            f"aside, {format_bytes(pool.nbytes)}, and windows on them of up to "
+            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} "
+            "for swap space, "
+            f"{format_bytes(pool.nbytes)}, and gathered caches of up to "
             f"{format_bytes(gathered_bytes(model.kv_config, model.variant_set.contexts))}"
         )
 
@@ -272,7 +273,8 @@ class Session:
         last = self._last_sequence()
         if not last:
             raise UserError(
-                "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
+                "there is no sequence to save: no answer was generated yet, one is running, or the "
+                "programs are "
                 "those of --seq-len (SEQ_LEN), which keep none"
             )
         save_sequence(last.sequence, last.answer, path, self.provenance(self.model))

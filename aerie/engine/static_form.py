@@ -234,11 +234,11 @@ def _queries_and_new_rows(
         split = made.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
         return _norm(config, split, layer[f"{of}_norm"]) if f"{of}_norm" in layer else split
 
-    keys = _turned(heads("k"), rope_rows)
-    return _turned(heads("q"), rope_rows), np.stack([keys, heads("v")])
+    keys = _apply_rope(heads("k"), rope_rows)
+    return _apply_rope(heads("q"), rope_rows), np.stack([keys, heads("v")])
 
 
-def _turned(heads: F32Array, rope_rows: F32Array) -> F32Array:
+def _apply_rope(heads: F32Array, rope_rows: F32Array) -> F32Array:
     """RoPE: pairs are elements i and i + head_dim / 2, as in `numerics.turned`."""
     half = heads.shape[-1] // 2
     cos, sin = rope_rows[:, None, :, :half], rope_rows[:, None, :, half:]

@@ -21,7 +21,13 @@ from aerie.common.errors import UserError
 from aerie.engine import grammar_emptiness, schema_emptiness
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.grammar import MOST_REFUSED, GrammarCompiler, GrammarError, _characters, _Kept
+from aerie.engine.grammar import (
+    MAX_REFUSED_CHARACTERS,
+    GrammarCompiler,
+    GrammarError,
+    _characters,
+    _LimitedCache,
+)
 from aerie.engine.grammar_process import (
     CompiledGrammar,
     GrammarInterruptedError,
@@ -166,11 +172,11 @@ def test_refusals_that_are_kept_have_a_size(counted: tuple[GrammarCompiler, Coun
     fresh.compile(GrammarSource("regex", "a"))
     assert process.asked == ["a", *(wanted.text for wanted in forms)]
     assert 10 < len(fresh._refused) < 40
-    assert sum(map(_characters, fresh._refused, fresh._refused.values())) <= MOST_REFUSED
+    assert sum(map(_characters, fresh._refused, fresh._refused.values())) <= MAX_REFUSED_CHARACTERS
 
 
 def test_what_is_kept_has_a_size() -> None:
-    kept, draws = _Kept[int, int](100, lambda _, size: size), random.Random(0)
+    kept, draws = _LimitedCache[int, int](100, lambda _, size: size), random.Random(0)
     for _ in range(2000):
         size = draws.randrange(1, 40)
         kept.of(draws.randrange(20), lambda size=size: size)  # type: ignore[misc]

@@ -555,8 +555,8 @@ def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
 
 
 def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
-    """By the rows of each step: beside answers at least MIN_PREFILL_ONLY_ROWS of it, and a newcomer's first token comes
-    with the step after the one under way."""
+    """By the rows of each step: beside answers at least MIN_PREFILL_ONLY_ROWS of it, and a newcomer's first
+    token comes with the step after the one under way."""
     scheduler = demo.scheduler(60)
     reads = [
         scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, hidden_only=True) for _ in range(9)

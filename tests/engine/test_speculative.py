@@ -217,7 +217,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
             model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
         guide = ChunkedLLM(model, decode="guide")
         asked = guide.register("What is the capital of France?")
-        with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
+        with pytest.raises(UserError, match=r"drafts cannot be used with decode='guide' \(DECODE\)"):
             guide.generate_from_chunks([asked], draft="lookup")
         with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
             guide.generate_from_chunks([asked], num_beams=4)
@@ -380,7 +380,7 @@ def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
     costly = partial(
         SpeculativeStrategy, drafter=Knowing(3, [5] * NEW, 0), length=AdaptiveDraftLength(draft_cost=0.02)
     )
-    with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
+    with pytest.raises(UserError, match=r"drafts cannot be used with decode='guide' \(DECODE\)"):
         scheduler_of(session).add_request([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
 
 
