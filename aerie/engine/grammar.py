@@ -309,13 +309,13 @@ class GrammarMatcher:
 
     def _follow(self, token_ids: Sequence[int]) -> None:
         """Roll back tokens that the answer does not have, and consume the new ones."""
-        token_ids_ = [int(token) for token in token_ids]
-        same = _same(self._taken, token_ids_)
+        ids = [int(token) for token in token_ids]
+        same = _same(self._taken, ids)
         if same < len(self._taken):
             self._matcher.rollback(len(self._taken) - same)
-        new = token_ids_[same:]
+        new = ids[same:]
         consumed = self._matcher.try_consume_tokens(new)
-        self._taken = token_ids_[: same + consumed]
+        self._taken = ids[: same + consumed]
         self._check()
         if consumed < len(new):
             raise UserError(

@@ -250,7 +250,7 @@ REMEDIES: Final = {
 def drop_after_error(root: Any, error: str) -> str | None:
     """Drop, in place, what an error of llguidance is about. Returns its name; None if the schema itself is
     wrong."""
-    remedy = next((remedy_ for message, remedy_ in REMEDIES.items() if message in error), None)
+    remedy = next((dropped for message, dropped in REMEDIES.items() if message in error), None)
     for node in schema_nodes(root):
         for name in _left_out(node, remedy):
             node.pop(name, None)

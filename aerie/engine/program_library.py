@@ -128,8 +128,8 @@ class RuntimeOptions:
 
 def variant_set_for(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> VariantSet:
     """These variants, or the model's default. Raises UserError if none has several rows."""
-    variants_ = parse_variants(variants) if variants else default_variants(config.context)
-    with_rows = tuple(one for one in variants_ if one.rows > 1)
+    chosen = parse_variants(variants) if variants else default_variants(config.context)
+    with_rows = tuple(one for one in chosen if one.rows > 1)
     if not with_rows:
         raise UserError(
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "

@@ -158,9 +158,9 @@ class Sampler:
 
         Both use one random generator, so `state` and `restore` of either are those of both.
         """
-        copy_ = copy.copy(self)
-        object.__setattr__(copy_, "_excluded", token)
-        return copy_
+        other = copy.copy(self)
+        object.__setattr__(other, "_excluded", token)
+        return other
 
     @property
     def greedy(self) -> bool:
@@ -266,14 +266,14 @@ class Sampler:
         for token, bias in self.logit_bias.items():
             scores[token] += np.float32(bias)
         if self.repetition_penalty != 1:
-            token_ids_, penalty = (
+            penalised_ids, penalty = (
                 np.unique([*prompt_ids, *token_ids]).astype(np.intp),
                 self.repetition_penalty,
             )
             with np.errstate(over="ignore"):
-                scores_ = scores[token_ids_]
-                scores[token_ids_] = np.clip(
-                    np.where(scores_ < 0, scores_ * penalty, scores_ / penalty), *FLOAT32_RANGE
+                penalised = scores[penalised_ids]
+                scores[penalised_ids] = np.clip(
+                    np.where(penalised < 0, penalised * penalty, penalised / penalty), *FLOAT32_RANGE
                 )
         output_ids, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
         scores[output_ids] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)

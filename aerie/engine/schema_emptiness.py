@@ -49,10 +49,10 @@ class _SchemaSets:
 
     def of(self, schemas: Iterable[Any]) -> set[SchemaSet]:
         """The sets for schemas that apply together."""
-        schemas_ = [*schemas]
-        nodes_ = [each for each in schemas_ if isinstance(each, dict)]
-        self._find(nodes_)
-        return set() if False in schemas_ else _all_of([self.sets[id(each)] for each in nodes_])
+        together = [*schemas]
+        objects = [each for each in together if isinstance(each, dict)]
+        self._find(objects)
+        return set() if False in together else _all_of([self.sets[id(each)] for each in objects])
 
     def _find(self, schemas: list[Node]) -> None:
         new: list[Node] = []

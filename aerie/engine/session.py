@@ -493,7 +493,7 @@ def _assemble(
                     pass
 
     config, first = checkpoint.config, devices[0]
-    model_ = build_model(
+    whole = build_model(
         checkpoint,
         first.by_name,
         first.cache,
@@ -504,9 +504,9 @@ def _assemble(
         context_end=options.context_end_policy(config),
     )
     if options.world_size == 1:
-        filled = [FilledModel(model_, checkpoint.weights)]
-        return model_, filled
-    shared = _split_over_devices(model_, options, devices)
+        filled = [FilledModel(whole, checkpoint.weights)]
+        return whole, filled
+    shared = _split_over_devices(whole, options, devices)
     parts = shared.devices.parts if shared.devices else ()
     filled = [
         FilledModel(part, RankWeights(checkpoint.weights, config, part.group.rank, options.world_size))
@@ -524,9 +524,9 @@ def _split_over_devices(
     if group.world_size > 1:
         return split_over_devices(model, part, devices, [group], [f"rank {group.rank} of {group.world_size}"])
     names = [f"device {device}" for device in options.devices]
-    thread_group_ = thread_group(names)
-    groups = [thread_group_.member(rank) for rank in range(len(names))]
-    return split_over_devices(model, part, devices, groups, names, thread_group_.reset)
+    ranks = thread_group(names)
+    groups = [ranks.member(rank) for rank in range(len(names))]
+    return split_over_devices(model, part, devices, groups, names, ranks.reset)
 
 
 def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Reporter) -> None:
