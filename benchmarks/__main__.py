@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--machine",
         action="store_true",
-        help="only say what machine this is and what it can do at most, in seconds",
+        help="only print the machine and its peak rates, in seconds",
     )
     parser.add_argument("--show", action="store_true", help="only print what was measured before, by set")
     parser.set_defaults(command=measure)

@@ -167,14 +167,14 @@ def _loaded(process: subprocess.Popen[bytes], log: Path) -> int:
         if (code := process.poll()) is not None:
             last = log_text.strip().rpartition("\n")[2] or "nothing"
             raise UserError(
-                f"the server ended with exit code {code} before its model was loaded; it said: {last} "
+                f"the server ended with exit code {code} before its model was loaded; it printed: {last} "
                 f"(all of it: {log})"
             )
         match = re.search(r"at http://127\.0\.0\.1:(\d+);", log_text)
         if match and _has_loaded(int(match[1])):
             return int(match[1])
         time.sleep(0.05)
-    raise UserError(f"the server has not loaded its model in {READY_S:g} s; what it said: {log}")
+    raise UserError(f"the server has not loaded its model in {READY_S:g} s; its output: {log}")
 
 
 def _has_loaded(port: int) -> bool:

@@ -25,7 +25,7 @@ from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.variants import CONTEXTS
-from aerie.verify.reference import Reference, check_memory_beside
+from aerie.verify.reference import Reference, check_memory_with_reference
 
 LAYERS = 2
 """Two layers show what one layer passes to the next."""
@@ -77,7 +77,7 @@ def open_random_model(
     """
     with random_checkpoint(random_model_config(config), report) as checkpoint:
         needs = session_needs(checkpoint.config, options)
-        check_memory_beside(checkpoint.config, needs, options.backend.access.copies_per_buffer)
+        check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
         session = prepare_runtime(checkpoint, options, report)
         try:
             yield session, Reference.open(checkpoint.folder)

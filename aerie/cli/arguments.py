@@ -148,8 +148,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq-len",
         type=int_at_least(1),
-        help="compile six programs for prompts of up to so many tokens, in place of those of variants; a "
-        "longer prompt is refused",
+        help=(
+            "compile six programs for prompts of up to this many tokens instead of the variants; a "
+            "longer prompt is refused"
+        ),
     )
 
 
@@ -170,7 +172,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="auto",
-        help="auto, virtual or npu; auto takes the NPU where there is one (default: %(default)s)",
+        help="auto, virtual or npu; auto uses the NPU if there is one (default: %(default)s)",
     )
     parser.add_argument(
         "--numerics",
@@ -180,7 +182,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        help=f"where compiled programs are kept (default: programs in {CACHE_FOLDER_HELP})",
+        help=f"folder of the compiled programs (default: programs in {CACHE_FOLDER_HELP})",
     )
 
 
@@ -211,9 +213,11 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
-        help="guess what comes next and try several tokens in a pass: lookup, by what the text said before, "
-        "or a smaller model with the same tokenizer, as --model names one; no token changes (default: no "
-        "guesses)",
+        help=(
+            "propose draft tokens and check several in one pass: lookup (copies from the text so "
+            "far), or a smaller model with the same tokenizer, named as for --model; no output token "
+            "changes (default: no drafts)"
+        ),
     )
 
 
@@ -243,7 +247,7 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--block-size",
         type=int_at_least(1),
-        help="tokens of a block, where it is to be another than the model was trained with",
+        help="tokens of a diffusion block (default: as the model was trained)",
     )
 
 
@@ -253,7 +257,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt-file", metavar="FILE", help="read the text to answer from a file")
     add_system(parser)
     parser.add_argument(
-        "--raw", action="store_true", help="continue the text as it is, without the chat template"
+        "--raw", action="store_true", help="continue the text unchanged, without the chat template"
     )
     parser.add_argument(
         "--control-tokens",
@@ -274,8 +278,10 @@ def add_template(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a value that the model's chat template asks for, as enable_thinking=false: JSON, or else text; "
-        "several times",
+        help=(
+            "a variable of the model's chat template, such as enable_thinking=false: JSON, or else "
+            "text; repeatable"
+        ),
     )
 
 
@@ -312,7 +318,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--top-p",
         type=finite_float,
         default=1.0,
-        help="draw from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
+        help="sample from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
     )
     parser.add_argument(
         "--min-p",
@@ -320,7 +326,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="draw from tokens at least p times as likely as the likeliest; 0: all (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int_at_least(0), help="makes drawing repeatable (default: none)")
+    parser.add_argument(
+        "--seed", type=int_at_least(0), help="seed of the sampling, for repeatable answers (default: none)"
+    )
     _add_penalties(parser)
 
 
@@ -329,7 +337,7 @@ def _add_penalties(parser: argparse.ArgumentParser) -> None:
         "--repetition-penalty",
         type=finite_float,
         default=1.0,
-        help="makes every token of prompt and answer less likely, the more the larger; 1: none (default: "
+        help="makes the tokens of prompt and answer less likely; larger values more so; 1: off (default: "
         "%(default)s)",
     )
     parser.add_argument(
@@ -369,7 +377,7 @@ def _add_structured_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json-schema",
         metavar="FILE",
-        help="a JSON schema: the answer is JSON that it describes (default: none)",
+        help="a JSON schema that the answer must match (default: none)",
     )
 
 

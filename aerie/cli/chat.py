@@ -199,9 +199,7 @@ class Chat:
         if not conversation.turns:
             raise UserError("There is nothing to save yet.")
         if path.exists() and not is_ours:
-            raise UserError(
-                f"{path} is there already, and stays as it is; name another file, or remove it first"
-            )
+            raise UserError(f"{path} exists and is not overwritten; name another file, or remove it first")
         save(conversation, path)
         self._file = path
         replaced = ", in place of what was there" if is_ours else ""

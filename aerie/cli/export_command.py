@@ -14,7 +14,6 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aerie import rooms
-from aerie.cli.cache_command import format_exact_bytes
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
@@ -22,6 +21,7 @@ from aerie.engine.families import FAMILIES
 from aerie.engine.reporter import Reporter
 from aerie.engine.static_form import static_sizes, weight_sources
 from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes, plan_static_step
+from aerie.runtime.memory import format_file_bytes
 
 DONE = 0
 MAX_LEN = 512
@@ -36,7 +36,7 @@ def add_export(count: Callable[[str], int], parser: argparse.ArgumentParser) -> 
         required=True,
         help="a checkpoint folder of a block diffusion model, or a Hugging Face id",
     )
-    parser.add_argument("--layers", type=count, help="only the first so many layers (default: all)")
+    parser.add_argument("--layers", type=count, help="export only the first N layers (default: all)")
     parser.add_argument("--batch", type=count, default=1, help="sequences of a call (default: %(default)s)")
     parser.add_argument(
         "--max-len",
@@ -88,7 +88,7 @@ def export(arguments: argparse.Namespace) -> int:
 def _cache_note(sizes: StaticSizes) -> str:
     layers, kinds, batch, heads, positions, head_dim = sizes.kv_cache
     return (
-        f"kv_cache and updated_cache take {format_exact_bytes(sizes.cache_bytes())} each: {layers} layers x "
+        f"kv_cache and updated_cache take {format_file_bytes(sizes.cache_bytes())} each: {layers} layers x "
         f"{kinds} (keys "
         f"and values) x {batch} sequences x {heads} heads x {positions} positions x {head_dim} elements x 2 "
         "bytes"

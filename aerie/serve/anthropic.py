@@ -220,7 +220,7 @@ class CountTokensRequest(RequestFields):
     cache_control: Any = None
     mcp_servers: Any = None
     unsupported: ClassVar[UnsupportedFields] = {
-        "mcp_servers": ([[]], "servers of tools are not asked; give their tools"),
+        "mcp_servers": ([[]], "Aerie does not connect to tool servers; send their tools in the field tools"),
     }
 
     @property

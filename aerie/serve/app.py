@@ -306,7 +306,7 @@ def _add_slots(app: FastAPI) -> None:
         slots_json = service.worker.slots.to_json(opened.session.model.positions)
         if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in slots_json):
             raise ApiError(
-                503, f"all {len(slots_json)} slots are in use; ask again", code="no_slot", retry_after=1
+                503, f"all {len(slots_json)} slots are in use; try again", code="no_slot", retry_after=1
             )
         return slots_json
 

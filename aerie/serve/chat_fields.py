@@ -257,7 +257,7 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
         "function_call": ((), f"{OLDER}: write tool_choice"),
         "modalities": ([["text"]], "answers are text"),
         "audio": ((), "answers are text"),
-        "verbosity": (["medium"], "no model here is told how much to say"),
+        "verbosity": (["medium"], "no model here takes a verbosity"),
     }
 
     @model_validator(mode="after")

@@ -78,7 +78,7 @@ def error_response(error: ApiError, path: str) -> JSONResponse:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-INTERNAL_MESSAGE: Final = "the server failed in this request, and goes on; its log says why"
+INTERNAL_MESSAGE: Final = "the server failed in this request and continues to run; its log has the reason"
 
 
 def internal_error() -> ApiError:

@@ -41,8 +41,8 @@ def check_ids(opened: OpenedModel, ids: Iterable[int], param: str) -> None:
     if (invalid := next((token for token in ids if not 0 <= token < size), None)) is not None:
         raise ApiError(
             400,
-            f"{param} has {invalid}, and the model's tokens are 0 to {size - 1}; give ids of its own "
-            "tokenizer, as POST /tokenize tells them, or a text",
+            f"{param} has {invalid}, and the model's tokens are 0 to {size - 1}; send ids of its "
+            "own tokenizer, from POST /tokenize, or a text",
             param,
             "invalid_value",
         )
@@ -93,7 +93,7 @@ def compile_output_constraints(
     if not chat.tools:
         return compile_structured_output(grammars, output) if output else None, None
     if output and output.schema is None:
-        raise ToolsError(f"tools and {output.param} were given, and go not together; give one", output.param)
+        raise ToolsError(f"tools and {output.param} are given and exclude each other; give one", output.param)
     if output:
         compile_structured_output(grammars, output)
     tool_calls = tool_call_spec(chat.tools, tokenizer)
@@ -117,8 +117,7 @@ def output_requests(
     if settings.num_logprobs is not None and opened.session.model.config.diffusion is not None:
         raise ApiError(
             400,
-            "logprobs are of models that say one token after the other, and this one fills in blocks of "
-            "masks; leave it out",
+            "logprobs need an autoregressive model, and this model is a block diffusion model; leave it out",
             "logprobs",
             "invalid_value",
         )
@@ -180,7 +179,7 @@ def _draft_source(
         return None
     if answer and opened.session.model.config.diffusion is not None:
         raise UserError(
-            "prediction is for models that say one token after the other, and this one fills in blocks of "
-            "masks; leave it out"
+            "prediction needs an autoregressive model, and this model is a block diffusion "
+            "model; leave it out"
         )
     return prediction_source(prompt, answer) if answer else settings.draft or opened.draft

@@ -40,7 +40,7 @@ SendToReplica = Callable[[Scope, bytes, Sequence[bytes]], AsyncGenerator[Message
 """Sends a scope, a body and prefix keys to a replica, and yields the messages of the response."""
 REPLICA_LOST = ApiError(
     503,
-    "the replica that made this answer ended; ask again, another takes it",
+    "the replica that generated this answer ended; send the request again to get another replica",
     code="replica_lost",
     retry_after=1,
 )
@@ -136,7 +136,7 @@ class ReplicaProxy:
             await response.fail(
                 ApiError(
                     429,
-                    f"every replica has as many requests as it takes, and {queue} wait; ask again in 1 s",
+                    f"every replica has as many requests as it takes, and {queue} wait; try again in 1 s",
                     code="queue_full",
                     retry_after=1,
                 )

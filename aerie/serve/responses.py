@@ -126,15 +126,13 @@ class ResponsesRequest(RequestFields):
         """Everything else that can be included belongs to calls and reasoning, which responses here do not
         have."""
         if include and "message.output_text.logprobs" in include:
-            raise ValueError("logprobs are not told here; take /v1/chat/completions, or leave it out")
+            raise ValueError("this API has no logprobs; use /v1/chat/completions, or leave it out")
         return include
 
     @model_validator(mode="after")
     def _check_one_history(self) -> Self:
         if self.previous_response_id is not None and self.conversation is not None:
-            raise ValueError(
-                "previous_response_id and conversation both say what came before; give one of them"
-            )
+            raise ValueError("previous_response_id and conversation exclude each other; give one of them")
         return self
 
     @property

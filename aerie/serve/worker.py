@@ -277,7 +277,7 @@ class ModelThread:
         except Exception as error:
             self._on_loop(partial(_fail, result, error))
         except BaseException:  # a panic of a library would end the event loop
-            LOG.exception("what was asked of the model failed")
+            LOG.exception("an operation of the model failed")
             self._on_loop(partial(_fail, result, internal_error()))
 
     def _end(self) -> None:
@@ -337,7 +337,7 @@ def _notify(deltas: list[tuple[Job, OutputDelta]]) -> None:
             try:
                 job.on_delta(delta)
             except Exception:
-                LOG.exception("a piece of an answer could not be told")
+                LOG.exception("a part of an answer could not be sent")
 
 
 def _resolve(future: asyncio.Future[Result], value: Result) -> None:
@@ -351,7 +351,9 @@ def _fail(future: asyncio.Future[Result], error: Exception) -> None:
 
 
 def _unloaded_error() -> ApiError:
-    return ApiError(503, "the model was unloaded meanwhile; ask again", code="unloaded", retry_after=1)
+    return ApiError(
+        503, "the model was unloaded in the meantime; send the request again", code="unloaded", retry_after=1
+    )
 
 
 def _wake() -> None:

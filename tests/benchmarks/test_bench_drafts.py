@@ -1,4 +1,4 @@
-"""Texts that are replayed to measure guesses: what they are, and that they are said to the token."""
+"""Texts that are replayed to measure drafts: their content, and that each answer has exactly their tokens."""
 
 import pytest
 

@@ -81,8 +81,8 @@ def times_plain(
         time += cost(sum(len(due.tokens) for due in tried), costs)
         for (_, strategy), due in zip(every, tried, strict=True):
             strategy.update(due, [0] * due.logits_count)  # type: ignore[list-item]
-    said = sum(len(one.token_ids) - 1 for one in making)
-    return said / time / (len(names) / cost(len(names), costs))
+    tokens = sum(len(one.token_ids) - 1 for one in making)
+    return tokens / time / (len(names) / cost(len(names), costs))
 
 
 def _said(name: str, start: float) -> Said:

@@ -131,8 +131,8 @@ def test_pictures_are_those_of_their_script(tools: None) -> None:
 
 def test_the_fields_of_a_family() -> None:
     page = DOCS / "how-to" / "add-a-model-family.md"
-    told = [name for row in table(page, "field", "what it is") for name in row[0].split(", ")]
-    assert told == [field.name for field in dataclasses.fields(ModelFamily)]
+    names = [name for row in table(page, "field", "what it is") for name in row[0].split(", ")]
+    assert names == [field.name for field in dataclasses.fields(ModelFamily)]
     assert FAMILIES["qwen3"].qk_norm
 
 

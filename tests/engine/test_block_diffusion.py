@@ -98,13 +98,13 @@ def ask(
     scheduler: Scheduler,
     session: Session,
     prompt: Sequence[int],
-    told: Told,
+    chooser: Told,
     sampler: Sampler,
     count: int = NEW,
 ) -> Request:
     blocks = session.model.config.diffusion
     assert blocks
-    maker = partial(BlockDiffusionStrategy, diffusion=blocks, choose=told)
+    maker = partial(BlockDiffusionStrategy, diffusion=blocks, choose=chooser)
     return scheduler.add_request(prompt, count, sampler, strategy=maker)
 
 
@@ -128,14 +128,14 @@ def prompt_of(count: int, seed: int = 5) -> list[int]:
 
 def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, Told]:
     sampler = drawn(session)
-    told, scheduler = teller(session, sampler, **rule), scheduler_of(session)
-    request = ask(scheduler, session, prompt, told, sampler)
+    chooser, scheduler = teller(session, sampler, **rule), scheduler_of(session)
+    request = ask(scheduler, session, prompt, chooser, sampler)
     finish(scheduler, [request])
-    return request, told
+    return request, chooser
 
 
 def made_anew(
-    session: Session, prompt: Sequence[int], request: Request, told: Told
+    session: Session, prompt: Sequence[int], request: Request, chooser: Told
 ) -> list[tuple[bytes, ...]]:
     """The logits of every pass, by one pass over all tokens before the block, and the block as it was."""
     blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
@@ -143,14 +143,14 @@ def made_anew(
     assert isinstance(request.strategy, BlockDiffusionStrategy)
     size, found = blocks.block_size, list[tuple[bytes, ...]]()
     final = [*prompt]
-    said = {one.position: one.token for one in request.strategy.trajectory}
+    by_position = {one.position: one.token for one in request.strategy.trajectory}
     block: dict[int, int] = {}
-    for one in told.passes:
+    for one in chooser.passes:
         if not block:
             start = len(final) // size * size
             block = dict(enumerate(final[start:], start))
             if blocks.shifted and start == len(final):
-                block[start] = said[start]
+                block[start] = by_position[start]
         ids = [*final[:start], *(block.get(start + at, blocks.mask_token_id) for at in range(size))]
         (rows,) = scheduler.forward([ids], [size])
         found.append(tuple(np.asarray(rows[at - blocks.shifted]).tobytes() for at in one.positions))
@@ -166,9 +166,9 @@ def test_every_pass_has_the_logits_of_one_pass_over_all_it_sees(
     session: Session, count: int, rule: str
 ) -> None:
     prompt = prompt_of(count)
-    request, told = alone(session, prompt, name=rule, threshold=0.002)
+    request, chooser = alone(session, prompt, name=rule, threshold=0.002)
     assert (len(request.token_ids), request.finish_reason) == (NEW, FinishReason.LENGTH)
-    assert [one.bits for one in told.passes] == made_anew(session, prompt, request, told)
+    assert [one.bits for one in chooser.passes] == made_anew(session, prompt, request, chooser)
     blocks = session.model.config.diffusion
     assert blocks
     assert blocks.mask_token_id not in request.token_ids
@@ -191,13 +191,13 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
         urgent = scheduler.add_request(prompt_of(60, 9), 4, Sampler(), priority=1)
         finish(scheduler, [*requests, urgent])
         assert [one.token_ids for one in requests] == [one.token_ids for one, _ in wanted]
-        assert [one.passes for one in tellers] == [told.passes for _, told in wanted]
+        assert [one.passes for one in tellers] == [chooser.passes for _, chooser in wanted]
         assert bool(scheduler.stats.preemptions) == (pages < 24)
 
 
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
-    wanted, told = alone(session, prompt)
+    wanted, chooser = alone(session, prompt)
     for place in ("executor.logits_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
@@ -217,7 +217,7 @@ def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, 
         finish(scheduler, [request])
         assert broken > 1, place
         assert request.token_ids == wanted.token_ids, place
-        assert again.passes == told.passes, place
+        assert again.passes == chooser.passes, place
 
 
 def test_positions_of_a_block_see_each_other_and_none_after_it(session: Session) -> None:
@@ -314,11 +314,11 @@ def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
     checkpoint = open_checkpoint(folder)
     large = replace(config_of("a2d-qwen2"), diffusion=replace(config_of("sdar").diffusion, block_size=64))
-    for change, said in (
+    for change, message in (
         ({"seq_len": 128}, "in this model's blocks positions see each other: leave it out"),
         ({"context_end": "shift"}, "which drops tokens one by one, and this model fills in blocks"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             prepare_runtime(checkpoint, replace(options, **change), Reporter())
     with pytest.raises(UserError, match="has 64 tokens, and the largest variant takes 32"):
         replace(options, variants="8,32x512").variant_set(large)
@@ -362,13 +362,13 @@ def test_blocks_of_another_size_are_warned_of(folder: Any) -> None:
 def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["run", "--model", str(folder), "--prompt", "Hello", "--n-tokens", "8", "--rule", "sequential"]
     assert main([*asked, "--steps", "2", "--json"]) == 0
-    told = capsys.readouterr()
-    record = json.loads(told.out)
+    output = capsys.readouterr()
+    record = json.loads(output.out)
     assert (len(record["token_ids"]), record["finish_reason"]) == (8, "length")
     assert record["passes"]["blocks"] == record["passes"]["committed"] + 1
     assert (
         f"tokens a pass ({record['passes']['passes']} passes, {record['passes']['blocks']} blocks)"
-        in told.err
+        in output.err
     )
     for flags, message in (
         (["--rule", "loudest"], "rule is 'loudest'; give one of sequential, low_confidence_static"),
@@ -379,9 +379,9 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
         (["--seq-len", "64"], "in this model's blocks positions see each other: leave it out"),
     ):
         assert main([*asked, *flags]) == 2
-        told = capsys.readouterr()
-        assert message in told.err
-        assert (told.out, told.err.count("\n")) == ("", 1)
+        output = capsys.readouterr()
+        assert message in output.err
+        assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 def test_manners_of_a_model_of_blocks() -> None:

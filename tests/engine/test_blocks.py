@@ -81,22 +81,27 @@ def test_one_block(blocks, whole):
 
 @pytest.mark.parametrize("cuts", [(13, 7, 1, 40, 39), (99, 1), (8, 8, 84), (1, 1, 98)])
 def test_however_a_prompt_is_cut(blocks, whole, cuts):
-    model, told = blocks["guide"].model, []
+    model, progress = blocks["guide"].model, []
     cache = model.new_cache(1)
     for cut in cuts:
         first = cache.length
-        row = prefill(model, TOKENS[first : first + cut], cache, lambda *step: told.append(step), True)
+        row = prefill(model, TOKENS[first : first + cut], cache, lambda *step: progress.append(step), True)
         assert bits(row) == bits(whole[0][cache.length - 1])
     assert held(cache) == whole[1]
-    assert len(told) > 3 * model.config.num_hidden_layers
+    assert len(progress) > 3 * model.config.num_hidden_layers
 
 
 def test_as_many_programs_run_as_were_foreseen(blocks):
     """Two blocks; the first of them needs neither attention nor FFN of the last layer."""
-    model, told = blocks["guide"].model, []
-    prefill(model, TOKENS * 2, model.new_cache(1), lambda name, number: told.append(number), last_only=True)
+    model, progress = blocks["guide"].model, []
+    prefill(
+        model, TOKENS * 2, model.new_cache(1), lambda name, number: progress.append(number), last_only=True
+    )
     assert (
-        told[-1] == len(told) == prefill_call_count(model, 200) == 2 * 3 * model.config.num_hidden_layers - 2
+        progress[-1]
+        == len(progress)
+        == prefill_call_count(model, 200)
+        == 2 * 3 * model.config.num_hidden_layers - 2
     )
 
 
@@ -177,25 +182,25 @@ def test_a_prefill_that_is_stopped_runs_no_further_program(blocks, whole, after)
 
 
 def test_ar_equal_to_cl_computes_all_anew(open_session, whole):
-    model, told = open_session(seq_len=128).model, []
+    model, progress = open_session(seq_len=128).model, []
     cache = model.new_cache(128)
     prefill(model, TOKENS[:60], cache)
-    row = prefill(model, TOKENS[60:], cache, lambda *step: told.append(step))
+    row = prefill(model, TOKENS[60:], cache, lambda *step: progress.append(step))
     assert bits(row) == bits(whole[0][60:])
     assert held(cache) == whole[1]
-    assert len(told) == 3 * model.config.num_hidden_layers
+    assert len(progress) == 3 * model.config.num_hidden_layers
 
 
 def test_more_than_there_are_positions_is_refused_before_anything_is_computed(blocks):
-    model, told = blocks["guide"].model, []
+    model, progress = blocks["guide"].model, []
     cache = model.new_cache(1)
     with pytest.raises(PromptTooLongError, match="600 tokens long and the model has 512 positions"):
-        prefill(model, [5] * 600, cache, lambda *step: told.append(step))
+        prefill(model, [5] * 600, cache, lambda *step: progress.append(step))
     with pytest.raises(NoVariantError, match="the largest context of the variants"):
         model.variant_set.plan(600, 0)
     with pytest.raises(PoolFullError, match="0 of its 8 pages of 64 positions free, and 1 are needed"):
         cache.reserve(513)
-    assert (told, cache.length) == ([], 0)
+    assert (progress, cache.length) == ([], 0)
 
 
 def test_programs_are_compiled_when_a_prompt_first_needs_them(open_session):
@@ -274,8 +279,8 @@ def test_two_answers_at_once_have_caches_of_their_own(blocks):
     session = blocks["guide"]
     expected = list(session.generate(TOKENS[:30], 5, Sampler()))
     streams = [iter(session.generate(TOKENS[:30], 5, Sampler())) for _ in range(2)]
-    told = list(zip(*streams, strict=True))
-    assert told == list(zip(expected, expected, strict=True))
+    outputs = list(zip(*streams, strict=True))
+    assert outputs == list(zip(expected, expected, strict=True))
 
 
 @pytest.mark.parametrize(

@@ -134,9 +134,9 @@ def test_the_mask_token_is_never_drawn_and_counts_as_doubt(settings, dtype):
 
 def test_penalties_and_bias_choose_the_token_and_not_the_confidence():
     logits = rows(0.6, 0.6)
-    said = Unmasker(UnmaskingRule(steps=1), 2, Sampler(presence_penalty=2, frequency_penalty=2), MASK)
-    assert said(logits, [0, 1], 0, [3], []).tokens == (3, 3)
-    found = said(logits, [0, 1], 0, [], [3, 3])
+    chooser = Unmasker(UnmaskingRule(steps=1), 2, Sampler(presence_penalty=2, frequency_penalty=2), MASK)
+    assert chooser(logits, [0, 1], 0, [3], []).tokens == (3, 3)
+    found = chooser(logits, [0, 1], 0, [], [3, 3])
     assert found.tokens == (0, 0)
     np.testing.assert_allclose(found.confidences, 0.4 / 7, rtol=1e-6)
     assert chosen(logits, UnmaskingRule(steps=1), logit_bias={5: 100}).tokens == (5, 5)

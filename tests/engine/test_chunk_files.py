@@ -45,7 +45,7 @@ def damages(content: bytes) -> Iterator[bytes]:
 
 
 def check(folder: Path) -> None:
-    """All is as it was kept, or not there, which is told."""
+    """A chunk is as it was saved, or missing with a note."""
     notes: list[str] = []
     files = ChunkFolder(folder, MADE_BY, notes.append)
     found = files.tokens()

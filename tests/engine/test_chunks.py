@@ -32,8 +32,8 @@ from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler, generate_alone
 from aerie.engine.session import Session, prepare_runtime
 from aerie.runtime import select_backend
-from aerie.verify.composed import MODES, layout, try_modes
-from aerie.verify.identity import on_threads
+from aerie.verify.bit_identity import with_threads
+from aerie.verify.chunk_check import MODES, masked_sequence, try_modes
 from aerie.verify.random_model import (
     in_another_family,
     random_checkpoint,
@@ -127,10 +127,10 @@ def test_every_mode_over_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layout_says_who_sees_whom() -> None:
-    found = layout([[1, 2], [3, 4], [5]], ChunkMode(True, 1))
+    found = masked_sequence([[1, 2], [3, 4], [5]], ChunkMode(True, 1))
     assert found.token_ids == [1, 2, 3, 3, 4, 5]
     assert found.positions == [0, 1, 2, 2, 3, 4]
-    assert [[int(each) for each in row] for row in found.seen] == [
+    assert [[int(each) for each in row] for row in found.visible] == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],  # the link: all before it
@@ -266,7 +266,7 @@ def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Sessi
     session, bits, rows = one[0], [], {}
     for decode in ("guide", "rows"):
         for threads in (1, 2):
-            with on_threads(threads):
+            with with_threads(threads):
                 rows[decode] = decoded_logits(session, decode)
             bits.append(rows[decode].tobytes())
     assert (bits[0], bits[2]) == (bits[1], bits[3])
@@ -292,13 +292,13 @@ def decoded_logits(session: Session, decode: str) -> Any:
 class Forced(Sampler):
     """Says these tokens, and keeps the logits."""
 
-    def __init__(self, said: tuple[int, ...]) -> None:
+    def __init__(self, output_ids: tuple[int, ...]) -> None:
         super().__init__()
-        self.__dict__.update(said=[*said, 10], heard=[])
+        self.__dict__.update(output_ids=[*output_ids, 10], heard=[])
 
     def __call__(self, logits: Any, prompt_ids: Any = (), token_ids: Any = ()) -> int:
         self.__dict__["heard"].append(np.asarray(logits, np.float32))
-        return int(self.__dict__["said"][len(token_ids)])
+        return int(self.__dict__["output_ids"][len(token_ids)])
 
 
 def test_a_hit_crosses_no_mode(one: tuple[Session, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -392,14 +392,14 @@ def test_torn_files_are_told_and_made_anew(one: tuple[Session, Reference], tmp_p
     scheduler, later = registry_on(one[0], 40, tmp_path)
     assert [info.id for info in later.chunks()] == sorted(names[:3])
     answered(scheduler, composed(later, TEXTS, "block"))
-    told = "\n".join(later.notes)  # type: ignore[attr-defined]
+    notes = "\n".join(later.notes)  # type: ignore[attr-defined]
     for expected in (
         f"{torn}.safetensors is torn, or no sequence",
         f"{damaged}.safetensors is damaged: its checksum is another",
         f"chunk file {no_ids}.json is torn; looking for its tokens in the file beside it",
         f"chunk {lost.name} is lost: register its text anew",
     ):
-        assert expected in told
+        assert expected in notes
     assert {info.id: info.reads for info in later.chunks()} == dict(zip(names, (1, 1, 0, 1), strict=True))
     _, mended = registry_on(one[0], 40, tmp_path)
     for name in names:
@@ -425,7 +425,7 @@ def test_a_chunk_of_another_model_is_refused(one: tuple[Session, Reference], tmp
 def test_files_without_their_model_would_be_seen(
     one: tuple[Session, Reference], mixed_up: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Two models of one size keep chunks in one folder. Where nothing said whose they are, logits would be
+    """Two models of one size keep chunks in one folder. Without the fingerprint of the model, logits would be
     neither's."""
     with random_model("llama", "plain") as checkpoint:
         other = session_of(checkpoint)

@@ -101,20 +101,20 @@ def tokens_of_bytes(detokenizer):
 
 
 def assert_a_stream_goes_on(detokenizer, tokens, at, text):
-    """After a prompt, of which no text is lost and none told again; three bytes at most are held."""
+    """After a prompt: no text is lost or repeated; three bytes at most are held."""
     prompt, answer = tokens[:at], tokens[at:]
-    stream, held, told = IncrementalDetokenizer(detokenizer, before=prompt), 0, ""
+    stream, held, output = IncrementalDetokenizer(detokenizer, before=prompt), 0, ""
     for token in answer:
         expected = stream.bytes_of_next(token)
         piece = stream.take(token)
         assert piece.data == (b"" if token in detokenizer.special else expected)
-        told += piece.text
+        output += piece.text
         held = len(stream._utf8.getstate()[0])
         assert held <= 3
-    told += stream.flush()
-    assert text.endswith(told)
+    output += stream.flush()
+    assert text.endswith(output)
     before = IncrementalDetokenizer(detokenizer)
-    assert text == "".join(map(before.feed, prompt)) + told or BROKEN in text
+    assert text == "".join(map(before.feed, prompt)) + output or BROKEN in text
 
 
 @pytest.mark.parametrize("kind", ["byte level", "llama 2"])

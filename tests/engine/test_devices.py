@@ -268,7 +268,7 @@ def test_counts_that_do_not_fit_are_refused_with_those_that_do(
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (
             {"decode": "guide"},
@@ -283,8 +283,8 @@ def test_counts_that_do_not_fit_are_refused_with_those_that_do(
         ),
     ],
 )
-def test_what_devices_cannot_share_is_refused(demo: Family, given: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_devices_cannot_share_is_refused(demo: Family, given: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         opened(demo.checkpoint, 2, **given)
     with pytest.raises(UserError, match=r"several devices .* with seq_len=128 \(SEQ_LEN\): its"):
         replace(options(2), seq_len=128).variant_set(CONFIG)
@@ -424,9 +424,9 @@ def test_a_device_that_fails_in_one_of_several_processes_is_left_by_it() -> None
     def fail(part: int) -> None:
         raise RunError("no such device") if part else PeerError("rank 0 of 2 is gone")
 
-    for part, told in enumerate(["rank 0 of 2 is gone", "rank 1 of 2 failed: no such device"]):
+    for part, message in enumerate(["rank 0 of 2 is gone", "rank 1 of 2 failed: no such device"]):
         group = Group()
-        with pytest.raises(RunError, match=f"^{told}$"):
+        with pytest.raises(RunError, match=f"^{message}$"):
             Devices([part], ["rank 1 of 2"], [group]).run_on_all(fail)
         assert group.left == 1
 
@@ -510,10 +510,10 @@ def test_the_command_takes_devices(command_line: Any) -> None:
     ran = command_line("cli", [*asked, "0,1", "--decode", "rows"], BACKEND="virtual")
     assert (ran.status, ran.out.strip()) == (0, "The capital of France is Paris.")
     assert "layers loaded on 2 devices" in ran.err
-    for text, told in (
+    for text, message in (
         ("0,1", "several devices that share a model cannot be used with decode='guide' (DECODE)"),
         ("0;1", "--devices '0;1' (DEVICES) names no devices; give a number, as 0, or several, each once, as"),
         ("1,1", "--devices '1,1' (DEVICES) names no devices"),
     ):
         refused = command_line("cli", [*asked, text])
-        assert (refused.status, told in refused.err) == (2, True), refused.err
+        assert (refused.status, message in refused.err) == (2, True), refused.err

@@ -65,7 +65,7 @@ LARK = "start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1}' for at in range(3000)) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "given", "message"),
     [
         ("json", chain(1000), LIMITS),
         ("json", {"type": "integer", "multipleOf": 99999989}, LIMITS),
@@ -81,9 +81,9 @@ LARK = "start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1}' for at in range(3000)) 
     ],
 )
 def test_a_form_beyond_the_limits_is_refused_alone(
-    grammars: GrammarCompiler, kind: str, given: Any, told: str
+    grammars: GrammarCompiler, kind: str, given: Any, message: str
 ) -> None:
-    with pytest.raises(GrammarError, match=told):
+    with pytest.raises(GrammarError, match=message):
         getattr(grammars, kind)(given)
     assert grammars.regex("a|b").text
 
@@ -188,14 +188,14 @@ def test_what_is_kept_has_a_size() -> None:
 
 def say(grammars: GrammarCompiler, grammar: str) -> None:
     """Tokens of an answer, drawn, until there are many."""
-    follower, draws, said = grammars.lark(grammar).start(), random.Random(0), list[int]()
-    while len(said) < 400:
-        possible = np.flatnonzero(follower.token_mask(said))
-        said.append(int(draws.choice([each for each in possible if each not in grammars.eos_ids])))
+    follower, draws, ids = grammars.lark(grammar).start(), random.Random(0), list[int]()
+    while len(ids) < 400:
+        possible = np.flatnonzero(follower.token_mask(ids))
+        ids.append(int(draws.choice([each for each in possible if each not in grammars.eos_ids])))
 
 
 @pytest.mark.parametrize(
-    ("grammar", "cpu_s", "told"),
+    ("grammar", "cpu_s", "message"),
     [
         (
             'start: e\ne: e e | e e e | "a" | "b"',
@@ -206,12 +206,12 @@ def say(grammars: GrammarCompiler, grammar: str) -> None:
     ],
 )
 def test_a_form_that_takes_too_much_ends_its_answer_alone(
-    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, grammar: str, cpu_s: float, told: str
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, grammar: str, cpu_s: float, message: str
 ) -> None:
     monkeypatch.setattr("aerie.engine.grammar.CPU_S", cpu_s)
     monkeypatch.setattr("aerie.engine.grammar.TOKEN_CPU_S", 0)
     with pytest.raises(
-        UserError, match=rf"cannot be followed after \d+ tokens: .*{told}.*; ask for one that"
+        UserError, match=rf"cannot be followed after \d+ tokens: .*{message}.*; ask for one that"
     ):
         say(grammars, grammar)
 

@@ -149,7 +149,7 @@ def test_a_grammar_of_text(session: Session) -> None:
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         (False, "it is false, which describes no JSON"),
         ({"type": "foo"}, "Invalid type: foo"),
@@ -160,8 +160,8 @@ def test_a_grammar_of_text(session: Session) -> None:
     ],
     ids=str,
 )
-def test_a_schema_that_is_none(model: Model, schema: Any, told: str) -> None:
-    with pytest.raises(GrammarError, match=told) as refused:
+def test_a_schema_that_is_none(model: Model, schema: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as refused:
         model.generate("Hi", 5, json_schema=schema)
     assert str(refused.value).startswith("the JSON schema cannot be taken: ")
     assert str(refused.value).endswith("; change it, or ask for an answer of any form")

@@ -195,8 +195,8 @@ def test_a_pool_that_is_full_queues_and_then_refuses(model: Model) -> None:
             scheduler.step()
         assert [len(one.token_ids) for one in waiting] == [3, 3]
         (result,) = model.generate_batch([[4] * 190])
-        for told in (str(larger.error), result.error):
-            assert "has 2 of its 20 pages of 64 positions free, and 3 are needed; wait for other" in told
+        for error in (str(larger.error), result.error):
+            assert "has 2 of its 20 pages of 64 positions free, and 3 are needed; wait for other" in error
     (result,) = model.generate_batch([[4] * 190], max_tokens=2)
     assert result.token_ids
 

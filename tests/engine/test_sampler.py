@@ -77,11 +77,11 @@ def by_transformers(logits, settings, prompt, made):
         TopPLogitsWarper,
     )
 
-    scores, said = torch.tensor(logits)[None], torch.tensor([[*prompt, *made]])
+    scores, ids = torch.tensor(logits)[None], torch.tensor([[*prompt, *made]])
     if settings["logit_bias"]:
         bias = {(token,): value for token, value in settings["logit_bias"].items()}
-        scores = SequenceBiasLogitsProcessor(bias)(said, scores)
-    scores = RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"])(said, scores)
+        scores = SequenceBiasLogitsProcessor(bias)(ids, scores)
+    scores = RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"])(ids, scores)
     for token in made:
         scores[0, token] -= settings["frequency_penalty"]
     for token in set(made):
@@ -92,12 +92,12 @@ def by_transformers(logits, settings, prompt, made):
         TopPLogitsWarper(settings["top_p"]),
         MinPLogitsWarper(settings["min_p"]),
     ):
-        scores = warper(said, scores)
+        scores = warper(ids, scores)
     return scores.softmax(-1)[0].numpy()
 
 
 def drawn_case(random):
-    """Logits of a small vocabulary, settings of which about half change something, and what was said."""
+    """Logits of a small vocabulary, settings of which about half change something, and the tokens so far."""
     size = int(random.integers(2, 40))
     logits = (random.normal(size=size) * random.choice([0.5, 3, 10])).astype(np.float32)
 
@@ -152,9 +152,9 @@ def is_on_the_edge(logits, settings, prompt, made):
 
 def test_draws_are_of_the_distribution():
     settings = {"temperature": 1.3, "top_k": 4, "repetition_penalty": 1.4, "presence_penalty": 0.5}
-    sampler, said = Sampler(**settings, seed=5), ([1, 2], [1, 1, 3])
-    counts = np.bincount([sampler(LOGITS, *said) for _ in range(6000)], minlength=6) / 6000
-    tokens, probabilities = sampler.distribution(LOGITS, *said)
+    sampler, context = Sampler(**settings, seed=5), ([1, 2], [1, 1, 3])
+    counts = np.bincount([sampler(LOGITS, *context) for _ in range(6000)], minlength=6) / 6000
+    tokens, probabilities = sampler.distribution(LOGITS, *context)
     np.testing.assert_allclose(counts[tokens], probabilities, atol=0.02)
     assert counts[tokens].sum() == pytest.approx(1)
 

@@ -381,7 +381,7 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
 
 
 def test_requests_go_on_where_an_answer_by_itself_found_the_device_gone(demo: Family) -> None:
-    """The session is told of the failure, and the scheduler that it has goes on with it."""
+    """The session gets the failure, and its scheduler continues with it."""
     checkpoint = open_checkpoint(DEMO_FOLDER)
     session, other = session_of(checkpoint), session_of(checkpoint)
     request = session.scheduler.add_request(demo.prompts[5], NEW, sampler(5))
@@ -499,8 +499,8 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
 
 
 def test_a_failure_of_one_answer_is_told() -> None:
-    told = r"this answer failed \(ValueError: broken\), and no other did: ask again"
-    with pytest.raises(RequestError, match=told), isolate_request_errors():
+    message = r"this answer failed \(ValueError: broken\), and no other did: ask again"
+    with pytest.raises(RequestError, match=message), isolate_request_errors():
         raise ValueError("broken\nin a file")
     for ends_all in (KeyboardInterrupt, SystemExit, RunStopped):
         with pytest.raises(ends_all), isolate_request_errors():
@@ -787,7 +787,7 @@ def test_an_answer_whose_stream_is_gone_ends_and_may_go_on() -> None:
         whole = model.generate(QUESTIONS[0]).token_ids
         stream = model.stream(QUESTIONS[0])
         next(stream)
-        said = stream.token_ids
+        ids = stream.token_ids
         del stream
-        assert said + model.continue_answer().result().token_ids == whole
+        assert ids + model.continue_answer().result().token_ids == whole
         assert not model._open().requests._running

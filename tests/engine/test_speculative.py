@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Knowing:
-    """Guesses what an answer will have said, but for every `wrong`-th token of it (0: none is wrong)."""
+    """Proposes the known answer, with every `wrong`-th token wrong (0: no token)."""
 
     def __init__(self, prompt: int, answer: Sequence[int], wrong: int) -> None:
         self._prompt, self._answer, self._wrong = prompt, answer, wrong
@@ -147,15 +147,15 @@ def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int
 def test_beside_others_and_where_pages_run_out(session: Session) -> None:
     """Drafts of several, of which one gives way to an urgent one, and plain answers beside them."""
     prompts = [prompt_of(session, count) for count in (60, 100, 20)]
-    told = [made_alone(session, prompt, "drawn") for prompt in prompts]
+    plain_runs = [made_alone(session, prompt, "drawn") for prompt in prompts]
     scheduler = scheduler_of(session, pages=5)
     heard = [sampler(session, "drawn") for _ in prompts]
-    drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, told, strict=True)]
+    drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, plain_runs, strict=True)]
     requests = [ask(scheduler, p, h, d) for p, h, d in zip(prompts, heard, drafters, strict=True)]
     requests.append(scheduler.add_request([9] * 30, 5, Listening(), priority=1))
     finish(scheduler, requests)
-    assert [one.token_ids for one in requests[:3]] == [tokens for tokens, _ in told]
-    assert [one.bits for one in heard] == [plain.bits for _, plain in told]
+    assert [one.token_ids for one in requests[:3]] == [tokens for tokens, _ in plain_runs]
+    assert [one.bits for one in heard] == [plain.bits for _, plain in plain_runs]
     assert scheduler.stats.preemptions
 
 
@@ -167,10 +167,10 @@ def test_drafts_that_stay_wrongly_would_be_seen(monkeypatch: Any) -> None:
     listening = sampler(session, "drawn")
 
     def say(self: SpeculativeStrategy, drafts: Sequence[int], rows: Sequence[Any]) -> int:
-        said = itertools.takewhile(
+        kept = itertools.takewhile(
             bool, (self._request.append_token(self._request.sample(row)) for row in rows)
         )
-        return min(len(drafts), sum(1 for _ in said))
+        return min(len(drafts), sum(1 for _ in kept))
 
     monkeypatch.setattr(SpeculativeStrategy, "_accept_drafts", say)
     scheduler = scheduler_of(session)
@@ -463,24 +463,24 @@ LOGITS = np.array(
 DRAFTS = (2, 4)
 
 
-def told_by(strategy: type[SpeculativeStrategy]) -> list[list[int]]:
+def answers_of(strategy: type[SpeculativeStrategy]) -> list[list[int]]:
     """What each of many answers says in one pass with the same two drafts."""
-    sampler, said = Sampler(temperature=1.0, seed=11), list[list[int]]()
+    sampler, answers = Sampler(temperature=1.0, seed=11), list[list[int]]()
     due = PassInput((0, *DRAFTS), 3, 1, is_decode=True)
     for _ in range(ROUNDS):
         making = Drawn(sampler)
         strategy(making, PromptLookupDrafter(), AdaptiveDraftLength()).update(
             due, list(LOGITS.astype(np.float32))
         )
-        said.append(making.token_ids)
-    return said
+        answers.append(making.token_ids)
+    return answers
 
 
-def farthest(said: list[list[int]]) -> float:
+def farthest(answers: list[list[int]]) -> float:
     """The largest chi-square of the tokens at each place, from what the model's logits there say."""
     found = []
-    for place, logits in enumerate(LOGITS[: max(map(len, said))]):
-        counts = np.bincount([one[place] for one in said if len(one) > place], minlength=len(logits))
+    for place, logits in enumerate(LOGITS[: max(map(len, answers))]):
+        counts = np.bincount([one[place] for one in answers if len(one) > place], minlength=len(logits))
         wanted = np.exp(logits) / np.exp(logits).sum() * counts.sum()
         found.append(float(np.sum((counts - wanted) ** 2 / wanted)))
     return max(found)
@@ -501,7 +501,7 @@ class DrawnTwice(SpeculativeStrategy):
 @pytest.mark.slow
 def test_the_distribution_is_the_models() -> None:
     """Of the first token; of the second, where the first draft stayed; and of the third."""
-    said = told_by(SpeculativeStrategy)
-    assert sum(map(len, said)) > 100_000
-    assert farthest(said) < FAR
-    assert farthest(told_by(DrawnTwice)) > 10 * FAR
+    answers = answers_of(SpeculativeStrategy)
+    assert sum(map(len, answers)) > 100_000
+    assert farthest(answers) < FAR
+    assert farthest(answers_of(DrawnTwice)) > 10 * FAR

@@ -93,18 +93,18 @@ def read(made: Made, form: ToolCallFormat, text: str, tools: Tools = TOOLS) -> l
     ids = inner.encode(text, add_special_tokens=False).ids
     pieces = [*map(stream.feed, ids), stream.flush()]
     parts = [part for piece in pieces for part in reader.feed(piece)]
-    told: list[str] = []
+    received: list[str] = []
     for part in [*parts, reader.flush()]:
         is_more = not isinstance(part, ToolCallDelta) or part.name is None
-        said = part if isinstance(part, str) else part.arguments
-        if is_more and told:
-            told[-1] += said
-        elif said or not isinstance(part, str):
-            told.append(said if isinstance(part, str) else f"{part.name} ")
-    assert [f"{call.name} {call.arguments}" for call in reader.calls] == told[-len(reader.calls) :] * bool(
-        reader.calls
-    )
-    return told
+        delta = part if isinstance(part, str) else part.arguments
+        if is_more and received:
+            received[-1] += delta
+        elif delta or not isinstance(part, str):
+            received.append(delta if isinstance(part, str) else f"{part.name} ")
+    assert [f"{call.name} {call.arguments}" for call in reader.calls] == received[
+        -len(reader.calls) :
+    ] * bool(reader.calls)
+    return received
 
 
 def tagged(*arguments: str) -> str:
@@ -292,7 +292,7 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "place", "told"),
+    ("tools", "choice", "place", "message"),
     [
         ("weather", "auto", "tools", "tools is 'weather'; give a list of tools"),
         ([{"type": "function"}], "auto", "tools[0]", "a tool is {"),
@@ -337,10 +337,10 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
         ),
     ],
 )
-def test_tools_that_are_none(tools: Any, choice: Any, place: str, told: str) -> None:
+def test_tools_that_are_none(tools: Any, choice: Any, place: str, message: str) -> None:
     with pytest.raises(UserError) as refused:
         read_tools(tools, choice)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert refused.value.place == place  # type: ignore[attr-defined]
 
 
@@ -350,7 +350,7 @@ def test_no_tools_to_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "message"),
     [
         (
             CALLED[2:],
@@ -379,10 +379,10 @@ def test_no_tools_to_call() -> None:
         ),
     ],
 )
-def test_messages_that_do_not_go_together(messages: Any, told: str) -> None:
+def test_messages_that_do_not_go_together(messages: Any, message: str) -> None:
     with pytest.raises(UserError) as refused:
         of_demo()[0].chat_text(messages)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_schema_that_cannot_be_taken(made: Callable[[str], Made]) -> None:

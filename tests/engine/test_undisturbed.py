@@ -100,7 +100,7 @@ def test_draws_that_can_be_broken_off_would_be_seen(
     assert request.token_ids != whole
 
 
-def said(session: Session) -> list[int]:
+def output_ids(session: Session) -> list[int]:
     """What is kept of the last answer."""
     kept = session.scheduler.last_sequence
     assert kept
@@ -118,8 +118,8 @@ def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
             list(answer)
         except KeyboardInterrupt:
             struck += 1
-            answer = session.continue_answer(20 - len(said(session)))
-    assert said(session) == whole
+            answer = session.continue_answer(20 - len(output_ids(session)))
+    assert output_ids(session) == whole
     assert struck > 2
 
 
@@ -201,19 +201,19 @@ def test_the_bar_of_a_report_is_shown(session: Session, monkeypatch: Any) -> Non
 def test_nothing_is_compiled_in_the_middle_of_an_answer(at_once: bool) -> None:
     """Of a drafter whose programs nobody has asked for yet: all that it needs is there before the answer."""
     model = session_of(open_checkpoint(DEMO_FOLDER))
-    told = io.StringIO()
-    drafter = drafter_of(at_once, Reporter(told))
+    output = io.StringIO()
+    drafter = drafter_of(at_once, Reporter(output))
     drafting = draft_model_source(lambda: drafter.model, threading.Lock(), model.model.config)
     prompt = [*range(20, 120)]
     going_on = dict.fromkeys(model.model.config.eos_token_ids, -100.0)
     drafts = DecodeConfig(draft=drafting)
     request = model.generate(prompt, 40, Sampler(logit_bias=going_on), decode_config=drafts)
-    assert "programs: " in told.getvalue()
-    before, have = told.getvalue(), dict(drafter.model.programs)
+    assert "programs: " in output.getvalue()
+    before, have = output.getvalue(), dict(drafter.model.programs)
     assert len(list(request)) == 40
     assert request.pass_counts is not None
     assert request.pass_counts.drafted
-    assert told.getvalue() == before
+    assert output.getvalue() == before
     assert drafter.model.programs.keys() == have.keys()
 
 
@@ -269,18 +269,18 @@ def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int,
     config = open_checkpoint(BUILT_IN_MODELS["demo-diffusion" if block > 1 else "demo"]).config
     if config.diffusion:
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
-    told = io.StringIO()
+    output = io.StringIO()
     with random_checkpoint(
         with_longer_context(replace(config, num_hidden_layers=1)), Reporter()
     ) as checkpoint:
-        session = fresh(checkpoint, Reporter(told))
+        session = fresh(checkpoint, Reporter(output))
         going_on = {**dict.fromkeys(session.model.config.eos_token_ids, -100.0), 9: 100.0}
         decode_config = DEFAULT_DECODE_CONFIG if block > 1 else DecodeConfig(draft="lookup")
         ids = [*range(20, 20 + prompt)]
         request = session.generate(ids, 70, Sampler(logit_bias=going_on), decode_config=decode_config)
-        before = told.getvalue()
+        before = output.getvalue()
         assert len(list(request)) == 70
-        assert told.getvalue() == before
+        assert output.getvalue() == before
 
 
 @pytest.mark.parametrize(
@@ -322,15 +322,15 @@ def test_what_compile_has_ready_is_all_that_steps_need(
 def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
     """Answers side by side, alone, with guesses of a model, and what is read; of windows up to 1024."""
     monkeypatch.setattr("aerie.engine.variants.DEFAULT_CONTEXTS", (512, 1024))
-    told = io.StringIO()
+    output = io.StringIO()
     options = RuntimeOptions(
         None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
     )
-    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(told))
-    drafter = fresh(open_checkpoint(BUILT_IN_MODELS["demo-drafter"]), Reporter(told))
+    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(output))
+    drafter = fresh(open_checkpoint(BUILT_IN_MODELS["demo-drafter"]), Reporter(output))
     for each in (session, drafter):
         each.load_all_programs()
-    scheduler, before = session.scheduler, told.getvalue().count("programs: ")
+    scheduler, before = session.scheduler, output.getvalue().count("programs: ")
     drafting = draft_model_source(lambda: drafter.model, threading.Lock(), session.model.config)
     going_on = Sampler(logit_bias=dict.fromkeys(session.model.config.eos_token_ids, -100.0))
     drafted = DecodeConfig(draft=drafting).strategy_factory(session.model.config, going_on)
@@ -346,4 +346,4 @@ def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
         scheduler.step()
     assert {one.error for one in requests} == {None}
     list(session.generate([*range(20, 250)], 9, going_on))
-    assert told.getvalue().count("programs: ") == before
+    assert output.getvalue().count("programs: ") == before

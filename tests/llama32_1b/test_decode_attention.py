@@ -200,7 +200,7 @@ def test_the_cache_is_not_copied(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (
             {"key_rows": np.zeros(130, bf16)},
@@ -213,12 +213,12 @@ def test_the_cache_is_not_copied(monkeypatch):
         ({"out": np.zeros(512, bf16)[::2]}, r"out is \(256,\) bfloat16; .* in a row"),
     ],
 )
-def test_arrays_that_c_would_leave_are_refused(wrong, told):
+def test_arrays_that_c_would_leave_are_refused(wrong, message):
     query, keys, values = drawn(4, 2, 64)
     rows = {name: np.zeros(128, bf16) for name in ("key_rows", "value_rows")}
     arrays = {"query": query, "keys": keys, "values": values, "out": np.zeros(256, bf16), **rows}
     NativeLayer(native_attention(), KVPosition(), 1, **arrays)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=message):
         NativeLayer(native_attention(), KVPosition(), 1, **(arrays | wrong))
 
 

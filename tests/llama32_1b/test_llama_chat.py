@@ -108,7 +108,7 @@ def test_stats(session):
 
 
 def test_help_and_unknown_commands(session):
-    """In any case; what a command does not take is told, and nothing is done."""
+    """In any letter case; an unknown argument is reported, and nothing is done."""
     out, notes = converse(session, "/HELP", "/what now", "/Reset it", '"""/reset"""', "/EXIT", "never read")
     assert notes[0] == HELP
     assert all(f"\n{name} {command.argument_name}" in HELP for name, command in COMMANDS.items())
@@ -209,7 +209,7 @@ def test_a_file_that_is_there_is_not_written_over(session, tmp_path):
     path = tmp_path / "mine"
     path.write_text("mine")
     _, notes = converse(session, "one", f"/save {path}", "/save", "/save /proc/none/x", "/save a\0b")
-    assert notes[0] == f"{path} is there already, and stays as it is; name another file, or remove it first"
+    assert notes[0] == f"{path} exists and is not overwritten; name another file, or remove it first"
     assert path.read_text() == "mine"
     assert notes[1:] == [
         "/save needs the name of a file: /save FILE",

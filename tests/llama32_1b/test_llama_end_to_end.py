@@ -318,9 +318,9 @@ def test_keys_in_a_chat_that_make_started(session, tmp_path):
         terminal.expect("No answer yet.")
         terminal.expect(">>> ")
         terminal.type("/exit\n")
-        said = terminal.expect("ready: ")
-        assert "Error" not in said
-        assert "Interrupt" not in said
+        output = terminal.expect("ready: ")
+        assert "Error" not in output
+        assert "Interrupt" not in output
         terminal.type("echo code=$?\n")
         terminal.expect("code=0")
 

@@ -1,4 +1,4 @@
-"""Preparing the runtime: how compiling is told, how much a program computes, what a Reporter shows where."""
+"""Preparing the runtime: the lines about compiling, the work of a program, the output of a Reporter."""
 
 import dataclasses
 import io
@@ -54,7 +54,7 @@ def test_compiling_is_told_in_lines_where_there_is_no_terminal(config):
     first, second = list(programs)[:2]
     lines = written.getvalue().splitlines()
     assert lines[:5] == [
-        "backend virtual: asked for",
+        "backend virtual: requested",
         f"compiling {first} (not compiled yet)",
         f"compiling {second} (the kernel sources changed)",
         f"compiled {second} in 2.5 s",

@@ -41,7 +41,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with load("demo", backend="virtual") as opened:
         assert str(opened.generate(FRANCE)) == "The capital of France is Paris."
     assert capfd.readouterr() == ("", "")
-    assert lines[0] == "backend virtual: asked for"
+    assert lines[0] == "backend virtual: requested"
     assert any(line.startswith("weights: 6 layers loaded") for line in lines)
 
 
@@ -293,12 +293,12 @@ def test_an_answer_rests_and_goes_on_with_the_same_tokens(in_steps: Model, after
     wanted = in_steps.generate(LONG, **options)
     events: list[Event] = []
 
-    def told(event: Event) -> None:
+    def record_event(event: Event) -> None:
         events.append(event)
         if len(events) == after + 1:
             stream.pause()
 
-    stream = in_steps.stream(LONG, on_event=told, **options)
+    stream = in_steps.stream(LONG, on_event=record_event, **options)
     in_steps.generate("Hello", max_tokens=1)  # what is kept is of this now: LONG is read anew
     results: list[Result] = []
     making = threading.Thread(target=lambda: results.append(stream.result()))
@@ -486,13 +486,13 @@ def test_values_for_the_chat_template(model: Model) -> None:
     assert model.encode(FRANCE, chat_template_kwargs=given) == model.encode(FRANCE)
     assert model.generate(FRANCE, 3, chat_template_kwargs=given).text == model.generate(FRANCE, 3).text
     wrong: Any = ["x"]
-    for options, said in (
+    for options, message in (
         ({"chat_template_kwargs": {"bos_token": ""}}, "bos_token cannot be given to the chat template"),
         ({"chat_template_kwargs": {"x": object()}}, "given what JSON cannot say: Object of type object"),
         ({"chat_template_kwargs": wrong}, r"chat_template_kwargs is \['x'\]; give a dict of what"),
         ({"chat_template_kwargs": given, "raw": True}, "for the chat template, which raw leaves out"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             model.generate(FRANCE, 3, **cast(Any, options))
 
 

@@ -41,16 +41,16 @@ def goes_on(model: Model, answer: str) -> tuple[tuple[int, ...], int, tuple[Any,
 @pytest.mark.parametrize("decode", ["guide", "rows"])
 def test_another_process_goes_on_with_the_same_bits(tmp_path: Path, decode: str) -> None:
     with opened(decode=decode) as model:
-        said = model.generate(FIRST)
+        answer = model.generate(FIRST)
         model.save(tmp_path / "dialog")
-        expected = goes_on(model, said.text)
+        expected = goes_on(model, answer.text)
     with opened(decode=decode) as other:
         other.generate("Who are you?")
-        assert other.restore(str(tmp_path / "dialog")) > len(said.prompt_token_ids)
-        found = goes_on(other, said.text)
+        assert other.restore(str(tmp_path / "dialog")) > len(answer.prompt_token_ids)
+        found = goes_on(other, answer.text)
         anew = other.generate("Who are you?").usage.cached_tokens
     assert found == expected
-    assert found[1] >= len(said.prompt_token_ids) > anew
+    assert found[1] >= len(answer.prompt_token_ids) > anew
 
 
 SAMPLING: dict[str, Any] = {
@@ -87,10 +87,10 @@ def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
     with opened() as model:
         with pytest.raises(UserError, match="there is no answer to continue"):
             model.continue_answer()
-        said = model.generate(FIRST, 40)
-        assert said.finish_reason.value == "stop"
+        answer = model.generate(FIRST, 40)
+        assert answer.finish_reason.value == "stop"
         over = model.continue_answer(5).result()
-        assert (over.token_ids, over.finish_reason) == ((), said.finish_reason)
+        assert (over.token_ids, over.finish_reason) == ((), answer.finish_reason)
         model.generate(FIRST, 2)
         late = model.continue_answer(5)
         model.generate("Who are you?", 2)
@@ -135,7 +135,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"decode": "rows"},
@@ -145,11 +145,11 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"context_end": "shift"}, "made by context-end 'Stop.*', and this is 'Shift.*'"),
     ],
 )
-def test_what_other_things_made_is_refused(saved: Path, options: dict[str, Any], told: str) -> None:
+def test_what_other_things_made_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with opened(**options) as model:
         model.generate(NEXT, max_tokens=1)
         before = model._open().scheduler.last_sequence
-        with pytest.raises(UserError, match=told):
+        with pytest.raises(UserError, match=message):
             model.restore(saved)
         assert model._open().scheduler.last_sequence is before
 
@@ -218,16 +218,16 @@ CRAFTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         r"has a malformed answer \('str' object cannot be interpreted as an integer\); name",
     ),
 }
-"""What is done to a file, whose checksum is right, and what is said of it."""
+"""Changes to a file whose checksum is right, each with the error."""
 
 
 @pytest.mark.parametrize("what", CRAFTED)
 def test_a_crafted_file(saved: Path, tmp_path: Path, what: str, demo_model: Model) -> None:
-    change, told = CRAFTED[what]
+    change, message = CRAFTED[what]
     arrays, about = crafted.read(saved)
     change(arrays, about)
     crafted.write(tmp_path / "crafted", arrays, about)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         demo_model.restore(tmp_path / "crafted")
 
 
@@ -301,9 +301,9 @@ def test_a_fingerprint_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
     loaded = Fingerprint([path], tmp_path / "model.safetensors")  # which is no folder
     assert loaded() == Fingerprint([path])()
     path.write_bytes(b"Others")
-    for told in (loaded, young):
+    for step in (loaded, young):
         with pytest.raises(UserError, match=r"model\.safetensors was changed after the model was loaded"):
-            told()
+            step()
     path.unlink()
     with pytest.raises(UserError, match=r"of the model's weights cannot be read any more \(No such file"):
         loaded()

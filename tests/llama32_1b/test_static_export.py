@@ -186,17 +186,18 @@ def test_what_is_written(sdar, exported, capsys):
     assert (again / f"{STATIC_STEP_KIND}.mlir").read_text() == (
         exported / f"{STATIC_STEP_KIND}.mlir"
     ).read_text()
-    told = capsys.readouterr().err
-    assert "static_step.mlir of 27 launches, its 51 arguments in static_step.args.json" in told
+    output = capsys.readouterr().err
+    assert "static_step.mlir of 27 launches, its 51 arguments in static_step.args.json" in output
     assert (
         "kv_cache and updated_cache take 128.0 KiB each: 1 layers x 2 (keys and values) x 1 sequences x 2 "
-        "heads x 256 positions x 64 elements x 2 bytes" in told
+        "heads x 256 positions x 64 elements x 2 bytes" in output
     )
 
 
 @pytest.mark.slow
 def test_the_example_shifts_logits_where_the_model_does(tmp_path, capsys):
-    """Fast-dLLM v2, whose blocks have 32 tokens: the first token of a block is said by the one before it."""
+    """Fast-dLLM v2, whose blocks have 32 tokens: the first token of a block is predicted by the block before
+    it."""
     config = replace(in_family(TINY, FAMILIES["Fast_dLLM_Qwen"]), num_hidden_layers=1)
     folder, out = tmp_path / "model", tmp_path / "step"
     write_checkpoint(config, folder, 1, Reporter())
@@ -232,12 +233,14 @@ def test_another_block_and_fewer_layers_are_told(tmp_path, capsys):
         str(tmp_path / "o"),
     ]
     assert main(["export", "--model", str(folder), *words]) == 0
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         "warning: blocks of 8 tokens, where the checkpoint was trained with 4: its answers may be poor"
-        in told
+        in output
     )
-    assert "note: 1 of 2 layers, with the model's own head after them: the logits are not the model's" in told
+    assert (
+        "note: 1 of 2 layers, with the model's own head after them: the logits are not the model's" in output
+    )
 
 
 REFUSED = [

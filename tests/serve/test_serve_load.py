@@ -30,8 +30,8 @@ PARIS = "The capital of France is Paris."
 
 
 def answer(http: httpx2.Client) -> str:
-    said: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
-    return said
+    content: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
+    return content
 
 
 def endless(serving: Any, **more: Any) -> dict[str, Any]:
@@ -48,9 +48,7 @@ def test_the_queue_is_bounded(serving: Any, limit: Any) -> None:
         assert refused.status_code == 429
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-        assert (
-            "36 answers are under way or wait, 1 more were asked for, and 36 is the limit" in error["message"]
-        )
+        assert "36 answers run or wait, 1 more were requested, and 36 is the limit" in error["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
     serving.wait_until(lambda: serving.running() == 0)
     with serving.http as http:
@@ -205,8 +203,8 @@ def test_what_fails_in_one_answer_ends_it_alone(
         rest = [line for line in (first, *lines) if line.startswith("data: {")]
     assert (made.status_code, made.json()["error"]["code"]) == (500, "internal_error")
     assert "somebody" not in made.text
-    told = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
-    assert told == own
+    text = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
+    assert text == own
     assert "an answer failed, alone" in caplog.text
     assert "broken in /home/somebody/lib.rs" in caplog.text
 
@@ -263,10 +261,7 @@ def test_limits_hold_for_embeddings(serving: Any, limit: Any, caplog: pytest.Log
         with http.stream("POST", COMPLETIONS, json=endless(serving, n=31, stream=True)):
             refused = http.post("/v1/embeddings", json=TEXTS)
             assert refused.status_code == 429
-            assert (
-                "31 answers are under way or wait, 2 more were asked for"
-                in refused.json()["error"]["message"]
-            )
+            assert "31 answers run or wait, 2 more were requested" in refused.json()["error"]["message"]
         serving.wait_until(lambda: serving.running() == 0)
         assert http.post("/v1/embeddings", json={"input": "Hi"}).status_code == 200
         serving.wait_until(lambda: "ended=read" in caplog.text)

@@ -78,7 +78,7 @@ def test_another_server_finds_what_was_saved(
     pool_of(other).manager.check_invariants()
 
 
-def test_what_is_erased_is_computed_again_but_for_what_others_have(saving: Any) -> None:
+def test_an_erased_slot_is_computed_again_except_shared_pages(saving: Any) -> None:
     prompt, branch = LONG[::-1], [*LONG[::-1][: 2 * PAGE_SIZE], *LONG]
     with saving.http as http:
         expected = ask(http, prompt, id_slot=1)
@@ -93,30 +93,30 @@ def test_what_is_erased_is_computed_again_but_for_what_others_have(saving: Any) 
     assert expected["choices"] == again["choices"] == anew["choices"]
 
 
-def test_slots_are_told_and_a_conversation_stays_in_its_own(saving: Any) -> None:
+def test_slots_are_listed_and_a_conversation_stays_in_its_slot(saving: Any) -> None:
     with saving.http as http:
         first = ask(http, LONG)
         ask(http, LONG[100:])
         ask(http, [*LONG, 7, 8, 9])
-        told = http.get("/slots").json()
-    assert [slot["id"] for slot in told] == [*range(32)]
-    assert [slot["n_prompt_tokens"] for slot in told[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
-    assert told[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
-    assert (told[0]["n_prompt_tokens_cache"], told[0]["is_processing"]) == (3 * PAGE_SIZE, False)
+        slots = http.get("/slots").json()
+    assert [slot["id"] for slot in slots] == [*range(32)]
+    assert [slot["n_prompt_tokens"] for slot in slots[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
+    assert slots[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
+    assert (slots[0]["n_prompt_tokens_cache"], slots[0]["is_processing"]) == (3 * PAGE_SIZE, False)
     made = first["usage"]["completion_tokens"]
-    assert told[1]["next_token"][0]["n_decoded"] <= made
-    assert told[2]["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 0}]
-    assert not any("prompt" in slot for slot in told)
+    assert slots[1]["next_token"][0]["n_decoded"] <= made
+    assert slots[2]["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 0}]
+    assert not any("prompt" in slot for slot in slots)
 
 
 def test_slots_in_use(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with saving.http as http:
         assert http.get("/slots?fail_on_no_slot=1").status_code == 200
-        told = saving.service.worker.slots.to_json(512)
-        busy = [{**slot, "is_processing": True} for slot in told]
+        slots = saving.service.worker.slots.to_json(512)
+        busy = [{**slot, "is_processing": True} for slot in slots]
         monkeypatch.setattr(saving.service.worker.slots, "to_json", lambda _: busy)
         answer = http.get("/slots?fail_on_no_slot=1")
-    assert refusal(answer) == (503, "all 32 slots are in use; ask again")
+    assert refusal(answer) == (503, "all 32 slots are in use; try again")
 
 
 def test_a_slot_is_saved_while_it_is_answered(saving: Any, tmp_path: Path) -> None:
@@ -191,7 +191,7 @@ def test_a_save_of_less_keeps_what_was_saved(saving: Any, tmp_path: Path) -> Non
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.1"]
 
 
-def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_or_missing_folder(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = page_bytes(saving.service.require_loaded().session.model.kv_config)
     monkeypatch.setattr(saving.service, "slot_files", SlotFiles(SlotFolder(tmp_path, 4 * page)))
     with saving.http as http:
@@ -201,10 +201,10 @@ def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch:
         status, message = refusal(act(http, "save", filename="b"))
         assert status == 507
         size = (tmp_path / "a").stat().st_size
-        told = (
+        expected = (
             f"slot b would have about {3 * page} bytes, the others have {size}, and {4 * page} is the limit"
         )
-        assert message.startswith(told)
+        assert message.startswith(expected)
         (tmp_path / "a").unlink()
 
         def fails(*_: Any, **__: Any) -> None:

@@ -149,8 +149,8 @@ class Day:
     async def is_right(self, client: httpx2.AsyncClient, country: str) -> bool:
         response = await client.post(CHAT, json=ask_of(country))
         assert response.status_code == 200, response.text
-        said = response.json()["choices"][0]["message"]["content"]
-        return bool(said == self.own[country])
+        answer = response.json()["choices"][0]["message"]["content"]
+        return bool(answer == self.own[country])
 
     async def witness(self, client: httpx2.AsyncClient, over: asyncio.Event) -> list[bool]:
         """Whether each of its answers was right, until all is over."""

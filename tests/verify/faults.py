@@ -486,7 +486,7 @@ def wrong_epsilon(healthy):
 
 
 def truncation(healthy):
-    return healthy.rebuild(rounding="floor", told=False)
+    return healthy.rebuild(rounding="floor", sets_rounding=False)
 
 
 # The answer.

@@ -108,7 +108,7 @@ def filled(name, random):
 
 
 @pytest.mark.parametrize("name", RULE_NAMES)
-def test_a_rule_chooses_what_its_definition_does(name):
+def test_a_rule_chooses_as_its_definition(name):
     random, seen, steps = np.random.default_rng(RULE_NAMES.index(name)), Counter(), 0
     while steps < STEPS:
         for least, count in filled(name, random):

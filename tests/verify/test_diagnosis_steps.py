@@ -14,10 +14,16 @@ from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO
 from aerie.multi_launch_builder.variants import plan_by_name
-from aerie.verify import passes
+from aerie.verify import recorded_passes
 from aerie.verify.layer_check import ReferencePasses
 from aerie.verify.layer_steps import HEAD_STEPS, KNOWN, layer_steps, plan_steps
-from aerie.verify.passes import MOST_ROWS, CallRecorder, capture_reference, chosen, observe_prefill
+from aerie.verify.recorded_passes import (
+    MAX_POSITIONS,
+    CallRecorder,
+    capture_reference,
+    compared_positions,
+    observe_prefill,
+)
 from aerie.verify.step_reference import StepReference, to_bfp16
 
 LAYER_STEPS = layer_steps(DEMO)
@@ -203,15 +209,15 @@ def test_bias_and_norm_of_heads_are_those_of_the_modules():
 
 
 def test_of_a_long_prompt_some_positions_are_compared():
-    assert chosen(MOST_ROWS).tolist() == list(range(MOST_ROWS))
-    some = chosen(1000)
-    assert (len(some), some[0], some[-1]) == (MOST_ROWS, 0, 999)
+    assert compared_positions(MAX_POSITIONS).tolist() == list(range(MAX_POSITIONS))
+    some = compared_positions(1000)
+    assert (len(some), some[0], some[-1]) == (MAX_POSITIONS, 0, 999)
     assert set(np.diff(some)) == {7, 8}
 
 
 def test_some_positions_have_the_values_that_they_have_among_all(demo_session, monkeypatch):
     whole = observe_prefill(demo_session.model, IDS)
-    monkeypatch.setattr(passes, "MOST_ROWS", 4)
+    monkeypatch.setattr(recorded_passes, "MAX_POSITIONS", 4)
     some = observe_prefill(demo_session.model, IDS)
     assert some.positions.tolist() == [0, 3, 5, 8]
     for few, all_of_them in zip(some.layers, whole.layers, strict=True):

@@ -1,4 +1,4 @@
-// Islands: tasks that wait for each other, processes, and whose turn it is.
+// Tasks that wait for each other, processes, and which of them runs next.
 #include "vnpu/channel.h"
 #include "vnpu/entry.h"
 
@@ -6,10 +6,10 @@ namespace vnpu {
 
 // ---- tasks ----
 
-Task::Task(Island &island) : island(island) { island.add(this); }
+Task::Task(TaskLoop &task_loop) : task_loop(task_loop) { task_loop.add(this); }
 
 Task::~Task() {
-  island.remove(this);
+  task_loop.remove(this);
   for (int i = 0; i < successors_.size(); ++i) successors_[i].task->release();
 }
 
@@ -28,7 +28,7 @@ void Task::finish() {
   for (int i = 0; i < successors_.size(); ++i) {
     const Successor next = successors_[i];
     if (next.learns) next.task->strand.learn(strand);
-    if (--next.task->pending == 0) island.ready(next.task);
+    if (--next.task->pending == 0) task_loop.ready(next.task);
     next.task->release();
   }
   successors_.clear();
@@ -37,10 +37,10 @@ void Task::finish() {
 Token join(const Token *const *tokens, int count) {
   Join *joined = nullptr;
   for (int i = 0; i < count; ++i) {
-    // What is done holds nothing back; but with checks it is known.
+    // A finished task holds nothing back. With checks, its strand is still learned.
     Task *task = kChecks ? tokens[i]->task() : tokens[i]->unfinished();
     if (!task) continue;
-    if (!joined) joined = new Join(task->island);
+    if (!joined) joined = new Join(task->task_loop);
     joined->await(task);
   }
   if (!joined) return Token();
@@ -57,10 +57,10 @@ void Spawn::adopt(Process process, i64 flat) {
   promise.strand.begin(strand, site_, flat, strand.lineage);
   promise.strand.start();
   promise.strand.enter(&promise.where);
-  island.adopt(process, this);
+  task_loop.adopt(process, this);
 }
 
-void Island::adopt(Process process, Spawn *owner) {
+void TaskLoop::adopt(Process process, Spawn *owner) {
   Process::promise_type &promise = process.handle.promise();
   promise.owner = owner;
   if (owner) owner->retain();
@@ -70,42 +70,42 @@ void Island::adopt(Process process, Spawn *owner) {
   ready(process.handle);
 }
 
-Kept *Island::kept() {
-  if (!kept_ && launch_) {
-    kept_ = launch_->take();
-    kept_->begin_point();
+RetainedBlocks *TaskLoop::retained() {
+  if (!retained_ && launch_) {
+    retained_ = launch_->acquire();
+    retained_->begin_point();
   }
-  return kept_;
+  return retained_;
 }
 
-void Island::add(Task *task) {
+void TaskLoop::add(Task *task) {
   task->next_ = tasks_;
   if (tasks_) tasks_->previous_ = task;
   tasks_ = task;
 }
 
-void Island::remove(Channel *channel) {
-  int kept = 0;
+void TaskLoop::remove(Channel *channel) {
+  int retained = 0;
   for (int i = 0; i < channels_.size(); ++i) {
-    if (channels_[i] != channel) channels_[kept++] = channels_[i];
+    if (channels_[i] != channel) channels_[retained++] = channels_[i];
   }
-  channels_.shrink(kept);
+  channels_.shrink(retained);
 }
 
-void Island::remove(Task *task) {
+void TaskLoop::remove(Task *task) {
   if (task->previous_) task->previous_->next_ = task->next_;
   else tasks_ = task->next_;
   if (task->next_) task->next_->previous_ = task->previous_;
 }
 
-bool Island::next(Work &work) {
+bool TaskLoop::next(Work &work) {
   if (head_ == queue_.size()) {
     head_ = 0;
     queue_.shrink(0);
     return false;
   }
   if (random_) {
-    // Any of what is ready may come next.
+    // Any operation that is ready may run next.
     Work &chosen = queue_[head_ + int(random_.below(uint64_t(queue_.size() - head_)))];
     const Work other = queue_[head_];
     queue_[head_] = chosen;
@@ -121,7 +121,7 @@ bool Island::next(Work &work) {
   return true;
 }
 
-void Island::step(Process::Handle process, Executing &executing) {
+void TaskLoop::step(Process::Handle process, Executing &executing) {
   Process::promise_type &promise = process.promise();
   here = &promise.where;
 #if VNPU_CHECKS
@@ -147,14 +147,14 @@ void Island::step(Process::Handle process, Executing &executing) {
   owner->release();
 }
 
-void Island::run(Process root) {
+void TaskLoop::run(Process root) {
   struct Restore {
-    const Where *outer = here;
+    const ExecutionPlace *outer = here;
     ~Restore() { here = outer; }
   } const restore;
   Executing executing;
   Process::promise_type &promise = root.handle.promise();
-  promise.strand.begin_island(chains, &promise.where);
+  promise.strand.start_task_loop(chains, &promise.where);
   if (run_seed) random_.start(run_seed * 0x9e3779b97f4a7c15u + uint64_t(promise.where.x * 65537 + promise.where.y) + 1);
   adopt(root, nullptr);
   Work work;
@@ -174,8 +174,8 @@ void Island::run(Process root) {
   for (int i = 0; i < channels_.size(); ++i) channels_[i]->refuse_leftovers();
 }
 
-Island::~Island() {
-  if (kept_) launch_->give(kept_);
+TaskLoop::~TaskLoop() {
+  if (retained_) launch_->release(retained_);
   // After a failure, frames and queued work remain.
   while (live_) {
     Process::promise_type *promise = live_;

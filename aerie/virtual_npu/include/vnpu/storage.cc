@@ -1,16 +1,16 @@
-// Blocks on their way, and those that a launch keeps.
-#include "vnpu/cargo.h"
+// Blocks between puts and gets, and the blocks that a launch retains.
+#include "vnpu/storage.h"
 
 namespace vnpu {
 
-Cargo::Cargo(Site site, const Access &from) {
-  auto *const made = static_cast<Shared *>(pool_take(kHeader + bytes(from.count, from.element)));
+SharedBlock::SharedBlock(Site site, const Access &from) {
+  auto *const made = static_cast<Shared *>(pool_allocate(kHeader + bytes(from.count, from.element)));
   made->holders = 1;
-  shared_ = Held<Shared>(made);
+  shared_ = SharedPtr<Shared>(made);
   vnpu::copy(site, part(from.count, from.element, 0, from.count), from);
 }
 
-bool Kept::Entry::is(const Access &access) const {
+bool RetainedBlocks::Entry::equals(const Access &access) const {
   if (first != access.first || count != access.count || element != access.element || rank != access.rank) return false;
   for (int d = 0; d < rank; ++d) {
     if (sizes[d] != access.sizes[d] || strides[d] != access.strides[d]) return false;
@@ -18,7 +18,7 @@ bool Kept::Entry::is(const Access &access) const {
   return true;
 }
 
-void Kept::Entry::know(const Access &access) {
+void RetainedBlocks::Entry::remember(const Access &access) {
   first = access.first;
   count = access.count;
   element = access.element;
@@ -29,7 +29,7 @@ void Kept::Entry::know(const Access &access) {
   }
 }
 
-void Kept::begin_point() {
+void RetainedBlocks::begin_point() {
   int left = 0;
   for (int i = 0; i < known_.size(); ++i) {
     Entry &entry = *known_[i];
@@ -40,54 +40,54 @@ void Kept::begin_point() {
   known_.shrink(left);
 }
 
-void Kept::drop(Entry &entry) {
-  if (entry.cargo) bytes_ -= entry.bytes();
-  entry.cargo = Cargo();
+void RetainedBlocks::drop(Entry &entry) {
+  if (entry.shared_block) bytes_ -= entry.bytes();
+  entry.shared_block = SharedBlock();
   entry.first = nullptr;
 }
 
-Cargo Kept::block(Site site, const Access &from) {
+SharedBlock RetainedBlocks::block(Site site, const Access &from) {
   Entry &entry = entries_[(reinterpret_cast<uintptr_t>(from.first) * 0x9e3779b97f4a7c15u >> 32) % kEntries];
   const bool is_new = !entry.first && from.rank <= kDims;
   if (is_new) {
-    entry.know(from);
+    entry.remember(from);
     known_.push(&entry);
-  } else if (!entry.is(from)) {
-    return Cargo(site, from);  // another block's place
+  } else if (!entry.equals(from)) {
+    return SharedBlock(site, from);  // the entry belongs to another block
   }
   entry.is_used = true;
-  if (entry.cargo) return entry.cargo;
-  const Cargo made(site, from);
+  if (entry.shared_block) return entry.shared_block;
+  const SharedBlock made(site, from);
   if (!is_new && bytes_ + entry.bytes() <= kBytes) {
-    entry.cargo = made;
+    entry.shared_block = made;
     bytes_ += entry.bytes();
   }
   return made;
 }
 
 Launch::~Launch() {
-  while (Kept *const kept = free_) {
-    free_ = kept->next_;
-    delete kept;
+  while (RetainedBlocks *const retained = free_) {
+    free_ = retained->next_;
+    delete retained;
   }
 }
 
-Kept *Launch::take() {
+RetainedBlocks *Launch::acquire() {
   pthread_mutex_lock(&taking_);
-  Kept *const kept = free_;
-  if (kept) free_ = kept->next_;
+  RetainedBlocks *const retained = free_;
+  if (retained) free_ = retained->next_;
   pthread_mutex_unlock(&taking_);
-  return kept ? kept : new Kept;
+  return retained ? retained : new RetainedBlocks;
 }
 
-void Launch::give(Kept *kept) {
+void Launch::release(RetainedBlocks *retained) {
   pthread_mutex_lock(&taking_);
-  kept->next_ = free_;
-  free_ = kept;
+  retained->next_ = free_;
+  free_ = retained;
   pthread_mutex_unlock(&taking_);
 }
 
-void Relay::direct(Site site, Access &side) {
+void RelayBuffer::materialize(Site site, Access &side) {
   if (!is_elsewhere_ || read_from(block_, own_, side)) return;
   vnpu::copy(site, dense(own_, block_.count, block_.element), block_);
   hold();

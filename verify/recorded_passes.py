@@ -1,8 +1,7 @@
-"""One prompt through the model, with every step's value by layer: of ours, every argument of every program
-call; of theirs, what hooks see.
+"""Records one prompt's forward passes: the value of every layer step, of our model and of the reference.
 
-Neither changes what is computed. Ours is recorded around the model's runner, so what is seen is what the very
-functions of `make run` pass on and get back.
+Ours is recorded by a runner around the model's runner: the arguments of every program call of `make run`. The
+reference is recorded by PyTorch hooks. Neither changes what is computed.
 """
 
 from __future__ import annotations
@@ -29,32 +28,31 @@ from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, La
 
 Positions = npt.NDArray[np.int64]
 
-Call = dict[str, Any]
-"""One call of a program: its inputs as they were passed, all it wrote as it left it, by argument name. A
-block's has "rows" too: which of its rows are compared."""
+RecordedCall = dict[str, Any]
+"""The arrays of one program call by argument name: inputs before the call, everything else after it. A call
+of several rows also has "rows": the indices of those that are compared."""
 
-MOST_ROWS = 128
-"""Positions of a prompt whose steps are compared; of a longer one so many, evenly spread. A full-size layer's
-steps take 180 KB per position and copy, and there are three copies."""
+MAX_POSITIONS = 128
+"""Maximum positions of a prompt that are compared; of a longer prompt, evenly spaced ones. The steps of a
+full-size layer take 180 KB per position and copy, and there are three copies."""
 
 
-def chosen(length: int) -> Positions:
-    """The positions of a prompt that are compared, ascending, its first and its last among them."""
-    return np.unique(np.linspace(0, length - 1, min(length, MOST_ROWS)).round().astype(np.int64))
+def compared_positions(length: int) -> Positions:
+    """Return the positions of a prompt that are compared, ascending, with the first and the last one."""
+    return np.unique(np.linspace(0, length - 1, min(length, MAX_POSITIONS)).round().astype(np.int64))
 
 
 class CallRecorder:
-    """A runner that keeps a copy of every call of the programs before and after attention, and of the LM
-    head, and asks `inner` for intermediates as well.
+    """A runner that copies the arrays of every call of the programs around attention and of the LM head.
 
-    `calls` are by kind of program, in the order they came: a pass is cut into `steps` (of the planner), each
-    through layer by layer. Of a step's rows those at `positions` are kept, of keys and values all that are
-    real. The caller gets what `inner` would have given it.
+    It has `inner` return intermediates too; the caller gets only what it wants. calls: by kind of program, in
+    order: the planner cuts a forward pass into `steps`, and each step goes through layer by layer. Only rows
+    at `positions` are copied; of keys and values all rows that are not padding.
     """
 
     def __init__(self, model: LoadedModel, steps: Sequence[VariantCall], positions: Positions) -> None:
         self.inner, self.layers = model.runner, model.config.num_hidden_layers
-        self.calls: dict[str, list[Call]] = defaultdict(list)
+        self.calls: dict[str, list[RecordedCall]] = defaultdict(list)
         self._steps, self._positions = steps, positions
 
     def run(
@@ -65,19 +63,19 @@ class CallRecorder:
         bo_key: str,
         outputs: Collection[str] | None = None,
         copy: bool = True,
-        on_device: Collection[str] = (),  # noqa: ARG002  all is brought to the host and kept
+        on_device: Collection[str] = (),  # noqa: ARG002  every result is copied to the host
         **arrays: Any,
     ) -> dict[str, Any]:
         table, is_seen = program.arguments, program.kind not in ATTENTION_KINDS
         written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
-        given = self._kept(program, arrays) if is_seen else {}
+        inputs = self._copied(program, arrays) if is_seen else {}
         results = self.inner.run(program, bo_key=bo_key, outputs=written, copy=copy, **arrays)
         if is_seen:
-            self.calls[program.kind].append(given | self._kept(program, results))
-        wanted = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
-        return {name: results[name] for name in wanted}
+            self.calls[program.kind].append(inputs | self._copied(program, results))
+        returned = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
+        return {name: results[name] for name in returned}
 
-    def _kept(self, program: Program, arrays: Mapping[str, Any]) -> Call:
+    def _copied(self, program: Program, arrays: Mapping[str, Any]) -> RecordedCall:
         index = len(self.calls[program.kind]) // self.layers
         if program.kind not in BLOCK_KINDS or index >= len(self._steps):
             return {name: array.copy() for name, array in arrays.items()}
@@ -89,9 +87,8 @@ class CallRecorder:
             for name, array in arrays.items()
         } | {"rows": rows}
 
-    def of_layer(self, kind: str, layer: int) -> list[Call]:
-        """The calls of a kind of program for a layer: they come for one layer after the other, whatever
-        buffers they are made on, and again so for the next step."""
+    def calls_of_layer(self, kind: str, layer: int) -> list[RecordedCall]:
+        """Return the calls of a kind of program for one layer. Each step calls the layers in order."""
         return self.calls.get(kind, [])[layer :: self.layers]
 
     def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
@@ -104,19 +101,22 @@ class CallRecorder:
         return self.inner.shared_array(name, argument)
 
     def record(self) -> None:
-        """Every call is made by itself, and looked at."""
+        """Record nothing: each call must run by itself, so that it can be copied."""
         return
 
 
 Captured = dict[tuple[int | None, str], F32Array]
-"""Values by layer (None: outside of the layers) and step, one row per position."""
+"""Values by layer and step, one row per position. Layer None means outside of the layers."""
 
 
 def capture_reference(
     model: Any, token_ids: Sequence[int], steps: Sequence[LayerStep], positions: Positions
 ) -> Captured:
-    """Those of a layer's `steps` that modules of transformers' `model` see, and the steps after the layers,
-    at `positions` of `token_ids`, from one forward pass."""
+    """Run the reference once and return the values of `steps`, and of the steps after the layers.
+
+    Only steps that a module of transformers' `model` takes or returns are captured, at `positions` of
+    `token_ids`.
+    """
     import torch
 
     captured: Captured = {}
@@ -131,14 +131,14 @@ def capture_reference(
 
 
 def _watch(stack: ExitStack, module: Any, step: LayerStep, keep: Callable[[Any], None]) -> None:
-    """Hook the step into transformers' layer or model, for as long as the stack stands."""
+    """Hook the step into transformers' layer or model until the stack is closed."""
     if step.module_hook:
         path, side = step.module_hook
         stack.callback(_hook(module.get_submodule(path), side, keep))
 
 
 def _keeper(captured: Captured, layer: int | None, step: str, positions: Positions) -> Callable[[Any], None]:
-    """Keeps the rows of some positions, flat, from (1, all positions, ...)."""
+    """Return a hook that stores the rows of `positions`, flattened, from (1, all positions, ...)."""
 
     def keep(value: Any) -> None:
         captured[layer, step] = np.array(value[0][positions].flatten(1).float().numpy())
@@ -147,7 +147,7 @@ def _keeper(captured: Captured, layer: int | None, step: str, positions: Positio
 
 
 def _hook(module: Any, side: str, keep: Callable[[Any], None]) -> Callable[[], None]:
-    """Call `keep` with what goes into `module` or comes out of it; returns what takes the hook away."""
+    """Call `keep` with the input or the output of `module`. Returns the function that removes the hook."""
     if side == "in":
 
         def before(_: Any, inputs: tuple[Any, ...]) -> None:
@@ -165,47 +165,50 @@ def _hook(module: Any, side: str, keep: Callable[[Any], None]) -> Callable[[], N
 
 
 UNUSED = 4
-"""Positions that the KV cache of decode has to spare, as in a generation: none of them may be looked at."""
+"""Unused positions at the end of decode's KV cache, as in a generation: no program may read them."""
 
 DECODED = 8
-"""Tokens at the end of a prompt that are decoded one by one, where it has as many: a fault of the second
-token shows, and over one row alone means of a few numbers would hang on chance."""
+"""Tokens at the end of a prompt that are decoded one by one, if it has that many. More than one, so that a
+fault of the second token shows, and so that means are over enough numbers."""
 
 StepValues = dict[str, F32Array]
-"""By step: (rows, width) in float32, exactly the bf16 values; a step that was never computed is absent. Under
-"keys" and "values" those of all positions up to the last one, as the programs made them."""
+"""Values by step name: (rows, width), the bf16 values as float32. A step that was not computed is absent.
+"keys" and "values" have all positions up to the last one, as the programs wrote them."""
 
 
 @dataclass
-class Pass:
-    """What prefill or decode computed at `positions`, one row for each, ascending. `of_rows`: whether its
-    products are of matrices, and not of a matrix and a vector; `head_of_rows`: whether that of the LM head
-    is."""
+class RecordedPass:
+    """What prefill or decode computed at `positions`, ascending, one row for each.
+
+    uses_gemm: whether its programs multiply matrices, not a matrix and a vector (GEMV). head_uses_gemm: the
+    same of the LM head.
+    """
 
     phase: str
     positions: Positions
     layers: list[StepValues]
-    of_rows: bool
-    head_of_rows: bool = False
+    uses_gemm: bool
+    head_uses_gemm: bool = False
     head: StepValues = field(default_factory=dict)
 
 
-def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
-    """Prefill `token_ids`, then the logits after the last one."""
+def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass:
+    """Record the prefill of `token_ids` and the logits after the last token."""
     length = len(token_ids)
-    positions = chosen(length)
+    positions = compared_positions(length)
     recorder = CallRecorder(model, model.variant_set.plan(length, 0), positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length)
     rows = prefill(recorded, token_ids, cache)
-    found = Pass("prefill", positions, _layers(recorder, BLOCKS, model), True)
-    _add_keys(found, recorder, [BLOCKS], cache)
-    _add_head(found, recorded, recorder, rows[-1])
-    return found
+    recorded_pass = RecordedPass("prefill", positions, _layers(recorder, BLOCKS, model), True)
+    _add_keys(recorded_pass, recorder, [BLOCKS], cache)
+    _add_head(recorded_pass, recorded, recorder, rows[-1])
+    return recorded_pass
 
 
-def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
-    """Prefill `token_ids` but for the last few (DECODED), decode these; then the logits after the last."""
+def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass:
+    """Prefill all but the last DECODED tokens, then record the decode of those and the logits after the
+    last."""
     length = len(token_ids)
     earlier = length - min(DECODED, length - 1)
     positions, in_blocks = np.arange(earlier, length), model.variant_set.decode_path == ROWS
@@ -218,35 +221,37 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> Pass:
     prefill(recorded, token_ids[:earlier], cache)
     for token in token_ids[earlier:]:
         row = decode_step(recorded, token, cache)
-    found = Pass("decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks)
-    _add_keys(found, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache)
-    _add_head(found, recorded, recorder, row)
-    return found
+    recorded_pass = RecordedPass(
+        "decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks
+    )
+    _add_keys(recorded_pass, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache)
+    _add_head(recorded_pass, recorded, recorder, row)
+    return recorded_pass
 
 
 BLOCKS = {BEFORE: "rms_gemms_rope", AFTER: "o_ffn"}
 TOKEN = {BEFORE: "rms_gemv_rope", AFTER: "o_gemv_ffn"}
-"""Kinds of programs, of rows and of one token."""
+"""Kinds of the programs before and after attention: for several rows, and for one token."""
 BLOCK_KINDS = frozenset(BLOCKS.values())
 ATTENTION_KINDS = frozenset({"flash_attn", "cached_attn"})
-"""What attention gives is what the next program is given."""
+"""Kinds of the attention programs. They are not recorded: their result is an input of the next program."""
 
 
 def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel) -> list[StepValues]:
-    """The steps' values in each layer, from the calls of its two programs."""
+    """Collect the steps' values in each layer from the calls of its two programs."""
     layers: list[StepValues] = [{} for _ in range(recorder.layers)]
     for step in layer_steps(model.config.shape):
         if not step.source:
             continue
         for layer, values in enumerate(layers):
-            calls = recorder.of_layer(kinds[step.source.part], layer)
+            calls = recorder.calls_of_layer(kinds[step.source.part], layer)
             if calls:
                 values[step.name] = _rows([_of(call, step.source.argument) for call in calls])
     return layers
 
 
-def _of(call: Call, argument: str) -> BF16Array:
-    """A row for each position that is compared, or the one row of a vector."""
+def _of(call: RecordedCall, argument: str) -> BF16Array:
+    """Return one row for each compared position, or the one row of a vector."""
     array: BF16Array = call[argument]
     if array.ndim == 1:
         return np.atleast_2d(array)
@@ -255,30 +260,32 @@ def _of(call: Call, argument: str) -> BF16Array:
 
 
 def _add_keys(
-    found: Pass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
+    recorded_pass: RecordedPass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
 ) -> None:
-    """Keys and values of every position, from calls in the order of positions, and what the cache holds at
-    those that are compared."""
-    for layer, values in enumerate(found.layers):
-        calls = [call for each in kinds for call in recorder.of_layer(each[BEFORE], layer)]
+    """Add the keys and values that the programs wrote for every position, and those that the cache holds at
+    the compared positions."""
+    for layer, values in enumerate(recorded_pass.layers):
+        calls = [call for kind in kinds for call in recorder.calls_of_layer(kind[BEFORE], layer)]
         for step, argument in (("keys", KEYS), ("values", VALUES)):
             if calls:
                 values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
-        held = (array[:, found.positions].transpose(1, 0, 2) for array in cache.layers[layer])
-        values |= {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), held, strict=True)}
+        cached = (array[:, recorded_pass.positions].transpose(1, 0, 2) for array in cache.layers[layer])
+        values |= {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), cached, strict=True)}
 
 
-def _add_head(found: Pass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array) -> None:
-    """The logits after `row`, and what the LM head is given for them."""
-    found.head = {"logits": next_token_logits(recorded, row)[None]}
+def _add_head(
+    recorded_pass: RecordedPass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array
+) -> None:
+    """Add the logits after `row`, and the LM head's input."""
+    recorded_pass.head = {"logits": next_token_logits(recorded, row)[None]}
     calls = [call for kind in HEADS for call in recorder.calls.get(kind, [])]
     if calls:
-        found.head["final_norm"] = _rows([np.atleast_2d(calls[-1]["x"])[:1]])
-        found.head_of_rows = calls[-1]["x"].ndim == 2
+        recorded_pass.head["final_norm"] = _rows([np.atleast_2d(calls[-1]["x"])[:1]])
+        recorded_pass.head_uses_gemm = calls[-1]["x"].ndim == 2
 
 
 def _rows(arrays: Sequence[BF16Array]) -> F32Array:
-    """One after the other, each (rows, ...), flat, in float32."""
+    """Concatenate arrays of (rows, ...) as (all rows, width) float32."""
     rows = np.concatenate(arrays)
     values: F32Array = rows.reshape(len(rows), -1).astype(np.float32)
     return values

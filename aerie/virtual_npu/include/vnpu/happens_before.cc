@@ -1,5 +1,5 @@
-// The order checks: clocks, and who touched what last. Linked into programs that are built with checks.
-#include "vnpu/order.h"
+// The order checks: clocks, and the last accesses of each part of a buffer. Linked only into programs with checks.
+#include "vnpu/happens_before.h"
 
 #include <pthread.h>
 #include <stdio.h>
@@ -34,22 +34,22 @@ void Clock::join(const Clock &other) {
   for (uint32_t i = 0; i < other.size_; ++i) times_[i] = times_[i] > other.times_[i] ? times_[i] : other.times_[i];
 }
 
-// ---- what lives as long as a run: lineages, events ----
+// ---- what stays for the whole run: issue orders, events ----
 
 namespace {
 
-// Plain values that stay where they are until the run ends; numbered from 1. Threads add side by side.
+// Plain values that do not move until the run ends, numbered from 1. Several threads add values concurrently.
 template <class T>
 class Store {
  public:
   T &operator[](uint32_t number) { return blocks_[(number - 1) / kBlock][(number - 1) % kBlock]; }
 
-  // The number after `last`, the thread's last one: threads take numbers in blocks. 0 when all are used up.
+  // Returns the number after `last`, the thread's last one: threads take numbers in blocks. Returns 0 when all are used up.
   uint32_t add(uint32_t &last) {
     if (last % kBlock == 0) {
-      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= most()) return 0;
+      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= max_count()) return 0;
       const int block = __atomic_fetch_add(&used_, 1, __ATOMIC_RELAXED);
-      T *const values = block < most() ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
+      T *const values = block < max_count() ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
       if (!values) return 0;
       __atomic_store_n(&blocks_[block], values, __ATOMIC_RELEASE);
       last = uint32_t(block) * kBlock;
@@ -57,68 +57,68 @@ class Store {
     return ++last;
   }
 
-  // Forgets all; holds so many from now on, rounded up to whole blocks.
-  void clear(i64 most) {
+  // Drops all values and sets the capacity, rounded up to whole blocks.
+  void clear(i64 max_count) {
     for (int block = 0; block < used_ && block < kBlocks; ++block) {
       free(blocks_[block]);
       blocks_[block] = nullptr;
     }
     used_ = 0;
-    unwanted_ = most < i64(kBlocks) * kBlock ? kBlocks - int((most + kBlock - 1) / kBlock) : 0;
+    unused_blocks_ = max_count < i64(kBlocks) * kBlock ? kBlocks - int((max_count + kBlock - 1) / kBlock) : 0;
   }
 
  private:
   static constexpr int kBlock = 1024, kBlocks = 1 << 19;
-  // All is zero to begin with: 4 MB of anything else would lie in every program's file.
+  // Everything is zero at the start: otherwise every program file would have 4 MB more.
   T *blocks_[kBlocks] = {};
-  int used_ = 0, unwanted_ = 0;
+  int used_ = 0, unused_blocks_ = 0;
 
-  int most() const { return kBlocks - unwanted_; }
+  int max_count() const { return kBlocks - unused_blocks_; }
 };
 
 // An access that happened.
 struct Event {
   Site site;
-  Where where;
-  const Lineage *lineage;
-  uint32_t phase, island, process, chain, time;
+  ExecutionPlace where;
+  const IssueOrder *lineage;
+  uint32_t phase, task_loop, process, chain, time;
   bool is_task;
-  bool is_told = false;  // that something is not ordered behind it
+  bool is_reported = false;  // that an access is not ordered after it
 };
 
 Store<Event> events;
-Store<Lineage> lineages;
-Store<Where> roots;  // the launch point of an island
+Store<IssueOrder> lineages;
+Store<ExecutionPlace> roots;  // the launch point of a task loop
 uint32_t bodies = 0, processes = 0, phase = 0;
 bool races_are_notes = false;
-i64 most_events = 0;
-i64 unchecked = 0;         // accesses that came when there was no memory for them
-bool lost_track = false;   // no memory for what says which body and island a strand belongs to
-uint32_t generation = 0;  // of runs: the numbers that threads kept of an earlier one are stale
+i64 max_events = 0;
+i64 unchecked = 0;         // accesses without a record, for lack of memory
+bool lost_track = false;   // no memory for the body and task loop of a strand
+uint32_t generation = 0;  // counts runs: numbers that threads kept from an earlier run are invalid
 
 struct Last {
   uint32_t event = 0, lineage = 0, root = 0, generation = 0;
 };
 thread_local Last last_numbers;
 
-Last &mine() {
+Last &this_thread() {
   if (last_numbers.generation != generation) last_numbers = Last{0, 0, 0, generation};
   return last_numbers;
 }
 
 }  // namespace
 
-void begin_order(bool as_notes, i64 most) {
+void begin_order(bool as_notes, i64 max_count) {
   races_are_notes = as_notes;
-  most_events = most;
+  max_events = max_count;
   unchecked = 0;
   lost_track = false;
   static thread_local Strand function;
   static thread_local Strand *slot = &function;
   strand_slot = &slot;
-  events.clear(most);
-  lineages.clear(most);
-  roots.clear(most);
+  events.clear(max_count);
+  lineages.clear(max_count);
+  roots.clear(max_count);
   bodies = processes = 0;
   phase = 1;
   ++generation;
@@ -129,27 +129,27 @@ void end_order() {
   note(Site{"race check", 0},
        "%lld accesses came after the %lld that it remembers were used up, so data races with them may be missed: run the "
        "program for a smaller shape, or set VNPU_RACE_EVENTS higher (%d bytes of memory each)",
-       (long long)unchecked, (long long)most_events, int(sizeof(Event)));
+       (long long)unchecked, (long long)max_events, int(sizeof(Event)));
 }
 
 void next_phase() { ++phase; }
 
 uint32_t new_body() { return __atomic_add_fetch(&bodies, 1, __ATOMIC_RELAXED); }
 
-const Lineage *new_lineage(const Lineage *around, uint32_t body, uint32_t issue, bool is_async, Engine engine) {
-  const uint32_t number = lineages.add(mine().lineage);
+const IssueOrder *new_lineage(const IssueOrder *around, uint32_t body, uint32_t issue, bool is_async, Engine engine) {
+  const uint32_t number = lineages.add(this_thread().lineage);
   if (!number) {
     __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
     return around;
   }
-  lineages[number] = Lineage{around, body, issue, is_async, engine, around ? around->depth + 1 : 0};
+  lineages[number] = IssueOrder{around, body, issue, is_async, engine, around ? around->depth + 1 : 0};
   return &lineages[number];
 }
 
 namespace {
 
-// Goes from both outwards to two operations of one body. False where there are none.
-bool find_siblings(const Lineage *&earlier, const Lineage *&later) {
+// Goes outwards from both until it finds two operations of one body. Returns false if there are none.
+bool find_siblings(const IssueOrder *&earlier, const IssueOrder *&later) {
   while (earlier && later && earlier->depth > later->depth) earlier = earlier->around;
   while (earlier && later && later->depth > earlier->depth) later = later->around;
   while (earlier && later && earlier->around != later->around) {
@@ -161,11 +161,11 @@ bool find_siblings(const Lineage *&earlier, const Lineage *&later) {
 
 }  // namespace
 
-bool holds_back(const Lineage *earlier, const Lineage *later) {
+bool holds_back(const IssueOrder *earlier, const IssueOrder *later) {
   return find_siblings(earlier, later) && !(earlier->is_async && (later->is_async || later->engine == Engine::kHost));
 }
 
-bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *later, bool later_writes) {
+bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const IssueOrder *later, bool later_writes) {
   if (!find_siblings(earlier, later) || earlier->issue > later->issue) return false;
   if (earlier->engine == Engine::kNone || later->engine == Engine::kNone) return false;
   return earlier_writes != later_writes || earlier->engine == Engine::kCores || later->engine == Engine::kCores;
@@ -173,15 +173,15 @@ bool locked_apart(const Lineage *earlier, bool earlier_writes, const Lineage *la
 
 // ---- chains and strands ----
 
-Chains::~Chains() {
+StrandChains::~StrandChains() {
   for (Family *family : buckets_) {
     while (family) {
       Family *const next = family->next;
       if (family->merged && family->site.op[0]) {
         note(family->site,
-             "%lld of these began while %d others were under way, and nothing puts one before the other: the race check "
-             "tells %d apart, so data races with the rest may be missed; let each depend on the token of an earlier one, "
-             "or wait for some before the next begin",
+             "%lld of these started while %d others were running, and nothing orders them: the race check distinguishes %d, "
+             "so data races with the rest may be missed; let each depend on the token of an earlier one, or wait for some "
+             "before the next start",
              (long long)family->merged, kSiblings, kSiblings);
       }
       delete family;
@@ -191,7 +191,7 @@ Chains::~Chains() {
   free(times_);
 }
 
-uint32_t Chains::add() {
+uint32_t StrandChains::add() {
   if (size_ == capacity_) {
     capacity_ = capacity_ ? 2 * capacity_ : 64;
     times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
@@ -200,7 +200,7 @@ uint32_t Chains::add() {
   return size_++;
 }
 
-uint32_t Chains::choose(uint32_t before, Site site, i64 flat, const Clock &clock) {
+uint32_t StrandChains::choose(uint32_t before, Site site, i64 flat, const Clock &clock) {
   const uint64_t hash = (uint64_t(before) * 31 + uint64_t(site.line)) * 1000003u + uint64_t(flat);
   Family *&bucket = buckets_[hash % kBuckets];
   Family *family = bucket;
@@ -220,9 +220,9 @@ uint32_t Chains::choose(uint32_t before, Site site, i64 flat, const Clock &clock
   return family->chains[family->size++] = add();
 }
 
-void Strand::begin(const Strand &before, Site site, i64 flat, const Lineage *own) {
+void Strand::begin(const Strand &before, Site site, i64 flat, const IssueOrder *own) {
   phase = before.phase;
-  island = before.island;
+  task_loop = before.task_loop;
   process = before.process;
   chains = before.chains;
   lineage = own;
@@ -238,12 +238,12 @@ void Strand::start() {
   clock.set(chain, time);
 }
 
-void Strand::begin_island(Chains &own, const Where *root) {
+void Strand::start_task_loop(StrandChains &own, const ExecutionPlace *root) {
   phase = vnpu::phase;
-  island = roots.add(mine().root);
-  if (island) {
-    roots[island] = *root;
-    roots[island].around = nullptr;
+  task_loop = roots.add(this_thread().root);
+  if (task_loop) {
+    roots[task_loop] = *root;
+    roots[task_loop].around = nullptr;
   } else {
     __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
   }
@@ -252,62 +252,62 @@ void Strand::begin_island(Chains &own, const Where *root) {
   enter(root);
 }
 
-void Strand::enter(const Where *own) {
+void Strand::enter(const ExecutionPlace *own) {
   where = own;
   process = __atomic_add_fetch(&processes, 1, __ATOMIC_RELAXED);
 }
 
-Mark Strand::publish() {
-  Mark mark(clock);
+ClockSnapshot Strand::publish() {
+  ClockSnapshot mark(clock);
   time = chains->advance(chain);
   clock.set(chain, time);
   return mark;
 }
 
-void Fork::begin(Site site) {
+void AsyncStrand::begin(Site site) {
   outer_ = *strand_slot;
   strand_.begin(*outer_, site, 0, outer_->lineage);
   strand_.is_fork = true;
   *strand_slot = &strand_;
 }
 
-void Fork::covers(Site site, std::initializer_list<Use> uses) {
+void AsyncStrand::covers(Site site, std::initializer_list<Use> uses) {
   for (const Use &use : uses) {
     if (use.buffer && use.buffer->owner == strand_.process) observe(site, use, strand_);
   }
   strand_.covers = true;
 }
 
-Mark Fork::end() {
+ClockSnapshot AsyncStrand::end() {
   *strand_slot = outer_;
   outer_->forked.join(strand_.clock);
   outer_->forked.join(strand_.forked);
-  return Mark(strand_.clock);
+  return ClockSnapshot(strand_.clock);
 }
 
 uint32_t current_process() { return current_strand() ? current_strand()->process : 0; }
 
-// ---- who touched what ----
+// ---- the last accesses of buffers ----
 
 namespace {
 
-// Of one part of a buffer: the last write, and the latest reads since, as far as they fit.
+// The accesses of one part of a buffer: the last write, and the latest reads since, as far as they fit.
 struct Cell {
   static constexpr int kReaders = 3;
   uint32_t writer, readers[kReaders];
   bool operator==(const Cell &other) const { return __builtin_memcmp(this, &other, sizeof(Cell)) == 0; }
 };
 
-// One access while it is entered.
+// One access while it is recorded.
 struct Entry {
   const Strand &strand;
   const uint32_t event;
   const bool writes;
   const bool has_locks, is_l2;
-  bool is_forced = false;  // races, and is entered all the same
-  // The cell that was visited last, as it was and as it is; at first one that no cell is like.
+  bool is_forced = false;  // records it although it races
+  // The cell visited last, before and after; initially one that differs from every cell.
   Cell before{~0u, {}}, after{};
-  // The access that it races with, or is behind thanks to locks alone, and at which byte.
+  // The access that it races with, or that only locks order before it, and the byte.
   struct Other {
     uint32_t event = 0;
     bool writes = false;
@@ -331,21 +331,21 @@ class Locked {
 
 bool happened_before(const Event &event, const Strand &strand) {
   if (event.phase != strand.phase) return true;
-  if (event.island != strand.island) return false;
+  if (event.task_loop != strand.task_loop) return false;
   return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
 }
 
-// Whether two herds of one body did it, which are on the device at the same time, and the earlier one has no token that
-// the later one could depend on.
+// Whether two herds of one body made the accesses, the herds are on the device at the same time, and the earlier one has no
+// token that the later one could depend on.
 bool are_herds(const Event &event, const Strand &strand) {
-  const Lineage *earlier = event.lineage, *later = strand.lineage;
-  if (event.phase != strand.phase || event.island != strand.island || !find_siblings(earlier, later)) return false;
+  const IssueOrder *earlier = event.lineage, *later = strand.lineage;
+  if (event.phase != strand.phase || event.task_loop != strand.task_loop || !find_siblings(earlier, later)) return false;
   return earlier->engine == Engine::kCores && later->engine == Engine::kCores && !earlier->is_async;
 }
 
 }  // namespace
 
-// Parts are as small as the accesses so far needed them to be: a power of two bytes, all alike.
+// All parts have one size, a power of two bytes: the largest that the accesses so far allow.
 class Cells {
  public:
   explicit Cells(const Buffer &buffer) : bytes_(buffer.count * buffer.element), count_(1) {
@@ -356,13 +356,13 @@ class Cells {
   Cells(const Cells &) = delete;
   ~Cells() { free(cells_); }
 
-  // Makes parts as small as runs that begin and end at these bytes need them.
+  // Makes parts small enough for runs that start and end at these bytes.
   void refine(i64 low, i64 high);
 
-  // Enters a run of an access: bytes [low, high) of the buffer. False where it races.
+  // Records one run of an access: bytes [low, high) of the buffer. Returns false if it races.
   bool enter(Entry &entry, i64 low, i64 high);
 
-  // Whether everything so far happened before a strand; else the event that did not.
+  // Whether every access so far happened before a strand; unsettled() gives an access that did not.
   bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
   Entry::Other unsettled(const Strand &strand) const;
 
@@ -375,17 +375,17 @@ class Cells {
 };
 
 void Cells::refine(i64 low, i64 high) {
-  i64 wanted = low | granule_;
-  if (high < bytes_) wanted |= high;
-  wanted &= -wanted;
-  if (wanted == granule_) return;
-  const i64 parts = granule_ / wanted, count = (bytes_ + wanted - 1) / wanted;
+  i64 needed = low | granule_;
+  if (high < bytes_) needed |= high;
+  needed &= -needed;
+  if (needed == granule_) return;
+  const i64 parts = granule_ / needed, count = (bytes_ + needed - 1) / needed;
   Cell *const finer = static_cast<Cell *>(malloc(size_t(count) * sizeof(Cell)));
   for (i64 i = 0; i < count; ++i) finer[i] = cells_[i / parts];
   free(cells_);
   cells_ = finer;
   count_ = count;
-  granule_ = wanted;
+  granule_ = needed;
 }
 
 bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
@@ -394,12 +394,12 @@ bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
     herds = Other{earlier, true, byte};
   }
   if (happened_before(events[earlier], strand)) return true;
-  if (!has_locks || !locked_apart(events[earlier].lineage, earlier_writes, strand.lineage, writes)) return false;
+  if (!has_locks || !ordered_by_locks(events[earlier].lineage, earlier_writes, strand.lineage, writes)) return false;
   if (!locked.event) locked = Other{earlier, earlier_writes, byte};
   return true;
 }
 
-// Gives the event that this one races with, or 0. What is behind a read is behind the write before that.
+// Returns the event that this one races with, or 0. What is ordered after a read is ordered after the write before it.
 uint32_t Entry::visit(Cell &cell, i64 byte) {
   uint32_t unordered = 0;
   bool is_behind_reader = false;
@@ -414,7 +414,7 @@ uint32_t Entry::visit(Cell &cell, i64 byte) {
     cell = Cell{event, {}};
     return 0;
   }
-  // A read that happened before this one says nothing that this one does not.
+  // Drops reads that happened before this one: they add nothing.
   int place = int(event % Cell::kReaders);
   for (int i = Cell::kReaders - 1; i >= 0; --i) {
     if (!cell.readers[i] || happened_before(events[cell.readers[i]], strand)) place = i;
@@ -426,7 +426,7 @@ uint32_t Entry::visit(Cell &cell, i64 byte) {
 bool Cells::enter(Entry &entry, i64 low, i64 high) {
   for (i64 i = low / granule_, last = (high - 1) / granule_; i <= last; ++i) {
     Cell &cell = cells_[i];
-    // Most parts have the same past as the one before.
+    // Most parts have the same history as the part before.
     if (cell == entry.before) {
       cell = entry.after;
       continue;
@@ -457,7 +457,7 @@ void release_cells(Cells *cells) { delete cells; }
 
 namespace {
 
-// A buffer of the tile itself needs no records as long as only its program order touches it.
+// A tile's own buffer needs no records while only its program order touches it.
 bool is_private(const Buffer &buffer, const Strand &strand) {
   return !__atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE) && buffer.owner == strand.process && !strand.is_fork;
 }
@@ -470,26 +470,26 @@ Cells &cells_of(Buffer &buffer) {
   return *buffer.cells;
 }
 
-// 0: there is no memory for it.
+// 0 means that there is no memory for it.
 uint32_t new_event(Site site, const Strand &strand) {
-  const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(mine().event);
+  const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(this_thread().event);
   if (!number) {
     __atomic_fetch_add(&unchecked, 1, __ATOMIC_RELAXED);
     return 0;
   }
-  Where where = strand.where ? *strand.where : Where{"", 0, 0, 0};
+  ExecutionPlace where = strand.where ? *strand.where : ExecutionPlace{"", 0, 0, 0};
   where.around = nullptr;
-  events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.island,
+  events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.task_loop,
                          strand.process, strand.chain, strand.time,    strand.is_task};
   return number;
 }
 
-// Both in one tile, which runs in program order: a token is missing, and that does no harm here.
+// Both are in one tile, which runs in program order: a token is missing, without harm here.
 bool is_in_order(const Event &event, const Strand &strand) {
   return event.process == strand.process && !event.is_task && !strand.is_task;
 }
 
-// What puts two accesses in order where no token does.
+// What orders two accesses without a token.
 enum class Guard { kNothing, kTile, kLocks, kText };
 
 struct Wording {
@@ -525,16 +525,16 @@ Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
 
 void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Other &other, Guard guard) {
   Event &event = events[other.event];
-  event.is_told = true;
-  Where where = event.where;
-  if (event.island && where.dims > 0) where.around = &roots[event.island];
+  event.is_reported = true;
+  ExecutionPlace where = event.where;
+  if (event.task_loop && where.dims > 0) where.around = &roots[event.task_loop];
   char who[600], text[1200];
   describe(&where, who, int(sizeof(who)));
   const Wording words = wording(guard, buffer, entry.writes && other.writes);
   snprintf(text, sizeof(text), "%s: this %s element %lld of %s, which line %d: %s%s %s, and %s", words.what,
            entry.writes ? "writes" : "reads", (long long)(other.place / buffer.element), buffer.label.name, event.site.line,
            event.site.op, who, other.writes ? "writes" : "reads", words.why);
-  const Where *const outer = here;
+  const ExecutionPlace *const outer = here;
   here = entry.strand.where;
   if (!races_are_notes && guard == Guard::kNothing) fail_as(Failure::kRace, site, "%s", text);
   describe(here, who, int(sizeof(who)));
@@ -542,7 +542,7 @@ void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Ot
   here = outer;
 }
 
-// Calls run(first byte, end) for every run of bytes that a side touches, until one gives true.
+// Calls run(first byte, end) for every run of bytes of a side, until one returns true.
 template <class Run>
 bool each_run(const Access &side, Run run) {
   i64 bytes = side.element;
@@ -598,17 +598,17 @@ void observe(Site site, const Use &use, Strand &strand) {
   observe(site, side, use.writes, strand);
 }
 
-// Of a tile: a sequencer frees when all that it issued before is done (Sequencer::dealloc).
+// In a tile. A sequencer frees a buffer when all that it issued before is done (Sequencer::dealloc).
 void check_settled(Site site, const Buffer &buffer) {
   const Strand *const strand = current_strand();
   const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
   if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
   const Entry::Other other = cells->unsettled(*strand);
-  if (!other.event || events[other.event].process != strand->process || events[other.event].is_told) return;
+  if (!other.event || events[other.event].process != strand->process || events[other.event].is_reported) return;
   const Site by = events[other.event].site;
   fail_as(Failure::kFreed, site,
           "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
-          Described(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
+          BufferText(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
 }
 
 bool watched(const Buffer &buffer) {
@@ -616,7 +616,7 @@ bool watched(const Buffer &buffer) {
   if (!strand || is_private(buffer, *strand)) return false;
   if (buffer.owner != strand->process) return true;
   if (strand->covers) return false;
-  // What only this tile touches, in its order or asynchronously, cannot race once all that went before is known.
+  // A buffer that only this tile touches, in its order or asynchronously, cannot race once all earlier operations are known.
   Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
   return strand->is_fork || !cells->is_settled(*strand);
 }

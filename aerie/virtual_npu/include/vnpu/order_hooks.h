@@ -1,4 +1,4 @@
-// What the memory checks need of the order checks (order.h), below both.
+// What the memory checks need of the order checks (happens_before.h), below both.
 #pragma once
 
 #include "vnpu/base.h"
@@ -6,7 +6,7 @@
 namespace vnpu {
 
 struct Buffer;
-class Cells;  // who last wrote and read the parts of a buffer
+class Cells;  // the last writes and reads of the parts of a buffer
 
 #if VNPU_CHECKS
 // Whether single accesses to a buffer must be recorded now, with `touch`.

@@ -24,8 +24,15 @@ from aerie.engine.strategies.unmasking import UnmaskingRule
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
-from aerie.verify import filled
-from aerie.verify.filled import Filled, nothing_sure, staircase, try_blocks, try_free, walk
+from aerie.verify import diffusion_check
+from aerie.verify.diffusion_check import (
+    DiffusionResult,
+    block_causal_mask,
+    no_choice_compared,
+    reference_passes,
+    try_blocks,
+    try_free,
+)
 from aerie.verify.gate import verify_blocks
 from aerie.verify.gate_prompts import choose_prompts
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
@@ -51,7 +58,7 @@ def demo() -> tuple[Session, Reference]:
     return opened(open_checkpoint(CHECKPOINT))
 
 
-def tried(both: tuple[Session, Reference]) -> list[Filled]:
+def tried(both: tuple[Session, Reference]) -> list[DiffusionResult]:
     """By a scheduler of its own: no fault leaves pages to another."""
     session, reference = both
     vars(session).pop("requests", None)
@@ -122,8 +129,8 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 }
 
 
-def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> unmasking.UnmaskedTokens:
-    """What is told is right, and what is kept goes by the confidence after the sampler's filters."""
+def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> unmasking.UnmaskedTokens:
+    """Report the right confidences, but choose positions by the confidence after the sampler's filters."""
 
     def filtered(row: Any, token: int) -> tuple[float, float]:
         tokens, shares = self._sampler.distribution(row)
@@ -132,18 +139,18 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *said: Any)
     with pytest.MonkeyPatch.context() as patch:
         if self._sampler.temperature:
             patch.setattr(unmasking, "_confidence_and_entropy", filtered)
-        chosen = CALL(self, logits, masked, step, *said)
+        chosen = CALL(self, logits, masked, step, *ids)
     rows = dict(zip(masked, logits, strict=True))
-    told = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
-    confidences, entropies = zip(*told, strict=True)
+    scores = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
+    confidences, entropies = zip(*scores, strict=True)
     return chosen._replace(confidences=confidences, entropies=entropies)
 
 
-def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *said: Any) -> unmasking.UnmaskedTokens:
+def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> unmasking.UnmaskedTokens:
     """A number more is drawn in each step than there are masks."""
     if self._sampler.temperature:
-        self._sampler(logits[0], *said)
-    return CALL(self, logits, masked, step, *said)
+        self._sampler(logits[0], *ids)
+    return CALL(self, logits, masked, step, *ids)
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -153,7 +160,7 @@ def test_a_fault_is_found(fault: str, demo: tuple[Session, Reference], monkeypat
     assert failures, fault
 
 
-def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], capsys: Any) -> None:
+def test_a_healthy_model_passes_and_is_printed(demo: tuple[Session, Reference], capsys: Any) -> None:
     session, reference = demo
     vars(session).pop("requests", None)
     prompts = choose_prompts(session, full=False)
@@ -162,16 +169,16 @@ def test_what_is_healthy_passes_and_is_told(demo: tuple[Session, Reference], cap
     assert all(found.passes and found.distance for found in record.diffusion_results)
     assert sum(found.sure for found in record.diffusion_results) > 5
     print_record(record)
-    told = capsys.readouterr().out
-    assert "blocks filled in (virtual, exact products) against transformers bf16" in told
-    assert told.endswith("[verify] PASS\n")
+    output = capsys.readouterr().out
+    assert "blocks filled in (virtual, exact products) against transformers bf16" in output
+    assert output.endswith("[verify] PASS\n")
     assert [one["how"] for one in as_json(record, "it")["blocks"]] == [
         found.how for found in record.diffusion_results
     ]
 
 
 def test_a_gate_that_compared_no_choice_does_not_pass() -> None:
-    (failure,) = nothing_sure([Filled("the model", "a", "sequential", 3, 1)])
+    (failure,) = no_choice_compared([DiffusionResult("the model", "a", "sequential", 3, 1)])
     assert "no choice was sure enough to be compared" in str(failure)
 
 
@@ -195,7 +202,7 @@ def test_a_fault_of_drawing_alone_is_found(
     fault: Any, other: tuple[Session, Reference], monkeypatch: Any
 ) -> None:
     """Random weights are sure of nothing: draws are seldom alike, and one token that is left seems sure."""
-    monkeypatch.setattr(filled, "TOP_K", 1 if fault is kept_as_filtered else 20)
+    monkeypatch.setattr(diffusion_check, "TOP_K", 1 if fault is kept_as_filtered else 20)
     session, reference = other
     vars(session).pop("requests", None)
     prompt = choose_prompts(session, full=False)[0]
@@ -203,23 +210,27 @@ def test_a_fault_of_drawing_alone_is_found(
     monkeypatch.setattr(unmasking.Unmasker, "__call__", fault)
     vars(session).pop("requests", None)
     (failure, *_) = try_free("the model", session, reference, prompt, UnmaskingRule()).failures
-    assert "by what was drawn the rule keeps" in str(failure)
+    assert "of what the sampler alone draws, the rule keeps" in str(failure)
 
 
 def test_the_references_loop_by_hand() -> None:
     """What it reads, in a model that says of each position how often it was asked."""
-    assert staircase(5, 2).sum(axis=1).tolist() == [2, 2, 4, 4, 5]
+    assert block_causal_mask(5, 2).sum(axis=1).tolist() == [2, 2, 4, 4, 5]
 
     class Counting:
         def masked(self, tokens: Sequence[int], positions: Any, seen: Any, count: int) -> Any:
-            assert np.array_equal(seen, staircase(len(tokens), 4))
+            assert np.array_equal(seen, block_causal_mask(len(tokens), 4))
             rows = np.zeros((len(tokens), 12), np.float32)
             rows[np.arange(len(tokens)), np.arange(len(tokens)) % 7] = np.arange(len(tokens), 0, -1)
             return rows[-count:]
 
     blocks = FAMILIES["sdar"].diffusion
     assert blocks
-    passes = [*walk(Counting(), blocks.with_mask_token(11), [1, 2, 3, 4, 5], UnmaskingRule(steps=2), 5, ())]  # type: ignore[arg-type]
+    passes = [
+        *reference_passes(
+            Counting(), blocks.with_mask_token(11), [1, 2, 3, 4, 5], UnmaskingRule(steps=2), 5, ()
+        )
+    ]  # type: ignore[arg-type]
     assert [one.tokens[4:] for one in passes] == [
         (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
     ]  # fmt: skip

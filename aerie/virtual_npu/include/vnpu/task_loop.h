@@ -1,43 +1,44 @@
-// An island: what one thread runs to its end, and what takes turns in it, tasks and processes.
+// Runs the tasks and processes of one launch point to their end, in one thread, one after the other.
 #pragma once
 
 #include <coroutine>
 
-#include "vnpu/cargo.h"
-#include "vnpu/order.h"
+#include "vnpu/happens_before.h"
+#include "vnpu/storage.h"
 
 namespace vnpu {
 
-class Island;
+class TaskLoop;
 class Channel;
 
 // ---- tasks and tokens ----
 
 class Task {
  public:
-  explicit Task(Island &island);
+  explicit Task(TaskLoop &task_loop);
   virtual ~Task();
-  static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
-  static void operator delete(void *task) { pool_give(task); }
-  // Called once, when everything the task waits for is done; leads, now or later, to finish().
+  static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+  static void operator delete(void *task) { pool_free(task); }
+  // Called once, when everything that the task waits for is done. Leads to finish(), at once or later.
   virtual void start() = 0;
   void begin() {
     strand.start();
     start();
   }
   void finish();
-  // Be held back by another task, if it is not done; and know what it did, unless the two are merely kept apart.
+  // Waits for another task if it is not done. learns: this task's strand then knows what the other one did; false if the two
+  // are only kept apart.
   void await(Task *other, bool learns = true);
   void retain() { ++references_; }
   void release() {
     if (--references_ == 0) delete this;
   }
 
-  Island &island;
+  TaskLoop &task_loop;
   Strand strand;
   Site site{"", 0};              // of the operation, and the body that issued it
-  const Where *where = nullptr;
-  bool is_release = false;  // of a buffer, which always waits for its users
+  const ExecutionPlace *where = nullptr;
+  bool is_release = false;  // of a buffer; always waits for the tasks that use it
   bool done = false;
   int pending = 0;  // unfinished tasks it waits for
 
@@ -46,14 +47,14 @@ class Task {
     Task *task;
     bool learns;
   };
-  friend class Island;
+  friend class TaskLoop;
   friend class Deadlock;
   int references_ = 1;
-  FewOf<Successor> successors_;
-  Task *previous_ = nullptr, *next_ = nullptr;  // the island's list of tasks
+  SmallList<Successor> successors_;
+  Task *previous_ = nullptr, *next_ = nullptr;  // the loop's list of tasks
 };
 
-// Done, or the task that will be.
+// Either done, or the task that must finish first.
 class Token {
  public:
   Token() = default;
@@ -77,22 +78,22 @@ class Token {
   Task *task_ = nullptr;
 };
 
-// What waits and does nothing.
+// A task that waits for others and does nothing itself.
 struct Join final : Task {
-  explicit Join(Island &island) : Task(island) {}
+  explicit Join(TaskLoop &task_loop) : Task(task_loop) {}
   void start() override { finish(); }
 };
 Token join(const Token *const *tokens, int count);
 
-// What an operation waits for, and whether it has a token itself: then tokens alone order it.
-struct After {
+// The token that an operation waits for, and whether the operation has a token itself: then only tokens order it.
+struct Dependencies {
   const Token &token;
   bool is_async;
 };
-inline After blocking(const Token &token) { return After{token, false}; }
-inline After async(const Token &token) { return After{token, true}; }
+inline Dependencies blocking(const Token &token) { return Dependencies{token, false}; }
+inline Dependencies async(const Token &token) { return Dependencies{token, true}; }
 
-// A token that is done when all of these are.
+// A token that is done when all of `tokens` are.
 inline Token all() { return Token(); }
 template <class... T>
 inline Token all(const T &...tokens) {
@@ -106,36 +107,38 @@ class Process {
  public:
   struct promise_type {
     template <class... Arguments>
-    explicit promise_type(Island &island, const Where &where, Arguments &&...) : island(island), where(where) {}
+    explicit promise_type(TaskLoop &task_loop, const ExecutionPlace &where, Arguments &&...)
+        : task_loop(task_loop), where(where) {}
     Process get_return_object() { return Process(std::coroutine_handle<promise_type>::from_promise(*this)); }
     std::suspend_always initial_suspend() noexcept { return {}; }
     std::suspend_always final_suspend() noexcept { return {}; }
     void return_void() {}
     [[noreturn]] void unhandled_exception() { throw; }
-    // Locals of a body are in its frame, vectors among them, which want more than the alignment of plain `new`.
-    static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
-    static void operator delete(void *frame) { pool_give(frame); }
+    // Locals of a body are in its frame. Vectors among them need more alignment than plain `new` gives.
+    static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+    static void operator delete(void *frame) { pool_free(frame); }
 
-    Island &island;
-    const Where where;
+    TaskLoop &task_loop;
+    const ExecutionPlace where;
     Strand strand;
-    Strand *current = &strand;  // or an asynchronous operation of it
+    Strand *current = &strand;  // or the strand of one of its asynchronous operations
     int recorded = -1;          // its number in the trace
     uint32_t modes = 0;         // the mode registers of a tile, while others run
     class Spawn *owner = nullptr;
-    promise_type *previous = nullptr, *next = nullptr;  // the island's list of live processes
+    promise_type *previous = nullptr, *next = nullptr;  // the loop's list of live processes
   };
   using Handle = std::coroutine_handle<promise_type>;
   explicit Process(Handle handle) : handle(handle) {}
   Handle handle;
 };
 
-// Runs `count` processes; done when all of them have ended.
+// Runs `count` processes. Done when all of them have ended.
 class Spawn : public Task {
  public:
-  Spawn(Island &island, Site site, const Ports *ports, i64 count) : Task(island), left(count), ports(ports), site_(site) {}
+  Spawn(TaskLoop &task_loop, Site site, const Ports *ports, i64 count)
+      : Task(task_loop), left(count), ports(ports), site_(site) {}
   i64 left;
-  const Ports *const ports;  // of everything in it, for as long as it has not begun
+  const Ports *const ports;  // the puts and gets in the processes, until they start
 
  protected:
   void adopt(Process process, i64 flat);
@@ -147,8 +150,8 @@ class Spawn : public Task {
 template <class Make>
 class SpawnOf final : public Spawn {
  public:
-  SpawnOf(Island &island, Site site, const Ports *ports, i64 count, Make make)
-      : Spawn(island, site, ports, count), make_(make) {}
+  SpawnOf(TaskLoop &task_loop, Site site, const Ports *ports, i64 count, Make make)
+      : Spawn(task_loop, site, ports, count), make_(make) {}
   void start() override {
     if (left == 0) return finish();
     const i64 count = left;
@@ -159,9 +162,9 @@ class SpawnOf final : public Spawn {
   Make make_;
 };
 
-// ---- the island ----
+// ---- the loop ----
 
-// Which of several legal things comes next, drawn with the seed of the run; never asked where that is 0.
+// Chooses at random between legal next operations, by the seed of the run. Not used if the seed is 0.
 class Random {
  public:
   void start(uint64_t seed) { state_ = seed; }
@@ -178,11 +181,11 @@ class Random {
   uint64_t state_ = 0;
 };
 
-class Island {
+class TaskLoop {
  public:
-  // `follows` another point of the launch, which makes the same puts and gets.
-  explicit Island(Launch *launch = nullptr, bool follows = false) : launch_(launch), follows_(follows) {}
-  ~Island();
+  // follows: whether another point of the launch ran before, with the same puts and gets.
+  explicit TaskLoop(Launch *launch = nullptr, bool follows = false) : launch_(launch), follows_(follows) {}
+  ~TaskLoop();
   // Runs a process, and everything it starts, to the end. Throws a Failure; a deadlock is one.
   void run(Process root);
 
@@ -201,27 +204,27 @@ class Island {
   void add(Task *task);
   void remove(Task *task);
 
-  // Before anything that is done: now and then this looks whether the run goes on.
+  // Called before each operation. Checks every kTurns operations whether the run may continue.
   void take_turn() {
-    if (++turns_ % kTurns == 0) go_on();
+    if (++turns_ % kTurns == 0) check_running();
   }
 
-  // The blocks that the points of the launch keep; null where it keeps none.
-  Kept *kept();
+  // The blocks that the points of the launch share; null if there are none.
+  RetainedBlocks *retained();
 
-  // Whether the order of what is ready is drawn at random.
+  // Whether operations that are ready run in a random order.
   bool draws() const { return bool(random_); }
 
-  // How many blocks a put may be ahead of its get: the two buffers of a ping-pong pair. Where one point of a launch comes
-  // to its end with two, so do those that follow it: what they may do differs in nothing but its order. With more of them a
-  // tile goes on for longer, while the cache still has its buffers.
-  static constexpr int kMostAhead = 16;
-  int most_ahead() const { return follows_ && !kChecks && run_seed == 0 ? kMostAhead : 2; }
+  // How many blocks a put may be ahead of its get: the two buffers of a ping-pong pair. If one point of a launch ends with two,
+  // so do the points after it: they do the same operations in the same order. With more blocks a tile runs longer before the
+  // next one, while its buffers are still in the cache.
+  static constexpr int kMaxPendingPuts = 16;
+  int max_pending_puts() const { return follows_ && !kChecks && run_seed == 0 ? kMaxPendingPuts : 2; }
 
-  Chains chains;
+  StrandChains chains;
 
  private:
-  // Between two looks: so many take far longer than a look, and hardly a tenth of a second.
+  // Operations between two checks. They take much longer than a check, and less than a tenth of a second.
   static constexpr uint32_t kTurns = 16;
   friend class Deadlock;
   bool next(Work &work);
@@ -234,23 +237,24 @@ class Island {
   List<Channel *> channels_;
   Launch *const launch_;
   const bool follows_;
-  Kept *kept_ = nullptr;
+  RetainedBlocks *retained_ = nullptr;
   Random random_;
   uint32_t turns_ = 0;
 };
 
-// A body goes on.
+// Resumes a body.
 struct Resume final : Task {
-  Resume(Island &island, Process::Handle handle, bool is_end) : Task(island), handle(handle), is_end(is_end) {}
+  Resume(TaskLoop &task_loop, Process::Handle handle, bool is_end) : Task(task_loop), handle(handle), is_end(is_end) {}
   void start() override {
     finish();
-    island.ready(handle);
+    task_loop.ready(handle);
   }
   Process::Handle handle;
-  bool is_end;  // of the body: it issues nothing more
+  bool is_end;  // whether the body has issued all of its operations
 };
 
-// Ends a run in which nothing can make progress: who waits for whom, as a cycle where there is one.
-[[noreturn]] void fail_deadlock(Island &island);
+// Fails the run when no operation can make progress. The message says which operation waits for which, as a cycle if there is
+// one.
+[[noreturn]] void fail_deadlock(TaskLoop &task_loop);
 
 }  // namespace vnpu
