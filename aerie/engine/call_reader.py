@@ -52,15 +52,17 @@ def tool_call_spec(tools: Tools, tokenizer: Tokenizer) -> ToolCallSpec:
 class ToolCallParser:
     """Takes an answer's text in pieces, and gives text and pieces of calls. For answers of call_grammar."""
 
-    def __init__(self, tools: Tools, form: ToolCallFormat) -> None:
+    def __init__(self, tools: Tools, call_format: ToolCallFormat) -> None:
         self._tools = tools
         names = [tool.name for tool in tools.callable]
         called = call_prefix_regex(names, "(?P<name>")
-        opening = _loose(form.opening)
-        self._first = re.compile(rf"\s*{called}") if form.is_bare else None
-        self._later = re.compile(_loose(form.trigger) + opening + called) if form.trigger else None
+        opening = _loose(call_format.opening)
+        self._first = re.compile(rf"\s*{called}") if call_format.is_bare else None
+        self._later = (
+            re.compile(_loose(call_format.trigger) + opening + called) if call_format.trigger else None
+        )
         self._next = re.compile(called)
-        self._trigger = form.trigger
+        self._trigger = call_format.trigger
         self._longest = max(map(len, names)) + len(called)
         self._pending, self._is_first = "", True
         self._arguments: _Value | None = None

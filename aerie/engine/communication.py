@@ -182,15 +182,15 @@ class GlooGroup:
             raise PeerError(self._left)
         mine = mine.copy()  # in one run, and writable, as torch wants it
         arrays = [mine if rank == self.rank else np.empty_like(mine) for rank in range(self.world_size)]
-        begun: list[tuple[int, Any]] = []
+        transfers: list[tuple[int, Any]] = []
         try:
             for call, from_or_to in (("send", lambda _: mine), ("recv", arrays.__getitem__)):
                 others = (rank for rank in range(self.world_size) if rank != self.rank)
-                begun += [(rank, self._begin(call, rank, from_or_to(rank))) for rank in others]
-            for rank, work in reversed(begun):
+                transfers += [(rank, self._begin(call, rank, from_or_to(rank))) for rank in others]
+            for rank, work in reversed(transfers):
                 self._await(rank, work)
         finally:
-            begun.clear()  # an error that is kept would keep the connections
+            transfers.clear()  # an error that is kept would keep the connections
         return use(arrays)
 
     def abort(self) -> None:

@@ -111,8 +111,8 @@ class GrammarProcess:
     tokenizer: as JSON of Hugging Face's tokenizers. ends: tokens that end an answer.
     """
 
-    def __init__(self, tokenizer: str, vocab_size: int, ends: list[int]) -> None:
-        beginning = ("begin", [tokenizer, vocab_size, ends])
+    def __init__(self, tokenizer: str, vocab_size: int, eos_ids: list[int]) -> None:
+        beginning = ("begin", [tokenizer, vocab_size, eos_ids])
         self._process = BoundedProcess(__name__, LIMITS, most=1, initialization=beginning)
 
     def read(self, source: GrammarSource) -> CompiledGrammar:
@@ -152,11 +152,11 @@ class _Compiler:
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
 
-    def read(self, form: Sequence[str]) -> CompiledGrammar:
+    def read(self, source_fields: Sequence[str]) -> CompiledGrammar:
         """form: a GrammarSource, or the same as JSON has it."""
         from llguidance import LLMatcher
 
-        source = GrammarSource(*form)
+        source = GrammarSource(*source_fields)
         if source.kind == "schema":
             return self._schema(source)
         if source.kind == "regex":

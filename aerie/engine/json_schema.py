@@ -140,12 +140,12 @@ def normalize_numbers(root: Any) -> None:
 
 
 def _number(node: Node, name: str) -> int | Decimal | None:
-    given = node.get(name)
-    return given if is_number(given) else None
+    value = node.get(name)
+    return value if is_number(value) else None
 
 
-def is_number(given: Any) -> TypeGuard[int | Decimal]:
-    return isinstance(given, int | Decimal) and not isinstance(given, bool)
+def is_number(value: Any) -> TypeGuard[int | Decimal]:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
 def is_exact_f64(number: int | Decimal) -> bool:
@@ -164,8 +164,8 @@ def _lost(place: str, number: int | Decimal) -> str:
     )
 
 
-def _check_constants(given: Any, place: str) -> None:
-    remaining = [given]
+def _check_constants(constants: Any, place: str) -> None:
+    remaining = [constants]
     while remaining:
         value = remaining.pop()
         if isinstance(value, dict):
@@ -277,12 +277,12 @@ def dropped_keywords(warning: str) -> list[str]:
     return ["oneOf, which is taken as anyOf"] if warning.startswith("oneOf") else [warning]
 
 
-def check_schema(given: Any) -> Node:
+def check_schema(schema: Any) -> Node:
     """The schema as an object. Raises RefusedError if it is no schema."""
-    if given is True:
+    if schema is True:
         return {}
-    if given is False:
+    if schema is False:
         raise RefusedError("it is false, which describes no JSON")
-    if not isinstance(given, dict):
-        raise RefusedError(f"it is {dump_schema(given)[:100]}, and no object")
-    return given
+    if not isinstance(schema, dict):
+        raise RefusedError(f"it is {dump_schema(schema)[:100]}, and no object")
+    return schema

@@ -81,14 +81,14 @@ def save_sequence(
     which leaves the old file."""
     if not all(isinstance(token, int | np.integer) for token in sequence.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
-    places, bits = sequence.pool_positions(0, sequence.length), _bits(sequence.pool)
+    positions, arrays = sequence.pool_positions(0, sequence.length), _bits(sequence.pool)
 
-    def made(name: str) -> NDArray[Any]:
-        return np.array(sequence.token_ids, np.int64) if name == TOKENS else bits[name][:, places]
+    def load(name: str) -> NDArray[Any]:
+        return np.array(sequence.token_ids, np.int64) if name == TOKENS else arrays[name][:, positions]
 
     counts = dict(zip(COUNTS, (str(sequence.reusable_length), str(sequence.dropped_tokens)), strict=True))
-    about = {**provenance, **counts, ANSWER: json.dumps(_answer_json(answer) if answer else {})}
-    write_arrays(path, LazyArrays([TOKENS, *bits], made), about)
+    metadata = {**provenance, **counts, ANSWER: json.dumps(_answer_json(answer) if answer else {})}
+    write_arrays(path, LazyArrays([TOKENS, *arrays], load), metadata)
 
 
 def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
@@ -104,20 +104,24 @@ def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
     return sequence
 
 
-def _answer_json(said: AnswerState) -> dict[str, Any]:
-    """As what JSON has."""
-    bias = {str(token): value for token, value in said.sampler.logit_bias.items()}
-    grammar = said.sampler.grammar
+def _answer_json(answer: AnswerState) -> dict[str, Any]:
+    """The answer as JSON."""
+    bias = {str(token): value for token, value in answer.sampler.logit_bias.items()}
+    grammar = answer.sampler.grammar
     return {
-        "prompt": [int(token) for token in ids_only(said.prompt)],
-        "tokens": [*said.token_ids],
-        "settings": {**said.sampler.settings, "logit_bias": bias, GRAMMAR: grammar.text if grammar else None},
-        "state": said.sampler.state(),
+        "prompt": [int(token) for token in ids_only(answer.prompt)],
+        "tokens": [*answer.token_ids],
+        "settings": {
+            **answer.sampler.settings,
+            "logit_bias": bias,
+            GRAMMAR: grammar.text if grammar else None,
+        },
+        "state": answer.sampler.state(),
     }
 
 
 def _parse_answer(answer: Mapping[str, Any], grammars: GrammarCompiler) -> AnswerState:
-    """What `_answer` was made of."""
+    """The answer from `_answer_json`."""
     settings = answer["settings"]
     grammar = grammars.recompile(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
     bias = {int(token): value for token, value in settings["logit_bias"].items()}
@@ -130,8 +134,8 @@ def _parse_answer(answer: Mapping[str, Any], grammars: GrammarCompiler) -> Answe
 def restore_sequence(
     pool: PagePool, path: Path, provenance: Provenance, grammars: GrammarCompiler
 ) -> tuple[PagedSequence, AnswerState | None]:
-    """A sequence with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
-    one, and one that other things made, and PoolFullError; nothing else is changed then."""
+    """Read a sequence that `save_sequence` wrote, and its answer. Raises UserError for another format, a
+    damaged file and another provenance, and PoolFullError; nothing else changes then."""
     file = SequenceFile(path, provenance)
     answer = file.answer(grammars)
     file.check(_bits(pool))
@@ -174,8 +178,8 @@ class SequenceFile:
             )
 
     def check(self, names: ArraysByName) -> None:
-        """UserError unless it has all of these arrays, each (kv_heads, positions, head_dim) with as many
-        positions as there are tokens."""
+        """Raises UserError unless the file has all of these arrays, each (kv_heads, positions, head_dim) with
+        one position for each token."""
         for name, array in names.items():
             (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
             if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
@@ -195,9 +199,9 @@ class SequenceFile:
         """Write the first `count` positions into a sequence's pages, which may hold the first of them
         already."""
         first = sequence.length
-        places = sequence.pool_positions(first, count - first)
+        positions = sequence.pool_positions(first, count - first)
         for name, array in _bits(sequence.pool).items():
-            array[:, places] = self.arrays[name][:, first:count]
+            array[:, positions] = self.arrays[name][:, first:count]
 
     def _count(self, name: str) -> int:
         text = self._about.get(name, "")

@@ -47,7 +47,7 @@ class _SchemaSets:
     nodes: dict[int, Node] = field(default_factory=dict)
     sets: dict[int, set[SchemaSet]] = field(default_factory=dict)
 
-    def of(self, schemas: Iterable[Any]) -> set[SchemaSet]:
+    def get(self, schemas: Iterable[Any]) -> set[SchemaSet]:
         """The sets for schemas that apply together."""
         together = [*schemas]
         objects = [each for each in together if isinstance(each, dict)]
@@ -150,7 +150,7 @@ class _Instances:
         given = [each for each in schemas if each is not True]
         for each in given:
             if isinstance(each, dict):
-                self._schema_sets.of([each])
+                self._schema_sets.get([each])
         return frozenset(id(each) if isinstance(each, dict) else 0 for each in given)
 
     def _is_met(self, need: _Need) -> bool:
@@ -160,7 +160,7 @@ class _Instances:
     def _needs_of(self, key: SchemaSet) -> Iterator[_Need]:
         if 0 in key:
             return
-        for way in self._schema_sets.of(self._schema_sets.nodes[each] for each in key):
+        for way in self._schema_sets.get(self._schema_sets.nodes[each] for each in key):
             held = [self._schema_sets.nodes[each] for each in way]
             types = frozenset.intersection(TYPES, *map(_types, held))
             if any("const" in node or "enum" in node for node in held):

@@ -217,12 +217,12 @@ def detect_format(template: object) -> ToolCallFormat:
 
 
 def prepare_messages(
-    messages: Sequence[Message], tools: Tools | None, form: ToolCallFormat
+    messages: Sequence[Message], tools: Tools | None, call_format: ToolCallFormat
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a chat template. Raises CallsError for results without calls, and for arguments
     that are not JSON."""
-    parsed = _with_calls(messages, form.id_length)
-    if form is not DEFAULT_FORMAT:
+    parsed = _with_calls(messages, call_format.id_length)
+    if call_format is not DEFAULT_FORMAT:
         return parsed, [tool.to_json for tool in tools.tools] if tools else None
     folded = _folded(parsed)
     if tools:

@@ -37,10 +37,10 @@ class RequiredEntry:
             given = config.get(name)
             if given is not None and not any(_same(given, value) for value in self.values):
                 raise ConfigError(
-                    f"{config.path}: {name} is {short(given)}: {self.reason}; {self._wanted(name)}"
+                    f"{config.path}: {name} is {short(given)}: {self.reason}; {self._expected_text(name)}"
                 )
 
-    def _wanted(self, name: str) -> str:
+    def _expected_text(self, name: str) -> str:
         if not self.values:
             return f"no model with {name} is supported ({MODELS_THAT_RUN})"
         return f"only {name} {self.values[0]!r} is supported"
@@ -196,11 +196,11 @@ def _reason(names: list[Any], model_type: Any) -> str:
     return next((f": {reason}" for reason in found), "")
 
 
-def _same(given: Any, value: Any) -> bool:
+def _same(actual: Any, value: Any) -> bool:
     """Whether an entry is this value; true is no number here, and 1 is 1.0."""
-    if isinstance(value, float) and isinstance(given, int | float) and not isinstance(given, bool):
-        return abs(given - value) <= 1e-6 * abs(value)
-    return isinstance(given, bool) == isinstance(value, bool) and bool(given == value)
+    if isinstance(value, float) and isinstance(actual, int | float) and not isinstance(actual, bool):
+        return abs(actual - value) <= 1e-6 * abs(value)
+    return isinstance(actual, bool) == isinstance(value, bool) and bool(actual == value)
 
 
 def _check_layers(config: ConfigReader) -> None:

@@ -45,7 +45,7 @@ class FileStat(NamedTuple):
     changed: int
 
     @staticmethod
-    def of(path: Path) -> FileStat:
+    def from_path(path: Path) -> FileStat:
         stat = path.stat()
         times = stat.st_mtime_ns, stat.st_ctime_ns
         return FileStat(str(path.resolve()), stat.st_dev, stat.st_ino, stat.st_size, *times)
@@ -73,7 +73,7 @@ class Fingerprint:
 
     def _stat_files(self) -> list[FileStat]:
         try:
-            return [FileStat.of(path) for path in self._files]
+            return [FileStat.from_path(path) for path in self._files]
         except OSError as error:
             raise UserError(
                 f"{error.filename} of the model's weights cannot be read any more ({error.strerror}): what "
