@@ -303,7 +303,7 @@ class GrammarMatcher:
         else:
             return
         raise UserError(
-            f"the form that was asked for cannot be followed after {tokens} tokens: {reason[:200]}; ask for "
+            f"the grammar cannot be followed after {tokens} tokens: {reason[:200]}; ask for "
             "one that is less ambiguous, or has fewer parts that may be left out"
         )
 

@@ -4,8 +4,8 @@ A pure function of numbers. A variant AR-n x CL-m takes up to n tokens in a call
 positions; a plan is the steps that take all tokens, in order.
 
 Without costs it follows the seed's inference strategy: the smallest variant that takes all that is left, else
-the largest. With the cost of a call of each variant (costs.py) it finds a plan of the least total cost. Costs
-are added up exactly, so no other plan costs less: none of one variant, nor the one made without costs.
+the largest. With the cost of a call of each variant (call_costs.py) it finds a plan of the least total cost.
+Costs are added up exactly, so no other plan costs less: none of one variant, nor the one made without costs.
 
 A context is left for a larger one where n_past + n_process would pass it. In the seed the past lies beside
 the new rows, which take n places of the context, tokens and padding alike (its boundary is CL - AR). In our

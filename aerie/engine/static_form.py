@@ -239,7 +239,7 @@ def _queries_and_new_rows(
 
 
 def _apply_rope(heads: F32Array, rope_rows: F32Array) -> F32Array:
-    """RoPE: pairs are elements i and i + head_dim / 2, as in `numerics.turned`."""
+    """RoPE: pairs are elements i and i + head_dim / 2, as in `numerics.apply_rope`."""
     half = heads.shape[-1] // 2
     cos, sin = rope_rows[:, None, :, :half], rope_rows[:, None, :, half:]
     first, second = heads[..., :half], heads[..., half:]

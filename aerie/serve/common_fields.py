@@ -153,7 +153,7 @@ def content_text(content: Content | list[TextPart] | None) -> str:
 
 class StructuredOutput(NamedTuple):
     """The required format of an output: a JSON schema, a grammar in GBNF, or a regular expression. param: the
-    field that asks for it. enforcement: of a schema (form_process.Wanted)."""
+    field that asks for it. enforcement: of a schema (grammar_process.GrammarSource)."""
 
     param: str
     schema: Mapping[str, Any] | None = None

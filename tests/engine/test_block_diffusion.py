@@ -294,7 +294,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
         with pytest.raises(UserError, match="use_block_cache is True: every pass sees a block as it is"):
             model.generate("Hello", use_block_cache=True)
         assert model.generate("Hello", 12, use_block_cache=False).token_ids == whole.token_ids
-        with pytest.raises(UserError, match="can be asked of models that say one token after the other, and"):
+        with pytest.raises(UserError, match="needs an autoregressive model, and"):
             model.generate("Hello", json_schema={"type": "object"})
         with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 4"):
             model.generate("Hello", steps=9)

@@ -282,7 +282,7 @@ def test_a_draft_model_is_right_where_it_says_the_same() -> None:
     with (
         load("demo") as model,
         load("demo-diffusion") as blocks,
-        pytest.raises(UserError, match="draft model fills in blocks, and guesses come from a model that"),
+        pytest.raises(UserError, match="draft model is a model of block diffusion, and a draft model must"),
     ):
         model.generate(question, draft=blocks)
 
