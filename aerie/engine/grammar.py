@@ -319,9 +319,8 @@ class GrammarMatcher:
         self._check()
         if consumed < len(new):
             raise UserError(
-                f"token {new[consumed]}, the answer's number {same + consumed + 1}, does not match the "
-                "grammar that was "
-                "asked for; an answer that was begun without a form cannot go on with one"
+                f"token {new[consumed]}, number {same + consumed + 1} of the answer, does not match the "
+                "grammar; an answer that started without a grammar cannot continue with one"
             )
 
 

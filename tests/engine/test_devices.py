@@ -179,7 +179,7 @@ def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
     real = forward_passes.all_reduce_sum
     patch.setattr(
         forward_passes,
-        "add_up",
+        "all_reduce_sum",
         lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out),
     )
 
@@ -418,7 +418,7 @@ def test_a_device_that_fails_in_one_of_several_processes_is_left_by_it() -> None
     class Group(SingleRank):
         left = 0
 
-        def leave(self) -> None:
+        def abort(self) -> None:
             self.left += 1
 
     def fail(part: int) -> None:

@@ -117,9 +117,7 @@ def test_an_answer_goes_on_from_a_file_in_its_form(model: Model, tmp_path: Path)
 def test_an_answer_that_left_its_form_is_told(session: Session) -> None:
     follower = session.grammar_compiler.json(SCHEMA).start()
     ids = session.tokenizer.encode('{"name": 5', special=False)
-    with pytest.raises(
-        UserError, match=r"token \d+, the answer's number \d+, does not match the grammar that was"
-    ):
+    with pytest.raises(UserError, match=r"token \d+, number \d+ of the answer, does not match the grammar"):
         follower.token_mask(ids)
     check_goes_on(follower, session)
 

@@ -97,8 +97,9 @@ class DecodeConfig:
                 "it out"
             )
         if config.diffusion is not None and self.draft is not None:
+            draft = repr(self.draft) if isinstance(self.draft, str) else "a model"
             raise UserError(
-                f"draft is {_draft_name(self.draft)}, which is for autoregressive models, and "
+                f"draft is {draft}, which is for autoregressive models, and "
                 f"this model {behaviour}; leave it out"
             )
         if isinstance(self.draft, str) and self.draft != PROMPT_LOOKUP:
@@ -136,7 +137,3 @@ def _speculative_strategy(request: RequestState, drafts: DraftSource) -> Strateg
 def default_strategy_factory(config: ModelConfig, sampler: Sampler) -> StrategyFactory:
     """The default strategy of a model's answers."""
     return DEFAULT_DECODE_CONFIG.strategy_factory(config, sampler) or AutoregressiveStrategy
-
-
-def _draft_name(draft: object) -> str:
-    return repr(draft) if isinstance(draft, str) else "a model"
