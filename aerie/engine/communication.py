@@ -102,8 +102,7 @@ def check_ranks_agree(group: Communicator, fingerprint: int) -> None:
         if other is not None:
             raise PeerError(
                 f"rank {other} of {group.world_size} is about to compute other tokens than rank 0: give "
-                "every "
-                "process the same prompts in the same order, the same options, and a seed where tokens are "
+                "every process the same prompts in the same order, the same options, and a seed if they are "
                 "drawn"
             )
 

@@ -208,8 +208,7 @@ class SequenceFile:
         if not (text.isascii() and text.isdecimal() and len(text) < 12):
             raise UserError(
                 f"{self._path} has {text[:40]!r} as {name}, which is not a number of tokens; name a file "
-                "that "
-                "was saved"
+                "that was saved"
             )
         return int(text)
 

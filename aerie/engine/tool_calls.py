@@ -264,8 +264,7 @@ def _unknown_call(call_id: str, open_ids: Iterable[str], field_path: str) -> Cal
     before = f"the calls before it are {ids}" if ids else "no call is before it"
     return CallsError(
         f"{field_path} is {call_id[:80]!r}, and {before}; a message of role tool follows the assistant's "
-        "that "
-        "has its call in tool_calls",
+        "that has its call in tool_calls",
         field_path,
     )
 

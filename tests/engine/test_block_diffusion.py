@@ -287,7 +287,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             steps = None if rule == "entropy_bounded" else 2
             assert len(model.generate("Hello", 12, rule=rule, steps=steps).token_ids) == 12
         assert model.logits("Hello").shape[1] == model._open().model.config.vocab_size
-        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model was"):
+        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model is one of block"):
             model.generate("Hello", strategy="autoregressive")
         with pytest.raises(UserError, match="draft is 'lookup', which is for autoregressive models"):
             model.generate("Hello", draft="lookup")

@@ -93,8 +93,7 @@ class DecodeConfig:
             name, value = next(iter(self._diffusion_settings.items()))
             raise UserError(
                 f"{name} is {value!r}, which is for models of block diffusion, and this model {behaviour}; "
-                "leave "
-                "it out"
+                "leave it out"
             )
         if config.diffusion is not None and self.draft is not None:
             draft = repr(self.draft) if isinstance(self.draft, str) else "a model"

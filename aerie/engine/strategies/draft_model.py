@@ -142,6 +142,5 @@ def check_drafter(
     if not target_tokenizer.has_same_vocabulary(draft_tokenizer):
         raise UserError(
             f"draft {name} has another vocabulary: its token ids differ from the model's, so its drafts "
-            "would "
-            "be wrong tokens; name a draft model that was made for this model"
+            "would be wrong tokens; name a draft model that was made for this model"
         )
