@@ -98,8 +98,7 @@ def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
     if not sequence.match_prefix((*tokens, 0)):  # the last token is none that is looked for
         raise UserError(
             f"the KV pool has no cached page of these {len(tokens)} tokens: it caches full pages of "
-            f"{PAGE_SIZE} "
-            "tokens, and evicts them when it is full; request the answer again, then save"
+            f"{PAGE_SIZE} tokens, and evicts them when it is full; request the answer again, then save"
         )
     return sequence
 

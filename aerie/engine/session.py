@@ -274,8 +274,7 @@ class Session:
         if not last:
             raise UserError(
                 "there is no sequence to save: no answer was generated yet, one is running, or the "
-                "programs are "
-                "those of --seq-len (SEQ_LEN), which keep none"
+                "programs are those of --seq-len (SEQ_LEN), which keep none"
             )
         save_sequence(last.sequence, last.answer, path, self.provenance(self.model))
 

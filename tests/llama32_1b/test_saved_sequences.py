@@ -245,7 +245,7 @@ def test_a_file_that_is_none(saved: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_save_and_nowhere_to(tmp_path: Path) -> None:
     with opened() as model:
-        with pytest.raises(UserError, match="there is no sequence to save: no answer was made yet"):
+        with pytest.raises(UserError, match="there is no sequence to save: no answer was generated yet"):
             model.save(tmp_path / "dialog")
         model.generate(FIRST, max_tokens=1)
         with pytest.raises(UserError, match=re.escape("; name another file")):
