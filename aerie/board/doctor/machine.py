@@ -28,7 +28,7 @@ class CheckStatus(StrEnum):
     OK = "ok"
     WARNING = "warning"  # works, and may disappoint
     FAILED = "failed"  # missing, too old, or broken
-    UNKNOWN = "unknown"  # it could not be told; never taken for a yes
+    UNKNOWN = "unknown"  # not determined; never counts as supported
     SKIPPED = "skipped"  # not looked at, because a layer below failed
 
 
