@@ -46,7 +46,7 @@ class CheckResult:
     absent: bool = False
 
     def printable(self) -> CheckResult:
-        """The same without control characters, and with texts of at most MAX_TEXT_LENGTH characters."""
+        """Return a copy without control characters, with texts of at most MAX_TEXT_LENGTH characters."""
         return replace(
             self, actual=_printable(self.actual), required=_printable(self.required), fix=_printable(self.fix)
         )
