@@ -28,7 +28,7 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from benchmarks.figures import CONCURRENT_CLIENTS, TARGETS
 from benchmarks.worker import REPOSITORY, SideProcess, running_worker
 

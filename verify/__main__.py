@@ -28,10 +28,10 @@ from aerie.cli.commands import runtime_options
 from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
-from aerie.engine.footprint import needs_of
-from aerie.engine.progress import Reporter
+from aerie.engine.memory_estimate import session_needs
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.verify.bit_identity import BitIdentity, IdentityCase, identities_in_session, identities_reopened
 from aerie.verify.bounds import session_numerics
@@ -95,7 +95,7 @@ def _open_both(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Reference]:
     """Open the session and the reference, after a check that there is memory for both."""
-    needs = needs_of(checkpoint.config, options)
+    needs = session_needs(checkpoint.config, options)
     check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
     reference = Reference.open(checkpoint.folder)
     return prepare_runtime(checkpoint, options, report), reference
@@ -221,7 +221,7 @@ def _layer_reports(session: Session, reference: Reference, report: Reporter) -> 
     report.note("every step of the model")
     ids = full_prompt(session)
     reports = [try_layers("the model", session, reference, ids)]
-    if session.model.blocks.variants:
+    if session.model.variant_set.variants:
         report.note("every step of the model, in few rows")
         reports.append(try_layers("in few rows", with_few_rows(session), reference, ids))
     return reports

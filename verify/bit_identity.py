@@ -14,11 +14,11 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.common.knobs import THREADS
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.session import Session
 from aerie.engine.tool_calls import Message
+from aerie.engine.variant_set import ROWS
 from aerie.multi_launch_builder import round_up_seq_len
 from aerie.verify.bounds import GateFailure
 from aerie.verify.gate_prompts import Prompt
@@ -178,12 +178,12 @@ def identity_of_continuation(subject: SessionUnderTest, prompt: Prompt) -> BitId
 
     Compares the reused keys and values, and the logits of the new answer, with a run that computes all of it.
     """
-    if not subject.model.blocks.variants:
+    if not subject.model.variant_set.variants:
         return BitIdentity(CONTINUATION_NAME, skipped="programs of one prompt length cannot reuse a prefix")
     before = [*prompt.token_ids, *subject.free_run(prompt.token_ids, STEPS).token_ids]
     prompt_ids = [*before, *prompt.token_ids[-1:]]
     total = len(prompt_ids) + STEPS
-    if total > subject.model.longest_prompt:
+    if total > subject.model.max_prompt_tokens:
         return BitIdentity(CONTINUATION_NAME, skipped=f"the context is shorter than {total} tokens")
     reused = subject.cached_kv(prompt_ids)
     answer = subject.free_run(prompt_ids, STEPS)
@@ -213,7 +213,7 @@ def _turn_by_turn(name: str, session: Session) -> BitIdentity:
     turns = subject.chat(CHAT, STEPS)
     if len(turns) < len(CHAT):
         return BitIdentity(name, skipped="the conversation is longer than the longest prompt")
-    if subject.model.blocks.variants and not turns[1].cached_tokens:
+    if subject.model.variant_set.variants and not turns[1].cached_tokens:
         return BitIdentity(name, broken="the second turn computed the first one again")
     messages: list[Message] = [
         {"role": "user", "content": CHAT[0]},

@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from aerie.engine.composing import Composition, Mode, mode_of
+from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds
@@ -54,7 +54,7 @@ class _Row(NamedTuple):
     """Whether later chunks attend to the row."""
 
 
-def masked_sequence(chunks: Sequence[Sequence[int]], mode: Mode) -> MaskedSequence:
+def masked_sequence(chunks: Sequence[Sequence[int]], mode: ChunkMode) -> MaskedSequence:
     """Return the masked sequence of these chunks, each of 1 token or more."""
     rows = [*_rows(chunks, mode)]
     position, chunk = (np.array([getattr(row, name) for row in rows]) for name in ("position", "chunk"))
@@ -64,10 +64,10 @@ def masked_sequence(chunks: Sequence[Sequence[int]], mode: Mode) -> MaskedSequen
     return MaskedSequence([row.token for row in rows], position.tolist(), seen, len(chunks[-1]))
 
 
-def _rows(chunks: Sequence[Sequence[int]], mode: Mode) -> Iterator[_Row]:
+def _rows(chunks: Sequence[Sequence[int]], mode: ChunkMode) -> Iterator[_Row]:
     starts = [0, *accumulate(map(len, chunks))]
     for number, (chunk, start) in enumerate(zip(chunks, starts, strict=False)):
-        is_blind = mode.blind and 0 < number < len(chunks) - 1
+        is_blind = mode.isolated and 0 < number < len(chunks) - 1
         linked = len(chunk) if not is_blind else mode.link
         for place, token in enumerate(chunk[:linked]):
             yield _Row(number, start + place, token, alone=False, shown=True)
@@ -101,8 +101,8 @@ def try_modes(model_name: str, session: Session, reference: Reference) -> Iterat
     chunks = [[int(token) for token in rng.integers(3, vocab_size, int(count * share))] for count in LENGTHS]
     causal = None
     for name in MODES:
-        result = try_mode(model_name, session, reference, chunks, mode_of(name), causal)
-        causal = causal if causal is not None else _logits(session, chunks, mode_of(name))[0]
+        result = try_mode(model_name, session, reference, chunks, parse_chunk_mode(name), causal)
+        causal = causal if causal is not None else _logits(session, chunks, parse_chunk_mode(name))[0]
         yield result
 
 
@@ -111,7 +111,7 @@ def try_mode(
     session: Session,
     reference: Reference,
     chunks: Sequence[Sequence[int]],
-    mode: Mode,
+    mode: ChunkMode,
     causal: F32Array | None = None,
 ) -> ChunkModeResult:
     """Check one mode. causal: logits of the last chunk with plain causal attention.
@@ -136,12 +136,12 @@ def try_mode(
     return ChunkModeResult(model_name, str(mode), tokens, inserted, distance, rounding, from_causal, failures)
 
 
-def _logits(session: Session, chunks: Sequence[Sequence[int]], mode: Mode) -> tuple[F32Array, int]:
+def _logits(session: Session, chunks: Sequence[Sequence[int]], mode: ChunkMode) -> tuple[F32Array, int]:
     """Return the logits after every token of the last chunk, (tokens, vocab_size), and the number of inserted
     chunks.
     """
     registry = session.chunk_registry()
     parts = [registry.chunk(registry.register(chunk)) for chunk in chunks]
-    rows = session.scheduler.forward([Composition(parts, mode)], [len(chunks[-1])])[0]
+    rows = session.scheduler.forward([ComposedPrompt(parts, mode)], [len(chunks[-1])])[0]
     inserted = sum(info.uses > 0 for info in registry.chunks())
     return np.array([row.astype(np.float32) for row in rows]), inserted

@@ -23,22 +23,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
-from aerie.engine.family import BlockDiffusion as Blocks
+from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.numerics import F32Array
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
-from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
-from aerie.engine.strategies.choosing import (
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
+from aerie.engine.strategies.strategy import Row
+from aerie.engine.strategies.unmasking import (
     DYNAMIC,
     ENTROPY,
-    NAMES,
+    RULE_NAMES,
     SEQUENTIAL,
     STATIC,
-    Chooser,
-    Chosen,
-    Rule,
+    UnmaskedTokens,
+    Unmasker,
+    UnmaskingRule,
 )
-from aerie.engine.strategies.strategy import Row
 from aerie.verify.bounds import GateFailure, LogitsDistance, compare, judge, session_bounds, token_rank
 from aerie.verify.gate_prompts import Prompt
 from aerie.verify.reference import Reference, import_torch
@@ -98,7 +98,7 @@ def block_causal_mask(tokens: int, block: int) -> NDArray[np.bool_]:
 
 
 def reference_logits(
-    reference: Reference, tokens: Sequence[int], blocks: Blocks, masked: Sequence[int]
+    reference: Reference, tokens: Sequence[int], blocks: DiffusionConfig, masked: Sequence[int]
 ) -> F32Array:
     """Return the reference's logits for the masked positions of the last block, (masked, vocab_size)."""
     size, shift = blocks.block_size, int(blocks.shifted)
@@ -132,7 +132,7 @@ def choose_tokens(logits: F32Array, mask: int, drawn: NDArray[np.int64] | None =
     return MaskChoice(tokens.numpy(), sure.numpy(), entropy.numpy())
 
 
-def unmasked_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
+def unmasked_by(rule: UnmaskingRule, block: int, step: int, sure: F64, entropy: F64) -> list[int]:
     """Return the masked positions that a step unmasks, counted from the left, by PyTorch."""
     torch = import_torch()
     sure_, left = torch.from_numpy(np.ascontiguousarray(sure)), len(sure)
@@ -151,7 +151,12 @@ def unmasked_by(rule: Rule, block: int, step: int, sure: F64, entropy: F64) -> l
 
 
 def reference_passes(
-    reference: Reference, blocks: Blocks, prompt: Sequence[int], rule: Rule, most: int, eos: Collection[int]
+    reference: Reference,
+    blocks: DiffusionConfig,
+    prompt: Sequence[int],
+    rule: UnmaskingRule,
+    most: int,
+    eos: Collection[int],
 ) -> Iterator[DiffusionPass]:
     """Run the reference until blocks with `most` tokens after the prompt are full, or a block has an
     end-of-sequence token."""
@@ -179,10 +184,10 @@ def reference_passes(
 
 def _reference_pass(
     reference: Reference,
-    blocks: Blocks,
+    blocks: DiffusionConfig,
     tokens: Sequence[int],
     masked: Sequence[int],
-    rule: Rule,
+    rule: UnmaskingRule,
     part: int,
     step: int,
 ) -> DiffusionPass:
@@ -202,7 +207,7 @@ class _ScriptedChooser:
     def __init__(self, own: Choose, forced: Sequence[DiffusionPass] = ()) -> None:
         self.masked: list[tuple[int, ...]] = []
         self.logits: list[F32Array] = []
-        self.chosen: list[Chosen] = []
+        self.chosen: list[UnmaskedTokens] = []
         self._own, self._forced = own, forced
 
     def __call__(
@@ -212,7 +217,7 @@ class _ScriptedChooser:
         step: int,
         prompt_ids: Sequence[int],
         token_ids: Sequence[int],
-    ) -> Chosen:
+    ) -> UnmaskedTokens:
         number = len(self.masked)
         self.masked.append(tuple(masked))
         self.logits.append(np.array([np.asarray(row, np.float32) for row in logits]))
@@ -224,7 +229,7 @@ class _ScriptedChooser:
             raise UserError(
                 f"pass {number}: {list(masked)} are masked, and in the reference {list(scripted.masked)}"
             )
-        return Chosen(
+        return UnmaskedTokens(
             scripted.positions,
             scripted.token_ids,
             (0.0,) * len(scripted.positions),
@@ -233,7 +238,7 @@ class _ScriptedChooser:
 
 
 def try_forced(
-    model_name: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule
+    model_name: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
 ) -> DiffusionResult:
     """Check the forced part. An error of a forward pass is a failure."""
     blocks, bounds = _blocks(session), session_bounds(session)
@@ -241,7 +246,7 @@ def try_forced(
     passes = [*reference_passes(reference, blocks, prompt.token_ids, rule, most, eos)]
     sampler = Sampler()
     chooser = _ScriptedChooser(
-        Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
+        Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
     )
     result = DiffusionResult(
         model_name, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes})
@@ -265,7 +270,7 @@ def try_forced(
     return replace(result, distance=distance, rounding=rounding, sure=len(sure))
 
 
-def _blocks(session: Session) -> Blocks:
+def _blocks(session: Session) -> DiffusionConfig:
     blocks = session.model.config.diffusion
     if blocks is None:
         raise ValueError("not a block diffusion model")
@@ -287,10 +292,10 @@ def _run_ours(
     passes: Sequence[DiffusionPass] = (),
 ) -> Iterator[str]:
     """Run our engine. Yields each problem as a line."""
-    maker = partial(BlockDiffusion, blocks=_blocks(session), choose=chooser)
+    maker = partial(BlockDiffusionStrategy, diffusion=_blocks(session), choose=chooser)
     try:
         made = [
-            *session.scheduler.submit(
+            *session.scheduler.add_request(
                 prompt.token_ids, _max_new_tokens(session, prompt), sampler, strategy=maker
             )
         ]
@@ -303,7 +308,9 @@ def _run_ours(
         yield f"ours took {len(chooser.masked)} passes, and the reference {len(passes)}"
 
 
-def _step_numbers(masked: Sequence[Sequence[int]], passes: Sequence[DiffusionPass | Chosen]) -> Iterator[int]:
+def _step_numbers(
+    masked: Sequence[Sequence[int]], passes: Sequence[DiffusionPass | UnmaskedTokens]
+) -> Iterator[int]:
     """Yield the step number of each pass in its block or sub-block."""
     step = left = 0
     for at, one in zip(masked, passes, strict=True):
@@ -312,15 +319,15 @@ def _step_numbers(masked: Sequence[Sequence[int]], passes: Sequence[DiffusionPas
         yield step
 
 
-def _tokens_by_position(choice: DiffusionPass | Chosen) -> dict[int, int]:
-    tokens = choice.tokens if isinstance(choice, Chosen) else choice.token_ids
+def _tokens_by_position(choice: DiffusionPass | UnmaskedTokens) -> dict[int, int]:
+    tokens = choice.tokens if isinstance(choice, UnmaskedTokens) else choice.token_ids
     return dict(zip(choice.positions, tokens, strict=True))
 
 
 def _certain_passes(
-    passes: Sequence[DiffusionPass], rule: Rule, blocks: Blocks, noise: float
+    passes: Sequence[DiffusionPass], rule: UnmaskingRule, blocks: DiffusionConfig, noise: float
 ) -> Iterator[int]:
-    """Yield the numbers of the passes model_name choice stays the same if each logit changes by `noise`."""
+    """Yield the numbers of the passes whose choice stays the same if each logit changes by `noise`."""
     part, steps = blocks.sub_block or blocks.block_size, _step_numbers([one.masked for one in passes], passes)
     for number, (step, one) in enumerate(zip(steps, passes, strict=True)):
         choice = choose_tokens(one.logits, blocks.mask_token_id)
@@ -351,13 +358,13 @@ def _sampler() -> Sampler:
 
 
 def try_free(
-    model_name: str, session: Session, reference: Reference, prompt: Prompt, rule: Rule
+    model_name: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
 ) -> DiffusionResult:
     """Check the sampled part."""
     blocks, bounds = _blocks(session), session_bounds(session)
     sampler = _sampler()
     chooser = _ScriptedChooser(
-        Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
+        Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
     )
     name, how = f"{model_name}, {prompt.name}, drawn", f"{rule.name}, drawn"
     failures = [
@@ -381,7 +388,7 @@ def try_free(
 
 
 def _states_before_passes(
-    blocks: Blocks, prompt: Sequence[int], chooser: _ScriptedChooser, reference: Reference
+    blocks: DiffusionConfig, prompt: Sequence[int], chooser: _ScriptedChooser, reference: Reference
 ) -> Iterator[tuple[int, ...]]:
     """Yield the tokens that each pass must have had as its input, by the choices of the passes before it."""
     tokens, size = list(prompt), blocks.block_size
@@ -399,14 +406,16 @@ def _states_before_passes(
         left -= len(chosen.positions)
 
 
-def _judge_sampled(name: str, chooser: _ScriptedChooser, blocks: Blocks, rule: Rule) -> Iterator[GateFailure]:
+def _judge_sampled(
+    name: str, chooser: _ScriptedChooser, blocks: DiffusionConfig, rule: UnmaskingRule
+) -> Iterator[GateFailure]:
     """Check what our engine sampled.
 
     The sampler alone must draw the same tokens from our logits with the same seed, each one of the k
     likeliest. PyTorch computes their confidences from all logits, and by these the rule must keep the same
     positions.
     """
-    sampler, part = _sampler().without(blocks.mask_token_id), blocks.sub_block or blocks.block_size
+    sampler, part = _sampler().excluding(blocks.mask_token_id), blocks.sub_block or blocks.block_size
     steps = _step_numbers(chooser.masked, chooser.chosen)
     passes = zip(steps, chooser.logits, chooser.masked, chooser.chosen, strict=True)
     for number, (step, logits, masked, chosen) in enumerate(passes):
@@ -432,9 +441,9 @@ def _judge_sampled(name: str, chooser: _ScriptedChooser, blocks: Blocks, rule: R
                 yield GateFailure(PART_NAME, name, number, what, off, CONFIDENCE_ERROR)
 
 
-def rules(full: bool) -> list[Rule]:
+def rules(full: bool) -> list[UnmaskingRule]:
     """Return the unmasking rules that a gate checks: `dynamic` and `static`, or all of them."""
-    return [Rule(name) for name in (NAMES if full else (DYNAMIC, STATIC))]
+    return [UnmaskingRule(name) for name in (RULE_NAMES if full else (DYNAMIC, STATIC))]
 
 
 def try_blocks(
@@ -444,7 +453,7 @@ def try_blocks(
     for prompt in prompts:
         for rule in rules(full):
             yield try_forced(model_name, session, reference, prompt, rule)
-    yield try_free(model_name, session, reference, prompts[0], Rule())
+    yield try_free(model_name, session, reference, prompts[0], UnmaskingRule())
 
 
 def no_choice_compared(results: Sequence[DiffusionResult]) -> list[GateFailure]:

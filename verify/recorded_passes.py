@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.blocks import ROWS
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import KVCache
-from aerie.engine.planner import Step as BlockStep
+from aerie.engine.page_pool import KVCache
+from aerie.engine.planner import VariantCall
 from aerie.engine.programs import HEADS
+from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
 from aerie.multi_launch_builder import Program
 from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, LayerStep, layer_steps
@@ -50,7 +50,7 @@ class CallRecorder:
     at `positions` are copied; of keys and values all rows that are not padding.
     """
 
-    def __init__(self, model: LoadedModel, steps: Sequence[BlockStep], positions: Positions) -> None:
+    def __init__(self, model: LoadedModel, steps: Sequence[VariantCall], positions: Positions) -> None:
         self.inner, self.layers = model.runner, model.config.num_hidden_layers
         self.calls: dict[str, list[RecordedCall]] = defaultdict(list)
         self._steps, self._positions = steps, positions
@@ -196,7 +196,7 @@ def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPas
     """Record the prefill of `token_ids` and the logits after the last token."""
     length = len(token_ids)
     positions = compared_positions(length)
-    recorder = CallRecorder(model, model.blocks.plan(length, 0), positions)
+    recorder = CallRecorder(model, model.variant_set.plan(length, 0), positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length)
     rows = prefill(recorded, token_ids, cache)
@@ -211,10 +211,10 @@ def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass
     last."""
     length = len(token_ids)
     earlier = length - min(DECODED, length - 1)
-    positions, in_blocks = np.arange(earlier, length), model.blocks.decode == ROWS
-    steps = list(model.blocks.plan(earlier, 0))
+    positions, in_blocks = np.arange(earlier, length), model.variant_set.decode_path == ROWS
+    steps = list(model.variant_set.plan(earlier, 0))
     if in_blocks:
-        steps += [step for past in positions for step in model.blocks.plan(1, int(past))]
+        steps += [step for past in positions for step in model.variant_set.plan(1, int(past))]
     recorder = CallRecorder(model, steps, positions)
     recorded = replace(model, runner=recorder)
     cache = model.new_cache(length + UNUSED)

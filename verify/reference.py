@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.footprint import Needs, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, footprint, require
 from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import format_bytes
@@ -200,7 +200,7 @@ def reference_bytes(config: ModelConfig, *parameter_bytes: int) -> int:
     return WORKING_BYTES + sum(parameter_bytes) * parameters
 
 
-def check_memory_with_reference(config: ModelConfig, needs: Needs, copies: int) -> None:
+def check_memory_with_reference(config: ModelConfig, needs: SessionNeeds, copies: int) -> None:
     """Check that memory suffices for a session and its references in bf16 and float32.
 
     Takes the arguments of engine.footprint.footprint. Raises TooLittleMemoryError.
@@ -210,7 +210,7 @@ def check_memory_with_reference(config: ModelConfig, needs: Needs, copies: int) 
         f" (ours {format_bytes(ours.total)}, that of transformers in bf16 and float32 {format_bytes(theirs)})"
     )
     needed = ours.total + theirs
-    require(needed, "the model with its reference", ["take a smaller model"], parts, ours.held)
+    require(needed, "the model with its reference", ["take a smaller model"], parts, ours.already_allocated)
 
 
 def import_torch() -> Any:

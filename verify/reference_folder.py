@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from aerie.engine.facts import read_json
+from aerie.engine.config_reader import read_json
 from aerie.engine.folder import INDEX_FILE
 from aerie.engine.weight_files import find_tensors
 

@@ -14,16 +14,16 @@ from functools import cached_property
 
 import numpy as np
 
-from aerie.engine.blocks import FEW_ROWS, ROWS
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.forward import all_logits, decode_step, prefill
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array
-from aerie.engine.pages import KVCache
-from aerie.engine.planner import Step
+from aerie.engine.page_pool import KVCache
+from aerie.engine.planner import VariantCall
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.session import Session
+from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import CONTEXTS
 from aerie.verify.bit_identity import BitIdentity, Bits, compare, try_identity, with_threads
@@ -32,10 +32,10 @@ from aerie.verify.gate_prompts import text_of_length
 
 def with_variants(model: LoadedModel, is_used: Callable[[Variant], bool]) -> LoadedModel:
     """Return the same model in the decode path `rows`, with only the variants for which `is_used` is true."""
-    variants = tuple(variant for variant in model.blocks.variants if is_used(variant))
-    blocks = replace(model.blocks, variants=variants, decode=ROWS)
-    model.supply(blocks.of_a_token)
-    return replace(model, blocks=blocks)
+    variants = tuple(variant for variant in model.variant_set.variants if is_used(variant))
+    blocks = replace(model.variant_set, variants=variants, decode_path=ROWS)
+    model.ensure_programs(blocks.decode_programs)
+    return replace(model, variant_set=blocks)
 
 
 def with_few_rows(session: Session) -> Session:
@@ -44,8 +44,8 @@ def with_few_rows(session: Session) -> Session:
     A prompt then takes several steps, each after the keys and values of those before. Weights and programs
     are shared with the session.
     """
-    min_rows = min(variant.rows for variant in session.model.blocks.variants)
-    model = with_variants(session.model, lambda variant: variant.rows <= max(FEW_ROWS, min_rows))
+    min_rows = min(variant.rows for variant in session.model.variant_set.variants)
+    model = with_variants(session.model, lambda variant: variant.rows <= max(MAX_TAIL_ROWS, min_rows))
     return replace(session, model=model)
 
 
@@ -98,7 +98,7 @@ class ScheduleResult:
     """The bits that a schedule gave, and the engine's steps."""
 
     bits: Bits = field(default_factory=list)
-    steps: list[Step] = field(default_factory=list)
+    steps: list[VariantCall] = field(default_factory=list)
 
     def deviation(self, schedule: Schedule) -> str:
         """Return why the run did not follow the schedule; empty if it did."""
@@ -128,7 +128,7 @@ def schedule_identities(
         expected = ReferenceSchedule(model, ids[:SPLIT_TOKENS], ONE_CALL)
         for schedule in SCHEDULES:
             yield expected.judge(schedule, model, model_name)
-        if len(model.blocks.contexts) > 1:
+        if len(model.variant_set.contexts) > 1:
             yield ReferenceSchedule(model, ids, ONE_CONTEXT).judge(TWO_CONTEXTS, model, model_name)
         else:
             reason = f"{model.config.context} positions"
@@ -180,7 +180,7 @@ class ReferenceSchedule:
 
 def run_schedule(model: LoadedModel, ids: Sequence[int], schedule: Schedule) -> ScheduleResult:
     """Take tokens that schedule."""
-    contexts = model.blocks.contexts
+    contexts = model.variant_set.contexts
     first = 0 if schedule.grows or len(ids) <= contexts[0] else 1
     model = with_variants(
         model, lambda variant: variant.rows in schedule.rows and variant.context in contexts[first:]
@@ -200,7 +200,7 @@ def run_schedule(model: LoadedModel, ids: Sequence[int], schedule: Schedule) -> 
 def _run_tokens(
     model: LoadedModel, ids: Sequence[int], cache: KVCache, result: ScheduleResult, one_by_one: bool = False
 ) -> BF16Array:
-    result.steps += model.blocks.plan(len(ids), cache.length)
+    result.steps += model.variant_set.plan(len(ids), cache.length)
     return decode_step(model, ids[0], cache)[None] if one_by_one else prefill(model, ids, cache)
 
 
@@ -222,9 +222,8 @@ def _rewound_rows(
 
 
 def _bits(model: LoadedModel, rows: BF16Array, cache: KVCache, schedule: Schedule) -> Bits:
-    """Return the bits of rows, keys, values and logits. The LM head takes `schedule.rows[0]` rows at a time,
-    at most 32."""
-    head = min(schedule.rows[0], FEW_ROWS)
+    """Of rows, keys, values, and logits by the LM head of as many rows as the schedule has, 32 at most."""
+    head = min(schedule.rows[0], MAX_TAIL_ROWS)
     cuts = [rows[start : start + head] for start in range(0, len(rows), head)]
     logits = np.concatenate([all_logits(model, cut) for cut in cuts])
     kv = [array[:, : cache.length] for layer in cache.layers for array in layer]

@@ -11,14 +11,14 @@ import numpy as np
 
 from aerie.cli.chat import Chat
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import FinishReason, never
+from aerie.engine.generate import FinishReason, never_interrupted
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.sampling_filters import F64Array
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import AerieRuntimeError
@@ -149,13 +149,13 @@ class SessionUnderTest:
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        contexts = [context for context in model.blocks.contexts if not model.seq_len]
-        buffers = [model.home.take(context) for context in _up_to(contexts, cache.capacity)]
+        contexts = [context for context in model.variant_set.contexts if not model.seq_len]
+        buffers = [model.kv_storage.allocate(context) for context in _up_to(contexts, cache.capacity)]
         for layers in (cache.layers, *(buffer.layers for buffer in buffers)):
             for array in itertools.chain.from_iterable(layers):
                 array.fill(UNWRITTEN_VALUE)
         for buffer in buffers:
-            model.home.give_back(buffer)  # the buffer that was given back last is taken next
+            model.kv_storage.free(buffer)  # the buffer that was freed last is allocated next
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]
@@ -163,10 +163,10 @@ class SessionUnderTest:
 
     def cached_kv(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
         """Copy the cached keys and values, of each layer, that the session would reuse for a prompt."""
-        kept = self.session.requests.kept
-        if kept is None or not (common := kept.sequence.in_common(prompt_ids)):
+        kept = self.session.requests.last_sequence
+        if kept is None or not (common := kept.sequence.common_prefix(prompt_ids)):
             return []
-        places = kept.sequence.places(0, common)
+        places = kept.sequence.pool_positions(0, common)
         return [array[:, places] for layer in kept.sequence.pool.layers for array in layer]
 
     def position_logits(self, rows: BF16Array) -> F32Array:
@@ -195,15 +195,15 @@ class _RecordingSession:
     def tokenizer(self) -> Tokenizer:
         return self._session.tokenizer
 
-    def make_room(self, prompt_ids: Sequence[int]) -> None:
-        self._session.make_room(prompt_ids)
+    def ensure_programs(self, prompt_ids: Sequence[int]) -> None:
+        self._session.ensure_programs(prompt_ids)
 
     def generate(
         self,
         prompt_ids: Sequence[int],
         max_new_tokens: int,
         sampler: Sampler,  # noqa: ARG002 (greedy too: the recorder takes its place)
-        interrupted: Callable[[], bool] = never,
+        interrupted: Callable[[], bool] = never_interrupted,
     ) -> Request:
         recorder = RecordingSampler()
         generation = self._session.generate(prompt_ids, max_new_tokens, recorder, interrupted)

@@ -22,10 +22,10 @@ from aerie.cli.checkpoints import DEMO
 from aerie.cli.export_command import add_export, export
 from aerie.common import folders, standard_streams
 from aerie.common.errors import KnobError, UsageError, UserError
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.context_end import STOP
-from aerie.engine.progress import end_as_at_ctrl_c
-from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
+from aerie.engine.reporter import treat_signals_as_interrupt
+from aerie.engine.strategies.unmasking import DEFAULT_RULE, DYNAMIC, ENTROPY, RULES, UnmaskingRule
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
 from aerie.runtime.memory import available_bytes, format_bytes, use_one_malloc_arena
@@ -226,7 +226,7 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rule",
         help="of models that fill in blocks, which masks of a block a pass fills in: "
-        f"{', '.join(RULES)} (default: {DEFAULT})",
+        f"{', '.join(RULES)} (default: {DEFAULT_RULE})",
     )
     parser.add_argument(
         "--steps",
@@ -236,12 +236,15 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold",
         type=finite_float,
-        help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {Rule().threshold})",
+        help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {UnmaskingRule().threshold})",
     )
     parser.add_argument(
         "--entropy",
         type=finite_float,
-        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {Rule().entropy})",
+        help=(
+            f"of {ENTROPY}: nats that the choices of a pass may have together (default: "
+            f"{UnmaskingRule().entropy})"
+        ),
     )
     parser.add_argument(
         "--block-size",
@@ -419,7 +422,7 @@ def setup_process() -> None:
     """Set up a command's own process: text, signals and memory."""
     standard_streams.open_standard_streams()
     use_utf8()
-    end_as_at_ctrl_c()
+    treat_signals_as_interrupt()
     use_one_malloc_arena()
 
 

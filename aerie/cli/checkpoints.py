@@ -10,7 +10,7 @@ from aerie import rooms
 from aerie.common.errors import own_command
 from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import advice_on
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 
 DEMO = "demo"
 DEMO_FOLDER = rooms.folder("llama32_1b") / "demo" / "checkpoint"

@@ -242,7 +242,7 @@ async def _echoes(
 
 def _decode_complete(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """Decode tokens, without an incomplete character at the end, which the output completes."""
-    return "".join(map(tokenizer.stream().feed, ids))
+    return "".join(map(tokenizer.incremental_detokenizer().feed, ids))
 
 
 def _add_other_apis(app: FastAPI) -> None:

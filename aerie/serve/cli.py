@@ -23,7 +23,7 @@ from aerie.cli.arguments import CommandParser, add_commands, run_command
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import make_app, with_guards
 from aerie.serve.arguments import KEY, add_serve

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from aerie.engine.sampler import MOST_BIAS, Sampling
+from aerie.engine.sampler import MOST_BIAS, SamplingSettings
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.strategies.decode_config import DecodeSettings
 
@@ -382,11 +382,11 @@ class SamplingFields(IgnoredFields):
         """Whether logprobs are those after all sampling settings."""
         return False
 
-    def sampling(self, choice: int, eos: Collection[int]) -> Sampling:
+    def sampling(self, choice: int, eos: Collection[int]) -> SamplingSettings:
         """The arguments of a Sampler. eos: ids that end an output. The default temperature is 1, as in
         OpenAI's API. Choice n gets the seed plus n. A negative seed, which OpenAI accepts, is taken modulo
         2**64."""
-        sampling: Sampling = {"temperature": 1.0}
+        sampling: SamplingSettings = {"temperature": 1.0}
         names = ("temperature", "top_p", "top_k", "min_p")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         fields = {name: getattr(self, name) for name in (*names, *penalties)}

@@ -30,7 +30,7 @@ class PromptLogprobs:
     hidden = False
 
     def __init__(self, session: Session, prompt: Sequence[int], top: int) -> None:
-        self._stream, self._prompt, self._top = session.tokenizer.stream(), prompt, top
+        self._stream, self._prompt, self._top = session.tokenizer.incremental_detokenizer(), prompt, top
         self._logprobs = [token_logprob(self._stream, prompt[0], None, ())]
 
     def add_rows(self, rows: Sequence[Row]) -> None:

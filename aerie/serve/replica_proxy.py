@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from aerie.engine.chat_template import AT_ONCE
+from aerie.engine.chat_template import MAX_CONCURRENT_RENDERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import MessagesRequest
 from aerie.serve.chat_fields import ChatInput, ChatRequest
@@ -75,7 +75,7 @@ class ReplicaProxy:
             queue_full_error,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
+        self._encoding = ThreadPoolExecutor(MAX_CONCURRENT_RENDERS, "encoding")
         self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._is_draining = self._is_stopped = False
         self.metrics = Metrics()

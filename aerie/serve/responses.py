@@ -11,8 +11,8 @@ from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import Field, field_validator, model_validator
 
-from aerie.engine.call_reader import CallPiece
-from aerie.engine.tool_calls import Tools, chosen
+from aerie.engine.call_reader import ToolCallDelta
+from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (
     ANY_OBJECT,
@@ -171,10 +171,10 @@ class ResponsesRequest(RequestFields):
         tools = tuple(tool.tool for tool in self.supported_tools)
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, NamedFunction):
-            return chosen(tools, "required", [choice.name], parallel=False)
+            return with_choice(tools, "required", [choice.name], parallel=False)
         if isinstance(choice, AllowedFunctions):
-            return chosen(tools, choice.mode, [tool.name for tool in choice.tools], is_parallel)
-        return chosen(tools, choice or "auto", None, is_parallel)
+            return with_choice(tools, choice.mode, [tool.name for tool in choice.tools], is_parallel)
+        return with_choice(tools, choice or "auto", None, is_parallel)
 
     def field_path(self, name: str) -> str:
         """The path in this API of a field that the engine names `name`: messages are made from items."""
@@ -285,7 +285,7 @@ class ResponsesWriter:
                 "output_text.delta", **self._item_position, content_index=0, delta=text, logprobs=[]
             )
 
-    def _call_events(self, delta: CallPiece) -> Iterator[bytes]:
+    def _call_events(self, delta: ToolCallDelta) -> Iterator[bytes]:
         if delta.name is not None:
             yield from self._close_item("completed")
             self._arguments = ""

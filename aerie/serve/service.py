@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from aerie.common.errors import AerieError, UserError
-from aerie.engine.chat_template import AT_ONCE
+from aerie.engine.chat_template import MAX_CONCURRENT_RENDERS
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
@@ -230,7 +230,7 @@ class ModelService:
             LOG.error("the model %s could not be loaded", self.name, exc_info=error)
 
     def _start_threads(self) -> None:
-        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
+        self._encoding = ThreadPoolExecutor(MAX_CONCURRENT_RENDERS, "encoding")
         self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "forming")
 
@@ -358,7 +358,7 @@ class ModelService:
 
     async def encode_chat(self, opened: OpenedModel, body: ChatBody) -> EncodedChat:
         """Encode a conversation and compile its grammar. Raises ApiError."""
-        work = partial(compile_output_constraints, opened.session.grammars, body, opened.tokenizer)
+        work = partial(compile_output_constraints, opened.session.grammar_compiler, body, opened.tokenizer)
         constraints = await self._run_in(self._grammar_threads, work, body.field_path)
         max_tokens = opened.session.model.positions
         return EncodedChat(
@@ -371,7 +371,7 @@ class ModelService:
         if output is None:
             return None
         return await self._run_in(
-            self._grammar_threads, partial(compile_structured_output, opened.session.grammars, output)
+            self._grammar_threads, partial(compile_structured_output, opened.session.grammar_compiler, output)
         )
 
     def submit(self, requests: Sequence[OutputRequest], request_log: RequestLog) -> RequestOutputs:

@@ -17,7 +17,7 @@ import pytest
 
 from aerie.common import cpu
 from aerie.common.errors import UserError
-from aerie.engine import footprint
+from aerie.engine import memory_estimate
 from aerie.engine.errors import CheckpointError
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -280,7 +280,7 @@ def test_attention_is_counted_by_the_pairs_that_are_seen():
 
 def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
-    monkeypatch.setattr(footprint, "available_bytes", lambda: 6 << 30)
+    monkeypatch.setattr(memory_estimate, "available_bytes", lambda: 6 << 30)
     monkeypatch.setattr(peaks, "caches", dict)
     assert command.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()

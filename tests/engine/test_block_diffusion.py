@@ -21,21 +21,21 @@ from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import PromptError
 from aerie.engine.families import FAMILIES
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
-from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.windows import window_of
+from aerie.engine.strategies.unmasking import UnmaskedTokens, Unmasker, UnmaskingRule
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
@@ -51,7 +51,7 @@ class Pass(NamedTuple):
 
     bits: tuple[bytes, ...]
     positions: tuple[int, ...]
-    chosen: Chosen
+    chosen: UnmaskedTokens
 
 
 class RecordingChooser:
@@ -61,7 +61,7 @@ class RecordingChooser:
         self.passes: list[Pass] = []
         self._choose = choose
 
-    def __call__(self, logits: Sequence[Any], masked: Sequence[int], *more: Any) -> Chosen:
+    def __call__(self, logits: Sequence[Any], masked: Sequence[int], *more: Any) -> UnmaskedTokens:
         chosen = self._choose(logits, masked, *more)
         bits = tuple(np.asarray(row).tobytes() for row in logits)
         self.passes.append(Pass(bits, tuple(masked), chosen))
@@ -84,14 +84,14 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 def scheduler_of(session: Session, pages: int = 24, spare: int = 0) -> Scheduler:
     model = session.model
-    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
+    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
 
 
 def recording_chooser(session: Session, sampler: Sampler, **rule: Any) -> RecordingChooser:
     blocks = session.model.config.diffusion
     assert blocks
     size = blocks.sub_block or blocks.block_size
-    return RecordingChooser(Chooser(Rule(**rule), size, sampler, blocks.mask_token_id))
+    return RecordingChooser(Unmasker(UnmaskingRule(**rule), size, sampler, blocks.mask_token_id))
 
 
 def ask(
@@ -104,17 +104,17 @@ def ask(
 ) -> Request:
     blocks = session.model.config.diffusion
     assert blocks
-    maker = partial(BlockDiffusion, blocks=blocks, choose=chooser)
-    return scheduler.submit(prompt, count, sampler, strategy=maker)
+    maker = partial(BlockDiffusionStrategy, diffusion=blocks, choose=chooser)
+    return scheduler.add_request(prompt, count, sampler, strategy=maker)
 
 
 def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    while not all(one.is_over for one in requests):
+    while not all(one.is_finished for one in requests):
         scheduler.step()
-        scheduler.pool.manager.check()
+        scheduler.pool.manager.check_invariants()
     assert [one.error for one in requests] == [None] * len(requests)
-    for books in (scheduler.pool.manager, scheduler.pool.spare):
-        assert books.free == books.pages
+    for books in (scheduler.pool.manager, scheduler.pool.swap):
+        assert books.free_count == books.page_count
 
 
 def drawn(session: Session) -> Sampler:
@@ -140,7 +140,7 @@ def made_anew(
     """The logits of every pass, by one pass over all tokens before the block, and the block as it was."""
     blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
     assert blocks
-    assert isinstance(request.strategy, BlockDiffusion)
+    assert isinstance(request.strategy, BlockDiffusionStrategy)
     size, found = blocks.block_size, list[tuple[bytes, ...]]()
     final = [*prompt]
     by_position = {one.position: one.token for one in request.strategy.trajectory}
@@ -173,7 +173,7 @@ def test_every_pass_has_the_logits_of_one_pass_over_all_it_sees(
     assert blocks
     assert blocks.mask_token_id not in request.token_ids
     if rule == "low_confidence_dynamic":
-        assert request.passes.passes < alone(session, prompt)[0].passes.passes
+        assert request.pass_counts.passes < alone(session, prompt)[0].pass_counts.passes
 
 
 def test_no_answer_depends_on_its_company(session: Session) -> None:
@@ -188,17 +188,17 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
         requests = [ask(scheduler, session, *each) for each in asked]
         for _ in range(3):
             scheduler.step()
-        urgent = scheduler.submit(prompt_of(60, 9), 4, Sampler(), priority=1)
+        urgent = scheduler.add_request(prompt_of(60, 9), 4, Sampler(), priority=1)
         finish(scheduler, [*requests, urgent])
         assert [one.token_ids for one in requests] == [one.token_ids for one, _ in wanted]
         assert [one.passes for one in choosers] == [chooser.passes for _, chooser in wanted]
-        assert bool(scheduler.counts.preemptions) == (pages < 24)
+        assert bool(scheduler.stats.preemptions) == (pages < 24)
 
 
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
     wanted, chooser = alone(session, prompt)
-    for place in ("executor.head_rows", "requests.Request.update", "sampler.Sampler.__call__"):
+    for place in ("executor.logits_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = recording_chooser(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)
@@ -237,7 +237,10 @@ def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
     request, _ = alone(session, prompt_of(33))
     end = request.token_ids[NEW // 2]
     model = replace(session.model, config=replace(session.model.config, eos_token_ids=(end,)))
-    scheduler, sampler = Scheduler(model, PagePool(model.config, 9, b"this model"), window_of), drawn(session)
+    scheduler, sampler = (
+        Scheduler(model, PagePool(model.config, 9, b"this model"), gathered_cache_for),
+        drawn(session),
+    )
     again = ask(scheduler, session, prompt_of(33), recording_chooser(session, sampler), sampler)
     finish(scheduler, [again])
     assert again.finish_reason is FinishReason.STOP
@@ -247,7 +250,10 @@ def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
 def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
     config, size = session.model.config, SIZES[session.model.config.family.model_type]
     model = replace(session.model, config=replace(config, max_position_embeddings=2 * size + 3))
-    scheduler, sampler = Scheduler(model, PagePool(config, 9, b"this model"), window_of), drawn(session)
+    scheduler, sampler = (
+        Scheduler(model, PagePool(config, 9, b"this model"), gathered_cache_for),
+        drawn(session),
+    )
     request = ask(scheduler, session, [5] * (size + 1), recording_chooser(session, sampler), sampler, 60)
     finish(scheduler, [request])
     assert (request.finish_reason, len(request.token_ids)) == (FinishReason.CONTEXT, size - 1)
@@ -258,9 +264,9 @@ def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
 def test_prompts_go_on_from_whole_blocks_alone(session: Session) -> None:
     scheduler, size = scheduler_of(session), SIZES[session.model.config.family.model_type]
     sequence = scheduler.new_sequence()
-    scheduler.forward([[5] * size], after=[(sequence, 0)])
+    scheduler.forward([[5] * size], sequences=[(sequence, 0)])
     with pytest.raises(UserError, match=f"position {size - 1} is within a block of {size} tokens"):
-        scheduler.forward([[5]], after=[(sequence, size - 1)])
+        scheduler.forward([[5]], sequences=[(sequence, size - 1)])
     sequence.release()
 
 
@@ -301,7 +307,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
         with pytest.raises(UserError, match="block diffusion cannot be had with decode='guide'"):
-            model._open().scheduler.submit([5], 1, Sampler(), decode="guide")
+            model._open().scheduler.add_request([5], 1, Sampler(), decode_path="guide")
 
 
 def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
@@ -315,7 +321,7 @@ def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
         with pytest.raises(UserError, match=message):
             prepare_runtime(checkpoint, replace(options, **change), Reporter())
     with pytest.raises(UserError, match="has 64 tokens, and the largest variant takes 32"):
-        replace(options, variants="8,32x512").blocks(large)
+        replace(options, variants="8,32x512").variant_set(large)
 
 
 def test_a_block_that_takes_all_rows_is_committed_in_a_pass_of_its_own() -> None:
@@ -327,7 +333,7 @@ def test_a_block_that_takes_all_rows_is_committed_in_a_pass_of_its_own() -> None
         going_on = Sampler(logit_bias=dict.fromkeys(checkpoint.config.eos_token_ids, -100.0))
         request = session.generate([*range(20, 60)], 70, going_on)
         made.append(list(request))
-        done = request.passes
+        done = request.pass_counts
         assert done is not None
         assert done.committed > 1
         assert done.commits == (done.committed if len(made) == 1 else 0)
@@ -381,8 +387,8 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
 def test_manners_of_a_model_of_blocks() -> None:
     config = config_of("Fast_dLLM_Qwen")
     with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 8"):
-        DecodeConfig(steps=9).maker(config, Sampler())  # of a part
-    assert DecodeConfig(steps=8, rule="sequential").maker(config, Sampler()) is not None
+        DecodeConfig(steps=9).strategy_factory(config, Sampler())  # of a part
+    assert DecodeConfig(steps=8, rule="sequential").strategy_factory(config, Sampler()) is not None
 
 
 @pytest.mark.parametrize(
@@ -399,7 +405,7 @@ def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, 
     ((name, given),) = setting.items()
     message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
     with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
-        DecodeConfig(rule=rule, **setting).maker(config_of("sdar"), Sampler())
+        DecodeConfig(rule=rule, **setting).strategy_factory(config_of("sdar"), Sampler())
 
 
 def test_the_rate_is_of_what_came_after_the_first_block() -> None:

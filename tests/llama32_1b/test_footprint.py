@@ -13,11 +13,11 @@ import pytest
 
 from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.checkpoints import DEMO_FOLDER
-from aerie.engine import footprint as module
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine import memory_estimate as module
 from aerie.engine.config import load_config
 from aerie.engine.errors import TooLittleMemoryError
-from aerie.engine.footprint import Needs, check_memory, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, check_memory, footprint, require
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -42,7 +42,7 @@ def have(monkeypatch):
 
 def whole(seq_len):
     """A session for prompts of so many tokens."""
-    return Needs(seq_len, (), seq_len + 128)
+    return SessionNeeds(seq_len, (), seq_len + 128)
 
 
 def asked(seq_len=None, copies=1, **options):
@@ -81,12 +81,12 @@ MEASURE = """
 import json, re, sys
 from pathlib import Path
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.footprint import footprint, needs_of
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.memory_estimate import footprint, needs_of
 from aerie.engine.forward import decode_step
 from aerie.engine.forward import next_token_logits
 from aerie.engine.forward import prefill
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])

@@ -17,15 +17,15 @@ from aerie.cli import commands
 from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.chat import Chat
 from aerie.cli.checkpoints import DEMO_FOLDER
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import give_up
-from aerie.engine.model import assemble, preload
-from aerie.engine.progress import Reporter
+from aerie.engine.generate import raise_error
+from aerie.engine.model import build_model, preload
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.variant_set import VariantSet
 from aerie.runtime import Backend, KernelCache, RunError, select_backend
 from aerie.runtime.npu.device import NpuAccess
 from aerie.runtime.toolchain import VirtualToolchain
@@ -79,7 +79,7 @@ def open_model(make_checkpoint, programs_without_text):
     programs = programs_without_text(checkpoint.config.shape, 64)
 
     def open_one(runner):
-        model = assemble(checkpoint, programs, runner, Blocks(64))
+        model = build_model(checkpoint, programs, runner, VariantSet(64))
         list(preload(model, checkpoint.weights))
         object.__setattr__(model.config, "eos_token_ids", ())
         return model
@@ -180,7 +180,7 @@ def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model, op
         list(made)
     assert len(made.token_ids) == 1
     with pytest.raises(RunError, match="is lost"):
-        give_up(RunError("it is lost"), "here")
+        raise_error(RunError("it is lost"), "here")
 
 
 def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model, open_on):

@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from aerie.common.errors import UserError
-from aerie.engine import compiling
-from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine import program_library
 from aerie.engine.config import load_config
+from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.programs import program_flops
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.multi_launch_builder import program_store
 from aerie.runtime import CompileStage, Progress, select_backend
 
@@ -44,7 +44,7 @@ class FakeCache:
 def config(make_checkpoint, monkeypatch, programs_without_text):
     """The small model's, where building and compiling cost nothing."""
     monkeypatch.setattr(program_store, "load_programs", programs_without_text)
-    monkeypatch.setattr(compiling, "KernelCache", FakeCache)
+    monkeypatch.setattr(program_library, "KernelCache", FakeCache)
     return load_config(make_checkpoint())
 
 

@@ -191,7 +191,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def within_half_a_second():
-    return BoundedProcess("aerie.engine.rendering", Limits(cpu_s=0.5))
+    return BoundedProcess("aerie.engine.template_renderer", Limits(cpu_s=0.5))
 
 
 @pytest.mark.parametrize("template", REFUSALS)

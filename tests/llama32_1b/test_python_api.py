@@ -20,8 +20,8 @@ from spm import llama_2
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load, rooms
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.errors import AnswerError, PromptError
-from aerie.engine.tokenizer import TextStream
+from aerie.engine.errors import PromptError, RequestError
+from aerie.engine.tokenizer import IncrementalDetokenizer
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet
 
@@ -108,7 +108,7 @@ def test_ctrl_c_in_the_middle_of_a_token(model: Model, monkeypatch: pytest.Monke
         def interrupt(*_: Any) -> str:
             raise KeyboardInterrupt
 
-        patch.setattr(TextStream, "feed", interrupt)
+        patch.setattr(IncrementalDetokenizer, "feed", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert (stream.text, stream.finish_reason) == ("The", FinishReason.INTERRUPTED)
@@ -250,8 +250,8 @@ def test_one_end_for_every_beginning(model: Model) -> None:
     failing = stream()
     next(failing)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextStream, "feed", lambda *_: 1 / 0)
-        with pytest.raises(AnswerError, match="this answer failed"):
+        patch.setattr(IncrementalDetokenizer, "feed", lambda *_: 1 / 0)
+        with pytest.raises(RequestError, match="this answer failed"):
             next(failing)
     failing.close()
     assert kinds == [EventKind.BEGIN, EventKind.CONTINUE, EventKind.ABORT]

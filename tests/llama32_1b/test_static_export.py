@@ -15,8 +15,16 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.numerics import widen
-from aerie.engine.progress import Reporter
-from aerie.engine.static_form import StaticWeights, empty_cache, inputs, origins, results, statics, step
+from aerie.engine.reporter import Reporter
+from aerie.engine.static_form import (
+    StaticWeights,
+    empty_cache,
+    inputs,
+    results,
+    static_weights,
+    step,
+    weight_sources,
+)
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.builder import read_program
@@ -56,7 +64,7 @@ class Air:
         self.sizes, self.program = StaticSizes(**self.table["sizes"]), read_program(folder, STATIC_STEP_KIND)
         self.checkpoint, self.cache = open_checkpoint(Path(self.table["model"])), cache
         cache.compile_and_cache(self.program)
-        cache.preload(self.program, **statics(self.checkpoint.weights, self.program))
+        cache.preload(self.program, **static_weights(self.checkpoint.weights, self.program))
         self.kv_cache = empty_cache(self.sizes)
 
     def __call__(self, ids, start, commit, **changed):
@@ -171,8 +179,8 @@ def test_what_is_written(sdar, exported, capsys):
     assert [a["name"] for a in table["arguments"]] == list(program.arguments.names)
     assert table["kv_cache_bytes"] == program.arguments["kv_cache"].nbytes == 2 * 2 * 256 * 64 * 2
     weights = {a.name for a in program.arguments if a.role.value == "weight"}
-    assert weights == set(table["weights"]) == set(statics(checkpoint.weights, program))
-    assert origins(checkpoint.config, program)["lm_head_1"].first_row == 256
+    assert weights == set(table["weights"]) == set(static_weights(checkpoint.weights, program))
+    assert weight_sources(checkpoint.config, program)["lm_head_1"].first_row == 256
     again = exported.with_name("again")
     assert main(["export", "--model", str(sdar), "--max-len", str(MAX_LEN), "--out", str(again)]) == 0
     assert (again / f"{STATIC_STEP_KIND}.mlir").read_text() == (

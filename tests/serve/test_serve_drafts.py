@@ -11,11 +11,11 @@ import pytest
 
 from aerie import Model, load
 from aerie.cli.arguments import main
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.model_spec import ModelSpec
 from aerie.serve.service import ServerLimits
@@ -142,15 +142,18 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
     try:
         for many in (1, 2, 5, 12, 32):
             sampler = Sampler(logit_bias=dict.fromkeys(config.eos_token_ids, -100.0))
-            maker = DecodeConfig(draft=opened.draft).maker(config, sampler)
+            maker = DecodeConfig(draft=opened.draft).strategy_factory(config, sampler)
             asked = [
-                scheduler.submit([5 + many + n] * (3 + 37 * n % 450), 20, sampler, strategy=maker)
+                scheduler.add_request([5 + many + n] * (3 + 37 * n % 450), 20, sampler, strategy=maker)
                 for n in range(many)
             ]
-            asked += [scheduler.read([5 + n] * 400, lambda rows: None, hidden=n > 0) for n in range(3)]
-            while not all(one.is_over for one in asked):
+            asked += [
+                scheduler.add_prefill_only([5 + n] * 400, lambda rows: None, hidden_only=n > 0)
+                for n in range(3)
+            ]
+            while not all(one.is_finished for one in asked):
                 scheduler.step()
-                contexts.add(scheduler._executor._window.context)
+                contexts.add(scheduler._executor._cache.context)
             assert {one.error for one in asked} == {None}
         assert contexts == {512, 1024, 2048, 4096, 8192}
         assert output.getvalue() == before

@@ -19,7 +19,7 @@ import pytest
 
 from aerie import Model
 from aerie.engine.sampler import Sampler
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.serve.output_processor import OutputProcessor
 from aerie.serve.service import ServerLimits
 
@@ -70,7 +70,7 @@ def test_who_goes_away_is_cancelled(serving: Any, streams: bool) -> None:
     assert serving.wait_until(lambda: serving.running() == 0) < 0.3
     opened = serving.service.worker.opened
     manager = opened.scheduler.pool.manager
-    serving.wait_until(lambda: manager.free == manager.pages)
+    serving.wait_until(lambda: manager.free_count == manager.page_count)
 
 
 def test_a_heartbeat_while_nothing_comes(serving: Any, limit: Any) -> None:
@@ -129,13 +129,13 @@ def test_a_step_that_fails_ends_what_was_in_it(
 
 def test_a_request_that_cannot_be_begun_ends_alone(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = serving.service.worker.opened.scheduler
-    real = scheduler.submit
+    real = scheduler.add_request
 
     def failing(*given: Any, **more: Any) -> Any:
-        monkeypatch.setattr(scheduler, "submit", real)
+        monkeypatch.setattr(scheduler, "add_request", real)
         raise ValueError("broken")
 
-    monkeypatch.setattr(scheduler, "submit", failing)
+    monkeypatch.setattr(scheduler, "add_request", failing)
     with serving.http as http:
         assert http.post(CHAT, json=BODY).status_code == 500
         assert answer(http) == PARIS
@@ -174,10 +174,10 @@ def test_what_fails_in_one_answer_ends_it_alone(
 
     place = {
         "sampler": "aerie.engine.sampler.Sampler._penalise",
-        "mask": "aerie.engine.grammar.Follower.possible",
+        "mask": "aerie.engine.grammar.GrammarMatcher.token_mask",
         "logprobs": "aerie.serve.output_processor.top_logprobs",
-        "stop strings": "aerie.engine.stopping._begun",
-        "cut": "aerie.engine.stopping._begun",
+        "stop strings": "aerie.engine.stop_strings._begun",
+        "cut": "aerie.engine.stop_strings._begun",
     }[fails]
     settings: dict[str, Any] = {"frequency_penalty": 1.0, "regex": "[a-z]+", "logprobs": True, "stop": ["x"]}
     name = {"sampler": "frequency_penalty", "mask": "regex", "logprobs": "logprobs"}.get(fails, "stop")
@@ -221,15 +221,15 @@ def test_embeddings_and_answers_share_the_steps(serving: Any) -> None:
     with serving.http as http, serving.http as other, ThreadPoolExecutor(1) as beside:
         answer(other)
         alone = http.post("/v1/embeddings", json=two).json()["data"]
-        steps = scheduler.counts.steps
+        steps = scheduler.stats.steps
         answer(other)
-        usual = scheduler.counts.steps - steps
+        usual = scheduler.stats.steps - steps
         future = beside.submit(http.post, "/v1/embeddings", json=TEXTS, timeout=300)
         serving.wait_until(lambda: serving.running() == 2)
         for _ in range(3):
-            steps, rows = scheduler.counts.steps, scheduler.counts.rows
+            steps, rows = scheduler.stats.steps, scheduler.stats.rows
             assert answer(other) == PARIS
-            steps, rows = scheduler.counts.steps - steps, scheduler.counts.rows - rows
+            steps, rows = scheduler.stats.steps - steps, scheduler.stats.rows - rows
             assert steps <= usual + 3
             assert rows >= 8 * (usual - 1)
         assert not future.done()
@@ -305,7 +305,7 @@ def test_aborts_do_not_touch_others(serving: Any, alone: Model) -> None:
             assert made == own
     serving.wait_until(lambda: serving.running() == 0)
     manager = serving.service.worker.opened.scheduler.pool.manager
-    serving.wait_until(lambda: manager.free == manager.pages)
+    serving.wait_until(lambda: manager.free_count == manager.page_count)
 
 
 def test_the_log_has_no_text(serving: Any, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,10 +18,10 @@ import pytest
 
 from aerie import Model, load
 from aerie.common import folders
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import CheckpointError, TooLittleMemoryError
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.runtime.memory import resident_bytes, return_freed_memory
 from aerie.serve.app import make_app

@@ -142,23 +142,23 @@ class Stepping:
     """A scheduler of which each step is a pass of a row, that gives a request its next token."""
 
     def __init__(self, request: Any) -> None:
-        self.request, self.counts = request, type("", (), {"steps": 0, "rows": 0})()
+        self.request, self.stats = request, type("", (), {"steps": 0, "rows": 0})()
 
     def step(self) -> None:
-        self.counts = type("", (), {"steps": self.counts.steps + 1, "rows": self.counts.rows + 1})()
+        self.stats = type("", (), {"steps": self.stats.steps + 1, "rows": self.stats.rows + 1})()
         self.request.token_ids.append(1)
 
 
 def test_of_a_long_answer_the_last_passes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_history, "MAX_PASSES", 10)
-    facts = {"prompt": [1, 2], "token_ids": [], "is_over": False, "error": None, "finish_reason": None}
+    facts = {"prompt": [1, 2], "token_ids": [], "is_finished": False, "error": None, "finish_reason": None}
     request = type("", (), {**facts, "cached_tokens": 0})()
     kept: Any = PassHistory()
     kept.start_request(request)
     stepping: Any = Stepping(request)
     for _ in range(25):
         kept.step(stepping, Profiler())
-    request.is_over = True
+    request.is_finished = True
     kept.collect_finished()
     assert (len(kept.last.passes), kept.last.omitted_passes, kept.last.completion_tokens) == (10, 15, 25)
     assert [one["made"] for one in npu_request.passes_to_json(kept.last)] == [16] + 9 * [1]

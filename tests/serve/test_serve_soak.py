@@ -224,7 +224,7 @@ def test_a_bad_day(starting: Any, serving: Any, alone: Model) -> None:
         asyncio.run(whole_day(Day(own, alone, serving.endless), 1000, 200, 5000))
     own.wait_until(lambda: own.running() == 0)
     manager = own.service.worker.opened.scheduler.pool.manager
-    own.wait_until(lambda: manager.free == manager.pages)
+    own.wait_until(lambda: manager.free_count == manager.page_count)
     assert not own.service._outputs
 
 
@@ -234,4 +234,4 @@ def test_a_bad_minute(serving: Any, limit: Any, alone: Model) -> None:
         asyncio.run(whole_day(Day(serving, alone, serving.endless), 16, 4, 100))
     serving.wait_until(lambda: serving.running() == 0)
     manager = serving.service.worker.opened.scheduler.pool.manager
-    serving.wait_until(lambda: manager.free == manager.pages)
+    serving.wait_until(lambda: manager.free_count == manager.page_count)

@@ -11,8 +11,8 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, every_name
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions, all_program_names
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
 from aerie.multi_launch_builder import program_store
@@ -52,7 +52,7 @@ def open_session():
             config = config or checkpoint.config
             session = prepare_runtime(replace(checkpoint, config=config), options, Reporter())
             if not seq_len:
-                session.model.supply(every_name(config, session.model.blocks))
+                session.model.ensure_programs(all_program_names(config, session.model.variant_set))
             return session
 
     return make

@@ -91,13 +91,13 @@ def test_a_step_of_one_position_looks_at_earlier_keys_only(theirs):
 
 def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
     model = demo_session.model
-    (step,) = steps = model.blocks.plan(len(IDS), 0)
+    (step,) = steps = model.variant_set.plan(len(IDS), 0)
     recorder = CallRecorder(model, steps, ALL)
     plain = prefill(model, IDS, model.new_cache(len(IDS)))
     recorded = prefill(replace(model, runner=recorder), IDS, model.new_cache(len(IDS)))
     np.testing.assert_array_equal(plain.view(np.uint16), recorded.view(np.uint16))
     first, second = recorder.calls["o_ffn"][:2]
-    table = model.programs[model.blocks.names(step)[-1]].arguments
+    table = model.programs[model.variant_set.call_programs(step)[-1]].arguments
     seen = {argument.name for argument in table if argument.role not in (Role.WEIGHT, Role.LUT)}
     assert set(first) == seen | {"rows"}
     assert not np.array_equal(first["gate"], second["gate"])  # copies, not views on one buffer
@@ -106,7 +106,7 @@ def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
 
 def test_a_recorder_returns_what_was_asked_for(demo_session):
     model = demo_session.model
-    recorder = CallRecorder(model, model.blocks.plan(len(IDS), 0), ALL)
+    recorder = CallRecorder(model, model.variant_set.plan(len(IDS), 0), ALL)
     program = model.programs["lm_head_gemv"]
     x = model.embed_table[7]
     asked = recorder.run(program, bo_key="lm_head_gemv", outputs=["logits_3"], x=x)

@@ -12,15 +12,15 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine import executor
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.families import FAMILIES
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies import choosing
-from aerie.engine.strategies.block_diffusion import BlockDiffusion
-from aerie.engine.strategies.choosing import Rule
+from aerie.engine.strategies import unmasking
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
 from aerie.engine.strategies.strategy import PassInput
+from aerie.engine.strategies.unmasking import UnmaskingRule
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
@@ -40,11 +40,11 @@ from aerie.verify.reference import Reference
 from aerie.verify.report import as_json, print_record
 
 STAND, DUE, TOOK, BEGIN, INIT = (
-    executor._rows_of,
-    BlockDiffusion.next_input,
-    BlockDiffusion.update,
-    BlockDiffusion._begin,
-    BlockDiffusion.__init__,
+    executor._batch_layout,
+    BlockDiffusionStrategy.next_input,
+    BlockDiffusionStrategy.update,
+    BlockDiffusionStrategy._start_block,
+    BlockDiffusionStrategy.__init__,
 )
 
 
@@ -74,39 +74,39 @@ def shifted_by_one(pieces: Any, bases: Any, width: int, context: int, block: int
     for piece, base in zip(pieces, bases, strict=True):
         end, rows = piece.sequence.length + len(piece.tokens), slice(row, row + len(piece.tokens))
         ours = (stand.positions[rows, None] + 1) // block
-        stand.seen[rows, base : base + end] = (np.arange(end) + 1) // block <= ours
+        stand.visible[rows, base : base + end] = (np.arange(end) + 1) // block <= ours
         row += len(piece.tokens)
     return stand
 
 
-def written_while_filling(self: BlockDiffusion, due: PassInput, rows: Sequence[Any]) -> int:
+def written_while_filling(self: BlockDiffusionStrategy, due: PassInput, rows: Sequence[Any]) -> int:
     """The keys and values of a block are those of the pass that filled its last mask in."""
-    before = self.passes.blocks
+    before = self.pass_counts.blocks
     TOOK(self, due, rows)
-    return len(due.tried) if self.passes.blocks > before else 0
+    return len(due.tentative_tokens) if self.pass_counts.blocks > before else 0
 
 
-def not_committed(self: BlockDiffusion, length: int) -> PassInput:
+def not_committed(self: BlockDiffusionStrategy, length: int) -> PassInput:
     due = DUE(self, length)
-    is_first = not self.passes.blocks
-    return due if is_first else due._replace(tokens=due.tried, held=0)
+    is_first = not self.pass_counts.blocks
+    return due if is_first else due._replace(tokens=due.tentative_tokens, kept_count=0)
 
 
-def with_a_mask_left(self: BlockDiffusion, length: int) -> PassInput:
+def with_a_mask_left(self: BlockDiffusionStrategy, length: int) -> PassInput:
     due = DUE(self, length)
     tokens = [*due.tokens]
-    if due.held and self.passes.blocks:
-        tokens[due.held - 1] = self._blocks.mask_token_id
+    if due.kept_count and self.pass_counts.blocks:
+        tokens[due.kept_count - 1] = self._diffusion.mask_token_id
     return due._replace(tokens=tokens)
 
 
-def as_if_shifted(self: BlockDiffusion, making: Any, blocks: Any, choose: Any) -> None:
-    INIT(self, making, replace(blocks, shifted=True), choose)
+def as_if_shifted(self: BlockDiffusionStrategy, request: Any, diffusion: Any, choose: Any) -> None:
+    INIT(self, request, replace(diffusion, shifted=True), choose)
 
 
-def over_the_prompt(self: BlockDiffusion, start: int) -> None:
+def over_the_prompt(self: BlockDiffusionStrategy, start: int) -> None:
     BEGIN(self, start)
-    if self._given > 0 and not self.passes.blocks:
+    if self._prompt_count > 0 and not self.pass_counts.blocks:
         self._masked.insert(0, 0)
 
 
@@ -115,21 +115,21 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
     return float(shares[tokens == token].sum()), 0.0
 
 
-CALL, SCORE = choosing.Chooser.__call__, choosing._told
+CALL, SCORE = unmasking.Unmasker.__call__, unmasking._confidence_and_entropy
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
-    "causal inside the block": (executor, "_rows_of", causal),
-    "staircase shifted by one": (executor, "_rows_of", shifted_by_one),
-    "KV of a pass with masks": (BlockDiffusion, "update", written_while_filling),
-    "commit skipped": (BlockDiffusion, "next_input", not_committed),
-    "a mask is seen after the commit": (BlockDiffusion, "next_input", with_a_mask_left),
-    "a shift where there is none": (BlockDiffusion, "__init__", as_if_shifted),
-    "a token of the prompt is filled in": (BlockDiffusion, "_begin", over_the_prompt),
-    "confidence after the filters": (choosing, "_told", as_filtered),
+    "causal inside the block": (executor, "_batch_layout", causal),
+    "staircase shifted by one": (executor, "_batch_layout", shifted_by_one),
+    "KV of a pass with masks": (BlockDiffusionStrategy, "update", written_while_filling),
+    "commit skipped": (BlockDiffusionStrategy, "next_input", not_committed),
+    "a mask is seen after the commit": (BlockDiffusionStrategy, "next_input", with_a_mask_left),
+    "a shift where there is none": (BlockDiffusionStrategy, "__init__", as_if_shifted),
+    "a token of the prompt is filled in": (BlockDiffusionStrategy, "_start_block", over_the_prompt),
+    "confidence after the filters": (unmasking, "_confidence_and_entropy", as_filtered),
 }
 
 
-def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> choosing.Chosen:
+def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> unmasking.UnmaskedTokens:
     """Report the right confidences, but choose positions by the confidence after the sampler's filters."""
 
     def filtered(row: Any, token: int) -> tuple[float, float]:
@@ -138,7 +138,7 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) 
 
     with pytest.MonkeyPatch.context() as patch:
         if self._sampler.temperature:
-            patch.setattr(choosing, "_told", filtered)
+            patch.setattr(unmasking, "_confidence_and_entropy", filtered)
         chosen = CALL(self, logits, masked, step, *ids)
     rows = dict(zip(masked, logits, strict=True))
     scores = [SCORE(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
@@ -146,7 +146,7 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) 
     return chosen._replace(confidences=confidences, entropies=entropies)
 
 
-def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> choosing.Chosen:
+def drawn_twice(self: Any, logits: Any, masked: Any, step: int, *ids: Any) -> unmasking.UnmaskedTokens:
     """A number more is drawn in each step than there are masks."""
     if self._sampler.temperature:
         self._sampler(logits[0], *ids)
@@ -206,10 +206,10 @@ def test_a_fault_of_drawing_alone_is_found(
     session, reference = other
     vars(session).pop("requests", None)
     prompt = choose_prompts(session, full=False)[0]
-    assert try_free("the model", session, reference, prompt, Rule()).failures == []
-    monkeypatch.setattr(choosing.Chooser, "__call__", fault)
+    assert try_free("the model", session, reference, prompt, UnmaskingRule()).failures == []
+    monkeypatch.setattr(unmasking.Unmasker, "__call__", fault)
     vars(session).pop("requests", None)
-    (failure, *_) = try_free("the model", session, reference, prompt, Rule()).failures
+    (failure, *_) = try_free("the model", session, reference, prompt, UnmaskingRule()).failures
     assert "of what the sampler alone draws, the rule keeps" in str(failure)
 
 
@@ -226,7 +226,11 @@ def test_the_references_loop_by_hand() -> None:
 
     blocks = FAMILIES["sdar"].diffusion
     assert blocks
-    passes = [*reference_passes(Counting(), blocks.filled(11), [1, 2, 3, 4, 5], Rule(steps=2), 5, ())]  # type: ignore[arg-type]
+    passes = [
+        *reference_passes(
+            Counting(), blocks.with_mask_token(11), [1, 2, 3, 4, 5], UnmaskingRule(steps=2), 5, ()
+        )
+    ]  # type: ignore[arg-type]
     assert [one.tokens[4:] for one in passes] == [
         (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
     ]  # fmt: skip

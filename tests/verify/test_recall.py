@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.composing import mode_of
-from aerie.engine.progress import Reporter
+from aerie.engine.composed_prompt import parse_chunk_mode
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
 from aerie.verify.chunk_check import try_mode
 from aerie.verify.recall import __main__ as probe
@@ -65,7 +65,9 @@ def test_which_recall_is_lost(session: Session, hops: int) -> None:
 @pytest.mark.parametrize("mode", probe.MODES)
 def test_the_modes_are_those_of_transformers(session: Session, mode: str) -> None:
     question = task.questions(5, 1, 2)[0]
-    found = try_mode("probe", session, Reference.open(probe.CHECKPOINT), question.chunks, mode_of(mode))
+    found = try_mode(
+        "probe", session, Reference.open(probe.CHECKPOINT), question.chunks, parse_chunk_mode(mode)
+    )
     assert found.failures == []
 
 

@@ -6,8 +6,8 @@ import pytest
 from faults import Giving
 
 from aerie.cli.arguments import default_cache_dir
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 from aerie.verify.gate_prompts import text_of_length

@@ -9,9 +9,9 @@ from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.runtime import select_backend
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
@@ -93,7 +93,7 @@ def test_a_fault_outside_of_layer_steps_fails_the_gate(fault, healthy, demo_refe
 
 def test_blocks_pass_in_several_steps(few_rows_session, demo_reference, prompts):
     ids = prompts[1].token_ids
-    assert len(few_rows_session.model.blocks.plan(len(ids), 0)) > 2
+    assert len(few_rows_session.model.variant_set.plan(len(ids), 0)) > 2
     report = try_layers("in few rows", few_rows_session, demo_reference, ids)
     assert report.failures == []
     assert max(row.used for row in report.rows) < 0.7

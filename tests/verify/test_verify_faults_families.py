@@ -3,7 +3,7 @@
 import pytest
 from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.verify.gate import verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers

@@ -8,11 +8,11 @@ from faults import Passing
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.common import knobs
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PageManager
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PageManager
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
@@ -185,7 +185,7 @@ def test_a_conversation_is_heard_turn_by_turn(demo_session):
 
 
 def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
-    monkeypatch.setattr("aerie.engine.requests.reason_to_finish", lambda *_: FinishReason.INTERRUPTED)
+    monkeypatch.setattr("aerie.engine.requests.finish_reason_for", lambda *_: FinishReason.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
         SessionUnderTest(demo_session).chat(["Who are you?"], 4)
 
@@ -208,7 +208,9 @@ def test_a_prompt_continues_from_the_cache(demo_session, prompts, record):
 
 def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts, monkeypatch):
     monkeypatch.setattr(
-        Scheduler, "_keep", lambda self, request, sequence: self.forget() or sequence.release()
+        Scheduler,
+        "_keep_sequence",
+        lambda self, request, sequence: self.clear_prefix_cache() or sequence.release(),
     )
     monkeypatch.setattr(PageManager, "publish", lambda *_: None)
     assert (

@@ -19,9 +19,9 @@ from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
 from aerie.common.errors import ProgramError, UserError
-from aerie.engine.compiling import blocks_of_variants, check_shape
 from aerie.engine.config import ModelConfig, load_config
-from aerie.engine.footprint import footprint, needs_of_prompt
+from aerie.engine.memory_estimate import footprint, needs_for_prompt
+from aerie.engine.program_library import check_shape, variant_set_for
 from aerie.engine.weights import Weights
 from aerie.runtime.memory import GIB, available_bytes, format_bytes, format_file_bytes
 from aerie.runtime.npu import versions
@@ -197,7 +197,7 @@ def _folder(model: str) -> Path | None:
 def _fits(machine: ExaminedMachine, config: ModelConfig) -> CheckResult:
     check_shape(config)
     tokens = min(USUAL_PROMPT, config.context)
-    needs = needs_of_prompt(config, blocks_of_variants(config), tokens)
+    needs = needs_for_prompt(config, variant_set_for(config), tokens)
     needed, available = footprint(config, needs), available_bytes(machine.root)
     layers = config.num_hidden_layers
     actual = (

@@ -26,12 +26,12 @@ namespace {
 
 constexpr int kTile = kLanes;  // dot products at a time: HEADS heads against kTile / HEADS positions
 
-// position: of the first of `rows` new rows. first .. last - 1: the positions that a decoded token attends to. to: the
-// position of each new row if they are not contiguous, else null. seen: the place in the cache of each of the last - first
-// positions, in order, if they are not contiguous (pages of a pool), else null.
-struct Place {
-  std::int64_t position, rows, first, last;
-  const std::int64_t *to, *seen;
+// Positions for one call; __init__.py has the same struct. New rows are stored at position .. position + rows to: 1, or at
+// row_positions[0 .. rows - 1] if that is not null. The token attends to positions visible_start .. visible_stop - 1, or
+// to visible[0 .. visible_stop - visible_start - 1], in this order, if that is not null, as for pages of a pool.
+struct KVPosition {
+  std::int64_t position, rows, visible_start, visible_stop;
+  const std::int64_t *row_positions, *visible;
 };
 
 // One layer's part of a decoded token; __init__.py has the same struct.
@@ -41,22 +41,22 @@ struct Layer {
   std::uint16_t *keys, *values;  // (kv_heads, capacity, head_dim)
   std::uint16_t* out;  // (heads * head_dim)
   std::int64_t heads, kv_heads, head_dim, capacity, threads;
-  const Place* place;
+  const KVPosition* position;
 };
 
 struct Job : Layer {
   std::int64_t group, first, positions;
   std::int64_t padded;  // positions, rounded up to whole tiles
-  const std::int64_t* seen;
+  const std::int64_t* visible;
   float scale;
 
   explicit Job(const Layer& layer)
       : Layer(layer),
         group(heads / kv_heads),
-        first(place->first),
-        positions(place->last - first),
+        first(position->visible_start),
+        positions(position->visible_stop - first),
         padded((positions + kTile - 1) / kTile * kTile),
-        seen(place->seen),
+        visible(position->visible),
         scale(float(1 / std::sqrt(double(head_dim)))) {}
 };
 
@@ -80,20 +80,22 @@ struct InARow {
   }
 };
 
-// Rows of a head whose positions are given by `seen`.
+// Positions of the cache that `visible` lists.
 template <class Width>
 struct Scattered {
   Width width;
   std::int64_t last, early, soon;
-  const std::int64_t* seen;
+  const std::int64_t* visible;
 
   Scattered(const Job& job, Width width)
       : width(width),
         last(job.positions - 1),
         early(vnpu::kFirstDistance / 2 / width),
         soon(vnpu::kSecondDistance / 2 / width),
-        seen(job.seen) {}
-  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + seen[at] * width; }
+        visible(job.visible) {}
+  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
+    return rows + visible[at] * width;
+  }
   INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
     for (std::int64_t i = at; i < at + count; ++i) {
       each_line<vnpu::prefetch_early>((*this)(rows, std::min(i + early, last)), elements);
@@ -273,7 +275,7 @@ class Group {
     });
   }
   void soften() const {
-    if (!job_.seen)
+    if (!job_.visible)
       each_line<vnpu::prefetch_early>(job_.values + first_row_,
                                       std::min(vnpu::kFirstDistance / 2, job_.positions * job_.head_dim));
     in_passes(job_.group, [&](auto count, std::int64_t head) {
@@ -299,7 +301,7 @@ class Group {
   }
   template <class F, class Width>
   INLINE void with_layout(F f, Width width) const {
-    if (job_.seen) f(Scattered<Width>(job_, width));
+    if (job_.visible) f(Scattered<Width>(job_, width));
     else f(InARow<Width>(job_, width));
   }
 
@@ -401,12 +403,12 @@ constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, callin
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// Stores new rows of keys and values at their positions of the cache. Returns 0.
+// Store the new rows of keys and values at their positions of the cache. Returns 0.
 EXPORTED int keep_rows(const Layer* layer, void*, void*) {
   const std::int64_t width = layer->head_dim, heads = layer->kv_heads;
-  const Place& place = *layer->place;
-  for (std::int64_t row = 0; row < place.rows; ++row) {
-    const std::int64_t position = place.to ? place.to[row] : place.position + row;
+  const KVPosition& positions = *layer->position;
+  for (std::int64_t row = 0; row < positions.rows; ++row) {
+    const std::int64_t position = positions.row_positions ? positions.row_positions[row] : positions.position + row;
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t to = (head * layer->capacity + position) * width, from = (row * heads + head) * width;
       std::memcpy(layer->keys + to, layer->key_rows + from, width * sizeof(std::uint16_t));
@@ -416,7 +418,7 @@ EXPORTED int keep_rows(const Layer* layer, void*, void*) {
   return 0;
 }
 
-// Computes attention over the cache, into the layer's `out`. Returns 0.
+// Write the attention over the cache to the layer's `out`. Returns 0.
 EXPORTED int decode_attention(const Layer* layer, void*, void*) {
   const Job job(*layer);
   const std::int64_t work = 2 * job.heads * job.head_dim * job.positions;

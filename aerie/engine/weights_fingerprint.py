@@ -1,10 +1,10 @@
-"""A word for all the bytes of a model's weights, by which what was computed with them is known again.
+"""The fingerprint of a model's weights: a hash of all their bytes.
 
-It is made when it is first asked for, which a start does not do: sha256 of pieces, side by side, as fast as
-the files are read. It is kept beside the compiled programs under what the system knows of the files (device,
-inode, size, times of change, to the nanosecond), so it is made once for a checkpoint. Whoever writes to a
-file changes these, as nobody can set the time of the inode's change; a file that was changed in the last
-seconds is looked at anew, since clocks of file systems are coarse.
+It is computed at its first use, not at start: sha256 of pieces, in parallel, as fast as the files are read.
+It is stored beside the compiled programs under the files' stat data (device, inode, size, times of change in
+nanoseconds), so each checkpoint is hashed once. Any write to a file changes these, since nobody can set the
+inode's change time. A file that was changed in the last seconds is hashed again, because clocks of file
+systems are coarse.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from aerie.common.store import Store
 from aerie.runtime.artifacts import artifact_store
 
 FORM = "1: sha256 of pieces of 16 MiB, 16 digits"
-"""How it is made: another way makes other words, and asks for another number here."""
+"""Version of the method. Another method gives other fingerprints, and needs another number here."""
 PIECE_BYTES = 16 << 20
-"""What a thread reads and hashes at a time."""
+"""Bytes that a thread reads and hashes at a time."""
 READ_BYTES = 1 << 20
-"""What it holds of that in memory."""
+"""Bytes of that in memory at a time."""
 COARSE_S = 2.0
-"""Within so many seconds of a change another one may leave the same times."""
+"""Seconds within which a second change may leave the same times."""
 
 
-class Known(NamedTuple):
-    """What the system knows of a file. Times are in nanoseconds."""
+class FileStat(NamedTuple):
+    """The stat data of a file. Times are in nanoseconds."""
 
     path: str
     device: int
@@ -45,16 +45,16 @@ class Known(NamedTuple):
     changed: int
 
     @staticmethod
-    def of(path: Path) -> Known:
-        found = path.stat()
-        times = found.st_mtime_ns, found.st_ctime_ns
-        return Known(str(path.resolve()), found.st_dev, found.st_ino, found.st_size, *times)
+    def of(path: Path) -> FileStat:
+        stat = path.stat()
+        times = stat.st_mtime_ns, stat.st_ctime_ns
+        return FileStat(str(path.resolve()), stat.st_dev, stat.st_ino, stat.st_size, *times)
 
 
 class Fingerprint:
-    """Of these files as they are when this is made; a call gives it. folder: of compiled programs, where it
-    is kept; None: nowhere. Any thread may call it. UserError where a file was changed meanwhile, of which no
-    word tells with what the model was loaded, and where one cannot be read."""
+    """The fingerprint of these files as they are at construction; a call returns it. folder: of compiled
+    programs, where it is stored; None means nowhere. Any thread may call it. Raises UserError if a file has
+    changed since, or cannot be read."""
 
     def __init__(self, files: Iterable[Path], folder: Path | None = None) -> None:
         self._files = sorted(files)
@@ -71,9 +71,9 @@ class Fingerprint:
             self._check()
             return self._made
 
-    def _looked_at(self) -> list[Known]:
+    def _looked_at(self) -> list[FileStat]:
         try:
-            return [Known.of(path) for path in self._files]
+            return [FileStat.of(path) for path in self._files]
         except OSError as error:
             raise UserError(
                 f"{error.filename} of the model's weights cannot be read any more ({error.strerror}): what "
@@ -93,46 +93,46 @@ class Fingerprint:
         return hashlib.sha256(json.dumps([FORM, self._known]).encode()).hexdigest()
 
     def _kept(self) -> str | None:
-        """The word, where it was made before."""
-        found = self._store and self._store.read(_entry(self._key))
+        """The stored fingerprint, if there is one."""
+        content = self._store and self._store.read(_entry(self._key))
         with contextlib.suppress(ValueError, TypeError, KeyError):
-            about = json.loads(found or b"")
+            about = json.loads(content or b"")
             return str(about["weights"]) if about["key"] == self._key else None
         return None
 
     def _make(self) -> str:
-        made = weights_mark(self._files)
+        fingerprint = weights_fingerprint(self._files)
         youngest = max((one.changed for one in self._known), default=0)
         if self._store and time.time() - youngest / 1e9 > COARSE_S:
             with contextlib.suppress(OSError):  # it is made again then
-                _keep(self._store, self._key, made)
-        return made
+                _keep(self._store, self._key, fingerprint)
+        return fingerprint
 
 
 def _entry(key: str) -> str:
     return f"weights-{key[:16]}.json"
 
 
-def _keep(store: Store, key: str, made: str) -> None:
+def _keep(store: Store, key: str, fingerprint: str) -> None:
     def make(folder: Path) -> Path:
         path = folder / "mark"
-        path.write_text(json.dumps({"key": key, "weights": made}))
+        path.write_text(json.dumps({"key": key, "weights": fingerprint}))
         return path
 
     store.get_or_make(_entry(key), make)
 
 
-def weights_mark(files: Iterable[Path]) -> str:
-    """A word for the weights in these files: 16 hexadecimal digits of a sha256 of their names, sizes and all
-    of their bytes. UserError where one cannot be read."""
+def weights_fingerprint(files: Iterable[Path]) -> str:
+    """16 hexadecimal digits of a sha256 of the files' names, sizes and bytes. Raises UserError if one cannot
+    be read."""
     pieces = [(path, first) for path in files for first in range(0, max(1, path.stat().st_size), PIECE_BYTES)]
     with ThreadPoolExecutor(min(8, os.cpu_count() or 1), "weights") as threads:
-        found = list(threads.map(_piece, pieces))
-    return hashlib.sha256(json.dumps(_named(pieces, found)).encode()).hexdigest()[:16]
+        digests = list(threads.map(_piece, pieces))
+    return hashlib.sha256(json.dumps(_named(pieces, digests)).encode()).hexdigest()[:16]
 
 
-def _named(pieces: Sequence[tuple[Path, int]], found: Sequence[str]) -> list[tuple[str, int, str]]:
-    return [(path.name, first, digest) for (path, first), digest in zip(pieces, found, strict=True)]
+def _named(pieces: Sequence[tuple[Path, int]], digests: Sequence[str]) -> list[tuple[str, int, str]]:
+    return [(path.name, first, digest) for (path, first), digest in zip(pieces, digests, strict=True)]
 
 
 def _piece(piece: tuple[Path, int]) -> str:
@@ -141,10 +141,10 @@ def _piece(piece: tuple[Path, int]) -> str:
     try:
         with path.open("rb", buffering=0) as file:
             file.seek(first)
-            left = PIECE_BYTES
-            while left and (read := file.read(min(left, READ_BYTES))):
+            remaining = PIECE_BYTES
+            while remaining and (read := file.read(min(remaining, READ_BYTES))):
                 digest.update(read)
-                left -= len(read)
+                remaining -= len(read)
     except OSError as error:
         raise UserError(f"cannot read the weights in {path} ({error.strerror})") from None
     return digest.hexdigest()

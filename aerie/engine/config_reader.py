@@ -1,4 +1,4 @@
-"""The facts of config.json, read by type."""
+"""Reads config.json, with a check of each entry's type."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ MOST_SHOWN = 500
 MODELS_THAT_RUN = "README.md, Models that run"
 
 
-class Entries:
-    """A JSON object whose entries are read by type, with errors that name file, entry and value."""
+class ConfigReader:
+    """A JSON object whose entries are read by type. Errors name the file, the entry and the value."""
 
     def __init__(self, path: Path, entries: Mapping[str, Any]) -> None:
         self.path = path
         self.entries = entries
 
     def get(self, name: str, default: Any = None) -> Any:
-        """The entry, or `default` where it is absent or null."""
+        """The entry, or `default` if it is absent or null."""
         value = self.entries.get(name)
         return default if value is None else value
 
-    def count(self, name: str, default: int | None = None, most: int | None = None, least: int = 1) -> int:
-        """A whole number from `least` to `most`. Raises ConfigError, as all that read by type."""
+    def positive_int(
+        self, name: str, default: int | None = None, most: int | None = None, least: int = 1
+    ) -> int:
+        """An integer from `least` to `most`. Raises ConfigError, as all methods that check a type."""
         value = self._required(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
             raise ConfigError(
@@ -37,10 +39,10 @@ class Entries:
             raise ConfigError(f"{self.path}: {name} is {short(value)}; no more than {most} are supported")
         return value
 
-    def count_or_none(self, name: str, if_absent: int | None) -> int | None:
-        """A whole number from 1 on; None for null, which an entry that is absent need not mean."""
+    def positive_int_or_none(self, name: str, if_absent: int | None) -> int | None:
+        """An integer from 1 on; None if the entry is null. An absent entry has the value `if_absent`."""
         value = self.entries.get(name, if_absent)
-        return None if value is None else self.count(name, if_absent)
+        return None if value is None else self.positive_int(name, if_absent)
 
     def number(self, name: str, default: float | None = None) -> float:
         value = self._required(name, default)
@@ -55,11 +57,11 @@ class Entries:
             raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be true or false")
         return value
 
-    def child(self, name: str) -> Entries:
+    def child(self, name: str) -> ConfigReader:
         value = self.get(name, {})
         if not isinstance(value, dict):
             raise ConfigError(f"{self.path}: {name} is {short(value)}; it must be an object")
-        return Entries(self.path, value)
+        return ConfigReader(self.path, value)
 
     def items(self, name: str) -> list[Any]:
         value = self.get(name, [])
@@ -75,13 +77,13 @@ class Entries:
 
 
 def short(value: Any) -> str:
-    """What is shown of a value, which may have any length."""
+    """The value as text for a message, cut if it is long."""
     text = repr(value)
     return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """The object in a JSON file of a checkpoint. Raises ConfigError where there is none."""
+    """The object in a JSON file of a checkpoint. Raises ConfigError if there is none."""
     try:
         return read_object(path, ConfigError)
     except FileNotFoundError:

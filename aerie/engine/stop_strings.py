@@ -1,19 +1,19 @@
-"""Stop strings: where a text ends that comes in pieces.
+"""Stop strings: where a text that comes in pieces ends.
 
-A text ends where a stop string is complete: the first one that is, and of several that become so with one
-character the one that began first. So the end is the same however the text is cut into pieces. What may be
-the beginning of a stop string is held back until it is sure.
+A text ends where a stop string is complete: the first one that is, and of several that become complete with
+one character the one that started first. So the end does not depend on the pieces. Text that may be the start
+of a stop string is held back until it is certain.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from aerie.engine.faults import of_one_answer
+from aerie.engine.error_scope import isolate_request_errors
 
 
 class StopStrings:
-    """A text on its way past stop strings, none of them empty. `found` is the one that ended it."""
+    """Cuts a text at stop strings, none of them empty. found: the one that ended the text."""
 
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
@@ -21,7 +21,7 @@ class StopStrings:
         self._held = ""
 
     def feed(self, piece: str) -> str:
-        """What is sure to belong to the text now that `piece` has come; nothing once one was found."""
+        """The text that is certain after `piece`; "" once a stop string was found."""
         if self.found is not None:
             return ""
         self._held += piece
@@ -35,14 +35,14 @@ class StopStrings:
         return text
 
     def flush(self) -> str:
-        """What was held back, where no more comes."""
+        """The text that was held back, at the end of the answer."""
         text, self._held = self._held, ""
         return text
 
-    def cut(self, pieces: Iterable[str]) -> Iterator[str]:
-        """A piece for each of the pieces, up to where a stop string begins. No more are taken than needed."""
+    def truncate(self, pieces: Iterable[str]) -> Iterator[str]:
+        """A piece for each of the pieces, up to a stop string. No more pieces are taken than needed."""
         for piece in pieces:
-            with of_one_answer():
+            with isolate_request_errors():
                 sure = self.feed(piece)
             yield sure
             if self.found is not None:
@@ -52,5 +52,5 @@ class StopStrings:
 
 
 def _begun(text: str, stop: str) -> int:
-    """How many characters at the end of `text` are a beginning of `stop`, and not all of it."""
+    """Number of characters at the end of `text` that are an incomplete start of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

@@ -1,7 +1,7 @@
-"""What a command tells on standard error, and how Ctrl-C reaches it.
+"""Reports progress on standard error, and handles Ctrl-C.
 
-Standard output is for the model's text alone. Ctrl-C ends what goes on, in the middle of a program too; in an
-answer it drops the token under way and keeps the answer so far whole.
+Standard output has the model's text only. Ctrl-C ends the current work, also within a program; during an
+answer it drops the current token and keeps the answer so far.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from aerie.runtime import stop_this_thread
 if TYPE_CHECKING:
     from rich.console import Console
 
-Step = Callable[[str, int], None]
-"""Called with what is going on and how many steps are done."""
+OnProgress = Callable[[str, int], None]
+"""Called with a description and the number of steps done."""
 
 
-def no_step(what: str, done: int) -> None:
-    """A Step that shows nothing."""
+def no_progress(what: str, done: int) -> None:
+    """An OnProgress that shows nothing."""
 
 
-Bar = Callable[[int], AbstractContextManager[Step]]
-"""Shows so many steps, and how many are done, as long as it is entered."""
+Bar = Callable[[int], AbstractContextManager[OnProgress]]
+"""A context that shows this number of steps, and how many are done."""
 
 
-def no_bar(total: int) -> AbstractContextManager[Step]:  # noqa: ARG001
+def no_bar(total: int) -> AbstractContextManager[OnProgress]:  # noqa: ARG001
     """A Bar that shows nothing."""
-    return nullcontext(no_step)
+    return nullcontext(no_progress)
 
 
 class Reporter:
-    """Says what is going on. Bars move on a terminal only; notes are said everywhere."""
+    """Reports what a command does. Bars are shown on a terminal only, notes everywhere."""
 
     def __init__(self, file: TextIO | None = None, terminal: bool | None = None, quiet: bool = False) -> None:
-        """Writes to `file` (default: standard error), which is asked whether it is a terminal; quiet: says
-        nothing."""
+        """file: default is standard error. terminal: whether it is a terminal; None asks the file. quiet:
+        print nothing."""
         self._file, self._quiet = file, quiet
         self._terminal = terminal
         self._console: Console | None = None
@@ -52,7 +52,7 @@ class Reporter:
         return (self._file or sys.stderr).isatty() if self._terminal is None else self._terminal
 
     def note(self, message: str) -> None:
-        """A line."""
+        """Print a line."""
         if self._quiet:
             return
         if self._console:
@@ -61,10 +61,10 @@ class Reporter:
             print(message, file=self._file or sys.stderr, flush=True)
 
     @contextmanager
-    def bar(self, title: str, total: int) -> Iterator[Step]:
-        """A bar of `total` steps, gone when it is done; it may be moved from any thread."""
+    def bar(self, title: str, total: int) -> Iterator[OnProgress]:
+        """A bar of `total` steps, removed when it is done. Any thread may move it."""
         if not self.has_bars:
-            yield no_step
+            yield no_progress
             return
         from rich import progress  # here, since its import takes longer than a warm start without it
         from rich.console import Console
@@ -91,8 +91,9 @@ class Reporter:
             self._console = None
 
 
-def end_as_at_ctrl_c() -> None:
-    """`kill`, and a terminal that closes, stop what Ctrl-C stops: compilers, which do not end with us."""
+def treat_signals_as_interrupt() -> None:
+    """Let SIGTERM and SIGHUP (`kill`, a closed terminal) stop what Ctrl-C stops: compilers do not end with
+    this process."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # nohup ignores SIGHUP, and that stays
             signal.signal(number, signal.default_int_handler)
@@ -100,37 +101,37 @@ def end_as_at_ctrl_c() -> None:
 
 @contextmanager
 def stop_on_interrupt() -> Iterator[Callable[[], bool]]:
-    """Within this, Ctrl-C raises KeyboardInterrupt until the given function was called once. From then on the
-    first one makes that return True, and stops a step that is under way under a Stop; a second one raises
+    """In this context Ctrl-C raises KeyboardInterrupt until the given function was called once. After that
+    the first Ctrl-C makes it return True, and stops a call that runs under a StopFlag; a second one raises
     KeyboardInterrupt.
 
-    Only for the main thread, where Python delivers signals.
+    Main thread only, where Python delivers signals.
     """
-    is_asked = interrupted = False
+    is_polled = interrupted = False
 
-    def note(signum: int, frame: FrameType | None) -> None:
+    def on_signal(signum: int, frame: FrameType | None) -> None:
         nonlocal interrupted
-        if interrupted or not is_asked:
+        if interrupted or not is_polled:
             signal.default_int_handler(signum, frame)
         interrupted = True
         stop_this_thread()
 
-    def ask() -> bool:
-        nonlocal is_asked
-        is_asked = True
+    def was_interrupted() -> bool:
+        nonlocal is_polled
+        is_polled = True
         return interrupted
 
-    before = signal.signal(signal.SIGINT, note)
+    before = signal.signal(signal.SIGINT, on_signal)
     try:
-        yield ask
+        yield was_interrupted
     finally:
         signal.signal(signal.SIGINT, before)
 
 
 @contextmanager
-def undisturbed() -> Iterator[None]:
-    """Within this Ctrl-C waits, and does at the end what it does: for what must be done whole or not at all,
-    and is soon done. Signals come in the main thread alone."""
+def defer_interrupt() -> Iterator[None]:
+    """In this context Ctrl-C is deferred to the end: for short work that must be done completely or not at
+    all. Signals reach the main thread only."""
     handler = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(handler):
         yield

@@ -1,10 +1,10 @@
-"""Whether a JSON schema has a finite instance: whether an answer of it can ever end.
+"""Whether a JSON schema has a finite instance, so that an answer of it can end.
 
-Least fixpoints, of two kinds. Schemas that hold at once, in one place of the JSON, by $ref, allOf, anyOf and
-oneOf, are told as the sets of them (`_Places`); a schema that comes to itself without going deeper holds
-nowhere. A set of schemas has an instance if one of its types has: an object whose required properties have
-instances, an array whose first items have, or anything without parts. Where this cannot tell (patterns,
-constants, keywords that are not here), it says yes: llguidance refuses most that is empty for those reasons.
+Two least fixpoints. Schemas that apply together at one place of the JSON, by $ref, allOf, anyOf and oneOf,
+form sets (`_Places`); a schema that refers to itself without going deeper applies nowhere. A set of schemas
+has an instance if one of its types has: an object whose required properties have instances, an array whose
+first items have, or anything without parts. For patterns, constants and unknown keywords the answer is yes:
+llguidance refuses most schemas that are empty for those reasons.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from aerie.engine.form_schema import Node, target
+from aerie.engine.json_schema import Node, resolve_reference
 
 MOST_WAYS: Final = 256
 """In which schemas can hold at one place; where there are more, the answer is yes."""
@@ -23,15 +23,15 @@ PLAIN: Final = frozenset({"null", "boolean", "number", "integer", "string"})
 TYPES: Final = PLAIN | {"array", "object"}
 
 Way = frozenset[int]
-"""Schemas that hold at once, by their ids."""
+"""Schemas that apply together, by their ids."""
 
 
 class _TooManyError(Exception):
     pass
 
 
-def has_instance(root: Any) -> bool:
-    """See the module. root: a schema that JSON was read to."""
+def has_finite_instance(root: Any) -> bool:
+    """Whether a parsed schema has a finite instance."""
     try:
         return _Instances(root).has(root)
     except _TooManyError:
@@ -40,18 +40,18 @@ def has_instance(root: Any) -> bool:
 
 @dataclass
 class _Places:
-    """The ways in which a schema can hold."""
+    """The sets of schemas that can apply with a schema."""
 
     root: Any
     nodes: dict[int, Node] = field(default_factory=dict)
     ways: dict[int, set[Way]] = field(default_factory=dict)
 
     def of(self, schemas: Iterable[Any]) -> set[Way]:
-        """Those of schemas that hold at once."""
-        given = [*schemas]
-        found = [each for each in given if isinstance(each, dict)]
-        self._find(found)
-        return set() if False in given else _all_of([self.ways[id(each)] for each in found])
+        """The sets for schemas that apply together."""
+        schemas_ = [*schemas]
+        nodes_ = [each for each in schemas_ if isinstance(each, dict)]
+        self._find(nodes_)
+        return set() if False in schemas_ else _all_of([self.ways[id(each)] for each in nodes_])
 
     def _find(self, schemas: list[Node]) -> None:
         new: list[Node] = []
@@ -71,7 +71,7 @@ class _Places:
                 self.ways[id(node)] = made
 
     def _groups(self, node: Node) -> list[list[Any]]:
-        """What holds where it does: one of each."""
+        """Schemas that apply with the node: one of each list."""
         groups = [[each] for each in _listed(node, "allOf")]
         groups += [_listed(node, name) for name in ("anyOf", "oneOf") if isinstance(node.get(name), list)]
         if isinstance(reference := node.get("$ref"), str):
@@ -90,7 +90,7 @@ class _Places:
 
 def _target(root: Any, reference: str) -> Any:
     try:
-        return target(root, reference)
+        return resolve_reference(root, reference)
     except (LookupError, TypeError, ValueError):
         return True
 
@@ -101,17 +101,17 @@ def _listed(node: Node, name: str) -> list[Any]:
 
 
 def _all_of(each: list[set[Way]]) -> set[Way]:
-    made = {frozenset[int]()}
+    product = {frozenset[int]()}
     for ways in each:
-        made = {one | other for one, other in itertools.product(made, ways)}
-        if len(made) > MOST_WAYS:
+        product = {one | other for one, other in itertools.product(product, ways)}
+        if len(product) > MOST_WAYS:
             raise _TooManyError
-    return made
+    return product
 
 
 @dataclass(frozen=True)
 class _Need:
-    """Of an instance: what has to have instances, and how many of what may have."""
+    """What an instance needs: parts that must have instances, and at least `least` of `among`."""
 
     parts: tuple[Way, ...] = ()
     least: int = 0
@@ -119,8 +119,8 @@ class _Need:
 
 
 class _Instances:
-    """Which sets of schemas have instances. A set is one of alternatives, each with its needs; a need names
-    the alternatives of a part by a key of its own."""
+    """Which sets of schemas have instances. A set has alternatives, each with its needs; a need names a
+    part's alternatives by their own key."""
 
     def __init__(self, root: Any) -> None:
         self._places = _Places(root)
@@ -129,14 +129,14 @@ class _Instances:
 
     def has(self, root: Any) -> bool:
         first = self._key([root])
-        left = [first]
-        while left:
-            key = left.pop()
+        remaining = [first]
+        while remaining:
+            key = remaining.pop()
             if key not in self._needs:
                 if len(self._needs) > MOST_PLACES:
                     raise _TooManyError
                 self._needs[key] = [*self._ways_to(key)]
-                left += [part for need in self._needs[key] for part in (*need.parts, *need.among)]
+                remaining += [part for need in self._needs[key] for part in (*need.parts, *need.among)]
         changed = True
         while changed and first not in self._true:
             new = {key for key in self._needs.keys() - self._true if any(map(self._is_met, self._needs[key]))}
@@ -145,7 +145,7 @@ class _Instances:
         return first in self._true
 
     def _key(self, schemas: Iterable[Any]) -> Way:
-        """Schemas that hold at one place: False, which holds nowhere, is no id."""
+        """Schemas that apply at one place. False, which applies nowhere, is 0."""
         given = [each for each in schemas if each is not True]
         for each in given:
             if isinstance(each, dict):

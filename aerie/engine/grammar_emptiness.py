@@ -1,8 +1,8 @@
-"""Whether a grammar has a finite text: whether an answer of it can ever end.
+"""Whether a grammar has a finite text, so that an answer of it can end.
 
-A rule ends where one of its alternatives does, and an alternative where all its parts do: the least fixpoint
-of that says which rules have a text. The grammar is one in llguidance's form of lark, of which the shape
-alone is read: definitions, names, texts, expressions, groups and repetitions. What is not known here ends.
+A rule ends if one of its alternatives ends, and an alternative if all its parts end: the least fixpoint of
+that gives the rules with a finite text. The grammar is in llguidance's dialect of lark. Only its shape is
+parsed: definitions, names, texts, expressions, groups and repetitions. Anything unknown counts as ending.
 """
 
 from __future__ import annotations
@@ -32,7 +32,8 @@ TOKEN: Final = re.compile(
 
 @dataclass(frozen=True)
 class _Group:
-    """Alternatives, each of parts: names of rules, or groups. A group without any never ends."""
+    """Alternatives, each a tuple of parts: names of rules, or groups. A group without alternatives never
+    ends."""
 
     ways: tuple[tuple[Part, ...], ...]
 
@@ -42,11 +43,12 @@ ENDS: Final = _Group(((),))
 
 
 class _UnknownError(Exception):
-    """A grammar whose shape cannot be read."""
+    """The shape of the grammar cannot be parsed."""
 
 
-def has_text(grammar: str, is_empty: Callable[[str], bool]) -> bool:
-    """See the module. is_empty: whether no text is of a terminal, as it is called or written there."""
+def accepts_any_text(grammar: str, is_empty: Callable[[str], bool]) -> bool:
+    """Whether the grammar has a finite text. is_empty: whether a terminal, given by its name or its text, has
+    none."""
     try:
         rules = dict(_rules(grammar))
     except (_UnknownError, RecursionError):
@@ -60,19 +62,19 @@ def has_text(grammar: str, is_empty: Callable[[str], bool]) -> bool:
 
 
 def _ending(rules: Mapping[str, _Group]) -> set[str]:
-    """The rules that have a text, and names that are no rules."""
-    found = {name for group in rules.values() for name in _names(group)} - rules.keys()
+    """Rules with a finite text, and names without a rule."""
+    ending = {name for group in rules.values() for name in _names(group)} - rules.keys()
     users: dict[str, set[str]] = {}
     for name, group in rules.items():
         for used in _names(group):
             users.setdefault(used, set()).add(name)
-    left = [*rules]
-    while left:
-        name = left.pop()
-        if name not in found and _ends(rules[name], found):
-            found.add(name)
-            left += users.get(name, ())
-    return found
+    remaining = [*rules]
+    while remaining:
+        name = remaining.pop()
+        if name not in ending and _ends(rules[name], ending):
+            ending.add(name)
+            remaining += users.get(name, ())
+    return ending
 
 
 def _names(group: _Group) -> Iterator[str]:
@@ -81,15 +83,15 @@ def _names(group: _Group) -> Iterator[str]:
             yield from [part] if isinstance(part, str) else _names(part)
 
 
-def _ends(group: _Group, known: set[str]) -> bool:
+def _ends(group: _Group, ending: set[str]) -> bool:
     return any(
-        all(part in known if isinstance(part, str) else _ends(part, known) for part in way)
+        all(part in ending if isinstance(part, str) else _ends(part, ending) for part in way)
         for way in group.ways
     )
 
 
 def _without(group: _Group, is_empty: Callable[[str], bool]) -> _Group:
-    """With expressions, which are among the names as they are written, as groups."""
+    """The group with regular expressions, which are among the names as written, replaced by groups."""
 
     def part(each: Part) -> Part:
         if isinstance(each, _Group):
@@ -102,14 +104,14 @@ def _without(group: _Group, is_empty: Callable[[str], bool]) -> _Group:
 
 
 def _rules(grammar: str) -> Iterator[tuple[str, _Group]]:
-    found = [*DEFINITION.finditer(grammar)]
-    ends = [*(each.start() for each in found[1:]), len(grammar)]
-    for each, end in zip(found, ends, strict=True):
+    definitions = [*DEFINITION.finditer(grammar)]
+    ends = [*(each.start() for each in definitions[1:]), len(grammar)]
+    for each, end in zip(definitions, ends, strict=True):
         yield each["name"], _Reader(grammar[each.end() : end]).whole()
 
 
 class _Reader:
-    """Of what stands behind a rule's name. Raises _UnknownError."""
+    """Parses the right side of a rule. Raises _UnknownError."""
 
     def __init__(self, text: str) -> None:
         self._tokens = [*_tokens(text)]
@@ -171,7 +173,7 @@ def _tokens(text: str) -> Iterator[tuple[str, str]]:
 
 
 def _nested(text: str, at: int) -> int:
-    """Where JSON ends that begins here."""
+    """The end of the JSON value that starts here."""
     try:
         return json.JSONDecoder().raw_decode(text, at)[1]
     except ValueError:
@@ -179,9 +181,9 @@ def _nested(text: str, at: int) -> int:
 
 
 def terminals(grammar: str) -> Iterable[str]:
-    """The lines that define terminals, for a grammar that has one of them alone."""
-    found = [*DEFINITION.finditer(grammar)]
-    ends = [*(each.start() for each in found[1:]), len(grammar)]
-    for each, end in zip(found, ends, strict=True):
+    """The lines that define terminals, for a grammar of one terminal only."""
+    definitions = [*DEFINITION.finditer(grammar)]
+    ends = [*(each.start() for each in definitions[1:]), len(grammar)]
+    for each, end in zip(definitions, ends, strict=True):
         if each["name"].isupper():
             yield grammar[each.start() : end]

@@ -12,15 +12,15 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from aerie.engine.config_reader import MODELS_THAT_RUN, ConfigReader, short
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import MODELS_THAT_RUN, Entries, short
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import Family
 from aerie.engine.folder import SINGLE_FILE
+from aerie.engine.model_family import ModelFamily
 
 
 @dataclass(frozen=True)
-class Fact:
+class RequiredEntry:
     """Entries that make another model of the same tensors, unless they have one of these values.
 
     Absent and null are always such values. The names are those of transformers' configurations and of models
@@ -31,7 +31,7 @@ class Fact:
     values: tuple[Any, ...]
     reason: str
 
-    def check(self, config: Entries) -> None:
+    def check(self, config: ConfigReader) -> None:
         """ConfigError for an entry with another value."""
         for name in self.names:
             given = config.get(name)
@@ -46,25 +46,27 @@ class Fact:
         return f"only {name} {self.values[0]!r} is supported"
 
 
-FACTS = (
-    Fact(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
-    Fact(
+REQUIRED_ENTRIES = (
+    RequiredEntry(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
+    RequiredEntry(
         ("hidden_act", "hidden_activation", "activation_function"),
         ("silu", "swish"),
         "the FFN's launch computes SwiGLU",
     ),
-    Fact(
+    RequiredEntry(
         ("partial_rotary_factor", "rotary_pct", "rope_pct"),
         (1.0,),
         "only whole heads are turned, and this is a part of each",
     ),
-    Fact(
+    RequiredEntry(
         ("rope_interleaved", "rope_interleave", "rotary_interleaved"),
         (False,),
         "the two halves of a head are turned against each other, not neighbouring elements",
     ),
-    Fact(("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"), (0.0,), "no launch caps values"),
-    Fact(
+    RequiredEntry(
+        ("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"), (0.0,), "no launch caps values"
+    ),
+    RequiredEntry(
         (
             *("embedding_multiplier", "residual_multiplier", "lm_head_multiplier"),
             *("logits_scaling", "logit_scale", "scale_emb"),
@@ -72,35 +74,37 @@ FACTS = (
         (1.0,),
         "no launch multiplies by a factor of the model",
     ),
-    Fact(("scale_depth", "dim_model_base"), (), "no launch multiplies by a factor of the model"),
-    Fact(
+    RequiredEntry(("scale_depth", "dim_model_base"), (), "no launch multiplies by a factor of the model"),
+    RequiredEntry(
         ("num_local_experts", "num_experts", "n_routed_experts"),
         (0,),
         "it is a mixture of experts, in which each token takes weights of its own",
     ),
-    Fact(("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"),
-    Fact(("no_rope_layer_interval",), (0,), "every layer turns its heads"),
-    Fact(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
-    Fact(
+    RequiredEntry(
+        ("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"
+    ),
+    RequiredEntry(("no_rope_layer_interval",), (0,), "every layer turns its heads"),
+    RequiredEntry(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
+    RequiredEntry(
         ("parallel_attn", "use_parallel_residual"),
         (False,),
         "the FFN comes after attention, not beside it",
     ),
-    Fact(
+    RequiredEntry(
         ("attn_output_gate", "use_bidirectional_attention", "add_cross_attention"),
         (False,),
         "attention is causal, of the model's own text, and has no gate",
     ),
-    Fact(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
-    Fact(("is_encoder_decoder",), (False,), "there is no encoder"),
-    Fact(
+    RequiredEntry(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
+    RequiredEntry(("is_encoder_decoder",), (False,), "there is no encoder"),
+    RequiredEntry(
         ("transformers_weights",),
         (SINGLE_FILE,),
         "no other file of weights is read, but those that model.safetensors.index.json names",
     ),
 )
 
-OTHERS = (
+OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
     (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
@@ -126,45 +130,47 @@ OTHERS = (
 )
 """Reasons, by what stands in the names of models, which are compared in lower case and without `_`."""
 
-QUANTISED = ("quantization_config", "quantization", "compression_config")
+QUANTISATION_ENTRIES = ("quantization_config", "quantization", "compression_config")
 """Where transformers, MLX and compressed-tensors say how the weights were quantised."""
 
-WINDOW_KINDS = ("full_attention", "sliding_attention")
+WINDOW_ENTRIES = ("full_attention", "sliding_attention")
 
 
-def check_supported(config: Entries) -> Family:
+def check_supported(config: ConfigReader) -> ModelFamily:
     """The family of a config.json. Raises ConfigError, by name, for whatever would be computed wrongly."""
     family = _family(config)
-    for fact in (*_facts_of(family), *FACTS):
+    for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
         fact.check(config)
     _check_layers(config)
     _check_unquantised(config)
     return family
 
 
-def check_sizes(config: Entries, head_dim: int, positions: int) -> None:
+def check_sizes(config: ConfigReader, head_dim: int, positions: int) -> None:
     """As check_supported, for what changes nothing at the model's own sizes: how much of a head RoPE turns,
     what scores are multiplied with, and attention in chunks as long as the context."""
-    chunk = config.count("attention_chunk_size", default=0, least=0)
+    chunk = config.positive_int("attention_chunk_size", default=0, least=0)
     if chunk < positions:
-        Fact(("attention_chunk_size",), (0,), "attention in chunks is not built").check(config)
-    Fact(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
+        RequiredEntry(("attention_chunk_size",), (0,), "attention in chunks is not built").check(config)
+    RequiredEntry(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
     scores = "scores are divided by the root of head_dim"
-    Fact(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
-    Fact(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
+    RequiredEntry(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
+    RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
 
 
-def _facts_of(family: Family) -> Iterable[Fact]:
+def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
     """What a family has or has not, where a config.json may say otherwise."""
     bias = f"{family.architecture} has a bias on " + (
         "queries, keys and values" if family.qkv_bias else "none of its projections, and no launch adds one"
     )
-    yield Fact(("attention_bias", "qkv_bias", "use_qkv_bias"), (family.qkv_bias,), bias)
+    yield RequiredEntry(("attention_bias", "qkv_bias", "use_qkv_bias"), (family.qkv_bias,), bias)
     norm = f"{family.architecture} has {'norms' if family.qk_norm else 'no norms'} of queries and keys"
-    yield Fact(("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"), (family.qk_norm,), norm)
+    yield RequiredEntry(
+        ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"), (family.qk_norm,), norm
+    )
 
 
-def _family(config: Entries) -> Family:
+def _family(config: ConfigReader) -> ModelFamily:
     names = config.items("architectures")
     of_name = next((kind for kind, family in FAMILIES.items() if _is_named(family, names)), "llama")
     family = FAMILIES.get(str(config.get("model_type", of_name)))
@@ -178,7 +184,7 @@ def _family(config: Entries) -> Family:
     return family
 
 
-def _is_named(family: Family, architectures: Sequence[Any]) -> bool:
+def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
     """Whether config.json names the family's class, or that of its layers alone, without a head."""
     return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
 
@@ -186,7 +192,7 @@ def _is_named(family: Family, architectures: Sequence[Any]) -> bool:
 def _reason(names: list[Any], model_type: Any) -> str:
     """Why a model of this name is not supported, where that is known."""
     name = " ".join(map(str, [*names, model_type])).lower().replace("_", "")
-    found = (reason for parts, reason in OTHERS if any(part in name for part in parts.split()))
+    found = (reason for parts, reason in OTHER_ARCHITECTURES if any(part in name for part in parts.split()))
     return next((f": {reason}" for reason in found), "")
 
 
@@ -197,13 +203,13 @@ def _same(given: Any, value: Any) -> bool:
     return isinstance(given, bool) == isinstance(value, bool) and bool(given == value)
 
 
-def _check_layers(config: Entries) -> None:
+def _check_layers(config: ConfigReader) -> None:
     """Every layer turns its heads, and attends to all positions of the context."""
-    other = [kind for kind in config.items("layer_types") if kind not in WINDOW_KINDS]
+    other = [kind for kind in config.items("layer_types") if kind not in WINDOW_ENTRIES]
     if other:
         raise ConfigError(
             f"{config.path}: layer_types has {short(other[0])}; only "
-            f"{' and '.join(map(repr, WINDOW_KINDS))} are supported"
+            f"{' and '.join(map(repr, WINDOW_ENTRIES))} are supported"
         )
     turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it
     if not all(turned):
@@ -213,8 +219,8 @@ def _check_layers(config: Entries) -> None:
         )
 
 
-def _check_unquantised(config: Entries) -> None:
-    name = next((name for name in QUANTISED if config.get(name) is not None), None)
+def _check_unquantised(config: ConfigReader) -> None:
+    name = next((name for name in QUANTISATION_ENTRIES if config.get(name) is not None), None)
     if name is None:
         return
     given = config.get(name)

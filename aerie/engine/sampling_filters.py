@@ -1,11 +1,11 @@
-"""Which of the scores may be drawn, by temperature, top-p and min-p, and which one is.
+"""Sampling filters: temperature, top-p and min-p, and the choice of one of the remaining scores.
 
-Scores come sorted, the largest first, as values without their tokens: these are sorted several times faster.
-`kept` and `draw` are the definition, in float64, score by score. Of a large vocabulary that is two softmaxes
-and three sums over all of it. But logits are bf16, so most of them are equal to many others, and
-`_draw_by_runs` reckons with each value once. It adds up in another order, which rounds differently, so it
-says what it draws only where no rounding could have made it another one; else the long way is gone. So the
-same number draws the same token either way.
+Scores are sorted, the largest first, as values without their tokens, which sort several times faster.
+`apply_filters` and `sample_index` are the definition, in float64, score by score. For a large vocabulary that
+is two softmaxes and three sums over all of it. But logits are bf16, so most of them are equal to many others,
+and `_draw_by_runs` computes with each value once. It adds in another order, which rounds differently, so it
+gives a result only if no rounding could change it; else the definition is used. So a random number gives the
+same token either way.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from aerie.engine.numerics import F32Array
 Ranks: TypeAlias = NDArray[np.intp]
 F64Array: TypeAlias = NDArray[np.float64]
 
-FEWER = 4
+MIN_REPEAT_FACTOR = 4
 """So many times fewer values than scores, and it pays to go by values."""
 ROUNDING = 16 * float(np.finfo(np.float64).epsneg)
 """For each score: more than the sums of both ways can be off, which are five, each by half of this or less
 of a unit in the last place for each of its terms."""
 
 
-class Filters(NamedTuple):
+class SamplingFilters(NamedTuple):
     """See Sampler."""
 
     temperature: float
@@ -35,8 +35,8 @@ class Filters(NamedTuple):
     min_p: float
 
 
-def kept(values: F32Array, filters: Filters) -> tuple[Ranks, F64Array]:
-    """Which of these, by their places, may be drawn, and their probabilities, which add up to 1."""
+def apply_filters(values: F32Array, filters: SamplingFilters) -> tuple[Ranks, F64Array]:
+    """The indices of values that may be sampled, and their probabilities, which sum to 1."""
     probabilities = _normalised(_weights(values, filters))
     # A token stays while those before it have not yet reached top_p, so the first always stays.
     stay = np.cumsum(probabilities) - probabilities < filters.top_p
@@ -44,21 +44,21 @@ def kept(values: F32Array, filters: Filters) -> tuple[Ranks, F64Array]:
     return np.flatnonzero(stay), _normalised(probabilities[stay])
 
 
-def draw(values: F32Array, filters: Filters, number: float) -> int:
-    """The place of the one that a number from [0, 1) draws."""
-    place = _draw_by_runs(values, filters, number)
-    if place is not None:
-        return place
-    ranks, probabilities = kept(values, filters)
+def sample_index(values: F32Array, filters: SamplingFilters, number: float) -> int:
+    """The index that a random number from [0, 1) selects."""
+    index = _draw_by_runs(values, filters, number)
+    if index is not None:
+        return index
+    ranks, probabilities = apply_filters(values, filters)
     below = np.cumsum(probabilities)  # as Generator.choice does, which would want all tokens
     below /= below[-1]
     return int(ranks[np.searchsorted(below, number, side="right")])
 
 
-def _draw_by_runs(values: F32Array, filters: Filters, number: float) -> int | None:
-    """The same from runs of equal values; None where these are short, or rounding could decide."""
+def _draw_by_runs(values: F32Array, filters: SamplingFilters, number: float) -> int | None:
+    """As sample_index, with runs of equal values; None if the runs are short, or if rounding could decide."""
     starts = np.flatnonzero(np.concatenate(([True], values[1:] != values[:-1])))
-    if FEWER * len(starts) > len(values):
+    if MIN_REPEAT_FACTOR * len(starts) > len(values):
         return None
     edges = np.append(starts, len(values))
     weights = _weights(values[starts], filters)
@@ -69,8 +69,8 @@ def _draw_by_runs(values: F32Array, filters: Filters, number: float) -> int | No
 
 
 class _Runs(NamedTuple):
-    """Equal values: at which places each run begins and the last one ends, the weight of one of each, the
-    weights of all before each and of all; doubt: what sums may be off."""
+    """Runs of equal values: the indices where each starts and the last ends, the weight of one value of each,
+    and the total weight before each and of all. doubt: maximum rounding error of the sums."""
 
     edges: Ranks
     weights: F64Array
@@ -78,21 +78,21 @@ class _Runs(NamedTuple):
     doubt: float
 
     def place(self, weight: float) -> int | None:
-        """Of the one before which there is less than this weight, and with which more; None in doubt."""
+        """The index whose weight interval contains `weight`; None if rounding could decide."""
         run = min(int(np.searchsorted(self.below, weight, side="right")) - 1, len(self.weights) - 1)
-        over, one = weight - self.below[run], self.weights[run]
-        if not one > 4 * self.doubt:
+        offset, unit = weight - self.below[run], self.weights[run]
+        if not unit > 4 * self.doubt:
             return None
-        number = int(over / one)
-        inside = over - number * one
-        if not (2 * self.doubt < inside < one - 2 * self.doubt):
+        number = int(offset / unit)
+        inside = offset - number * unit
+        if not (2 * self.doubt < inside < unit - 2 * self.doubt):
             return None
         place = int(self.edges[run]) + number
         return place if place < self.edges[run + 1] else None
 
 
-def _mass(runs: _Runs, filters: Filters) -> float | None:
-    """The weight of all that may be drawn; None in doubt."""
+def _mass(runs: _Runs, filters: SamplingFilters) -> float | None:
+    """The total weight of what may be sampled; None if rounding could decide."""
     ends = [runs.below[-1]]
     if filters.top_p < 1:
         last = runs.place(filters.top_p * runs.below[-1])
@@ -107,8 +107,8 @@ def _mass(runs: _Runs, filters: Filters) -> float | None:
     return float(min(ends))
 
 
-def _weights(values: F32Array, filters: Filters) -> F64Array:
-    """Of the softmax of values whose largest is the first, before they are divided by their sum."""
+def _weights(values: F32Array, filters: SamplingFilters) -> F64Array:
+    """The softmax of values, the first of which is the largest, before the division by their sum."""
     wide = values.astype(np.float64) / filters.temperature
     weights: F64Array = np.exp(wide - wide[0])
     return weights

@@ -1,8 +1,9 @@
-"""How few tokens a text can be, by its bytes alone: what cannot fit a context need not be cut to know it.
+"""A lower bound for the number of tokens of a text, from its bytes: a text that cannot fit a context is
+refused without tokenizing it.
 
-A tokenizer that loses nothing of a text, as those of bytes, has a longest token; a text of n bytes is n /
-longest tokens or more. That holds where no step before drops text or makes it much shorter, and the steps are
-known here by name; of others nothing is said.
+A tokenizer that keeps all of a text, as byte-level ones do, has a longest token; a text of n bytes has at
+least n / longest tokens. This holds if no earlier step drops text or makes it much shorter. The known steps
+are listed here; with any other step there is no bound.
 """
 
 from __future__ import annotations
@@ -21,16 +22,17 @@ SHRINKS: Final[Mapping[str, int]] = {
     "NFKC": 12,
     "NFKD": 12,
 }
-"""Normalisers, and to what part they can make a text at most. Of Unicode's forms: a character of 3 bytes (K
-of Kelvin) or 4 (mathematical letters) may become one of 1, and one of 2 or 3 stand for three times that."""
+"""Normalizers, and the factor by which they can shorten a text. Unicode's forms: a character of 3 bytes
+(Kelvin sign) or 4 (mathematical letters) may become one of 1, and one of 2 or 3 may stand for three times
+that."""
 KEEPING: Final = ("ByteLevel", "Metaspace", "Digits", "UnicodeScripts")
-"""What cuts a text into words and keeps all of it."""
+"""Pre-tokenizers that keep all of a text."""
 CUTTING: Final = ("Split", "Punctuation")
-"""So do these, unless they say Removed."""
+"""Pre-tokenizers that keep all of a text unless they are set to Removed."""
 
 
 class TextTooLongError(PromptTooLongError):
-    """A text that is more tokens than `limit`, by its bytes. `length`: tokens, at least."""
+    """A text with more tokens than `limit`, from its bytes. `length`: minimum number of tokens."""
 
     def __init__(self, nbytes: int, longest: int, limit: int) -> None:
         self.length, self.limit, self.enough = -(-nbytes // longest), limit, None
@@ -40,9 +42,8 @@ class TextTooLongError(PromptTooLongError):
         )
 
 
-def longest_token(backend: Any) -> int | None:
-    """Bytes of UTF-8 that a token of a tokenizers.Tokenizer stands for at most; None where that is not
-    known."""
+def max_token_bytes(backend: Any) -> int | None:
+    """Maximum UTF-8 bytes that a token of a tokenizers.Tokenizer stands for; None if unknown."""
     vocabulary = backend.get_vocab(with_added_tokens=True)
     shrinks = _shrinks(_state(backend.normalizer))
     added = backend.get_added_tokens_decoder().values()
@@ -55,21 +56,21 @@ def longest_token(backend: Any) -> int | None:
 
 
 def _state(part: Any) -> Mapping[str, Any] | None:
-    """A step of a tokenizer as tokenizer.json has it."""
+    """A step of a tokenizer as in tokenizer.json."""
     state: Mapping[str, Any] | None = None if part is None else json.loads(part.__getstate__())
     return state
 
 
 def _shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
-    """To what part a normaliser can make a text; None where that is not known."""
+    """The factor by which a normalizer can shorten a text; None if unknown."""
     if normalizer is None:
         return 1
     if normalizer["type"] == "Sequence":
         product = 1
         for each in normalizer["normalizers"]:
-            if (one := _shrinks(each)) is None:
+            if (factor := _shrinks(each)) is None:
                 return None
-            product *= one
+            product *= factor
         return product
     if normalizer["type"] == "Replace":
         old = normalizer["pattern"].get("String")
@@ -78,7 +79,7 @@ def _shrinks(normalizer: Mapping[str, Any] | None) -> int | None:
 
 
 def _keeps(cutter: Mapping[str, Any] | None) -> bool:
-    """Whether what cuts a text into words keeps all of it."""
+    """Whether a pre-tokenizer keeps all of a text."""
     if cutter is None or cutter["type"] in KEEPING:
         return True
     if cutter["type"] == "Sequence":
@@ -87,7 +88,7 @@ def _keeps(cutter: Mapping[str, Any] | None) -> bool:
 
 
 def _knows_every_byte(backend: Any, vocabulary: Mapping[str, int]) -> bool:
-    """Whether there is a token for each, so that nothing is left out or taken together as unknown."""
+    """Whether each byte has a token, so that nothing is dropped or merged as unknown."""
     from tokenizers import pre_tokenizers
 
     if type(backend.model).__name__ not in ("BPE", "Unigram"):

@@ -1,12 +1,12 @@
-"""A JSON schema as llguidance can hold answers to it: what it would pass over, or take for another number.
+"""Adapts a JSON schema to llguidance, which ignores some keywords and keeps numbers as f64.
 
-llguidance keeps numbers as f64, of which ranges are met up to 2**53 alone, and texts of 15 digits come back
-as they were (DBL_DIG of C). So a constant of more is refused, and a bound is moved inwards: what it leaves
-fits the schema. Keywords that llguidance has not are told by it (its option `lenient`), and left out; all of
-them (`not`, `uniqueItems`, `contains` and so on) only make a schema narrower, so an answer may then be one
-that the schema does not describe, and none is lost.
+In f64 integers are exact up to 2**53, and numbers of 15 digits come back unchanged (DBL_DIG of C). So a
+constant beyond that is refused, and a bound is moved inwards: the remaining range fits the schema. Keywords
+that llguidance does not support are reported by it (its option `lenient`) and dropped. All of them (`not`,
+`uniqueItems`, `contains` and so on) only make a schema narrower, so an answer may then not match the schema,
+and no valid answer is lost.
 
-Only in the process of form_process.py: a schema is a stranger's, and may be large.
+Runs in the child of grammar_process.py only: a client's schema may be large.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DIGITS: Final = 15
 FORMATS: Final = frozenset(
     ("date", "date-time", "duration", "email", "hostname", "ipv4", "ipv6", "time", "unknown", "uri", "uuid")
 )
-"""Those that llguidance has; JSON Schema passes over all others (2020-12 Validation, 7.2.1)."""
+"""The formats that llguidance supports. JSON Schema ignores all others (2020-12 Validation, 7.2.1)."""
 ONE: Final = (
     "items",
     "additionalItems",
@@ -38,24 +38,24 @@ ONE: Final = (
 )
 LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
-"""Where schemas have schemas: by itself, in a list, by names."""
+"""Keywords with subschemas: one, a list, or by name."""
 MOST_COUNT: Final = 10**9
-"""No answer has as many parts: a limit of more is none."""
+"""No answer has this number of parts. A larger limit is dropped."""
 COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LOWS: Final = ("minimum", "exclusiveMinimum")
 HIGHS: Final = ("maximum", "exclusiveMaximum")
 NULLS: Final = frozenset({"const", "default", "example"})
-"""Where null is a value, and not what a client writes for a keyword that is not there."""
+"""Keywords whose null is a value, not a client's way to leave the keyword out."""
 
 Node = dict[str, Any]
 
 
 class RefusedError(Exception):
-    """A form that cannot be taken: why, in words that go on from "the JSON schema cannot be taken: "."""
+    """A refused grammar. The message continues "the JSON schema cannot be taken: "."""
 
 
-def read(text: str) -> Any:
-    """JSON with its numbers as they are written. RefusedError for none."""
+def parse_schema(text: str) -> Any:
+    """Parse JSON, with numbers as Decimal. Raises RefusedError if it is invalid."""
     try:
         return json.loads(text, parse_float=Decimal, parse_constant=_no_number)
     except (ValueError, ArithmeticError) as error:
@@ -68,13 +68,14 @@ def _no_number(text: str) -> None:
     raise RefusedError(f"{text} is no number of JSON")
 
 
-def written(schema: Any) -> str:
-    """As JSON again; numbers that are no constants and no bounds may have lost digits."""
+def dump_schema(schema: Any) -> str:
+    """The schema as JSON text. Numbers other than constants and bounds may have lost digits."""
     return json.dumps(schema, default=float)
 
 
-def target(root: Any, reference: str) -> Any:
-    """What a reference of this document is to: a JSON pointer (RFC 6901) behind #. LookupError for none."""
+def resolve_reference(root: Any, reference: str) -> Any:
+    """The schema that a reference within this document names: a JSON pointer (RFC 6901) behind #. Raises
+    LookupError if there is none."""
     at = root
     if reference not in ("#", ""):
         head, _, pointer = reference.partition("#/")
@@ -88,18 +89,18 @@ def target(root: Any, reference: str) -> Any:
     return at
 
 
-def nodes(root: Any) -> Iterator[Node]:
-    """All schemas of a document that are objects, each once, those that only references lead to as well."""
+def schema_nodes(root: Any) -> Iterator[Node]:
+    """All schemas of a document that are objects, each once, also those behind references only."""
     seen: set[int] = set()
-    left = [root]
-    while left:
-        node = left.pop()
+    remaining = [root]
+    while remaining:
+        node = remaining.pop()
         if isinstance(node, dict) and id(node) not in seen:
             seen.add(id(node))
             yield node
-            left += children(node)
+            remaining += children(node)
             if isinstance(node.get("$ref"), str):
-                left += _found(root, node["$ref"])
+                remaining += _found(root, node["$ref"])
 
 
 def children(node: Node) -> Iterator[Any]:
@@ -115,24 +116,25 @@ def children(node: Node) -> Iterator[Any]:
 
 def _found(root: Any, reference: str) -> list[Any]:
     try:
-        return [target(root, reference)]
+        return [resolve_reference(root, reference)]
     except (LookupError, TypeError, ValueError):
         return []
 
 
-def exact(root: Any) -> None:
-    """In place: all numbers as llguidance has them. RefusedError where it has not."""
-    for node in nodes(root):
+def normalize_numbers(root: Any) -> None:
+    """Change all numbers, in place, to those that llguidance supports. Raises RefusedError if that is not
+    possible."""
+    for node in schema_nodes(root):
         for name in COUNTS:
-            given = node.get(name)
-            if isinstance(given, Decimal) and given == given.to_integral_value():
-                node[name] = int(given)
-            if name.startswith("max") and is_number(given) and given > MOST_COUNT:
+            value = node.get(name)
+            if isinstance(value, Decimal) and value == value.to_integral_value():
+                node[name] = int(value)
+            if name.startswith("max") and is_number(value) and value > MOST_COUNT:
                 del node[name]
-        for place in ("const", "enum"):
-            if place in node:
-                _check_constants(node[place], place)
-        if (step := _number(node, "multipleOf")) is not None and not is_held(step):
+        for keyword in ("const", "enum"):
+            if keyword in node:
+                _check_constants(node[keyword], keyword)
+        if (step := _number(node, "multipleOf")) is not None and not is_exact_f64(step):
             raise RefusedError(_lost("multipleOf", step))
         _move_bounds(node)
 
@@ -146,8 +148,8 @@ def is_number(given: Any) -> TypeGuard[int | Decimal]:
     return isinstance(given, int | Decimal) and not isinstance(given, bool)
 
 
-def is_held(number: int | Decimal) -> bool:
-    """Whether it comes back from f64 as it is."""
+def is_exact_f64(number: int | Decimal) -> bool:
+    """Whether the number is unchanged by f64."""
     if not -MOST <= number <= MOST:
         return False
     if number == int(number):
@@ -163,78 +165,78 @@ def _lost(place: str, number: int | Decimal) -> str:
 
 
 def _check_constants(given: Any, place: str) -> None:
-    left = [given]
-    while left:
-        value = left.pop()
+    remaining = [given]
+    while remaining:
+        value = remaining.pop()
         if isinstance(value, dict):
-            left += value.values()
+            remaining += value.values()
         elif isinstance(value, list):
-            left += value
-        elif is_number(value) and not is_held(value):
+            remaining += value
+        elif is_number(value) and not is_exact_f64(value):
             raise RefusedError(_lost(place, value))
 
 
 def _move_bounds(node: Node) -> None:
-    """To the next numbers inwards that are held, within -MOST and MOST."""
-    given = {name: bound for name in (*LOWS, *HIGHS) if (bound := _number(node, name)) is not None}
-    lost = [name for name, bound in given.items() if not is_held(bound) or _is_past(name, bound)]
+    """Move bounds inwards to the next exact numbers, within -MOST and MOST."""
+    bounds = {name: bound for name in (*LOWS, *HIGHS) if (bound := _number(node, name)) is not None}
+    lost = [name for name, bound in bounds.items() if not is_exact_f64(bound) or _is_past(name, bound)]
     for name in lost:
-        if _is_past(name, given[name]):
-            raise RefusedError(_lost(name, given[name]))
-        to, bound = _moved(name, given[name])
+        if _is_past(name, bounds[name]):
+            raise RefusedError(_lost(name, bounds[name]))
+        keyword, bound = _moved(name, bounds[name])
         del node[name]
-        others = [each for each in (_number(node, to),) if each is not None]
-        node[to] = max([bound, *others]) if name in LOWS else min([bound, *others])
+        others = [each for each in (_number(node, keyword),) if each is not None]
+        node[keyword] = max([bound, *others]) if name in LOWS else min([bound, *others])
     lows, highs = (
         [bound for name in names if (bound := _number(node, name)) is not None] for names in (LOWS, HIGHS)
     )
     if lost and lows and highs and max(lows) > min(highs):
-        raise RefusedError(_lost(lost[0], given[lost[0]]))
+        raise RefusedError(_lost(lost[0], bounds[lost[0]]))
 
 
 def _is_past(name: str, bound: int | Decimal) -> bool:
-    """Whether it leaves no number that is held."""
+    """Whether the bound leaves no exact number."""
     far = bound if name in LOWS else -bound
     return far > MOST or (far == MOST and name.startswith("exclusive"))
 
 
 def _moved(name: str, bound: int | Decimal) -> tuple[str, int | Decimal]:
-    """The keyword and the bound in its place. RefusedError where there is none so near to 0."""
+    """The replacing keyword and bound. Raises RefusedError if there is no exact number so near to 0."""
     if not -MOST <= bound <= MOST:
         return ("minimum", -MOST) if name in LOWS else ("maximum", MOST)
     rounds = ROUND_CEILING if name in LOWS else ROUND_FLOOR
     made = Context(DIGITS, rounding=rounds).create_decimal(bound)
-    if not is_held(made):
+    if not is_exact_f64(made):
         raise RefusedError(_lost(name, bound))
     return name, made
 
 
 def without_formats(root: Any) -> None:
-    """In place: without the formats that llguidance has not."""
-    for node in nodes(root):
+    """Drop, in place, the formats that llguidance does not support."""
+    for node in schema_nodes(root):
         if isinstance(given := node.get("format"), str) and given not in FORMATS:
             del node["format"]
 
 
-def loosened(root: Any, is_pattern: Callable[[str], bool]) -> list[str]:
-    """In place: without keywords that are null, patterns that are none to llguidance, and references that
-    lead nowhere; which these are."""
-    told: dict[str, None] = {}
-    for node in nodes(root):
+def drop_unsupported(root: Any, is_pattern: Callable[[str], bool]) -> list[str]:
+    """Drop, in place, keywords that are null, invalid patterns, and references that lead nowhere. Returns
+    their names."""
+    dropped: dict[str, None] = {}
+    for node in schema_nodes(root):
         for name in [name for name, value in node.items() if value is None and name not in NULLS]:
             del node[name]
-            told[f"{name} null"] = None
+            dropped[f"{name} null"] = None
         if isinstance(given := node.get("pattern"), str) and not is_pattern(given):
             del node["pattern"]
-            told["pattern"] = None
+            dropped["pattern"] = None
         if isinstance(named := node.get("patternProperties"), dict):
             for each in [each for each in named if not is_pattern(each)]:
                 del named[each]
-                told["patternProperties"] = None
+                dropped["patternProperties"] = None
         if isinstance(given := node.get("$ref"), str) and not _leads(root, given):
             del node["$ref"]
-            told["$ref to elsewhere"] = None
-    return [*told]
+            dropped["$ref to elsewhere"] = None
+    return [*dropped]
 
 
 REMEDIES: Final = {
@@ -242,13 +244,14 @@ REMEDIES: Final = {
     "has too many digits": "multipleOf",
     "Failed to generate regex for": "bounds",
 }
-"""What llguidance says of a schema that it cannot take, and what is left out of it then."""
+"""Errors of llguidance, and what is dropped after each."""
 
 
-def remedied(root: Any, error: str) -> str | None:
-    """In place: without what an error of llguidance is about; what that is, or None where it is no schema."""
-    remedy = next((what for begins, what in REMEDIES.items() if begins in error), None)
-    for node in nodes(root):
+def drop_after_error(root: Any, error: str) -> str | None:
+    """Drop, in place, what an error of llguidance is about. Returns its name; None if the schema itself is
+    wrong."""
+    remedy = next((remedy_ for message, remedy_ in REMEDIES.items() if message in error), None)
+    for node in schema_nodes(root):
         for name in _left_out(node, remedy):
             node.pop(name, None)
     return remedy
@@ -256,8 +259,8 @@ def remedied(root: Any, error: str) -> str | None:
 
 def _left_out(node: Node, remedy: str | None) -> Iterable[str]:
     if remedy == "beside $ref":
-        kept = {"$ref", *MAPS, "$id", "$schema"} if "$ref" in node else node.keys()
-        return node.keys() - kept
+        retained = {"$ref", *MAPS, "$id", "$schema"} if "$ref" in node else node.keys()
+        return node.keys() - retained
     return {"multipleOf": ("multipleOf",), "bounds": (*LOWS, *HIGHS)}.get(remedy or "", ())
 
 
@@ -265,8 +268,8 @@ def _leads(root: Any, reference: str) -> bool:
     return bool(_found(root, reference)) or (reference.startswith("#") and "/" not in reference)
 
 
-def warned(warning: str) -> list[str]:
-    """What llguidance says that it passes over, as keywords."""
+def dropped_keywords(warning: str) -> list[str]:
+    """The keywords that a warning of llguidance says it ignores."""
     if warning.startswith("Unimplemented keys: "):
         return [str(each) for each in json.loads(warning.partition(": ")[2])]
     if warning.startswith("Unknown format: "):
@@ -274,12 +277,12 @@ def warned(warning: str) -> list[str]:
     return ["oneOf, which is taken as anyOf"] if warning.startswith("oneOf") else [warning]
 
 
-def as_schema(given: Any) -> Node:
-    """An object. RefusedError for what is no schema."""
+def check_schema(given: Any) -> Node:
+    """The schema as an object. Raises RefusedError if it is no schema."""
     if given is True:
         return {}
     if given is False:
         raise RefusedError("it is false, which describes no JSON")
     if not isinstance(given, dict):
-        raise RefusedError(f"it is {written(given)[:100]}, and no object")
+        raise RefusedError(f"it is {dump_schema(given)[:100]}, and no object")
     return given

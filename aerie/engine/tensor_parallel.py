@@ -1,12 +1,12 @@
-"""How a model is shared out over devices (tensor parallelism): by heads, and by the width of the FFN.
+"""Tensor parallelism: a model split over devices, by heads and by the width of the FFN.
 
 A device, or rank, has every layer's projections of its query heads and of the key/value heads that these
-attend to, the columns of the output projection that read its heads, and its part of gate, up and down. What
-it makes of the two products that read parts, after attention and after the FFN, is a part of a sum, which all
-add up (`communication.add_up`); the residual counts once. Embeddings, norms and the LM head are whole; the
-head is rank 0's alone. So a part is a model as well: of the same hidden size, with fewer heads.
+attend to, the columns of the output projection that read its heads, and its part of gate, up and down. The
+two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
+(`communication.all_reduce_sum`); the residual counts once. Embeddings and norms are complete on every rank;
+only rank 0 has the LM head. So a part is a model as well: of the same hidden size, with fewer heads.
 
-Where there are more devices than key/value heads, each has one of them, and several have the same.
+If there are more devices than key/value heads, each has one of them, and several have the same.
 """
 
 from __future__ import annotations
@@ -20,23 +20,23 @@ from aerie.engine.tensors import Tensor
 from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import UnsupportedShapeError, program_store
 
-Cut = Callable[[Tensor, int, int], Tensor]
-"""Of a tensor, so many rows or columns from the first one on."""
+SliceTensor = Callable[[Tensor, int, int], Tensor]
+"""Returns this number of rows or columns of a tensor, from the first one on."""
 
 
-def part_of(config: ModelConfig, ranks: int) -> ModelConfig:
-    """The facts of the part that each of so many devices has; they are alike.
+def part_config(config: ModelConfig, ranks: int) -> ModelConfig:
+    """The config of one of `ranks` equal parts.
 
-    UserError, with the counts and those that work, for devices that cannot share the model evenly, and for
-    parts that the kernels do not accept.
+    Raises UserError, with the numbers that are possible, if the model does not divide evenly, or if the
+    kernels do not accept the parts.
     """
     problem = _problem(config, ranks)
     if problem:
-        works = [n for n in range(1, config.num_attention_heads + 1) if not _problem(config, n)]
+        possible = [n for n in range(1, config.num_attention_heads + 1) if not _problem(config, n)]
         raise UserError(
             f"{ranks} devices cannot share this model ({config.num_attention_heads} query heads, "
             f"{config.num_key_value_heads} key/value heads, FFN width {config.intermediate_size}): "
-            f"{problem}; what works: {', '.join(map(str, works))}"
+            f"{problem}; what works: {', '.join(map(str, possible))}"
         )
     return _cut(config, ranks)
 
@@ -51,7 +51,7 @@ def _cut(config: ModelConfig, ranks: int) -> ModelConfig:
 
 
 def _problem(config: ModelConfig, ranks: int) -> str:
-    """Why so many devices cannot share the model; empty where they can."""
+    """Why this number of devices cannot share the model; "" if they can."""
     kv_heads = config.num_key_value_heads
     if config.num_attention_heads % ranks:
         return f"{config.num_attention_heads} query heads do not divide by {ranks}"
@@ -67,8 +67,8 @@ def _problem(config: ModelConfig, ranks: int) -> str:
 
 
 @dataclass(frozen=True)
-class WeightsOfRank:
-    """A checkpoint's tensors as rank `rank` of `ranks` has them; config: of the whole model."""
+class RankWeights:
+    """The tensors of rank `rank` of `ranks`. config: of the whole model."""
 
     whole: Weights
     config: ModelConfig
@@ -76,7 +76,8 @@ class WeightsOfRank:
     ranks: int
 
     def layer(self, layer: int) -> dict[str, Tensor]:
-        """The parts of block `layer`, by the names of the programs' arguments; what is not cut, whole."""
+        """The rank's tensors of a layer, by the names of the programs' arguments. Tensors that are not split
+        are complete."""
         return {name: self._part(name, tensor) for name, tensor in self.whole.layer(layer).items()}
 
     @property
@@ -91,12 +92,12 @@ class WeightsOfRank:
         return cut(tensor, first, count)
 
     def queries(self) -> tuple[int, int]:
-        """The first element of its query heads, and how many they have."""
+        """First element and count of this rank's query heads."""
         count = self.config.num_attention_heads // self.ranks * self.config.head_dim
         return self.rank * count, count
 
     def keys(self) -> tuple[int, int]:
-        """As `queries`, of its key/value heads, which other ranks may have too."""
+        """First element and count of this rank's key/value heads. Ranks may share heads."""
         heads, kv_heads = (
             max(1, self.config.num_key_value_heads // self.ranks),
             self.config.num_key_value_heads,
@@ -104,21 +105,22 @@ class WeightsOfRank:
         return self.rank * kv_heads // self.ranks * self.config.head_dim, heads * self.config.head_dim
 
     def ffn(self) -> tuple[int, int]:
-        """As `queries`, of its part of the FFN."""
+        """First element and count of this rank's part of the FFN width."""
         count = self.config.intermediate_size // self.ranks
         return self.rank * count, count
 
 
-CUT: dict[str, tuple[Cut, Callable[[WeightsOfRank], tuple[int, int]]]] = {
-    "wq": (Tensor.part, WeightsOfRank.queries),
-    "bq": (Tensor.part, WeightsOfRank.queries),
-    "wk": (Tensor.part, WeightsOfRank.keys),
-    "bk": (Tensor.part, WeightsOfRank.keys),
-    "wv": (Tensor.part, WeightsOfRank.keys),
-    "bv": (Tensor.part, WeightsOfRank.keys),
-    "wo": (Tensor.columns, WeightsOfRank.queries),
-    "w_gate": (Tensor.part, WeightsOfRank.ffn),
-    "w_up": (Tensor.part, WeightsOfRank.ffn),
-    "w_down": (Tensor.columns, WeightsOfRank.ffn),
+CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
+    "wq": (Tensor.part, RankWeights.queries),
+    "bq": (Tensor.part, RankWeights.queries),
+    "wk": (Tensor.part, RankWeights.keys),
+    "bk": (Tensor.part, RankWeights.keys),
+    "wv": (Tensor.part, RankWeights.keys),
+    "bv": (Tensor.part, RankWeights.keys),
+    "wo": (Tensor.columns, RankWeights.queries),
+    "w_gate": (Tensor.part, RankWeights.ffn),
+    "w_up": (Tensor.part, RankWeights.ffn),
+    "w_down": (Tensor.columns, RankWeights.ffn),
 }
-"""How the weights of a layer are cut, by the names of the programs' arguments. Others are whole."""
+"""How the weights of a layer are split, by the names of the programs' arguments. Others are complete on every
+rank."""
