@@ -498,7 +498,7 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     assert scheduler.pool.manager.free_count == 20
 
 
-def test_a_failure_of_one_answer_is_told() -> None:
+def test_a_failure_of_one_answer_is_reported() -> None:
     message = r"this answer failed \(ValueError: broken\), and no other did: ask again"
     with pytest.raises(RequestError, match=message), isolate_request_errors():
         raise ValueError("broken\nin a file")
