@@ -195,7 +195,7 @@ def fits(name: str, parameters: Any, device: DeviceModel = NPU2) -> CheckReport:
 @pytest.mark.parametrize("name", all_kernels())
 def test_cases_and_random_shapes_fit(name: str) -> None:
     spec, rng = all_kernels()[name], np.random.default_rng(7)
-    for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(6))):
+    for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(3))):
         fits(name, parameters)
 
 
@@ -223,14 +223,14 @@ def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
         )
 
 
-LENGTHS = (64, 192, 512, 2048)
 STATIC = {"layer": 27, "layers": 28, "batch": 1}
 MODELS_SHAPES = {
     "block_attention": [
         {**STATIC, "block": block, "max_len": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
-        for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
+        for block, m in ((4, 512), (32, 16384))
         for heads, kv, dim in ((4, 2, 64), (32, 8, 128), (16, 8, 128))
-    ],
+    ]
+    + [{**STATIC, "block": 16, "max_len": 2048, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128}],
     "cache_update": [
         {**STATIC, "block": block, "max_len": m, "n_kv_heads": kv, "head_dim": dim}
         for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
@@ -243,7 +243,7 @@ MODELS_SHAPES = {
     ],
     "gemm_rows": [
         {"m": m, "k": k, "n": n}
-        for m in (8, 16, 32)
+        for m in (8, 32)
         for k, n in (
             (2048, 512),
             (2048, 16064),
@@ -255,11 +255,12 @@ MODELS_SHAPES = {
         )
     ],
     "cached_attention": [
-        {"n": n, "m": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
-        for n in (8, 32, 128, 2048)
-        for m in (512, 8192)  # of which only the loop over keys depends
+        {"n": n, "m": 8192, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
+        for n in (8, 2048)
         for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (14, 2, 64), (32, 4, 64), (16, 8, 128))
-    ],
+    ]
+    # Only the loop over keys depends on m.
+    + [{"n": n, "m": 512, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (8, 32, 128)],
     "gemv": [
         {"m": m, "k": k} for m in (128, 768, 8192, 16032) for k in (256, 768, 2048, 8192, 11008, 14336, 28672)
     ]
@@ -267,9 +268,10 @@ MODELS_SHAPES = {
     + [{"m": 256, "k": k} for k in (10560, 10624, 31424)],
     "flash_attention": [
         {"lq": length, "lk": length, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
-        for length in LENGTHS
+        for length in (64, 2048)
         for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (3, 1, 32))
-    ],
+    ]
+    + [{"lq": n, "lk": n, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (192, 512)],
     # The longest row that goes whole, the next longer one, and the longest of all.
     "rms_norm": [
         {"rows": rows, "cols": cols} for rows in (2048, None, 16) for cols in (2048, 6336, 6368, 8192, 10560)
@@ -361,10 +363,9 @@ def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
     assert (tiles.herd_x, tiles.herd_y) == (8, 4)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_gemm_takes_multiples_of_8(seed: int) -> None:
+def test_gemm_takes_multiples_of_8() -> None:
     """Multiples of 8 fit the device by default tiles, or are refused and the nearest that do are named."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for most in [40, 600, 5000] * 8:
         m, k, n = (8 * int(rng.integers(1, most)) for _ in range(3))
         legal_m, legal_n = (
