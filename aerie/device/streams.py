@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from aerie.air_dialect.index_analysis import Known, constant_int, leaves
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
