@@ -40,19 +40,27 @@ TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
 """Where programs that tests build are kept, from run to run: they are found by what made them."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--test-cache DIR: an empty one shows what the tests take where nothing is built."""
+    parser.addoption(
+        "--test-cache", type=Path, default=TEST_CACHE, metavar="DIR", help="keep built programs there"
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_cache() -> Iterator[Path]:
+def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
     """The cache of built programs, apart from the user's; tests of the cache itself have one of their own.
 
     Programs are compiled at a low level: their bits are the same (test_vnpu_optimisation.py), and most of a
     test's time is the compiler's. `as_users_build` is for what is to be built as users build it.
     """
+    folder = pytestconfig.getoption("--test-cache").resolve()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
         patch.setenv("VNPU_OPT", "1")
-        patch.setenv("VNPU_CACHE", str(TEST_CACHE))
-        patch.setenv("XDG_STATE_HOME", str(TEST_CACHE / "state"))  # where a chat keeps what was typed
-        yield TEST_CACHE
+        patch.setenv("VNPU_CACHE", str(folder))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))  # where a chat keeps what was typed
+        yield folder
 
 
 SMALL = {"board", "kernel_builder", "multi_launch_builder", "runtime", "virtual_npu"}
