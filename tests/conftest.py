@@ -19,6 +19,7 @@ import pytest
 import slow_tests
 from hypothesis import HealthCheck, settings
 
+from aerie.runtime.npu import checks
 from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
@@ -179,13 +180,30 @@ def load_stand_in(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def npu_stand_ins() -> ModuleType:
+def checked_once() -> Iterator[None]:
+    """The check before the NPU's compilers looks at each program once a run: tests of the tools share them."""
+    real = checks._checked
+    reports: dict[tuple[object, ...], Any] = {}
+
+    def report(program: Any) -> Any:
+        key = (program.text, program.name, program.flags)
+        if key not in reports:
+            reports[key] = real(program)
+        return reports[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "_checked", report)
+        yield
+
+
+@pytest.fixture(scope="session")
+def npu_stand_ins(checked_once: None) -> ModuleType:
     """The module with Tools, stand-ins for the NPU's compilers: they prove plumbing and compile nothing."""
     return load_stand_in("npu_tools")
 
 
 @pytest.fixture
-def stage_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def stage_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked_once: None) -> Callable[..., Any]:
     """Puts stand-ins for the tools of single stages on PATH, all or those named: they prove plumbing only."""
     module = load_stand_in("stage_tools")
 
