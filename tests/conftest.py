@@ -181,7 +181,7 @@ def load_stand_in(name: str) -> ModuleType:
 
 @pytest.fixture(scope="session")
 def checked_once() -> Iterator[None]:
-    """The check before the NPU's compilers looks at each program once a run: tests of the tools share them."""
+    """The check before the NPU's compilers looks at each program once: its report serves all tests."""
     real = checks._checked
     reports: dict[tuple[object, ...], Any] = {}
 
