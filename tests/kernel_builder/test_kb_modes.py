@@ -145,9 +145,9 @@ def test_the_call_comes_before_the_first_rounding(name: str) -> None:
         rounding = min(body.find(op) % len(body) for op in ("arith.truncf", *ARITHMETIC))
         if call > rounding or body.count("func.call @round_to_even_") > 1:
             pytest.fail(
-                f"kernel {name} rounds to bf16 before it sets the rounding mode, and a core starts out rounding "
-                "down; call k.round_to_even(BUFFER) once, with the buffer that it works on next, before the "
-                "first operation that gives bf16",
+                f"kernel {name} rounds to bf16 before it sets the rounding mode, and a core starts out "
+                "rounding down; call k.round_to_even(BUFFER) once, with the buffer that it works on next, "
+                "before the first operation that gives bf16",
                 pytrace=False,
             )
 
