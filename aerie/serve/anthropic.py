@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from typing import Annotated, Any, ClassVar, Final, Literal, Self
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, field_validator, model_validator
 
 from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.engine.tool_calls import Tool, Tools, with_choice
@@ -22,6 +22,7 @@ from aerie.serve.common_fields import (
     StructuredOutput,
     Text,
     UnsupportedFields,
+    check_text_part,
     tagged_union,
 )
 from aerie.serve.errors import ApiError
@@ -30,14 +31,43 @@ from aerie.serve.openai_format import new_id
 from aerie.serve.output_processor import CALLS, LENGTH, FinishInfo, OutputDelta
 from aerie.serve.request_outputs import CompletedOutput
 
+IGNORED: Final = frozenset(("cache_control",))
+"""What may stand in every part of a request: hints for a prefix cache, which needs none here."""
+
 
 class TextBlock(ClientMessagePart):
-    """A text of a message. cache_control: accepted and ignored, as the prefix cache needs no hints."""
+    """A text of a message; other kinds, such as images, are refused."""
 
     type: Literal["text"]
     text: Text
     cache_control: Any = None
     citations: Any = None
+    ignored: ClassVar[frozenset[str]] = IGNORED
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, kind: Any) -> Any:
+        if kind == "compaction":
+            raise ValueError("the summary is another server's; send the messages, or a summary as a text")
+        return check_text_part(kind)
+
+
+class ToolReferenceBlock(ClientMessagePart):
+    """A tool that a search of the client's found. The model sees it among the tools of the request."""
+
+    type: Literal["tool_reference"]
+    tool_name: Text
+    cache_control: Any = None
+
+    @property
+    def text(self) -> str:
+        return f"The tool {self.tool_name} can be called."
+
+
+ResultBlock = Annotated[
+    Annotated[TextBlock, Tag("a text")] | Annotated[ToolReferenceBlock, Tag("a reference")],
+    tagged_union({"tool_reference": "a reference"}, "a text"),
+]
 
 
 class ThinkingBlock(ClientMessagePart):
@@ -49,6 +79,7 @@ class ThinkingBlock(ClientMessagePart):
     signature: str | None = None
     data: str | None = None
     cache_control: Any = None
+    ignored: ClassVar[frozenset[str]] = IGNORED
 
 
 class ToolUseBlock(ClientMessagePart):
@@ -59,7 +90,9 @@ class ToolUseBlock(ClientMessagePart):
     name: Text
     input: dict[str, Any]
     caller: Any = None
+    toolset_name: str | None = None
     cache_control: Any = None
+    ignored: ClassVar[frozenset[str]] = IGNORED | {"toolset_name"}
 
     def to_tool_call(self) -> dict[str, Any]:
         function = {"name": self.name, "arguments": json.dumps(self.input, ensure_ascii=False)}
@@ -71,9 +104,11 @@ class ToolResultBlock(ClientMessagePart):
 
     type: Literal["tool_result"]
     tool_use_id: str
-    content: Text | list[TextBlock] | None = None
+    content: Text | list[ResultBlock] | None = None
     is_error: bool | None = None
+    toolset_name: str | None = None
     cache_control: Any = None
+    ignored: ClassVar[frozenset[str]] = IGNORED | {"is_error", "toolset_name"}
 
     def to_message(self) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": self.tool_use_id, "content": _text(self.content)}
@@ -128,7 +163,7 @@ class MessageFields(ClientMessagePart):
         return [*results, {**message, **({"tool_calls": calls} if calls else {})}]
 
 
-def _text(content: Text | list[TextBlock] | None) -> str:
+def _text(content: Text | Sequence[TextBlock | ToolReferenceBlock] | None) -> str:
     if content is None:
         return ""
     return content if isinstance(content, str) else "".join(block.text for block in content)
@@ -148,6 +183,9 @@ class MessagesTool(RequestFields):
     allowed_callers: Any = None
     eager_input_streaming: Any = None
     input_examples: Any = None
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        ("cache_control", "defer_loading", "allowed_callers", "eager_input_streaming", "input_examples")
+    )
 
     @property
     def tool(self) -> Tool:
@@ -171,11 +209,13 @@ AnyTool = Annotated[
 
 
 class Thinking(RequestFields):
-    """Whether the model should reason. budget_tokens and display are ignored."""
+    """Whether the model should reason. With adaptive and between_tools it is left to the chat template."""
 
-    type: Literal["enabled", "disabled", "adaptive"]
+    type: Literal["enabled", "disabled", "adaptive", "between_tools"]
     budget_tokens: int | None = None
     display: str | None = None
+    block_binding: Any = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("budget_tokens", "display", "block_binding"))
 
 
 class OutputFormat(RequestFields):
@@ -189,6 +229,7 @@ class OutputConfig(RequestFields):
     effort: str | None = None
     format: OutputFormat | None = None
     task_budget: Any = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("task_budget",))
 
 
 class ToolChoiceFields(RequestFields):
@@ -205,8 +246,8 @@ class ToolChoiceFields(RequestFields):
 
 class CountTokensRequest(RequestFields):
     """A conversation. If the last message is the assistant's, the output continues it. thinking and
-    output_config.effort are passed to the chat template. context_management and cache_control are accepted
-    and ignored: no prompt is truncated."""
+    output_config.effort are passed to the chat template. Fields about caches, truncation, other models and
+    accounts are ignored (`ignored`): no prompt is truncated here."""
 
     model: str | None = None
     messages: Annotated[list[MessageFields], Field(min_length=1)]
@@ -218,7 +259,19 @@ class CountTokensRequest(RequestFields):
     output_config: OutputConfig | None = None
     context_management: dict[str, Any] | None = None
     cache_control: Any = None
+    compaction: Any = None
+    diagnostics: Any = None
+    betas: Any = None
+    billing_policy: Any = None
+    fallbacks: Any = None
+    fallback_credit_token: Any = None
+    user_profile_id: Any = None
+    workspace_id: Any = None
     mcp_servers: Any = None
+    ignored: ClassVar[frozenset[str]] = IGNORED | {
+        *("context_management", "compaction", "diagnostics", "betas", "billing_policy", "fallbacks"),
+        *("fallback_credit_token", "user_profile_id", "workspace_id"),
+    }
     unsupported: ClassVar[UnsupportedFields] = {
         "mcp_servers": ([[]], "Aerie does not connect to tool servers; send their tools in the field tools"),
     }
@@ -276,9 +329,15 @@ class MessagesRequest(CountTokensRequest):
     inference_geo: str | None = None
     speed: str | None = None
     container: Any = None
+    thread: Any = None
+    ignored: ClassVar[frozenset[str]] = CountTokensRequest.ignored | {
+        *("metadata", "service_tier", "inference_geo", "speed"),
+    }
     unsupported: ClassVar[UnsupportedFields] = {
         **CountTokensRequest.unsupported,
         "container": ((), "nothing runs code here"),
+        "compaction": ((), "conversations are not shortened here; ask for a summary in a message"),
+        "thread": ((), "messages are not stored here; send the whole conversation"),
     }
 
     @property

@@ -126,6 +126,17 @@ def _ignored(value: object, path: str) -> Iterator[str]:
             yield from _ignored(inner, path)
 
 
+MEDIA = ("image", "document", "audio", "video", "file")
+
+
+def check_text_part(kind: Any) -> Any:
+    """Return the type of a part of a message. Raises ValueError if it is not text."""
+    name = kind.removeprefix("input_").removesuffix("_url") if isinstance(kind, str) else ""
+    if name in MEDIA:
+        raise ValueError(f"models here read text; leave the {name} out, or send its text")
+    return kind
+
+
 class TextPart(ClientMessagePart):
     """A text of a message; other kinds, such as images, are refused. The other fields change no prompt."""
 
@@ -136,6 +147,11 @@ class TextPart(ClientMessagePart):
     cache_control: Any = None
     parsed: Any = None
     ignored: ClassVar[frozenset[str]] = frozenset(("cache_control",))
+
+    @field_validator("type", mode="before")
+    @classmethod
+    def _is_text(cls, kind: Any) -> Any:
+        return check_text_part(kind)
 
 
 class RefusalPart(ClientMessagePart):

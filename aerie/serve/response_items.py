@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, ClassVar, Literal, Self
+from dataclasses import replace
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, Self
 
-from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
+from pydantic import BaseModel, Discriminator, Field, Tag, field_validator, model_validator
 
 from aerie.engine.tool_calls import Tool
 from aerie.serve.chat_fields import Function
@@ -41,6 +42,18 @@ ITEM_TAGS = {
             "image_generation_call",
             "mcp_list_tools",
             "mcp_call",
+            "mcp_approval_request",
+            "mcp_approval_response",
+            "tool_search_call",
+            "tool_search_output",
+            "local_shell_call",
+            "local_shell_call_output",
+            "shell_call",
+            "shell_call_output",
+            "apply_patch_call",
+            "apply_patch_call_output",
+            "computer_call",
+            "computer_call_output",
         ),
         "a server's call",
     ),
@@ -63,6 +76,8 @@ class ItemBase(ClientMessagePart):
 
     id: str | None = None
     status: str | None = None
+    internal_chat_message_metadata_passthrough: Any = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("internal_chat_message_metadata_passthrough",))
     id_prefix: ClassVar[str] = "msg_"
 
     def with_id(self) -> Self:
@@ -92,6 +107,13 @@ class MessageItem(ItemBase):
     content: Content
     phase: str | None = None
 
+    @field_validator("type", mode="before")
+    @classmethod
+    def _can_be_read(cls, kind: Any) -> Any:
+        if isinstance(kind, str) and "compaction" in kind:
+            raise ValueError("conversations are not shortened here; send the items, or a summary as a text")
+        return kind
+
     def to_json(self) -> dict[str, Any]:
         texts = [self.content] if isinstance(self.content, str) else [part.text for part in self.content]
         part_of = output_text_part if self.role == "assistant" else _input_text_part
@@ -113,10 +135,12 @@ class CallItem(ItemBase):
     call_id: str
     name: Text
     arguments: Text
+    namespace: Text | None = None
     parsed_arguments: Any = None
 
     def to_tool_call(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": self.arguments}
+        name = model_name(self.name, self.namespace)
+        function = {"name": name, "arguments": self.arguments}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
@@ -128,19 +152,22 @@ class CustomCallItem(ItemBase):
     call_id: str
     name: Text
     input: Text
+    namespace: Text | None = None
 
     def to_tool_call(self) -> dict[str, Any]:
-        function = {"name": self.name, "arguments": json.dumps({INPUT: self.input}, ensure_ascii=False)}
+        name = model_name(self.name, self.namespace)
+        function = {"name": name, "arguments": json.dumps({INPUT: self.input}, ensure_ascii=False)}
         return {"id": self.call_id, "type": "function", "function": function}
 
 
 class ToolOutputItem(ItemBase):
-    """The output of a tool call."""
+    """The output of a tool call. name: ignored, as the call has it."""
 
     id_prefix = "fco_"
     type: Literal["function_call_output", "custom_tool_call_output"]
     call_id: str
     output: Content
+    name: str | None = None
 
     def to_json(self) -> dict[str, Any]:
         parts = (
@@ -202,7 +229,11 @@ class FunctionType(RequestFields):
 
 
 class FunctionTool(Function, FunctionType):
-    """A function. `type` is its first field, so that a wrong type is the first error."""
+    """A function. `type` is its first field, so that a wrong type is the first error. defer_loading: ignored,
+    as the model sees all tools."""
+
+    defer_loading: bool | None = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("defer_loading",))
 
     def to_json(self) -> dict[str, Any]:
         """The tool as the response repeats it."""
@@ -255,13 +286,65 @@ def _tool_kind(value: Any) -> str:
     kind = value.get("type") if isinstance(value, Mapping) else getattr(value, "type", None)
     if isinstance(kind, str) and kind.startswith(SERVER_TOOLS):
         return "a server's"
-    return "a custom tool" if kind == "custom" else "a function"
+    return {"custom": "a custom tool", "namespace": "a namespace"}.get(str(kind), "a function")
 
 
-SupportedTool = FunctionTool | CustomTool
+class NamespaceTool(RequestFields):
+    """Tools that belong together, such as those of one tool server. For the model each is a tool of its own,
+    with the namespace in its name (model_name)."""
+
+    type: Literal["namespace"]
+    name: Text
+    description: Text | None = None
+    tools: list[
+        Annotated[
+            Annotated[FunctionTool, Tag("a function")] | Annotated[CustomTool, Tag("a custom tool")],
+            tagged_union({"custom": "a custom tool"}, "a function"),
+        ]
+    ]
+
+    def to_json(self) -> dict[str, Any]:
+        """The tools as the response repeats them."""
+        return {**echo_settings(self), "tools": [tool.to_json() for tool in self.tools]}
+
+
+def model_name(name: str, namespace: str | None) -> str:
+    """The name by which the model calls a tool."""
+    return name if namespace is None else f"{namespace.rstrip('_')}__{name}"
+
+
+class NamedTool(NamedTuple):
+    """A function or a custom tool, the namespace that it is in, if any, and the path of its field."""
+
+    tool: FunctionTool | CustomTool
+    namespace: str | None
+    path: str
+
+    @property
+    def model_name(self) -> str:
+        return model_name(self.tool.name, self.namespace)
+
+    def to_tool(self) -> Tool:
+        return replace(self.tool.tool, name=self.model_name)
+
+
+def name_tools(tools: Sequence[object]) -> list[NamedTool]:
+    """The functions and custom tools among the tools of a request, in their order."""
+    named: list[NamedTool] = []
+    for number, tool in enumerate(tools):
+        if isinstance(tool, FunctionTool | CustomTool):
+            named.append(NamedTool(tool, None, f"tools[{number}]"))
+        elif isinstance(tool, NamespaceTool):
+            inner = enumerate(tool.tools)
+            named += [NamedTool(each, tool.name, f"tools[{number}].tools[{index}]") for index, each in inner]
+    return named
+
+
+SupportedTool = FunctionTool | CustomTool | NamespaceTool
 ResponsesTool = Annotated[
     Annotated[FunctionTool, Tag("a function")]
     | Annotated[CustomTool, Tag("a custom tool")]
+    | Annotated[NamespaceTool, Tag("a namespace")]
     | Annotated[OtherServerItem, Tag("a server's")],
     Discriminator(_tool_kind),
 ]
@@ -272,6 +355,11 @@ class NamedFunction(RequestFields):
 
     type: Literal["function", "custom"]
     name: str
+    namespace: str | None = None
+
+    @property
+    def model_name(self) -> str:
+        return model_name(self.name, self.namespace)
 
 
 class AllowedFunctions(RequestFields):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Annotated, Any, ClassVar, Literal, Self
@@ -13,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 
 from aerie.engine.call_reader import ToolCallDelta
 from aerie.engine.tool_calls import Tools, with_choice
-from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
+from aerie.serve.chat_fields import ChatInput, add_reasoning_effort
 from aerie.serve.common_fields import (
     ANY_OBJECT,
     JsonSchema,
@@ -35,11 +36,13 @@ from aerie.serve.response_items import (
     CustomTool,
     MessageItem,
     NamedFunction,
+    NamedTool,
     ResponsesTool,
     SupportedTool,
     TaggedItem,
     custom_tool_input,
     echo_settings,
+    name_tools,
     output_text_part,
     to_messages,
 )
@@ -62,6 +65,7 @@ class TextOptions(RequestFields):
 
     format: TextFormat | None = None
     verbosity: Literal["low", "medium", "high"] | None = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("verbosity",))
 
 
 class Reasoning(RequestFields):
@@ -71,6 +75,7 @@ class Reasoning(RequestFields):
     summary: str | None = None
     generate_summary: str | None = None
     context: str | None = None
+    ignored: ClassVar[frozenset[str]] = frozenset(("summary", "generate_summary", "context"))
 
 
 class EventOptions(RequestFields):
@@ -100,6 +105,8 @@ class ResponsesRequest(RequestFields):
     safety_identifier: str | None = None
     prompt_cache_key: str | None = None
     prompt_cache_retention: str | None = None
+    prompt_cache_options: Any = None
+    context_management: Any = None
     client_metadata: dict[str, Any] | None = None
     service_tier: str | None = None
     parallel_tool_calls: bool | None = None
@@ -114,6 +121,12 @@ class ResponsesRequest(RequestFields):
     top_logprobs: Any = None
     previous_response_id: str | None = None
     conversation: str | ConversationRef | None = None
+    ignored: ClassVar[frozenset[str]] = frozenset(
+        (
+            *("user", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "client_metadata"),
+            *("prompt_cache_options", "service_tier", "include", "stream_options", "context_management"),
+        )
+    )
     unsupported: ClassVar[UnsupportedFields] = {
         "truncation": (["disabled"], "nothing is cut from a prompt"),
         "top_logprobs": ([0], "/v1/chat/completions has it"),
@@ -167,19 +180,24 @@ class ResponsesRequest(RequestFields):
         return [tool for tool in self.tools or () if isinstance(tool, SupportedTool)]
 
     @property
+    def named_tools(self) -> list[NamedTool]:
+        """The functions and custom tools among the tools, also those of namespaces."""
+        return name_tools(self.tools or ())
+
+    @property
     def _tools(self) -> Tools | None:
-        tools = tuple(tool.tool for tool in self.supported_tools)
+        tools = tuple(named.to_tool() for named in self.named_tools)
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, NamedFunction):
-            return with_choice(tools, "required", [choice.name], parallel=False)
+            return with_choice(tools, "required", [choice.model_name], parallel=False)
         if isinstance(choice, AllowedFunctions):
-            return with_choice(tools, choice.mode, [tool.name for tool in choice.tools], is_parallel)
+            return with_choice(tools, choice.mode, [tool.model_name for tool in choice.tools], is_parallel)
         return with_choice(tools, choice or "auto", None, is_parallel)
 
     def field_path(self, name: str) -> str:
         """The path in this API of a field that the engine names `name`: messages are made from items."""
         names = {"messages": "input", "response_format": "text.format"}
-        path = tool_field_path(name, self.tools or (), SupportedTool)
+        path = re.sub(r"^tools\[(\d+)\]", lambda match: self.named_tools[int(match[1])].path, name)
         return next((field for prefix, field in names.items() if name.startswith(prefix)), path)
 
     @property
@@ -222,7 +240,7 @@ class ResponsesWriter:
             "store": request.store is not False,
         }
         self._number, self._items = -1, list[dict[str, Any]]()
-        self._custom = {tool.name for tool in request.supported_tools if isinstance(tool, CustomTool)}
+        self._tools = {named.model_name: named for named in request.named_tools}
         self._arguments = ""
         """Arguments so far of the last call of a custom tool."""
 
@@ -232,12 +250,20 @@ class ResponsesWriter:
         if output.text or not output.tool_calls:
             self._items.append(_message(output.text))
         self._items += [
-            _custom_call(call.name, custom_tool_input(call.arguments))
-            if call.name in self._custom
-            else _call(call.name, call.arguments)
+            self._call_item(call.name, call.arguments, custom_tool_input(call.arguments))
             for call in output.tool_calls
         ]
         return self._response(output.finish)
+
+    def _call_item(self, name: str, arguments: str, text: str) -> dict[str, Any]:
+        """The item of a call. name: the tool's, as the model calls it. text: the input of a custom tool."""
+        named = self._tools[name]
+        item = (
+            _custom_call(named.tool.name, text)
+            if isinstance(named.tool, CustomTool)
+            else _call(named.tool.name, arguments)
+        )
+        return item if named.namespace is None else {**item, "namespace": named.namespace}
 
     def _response(self, finish: FinishInfo) -> Response:
         state: Literal["completed", "incomplete"] = "incomplete" if finish.reason == LENGTH else "completed"
@@ -289,8 +315,7 @@ class ResponsesWriter:
         if delta.name is not None:
             yield from self._close_item("completed")
             self._arguments = ""
-            make_item = _custom_call if delta.name in self._custom else _call
-            yield from self._open_item(make_item(delta.name, ""))
+            yield from self._open_item(self._call_item(delta.name, "", ""))
         if delta.arguments and "input" in self._items[-1]:
             yield from self._input_events(delta.arguments)
         elif delta.arguments:
