@@ -16,6 +16,7 @@ from pydantic_core import PydanticUndefined
 
 from aerie.serve import app as serving
 from aerie.serve.api_docs import ADDRESSES as DOES
+from aerie.serve.ollama_fields import OllamaOptions
 
 MEANS = {
     "model": "the model's name; left out: the first",
@@ -39,7 +40,7 @@ MEANS = {
     "max_output_tokens": "the same",
     "n_predict": "the same",
     "n": "answers to one prompt",
-    "stream": "server-sent events",
+    "stream": "server-sent events; with Ollama's API lines of JSON, which is its default",
     "stream_options": "`include_usage`: counts at the end of a stream",
     "response_format": "text, any JSON object, or a JSON schema",
     "json_schema": "a JSON schema for the answer",
@@ -68,6 +69,13 @@ MEANS = {
     "conversation": "go on in a kept conversation",
     "store": "false: do not keep the response",
     "encoding_format": "float or base64",
+    "options": "the settings of the answer, below",
+    "format": "json, or a JSON schema for the answer",
+    "think": "for the chat template: whether to reason, or how much",
+    "raw": "true: the prompt as it stands, control tokens included",
+    "system": "a system message",
+    "num_predict": "at most so many tokens; 0 or less: as many as the context has",
+    "repeat_penalty": "as repetition_penalty",
 }
 """What fields mean that clients set; the others are taken, and change no answer, or speak for themselves."""
 
@@ -90,20 +98,6 @@ def bodies(endpoint: Any) -> list[type[BaseModel]]:
     return [each for each in hints.values() if inspect.isclass(each) and issubclass(each, BaseModel)]
 
 
-CHANGES_NOTHING = frozenset(
-    (
-        "user",
-        "metadata",
-        "service_tier",
-        "safety_identifier",
-        "prompt_cache_key",
-        "prompt_cache_retention",
-        "cache_prompt",
-        "client_metadata",
-        "request_id",
-    )
-)
-"""Fields that are taken so that clients that send them are served."""
 NAMES = {
     str: "text",
     int: "whole number",
@@ -140,11 +134,12 @@ def field_rows(model: type[BaseModel]) -> Iterator[tuple[str, str, str, str]]:
     unsupported = getattr(model, "unsupported", {})
     for name, info in model.model_fields.items():
         if name not in unsupported:
-            yield code(_name(name, info)), type_of(info.annotation), _default(info), _meaning(name)
+            yield code(_name(name, info)), type_of(info.annotation), _default(info), _meaning(model, name)
 
 
-def _meaning(name: str) -> str:
-    return "taken, and changes no answer" if name in CHANGES_NOTHING else MEANS.get(name, "")
+def _meaning(model: type[BaseModel], name: str) -> str:
+    is_ignored = name in getattr(model, "ignored", ())
+    return "taken, and changes no answer" if is_ignored else MEANS.get(name, "")
 
 
 def _name(name: str, info: FieldInfo) -> str:
@@ -183,18 +178,26 @@ def http_page() -> str:
         methods.setdefault(path, []).append(method)
     rows = [(", ".join(each), code(path), does(path)) for path, each in methods.items()]
     models = dict.fromkeys(model for _, _, endpoint in found for model in bodies(endpoint))
+    options = section("`options` of `/api/chat` and `/api/generate`", *_tables(OllamaOptions))
     sections = []
     for model in models:
         users = [path for _, path, endpoint in found if model in bodies(endpoint)]
-        shown = table(("field", "type", "default", "meaning"), field_rows(model))
-        sections.append(section(f"Body of {', '.join(code(path) for path in users)}", shown, refused(model)))
+        sections.append(section(f"Body of {', '.join(code(path) for path in users)}", *_tables(model)))
     return page(
         "HTTP",
         "The addresses of `aerie serve`. [Serve a model](../how-to/serve.md) says how to use them. "
-        "A field that is not listed is refused by its name. A field that is null is absent.",
+        "A field that is not listed is refused by its name. A field that is null is absent. The header "
+        "`X-Aerie-Note` of a response names the fields that its request set and that change no answer. "
+        "A server shows this page at `/docs`, and for programs at `/openapi.json`.",
         section("Addresses", table(("method", "address", "what it does"), rows)),
         *sections,
+        options,
     )
+
+
+def _tables(model: type[BaseModel]) -> tuple[str, str]:
+    """The fields of a model, and those that are refused."""
+    return table(("field", "type", "default", "meaning"), field_rows(model)), refused(model)
 
 
 def does(path: str) -> str:
