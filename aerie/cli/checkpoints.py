@@ -10,6 +10,8 @@ from aerie import rooms
 from aerie.common.errors import own_command
 from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import advice_on
+from aerie.engine.gguf.container import is_gguf
+from aerie.engine.gguf.model_files import SUFFIX
 from aerie.engine.progress import Reporter
 
 DEMO = "demo"
@@ -30,8 +32,8 @@ HUB_OTHERS = ["consolidated*", "original/*", "onnx/*"]
 
 
 def find_checkpoint(model: str) -> Path:
-    """The folder of `model`: one of BUILT_IN_MODELS, a folder, one of ALIASES, or a Hugging Face id, as
-    owner/name.
+    """The folder of `model`, or its GGUF file: one of BUILT_IN_MODELS, a folder, a GGUF file, one of ALIASES,
+    or a Hugging Face id, as owner/name.
 
     An id is looked up in the local Hugging Face cache, and downloaded if it is not there. Raises
     CheckpointError if there is no such model.
@@ -41,13 +43,17 @@ def find_checkpoint(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
+    if folder.suffix == SUFFIX or is_gguf(folder):
+        return folder
     if folder.exists():
-        other = f" ({advice_on([folder.name])})" if folder.suffix in (".gguf", ".bin", ".pt", ".pth") else ""
-        raise CheckpointError(f"--model {model} is a file; give the folder that holds config.json{other}")
+        other = f" ({advice_on([folder.name])})" if folder.suffix in (".bin", ".pt", ".pth") else ""
+        raise CheckpointError(
+            f"--model {model} is a file, and not in GGUF; give the folder that holds config.json{other}"
+        )
     if hub_id(model) is None:
         raise CheckpointError(
-            f"--model {model!r} is neither a folder, nor a Hugging Face id (owner/name), nor one of "
-            f"{', '.join((*BUILT_IN_MODELS, *ALIASES))}"
+            f"--model {model!r} is neither a folder, nor a GGUF file, nor a Hugging Face id (owner/name), "
+            f"nor one of {', '.join((*BUILT_IN_MODELS, *ALIASES))}"
         )
     return _fetch(model)
 

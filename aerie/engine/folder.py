@@ -37,10 +37,10 @@ OTHERS = (
         ("adapter_model.*", "adapter_config.json"),
         "an adapter is no model: merge it into its base model (peft's merge_and_unload), and save that",
     ),
+    (("*.gguf",), "give that file itself"),
     (
-        ("*.gguf", "*.ggml"),
-        "GGUF is not read yet: fetch config.json, tokenizer.json and the safetensors files of the same model "
-        "from Hugging Face",
+        ("*.ggml", "ggml-*.bin"),
+        "GGML, which came before GGUF, is not read: fetch the model as GGUF or safetensors",
     ),
     (
         ("model-*-of-*.safetensors",),

@@ -170,9 +170,10 @@ def _family(config: Entries) -> Family:
     family = FAMILIES.get(str(config.get("model_type", of_name)))
     if family is None or (names and not _is_named(family, names)):
         *first, last = (each.name for each in FAMILIES.values())
+        why = reason_of_name(*names, config.get("model_type"))
         raise ConfigError(
             f"{config.path}: the architecture is {', '.join(map(str, names[:3])) or 'not named'} "
-            f"(model_type {short(config.get('model_type'))}){_reason(names, config.get('model_type'))}; only "
+            f"(model_type {short(config.get('model_type'))}){why}; only "
             f"{', '.join(first)} and {last} are supported ({MODELS_THAT_RUN})"
         )
     return family
@@ -183,9 +184,9 @@ def _is_named(family: Family, architectures: Sequence[Any]) -> bool:
     return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
 
 
-def _reason(names: list[Any], model_type: Any) -> str:
-    """Why a model of this name is not supported, where that is known."""
-    name = " ".join(map(str, [*names, model_type])).lower().replace("_", "")
+def reason_of_name(*names: Any) -> str:
+    """Why a model of these names is not supported, after a colon; empty where that is not known."""
+    name = " ".join(map(str, names)).lower().replace("_", "")
     found = (reason for parts, reason in OTHERS if any(part in name for part in parts.split()))
     return next((f": {reason}" for reason in found), "")
 
