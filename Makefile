@@ -87,7 +87,7 @@ help: ## list targets and variables
 	$(DO)echo "targets:"
 	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
-	$(DO)echo "  MODEL        demo (default), demo-diffusion, demo-drafter, a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
+	$(DO)echo "  MODEL        demo (default), demo-diffusion, demo-drafter, a folder with a Hugging Face checkpoint, a GGUF file, a Hugging Face id, base or instruct"
 	$(DO)echo "  HOST         the address that make serve listens on (default 127.0.0.1: this machine alone)"
 	$(DO)echo "  PORT         where make serve listens (default 8000)"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"

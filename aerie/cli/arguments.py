@@ -141,9 +141,9 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--model",
         default=DEMO,
-        help="a checkpoint folder, a Hugging Face id, 'base' or 'instruct' for Llama-3.2-1B of Hugging Face, "
-        "which takes a network once, or 'demo', 'demo-diffusion' or 'demo-drafter', the small ones "
-        "that come with the project (default: %(default)s)",
+        help="a checkpoint folder, a GGUF file, a Hugging Face id, 'base' or 'instruct' for Llama-3.2-1B of "
+        "Hugging Face, which takes a network once, or 'demo', 'demo-diffusion' or 'demo-drafter', the small "
+        "ones that come with the project (default: %(default)s)",
     )
     parser.add_argument(
         "--seq-len",
