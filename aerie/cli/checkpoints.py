@@ -12,7 +12,7 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import advice_on
 from aerie.engine.gguf.container import is_gguf
 from aerie.engine.gguf.model_files import SUFFIX
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 
 DEMO = "demo"
 DEMO_FOLDER = rooms.folder("llama32_1b") / "demo" / "checkpoint"
@@ -82,7 +82,7 @@ def _fetch(model: str) -> Path:
 
     name = ALIASES.get(model, model)
     if not constants.HF_HUB_OFFLINE and cached_checkpoint(name) is None:
-        Reporter().note(f"fetching {name} from Hugging Face, which takes a network; later runs need none")
+        Reporter().note(f"fetching {name} from Hugging Face, which needs a network; later runs do not")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_OTHERS))
     except Exception as error:  # network, authentication, disk: the hub raises many unrelated types
