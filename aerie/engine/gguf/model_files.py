@@ -26,7 +26,7 @@ from aerie.engine.gguf.container import (
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-BESIDE = ("mmproj",)
+PROJECTOR_PREFIXES = ("mmproj",)
 """What the names of files begin with that lie beside a model and are none: projectors of images."""
 KEPT_OPEN = 8
 """Files whose headers are remembered: a command asks several times for those of its models."""
@@ -97,7 +97,7 @@ def _only_model(folder: Path) -> Path | None:
     models: dict[str, Path] = {}
     for file in files:
         part = PART.fullmatch(file.name)
-        if not file.name.lower().startswith(BESIDE):
+        if not file.name.lower().startswith(PROJECTOR_PREFIXES):
             models.setdefault(part["name"] if part else file.name, file)
     if len(models) > 1:
         names = [file.name for file in models.values()]
