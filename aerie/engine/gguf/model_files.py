@@ -7,6 +7,7 @@ llama-model-loader.cpp).
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -54,6 +55,14 @@ class GGUFModel:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of tensors by the name of their type, such as Q4_K; the most first."""
+        stored = Counter[str]()
+        for entry in self.tensors.values():
+            stored[entry.kind.name] += entry.size
+        return dict(stored.most_common())
 
 
 def find_gguf(path: Path) -> GGUFModel | None:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
@@ -18,7 +17,7 @@ from aerie.engine.gguf.container import GGUFError, TensorEntry, short
 from aerie.engine.gguf.model_files import GGUFModel
 from aerie.engine.numerics import bf16
 from aerie.engine.tensors import DTYPES, Tensor
-from aerie.runtime.memory import format_bytes
+from aerie.runtime.memory import format_bytes, format_file_bytes
 
 IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
 PERMUTED = ("attn_q", "attn_k")
@@ -68,13 +67,11 @@ def name_in_file(name: str, architecture: Architecture) -> str:
 
 def size_note(model: GGUFModel) -> str:
     """What the weights are in the file, and what they come to in bf16, as which they are computed with."""
-    stored, values = Counter[str](), 0
-    for entry in model.tensors.values():
-        stored[entry.kind.name] += entry.size
-        values += math.prod(entry.shape)
-    kinds = " and ".join(name for name, _ in stored.most_common())
+    stored, kinds = model.stored_bytes, " and ".join(model.stored_bytes)
+    values = sum(math.prod(entry.shape) for entry in model.tensors.values())
+    size = format_file_bytes(sum(stored.values()))
     return (
-        f"note: the tensors of {model.path.name} take {format_bytes(stored.total())} in the file ({kinds}), "
+        f"note: the tensors of {model.path.name} take {size} in the file ({kinds}), "
         f"and {format_bytes(bf16.itemsize * values)} of memory as bf16, which is computed with"
     )
 
