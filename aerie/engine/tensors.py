@@ -145,7 +145,7 @@ class Tensor:
                 read, length, width = file.read_columns, out.shape[1], len(out) * self.itemsize
             else:
                 read, length, width = file.read_rows, len(out), self.row_bytes
-            read_in_chunks(partial(read, out), length, width)
+            read_in_chunks(partial(read, out), length, width, CHUNK_BYTES)
 
     def opened(self) -> RowReader:
         """Its file, to read single rows of it. Raises WeightsError."""
@@ -159,10 +159,18 @@ class RowReader(Protocol):
         """Read row `number` into `out`, which is contiguous. Raises WeightsError."""
 
 
-def read_in_chunks(read: Callable[[slice], None], length: int, width: int, multiple: int = 1) -> None:
-    """Have threads read `length` rows of `width` bytes, a multiple of so many at a time."""
-    at_once = max(1, CHUNK_BYTES // max(1, width * multiple)) * multiple  # a part of a small head has no rows
-    with ThreadPoolExecutor(READERS) as readers:
+def read_in_chunks(
+    read: Callable[[slice], None],
+    length: int,
+    width: int,
+    chunk_bytes: int,
+    multiple: int = 1,
+    threads: int = READERS,
+) -> None:
+    """Have threads read `length` rows of `width` bytes, each time about `chunk_bytes`, and a multiple of so
+    many rows."""
+    at_once = max(1, chunk_bytes // max(1, width * multiple)) * multiple  # a part of a small head has no rows
+    with ThreadPoolExecutor(threads) as readers:
         list(readers.map(read, (slice(at, min(at + at_once, length)) for at in range(0, length, at_once))))
 
 

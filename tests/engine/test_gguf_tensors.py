@@ -70,7 +70,7 @@ def test_pieces_of_any_size_make_the_same(make, kind, permuted_head, monkeypatch
     tensor, expected = make(kind, permuted_head)
     for values, chunk in ((1, 1), (600, 300), (5000, 1 << 20)):
         monkeypatch.setattr(block_tensors, "CONVERTED", values)
-        monkeypatch.setattr("aerie.engine.tensors.CHUNK_BYTES", chunk)
+        monkeypatch.setattr(block_tensors, "CHUNK_BYTES", chunk)
         same(tensor.read(), expected)
         same(tensor.part(5, 11).read(), expected[5:16])
 

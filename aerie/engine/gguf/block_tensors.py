@@ -8,6 +8,7 @@ head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -17,6 +18,11 @@ import numpy.typing as npt
 from aerie.engine.gguf.block_types import READ, BlockType
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.tensors import CONVERTED, RowReader, Tensor, TensorFile, read_in_chunks, round_into
+
+CHUNK_BYTES = 1 << 20
+"""Of float32 values that a thread makes of blocks at a time."""
+MOST_THREADS = 8
+"""Threads that make values of a tensor's blocks, which takes far longer than to read them."""
 
 
 @dataclass(frozen=True)
@@ -50,8 +56,10 @@ class BlockTensor(Tensor):
 
     def rows_into(self, out: BF16Array, first: int) -> None:
         part = self.part(first, len(out))
+        unit, width = max(1, self.permuted_head), 4 * self.pitch
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
         with _BlockFile(part) as file:
-            read_in_chunks(partial(file.read_rows, out), len(out), self.row_bytes, max(1, self.permuted_head))
+            read_in_chunks(partial(file.read_rows, out), len(out), width, CHUNK_BYTES, unit, threads)
 
     def opened(self) -> RowReader:
         return _BlockFile(self)
