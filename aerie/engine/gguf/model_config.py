@@ -85,7 +85,9 @@ class MetadataReader:
                 raise self.fail(name, "it differs from layer to layer, and all layers must be alike")
             value = value[0]
         if value is None:
-            raise ConfigError(f"{self.model.path}: there is no {self.key(name)}; the file is incomplete")
+            raise ConfigError(
+                f"{self.model.path}: there is no {self.key(name)}; the file is incomplete: fetch another"
+            )
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.fail(name, "it must be a whole number, 1 or more: fetch the file again")
         return value
