@@ -129,6 +129,9 @@ OTHERS = (
 QUANTISED = ("quantization_config", "quantization", "compression_config")
 """Where transformers, MLX and compressed-tensors say how the weights were quantised."""
 
+OF_NAME = {"quantization": "MLX", "compression_config": "compressed-tensors"}
+"""Who quantised, where the entry alone says it."""
+
 WINDOW_KINDS = ("full_attention", "sliding_attention")
 
 
@@ -173,10 +176,20 @@ def _family(config: Entries) -> Family:
         why = reason_of_name(*names, config.get("model_type"))
         raise ConfigError(
             f"{config.path}: the architecture is {', '.join(map(str, names[:3])) or 'not named'} "
-            f"(model_type {short(config.get('model_type'))}){why}; only "
+            f"(model_type {short(config.get('model_type'))}){why}{_text_part(config)}; only "
             f"{', '.join(first)} and {last} are supported ({MODELS_THAT_RUN})"
         )
     return family
+
+
+def _text_part(config: Entries) -> str:
+    """What to take in place of a model of images or sounds whose text part would run by itself."""
+    part = config.get("text_config") or config.get("llm_config")
+    kind = part.get("model_type") if isinstance(part, dict) else None
+    kind = kind.removesuffix("_text") if isinstance(kind, str) else None
+    if kind not in FAMILIES:
+        return ""
+    return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
 
 
 def _is_named(family: Family, architectures: Sequence[Any]) -> bool:
@@ -220,8 +233,9 @@ def _check_unquantised(config: Entries) -> None:
         return
     given = config.get(name)
     method = given.get("quant_method") if isinstance(given, dict) else None
+    method = method or OF_NAME.get(name)
     how = f"quantised with {method}" if method else "quantised"
     raise ConfigError(
         f"{config.path}: the checkpoint is {how} ({name}); only unquantised checkpoints are "
-        "supported, in BF16, F16 or F32"
+        "supported, in BF16, F16 or F32, and GGUF files: fetch one of those of the same model"
     )

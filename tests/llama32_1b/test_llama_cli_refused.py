@@ -264,7 +264,7 @@ def test_damaged_checkpoints(run, damaged, checkpoints):
 
 def test_model_that_is_not_there(run, tmp_path):
     check_refused(
-        run("--prompt", "hi", model="no-such-folder"), "'no-such-folder' is neither a folder, nor a Hug"
+        run("--prompt", "hi", model="no-such-folder"), "'no-such-folder' is neither a folder, nor a GGUF"
     )
     file = tmp_path / "model.safetensors"
     file.touch()

@@ -14,7 +14,8 @@ from pathlib import Path
 
 from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
 from aerie.cli.cache_command import cache_sections, format_exact_bytes
-from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
+from aerie.cli.checkpoints import DEMO, find_checkpoint
+from aerie.cli.hub import cached_checkpoint, hub_id, login_advice
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
 from aerie.common.errors import ProgramError, UserError

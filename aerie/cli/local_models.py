@@ -1,0 +1,195 @@
+"""The models on this machine, each with what it is, and whether it runs here.
+
+A model is looked at as far as that is told without its weights: its config or metadata, and the names, shapes
+and types of its tensors.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from aerie.cli import package_models
+from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.cli.hub import HUB
+from aerie.cli.model_folders import (
+    LM_STUDIO,
+    OLLAMA,
+    gguf_files,
+    lm_studio_models,
+    ollama_models,
+)
+from aerie.common.errors import AerieError
+from aerie.engine.compiling import blocks_of_variants, check_shape
+from aerie.engine.config import load_config
+from aerie.engine.errors import CheckpointError
+from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, read_object
+from aerie.engine.footprint import footprint, needs_of_prompt
+from aerie.engine.gguf.model_files import GGUFModel, find_gguf
+from aerie.engine.weights import Weights
+from aerie.multi_launch_builder import UnsupportedShapeError
+from aerie.runtime.memory import available_bytes, format_bytes
+
+USUAL_PROMPT = 512
+"""Tokens of the prompt that a model's memory is told for."""
+UNREADABLE = (AerieError, UnsupportedShapeError, OSError)
+
+
+@dataclass(frozen=True)
+class LocalModel:
+    """name: what --model takes. nbytes: of its files. problem: why it does not run; None where it does, and
+    where it is not here yet."""
+
+    name: str
+    where: str
+    nbytes: int = 0
+    family: str = ""
+    weights: str = ""
+    problem: str | None = None
+    is_here: bool = True
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "name": self.name,
+            "where": self.where,
+            "bytes": self.nbytes,
+            "family": self.family or None,
+            "weights": self.weights or None,
+            "here": self.is_here,
+            "runs": self.problem is None if self.is_here else None,
+            "problem": self.problem,
+        }
+
+
+def local_models(folders: Iterable[Path] = ()) -> Iterator[LocalModel]:
+    """All models that are found, by where they are. folders: further ones, with GGUF files or checkpoints."""
+    for name, folder in BUILT_IN_MODELS.items():
+        yield described(name, "comes with the project", folder)
+    yield from _of_packages()
+    yield from _of_hub()
+    for manifest in ollama_models():
+        name, problem = OLLAMA + manifest.name, manifest.problem()
+        if problem or manifest.model is None:
+            yield LocalModel(name, "Ollama", problem=problem)
+        else:
+            yield described(name, "Ollama", manifest.model)
+    for name, path in lm_studio_models():
+        yield described(LM_STUDIO + name, "LM Studio", path)
+    for folder in folders:
+        yield from _in_folder(folder)
+
+
+def described(name: str, where: str, path: Path) -> LocalModel:
+    """What is known of the model in a folder or a file."""
+    model = LocalModel(name, where)
+    try:
+        gguf = find_gguf(path)
+        model = replace(model, **(_of_gguf(gguf) if gguf else _of_folder(path)))
+        return replace(model, problem=_problem(path))
+    except UNREADABLE as error:
+        return replace(model, problem=str(error))
+
+
+def _problem(path: Path) -> str | None:
+    """Why a model does not run here. Raises what is wrong with its files."""
+    config = load_config(path)
+    check_shape(config)
+    Weights(path, config)  # which looks at every tensor's shape and type
+    tokens = min(USUAL_PROMPT, config.context)
+    needed, free = (
+        footprint(config, needs_of_prompt(config, blocks_of_variants(config), tokens)),
+        available_bytes(),
+    )
+    if free is not None and needed.total > free:
+        return (
+            f"it takes {format_bytes(needed.total)} of memory ({needed}), and {format_bytes(free)} are free"
+        )
+    return None
+
+
+def _of_gguf(model: GGUFModel) -> dict[str, Any]:
+    stored = Counter[str]()
+    for entry in model.tensors.values():
+        stored[entry.kind.name] += entry.size
+    files = {entry.path for entry in model.tensors.values()} | {model.path}
+    return {
+        "nbytes": sum(file.stat().st_size for file in files),
+        "family": model.architecture,
+        "weights": "+".join(kind for kind, _ in stored.most_common(2)),
+    }
+
+
+def _of_folder(folder: Path) -> dict[str, Any]:
+    """Of safetensors."""
+    files = [path for path in folder.glob("*.safetensors") if path.is_file()]
+    about = {"nbytes": sum(path.stat().st_size for path in files)}
+    try:
+        config = read_object(folder / "config.json", CheckpointError)
+    except (CheckpointError, FileNotFoundError):
+        return about
+    return {**about, "family": _word(config.get("model_type")), "weights": _weights_of(config)}
+
+
+def _weights_of(config: dict[str, Any]) -> str:
+    quantised = config.get("quantization_config") or config.get("quantization")
+    if isinstance(quantised, dict):
+        method, bits = (_word(quantised.get(key)) for key in ("quant_method", "bits"))
+        return " ".join(filter(None, (method or "quantised", bits and f"{bits} bits")))
+    return _word(config.get("dtype") or config.get("torch_dtype"))
+
+
+def _word(value: Any) -> str:
+    """A value of a config.json that is shown in a table."""
+    return str(value)[:40] if isinstance(value, str | int) else ""
+
+
+def _of_packages() -> Iterator[LocalModel]:
+    for name, model in package_models.PACKAGE_MODELS.items():
+        path = package_models.package_file(name)
+        if path.is_file():
+            yield described(name, str(path.parent), path)
+        else:
+            size = model.wheel_size
+            where = f"`aerie pull {name}` fetches {format_bytes(size)}"
+            yield LocalModel(name, where, model.size, is_here=False)
+
+
+def _of_hub() -> Iterator[LocalModel]:
+    """What is in Hugging Face's cache: whole checkpoints, and GGUF files."""
+    from huggingface_hub.constants import HF_HUB_CACHE
+
+    for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
+        name = folder.name.removeprefix("models--").replace("--", "/", 1)
+        snapshot = _snapshot(folder)
+        if snapshot is None:
+            continue
+        for path in gguf_files(snapshot, "**"):
+            yield described(f"{HUB}{name}:{path.relative_to(snapshot).as_posix()}", "Hugging Face", path)
+        if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
+            yield described(name, "Hugging Face", snapshot)
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """That of the main branch, or the one that was fetched last."""
+    try:
+        commit = (folder / "refs" / "main").read_text().strip()
+        snapshots = sorted((folder / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
+    except (OSError, ValueError):
+        return None
+    return next((path for path in snapshots if path.name == commit), snapshots[-1] if snapshots else None)
+
+
+def _in_folder(folder: Path) -> Iterator[LocalModel]:
+    """A checkpoint, or the GGUF files in it and in the folders of it."""
+    if any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+        yield described(str(folder), str(folder), folder)
+    if not folder.is_dir():
+        raise CheckpointError(f"{folder} is no folder; give one that holds GGUF files or checkpoints")
+    for path in [*gguf_files(folder), *gguf_files(folder, "*")]:
+        yield described(str(path), str(folder), path)
+    for path in sorted(folder.iterdir()):
+        if path.is_dir() and any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+            yield described(str(path), str(folder), path)

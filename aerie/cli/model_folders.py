@@ -1,0 +1,202 @@
+"""Models that other programs fetched: in Ollama's folder, and in LM Studio's.
+
+Names and manifests are anybody's text: a name has parts that each are a plain file name, and a manifest names
+its files by their SHA-256, so none leads out of its folder.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from aerie.engine.errors import CheckpointError
+from aerie.engine.folder import read_object
+from aerie.engine.gguf.model_files import BESIDE, PART
+
+OLLAMA: Final = "ollama:"
+LM_STUDIO: Final = "lmstudio:"
+
+REGISTRY: Final = "registry.ollama.ai"
+LIBRARY: Final = "library"
+LATEST: Final = "latest"
+FILE_NAME: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,127}")
+HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]{0,127}(:\d{1,5})?")
+DIGEST: Final = re.compile(r"sha256:[0-9a-f]{64}")
+LARGEST_MANIFEST: Final = 1 << 20
+LAYER: Final = "application/vnd.ollama.image."
+MOST_NAMED: Final = 6
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """What Ollama has under a name. kinds: of its layers, such as model, adapter, projector, template."""
+
+    name: str
+    path: Path
+    kinds: Sequence[str]
+    model: Path | None
+
+    def problem(self) -> str | None:
+        """Why it cannot be run, beside what its file says; None where nothing is in the way."""
+        if "adapter" in self.kinds:
+            return "it is a LoRA adapter over a model; give the model that it was made for"
+        if self.model is None:
+            return f"it has no model in GGUF, but {', '.join(sorted({*self.kinds})) or 'nothing'}"
+        if not self.model.is_file():
+            return f"its file {self.model} is missing; `ollama pull {self.name}` fetches it"
+        return None
+
+
+def ollama_folders() -> list[Path]:
+    """Ollama's folders of models that are there: OLLAMA_MODELS, or those of the user and of its service."""
+    named = os.environ.get("OLLAMA_MODELS")
+    usual = [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
+    return [folder for folder in ([Path(named)] if named else usual) if (folder / "manifests").is_dir()]
+
+
+def find_ollama(name: str) -> Path:
+    """The GGUF file of a model of Ollama's, as NAME, NAME:TAG or USER/NAME:TAG. Raises CheckpointError."""
+    *parts, tag = _ollama_parts(name)
+    folders = ollama_folders()
+    for folder in folders:
+        if (path := folder.joinpath("manifests", *parts, tag)).is_file():
+            manifest = _manifest(name, path, folder)
+            if problem := manifest.problem():
+                raise CheckpointError(f"{OLLAMA}{name}: {problem}")
+            assert manifest.model is not None
+            return manifest.model
+    if not folders:
+        raise CheckpointError(
+            f"{OLLAMA}{name}: there is no folder of Ollama's on this machine; OLLAMA_MODELS names one that "
+            "is elsewhere"
+        )
+    raise CheckpointError(
+        f"Ollama has no {name} on this machine{_those(found.name for found in ollama_models())}: "
+        f"`ollama pull {name}` fetches it"
+    )
+
+
+def ollama_models() -> Iterator[Manifest]:
+    """All of Ollama's models on this machine, by their names. What is no manifest is passed over."""
+    for folder in ollama_folders():
+        begin = folder / "manifests"
+        for path in sorted(begin.rglob("*")):
+            parts = path.relative_to(begin).parts
+            if len(parts) != 4 or not path.is_file() or not all(map(FILE_NAME.fullmatch, parts[1:])):
+                continue
+            try:
+                yield _manifest(_ollama_name(*parts), path, folder)
+            except CheckpointError:
+                continue
+
+
+def _ollama_parts(name: str) -> tuple[str, ...]:
+    """Host, user, model and tag."""
+    path, colon, tag = name.rpartition(":")
+    if not colon or "/" in tag:
+        path, tag = name, LATEST
+    parts = path.split("/")
+    *before, model = parts
+    usual = (REGISTRY, LIBRARY)
+    host, user = (*usual[: 2 - len(before)], *before)[:2]
+    plain = all(FILE_NAME.fullmatch(part) for part in (user, model, tag))
+    if len(parts) > 3 or not plain or not HOST.fullmatch(host):
+        raise CheckpointError(
+            f"{OLLAMA}{name} names no model of Ollama's; give it as `ollama list` does, such as "
+            f"{OLLAMA}smollm2:135m"
+        )
+    return host, user, model, tag
+
+
+def _ollama_name(host: str, user: str, model: str, tag: str) -> str:
+    """As `ollama list` has it."""
+    if host != REGISTRY:
+        return f"{host}/{user}/{model}:{tag}"
+    return f"{model}:{tag}" if user == LIBRARY else f"{user}/{model}:{tag}"
+
+
+def _manifest(name: str, path: Path, folder: Path) -> Manifest:
+    content = read_object(path, CheckpointError, LARGEST_MANIFEST)
+    layers = content.get("layers")
+    if not isinstance(layers, list) or not all(isinstance(layer, Mapping) for layer in layers):
+        raise CheckpointError(f"{path} is no manifest of Ollama's; `ollama pull {name}` fetches it anew")
+    kinds = [_text(layer, "mediaType").removeprefix(LAYER) for layer in layers]
+    digests = [_text(layer, "digest") for layer, kind in zip(layers, kinds, strict=True) if kind == "model"]
+    if not all(map(DIGEST.fullmatch, digests)):
+        raise CheckpointError(f"{path} names a file by {digests[0]!r}, which is no SHA-256; pull it anew")
+    model = folder / "blobs" / digests[0].replace(":", "-") if digests else None
+    return Manifest(name, path, kinds, model)
+
+
+def _text(layer: Mapping[str, Any], key: str) -> str:
+    value = layer.get(key)
+    return value if isinstance(value, str) else ""
+
+
+def _those(names: Iterator[str]) -> str:
+    """What there is in place of what was looked for."""
+    found = list(names)
+    more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
+    return f"; it has {', '.join(found[:MOST_NAMED])}{more}" if found else ""
+
+
+def lm_studio_folders() -> list[Path]:
+    """LM Studio's folders of models that are there: where its settings say, and where they are without."""
+    home = Path.home()
+    usual = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
+    return [folder for folder in (*_lm_studio_setting(home), *usual) if folder.is_dir()][:1]
+
+
+def _lm_studio_setting(home: Path) -> Iterator[Path]:
+    try:
+        settings = read_object(home / ".lmstudio" / "settings.json", CheckpointError)
+    except (FileNotFoundError, CheckpointError):
+        return
+    if isinstance(named := settings.get("downloadsFolder"), str) and Path(named).is_absolute():
+        yield Path(named)
+
+
+def find_lm_studio(name: str) -> Path:
+    """The GGUF file of a model of LM Studio's, as PUBLISHER/NAME or PUBLISHER/NAME/FILE.gguf. Raises
+    CheckpointError."""
+    parts = name.split("/")
+    if len(parts) not in (2, 3) or not all(_is_file_name(part) for part in parts):
+        raise CheckpointError(
+            f"{LM_STUDIO}{name} names no model of LM Studio's; give it as {LM_STUDIO}PUBLISHER/NAME, or "
+            f"{LM_STUDIO}PUBLISHER/NAME/FILE.gguf where there are several files"
+        )
+    for folder in lm_studio_folders():
+        path = folder.joinpath(*parts)
+        if len(parts) == 3 and path.is_file():
+            return path
+        if len(parts) == 2 and path.is_dir():
+            return path
+    raise CheckpointError(
+        f"LM Studio has no {name} on this machine{_those(found for found, _ in lm_studio_models())}: fetch "
+        "it there first (`lms get`)"
+    )
+
+
+def lm_studio_models() -> Iterator[tuple[str, Path]]:
+    """All of LM Studio's files in GGUF, by names that find_lm_studio takes."""
+    for folder in lm_studio_folders():
+        for path in gguf_files(folder, "*/*"):
+            yield path.relative_to(folder).as_posix(), path
+
+
+def _is_file_name(part: str) -> bool:
+    return part not in ("", ".", "..") and "\0" not in part
+
+
+def gguf_files(folder: Path, below: str = "") -> Iterator[Path]:
+    """The models in GGUF in a folder: of several parts the first, and no projectors of images. below: a
+    pattern of the folders in it."""
+    for path in sorted(folder.glob(f"{below}/*.gguf" if below else "*.gguf")):
+        part = PART.fullmatch(path.name)
+        if path.name.lower().startswith(BESIDE) or (part and int(part["number"]) != 1) or not path.is_file():
+            continue
+        yield path
