@@ -55,13 +55,13 @@ class DequantisedFiles:
 
     def _stored(self, name: str) -> F32Array:
         """A tensor as it is stored, alone or as a part of a fused one."""
-        called = self._names.get_name(name, try_suffixes=(".weight", ".bias"))
-        if called in self._tensors:
+        called = str(self._names.get_name(name, try_suffixes=(".weight", ".bias")))
+        *layer, part, suffix = called.split(".")
+        with_gate = ".".join([*layer, "ffn_gate", suffix]) in self._tensors
+        if called in self._tensors and (part != "ffn_up" or with_gate):
             return self._dequantised(called)
-        stem, _, suffix = str(called).rpartition(".")
-        layer, _, part = stem.rpartition(".")
         whole, rows = self._fused(part)
-        return self._dequantised(f"{layer}.{whole}.{suffix}")[rows]
+        return self._dequantised(".".join([*layer, whole, suffix]))[rows]
 
     def _fused(self, part: str) -> tuple[str, slice]:
         """Where a part of a fused tensor lies."""

@@ -15,10 +15,11 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEnd, Stop, parts
 from aerie.engine.devices import Devices
 from aerie.engine.kv import DeviceKVStorage, MaskRule, causal
-from aerie.engine.numerics import BF16Array, rope_table
+from aerie.engine.numerics import BF16Array
 from aerie.engine.pages import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import Step
 from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
+from aerie.engine.rope_tables import rope_table
 from aerie.engine.tensors import Rows, Tensor
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS

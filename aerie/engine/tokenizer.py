@@ -13,6 +13,7 @@ from aerie.engine.detokenizer import Detokenizer, TextStream, TokenText
 from aerie.engine.errors import CheckpointError, PromptError
 from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
+from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
 from aerie.engine.token_bytes import TextTooLongError, longest_token
 from aerie.engine.tokenizer_files import read_tokenizer
 from aerie.engine.tool_calls import CallForm, Message, Tools, form_of, told
@@ -251,8 +252,6 @@ def load_tokenizer(folder: Path) -> Tokenizer:
 
 def _of_gguf(model: GGUFModel) -> Tokenizer:
     """That of a GGUF file's metadata. CheckpointError, with the file."""
-    from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
-
     try:
         return Tokenizer(*tokenizer_from_metadata(dict(model.metadata)))
     except CheckpointError as error:

@@ -67,10 +67,7 @@ def test_a_pointer_of_git_lfs_in_the_place_of_any_file(damaged, name):
             "pytorch_model.bin",
             "a pickle can run code and is never read: fetch the safetensors of the same model",
         ),
-        (
-            "model-Q4_K_M.gguf",
-            "GGUF is not read yet: fetch config.json, tokenizer.json and the safetensors files",
-        ),
+        ("model.ggml", "GGML, which came before GGUF, is not read: fetch the model as GGUF or safetensors"),
         ("adapter_model.safetensors", "an adapter is no model: merge it into its base model"),
         ("consolidated.safetensors", "this is the format of Meta or Mistral: fetch config.json"),
         ("model-00001-of-00002.safetensors", "parts are found by model.safetensors.index.json: fetch it too"),

@@ -19,9 +19,10 @@ from aerie.engine.compiling import every_name
 from aerie.engine.executor import Executor
 from aerie.engine.kv import causal
 from aerie.engine.model import LoadedModel, preload
-from aerie.engine.numerics import bf16, rope_table, widen
+from aerie.engine.numerics import bf16, widen
 from aerie.engine.pages import KVCache
 from aerie.engine.requests import Request
+from aerie.engine.rope_tables import rope_table
 from aerie.engine.session import Session
 from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.runtime import HostWork

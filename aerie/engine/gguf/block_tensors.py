@@ -100,4 +100,4 @@ def dequantised(raw: npt.NDArray[np.uint8], kind: BlockType) -> F32Array:
 
     with np.errstate(all="ignore"):  # a scale may be anything; the logits tell where it is no number
         values: F32Array = gguf.quants.dequantize(raw[None], gguf.GGMLQuantizationType(kind.number))
-    return values[0]
+    return values.reshape(-1)

@@ -82,10 +82,10 @@ class TensorEntry(NamedTuple):
 
 
 class _Span(NamedTuple):
-    """An array that is not read yet: `count` elements of a type, from byte `start` to `end` of the file."""
+    """An array that is not read yet: `items` elements of a type, from byte `start` to `end` of the file."""
 
     kind: int
-    count: int
+    items: int
     start: int
     end: int
 
@@ -113,7 +113,7 @@ class Metadata(Mapping[str, Any]):
     def count(self, key: str) -> int | None:
         """How many elements an array has, which is not read for that; None for what is none."""
         value = self._values.get(key)
-        return value.count if isinstance(value, _Span) else None
+        return value.items if isinstance(value, _Span) else None
 
 
 @dataclass(frozen=True)
@@ -299,7 +299,7 @@ def _array(path: Path, key: str, span: _Span) -> list[Any]:
     raw = read_bytes(path, span.start, span.end - span.start, f"key {short(key)}")
     if span.kind == STRING:
         try:
-            return list(_strings(path, key, raw, span.count))
+            return list(_strings(path, key, raw, span.items))
         except struct.error:
             raise GGUFError(f"{path}: key {short(key)} was changed while it was read; {FETCH}") from None
     values = np.frombuffer(raw, SCALARS[span.kind][1])

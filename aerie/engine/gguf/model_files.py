@@ -62,9 +62,9 @@ def find_gguf(path: Path) -> GGUFModel | None:
     Raises GGUFError for one that is damaged or incomplete, for a file that is no model, and for a folder with
     several models.
     """
-    if path.is_file():
+    if not path.is_dir():
         return open_gguf(path) if path.suffix == SUFFIX or is_gguf(path) else None
-    if not path.is_dir() or any((path / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+    if any((path / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
         return None
     first = _only_model(path)
     return None if first is None else open_gguf(first)

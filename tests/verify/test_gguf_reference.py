@@ -1,0 +1,31 @@
+"""What the reference gets of a GGUF file: the weights of the source, by the gguf package's own code."""
+
+from __future__ import annotations
+
+import json
+
+import gguf_files
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType as Type
+from gguf_files import Source, matrices_in
+from safetensors.numpy import load_file
+from transformers import LlamaConfig, Qwen2Config
+
+from aerie.verify.reference_folder import facts_and_weights
+
+
+@pytest.mark.parametrize("change", [None, gguf_files.fuse])
+@pytest.mark.parametrize(("family", "config_class"), [("Llama", LlamaConfig), ("Qwen2", Qwen2Config)])
+def test_the_reference_has_the_weights_of_the_source(write_llama, tmp_path, family, config_class, change):
+    source = Source(write_llama(family=family))
+    first = gguf_files.write(tmp_path / "x.gguf", source, matrices_in(Type.BF16), change=change, per_part=8)
+    with facts_and_weights(first, config_class) as shown:
+        index = json.loads((shown / "model.safetensors.index.json").read_text())["weight_map"]
+        assert set(index) == set(source.tensors)
+        for name, file in index.items():
+            np.testing.assert_array_equal(load_file(shown / file)[name], source.tensors[name], err_msg=name)
+        facts = json.loads((shown / "config.json").read_text())
+    for name in ("hidden_size", "num_key_value_heads", "rms_norm_eps", "vocab_size", "tie_word_embeddings"):
+        assert facts[name] == source.config[name]
+    assert facts["rope_parameters"] == source.config["rope_parameters"]
