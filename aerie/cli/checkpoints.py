@@ -38,8 +38,9 @@ def find_checkpoint(model: str) -> Path:
     folder = Path(model).expanduser()
     if folder.is_dir():
         return folder
-    if (prefix := prefix_of(model)) is not None:
-        return WITH_PREFIX[prefix](model.removeprefix(prefix))
+    for prefix, find in WITH_PREFIX.items():
+        if model.startswith(prefix):
+            return find(model)
     if URL.match(model):
         raise CheckpointError(f"--model {model} is an address, which is not fetched: {advice_on_url(model)}")
     if folder.suffix == SUFFIX or is_gguf(folder):
@@ -61,13 +62,8 @@ def find_checkpoint(model: str) -> Path:
 
 
 WITH_PREFIX = {
-    OLLAMA: find_ollama,
-    LM_STUDIO: find_lm_studio,
-    HUB: lambda name: find_hub_model(HUB + name),
+    OLLAMA: lambda model: find_ollama(model.removeprefix(OLLAMA)),
+    LM_STUDIO: lambda model: find_lm_studio(model.removeprefix(LM_STUDIO)),
+    HUB: find_hub_model,
 }
 """Where models are looked up whose names begin so."""
-
-
-def prefix_of(model: str) -> str | None:
-    """The prefix of WITH_PREFIX that `model` begins with, or None."""
-    return next((prefix for prefix in WITH_PREFIX if model.startswith(prefix)), None)

@@ -60,7 +60,7 @@ def ollama_folders() -> list[Path]:
 
 def find_ollama(name: str) -> Path:
     """The GGUF file of a model of Ollama's, as NAME, NAME:TAG or USER/NAME:TAG. Raises CheckpointError."""
-    *parts, tag = _ollama_parts(name)
+    *parts, tag = ollama_parts(name)
     folders = ollama_folders()
     for folder in folders:
         if (path := folder.joinpath("manifests", *parts, tag)).is_file():
@@ -94,8 +94,8 @@ def ollama_models() -> Iterator[Manifest]:
                 continue
 
 
-def _ollama_parts(name: str) -> tuple[str, ...]:
-    """Host, user, model and tag."""
+def ollama_parts(name: str) -> tuple[str, ...]:
+    """Host, user, model and tag of a name as `ollama list` has it. Raises CheckpointError."""
     path, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
         path, tag = name, LATEST
@@ -160,20 +160,24 @@ def _lm_studio_setting(home: Path) -> Iterator[Path]:
         yield Path(named)
 
 
-def find_lm_studio(name: str) -> Path:
-    """The GGUF file of a model of LM Studio's, as PUBLISHER/NAME or PUBLISHER/NAME/FILE.gguf. Raises
-    CheckpointError."""
+def lm_studio_parts(name: str) -> list[str]:
+    """Publisher, name, and file where it is given. Raises CheckpointError."""
     parts = name.split("/")
     if len(parts) not in (2, 3) or not all(_is_file_name(part) for part in parts):
         raise CheckpointError(
             f"{LM_STUDIO}{name} names no model of LM Studio's; give it as {LM_STUDIO}PUBLISHER/NAME, or "
             f"{LM_STUDIO}PUBLISHER/NAME/FILE.gguf where there are several files"
         )
+    return parts
+
+
+def find_lm_studio(name: str) -> Path:
+    """The GGUF file of a model of LM Studio's, as PUBLISHER/NAME or PUBLISHER/NAME/FILE.gguf. Raises
+    CheckpointError."""
+    parts = lm_studio_parts(name)
     for folder in lm_studio_folders():
         path = folder.joinpath(*parts)
-        if len(parts) == 3 and path.is_file():
-            return path
-        if len(parts) == 2 and path.is_dir():
+        if path.is_file() if len(parts) == 3 else path.is_dir():
             return path
     raise CheckpointError(
         f"LM Studio has no {name} on this machine{_those(found for found, _ in lm_studio_models())}: fetch "
@@ -189,7 +193,7 @@ def lm_studio_models() -> Iterator[tuple[str, Path]]:
 
 
 def _is_file_name(part: str) -> bool:
-    return part not in ("", ".", "..") and "\0" not in part
+    return part not in ("", ".", "..") and part.isprintable() and "\\" not in part
 
 
 def gguf_files(folder: Path, below: str = "") -> Iterator[Path]:

@@ -10,10 +10,10 @@ from pathlib import Path
 
 from aerie.cli import package_models
 from aerie.cli.cache_command import format_exact_bytes
-from aerie.cli.checkpoints import BUILT_IN_MODELS, URL, prefix_of
+from aerie.cli.checkpoints import BUILT_IN_MODELS, URL
 from aerie.cli.hub import HUB, advice_on_url, fetch_checkpoint, find_hub_model, hub_id
 from aerie.cli.local_models import LocalModel, local_models
-from aerie.cli.model_folders import LM_STUDIO, OLLAMA
+from aerie.cli.model_folders import LM_STUDIO, OLLAMA, lm_studio_parts, ollama_parts
 from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.common.errors import UserError, own_command
 from aerie.common.shown_names import one_line
@@ -104,11 +104,13 @@ def _pulled(name: str) -> Path:
 
 
 def _other_tool(name: str, verb: str = "pull") -> str | None:
-    """The command of the program whose folder a model is in."""
-    prefix = prefix_of(name)
-    if prefix == OLLAMA:
+    """The command of the program whose folder a model is in. Raises CheckpointError for a name that is
+    none."""
+    if name.startswith(OLLAMA):
+        ollama_parts(name.removeprefix(OLLAMA))
         return f"`ollama {verb} {name.removeprefix(OLLAMA)}`"
-    if prefix == LM_STUDIO:
+    if name.startswith(LM_STUDIO):
+        lm_studio_parts(name.removeprefix(LM_STUDIO))
         return "`lms get`" if verb == "pull" else "LM Studio, under My Models,"
     return None
 
@@ -118,9 +120,9 @@ def rm(arguments: argparse.Namespace) -> int:
     name = arguments.name
     if name not in PACKAGE_MODELS:
         raise UserError(_not_ours(name))
-    if not package_models.package_file(name).parent.is_dir():
-        raise UserError(f"{name} is not on this machine; there is nothing to remove")
     folder = package_models.package_file(name).parent
+    if not package_models.is_fetched(name):
+        raise UserError(f"{name} is not in {folder}; there is nothing to remove")
     if not arguments.yes and not _agreed(f"remove {folder}? [y/N] ", name):
         print("nothing was removed")
         return DONE
@@ -142,7 +144,9 @@ def _not_ours(name: str) -> str:
         return f"{name} comes with the project, and stays; {kept}"
     if tool := _other_tool(name, "rm"):
         return f"{name} is another program's: {tool} removes it; {kept}"
-    if not Path(name).expanduser().exists() and (found := hub_id(name.removeprefix(HUB).partition(":")[0])):
+    if Path(name).expanduser().exists():
+        return f"{name} is yours, to keep or to remove; {kept}"
+    if found := hub_id(name.removeprefix(HUB).partition(":")[0]):
         remove = f"`{own_command('hf', 'huggingface_hub.cli.hf')} cache rm model/{found}`"
-        return f"{name} is in Hugging Face's cache: {remove} removes it; {kept}"
-    return f"{name} is yours, to keep or to remove; {kept}"
+        return f"{name} is a model of Hugging Face's cache: {remove} removes it; {kept}"
+    return f"there is no model {name!r} to remove; {kept}"

@@ -6,6 +6,7 @@ installed or run. A file gets its name when it is whole.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import importlib.util
 import os
@@ -16,7 +17,6 @@ import tempfile
 import time
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Final
@@ -103,17 +103,28 @@ def fetch(name: str, report: Reporter | None = None) -> Path:
 
 
 def remove(name: str) -> int:
-    """Remove what was fetched of it. Returns the bytes that this freed. Raises CheckpointError."""
-    folder = package_file(name).parent
-    freed = sum(file.lstat().st_size for file in folder.rglob("*") if file.is_file())
+    """Remove what was fetched of it, and nothing that lies beside. Returns the bytes that this freed. Raises
+    CheckpointError."""
+    path = package_file(name)
     try:
-        shutil.rmtree(folder)
+        freed = path.stat().st_size
+        for file in (path, path.with_name(LOCK)):
+            file.unlink(missing_ok=True)
     except OSError as error:
-        raise CheckpointError(f"cannot remove {folder} ({error.strerror}): whose is it?") from None
+        raise CheckpointError(f"cannot remove {error.filename} ({error.strerror}): whose is it?") from None
+    _clear_unfinished(path.parent)
+    with contextlib.suppress(OSError):
+        path.parent.rmdir()
     return freed
 
 
-@contextmanager
+def _clear_unfinished(folder: Path) -> None:
+    """Remove what processes left that were killed."""
+    for left in folder.glob(f"{UNFINISHED}*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+@contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
     """One process fetches, and those beside it wait."""
     from filelock import FileLock
@@ -122,11 +133,10 @@ def _alone(folder: Path) -> Iterator[None]:
         yield
 
 
-@contextmanager
+@contextlib.contextmanager
 def _unfinished(folder: Path) -> Iterator[Path]:
     """A folder for what is fetched, which is gone at the end, as are those of processes that were killed."""
-    for left in folder.glob(f"{UNFINISHED}*"):
-        shutil.rmtree(left, ignore_errors=True)
+    _clear_unfinished(folder)
     made = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
     try:
         yield made

@@ -57,7 +57,7 @@ OTHERS = (
     ),
     (
         ("weights*.npz",),
-        "this is MLX's older format, which is not read: fetch the safetensors or a GGUF file of the same model",
+        "this is MLX's older format, which is not read: fetch safetensors or a GGUF file of the same model",
     ),
     (
         (
@@ -129,8 +129,8 @@ def check_answers(folder: Path, error: type[CheckpointError] = CheckpointError) 
     found = next((name for name in OF_EMBEDDINGS if (folder / name).is_file()), None)
     if found:
         raise error(
-            f"{folder} has {found}: it is a model of embeddings, which makes vectors of texts and no answers. "
-            "Take the model that it was made from; /v1/embeddings of `aerie serve` works with that"
+            f"{folder} has {found}: it is a model of embeddings, which makes vectors of texts, not "
+            "answers. Take the model that it was made from; /v1/embeddings of `aerie serve` works with that"
         )
 
 

@@ -237,5 +237,5 @@ def _check_unquantised(config: Entries) -> None:
     how = f"quantised with {method}" if method else "quantised"
     raise ConfigError(
         f"{config.path}: the checkpoint is {how} ({name}); only unquantised checkpoints are "
-        "supported, in BF16, F16 or F32, and GGUF files: fetch one of those of the same model"
+        "supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model"
     )

@@ -133,7 +133,7 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             r"the checkpoint is quantised with gptq \(quantization_config\); only unquantised checkpoints "
-            "are supported, in BF16, F16 or F32$",
+            "are supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model$",
         ),
         (
             {"quantization_config": {"bits": 4}},
@@ -141,7 +141,7 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         ),
         (
             {"quantization": {"group_size": 64, "bits": 4}},
-            r"the checkpoint is quantised \(quantization\); only unquantised",
+            r"the checkpoint is quantised with MLX \(quantization\); only unquantised",
         ),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
