@@ -130,7 +130,7 @@ compile: $(RUN) ## compile all programs for MODEL
 run: $(RUN) ## answer PROMPT
 	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(SAID)
 
-models: $(RUN) ## list the models at hand: what they are, and whether they run here
+models: $(RUN) ## list the models at hand, and whether they run here
 	$(DO)$(PY) -m aerie models $(if $(JSON),--json) $(SAID)
 
 pull: $(RUN) ## fetch MODEL, so that later runs need no network

@@ -32,7 +32,7 @@ COMMANDS: Final = (
     Command("compile", "cli", "Compile a model's programs, so that a later run finds them."),
     Command("mlir", "cli", "Write every kernel and every program as MLIR text."),
     Command("export", "cli", "Write block diffusion's step as AIR of fixed shapes."),
-    Command("models", "cli", "List the models at hand: what they are, and whether they run here."),
+    Command("models", "cli", "List the models at hand, and whether they run here."),
     Command("pull", "cli", "Fetch a model, so that later runs need no network."),
     Command("rm", "cli", "Remove a model that pull fetched from a package."),
     Command("cache", "cli", "Show what is kept where, or clear it."),

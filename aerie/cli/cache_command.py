@@ -169,7 +169,7 @@ def _show(sections: Sequence[CacheSection]) -> None:
     non_empty = [section for section in sections if section.files]
     for section in non_empty:
         files = f"{section.files} file{'s' if section.files > 1 else ''}"
-        remark = "" if section.is_rebuilt else " (a result: only clear --all removes it)"
+        remark = "" if section.is_rebuilt else " (only clear --all removes it)"
         print(
             f"  {format_exact_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
             f"{section.description}{remark}"

@@ -49,7 +49,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
 
 
 def models(arguments: argparse.Namespace) -> int:
-    """List the models at hand: what they are, and whether they run here."""
+    """List the models at hand, and whether they run here."""
     found = local_models(folder.expanduser() for folder in arguments.folders)
     if arguments.json:
         print(json.dumps([model.to_json() for model in found], indent=2))
