@@ -109,16 +109,24 @@ class WeightsOfRank:
         return self.rank * count, count
 
 
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor.part(first, count)
+
+
+def _columns(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor.columns(first, count)
+
+
 CUT: dict[str, tuple[Cut, Callable[[WeightsOfRank], tuple[int, int]]]] = {
-    "wq": (Tensor.part, WeightsOfRank.queries),
-    "bq": (Tensor.part, WeightsOfRank.queries),
-    "wk": (Tensor.part, WeightsOfRank.keys),
-    "bk": (Tensor.part, WeightsOfRank.keys),
-    "wv": (Tensor.part, WeightsOfRank.keys),
-    "bv": (Tensor.part, WeightsOfRank.keys),
-    "wo": (Tensor.columns, WeightsOfRank.queries),
-    "w_gate": (Tensor.part, WeightsOfRank.ffn),
-    "w_up": (Tensor.part, WeightsOfRank.ffn),
-    "w_down": (Tensor.columns, WeightsOfRank.ffn),
+    "wq": (_rows, WeightsOfRank.queries),
+    "bq": (_rows, WeightsOfRank.queries),
+    "wk": (_rows, WeightsOfRank.keys),
+    "bk": (_rows, WeightsOfRank.keys),
+    "wv": (_rows, WeightsOfRank.keys),
+    "bv": (_rows, WeightsOfRank.keys),
+    "wo": (_columns, WeightsOfRank.queries),
+    "w_gate": (_rows, WeightsOfRank.ffn),
+    "w_up": (_rows, WeightsOfRank.ffn),
+    "w_down": (_columns, WeightsOfRank.ffn),
 }
 """How the weights of a layer are cut, by the names of the programs' arguments. Others are whole."""

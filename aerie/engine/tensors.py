@@ -262,8 +262,8 @@ def round_into(tensor: Tensor, given: Wide, out: BF16Array) -> None:
     with np.errstate(over="ignore"):
         out[...] = given.astype(np.float32, copy=False).astype(bf16)
     kept = widen(out)
-    overflown = given[np.isinf(kept) & np.isfinite(given)]
-    if overflown.size:
+    overflown = () if np.isfinite(kept).all() else given[np.isinf(kept) & np.isfinite(given)]
+    if len(overflown):
         raise WeightsError(
             f"tensor {tensor.name} in {tensor.path} holds {overflown[0]:.4g}, and bf16, which is "
             "computed with, ends at 3.39e+38; the file is damaged: fetch it again"

@@ -20,7 +20,9 @@ from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.families import FAMILIES
+from aerie.engine.gguf.model_files import open_gguf
 from aerie.engine.rope import Llama3, LongRope, inverse_frequencies
+from aerie.engine.sharding import WeightsOfRank
 from aerie.engine.tokenizer import load_tokenizer
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
@@ -470,3 +472,43 @@ def test_the_run_command_answers_from_a_file(llama, tmp_path, run):
     assert code == 0
     assert json.loads(ours)["token_ids"] == json.loads(theirs)["token_ids"]
     assert said is not None
+
+
+@pytest.mark.parametrize("kind", [Type.Q4_0, Type.BF16], ids=lambda kind: kind.name)
+def test_parts_of_several_devices_are_those_of_the_source(kind, llama, tmp_path, dequantised_source):
+    """Heads and columns of blocks, cut for two devices."""
+    stored = {}
+
+    def quantise(tensors):
+        for name, values in tensors.items():
+            if values.ndim == 2:
+                stored[name] = gguf.quants.dequantize(gguf.quants.quantize(values, kind), kind)
+
+    path = gguf_files.write(tmp_path / "x.gguf", llama, matrices_in(kind), change=quantise)
+    folder, config = dequantised_source(llama, stored), load_config(path)
+    for rank in range(2):
+        ours, theirs = (
+            WeightsOfRank(open_weights(each), config, rank, 2).layer(1) for each in (path, folder)
+        )
+        for name, tensor in ours.items():
+            bits = (each.read().view(np.uint16) for each in (tensor, theirs[name]))
+            np.testing.assert_array_equal(*bits, err_msg=name)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_file_with_bytes_of_others_is_refused_or_read(seed, llama, tmp_path):
+    """Anywhere before the data: one line says what is wrong, or it is a model all the same."""
+    path = gguf_files.write(tmp_path / "x.gguf", llama)
+    content, draw = bytearray(path.read_bytes()), np.random.default_rng(seed)
+    end = min(entry.start for entry in open_gguf(path).tensors.values())
+    for place in draw.integers(0, end, 1 << draw.integers(0, 12)):
+        content[place] = draw.integers(0, 256)
+    path.write_bytes(content)
+    try:
+        checkpoint = open_checkpoint(path)
+    except CheckpointError as error:
+        told = str(error)
+    else:
+        told = str(checkpoint.weights.layer(0)["wq"].read().shape)
+    assert told
+    assert "\n" not in told

@@ -269,7 +269,8 @@ def test_model_that_is_not_there(run, tmp_path):
     file = tmp_path / "model.safetensors"
     file.touch()
     check_refused(
-        run("--prompt", "hi", model=file), "is a file, and not in GGUF; give the folder that holds config.json"
+        run("--prompt", "hi", model=file),
+        "is a file, and not in GGUF; give the folder that holds config.json",
     )
     (tmp_path / "tiny.bin").touch()
     pickle = run("--prompt", "hi", model=tmp_path / "tiny.bin")
