@@ -6,9 +6,17 @@ import re
 from pathlib import Path
 
 from aerie import rooms
-from aerie.cli.hub import ALIASES, HUB, advice_on_url, fetch_checkpoint, find_hub_model, hub_id
+from aerie.cli.hub import (
+    ALIASES,
+    HUB,
+    advice_on_url,
+    fetch_checkpoint,
+    find_hub_model,
+    hub_id,
+    hub_model_here,
+)
 from aerie.cli.model_folders import LM_STUDIO, OLLAMA, find_lm_studio, find_ollama
-from aerie.cli.package_models import PACKAGE_MODELS, fetch
+from aerie.cli.package_models import PACKAGE_MODELS, fetch, is_fetched
 from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import advice_on
 from aerie.engine.gguf.container import is_gguf
@@ -59,6 +67,17 @@ def find_checkpoint(model: str) -> Path:
             "those that are here"
         )
     return fetch_checkpoint(model)
+
+
+def checkpoint_here(model: str) -> Path | None:
+    """As find_checkpoint, but nothing is fetched: None for what would be. Raises CheckpointError."""
+    if model in BUILT_IN_MODELS or Path(model).expanduser().exists():
+        return find_checkpoint(model)
+    if model in PACKAGE_MODELS and not is_fetched(model):
+        return None
+    if model.startswith(HUB) or hub_id(model) is not None:
+        return hub_model_here(model)
+    return find_checkpoint(model)
 
 
 WITH_PREFIX = {

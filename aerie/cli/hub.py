@@ -64,13 +64,26 @@ def fetch_checkpoint(model: str) -> Path:
 def find_hub_model(model: str) -> Path:
     """The folder or the file of `hf:OWNER/NAME` or `hf:OWNER/NAME:FILE.gguf`, fetched if it is not in the
     local cache. Raises CheckpointError."""
+    name, file = _name_and_file(model)
+    return _fetch_file(name, file) if file else fetch_checkpoint(name)
+
+
+def hub_model_here(model: str) -> Path | None:
+    """The same, or that of an id without prefix; None for what the local cache lacks."""
+    name, file = _name_and_file(model)
+    return cached_file(name, file) if file else cached_checkpoint(name)
+
+
+def _name_and_file(model: str) -> tuple[str, str]:
+    """The id, and the file in it or "". Raises CheckpointError."""
     name, _, file = model.removeprefix(HUB).partition(":")
+    name = ALIASES.get(name, name)
     if not HUB_ID.fullmatch(name) or (file and not _is_gguf_path(file)):
         raise CheckpointError(
             f"--model {model!r} is no model of Hugging Face: give {HUB}OWNER/NAME, or "
             f"{HUB}OWNER/NAME:FILE.gguf with a file that its page lists under Files"
         )
-    return _fetch_file(name, file) if file else fetch_checkpoint(name)
+    return name, file
 
 
 def cached_file(name: str, file: str) -> Path | None:

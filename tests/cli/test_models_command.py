@@ -12,10 +12,10 @@ import gguf_files
 import pytest
 from gguf import GGMLQuantizationType as Type
 
+from aerie.cli import checkpoints, models_command, package_models
 from aerie.cli import local_models as listing
-from aerie.cli import models_command, package_models
 from aerie.cli.arguments import main
-from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER, find_checkpoint
+from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER, checkpoint_here, find_checkpoint
 from aerie.cli.local_models import local_models
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
@@ -297,6 +297,20 @@ class TestRemove:
         assert main(["rm", name, "--yes"]) == 2
         assert message in capsys.readouterr().err
         assert (home / "mine.gguf").exists()
+
+
+def test_what_is_here_is_found_without_fetching(home, gguf_file, monkeypatch):
+    for fetching in ("fetch", "find_hub_model", "fetch_checkpoint"):
+        monkeypatch.setattr(checkpoints, fetching, None)
+    for name in ("smollm2", "owner/name", "base", "hf:owner/name", "hf:owner/name:x.gguf"):
+        assert checkpoint_here(name) is None
+    assert checkpoint_here("demo") == DEMO_FOLDER
+    path = put(gguf_file, home / "owner" / "name")
+    assert checkpoint_here("owner/name") == Path("owner/name")
+    assert checkpoint_here(str(path)) == path
+    for name in ("hf:owner/name:../x.gguf", "nothing", "ollama:x"):
+        with pytest.raises(CheckpointError):
+            checkpoint_here(name)
 
 
 def test_models_of_embeddings_are_refused(home):
