@@ -102,6 +102,7 @@ FACTS = (
 
 OTHERS = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
+    ("bert electra xlm", "it makes vectors of texts, and no answers"),
     (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
@@ -186,7 +187,8 @@ def _text_part(config: Entries) -> str:
     """What to take in place of a model of images or sounds whose text part would run by itself."""
     part = config.get("text_config") or config.get("llm_config")
     kind = part.get("model_type") if isinstance(part, dict) else None
-    kind = kind.removesuffix("_text") if isinstance(kind, str) else None
+    if isinstance(kind, str):
+        kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
     if kind not in FAMILIES:
         return ""
     return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
