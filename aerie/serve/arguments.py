@@ -43,8 +43,8 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]MODEL",
-        help="as for `aerie run`: demo, smollm2, a folder, a GGUF file, a Hugging Face id; several times, the "
-        "first is loaded at once and the others when they are asked for (default: demo)",
+        help="as for `aerie run`: demo, smollm2, a folder, a GGUF file, a Hugging Face id; several times, "
+        "the first is loaded at once and the others when they are asked for (default: demo)",
     )
     parser.add_argument(
         "--models-dir",
