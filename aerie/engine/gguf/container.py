@@ -225,7 +225,7 @@ def _read(header: _Header) -> Container:
         values[key] = _value(header, key)
     metadata = Metadata(header.path, values)
     records = [_record(header, number) for number in range(tensor_count)]
-    return Container(header.path, version, metadata, _tensors(header, records, _alignment(header, values)))
+    return Container(header.path, version, metadata, _tensors(header, records, _alignment(header, metadata)))
 
 
 def _version(header: _Header) -> int:

@@ -24,6 +24,7 @@ ORIGINAL = "original_max_position_embeddings"
 DEFAULT_BASE = 10000.0
 LLAMA_3 = (1.0, 4.0, 8192)
 """low_freq_factor, high_freq_factor and original length of every published model of the rule."""
+MOST_ORIGINAL = 1 << 30
 CLOSE = 1e-6
 """How far the inverse of a divisor, computed in float32, may be from that of the rule that made it."""
 
@@ -143,10 +144,15 @@ def _solved(
 ) -> Iterator[tuple[float, float, int]]:
     """The numbers of the rule from the divisors between 1 and the factor. Only their proportions make a
     difference: low_freq_factor is taken for 1, as it is in every published model."""
-    between = (given > 1) & (given < factor)
-    if factor <= 1 or np.count_nonzero(between) < 2:
+    between = np.flatnonzero((given > 1) & (given < np.float32(factor)))
+    if len(between) < 2 or turns[between[0]] == turns[between[-1]]:
         return
-    kept = (1 / given[between].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
-    slope, offset = np.polyfit(turns[between], kept, 1)
-    if offset < 0 < slope:
-        yield 1.0, round(float(1 - 1 / offset), 3), round(float(-slope / offset))
+    ends = between[[0, -1]]
+    kept = (1 / given[ends].astype(np.float64) - 1 / factor) / (1 - 1 / factor)
+    slope = float((kept[0] - kept[1]) / (turns[ends[0]] - turns[ends[1]]))
+    offset = float(kept[0]) - slope * float(turns[ends[0]])
+    if not (offset < 0 < slope and 1 <= -slope / offset <= MOST_ORIGINAL):
+        return
+    high = round(1 - 1 / offset, 3)
+    if high > 1:
+        yield 1.0, high, round(-slope / offset)
