@@ -88,35 +88,35 @@ help: ## list targets and variables
 	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
 	$(DO)echo "  MODEL        demo (default), smollm2, a GGUF file, a folder with a checkpoint, a Hugging Face id, ollama:NAME; make models lists those at hand"
-	$(DO)echo "  HOST         the address that make serve listens on (default 127.0.0.1: this machine alone)"
+	$(DO)echo "  HOST         the address that make serve listens on (default 127.0.0.1: only this machine)"
 	$(DO)echo "  PORT         where make serve listens (default 8000)"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"
 	$(DO)echo "  PROMPT_FILE  a file with the question instead, of any length; -: standard input"
 	$(DO)echo "  SYSTEM       a system message for run, chat, profile and diagnosis"
-	$(DO)echo "  N_TOKENS     how many tokens to generate at most"
-	$(DO)echo "  VARIANTS     programs of n tokens against m positions, as 8,128x512,2048; left out: a set for the model's size"
-	$(DO)echo "  DECODE       guide (default): GEMVs, and attention on the CPU; rows: as prompts, all on the device"
+	$(DO)echo "  N_TOKENS     maximum number of tokens to generate"
+	$(DO)echo "  VARIANTS     programs for n tokens against m positions, such as 8,128x512,2048; default: a set for the model's size"
+	$(DO)echo "  DECODE       guide (default): GEMVs, attention on the CPU; rows: the programs of prompts, all on the device"
 	$(DO)echo "  CONTEXT_END  stop (default), shift or sink: what happens at the end of the largest context"
-	$(DO)echo "  DEVICES      0 (default): the device; 0,1: devices that share the model, with DECODE=rows"
-	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, in place of VARIANTS"
-	$(DO)echo "  BACKEND      auto (default): the NPU where there is one, else virtual; virtual; npu"
-	$(DO)echo "  FALLBACK     virtual: an answer that the NPU fails in goes on from its KV cache on the virtual NPU"
-	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU makes matrix products as the NPU does"
+	$(DO)echo "  DEVICES      0 (default): one device; 0,1: devices that share the model, with DECODE=rows"
+	$(DO)echo "  SEQ_LEN      one prompt length to compile for, in tokens, instead of VARIANTS"
+	$(DO)echo "  BACKEND      auto (default): the NPU if there is one, else virtual; virtual; npu"
+	$(DO)echo "  FALLBACK     virtual: if the NPU fails, the answer continues from its KV cache on the virtual NPU"
+	$(DO)echo "  NUMERICS     exact (default), or bfp16: the virtual NPU multiplies matrices as the NPU does"
 	$(DO)echo "  TEMPERATURE  0 (default) is greedy; TOP_K, TOP_P, MIN_P, SEED shape the sampling above 0"
-	$(DO)echo "  REPETITION_PENALTY  above 1: what prompt and answer said already becomes less likely"
-	$(DO)echo "  DRAFT        lookup, or a smaller model: what comes next is guessed, and several tokens are tried in a pass"
-	$(DO)echo "  RULE         of models that fill in blocks, which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
-	$(DO)echo "  BLOCK_SIZE   tokens of a block, where it is to be another than the model was trained with"
+	$(DO)echo "  REPETITION_PENALTY  above 1: tokens of the prompt and the answer become less likely"
+	$(DO)echo "  DRAFT        lookup, or a smaller model: proposes draft tokens, and one pass checks several"
+	$(DO)echo "  RULE         of block diffusion models: which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
+	$(DO)echo "  BLOCK_SIZE   tokens of a diffusion block (default: as the model was trained)"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
 	$(DO)echo "  JSON         1: make run, models, doctor and test-toolchain print one record of JSON"
-	$(DO)echo "  KEEP         where make test-toolchain keeps every stage's texts and logs; left out: nowhere"
+	$(DO)echo "  KEEP         folder where make test-toolchain stores every stage's texts and logs; default: none"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
 	$(DO)echo "  ISA          make bench limits both sides to it: avx2, avx512, avx512_bf16, amx, neon, neon_bf16, native, all"
-	$(DO)echo "  REFRESH      1: make lit takes new golden texts over"
+	$(DO)echo "  REFRESH      1: make lit writes the golden texts anew"
 	$(DO)echo "  PYTHON       the interpreter that makes .venv (default python3, 3.11 or newer)"
 
-setup: $(RUN) ## make .venv with all that running needs (no torch)
+setup: $(RUN) ## make .venv with everything that running a model needs (no torch)
 
 setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/how-to/install-npu.md)
 	$(DO)$(PY) -m aerie setup-npu $(call option,--wheels,WHEELS) $(SAID)
@@ -148,10 +148,10 @@ profile: $(RUN) ## answer PROMPT and show where the time went
 verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
 	$(DO)$(PY) -m aerie verify $(common) $(SAID)
 
-verify-full: $(TEST) ## the same with every kind of prompt, and what must be the same to the bit
+verify-full: $(TEST) ## verify with all prompts, and with the runs that must be bit-identical
 	$(DO)$(PY) -m aerie verify --full $(common) $(SAID)
 
-diagnosis: $(TEST) ## name the first step, from kernel to logits, that is not what transformers computes
+diagnosis: $(TEST) ## name the first step, from kernel to logits, that differs from transformers
 	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(SAID)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
@@ -160,7 +160,7 @@ bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against tran
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
 	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(SAID)
 
-test: $(TEST) ## lint, types, imports between rooms, and every test but the slow ones and the board's
+test: $(TEST) ## lint, and all tests except the slow ones and those that need an NPU
 	@mkdir -p build
 	@$(MAKE) --no-print-directory lint >build/lint.log 2>&1 & lint=$$!; \
 	  trap 'kill $$lint 2>/dev/null; exit 130' INT TERM; \
@@ -172,19 +172,19 @@ test: $(TEST) ## lint, types, imports between rooms, and every test but the slow
 test-slow: $(TEST) ## the slow tests: those that take more than two CPU seconds
 	@$(PY) -m pytest -m slow $(call option,--shard,SHARD) $(SPREAD)
 
-lit: $(TEST) ## the lit suite alone: texts, messages, and what needs a board where there is one
+lit: $(TEST) ## only the lit suite: texts, messages, and the tests on an NPU if there is one
 	@$(VENV)/bin/lit -sv --show-unsupported $(if $(REFRESH),-D refresh="$$REFRESH") tests/lit
 
-test-toolchain: $(RUN) ## all programs and kernels through upstream's compilers, stage by stage; no NPU is needed
+test-toolchain: $(RUN) ## compile all programs and kernels with upstream's compilers, stage by stage; needs no NPU
 	@$(PY) -m aerie test-toolchain $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(call option,--keep,KEEP) $(if $(JSON),--json)
 
-test-npu: $(TEST) ## on a board: kernels and programs against the virtual NPU, the board tests, one report
+test-npu: $(TEST) ## on a machine with an NPU: kernels and programs against the virtual NPU, the NPU tests, one report
 	@$(PY) -m aerie test-npu
 
 report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
 	$(DO)$(PY) -m aerie report $(SAID)
 
-lint: $(TEST) ## ruff, clang-format, mypy --strict, the order of the rooms, no circles inside them
+lint: $(TEST) ## ruff, clang-format, mypy --strict, the import contracts
 	@$(PY) -m ruff check .
 	@$(PY) -m ruff format --check .
 	@$(PY) tools/format_cpp.py --check
@@ -195,7 +195,7 @@ docs: $(DOCS) ## build the documentation as a site, in build/site
 	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(SAID)
 	$(DO)echo "build/site/index.html"
 
-docs-serve: $(DOCS) ## show the documentation at PORT of this machine, and follow what you write
+docs-serve: $(DOCS) ## serve the documentation at PORT of this machine, and rebuild it after each change
 	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(SAID)
 
 clean: ## remove compiled programs, reports and the caches of tools (keeps .venv)

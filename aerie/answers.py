@@ -13,18 +13,18 @@ from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from aerie.common.errors import UserError
-from aerie.engine.call_grammar import call_grammar
-from aerie.engine.call_reader import Calls, ToolCall, calls_of
+from aerie.engine.call_grammar import tool_call_grammar
+from aerie.engine.call_reader import ToolCall, ToolCallSpec, tool_call_spec
 from aerie.engine.generate import FinishReason
 from aerie.engine.grammar import Grammar, Schema
 from aerie.engine.kpis import Event, EventKind, Kpis
 from aerie.engine.requests import Request
-from aerie.engine.sampler import Sampler, Sampling
+from aerie.engine.sampler import Sampler, SamplingSettings
 from aerie.engine.session import Session
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.engine.strategies.decode_config import DecodeConfig, DecodeSettings
-from aerie.engine.strategies.drafting import Drafting
-from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
+from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
+from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.tool_calls import Tools, read_tools
 
 LOG = logging.getLogger("aerie")
@@ -36,7 +36,7 @@ class HasModelSession(Protocol):
     session_state: SessionState
 
 
-class GenerateOptions(Sampling, DecodeSettings, total=False):
+class GenerateOptions(SamplingSettings, DecodeSettings, total=False):
     """Options of an answer besides its prompt and length; see Model.stream."""
 
     draft: str | HasModelSession | None
@@ -120,7 +120,7 @@ class Stream(Iterator[str]):
         request: Request,
         stop: Sequence[str | int],
         on_event: OnEvent | None = None,
-        calls: Calls | None = None,
+        calls: ToolCallSpec | None = None,
     ) -> None:
         self._model = model
         self._request = request
@@ -135,8 +135,8 @@ class Stream(Iterator[str]):
         self._pieces = model.session().pieces(request, ids, calls.shown if calls else ())
         self._calls = calls.reader() if calls else None
         weakref.finalize(self, request.stop).atexit = False
-        text = self._stop.cut(self._pieces)
-        self._text = self._calls.cut(text) if self._calls else text
+        text = self._stop.truncate(self._pieces)
+        self._text = self._calls.truncate(text) if self._calls else text
         self.text = ""
 
     def __next__(self) -> str:
@@ -165,7 +165,7 @@ class Stream(Iterator[str]):
         self._may_continue.wait()
         with self._model.lock:
             self._model.session()
-            if not self._request.has_new:
+            if not self._request.has_new_tokens:
                 self._request.advance()
             return next(self._text)
 
@@ -266,10 +266,10 @@ class Stream(Iterator[str]):
     def _add_figures(self, kpis: Kpis) -> Kpis:
         figures = self._request.figures
         if figures.new_tokens:
-            kpis.prompted(figures.prompt_tokens, figures.ttft_s, figures.first_tokens)
+            kpis.record_prompt(figures.prompt_tokens, figures.ttft_s, figures.first_tokens)
         if figures.tokens_per_s:
             after = figures.new_tokens - figures.first_tokens
-            kpis.generated(after, after / figures.tokens_per_s, self._request.passes)
+            kpis.record_generated(after, after / figures.tokens_per_s, self._request.pass_counts)
         return kpis
 
 
@@ -340,7 +340,7 @@ class ParsedOptions(NamedTuple):
     decode_config: DecodeConfig
     stops: list[str | int]
     raw: bool
-    tool_calls: Calls | None
+    tool_calls: ToolCallSpec | None
     template_arguments: Mapping[str, Any]
 
     @property
@@ -349,7 +349,7 @@ class ParsedOptions(NamedTuple):
         return self.tool_calls.tools if self.tool_calls else None
 
 
-def _draft_source(draft: Any, session: Session) -> str | Drafting | None:
+def _draft_source(draft: Any, session: Session) -> str | DraftSource | None:
     """The source of draft tokens. Raises UserError if the draft model does not fit."""
     if draft is None or isinstance(draft, str):
         return draft
@@ -361,21 +361,21 @@ def _draft_source(draft: Any, session: Session) -> str | Drafting | None:
         raise UserError("draft is the model itself, whose guesses cost what its answers do; name a smaller")
     own, others = ((each.model.config, each.tokenizer) for each in (session, other))
     check_drafter(own, others, "model")
-    return drafting_by(lambda: other.model, state.lock, session.model.config)
+    return draft_model_source(lambda: other.model, state.lock, session.model.config)
 
 
-def _grammar(options: Mapping[str, Any], session: Session, tool_calls: Calls | None) -> Grammar | None:
+def _grammar(options: Mapping[str, Any], session: Session, tool_calls: ToolCallSpec | None) -> Grammar | None:
     """The grammar of the output, if any."""
     schema = options.get("json_schema")
     if tool_calls:
-        grammar = call_grammar(session.grammars, tool_calls.tools, tool_calls.form, schema)
+        grammar = tool_call_grammar(session.grammar_compiler, tool_calls.tools, tool_calls.format, schema)
         if grammar.notes:
             LOG.warning("calls are not held to: %s", "; ".join(grammar.notes))
         return grammar
-    return None if schema is None else session.grammars.json(schema)
+    return None if schema is None else session.grammar_compiler.json(schema)
 
 
-def _tool_calls(options: Mapping[str, Any], session: Session) -> Calls | None:
+def _tool_calls(options: Mapping[str, Any], session: Session) -> ToolCallSpec | None:
     """The tools that may be called."""
     choice, parallel = options.get("tool_choice", "auto"), options.get("parallel_tool_calls", True)
     tools = read_tools(options.get("tools") or (), choice, parallel)
@@ -383,7 +383,7 @@ def _tool_calls(options: Mapping[str, Any], session: Session) -> Calls | None:
         raise UserError(
             "tools are told of by the chat template, which raw leaves out; leave out one of the two"
         )
-    return calls_of(tools, session.tokenizer) if tools else None
+    return tool_call_spec(tools, session.tokenizer) if tools else None
 
 
 def _template_arguments(options: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -409,7 +409,7 @@ def parse_options(options: Mapping[str, Any], session: Session) -> ParsedOptions
         check_supported_option(name, options[name])
     decode_config = {name: options[name] for name in DecodeSettings.__annotations__ if name in options}
     decode_config["draft"] = _draft_source(options.get("draft"), session)
-    sampling = {name: options[name] for name in Sampling.__annotations__ if name in options}
+    sampling = {name: options[name] for name in SamplingSettings.__annotations__ if name in options}
     tool_calls = _tool_calls(options, session)
     try:
         sampler = Sampler(**sampling, grammar=_grammar(options, session, tool_calls))

@@ -36,21 +36,21 @@ from aerie.batch_api import KV, Numbers, check_kvs, make_samplers, sample_tokens
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, check_decode
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
-from aerie.engine.communication import Alone, Communication
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.context_end import STOP
 from aerie.engine.embeddings import EmbeddedToken, Token, embed, embedded_tokens
 from aerie.engine.errors import PromptError
 from aerie.engine.forward import all_logits, check_prompt, prefill
 from aerie.engine.kpis import Kpis
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import Rows, Scheduler
 from aerie.engine.session import Session, prepare_runtime
 from aerie.engine.tokenizer import check_text, note_missing_template
 from aerie.engine.tool_calls import Message, Tools, read_tools
+from aerie.engine.variant_set import GUIDE, check_decode_path
 from aerie.runtime import Profiler, select_backend
 
 Prompt: TypeAlias = "str | Sequence[Message] | Sequence[int] | NDArray[Any]"
@@ -161,7 +161,7 @@ class Model:
         where there is none, or its end can no longer be had, as after another prompt."""
         session = self._open()
         with self._lock:
-            generation = session.go_on(max_tokens)
+            generation = session.continue_answer(max_tokens)
         return Stream(self.session_state, generation, (), on_event)
 
     def generate_batch(
@@ -190,8 +190,8 @@ class Model:
             parsed = parse_options(item, self._open())
             tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
             sampler = parsed.sampler
-            maker = parsed.decode_config.maker(scheduler.model.config, sampler)
-            request = scheduler.submit(tokens, max_tokens, sampler, priority, maker)
+            maker = parsed.decode_config.strategy_factory(scheduler.model.config, sampler)
+            request = scheduler.add_request(tokens, max_tokens, sampler, priority, maker)
             return Stream(self.session_state, request, parsed.stops, calls=parsed.tool_calls)
         except TypeError as error:
             return UserError(
@@ -229,7 +229,7 @@ class Model:
         PromptError for a request that cannot be run, and PoolFullError where pages run out; then, and where
         anything else fails, the KVs hold what is before their requests.
         """
-        self._open().check_says_tokens("the next token of each request was asked for")
+        self._open().check_autoregressive("the next token of each request was asked for")
         settings = {"temperature": temperature, "top_k": top_k, "top_p": top_p}
         prompts = split_tokens(tokens, lengths)
         chosen = make_samplers(len(prompts), settings)
@@ -274,7 +274,7 @@ class Model:
     def log_likelihoods(self, prompts: Iterable[Prompt], raw: bool = True) -> list[F32Array]:
         """The natural logarithm of what the model gives each token of a prompt but the first, after those
         before it, (tokens - 1,) float32, in shared passes. Raises as generate_batch, and PromptError."""
-        self._open().check_says_tokens("likelihoods of one token after the other were asked for")
+        self._open().check_autoregressive("likelihoods of one token after the other were asked for")
         texts = [self._tokens(prompt, raw) for prompt in prompts]
         if any(isinstance(token, EmbeddedToken) for text in texts for token in text):
             raise PromptError("embeddings have no likelihood, as they are no tokens; give text or token ids")
@@ -290,7 +290,7 @@ class Model:
         """
         session, tokens = self._open(), self._tokens(prompt, raw)
         with self._lock:
-            session.make_room(tokens)
+            session.ensure_programs(tokens)
             model = session.model
             if model.config.diffusion:
                 (rows,) = session.scheduler.forward([tokens], [len(tokens)])
@@ -423,7 +423,7 @@ def load(
     context_end: str = STOP,
     devices: int | Sequence[int] = 0,
     pipeline_parallel_size: int = 1,
-    group: Communication | None = None,
+    group: Communicator | None = None,
     kv_pool: int | None = None,
     block_size: int | None = None,
     cache_dir: Path | None = None,
@@ -446,7 +446,7 @@ def load(
     what is going on; nothing is printed without it. Raises AerieError.
     """
     check_supported_option("pipeline_parallel_size", pipeline_parallel_size)
-    check_decode(decode)
+    check_decode_path(decode)
     chosen_devices = _indices(devices, group)
     backend_ = replace(select_backend(backend, numerics), device=chosen_devices[0])
     fallback_backend = select_backend(fallback) if fallback and fallback != backend_.name else None
@@ -462,13 +462,13 @@ def load(
         decode=decode,
         context_end=context_end,
         devices=chosen_devices,
-        group=group or Alone(),
+        group=group or SingleRank(),
         kv_pool=kv_pool,
     )
     return Model(prepare_runtime(checkpoint, options, reporter))
 
 
-def _indices(devices: int | Sequence[int], group: Communication | None) -> tuple[int, ...]:
+def _indices(devices: int | Sequence[int], group: Communicator | None) -> tuple[int, ...]:
     """The device indices. Raises UserError if there is none, one is named twice or invalid, or a process of a
     group names several."""
     indices = [devices] if isinstance(devices, int) else [*devices]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import F32Array
-from aerie.engine.pages import PagedSequence, PagePool
+from aerie.engine.page_pool import PagedSequence, PagePool
 from aerie.engine.sampler import Sampler
 
 Numbers: TypeAlias = "Sequence[int] | NDArray[Any]"
@@ -33,7 +33,7 @@ class KV:
         self.sequence, self._lock = sequence, lock
         self.sampler_state = Sampler(seed=seed).state()
         """State of the random generator of its tokens."""
-        self._finalizer = weakref.finalize(self, sequence.pool.leave, sequence)
+        self._finalizer = weakref.finalize(self, sequence.pool.release_later, sequence)
         self._finalizer.atexit = False
 
     @property
@@ -145,7 +145,7 @@ def sample_tokens(
             tokens.append(sampler(rows[-1]))
         except UserError as error:
             for other, first in zip(kvs, positions, strict=True):
-                other.sequence.go_back(first)
+                other.sequence.truncate(first)
             raise UserError(f"request {number}: {error}") from error
     for kv, sampler in zip(kvs, all_samplers, strict=True):
         kv.sampler_state = sampler.state()

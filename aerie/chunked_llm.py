@@ -11,13 +11,13 @@ import numpy as np
 from aerie.answers import GenerateOptions, OnEvent, Result, Stream, parse_options
 from aerie.api import MAX_TOKENS, Model
 from aerie.common.errors import UserError
-from aerie.engine.blocks import ROWS, check_decode
 from aerie.engine.chunks import ChunkInfo
-from aerie.engine.composing import PREFIX, Composition, mode_of
+from aerie.engine.composed_prompt import PREFIX, ComposedPrompt, parse_chunk_mode
 from aerie.engine.errors import PromptError
 from aerie.engine.logits import log_softmax
-from aerie.engine.rope import RopeRule
+from aerie.engine.rope import RopeScaling
 from aerie.engine.tokenizer import check_text
+from aerie.engine.variant_set import ROWS, check_decode_path
 
 
 class ChunkedLLM:
@@ -35,7 +35,7 @@ class ChunkedLLM:
     """
 
     def __init__(self, model: Model, folder: str | Path | None = None, decode: str = ROWS) -> None:
-        check_decode(decode)
+        check_decode_path(decode)
         self._model, self._decode = model, decode
         with model.session_state.lock:
             self._registry = model.session_state.session().chunk_registry(
@@ -76,9 +76,9 @@ class ChunkedLLM:
         composition = self._composition(ids, mode)
         with state.lock:
             scheduler = state.session().scheduler
-            maker = parsed.decode_config.maker(scheduler.model.config, parsed.sampler)
-            request = scheduler.submit(
-                composition, max_tokens, parsed.sampler, strategy=maker, decode=self._decode
+            maker = parsed.decode_config.strategy_factory(scheduler.model.config, parsed.sampler)
+            request = scheduler.add_request(
+                composition, max_tokens, parsed.sampler, strategy=maker, decode_path=self._decode
             )
         return Stream(state, request, parsed.stops, on_event)
 
@@ -100,7 +100,7 @@ class ChunkedLLM:
         stream_from_chunks."""
         prompts = [self._composition(ids, each) for each in (PREFIX, mode)]
         with self._model.session_state.lock:
-            rows = self._model.session_state.session().scheduler.forward(prompts, decode=self._decode)
+            rows = self._model.session_state.session().scheduler.forward(prompts, decode_path=self._decode)
         causal, other = (log_softmax(row) for (row,) in rows)
         return float(np.sum(np.exp(causal) * (causal - other)))
 
@@ -131,18 +131,18 @@ class ChunkedLLM:
         check_text(content, "the chunk")
         return self._model.session_state.session().tokenizer.encode(content, special=special)
 
-    def _composition(self, ids: Sequence[str], mode: str) -> Composition:
+    def _composition(self, ids: Sequence[str], mode: str) -> ComposedPrompt:
         if isinstance(ids, str) or not ids:
             raise PromptError(
                 f"chunks are a list of one or more ids, and not {ids!r}; give those of register"
             )
-        chosen, session = mode_of(mode), self._model.session_state.session()
-        if chosen.blind:
+        chosen, session = parse_chunk_mode(mode), self._model.session_state.session()
+        if chosen.isolated:
             _check_rope(session.model.config.rope_scaling, mode)
-        return Composition([self._registry.chunk(name) for name in ids], chosen)
+        return ComposedPrompt([self._registry.chunk(name) for name in ids], chosen)
 
 
-def _check_rope(rule: RopeRule | None, mode: str) -> None:
+def _check_rope(rule: RopeScaling | None, mode: str) -> None:
     """Raise UserError if the RoPE frequencies depend on the length of the text."""
     if rule and rule.positions is not None:
         raise UserError(

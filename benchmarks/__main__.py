@@ -25,7 +25,7 @@ from aerie.common import (
 from aerie.common.errors import UserError
 from aerie.common.store import write_atomic
 from aerie.common.text_tables import print_tables
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint
 from benchmarks import comparison, instruction_sets
@@ -60,7 +60,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--machine",
         action="store_true",
-        help="only say what machine this is and what it can do at most, in seconds",
+        help="only print the machine and its peak rates, in seconds",
     )
     parser.add_argument("--show", action="store_true", help="only print what was measured before, by set")
     parser.set_defaults(command=measure)

@@ -90,7 +90,7 @@ def _exchange(connections: Sequence[socket.socket], requests: Sequence[bytes]) -
         while selector.get_map():
             ready = selector.select(SILENCE_S)
             if not ready:
-                raise UserError(f"the server said nothing for {SILENCE_S:g} s; its log says more")
+                raise UserError(f"the server sent nothing for {SILENCE_S:g} s; its log has more")
             for key, _ in ready:
                 data = _read(ready_socket := key.fileobj)  # type: ignore[arg-type]
                 arrival = Arrival(time.perf_counter() - began, time.process_time() - computed, data)
@@ -106,7 +106,7 @@ def _read(connection: socket.socket) -> bytes:
     with contextlib.suppress(ConnectionError):
         data = connection.recv(1 << 16)
     if not data:
-        raise UserError("the server ended in the middle of an answer; its log says why")
+        raise UserError("the server ended in the middle of an answer; its log has the reason")
     return data
 
 

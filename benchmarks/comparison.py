@@ -20,8 +20,8 @@ from typing import Any
 from aerie.cli.cache_command import bench_sections, clear
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common import knobs
-from aerie.engine.blocks import GUIDE, ROWS
-from aerie.engine.progress import Reporter, Step, no_step
+from aerie.engine.reporter import OnProgress, Reporter, no_progress
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.runtime.knobs import NPU_LOCK
 from benchmarks.figures import CONCURRENT_CLIENTS, OURS, THEIRS, Samples, add_rates, record
 from benchmarks.http import measure_concurrent, measure_overhead, open_both
@@ -93,7 +93,7 @@ def run(plan: Plan, selected: SelectedSet, work: Path, report: Reporter) -> dict
 
 
 @contextlib.contextmanager
-def _bar(report: Reporter, title: str, total: int) -> Iterator[Step]:
+def _bar(report: Reporter, title: str, total: int) -> Iterator[OnProgress]:
     """A progress bar; without a terminal, a line per step."""
     with report.bar(title, total) as step:
 
@@ -116,7 +116,7 @@ class ComparisonRun:
     selected: SelectedSet
     work: Path
     report: Reporter
-    on_progress: Step = no_step
+    on_progress: OnProgress = no_progress
     samples: Samples = field(init=False)
     instructions: Mapping[str, str] = field(default_factory=dict)
     _done: int = 0

@@ -22,15 +22,15 @@ from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.decode_config import LOOKUP, PLAIN, DecodeConfig
+from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, PROMPT_LOOKUP, DecodeConfig
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.runtime import select_backend
 
 TEXTS = Path(__file__).parent / "texts"
@@ -84,12 +84,16 @@ class DraftFigures(NamedTuple):
 def measure(session: Session, text: RecordedText, max_tokens: int) -> DraftFigures:
     """Measure all three in turn over the first `max_tokens` tokens of an answer."""
     answer = text.answer[:max_tokens]
-    settings = ((PLAIN, GUIDE), (PLAIN, ROWS), (DecodeConfig(draft=LOOKUP), ROWS))
+    settings = (
+        (DEFAULT_DECODE_CONFIG, GUIDE),
+        (DEFAULT_DECODE_CONFIG, ROWS),
+        (DecodeConfig(draft=PROMPT_LOOKUP), ROWS),
+    )
     answers = [
         _replay(session, text.prompt, answer, decode_config, decode) for decode_config, decode in settings
     ]
     plain, rows, lookup = (1 / (each.figures.tokens_per_s or 1) for each in answers)
-    passes = answers[-1].passes
+    passes = answers[-1].pass_counts
     assert passes is not None
     return DraftFigures(
         plain, rows, lookup, len(answer) / passes.passes, passes.accepted / max(1, passes.drafted)
@@ -113,12 +117,12 @@ def _replay(
     sampler = ReplaySampler(text=answer)
     if decode == GUIDE:
         generation = session.generate(prompt, len(answer), sampler)
-        session.requests.forget()  # so that the next one computes its prompt too
+        session.requests.clear_prefix_cache()  # so that the next one computes its prompt too
         list(generation)
         return generation
-    maker = decode_config.maker(session.model.config, sampler)
-    request = session.scheduler.submit(prompt, len(answer), sampler, strategy=maker)
-    session.scheduler.make_room(len(prompt), len(answer))
+    maker = decode_config.strategy_factory(session.model.config, sampler)
+    request = session.scheduler.add_request(prompt, len(answer), sampler, strategy=maker)
+    session.scheduler.ensure_programs(len(prompt), len(answer))
     list(request)
     if request.token_ids != [*answer]:
         raise ValueError("the replayed answer is another")

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 
-from aerie.engine.blocks import GUIDE, ROWS
-from aerie.engine.strategies.decode_config import LOOKUP
+from aerie.engine.strategies.decode_config import PROMPT_LOOKUP
+from aerie.engine.variant_set import GUIDE, ROWS
 
 OURS, THEIRS = "ours", "theirs"
 FEW_ROWS = (8, 16)
@@ -124,7 +124,7 @@ def _aerie_figures(samples: Samples) -> dict[str, float]:
         **{
             f"{text}_{name}_ms": 1e3 * samples.median(OURS, f"{text}_{name}")
             for text in samples.texts
-            for name in (GUIDE, ROWS, LOOKUP)
+            for name in (GUIDE, ROWS, PROMPT_LOOKUP)
         },
         **{f"{text}_per_pass": samples.median(OURS, f"{text}_per_pass") for text in samples.texts},
         **{f"{text}_right": samples.median(OURS, f"{text}_share") for text in samples.texts},
@@ -245,7 +245,7 @@ def ratios(samples: Samples) -> dict[str, float]:
     figures["pool_ratio"] = _ratio(samples, (OURS, "pool_shared"), (OURS, "pool_new"))
     figures["paging_ratio"] = _ratio(samples, (OURS, "decode_pages"), (OURS, "decode_own"))
     for text in samples.texts:
-        with_guesses = (OURS, f"{text}_{LOOKUP}")
+        with_guesses = (OURS, f"{text}_{PROMPT_LOOKUP}")
         figures[f"lookup_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{ROWS}"), with_guesses)
         figures[f"lookup_guide_ratio_{text}"] = _ratio(samples, (OURS, f"{text}_{GUIDE}"), with_guesses)
     together = (OURS, "engine_together"), (OURS, "http_together")

@@ -28,7 +28,7 @@ from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
 from aerie.common.text_tables import compact_table, print_tables
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from benchmarks.figures import CONCURRENT_CLIENTS, TARGETS
 from benchmarks.worker import REPOSITORY, SideProcess, running_worker
 
@@ -167,14 +167,14 @@ def _loaded(process: subprocess.Popen[bytes], log: Path) -> int:
         if (code := process.poll()) is not None:
             last = log_text.strip().rpartition("\n")[2] or "nothing"
             raise UserError(
-                f"the server ended with exit code {code} before its model was loaded; it said: {last} "
+                f"the server ended with exit code {code} before its model was loaded; it printed: {last} "
                 f"(all of it: {log})"
             )
         match = re.search(r"at http://127\.0\.0\.1:(\d+);", log_text)
         if match and _has_loaded(int(match[1])):
             return int(match[1])
         time.sleep(0.05)
-    raise UserError(f"the server has not loaded its model in {READY_S:g} s; what it said: {log}")
+    raise UserError(f"the server has not loaded its model in {READY_S:g} s; its output: {log}")
 
 
 def _has_loaded(port: int) -> bool:

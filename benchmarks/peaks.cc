@@ -1,5 +1,5 @@
-// What the threads of a machine multiply at most: the micro-kernel of the matrix product, alone and on data in L1, and fused
-// multiply-adds of f32 in registers. Compiled for the instruction set that programs are compiled for.
+// The peak multiplication rate of a machine's threads: of the matrix product's micro-kernel alone, on data in L1, and of f32
+// fused multiply-adds in registers. Compiled for the instruction set of programs.
 
 #include <barrier>
 #include <chrono>
@@ -13,7 +13,7 @@
 #include <immintrin.h>
 #endif
 
-// A micro-kernel that the system does not let run says so here: product_rate gives 0.
+// If the system denies a micro-kernel, it fails here: product_rate returns 0.
 void vnpu::fail(Site, const char *, ...) { throw 0; }
 
 namespace {
@@ -21,8 +21,8 @@ namespace {
 using namespace vnpu;
 using Clock = std::chrono::steady_clock;
 
-constexpr double kOperations = double(1 << 28);  // of a thread in one reading: some milliseconds
-constexpr int kLeastReadings = 5;
+constexpr double kOperations = double(1 << 28);  // per thread in one measurement: some milliseconds
+constexpr int kMinReadings = 5;
 
 #if defined(VNPU_BF16_TILES)
 using MicroKernel = product::ColumnKernel;
@@ -34,7 +34,7 @@ using MicroKernel = product::OddPairs;
 using MicroKernel = product::Plain;
 #endif
 
-// As many rows and columns as the micro-kernel takes, over as many steps of k as 16 KiB of columns hold.
+// As many rows and columns as the micro-kernel takes, over as many steps of k as fit 16 KiB of columns.
 template <class Kernel>
 class InL1 {
  public:
@@ -62,7 +62,7 @@ class InL1 {
 };
 
 #if defined(VNPU_BF16_TILES)
-// Tiles take columns as they lie and packed rows, over as many steps of k as 16 KiB of either hold.
+// Tiles take unpacked columns and packed rows, over as many steps of k as fit 16 KiB of either.
 template <>
 class InL1<product::ColumnKernel> {
  public:
@@ -101,13 +101,13 @@ constexpr int kSums = 12;
 inline Floats fused(Floats a, Floats b, Floats c) { return a * b + c; }
 #endif
 
-// Sums that do not wait for each other.
+// Independent sums.
 class FusedMultiplyAdds {
  public:
   double operations() const { return 2.0 * kTimes * kSums * (sizeof(Floats) / sizeof(float)); }
   void operator()() {
     Floats sums[kSums];
-    for (Floats &sum : sums) sum = start_;  // which the compiler has to take for another number each time
+    for (Floats &sum : sums) sum = start_;  // hides from the compiler that the number is the same each time
     const Floats a = start_, b = start_;
     for (int i = 0; i < kTimes; ++i) {
 #pragma GCC unroll 24
@@ -121,17 +121,17 @@ class FusedMultiplyAdds {
   volatile Floats start_ = {}, end_ = {};
 };
 
-// Operations per second of so many threads together: the best reading, for what else runs can only slow one down.
+// Operations per second of several threads together: the best measurement, because other load can only slow one down.
 template <class Work>
 double best_rate(i64 threads, double seconds) {
   double best = 0;
-  bool goes_on = true;
+  bool continues = true;
   std::barrier<> all(threads);
   const auto read = [&](bool leads) {
     Work work;
     const i64 calls = i64(kOperations / work.operations()) + 1;
     const auto began = Clock::now();
-    for (int reading = 0; goes_on; ++reading) {
+    for (int reading = 0; continues; ++reading) {
       all.arrive_and_wait();
       const auto from = Clock::now();
       for (i64 call = 0; call < calls; ++call) work();
@@ -140,7 +140,7 @@ double best_rate(i64 threads, double seconds) {
       if (leads) {
         const double rate = double(calls * threads) * work.operations() / std::chrono::duration<double>(now - from).count();
         if (rate > best) best = rate;
-        goes_on = reading + 1 < kLeastReadings || std::chrono::duration<double>(now - began).count() < seconds;
+        continues = reading + 1 < kMinReadings || std::chrono::duration<double>(now - began).count() < seconds;
       }
       all.arrive_and_wait();
     }

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import blocks_of_variants, every_name
 from aerie.engine.config import ModelConfig
-from aerie.engine.footprint import Needs, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, footprint, require
+from aerie.engine.program_library import all_program_names, variant_set_for
+from aerie.engine.variant_set import VariantSet
 from aerie.engine.weights import EMBED, expected_shapes
 from aerie.llama32_1b.synthetic.shape import BF16_BYTES, LLAMA_3_2_1B
 from aerie.runtime.memory import format_bytes
@@ -50,7 +50,7 @@ class Plan:
     folder: Path
     config: ModelConfig
     files: Sequence[Path]
-    variant_set: Blocks
+    variant_set: VariantSet
     rounds: int
     tokens: int
     prompts: tuple[int, ...]
@@ -85,7 +85,7 @@ class Plan:
     @property
     def program_count(self) -> int:
         """Programs of the default set of variants."""
-        return len(set(every_name(self.config, self.variant_set)))
+        return len(set(all_program_names(self.config, self.variant_set)))
 
     @property
     def has_targets(self) -> bool:
@@ -115,7 +115,7 @@ def make_plan(folder: Path, rounds: int, tokens: int) -> Plan:
         )
     prompts = tuple(length for length in PROMPT_LENGTHS if length <= config.context)
     contexts = tuple(sorted({SHORT_CONTEXT, prompts[-1]}))
-    files, variant_set = checkpoint.weights.files, blocks_of_variants(config)
+    files, variant_set = checkpoint.weights.files, variant_set_for(config)
     texts = tuple(texts_that_fit(config, TEXT_TOKENS))
     return Plan(folder, config, files, variant_set, rounds, tokens, prompts, contexts, texts)
 
@@ -142,9 +142,12 @@ def attention_flops(config: ModelConfig, tokens: int) -> float:
 
 def check_memory(config: ModelConfig, nbytes: int) -> None:
     """Raise TooLittleMemoryError if both sides and the checkpoint's `nbytes` in the page cache do not fit."""
-    names, positions = every_name(config, blocks_of_variants(config)), min(PROMPT_LENGTHS[-1], config.context)
+    names, positions = (
+        all_program_names(config, variant_set_for(config)),
+        min(PROMPT_LENGTHS[-1], config.context),
+    )
     aerie_bytes, transformers_bytes = (
-        footprint(config, Needs(0, tuple(names), positions)).total,
+        footprint(config, SessionNeeds(0, tuple(names), positions)).total,
         reference_bytes(config, BF16_BYTES),
     )
     read = bytes_to_read()

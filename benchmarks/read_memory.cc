@@ -1,12 +1,12 @@
-// How fast memory can be read: every thread adds up a part of it, eight vectors at a time, and asks for it early, as all of
-// ours that reads a stream does, or leaves that to the CPU.
+// Measures how fast memory can be read: every thread adds up a part of it, eight vectors at a time, with prefetches, as in our
+// code that reads streams, or without.
 
 #include <cstdint>
 #include <cstring>
 #include <thread>
 #include <vector>
 
-#include "vnpu/ahead.h"
+#include "vnpu/prefetch.h"
 
 typedef std::uint64_t Words __attribute__((vector_size(64)));
 
@@ -20,7 +20,7 @@ void add_up(const char* from, std::int64_t nbytes, std::uint64_t* result) {
   for (std::int64_t at = 0; at + kStep <= nbytes; at += kStep)
     for (int i = 0; i < 8; ++i) {
       const char* const line = from + at + i * sizeof(Words);
-      if (ASKS) vnpu::ask_ahead(line);
+      if (ASKS) vnpu::prefetch_ahead(line);
       Words words;
       std::memcpy(&words, line, sizeof words);
       sums[i] += words;

@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from aerie.engine.pages import PAGE
+from aerie.engine.page_pool import PAGE_SIZE
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.prefix_affinity import LOAD_SLACK, PrefixAffinity
 
@@ -135,7 +135,7 @@ class SimulatedEngine:
                 request.to_prefill -= computed
                 if not request.to_prefill:
                     request.first_s, request.remaining = now_s, request.remaining - 1
-                    self._cache(request.keys[: request.prompt // PAGE])
+                    self._cache(request.keys[: request.prompt // PAGE_SIZE])
             else:
                 request.remaining -= steps
         finished = [request for request in self._running if not request.remaining]
@@ -149,7 +149,7 @@ class SimulatedEngine:
     def _start_steps(self, now_s: float) -> None:
         while self._waiting and len(self._running) < MAX_RUNNING_REQUESTS:
             self._running.append(request := self._waiting.popleft())
-            request.cached = min(self._cached_pages(request.keys) * PAGE, request.prompt - 1)
+            request.cached = min(self._cached_pages(request.keys) * PAGE_SIZE, request.prompt - 1)
             request.to_prefill, request.remaining = request.prompt - request.cached, request.answer
         if not self._running:
             self._steps_in_progress, self.ends_s = (now_s, 0, 0.0), math.inf
@@ -230,13 +230,13 @@ def make_requests(
     number: int, conversation: SimulatedConversation, system: int
 ) -> Iterator[SimulatedRequest]:
     """The requests of a conversation: each prompt has the whole conversation so far."""
-    context, keys = system, [b"app %d %d" % (conversation.app, page) for page in range(system // PAGE)]
+    context, keys = system, [b"app %d %d" % (conversation.app, page) for page in range(system // PAGE_SIZE)]
     for turn_number, (user_tokens, answer) in enumerate(
         zip(conversation.user_tokens, conversation.answers, strict=True)
     ):
         prompt = context + user_tokens
         context = prompt + answer
-        keys = [*keys, *(b"%d %d" % (number, page) for page in range(len(keys), context // PAGE))]
+        keys = [*keys, *(b"%d %d" % (number, page) for page in range(len(keys), context // PAGE_SIZE))]
         yield SimulatedRequest(number, turn_number, prompt, answer, keys)
 
 
@@ -252,7 +252,7 @@ class Router:
         if self._policy == RANDOM:
             return int(self._draw.integers(len(engines)))
         loads = {name: float(engine.load) for name, engine in zip(self._names, engines, strict=True)}
-        keys = request.keys[: request.prompt // PAGE] if self._policy == AFFINITY else []
+        keys = request.keys[: request.prompt // PAGE_SIZE] if self._policy == AFFINITY else []
         if self._policy == LEAST:
             min_load = min(loads.values())
             return int(

@@ -18,21 +18,21 @@ import numpy as np
 from aerie import Model
 from aerie.common import cpu, knobs
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, compile_programs
 from aerie.engine.config import load_config
-from aerie.engine.forward import decode_step, next_token_row, prefill
-from aerie.engine.model import LoadedModel, decoding_in
+from aerie.engine.forward import decode_step, next_logits_row, prefill
+from aerie.engine.model import LoadedModel, with_decode_path
 from aerie.engine.native import native_attention
 from aerie.engine.numerics import rms_norm
-from aerie.engine.pages import KVCache, pages_for
+from aerie.engine.page_pool import KVCache, pages_for
+from aerie.engine.program_library import RuntimeOptions, compile_programs
 from aerie.engine.programs import buffer_set
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.multi_launch_builder import Variant
 from aerie.multi_launch_builder.variants import program_name
 from aerie.runtime import select_backend
@@ -84,7 +84,7 @@ class AerieSide:
     def compile(self) -> Answer:
         """Compile every program of the default set, as `make compile` does."""
         started = time.perf_counter()
-        compile_programs(load_config(self._folder), self._options, Reporter(), every=True)
+        compile_programs(load_config(self._folder), self._options, Reporter(), all_variants=True)
         return {"seconds": time.perf_counter() - started}
 
     def load(self) -> Answer:
@@ -105,7 +105,7 @@ class AerieSide:
             self._changes += 1
             ids[shared:] = [(token + self._changes) % vocab_size for token in ids[shared:]]
         else:
-            session.requests.forget()
+            session.requests.clear_prefix_cache()
         started = time.perf_counter()
         generation = session.generate(ids, 1, Sampler())
         (token,) = generation
@@ -124,7 +124,7 @@ class AerieSide:
         def step() -> tuple[float, ...]:
             calls = self._call_totals()
             started, in_code_before, in_programs = time.perf_counter(), native_seconds(), Library.seconds
-            sampler(next_token_row(model, decode_step(model, 1, cache)))
+            sampler(next_logits_row(model, decode_step(model, 1, cache)))
             spent = time.perf_counter() - started
             called = self._call_totals()
             programs, code = Library.seconds - in_programs, native_seconds() - in_code_before
@@ -159,7 +159,7 @@ class AerieSide:
         if self._cache is None:
             self._cache = self.session.model.new_cache(length)
         cache, ids = self._cache, prompt(length, self.session.model.config.vocab_size)
-        cache.length = cache.in_common([*ids, 0])
+        cache.length = cache.common_prefix([*ids, 0])
         if cache.length < length:
             prefill(self.session.model, ids[cache.length :], cache, last_only=True)
         return cache
@@ -168,7 +168,7 @@ class AerieSide:
         """Run tokens through all layers and the LM head, in one pass."""
         if len(ids) == 1:
             model = self.session.model
-            next_token_row(model, decode_step(model, ids[0], cache))
+            next_logits_row(model, decode_step(model, ids[0], cache))
             return
         model = self._model(ROWS, len(ids))
         head = model.programs[program_name("lm_head", len(ids))]
@@ -181,18 +181,20 @@ class AerieSide:
         if family == GUIDE:
             return model
         if rows not in self._rows_models:
-            variants = tuple(Variant(rows, context) for context in model.blocks.contexts if rows)
-            blocks = replace(model.blocks, decode=family, variants=variants or model.blocks.variants)
-            model.supply([blocks.head(rows or 1)])
-            self._rows_models[rows] = replace(model, blocks=blocks)
+            variants = tuple(Variant(rows, context) for context in model.variant_set.contexts if rows)
+            blocks = replace(
+                model.variant_set, decode_path=family, variants=variants or model.variant_set.variants
+            )
+            model.ensure_programs([blocks.lm_head(rows or 1)])
+            self._rows_models[rows] = replace(model, variant_set=blocks)
         return self._rows_models[rows]
 
     @cached_property
     def _scheduler(self) -> Scheduler:
         """A scheduler whose requests have no EOS, so that all generate the requested number of tokens."""
-        model = decoding_in(self.session.model, ROWS)
+        model = with_decode_path(self.session.model, ROWS)
         model = replace(model, config=replace(model.config, eos_token_ids=()))
-        pages = pages_for(model.stored, None, MAX_RUNNING_REQUESTS, available_bytes())
+        pages = pages_for(model.kv_config, None, MAX_RUNNING_REQUESTS, available_bytes())
         return Scheduler(model, model.new_pool(pages))
 
     def time_batch(self, context: int, tokens: int) -> dict[str, float]:
@@ -233,7 +235,7 @@ class AerieSide:
         def both() -> tuple[float, ...]:
             return (
                 _timed(scheduler.step),
-                _timed(lambda: sampler(next_token_row(model, decode_step(model, 1, cache)))),
+                _timed(lambda: sampler(next_logits_row(model, decode_step(model, 1, cache)))),
             )
 
         medians = _medians(both, tokens)
@@ -269,7 +271,7 @@ class AerieSide:
         return [(token + self._changes) % vocab_size for token in prompt(length, vocab_size)]
 
     def _submit(self, ids: Sequence[int], tokens: int) -> Request:
-        return self._scheduler.submit(ids, tokens, Sampler())
+        return self._scheduler.add_request(ids, tokens, Sampler())
 
     def programs(self) -> dict[str, Answer]:
         """For each program: calls so far, seconds of one, and the work of one in operations and bytes."""

@@ -9,11 +9,10 @@
 // then 2^(t - m) is at most 1.42.) A row that has seen no column has m = empty_max, l = 0 and a zero accumulator;
 // merging it into another, or another into it, changes nothing, exactly.
 //
-// Three kernels use this file. FlashAttention (`flash_attention.py`) has one query head in a tile, and its rows are
-// positions. CachedAttention (`cached_attention.py`) has ATTN_HEADS query heads of one KV head there, row p * ATTN_HEADS + h
-// is head h at position p, and which keys a position sees is said by a mask: a bit for each, key 0 lowest, in words of 32.
-// BlockAttention (`block_attention.py`) has the same rows, a mask of bf16 that is added to the scores, and ATTN_OWN keys
-// that come last.
+// Three kernels use this file. FlashAttention (`flash_attention.py`) has one query head in a tile, and its rows are positions.
+// CachedAttention (`cached_attention.py`) has ATTN_HEADS query heads of one KV head in a tile: row p * ATTN_HEADS + h is head h
+// at position p. A mask says which keys a position attends to: one bit per key, key 0 lowest, in words of 32. BlockAttention
+// (`block_attention.py`) has the same rows, a bf16 mask that is added to the scores, and ATTN_OWN keys that come last.
 
 #include <cstdint>
 
@@ -40,7 +39,7 @@ static_assert(head_dim % 8 == 0, "ATTN_HEAD_DIM must be a multiple of 8, the col
 
 constexpr float empty_max = -1.0e30f;
 constexpr float masked_score = -3.0e38f;
-constexpr float least_sum = 1.0e-6f;  // below any l but 0: the largest weight of a row is at least 2^-0.5
+constexpr float min_sum = 1.0e-6f;  // below any l but 0: the largest weight of a row is at least 2^-0.5
 
 // 1 / sqrt(head_dim) by Newton's steps, as <cmath> is not constexpr.
 constexpr float inverse_sqrt(float x) {
@@ -65,14 +64,14 @@ static_assert(kv_rows % 32 == 0, "ATTN_KV_ROWS must be a multiple of 32, the key
 using Block = aie::mmul<8, 8, 8, bfloat16, bfloat16, accfloat>;
 using Block64 = aie::vector<bfloat16, 64>;
 constexpr unsigned block = 64;
-// Blocks of rows that share one block of K or V: as many as there are accumulators for (the core has 5 of 64 lanes).
+// Blocks of rows that share one block of K or V: as many as there are accumulators (the core has 5 of 64 lanes).
 constexpr unsigned row_blocks = q_rows % 32 == 0 ? 4 : q_rows % 16 == 0 ? 2 : 1;
 
 using Rows4 = aie::vector<float, 32>;  // 4 rows of a panel
-using Stat = aie::vector<float, 8>;    // one value per row, 8 rows
+using Stat = aie::vector<float, 8>;  // one value per row, 8 rows
 
-// f(0), ..., f(N - 1), always written out: what an array of registers is indexed by must be known to the compiler, or
-// the array goes to memory. Four blocks take more than a core's whole stack.
+// Calls f(0), ..., f(N - 1), always unrolled: the compiler must know the index into an array of registers, or it puts the array
+// in memory. Four blocks exceed a core's whole stack.
 template <unsigned N, typename F>
 [[gnu::always_inline]] inline void repeat(const F& f) {
   if constexpr (N > 0) {
@@ -84,7 +83,7 @@ template <unsigned N, typename F>
 
 inline Block64 load_block(const bfloat16* panel, unsigned row_block) { return aie::load_v<block>(panel + row_block * block); }
 
-// The value of each of 4 rows in the 8 lanes of its row.
+// The value of each of 4 rows, repeated in the 8 lanes of its row.
 inline Rows4 spread(const float* value) {
   return aie::concat(aie::broadcast<float, 8>(value[0]), aie::broadcast<float, 8>(value[1]), aie::broadcast<float, 8>(value[2]),
                      aie::broadcast<float, 8>(value[3]));
@@ -92,8 +91,8 @@ inline Rows4 spread(const float* value) {
 
 inline Rows4 product(const Rows4& a, const Rows4& b) { return aie::mul(a, b).to_vector<float>(); }
 
-// The integer nearest to each lane: adding 1.5 * 2^23 leaves no bits for a fraction. Lanes of 2^23 and more in size have
-// none to begin with.
+// The integer nearest to each lane: adding 1.5 * 2^23 leaves no bits for a fraction. Lanes of 2^23 and more in magnitude have
+// no fraction anyway.
 inline Stat nearest_integer(const Stat& v) {
   constexpr float magic = 12582912.0f;
   return aie::sub(aie::add(v, magic), magic);
@@ -103,7 +102,7 @@ inline Stat power_of_two(const Stat& exponent) {
   return aie::accum<accfloat, 8>(aie::exp2<bfloat16>(exponent)).to_vector<float>();
 }
 
-// The 8 lanes of each of 4 rows folded to one, halves onto each other, in all rows at once.
+// Reduces the 8 lanes of each of 4 rows to one, by halves, all rows at once.
 template <typename F>
 [[gnu::always_inline]] inline aie::vector<float, 4> folded(const Rows4& rows, const F& fold) {
   const aie::vector<float, 16> four = fold(aie::filter_even(rows, 4), aie::filter_odd(rows, 4));
@@ -125,7 +124,7 @@ inline void row_maxima(const float* __restrict scores, float* __restrict maxima)
 #if defined(ATTN_HEADS) && !defined(ATTN_OWN)
 constexpr unsigned mask_words = kv_rows / 32;
 
-// The keys that any position sees, in words of 32; all bits where all do.
+// The keys that any position attends to, in words of 32; all bits if it is all keys.
 inline void seen_by_any(const int32_t* __restrict mask, uint32_t* __restrict seen) {
   for (unsigned word = 0; word < mask_words; ++word) {
     seen[word] = 0;
@@ -148,7 +147,7 @@ inline uint32_t eight_of(const int32_t* words, unsigned panel) {
   return (uint32_t(words[panel / 4]) >> (panel % 4 * 8)) & 0xffu;
 }
 
-// Scores of keys that their position does not see become the least there is. Mostly a position sees all of them.
+// Scores of keys that their position does not attend to become the minimum. Mostly a position attends to all of them.
 inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
   const aie::vector<float, 8> hidden = aie::broadcast<float, 8>(masked_score);
   for (unsigned p = 0; p < positions; ++p) {
@@ -166,8 +165,8 @@ inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
 }
 #endif
 
-// Every row of an accumulator times its own factor. Once in the object and not at each of three calls: a core makes a
-// product of two floats from nine of bf16, and its program memory is 16 KiB.
+// Multiplies every row of an accumulator by its own factor. Not inlined at its three calls: a core computes a product of two
+// floats from nine of bf16, and its program memory is 16 KiB.
 [[gnu::noinline]] void scale_rows(float* __restrict acc, const float* __restrict factor) {
   for (unsigned row = 0; row < q_rows; row += 4) {
     const Rows4 f = spread(factor + row);
@@ -178,8 +177,8 @@ inline void hide(float* __restrict scores, const int32_t* __restrict mask) {
   }
 }
 
-// Whether the AIE API multiplies whole panels, with the bits of Block: that of the virtual NPU does where its CPU multiplies
-// more than a block at once. The device's does not.
+// Whether the AIE API multiplies whole panels with the bits of Block. The virtual NPU's API does if its CPU multiplies several
+// blocks at once. The device's does not.
 struct Own {
   using Api = Block;
 };
@@ -188,22 +187,22 @@ concept MultipliesPanels = requires(const bfloat16* in, const uint32_t* seen, fl
   Of::Api::template multiply_panels<q_rows, kv_rows / 8, head_dim / 8, false, true>(in, in, seen, out);
 };
 
-// A block of V with zeros for the rows, keys, whose bit is not set: nobody sees them. Their weights are zero, and zero times
-// what a stale row may hold is not.
+// A block of V with zeros for the rows (keys) whose bit is not set, which no position attends to. Their weights are zero, but
+// zero times an infinity or NaN in a stale row is NaN.
 inline Block64 seen_rows(const Block64& v, uint32_t bits) {
   uint32_t lanes[2] = {0, 0};
   for (unsigned row = 0; row < 8; ++row) lanes[row / 4] |= (bits >> row & 1u) ? 0xffu << (row % 4 * 8) : 0u;
   return aie::select(aie::zeros<bfloat16, block>(), v, aie::mask<block>::from_uint32(lanes[0], lanes[1]));
 }
 
-// seen: a bit for each row of v, in words of 32; null where all are seen.
+// seen: one bit per row of v, in words of 32; null means all bits are set.
 inline Block64 seen_block(const bfloat16* v, unsigned k, const uint32_t* seen) {
   const uint32_t bits = seen ? seen[k / 4] >> (k % 4 * 8) & 0xffu : 0xffu;
   const Block64 all = load_block(v, k);
   return bits == 0xffu ? all : seen_rows(all, bits);
 }
 
-// acc += p v for 8 columns of acc and v: a panel of each. Once in the object as well.
+// acc += p v for one panel of 8 columns of acc and v. Not inlined, for the same reason.
 [[maybe_unused, gnu::noinline]] void add_panel(const bfloat16* __restrict p, const bfloat16* __restrict v, const uint32_t* seen,
                                                float* __restrict acc) {
   for (unsigned row = 0; row < q_rows / 8; row += row_blocks) {
@@ -277,8 +276,8 @@ inline void exponentials(const float* __restrict scores, const float* __restrict
 
 extern "C" {
 
-// The state of a tile of Q rows that has seen no K row. acc: q_rows x head_dim f32 in panels; stats: 4 q_rows f32, namely
-// m, l and two rows of scratch, which are cleared as they travel with the rest.
+// Clears the state of a tile of Q rows before its first K row. acc: q_rows x head_dim f32 in panels. stats: 4 q_rows f32: m, l
+// and two rows of scratch, which are cleared because they are sent with the rest.
 void attn_init(float* __restrict acc, float* __restrict stats) {
   for (unsigned i = 0; i < q_rows * head_dim; i += 32) aie::store_v(acc + i, aie::zeros<float, 32>());
   for (unsigned i = 0; i < q_rows; i += 8) aie::store_v(stats + i, aie::broadcast<float, 8>(empty_max));
@@ -293,7 +292,7 @@ void attn_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, flo
 }
 
 #ifndef ATTN_HEADS
-// Hides the scores of columns that come after their row: column first_k + j after row first_q + i.
+// Hides the scores of columns after their row's position: column first_k + j after row first_q + i.
 void attn_causal_mask(float* __restrict scores, int32_t first_q, int32_t first_k) {
   if (first_k + int32_t(kv_rows) - 1 <= first_q) return;
   const aie::vector<float, 8> hidden = aie::broadcast<float, 8>(masked_score);
@@ -310,8 +309,8 @@ void attn_causal_mask(float* __restrict scores, int32_t first_q, int32_t first_k
 }
 #endif
 
-// One step of the online softmax: scores become weights p (q_rows x kv_rows bf16 in panels), m and l in stats move on,
-// and acc is rescaled to the new m.
+// One step of the online softmax: scores become weights p (q_rows x kv_rows bf16 in panels), m and l in stats are updated, and
+// acc is rescaled to the new m.
 void attn_softmax(const float* __restrict scores, bfloat16* __restrict p, float* __restrict stats, float* __restrict acc) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   float* m = stats;
@@ -340,7 +339,7 @@ void attn_values(const bfloat16* __restrict p, const bfloat16* __restrict v, flo
 }
 
 #ifdef ATTN_OWN
-// The mask counts in scores as the softmax has them, after their scale; here they are before it.
+// The mask is in the units of scores after their scale; the scores here are before it.
 inline void add_mask(float* __restrict scores, const bfloat16* __restrict mask) {
   constexpr float before_scale = log2e / score_scale;
   for (unsigned p = 0; p < positions; ++p)
@@ -361,8 +360,8 @@ void attn_added_scores(const bfloat16* __restrict q, const bfloat16* __restrict 
   add_mask(scores, masks + unsigned(tile) * positions * kv_rows);
 }
 
-// The same for the keys of the rows themselves, which are the first ATTN_OWN of the tile, and whose mask is the first; what
-// the tile holds beyond them is left from before.
+// The same for the keys of the rows themselves: the first ATTN_OWN of the tile, with the first mask. The rest of the tile is
+// left over from earlier keys.
 void attn_own_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const bfloat16* __restrict masks,
                      float* __restrict scores) {
   attn_scores(q, k, scores);
@@ -377,10 +376,10 @@ void attn_own_scores(const bfloat16* __restrict q, const bfloat16* __restrict k,
   }
 }
 #elif defined(ATTN_HEADS)
-// Of a tile of which no key is seen, neither of the next two computes anything. masks: those of several tiles, of which
+// If no position attends to a key of the tile, the next two functions do nothing. masks: those of several tiles, of which
 // `tile` is this one; positions x kv_rows / 32 words each.
 
-// scores = q k^T with the unseen hidden.
+// scores = q k^T, with the scores of masked keys hidden.
 void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k, const int32_t* __restrict masks, int32_t tile,
                       float* __restrict scores) {
   const int32_t* mask = masks + unsigned(tile) * positions * mask_words;
@@ -391,7 +390,7 @@ void attn_seen_scores(const bfloat16* __restrict q, const bfloat16* __restrict k
   hide(scores, mask);
 }
 
-// The step of the online softmax, and acc += p v without the rows of v that nobody sees.
+// The step of the online softmax, and acc += p v without the rows of v that no position attends to.
 void attn_seen_values(const float* __restrict scores, const int32_t* __restrict masks, int32_t tile, bfloat16* __restrict p,
                       const bfloat16* __restrict v, float* __restrict stats, float* __restrict acc) {
   uint32_t seen[mask_words];
@@ -402,15 +401,15 @@ void attn_seen_values(const float* __restrict scores, const int32_t* __restrict 
 }
 #endif
 
-// Merges the partial result of other K rows into (acc, stats). `other` is destroyed.
+// Merges the partial result of other K rows into (acc, stats). `other` is overwritten.
 void attn_merge(float* __restrict other, const float* __restrict other_stats, float* __restrict acc, float* __restrict stats) {
   aie::set_rounding(aie::rounding_mode::conv_even);
   float* other_factor = stats + 2 * q_rows;
   float* factor = stats + 3 * q_rows;
   for (unsigned i = 0; i < q_rows; i += 8) {
-    const Stat mine = aie::load_v<8>(stats + i), theirs = aie::load_v<8>(other_stats + i);
-    const Stat both = aie::max(mine, theirs);
-    const Stat f = power_of_two(aie::sub(mine, both)), g = power_of_two(aie::sub(theirs, both));
+    const Stat mine = aie::load_v<8>(stats + i), their_stats = aie::load_v<8>(other_stats + i);
+    const Stat both = aie::max(mine, their_stats);
+    const Stat f = power_of_two(aie::sub(mine, both)), g = power_of_two(aie::sub(their_stats, both));
     aie::accum<accfloat, 8> l = aie::mul(aie::load_v<8>(stats + q_rows + i), f);
     l = aie::mac(l, aie::load_v<8>(other_stats + q_rows + i), g);
     aie::store_v(stats + i, both);
@@ -429,7 +428,7 @@ void attn_store(const float* __restrict acc, float* __restrict stats, bfloat16* 
   aie::set_rounding(aie::rounding_mode::conv_even);
   float* factor = stats + 3 * q_rows;
   for (unsigned i = 0; i < q_rows; i += 8)
-    aie::store_v(factor + i, aie::inv(aie::max(aie::load_v<8>(stats + q_rows + i), least_sum)));
+    aie::store_v(factor + i, aie::inv(aie::max(aie::load_v<8>(stats + q_rows + i), min_sum)));
   for (unsigned row = 0; row < q_rows; row += 4) {
     const Rows4 f = spread(factor + row);
     for (unsigned panel = 0; panel < head_dim / 8; ++panel) {

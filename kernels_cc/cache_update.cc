@@ -1,7 +1,7 @@
-// Some positions of a KV cache: each stays, becomes a row of a block, or whatever the factors say.
+// Updates some positions of a KV cache: each position stays, or becomes a row of a block, by its factors.
 //
-// out[p] = keep[p] * cache[p] + sum over i of insert[p, i] * rows[i], in f32, rounded once to bf16. With a keep of 1 and
-// zeros in insert a position stays as it is, up to the sign of zero; with 0 and a single 1 it is that row.
+// out[p] = keep[p] * cache[p] + sum over i of insert[p, i] * rows[i], in f32, rounded once to bf16. With keep 1 and zeros in
+// insert a position stays as it is, up to the sign of zero; with keep 0 and a single 1 it becomes that row.
 
 #include <cstdint>
 
@@ -25,8 +25,8 @@ static_assert(head_dim % lanes == 0, "CACHE_HEAD_DIM must be a multiple of 16, t
 
 extern "C" {
 
-// cache, out: n x head_dim, the share of core number `core` of all positions; keep and insert are of all, a number and a row
-// of `block` for each; rows: block x head_dim. All bf16, row-major.
+// cache, out: n x head_dim, the positions of core number `core`. keep and insert have all positions, one number and one row of
+// `block` for each. rows: block x head_dim. All bf16, row-major.
 void cache_update_bf16(const bfloat16* __restrict cache, const bfloat16* __restrict keep, const bfloat16* __restrict insert,
                        const bfloat16* __restrict rows, bfloat16* __restrict out, int32_t core, int32_t n) {
   aie::set_rounding(aie::rounding_mode::conv_even);

@@ -42,8 +42,8 @@ void matvec_vectorized_bf16_bf16(uint32_t m, uint32_t k, uint32_t row_offset, co
   }
 }
 
-// y[i] = 0, i < DIM_M_OUTPUT. Our own GEMV writes every row and needs no clearing; programs that clear first, as
-// mlir-air's do, find both functions in one object.
+// y[i] = 0, i < DIM_M_OUTPUT. Our own GEMV writes every row and needs no clearing; programs that clear first, such as
+// mlir-air's, find both functions in one object.
 void linalg_fill_bf16(bfloat16* y) {
   for (unsigned i = 0; i < DIM_M_OUTPUT; ++i) y[i] = bfloat16(0.0f);
 }

@@ -1,9 +1,8 @@
-// Matrix times vector for rows of W too long for a core's memory: a row comes in pieces, and its sum stands in
-// memory between them. bf16 in, f32 accumulation, bf16 out.
+// Matrix times vector for rows of W too long for a core's memory: a row arrives in pieces, and its partial sums stay in memory
+// between them. bf16 in, f32 accumulation, bf16 out.
 //
-// The sum is that of mv.cc bit for bit: 64 partial sums, over elements 64 apart in the order of the row, added up
-// in the same way at the end. The two are files of their own because a program renames every symbol of a file that
-// it builds more than once.
+// The sum is that of mv.cc bit for bit: 64 partial sums of elements 64 apart in the order of the row, added up in the same way
+// at the end. The two are separate files because a program that builds a file twice renames all of its symbols.
 
 #include <cstdint>
 
@@ -26,8 +25,8 @@ inline bfloat16 rounded(float sum) {
 
 extern "C" {
 
-// sums[i] += w[j] * x[first + j] for every j < k, in lane i = j % 64. w: k bf16, a piece of a row; x: the whole vector;
-// sums: 64 f32, which the piece with first = 0 starts anew. k and first are multiples of 64.
+// sums[i] += w[j] * x[first + j] for every j < k, in lane i = j % 64. w: k bf16, a piece of a row; x: the whole vector; sums:
+// 64 f32, which the piece with first = 0 clears. k and first are multiples of 64.
 void matvec_piece_bf16_f32(uint32_t k, uint32_t first, const bfloat16* __restrict w, const bfloat16* __restrict x,
                            float* __restrict sums) {
   aie::accum<accfloat, lanes> acc = aie::zeros<accfloat, lanes>();

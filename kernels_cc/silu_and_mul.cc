@@ -1,9 +1,9 @@
 // SwiGLU's activation: out = silu(gate) * up, silu(g) = g / (1 + exp(-g)).
 //
-// The core's tanh gives bf16, and 1 + tanh(g / 2) cancels for negative gates. So the sigmoid is made of
-// e = exp(-|g|), which never exceeds 1: 1 / (1 + e) for g >= 0 and e / (1 + e) for g < 0. Its one inexact part of note is
-// the rounding of e to bf16, at most 2^-8 of e, so the sigmoid is good to 2^-8 for very negative gates and to 2^-10 for
-// positive ones. silu is rounded to bf16 before the product with up, as Hugging Face does in bf16.
+// The core's tanh gives bf16, and 1 + tanh(g / 2) cancels for negative gates. So the sigmoid is computed from e = exp(-|g|),
+// which never exceeds 1: 1 / (1 + e) for g >= 0 and e / (1 + e) for g < 0. The only large error is the rounding of e to bf16,
+// at most 2^-8 of e, so the sigmoid is accurate to 2^-8 for very negative gates and to 2^-10 for positive ones. silu is rounded
+// to bf16 before the product with up, as Hugging Face does in bf16.
 
 #include <cstdint>
 
@@ -25,11 +25,11 @@ inline F32 inverse(const F32& d) {
   return aie::mul(seed, aie::add(rest, 2.0f).to_vector<float>()).to_vector<float>();
 }
 
-// The sign bit cleared, as integers: every compiler for the core has that.
+// The sign bit cleared, as integers: every compiler for the core supports that.
 inline Bf16 magnitude_of(const Bf16& v) { return aie::bit_and(int16(0x7fff), v.cast_to<int16>()).cast_to<bfloat16>(); }
 
 inline F32 sigmoid(const Bf16& gate) {
-  // log2(e) as the sum of two bf16, so that its product with a bf16 gate is good to 2^-17.
+  // log2(e) as the sum of two bf16, so that its product with a bf16 gate is accurate to 2^-17.
   const bfloat16 log2e_high = 1.4453125f, log2e_low = -0.00262451171875f;
   const Bf16 magnitude = magnitude_of(gate);
   const Acc exponent = aie::msc(aie::negmul(magnitude, log2e_high), magnitude, log2e_low);

@@ -1,5 +1,5 @@
-// Turns 8x8 blocks in place: what came in as (n 8, k 8), rows of a weight in Hugging Face's layout, becomes (k 8, n 8),
-// rows of k, which is what the matrix unit multiplies by. Bits move and nothing else, so no rounding mode matters.
+// Transposes 8x8 blocks in place: (n 8, k 8), rows of a weight in Hugging Face's layout, becomes (k 8, n 8), rows of k, which
+// the matrix unit multiplies by. Only bits move, so no rounding mode matters.
 //
 // A program that needs two sizes builds this file twice and renames the symbol, for example
 // -DTRANSPOSED_BLOCKS=64 -Dtranspose_blocks_bf16=transpose_blocks_bf16_16x4.
@@ -8,7 +8,7 @@
 
 #include <aie_api/aie.hpp>
 
-// Blocks that lie one after the other.
+// Contiguous blocks.
 #ifndef TRANSPOSED_BLOCKS
 #define TRANSPOSED_BLOCKS 64
 #endif

@@ -21,7 +21,7 @@ import numpy as np
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.static_form import empty_cache, inputs, results, statics
+from aerie.engine.static_form import empty_cache, inputs, results, static_weights
 from aerie.multi_launch_builder.builder import read_program
 from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes
 from aerie.runtime import KernelCache, select_backend
@@ -44,7 +44,7 @@ def main(text: str) -> None:
     ids = np.array(prompt + [mask] * (block - len(prompt) % block))
     with KernelCache(folders.programs_folder(), select_backend("virtual")) as cache:
         cache.compile_and_cache(program)
-        weights: dict[str, Any] = statics(checkpoint.weights, program)
+        weights: dict[str, Any] = static_weights(checkpoint.weights, program)
         cache.preload(program, **weights)
 
         def step(start: int, kv_cache: Any, commit: bool) -> tuple[Any, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 from safetensors import safe_open
 from safetensors.numpy import save_file
 
-from aerie.engine.saved import CHECKSUM, TOKENS, _checksum
+from aerie.engine.saved_sequence import CHECKSUM, TOKENS, _checksum
 
 Arrays = dict[str, Any]
 

@@ -24,8 +24,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", default="", metavar="N/M", help="run the N-th of M parts of the tests")
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave what is in other shards."""
+    """Leave what is in other shards, once the whole was looked at."""
     shard = config.getoption("--shard")
     if shard:
         others = [item for item in items if not is_in(item.nodeid.partition("::")[0], shard)]

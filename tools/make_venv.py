@@ -110,7 +110,7 @@ def announcement(kind: str, venv: Path, installer: str) -> str:
     there = any((venv / f".stamp-{each}").exists() for each in PURPOSES)
     size = sum(MEGABYTES[part] for part in {"run", kind} if part == kind or not there)
     purpose = PURPOSES[kind]
-    beside = ", and PyTorch, whose size is told below" if kind == "test" else ""
+    beside = ", and PyTorch, whose size is printed below" if kind == "test" else ""
     return (
         f"setting up .venv for {purpose} with {installer}: about {size} MB to fetch if none is cached{beside}"
     )
@@ -133,7 +133,7 @@ def create(venv: Path, uv: str | None) -> None:
         )
     made = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True, check=False)
     if made.returncode:
-        said = (made.stdout + made.stderr).strip().splitlines() or ["it did not say why"]
+        said = (made.stdout + made.stderr).strip().splitlines() or ["it gave no reason"]
         raise SetupError(f"{sys.executable} -m venv {venv} failed: {said[-1]}")
 
 
@@ -190,7 +190,8 @@ def install(project: Path, uv: str | None, wanted: Sequence[str], torch: bool = 
             f"PYTHON=python{newest} ..."
         )
     raise SetupError(
-        ".venv is not complete; why stands above. Where no version is found, either the package index cannot "
+        ".venv is not complete; the reason is above. Where no version is found, either the "
+        "package index cannot "
         f"be reached (behind a proxy, set https_proxy), or it has no wheel for Python {here} on this "
         f"machine; nothing is built from source. {AGAIN}"
     )
@@ -222,7 +223,7 @@ def editable(project: Path, uv: str | None) -> None:
         return
     give_pip(project / ".venv")
     if not call(project, *PIP, "install", *how):
-        raise SetupError(f"Aerie itself could not be installed in .venv; why stands above. {AGAIN}")
+        raise SetupError(f"Aerie itself could not be installed in .venv; the reason is above. {AGAIN}")
 
 
 def give_pip(venv: Path) -> None:

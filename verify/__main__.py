@@ -28,18 +28,18 @@ from aerie.cli.commands import runtime_options
 from aerie.cli.prompts import tokenize_prompt
 from aerie.common import folders
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.context_end import STOP
-from aerie.engine.footprint import needs_of
-from aerie.engine.progress import Reporter
+from aerie.engine.memory_estimate import session_needs
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
+from aerie.verify.bit_identity import BitIdentity, IdentityCase, identities_in_session, identities_reopened
 from aerie.verify.bounds import session_numerics
-from aerie.verify.composed import Composed, try_modes
+from aerie.verify.chunk_check import ChunkModeResult, try_modes
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.diagnosis_report import as_json, print_diagnosis, render
 from aerie.verify.gate import GateRecord, verify, verify_blocks
 from aerie.verify.gate_prompts import Prompt, choose_prompts, full_prompt, longest_prompt
-from aerie.verify.identity import Case, Identity, in_the_session, reopened
 from aerie.verify.layer_check import LayerReport, try_layers
 from aerie.verify.random_model import (
     in_another_family,
@@ -48,11 +48,11 @@ from aerie.verify.random_model import (
     random_model_config,
     with_longer_context,
 )
-from aerie.verify.reference import Reference, check_memory_beside, import_torch
+from aerie.verify.reference import Reference, check_memory_with_reference, import_torch
 from aerie.verify.report import make_folder, print_record, save_record, write_report
-from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.schedule_identity import rows_options, schedule_identities, with_few_rows
+from aerie.verify.subject import FORWARD_ERRORS, one_line
 from aerie.verify.token_ids import compare_token_ids
-from aerie.verify.ways import identities_in_blocks, in_few_rows, in_rows
 
 RIGHT, WRONG = 0, 1
 
@@ -74,7 +74,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _add_gate(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--full", action="store_true", help="every kind of prompt, and what must be identical to the bit"
+        "--full", action="store_true", help="all prompts, and the runs that must be bit-identical"
     )
     parser.add_argument(
         "--out",
@@ -95,24 +95,24 @@ def _open_both(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> tuple[Session, Reference]:
     """Open the session and the reference, after a check that there is memory for both."""
-    needs = needs_of(checkpoint.config, options)
-    check_memory_beside(checkpoint.config, needs, options.backend.access.copies_per_buffer)
+    needs = session_needs(checkpoint.config, options)
+    check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
     reference = Reference.open(checkpoint.folder)
     return prepare_runtime(checkpoint, options, report), reference
 
 
 def diagnosis(arguments: argparse.Namespace) -> int:
-    """Print the first step that differs from transformers, from the kernels up to the answer."""
+    """Print the first layer step that differs from transformers."""
     report, options = Reporter(), runtime_options(arguments)
-    import_torch()  # before anything is compiled in vain
+    import_torch()  # fails before anything is compiled
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
-    asked = tokenize_prompt(checkpoint, arguments, options, report.note)
-    session, reference = _open_both(checkpoint, asked.options, report)
-    report.note(f"diagnosis of {len(asked.ids)} tokens")
-    result = diagnose(session, reference, asked.ids)
+    prompt = tokenize_prompt(checkpoint, arguments, options, report.note)
+    session, reference = _open_both(checkpoint, prompt.options, report)
+    report.note(f"diagnosis of {len(prompt.ids)} tokens")
+    result = diagnose(session, reference, prompt.ids)
     about = {
         "model": arguments.model,
-        "prompt": asked.text,
+        "prompt": prompt.text,
         "backend": session.backend,
         "numerics": session_numerics(session),
     }
@@ -127,7 +127,7 @@ def diagnosis(arguments: argparse.Namespace) -> int:
 def gate(arguments: argparse.Namespace) -> int:
     """Print PASS or FAIL: compare the model's answers and logits with those of transformers in bf16."""
     report, options = Reporter(), runtime_options(arguments)
-    import_torch()  # what may be missing is looked for before anything is compiled in vain
+    import_torch()  # fails before anything is compiled
     out = arguments.out or folders.cache_folder() / "verify"
     make_folder(out)
     checkpoint = open_checkpoint(find_checkpoint(arguments.model))
@@ -166,20 +166,22 @@ def _verify(
     case = _case(session, prompts[0]) if full else None
     record = verify(session, reference, prompts, report.note)
     record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
-    ladders = _layer_reports(session, reference, report)
-    same = list(in_the_session(session, case)) if isinstance(case, Case) else []
+    reports = _layer_reports(session, reference, report)
+    same = list(identities_in_session(session, case)) if isinstance(case, IdentityCase) else []
     session.cache.close()
-    record = record.with_ladders([*ladders, _random_layers(session, options, report)])
+    record = record.with_layer_reports([*reports, _random_layers(session, options, report)])
     if case is None:
         return record
     report.note("bit identity")
-    if isinstance(case, Case):
-        same += reopened(session, case, options, lambda other: prepare_runtime(checkpoint, other, report))
+    if isinstance(case, IdentityCase):
+        same += identities_reopened(
+            session, case, options, lambda other: prepare_runtime(checkpoint, other, report)
+        )
     else:
         same.append(case)
     record = record.with_identities([*same, *_in_blocks(checkpoint, options, report)])
     report.note("chunks")
-    return record.with_composed([*_composed(checkpoint, options, report)])
+    return record.with_chunk_results([*_check_chunks(checkpoint, options, report)])
 
 
 def _verify_blocks(
@@ -190,7 +192,7 @@ def _verify_blocks(
     report: Reporter,
     full: bool,
 ) -> GateRecord:
-    """As _verify, for a block diffusion model: itself, and random weights in its shape."""
+    """Check a block diffusion model, and random weights in its shape."""
     record = verify_blocks(session, reference, choose_prompts(session, full), "the model", full, report.note)
     record = record.with_identities([compare_token_ids(session.tokenizer, checkpoint.folder)])
     session.cache.close()
@@ -199,63 +201,63 @@ def _verify_blocks(
         other, theirs = _open_both(random, options, report)
         prompts = choose_prompts(other, full=False)
         beside = verify_blocks(other, theirs, prompts, "random weights", full, report.note)
-        ladder = try_layers("random weights", other, theirs, full_prompt(other))
+        layer_report = try_layers("random weights", other, theirs, full_prompt(other))
         other.cache.close()
     return replace(
         record, diffusion_results=[*record.diffusion_results, *beside.diffusion_results]
-    ).with_ladders([ladder])
+    ).with_layer_reports([layer_report])
 
 
-def _case(session: Session, prompt: Prompt) -> Case | Identity:
-    """The results of a fresh session that later runs are compared with; or why they cannot be computed."""
+def _case(session: Session, prompt: Prompt) -> IdentityCase | BitIdentity:
+    """Record the results of a fresh session for later comparisons, or the error of that run."""
     try:
-        return Case.take(session, prompt)
-    except BROKEN as error:
-        return Identity("in a fresh session", broken=one_line(error))
+        return IdentityCase.record(session, prompt)
+    except FORWARD_ERRORS as error:
+        return BitIdentity("in a fresh session", broken=one_line(error))
 
 
 def _layer_reports(session: Session, reference: Reference, report: Reporter) -> list[LayerReport]:
-    """The layer reports of the model: as it runs, and if there are variants by those of few rows,
-    decode too.
-    """
+    """Check the layers of the model, and once more with its smallest variants, if it has variants."""
     report.note("every step of the model")
     ids = full_prompt(session)
-    ladders = [try_layers("the model", session, reference, ids)]
-    if session.model.blocks.variants:
+    reports = [try_layers("the model", session, reference, ids)]
+    if session.model.variant_set.variants:
         report.note("every step of the model, in few rows")
-        ladders.append(try_layers("in few rows", in_few_rows(session), reference, ids))
-    return ladders
+        reports.append(try_layers("in few rows", with_few_rows(session), reference, ids))
+    return reports
 
 
 def _random_layers(session: Session, options: RuntimeOptions, report: Reporter) -> LayerReport:
-    """The layer report of random weights in the model's shape."""
+    """Check the layers of random weights in the model's shape."""
     report.note("every step of random weights in its shape")
     alike = replace(options, seq_len=session.model.seq_len or None)
     with open_random_model(session.model.config, alike, report) as (other, theirs):
         return try_layers("random weights", other, theirs, full_prompt(other))
 
 
-def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Identity]:
-    """All schedules in blocks: of the model, and of random weights in its model family and in another one."""
+def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[BitIdentity]:
+    """Compare all schedules, of the model and of random weights in its model family and in another one."""
 
     def open_(which: Checkpoint, how: RuntimeOptions) -> Session:
         return prepare_runtime(which, how, report)
 
     for whose, which in _kinds(checkpoint, report):
-        yield from identities_in_blocks(whose, which, options, open_)
+        yield from schedule_identities(whose, which, options, open_)
 
 
-def _composed(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[Composed]:
-    """Every mode of chunks, of the same models."""
+def _check_chunks(
+    checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
+) -> Iterator[ChunkModeResult]:
+    """Check every mode of chunks, of the same models."""
     for whose, which in _kinds(checkpoint, report):
-        stops = replace(in_rows(options, which.config), context_end=STOP)
+        stops = replace(rows_options(options, which.config), context_end=STOP)
         session, reference = _open_both(which, stops, report)
         yield from try_modes(whose, session, reference)
         session.cache.close()
 
 
 def _kinds(checkpoint: Checkpoint, report: Reporter) -> Iterator[tuple[str, Checkpoint]]:
-    """The model, and random weights in its model family and in another one."""
+    """Yield the model, and random weights in its model family and in another one, each with its name."""
     yield "the model", checkpoint
     alike = with_longer_context(random_model_config(checkpoint.config))
     for config in (alike, in_another_family(alike)):

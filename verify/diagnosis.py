@@ -9,7 +9,7 @@ from aerie.engine.forward import check_prompt
 from aerie.engine.session import Session
 from aerie.verify.layer_check import LayerStepResult, check_layers
 from aerie.verify.reference import Reference
-from aerie.verify.subject import Subject
+from aerie.verify.subject import SessionUnderTest
 
 ANSWER_TOKENS = 4
 """Enough to see that an answer continues after its first token."""
@@ -68,23 +68,23 @@ def diagnose(session: Session, reference: Reference, token_ids: Sequence[int]) -
     check_prompt(ids, session.model.config, session.model.seq_len)
     if len(ids) == 1:
         ids += reference.greedy(ids, 1).token_ids
-    return Diagnosis(ids, [*check_layers(session, reference, ids), _answer(Subject(session), ids)])
+    return Diagnosis(ids, [*check_layers(session, reference, ids), _answer(SessionUnderTest(session), ids)])
 
 
-def _answer(subject: Subject, ids: Sequence[int]) -> LayerStepResult:
+def _answer(subject: SessionUnderTest, ids: Sequence[int]) -> LayerStepResult:
     """Check the answer: each token must follow from its own logits, and it must be as long as requested."""
-    tokens = subject.answer(ids, ANSWER_TOKENS).token_ids
+    tokens = subject.free_run(ids, ANSWER_TOKENS).token_ids
     return LayerStepResult("answer", None, "answer", remark=_answer_problem(subject, ids, tokens))
 
 
-def _answer_problem(subject: Subject, ids: Sequence[int], tokens: Sequence[int]) -> str:
+def _answer_problem(subject: SessionUnderTest, ids: Sequence[int], tokens: Sequence[int]) -> str:
     if not tokens:
         return "the answer is empty"
     config = subject.model.config
-    likeliest = subject.forced(ids, tokens).logits.argmax(axis=-1).tolist()
+    likeliest = subject.forced_run(ids, tokens).logits.argmax(axis=-1).tolist()
     for index, (token, likely) in enumerate(zip(tokens, likeliest, strict=True)):
         if token != likely:
-            return f"token {index} of the answer is {token}, and the logits say {likely}"
+            return f"token {index} of the answer is {token}, and the logits give {likely}"
     whole = min(ANSWER_TOKENS, config.context - len(ids) + 1)
     if len(tokens) < whole and tokens[-1] not in config.eos_token_ids:
         return f"the answer ends after {len(tokens)} of {whole} tokens, and not with an end-of-sequence token"

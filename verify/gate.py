@@ -23,6 +23,7 @@ import numpy as np
 
 from aerie.engine.numerics import F32Array
 from aerie.engine.session import Session
+from aerie.verify.bit_identity import CONTINUATION_NAME, BitIdentity, identity_of_continuation, try_identity
 from aerie.verify.bounds import (
     Bounds,
     GateFailure,
@@ -37,13 +38,19 @@ from aerie.verify.bounds import (
     session_rounding,
     token_rank,
 )
-from aerie.verify.composed import Composed
-from aerie.verify.filled import Filled, nothing_sure, try_blocks
+from aerie.verify.chunk_check import ChunkModeResult
+from aerie.verify.diffusion_check import DiffusionResult, no_choice_compared, try_blocks
 from aerie.verify.gate_prompts import Prompt
-from aerie.verify.identity import GOES_ON, Identity, going_on, try_identity
 from aerie.verify.layer_check import LayerReport
-from aerie.verify.reference import Answer, Expected, Note, Reference, penalised, silent
-from aerie.verify.subject import BROKEN, Said, Subject, one_line
+from aerie.verify.reference import (
+    ExpectedAnswer,
+    Note,
+    Reference,
+    ReferenceAnswer,
+    apply_repetition_penalty,
+    no_note,
+)
+from aerie.verify.subject import FORWARD_ERRORS, FreeRun, SessionUnderTest, one_line
 
 FREE_RUNNING = "free-running"
 
@@ -59,7 +66,7 @@ def first_divergence(ours: Sequence[int], theirs: Sequence[int], eos: Collection
 
 
 def judge_answer(
-    prompt: str, ours: Said, reference: Answer, forced: F32Array, eos: Collection[int], top_k: int
+    prompt: str, ours: FreeRun, reference: ReferenceAnswer, forced: F32Array, eos: Collection[int], top_k: int
 ) -> Iterator[GateFailure]:
     """All rules of part 1. forced: our logits of part 2, (steps, vocab_size). Until the answers differ both
     runs have the same tokens, so their logits must be bit-identical.
@@ -72,7 +79,7 @@ def judge_answer(
         yield from _judge_divergence(prompt, ours, reference, parted, top_k)
 
 
-def _judge_length(prompt: str, run: Said, steps: int, eos: Collection[int]) -> Iterator[GateFailure]:
+def _judge_length(prompt: str, run: FreeRun, steps: int, eos: Collection[int]) -> Iterator[GateFailure]:
     """An answer continues until its end token or for all `steps`, and no further."""
     tokens = run.token_ids
     if not tokens:
@@ -88,19 +95,19 @@ def _judge_length(prompt: str, run: Said, steps: int, eos: Collection[int]) -> I
         )
 
 
-def _judge_sampling(prompt: str, run: Said) -> Iterator[GateFailure]:
+def _judge_sampling(prompt: str, run: FreeRun) -> Iterator[GateFailure]:
     """The answer must be what was sampled; reports the first step where it is not."""
     sampled = [int(np.argmax(logits)) for logits in run.logits]
     for step, token in enumerate(run.token_ids):
         if sampled[step : step + 1] != [token]:
             likeliest = f"{sampled[step]} is the likeliest" if step < len(sampled) else "nothing was sampled"
-            what = f"our answer says token {token} where {likeliest} of ours"
+            what = f"our answer has token {token} where {likeliest} of ours"
             yield GateFailure(FREE_RUNNING, prompt, step, what)
             return
 
 
 def _judge_repetition(
-    prompt: str, run: Said, forced: F32Array, divergence_step: int | None
+    prompt: str, run: FreeRun, forced: F32Array, divergence_step: int | None
 ) -> Iterator[GateFailure]:
     until = len(forced) if divergence_step is None else divergence_step + 1
     for step, (free, again) in enumerate(zip(run.logits, forced[:until], strict=False)):
@@ -111,7 +118,9 @@ def _judge_repetition(
             return
 
 
-def _judge_divergence(prompt: str, run: Said, theirs: Answer, step: int, top_k: int) -> Iterator[GateFailure]:
+def _judge_divergence(
+    prompt: str, run: FreeRun, theirs: ReferenceAnswer, step: int, top_k: int
+) -> Iterator[GateFailure]:
     for what, found in (
         (
             "the place of our token in the reference's order",
@@ -146,8 +155,8 @@ class Trial:
     """
 
     prompt: Prompt
-    expected: Expected
-    free_run: Said | None = None
+    expected: ExpectedAnswer
+    free_run: FreeRun | None = None
     divergence: int | None = None
     forced_distance: LogitsDistance | None = None
     positions: LogitsDistance | None = None
@@ -168,17 +177,17 @@ class GateRecord:
     bounds: Bounds
     trials: list[Trial]
     overall: list[GateFailure]
-    identities: list[Identity] = field(default_factory=list)
+    identities: list[BitIdentity] = field(default_factory=list)
     rounding: str = "conv_even"
     layer_reports: list[LayerReport] = field(default_factory=list)
-    chunk_results: list[Composed] = field(default_factory=list)
-    diffusion_results: list[Filled] = field(default_factory=list)
+    chunk_results: list[ChunkModeResult] = field(default_factory=list)
+    diffusion_results: list[DiffusionResult] = field(default_factory=list)
 
     @property
     def failures(self) -> list[GateFailure]:
         """All failures, in the order of what was run."""
         of_prompts = [failure for trial in self.trials for failure in trial.failures]
-        of_steps = [failure for ladder in self.layer_reports for failure in ladder.failures]
+        of_steps = [failure for report in self.layer_reports for failure in report.failures]
         of_bits = [identity.failure for identity in self.identities if identity.failure]
         of_chunks = [failure for composed in self.chunk_results for failure in composed.failures]
         of_blocks = [failure for filled in self.diffusion_results for failure in filled.failures]
@@ -188,31 +197,33 @@ class GateRecord:
     def verdict(self) -> str:
         return "FAIL" if self.failures else "PASS"
 
-    def with_composed(self, composed: Sequence[Composed]) -> GateRecord:
-        return replace(self, chunk_results=list(composed))
+    def with_chunk_results(self, results: Sequence[ChunkModeResult]) -> GateRecord:
+        return replace(self, chunk_results=list(results))
 
-    def with_ladders(self, ladders: Sequence[LayerReport]) -> GateRecord:
-        return replace(self, layer_reports=list(ladders))
+    def with_layer_reports(self, reports: Sequence[LayerReport]) -> GateRecord:
+        return replace(self, layer_reports=list(reports))
 
-    def with_identities(self, identities: Sequence[Identity]) -> GateRecord:
+    def with_identities(self, identities: Sequence[BitIdentity]) -> GateRecord:
         """The record with further identities."""
         return replace(self, identities=[*self.identities, *identities])
 
 
 def verify(
-    session: Session, reference: Reference, prompts: Sequence[Prompt], note: Note = silent
+    session: Session, reference: Reference, prompts: Sequence[Prompt], note: Note = no_note
 ) -> GateRecord:
     """Take the prompts through all parts, one after the other in the same session."""
     if not prompts:
         raise ValueError("there is no prompt, and a gate that looks at nothing must not pass")
-    expected = reference.expect([(prompt, steps_for_prompt(session, prompt)) for prompt in prompts], note)
-    subject, bounds = Subject(session), session_bounds(session)
+    expected = reference.expected_answers(
+        [(prompt, steps_for_prompt(session, prompt)) for prompt in prompts], note
+    )
+    subject, bounds = SessionUnderTest(session), session_bounds(session)
     trials = []
     for prompt, wanted in zip(prompts, expected, strict=True):
         note(f"{session.backend}: {prompt.name}, {len(prompt.token_ids)} tokens")
         trials.append(try_prompt(subject, prompt, wanted, bounds))
     overall = _overall(trials, bounds)
-    same = [try_identity(GOES_ON, lambda _: going_on(subject, prompts[0]))]
+    same = [try_identity(CONTINUATION_NAME, lambda _: identity_of_continuation(subject, prompts[0]))]
     record = GateRecord(session.backend, session_numerics(session), bounds, trials, overall, same)
     return replace(record, rounding=session_rounding(session))
 
@@ -223,14 +234,14 @@ def verify_blocks(
     prompts: Sequence[Prompt],
     whose: str,
     full: bool,
-    note: Note = silent,
+    note: Note = no_note,
 ) -> GateRecord:
     """Fill blocks after the prompts, in a block diffusion model."""
     filled = []
     for one in try_blocks(whose, session, reference, prompts, full):
         note(f"{session.backend}: {whose}, {one.prompt}, {one.how}: {one.passes} passes")
         filled.append(one)
-    bounds, overall = session_bounds(session), nothing_sure(filled)
+    bounds, overall = session_bounds(session), no_choice_compared(filled)
     record = GateRecord(
         session.backend, session_numerics(session), bounds, [], overall, diffusion_results=filled
     )
@@ -242,12 +253,12 @@ def steps_for_prompt(session: Session, prompt: Prompt) -> int:
     return min(STEPS, session.model.config.context - len(prompt.token_ids) + 1)
 
 
-def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bounds) -> Trial:
+def try_prompt(subject: SessionUnderTest, prompt: Prompt, expected: ExpectedAnswer, bounds: Bounds) -> Trial:
     """Take one prompt through all parts. An error of the forward pass is a failure."""
     trial = Trial(prompt, expected)
     try:
         _run_parts(subject, trial, bounds)
-    except BROKEN as error:
+    except FORWARD_ERRORS as error:
         part = (
             FREE_RUNNING if trial.free_run is None else FORCED if trial.forced_distance is None else POSITIONS
         )
@@ -255,11 +266,11 @@ def try_prompt(subject: Subject, prompt: Prompt, expected: Expected, bounds: Bou
     return trial
 
 
-def _run_parts(subject: Subject, trial: Trial, bounds: Bounds) -> None:
+def _run_parts(subject: SessionUnderTest, trial: Trial, bounds: Bounds) -> None:
     prompt, expected, eos = trial.prompt, trial.expected, subject.model.config.eos_token_ids
     theirs = expected.answer
     trial.free_run = _free_run(subject, prompt, len(theirs.token_ids))
-    forced = subject.forced(prompt.token_ids, theirs.token_ids)
+    forced = subject.forced_run(prompt.token_ids, theirs.token_ids)
     trial.divergence = first_divergence(trial.free_run.token_ids, theirs.token_ids, eos)
     trial.failures += judge_answer(prompt.name, trial.free_run, theirs, forced.logits, eos, bounds.top_k)
     trial.forced_distance = _compare(trial, FORCED, theirs.logits, forced.logits, expected.rounding, bounds)
@@ -271,17 +282,17 @@ def _run_parts(subject: Subject, trial: Trial, bounds: Bounds) -> None:
         trial.failures += _draw(subject, trial)
 
 
-def _draw(subject: Subject, trial: Trial) -> Iterator[GateFailure]:
+def _draw(subject: SessionUnderTest, trial: Trial) -> Iterator[GateFailure]:
     """Part 4. The logits are those of the same tokens, forced."""
     ids = trial.prompt.token_ids
     steps = min(DRAWN, len(trial.expected.answer.token_ids))
-    tokens, drawn = subject.drawn(ids, steps, REPETITION_PENALTY)
+    tokens, drawn = subject.sampled_run(ids, steps, REPETITION_PENALTY)
     if not tokens:
         yield GateFailure(PENALTY, trial.prompt.name, 0, "our answer is empty")
         return
-    logits = subject.forced(ids, tokens).logits
+    logits = subject.forced_run(ids, tokens).logits
     for step, (ours, row) in enumerate(zip(drawn, logits, strict=True)):
-        theirs = penalised(row, [*ids, *tokens[:step]], REPETITION_PENALTY)
+        theirs = apply_repetition_penalty(row, [*ids, *tokens[:step]], REPETITION_PENALTY)
         trial.penalty_kl.append(kl_divergence(theirs, np.log(np.maximum(ours, np.finfo(ours.dtype).tiny))))
     step, worst = int(np.argmax(trial.penalty_kl)), max(trial.penalty_kl)
     if not worst <= MIN_PENALTY_KL:
@@ -289,11 +300,11 @@ def _draw(subject: Subject, trial: Trial) -> Iterator[GateFailure]:
         yield GateFailure(PENALTY, trial.prompt.name, step, what, worst, MIN_PENALTY_KL)
 
 
-def _free_run(subject: Subject, prompt: Prompt, steps: int) -> Said:
+def _free_run(subject: SessionUnderTest, prompt: Prompt, steps: int) -> FreeRun:
     if prompt.message is None:
-        return subject.answer(prompt.token_ids, steps)
+        return subject.free_run(prompt.token_ids, steps)
     run = subject.chat([prompt.message], steps)
-    return run[0] if run else Said(prompt.token_ids, [], [], None)
+    return run[0] if run else FreeRun(prompt.token_ids, [], [], None)
 
 
 def _compare(

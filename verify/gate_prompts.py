@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import cycle, islice
 
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.model import LoadedModel
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import Message
@@ -62,18 +62,18 @@ def choose_prompts(session: Session, full: bool) -> list[Prompt]:
 
 def longest_prompt(config: ModelConfig, options: RuntimeOptions) -> int:
     """The length in tokens of the longest prompt, in a session that is opened with these options."""
-    blocks = options.blocks(config)
+    blocks = options.variant_set(config)
     lengths = blocks.seq_len or blocks.largest_context or config.context
     return min(lengths, config.context, MAX_PROMPT_TOKENS)
 
 
 def full_prompt(session: Session) -> list[int]:
     """Ordinary text that fills the context, up to MAX_PROMPT_TOKENS."""
-    return text_of_length(session.tokenizer, min(session.model.longest_prompt, MAX_PROMPT_TOKENS))
+    return text_of_length(session.tokenizer, min(session.model.max_prompt_tokens, MAX_PROMPT_TOKENS))
 
 
 def _kinds(tokenizer: Tokenizer, model: LoadedModel) -> Iterator[Prompt]:
-    longest, eos = min(model.longest_prompt, MAX_PROMPT_TOKENS), model.config.eos_token_ids
+    longest, eos = min(model.max_prompt_tokens, MAX_PROMPT_TOKENS), model.config.eos_token_ids
 
     def cut(name: str, ids: Sequence[int], every_position: bool = False) -> Prompt:
         return Prompt(name, tuple(ids[:longest]), every_position=every_position)

@@ -30,20 +30,20 @@ from aerie.verify.measures import (
     own_checks,
     run_checks,
 )
-from aerie.verify.passes import (
+from aerie.verify.recorded_passes import (
     DECODED,
     Captured,
-    Pass,
     Positions,
+    RecordedPass,
     StepValues,
     capture_reference,
-    chosen,
+    compared_positions,
     observe_decode,
     observe_prefill,
 )
 from aerie.verify.reference import Reference
 from aerie.verify.step_reference import Bfp16StepReference, StepReference
-from aerie.verify.subject import BROKEN, one_line
+from aerie.verify.subject import FORWARD_ERRORS, one_line
 
 Benches = tuple[StepReference, StepReference]
 """One that rounds as our step may, one that is exact."""
@@ -121,7 +121,7 @@ class ReferencePasses:
         self.drift = MAX_DRIFT if numerics == "exact" else MAX_DRIFT_BFP16
         self.models = (reference.model, reference.exact.model)
         length = len(token_ids)
-        self.positions = np.union1d(chosen(length), np.arange(max(0, length - DECODED), length))
+        self.positions = np.union1d(compared_positions(length), np.arange(max(0, length - DECODED), length))
         self.bf16, self.f32 = (self._captured(each, token_ids) for each in self.models)
 
     def _captured(self, model: Any, token_ids: Sequence[int]) -> Captured:
@@ -138,9 +138,9 @@ class ReferencePasses:
                 captured[layer, step.name] = bench.compute(layer, step, values)
         return captured
 
-    def judge(self, recorded: Pass) -> Iterator[LayerStepResult]:
+    def judge(self, recorded: RecordedPass) -> Iterator[LayerStepResult]:
         """The result of each step, in order."""
-        benches = self._benches(recorded, recorded.of_rows)
+        benches = self._benches(recorded, recorded.uses_gemm)
         before: F32Array | None = self._run(self.bf16, 0, "input", recorded.positions)
         for layer, values in enumerate(recorded.layers):
             inputs = values if before is None else {**values, "before": before}
@@ -148,11 +148,11 @@ class ReferencePasses:
                 yield self._row(recorded, layer, step, inputs, benches)
             before = values.get(self.steps[-1].name)
         inputs = recorded.head if before is None else {**recorded.head, "last": before[-1:]}
-        benches = self._benches(recorded, recorded.head_of_rows)
+        benches = self._benches(recorded, recorded.head_uses_gemm)
         for step in HEAD_STEPS:
             yield self._row(recorded, None, step, inputs, benches)
 
-    def _benches(self, recorded: Pass, of_rows: bool) -> Benches:
+    def _benches(self, recorded: RecordedPass, of_rows: bool) -> Benches:
         """No numerics uses block floating point for a product with a vector."""
         rounded, exact = self.models
         of_blocks = self.numerics != "exact" and of_rows
@@ -160,7 +160,7 @@ class ReferencePasses:
         return rounding_bench(rounded, recorded.positions), StepReference(exact, recorded.positions)
 
     def _row(
-        self, recorded: Pass, layer: int | None, step: LayerStep, values: StepValues, benches: Benches
+        self, recorded: RecordedPass, layer: int | None, step: LayerStep, values: StepValues, benches: Benches
     ) -> LayerStepResult:
         missing = next((name for name in (*step.inputs, step.name) if name not in values), None)
         if missing:
@@ -222,7 +222,7 @@ def try_layers(model: str, session: Session, reference: Reference, token_ids: Se
     """Check all layer steps. An error of the forward pass is a failure."""
     try:
         return LayerReport(model, len(token_ids), check_layers(session, reference, token_ids))
-    except BROKEN as error:
+    except FORWARD_ERRORS as error:
         return LayerReport(model, len(token_ids), [], one_line(error))
 
 

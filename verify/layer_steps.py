@@ -194,7 +194,7 @@ KNOWN: dict[str, LayerStep] = {
 """Transformers' part for a launch, by its label in a plan without the kernel that computes a product."""
 
 _INPUT = LayerStep(
-    "input", "what the layer is given: the output of the one before it",
+    "input", "the layer's input: the output of the layer before it",
     _same, ("before",), source=ValueSource(BEFORE, "x"), module_hook=("", "in"),
 )  # fmt: skip
 _CACHED = (
@@ -272,7 +272,7 @@ def _result(plan: ProgramPlan, launch: Launch, results: Collection[str]) -> str:
     if len(written) != 1:
         raise ValueError(
             f"launch '{launch.label}' of program '{plan.name}' writes {len(written)} arguments that no "
-            "launch before it has written, and the ladder compares one for each; give its result an argument"
+            "launch before it has written, and the layer check compares one; give its result an argument"
         )
     return written[0]
 
@@ -285,7 +285,7 @@ def _find_step(plan: ProgramPlan, launch: Launch) -> LayerStep:
     label = _label(launch)
     if label not in KNOWN:
         raise ValueError(
-            f"launch '{label}' of program '{plan.name}' is no step that the ladder knows, so nothing would "
-            "compare it with transformers; say in verify/layer_steps.py: KNOWN what transformers has for it"
+            f"launch '{label}' of program '{plan.name}' is not a known layer step, so nothing would "
+            "compare it with transformers; add it to KNOWN in verify/layer_steps.py"
         )
     return KNOWN[label]

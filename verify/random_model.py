@@ -15,17 +15,17 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
-from aerie.engine.footprint import needs_of
-from aerie.engine.progress import Reporter
+from aerie.engine.memory_estimate import session_needs
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.llama32_1b.synthetic.shape import in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.variants import CONTEXTS
-from aerie.verify.reference import Reference, check_memory_beside
+from aerie.verify.reference import Reference, check_memory_with_reference
 
 LAYERS = 2
 """Two layers show what one layer passes to the next."""
@@ -76,8 +76,8 @@ def open_random_model(
     Raises what opening and compiling a model raises.
     """
     with random_checkpoint(random_model_config(config), report) as checkpoint:
-        needs = needs_of(checkpoint.config, options)
-        check_memory_beside(checkpoint.config, needs, options.backend.access.copies_per_buffer)
+        needs = session_needs(checkpoint.config, options)
+        check_memory_with_reference(checkpoint.config, needs, options.backend.access.copies_per_buffer)
         session = prepare_runtime(checkpoint, options, report)
         try:
             yield session, Reference.open(checkpoint.folder)

@@ -1,8 +1,7 @@
-"""The reference: Hugging Face transformers on the CPU, loaded from the same checkpoint's facts and weights.
+"""The reference: Hugging Face transformers on the CPU, loaded from the same checkpoint.
 
-bf16 with transformers' default attention (`sdpa`): what a user of the checkpoint gets who asks for nothing
-else. The same model in float32 stands for exact arithmetic; how far bf16 is from it is the yardstick for
-how far ours may be.
+It runs in bf16 with transformers' default attention (`sdpa`), which is what a user gets without options. The
+same model in float32 stands for exact arithmetic: how far bf16 is from float32 decides how far ours may be.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.footprint import Needs, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, footprint, require
 from aerie.engine.numerics import F32Array
 from aerie.engine.weights import expected_shapes
 from aerie.runtime.memory import format_bytes
@@ -30,31 +29,34 @@ from aerie.verify.gate_prompts import Prompt
 from aerie.verify.reference_folder import facts_and_weights
 
 Note = Callable[[str], None]
-"""Takes a line that says what is going on."""
+"""A callable that takes one line about the progress."""
 
 
 WORKING_BYTES = 1 << 30
-"""Of torch, and of what a forward pass takes beside the parameters; a prompt of 2048 tokens took less."""
+"""Memory of torch and of a forward pass without the parameters. A prompt of 2048 tokens took less."""
 
 
-def silent(line: str) -> None:
-    """Notes for nobody."""
+def no_note(line: str) -> None:
+    """Ignore a note."""
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What the reference says: `token_ids`, and the logits that each was taken from, (steps, vocab_size)."""
+class ReferenceAnswer:
+    """The reference's greedy answer. logits: (steps, vocab_size), those that each token was chosen from."""
 
     token_ids: list[int]
     logits: F32Array
 
 
 @dataclass(frozen=True)
-class Expected:
-    """What a prompt should give: the answer, and where it is asked for the logits after every position of the
-    prompt. `rounding` tells for both how far float32 is from them."""
+class ExpectedAnswer:
+    """The expected result of a prompt.
 
-    answer: Answer
+    positions: logits after every position of the prompt, if the prompt requests them. rounding,
+    positions_rounding: how far the float32 reference is from the answer's logits and from `positions`.
+    """
+
+    answer: ReferenceAnswer
     rounding: LogitsDistance
     positions: F32Array | None
     positions_rounding: LogitsDistance | None
@@ -66,18 +68,18 @@ class Reference:
     def __init__(self, model: Any, folder: Path) -> None:
         self.model = model
         self.folder = folder
-        self._expected: dict[tuple[Prompt, int], Expected] = {}
+        self._expected: dict[tuple[Prompt, int], ExpectedAnswer] = {}
 
     @cached_property
     def exact(self) -> Reference:
-        """The same model in float32, which stands for exact arithmetic; loaded when it is first asked for."""
+        """The same model in float32, which stands for exact arithmetic. Loaded on first use."""
         return Reference.open(self.folder, "float32")
 
     @classmethod
     def open(cls, folder: Path, dtype: str = "bfloat16") -> Reference:
         """Load the checkpoint in `folder` as `dtype` (a name of torch's).
 
-        Raises UserError where torch is missing, CheckpointError where transformers cannot load the folder.
+        Raises UserError if torch is missing, CheckpointError if transformers cannot load the folder.
         """
         torch = import_torch()
         import transformers
@@ -103,7 +105,9 @@ class Reference:
         return cls(model.eval(), folder)
 
     def logits(self, token_ids: Sequence[int], start: int = 0) -> F32Array:
-        """Logits after the positions from `start` on, from one forward pass: (positions, vocab_size)."""
+        """Return the logits after each position from `start` on, from one forward pass: (positions,
+        vocab_size).
+        """
         torch = import_torch()
         keep = len(token_ids) - start
         with torch.inference_mode():
@@ -117,8 +121,10 @@ class Reference:
         seen: NDArray[np.bool_],
         count: int,
     ) -> F32Array:
-        """Logits after the last `count` tokens, (count, vocab_size), of which each has a position and sees
-        what `seen`, (tokens, tokens), says."""
+        """Return the logits after the last `count` tokens, (count, vocab_size).
+
+        positions: of each token. seen: (tokens, tokens) bool, which tokens each token attends to.
+        """
         torch = import_torch()
         kind = self.model.dtype
         mask = torch.where(torch.from_numpy(seen), 0.0, torch.finfo(kind).min).to(kind)[None, None]
@@ -132,10 +138,10 @@ class Reference:
             )
         return _float32(out.logits[0])
 
-    def greedy(self, token_ids: Sequence[int], steps: int) -> Answer:
-        """`steps` tokens that continue `token_ids`, each the likeliest, step by step with a KV cache.
+    def greedy(self, token_ids: Sequence[int], steps: int) -> ReferenceAnswer:
+        """Continue `token_ids` by `steps` tokens, each the likeliest, with a KV cache.
 
-        An end-of-sequence token is a token like any other here. Equal logits: the lowest id, as Sampler.
+        An end-of-sequence token does not stop it. Of equal logits the lowest id wins, as in Sampler.
         """
         torch = import_torch()
         rows, answer = [], []
@@ -146,11 +152,13 @@ class Reference:
                 rows.append(_float32(out.logits[0, -1]))
                 answer.append(int(np.argmax(rows[-1])))
                 fed, cache = answer[-1:], out.past_key_values
-        return Answer(answer, np.stack(rows))
+        return ReferenceAnswer(answer, np.stack(rows))
 
-    def expect(self, wanted: Sequence[tuple[Prompt, int]], note: Note = silent) -> list[Expected]:
-        """What each prompt should give over so many steps. What was asked before is remembered."""
-        new = [pair for pair in wanted if pair not in self._expected]
+    def expected_answers(
+        self, prompts: Sequence[tuple[Prompt, int]], note: Note = no_note
+    ) -> list[ExpectedAnswer]:
+        """Return the expected result of each (prompt, steps) pair. Results are cached."""
+        new = [pair for pair in prompts if pair not in self._expected]
         answers = []
         for prompt, steps in new:
             note(f"reference: {prompt.name}")
@@ -160,20 +168,22 @@ class Reference:
             note("reference: the same in float32")
             for pair, (answer, positions) in zip(new, answers, strict=True):
                 self._expected[pair] = _expected(self.exact, pair[0], answer, positions)
-        return [self._expected[pair] for pair in wanted]
+        return [self._expected[pair] for pair in prompts]
 
 
-def _expected(exact: Reference, prompt: Prompt, answer: Answer, positions: F32Array | None) -> Expected:
+def _expected(
+    exact: Reference, prompt: Prompt, answer: ReferenceAnswer, positions: F32Array | None
+) -> ExpectedAnswer:
     ids, length = [*prompt.token_ids, *answer.token_ids[:-1]], len(prompt.token_ids)
     logits = exact.logits(ids, 0 if prompt.every_position else length - 1)
     rounding = compare(answer.logits, logits[-len(answer.token_ids) :])
     if positions is None:
-        return Expected(answer, rounding, None, None)
-    return Expected(answer, rounding, positions, compare(positions, logits[:length]))
+        return ExpectedAnswer(answer, rounding, None, None)
+    return ExpectedAnswer(answer, rounding, positions, compare(positions, logits[:length]))
 
 
-def penalised(logits: F32Array, token_ids: Sequence[int], penalty: float) -> F32Array:
-    """Logits, (vocab_size,), after transformers' repetition penalty of all tokens so far."""
+def apply_repetition_penalty(logits: F32Array, token_ids: Sequence[int], penalty: float) -> F32Array:
+    """Apply transformers' repetition penalty for `token_ids` to logits, (vocab_size,)."""
     torch = import_torch()
     from transformers import RepetitionPenaltyLogitsProcessor
 
@@ -185,27 +195,27 @@ def penalised(logits: F32Array, token_ids: Sequence[int], penalty: float) -> F32
 
 
 def reference_bytes(config: ModelConfig, *parameter_bytes: int) -> int:
-    """What references take of memory together, of which one has parameters of so many bytes each."""
+    """Total memory in bytes of one reference for each of `parameter_bytes`: the bytes of one parameter."""
     parameters = sum(math.prod(shape) for shape in expected_shapes(config).values())
     return WORKING_BYTES + sum(parameter_bytes) * parameters
 
 
-def check_memory_beside(config: ModelConfig, needs: Needs, copies: int) -> None:
-    """Raises TooLittleMemoryError where a session with its references, in bf16 and float32, takes too much.
+def check_memory_with_reference(config: ModelConfig, needs: SessionNeeds, copies: int) -> None:
+    """Check that memory suffices for a session and its references in bf16 and float32.
 
-    Arguments as of engine.footprint.footprint.
+    Takes the arguments of engine.footprint.footprint. Raises TooLittleMemoryError.
     """
     ours, theirs = footprint(config, needs, copies), reference_bytes(config, 2, 4)
     parts = (
         f" (ours {format_bytes(ours.total)}, that of transformers in bf16 and float32 {format_bytes(theirs)})"
     )
     needed = ours.total + theirs
-    require(needed, "the model beside its reference", ["take a smaller model"], parts, ours.held)
+    require(needed, "the model with its reference", ["take a smaller model"], parts, ours.already_allocated)
 
 
 def import_torch() -> Any:
-    """The module torch; UserError where it is not installed."""
-    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # else its idle threads take cores from ours
+    """Return the module torch. Raises UserError if it is not installed."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # otherwise torch's idle threads take cores from ours
     try:
         import torch
     except ImportError:
@@ -220,7 +230,7 @@ def _float32(tensor: Any) -> F32Array:
     values: F32Array = tensor.float().numpy()
     if not np.isfinite(values).all():
         raise CheckpointError(
-            "transformers gives logits for this checkpoint that are not finite: there is nothing to compare "
-            "with, and its weights are damaged: fetch it again"
+            "transformers computes logits that are not finite for this checkpoint, so there is nothing to "
+            "compare with; its weights are damaged: fetch it again"
         )
     return values

@@ -18,9 +18,9 @@ from aerie.common import folders, store
 from aerie.common.errors import UserError
 from aerie.common.text_tables import VERDICT, compact_table, print_tables
 from aerie.verify.bounds import Bounds, GateFailure, LogitsDistance, kl_bound
-from aerie.verify.composed import Composed
+from aerie.verify.chunk_check import ChunkModeResult
 from aerie.verify.diagnosis_report import percent, row_json
-from aerie.verify.filled import Filled
+from aerie.verify.diffusion_check import DiffusionResult
 from aerie.verify.gate import MIN_PENALTY_KL, PENALTY, POSITIONS, GateRecord, Trial
 from aerie.verify.layer_check import LayerReport
 from aerie.version import VERSION
@@ -135,28 +135,28 @@ def _numbers(same: str, ours: LogitsDistance | None, rounding: LogitsDistance, b
 
 
 def _other_tables(record: GateRecord) -> list[Table]:
-    others = [*_ladder_tables(record), *_identity_tables(record), *_composed_tables(record)]
+    others = [*_layer_tables(record), *_identity_tables(record), *_result_tables(record)]
     return [*_filled_tables(record), *others]
 
 
-def _ladder_tables(record: GateRecord) -> Iterator[Table]:
+def _layer_tables(record: GateRecord) -> Iterator[Table]:
     """The step nearest its bound, of each layer report in prefill and in decode."""
     if not record.layer_reports:
         return
     figures = ("tokens", "steps")
     table = compact_table("", ("every step", "phase"), figures, ("nearest its bound", "used", VERDICT))
-    for ladder in record.layer_reports:
-        verdict = "FAIL" if ladder.failures else "ok"
-        for phase, rows in ladder.phases.items():
+    for report in record.layer_reports:
+        verdict = "FAIL" if report.failures else "ok"
+        for phase, rows in report.phases.items():
             nearest = max(rows, key=lambda row: row.used)
             left = any(row.problem or row.drift for row in rows)
             where = nearest.place.removeprefix("decode, ")
             table.add_row(
-                ladder.model, phase, str(ladder.tokens), str(len(rows)), where, percent(nearest.used),
+                report.model, phase, str(report.tokens), str(len(rows)), where, percent(nearest.used),
                 "FAIL" if left else "ok",
             )  # fmt: skip
-        if ladder.broken:
-            table.add_row(ladder.model, "-", str(ladder.tokens), "-", "-", "-", verdict)
+        if report.broken:
+            table.add_row(report.model, "-", str(report.tokens), "-", "-", "-", verdict)
     yield table
 
 
@@ -204,7 +204,7 @@ def _filled_tables(record: GateRecord) -> Iterator[Table]:
     yield table
 
 
-def _composed_tables(record: GateRecord) -> Iterator[Table]:
+def _result_tables(record: GateRecord) -> Iterator[Table]:
     if not record.chunk_results:
         return
     figures = ("tokens", "laid", "n", "place", "rms", "KL", "KL to one text")
@@ -240,10 +240,10 @@ def as_json(record: GateRecord, model: str) -> dict[str, Any]:
         "versions": {"aerie": VERSION, "python": platform.python_version()}
         | {name: importlib.metadata.version(name) for name in PACKAGES},
         "prompts": [_trial(trial) for trial in record.trials],
-        "ladders": [_ladder(ladder) for ladder in record.layer_reports],
-        "bit_identity": [asdict(found) for found in record.identities],
-        "chunks": [_composed(found) for found in record.chunk_results],
-        "blocks": [_composed(found) for found in record.diffusion_results],
+        "ladders": [_layer_json(report) for report in record.layer_reports],
+        "bit_identity": [asdict(identity) for identity in record.identities],
+        "chunks": [_result_json(result) for result in record.chunk_results],
+        "blocks": [_result_json(result) for result in record.diffusion_results],
     }
 
 
@@ -270,16 +270,16 @@ def _trial(trial: Trial) -> dict[str, Any]:
     }
 
 
-def _ladder(ladder: LayerReport) -> dict[str, Any]:
+def _layer_json(report: LayerReport) -> dict[str, Any]:
     return {
-        "model": ladder.model,
-        "tokens": ladder.tokens,
-        "broken": ladder.broken,
-        "steps": [row_json(row) for row in ladder.rows],
+        "model": report.model,
+        "tokens": report.tokens,
+        "broken": report.broken,
+        "steps": [row_json(row) for row in report.rows],
     }
 
 
-def _composed(result: Composed | Filled) -> dict[str, Any]:
+def _result_json(result: ChunkModeResult | DiffusionResult) -> dict[str, Any]:
     distances = {name: _distance(getattr(result, name)) for name in ("distance", "rounding")}
     return {**vars(result), **distances, "failures": [_failure(failure) for failure in result.failures]}
 

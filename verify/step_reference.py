@@ -15,7 +15,7 @@ import numpy as np
 
 from aerie.engine.numerics import F32Array
 from aerie.verify.layer_steps import LayerStep
-from aerie.verify.passes import Positions
+from aerie.verify.recorded_passes import Positions
 
 BLOCK = 8
 """Numbers along K that share an exponent in block floating point (`--numerics bfp16`). Each keeps an 8-bit

@@ -1,8 +1,9 @@
-"""What is verified: a Session, asked by the very functions that `make run` and `make chat` call."""
+"""The session under test. It generates through the same functions that `make run` and `make chat` call."""
 
 from __future__ import annotations
 
 import io
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -10,33 +11,36 @@ import numpy as np
 
 from aerie.cli.chat import Chat
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import FinishReason, never
+from aerie.engine.generate import FinishReason, never_interrupted
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.sampling_filters import F64Array
 from aerie.engine.session import Session
 from aerie.engine.tokenizer import Tokenizer
 from aerie.runtime import AerieRuntimeError
+from aerie.verify.reference import no_note
 
-UNWRITTEN = 1000.0
-"""Far from any key and value, and finite, so that what it does to the logits can be told in numbers."""
+UNWRITTEN_VALUE = 1000.0
+"""Fills the KV cache before a run: far from any real key or value, and finite, so that logits stay
+comparable.
+"""
 
-BROKEN = (AerieRuntimeError, UserError)
-"""What a forward pass may raise that gets no further: logits that are no numbers, a program that fails."""
+FORWARD_ERRORS = (AerieRuntimeError, UserError)
+"""Exceptions of a failed forward pass: logits that are not finite, a program that fails."""
 
 
 def one_line(error: Exception) -> str:
-    """An error's message, for a line of its own."""
+    """Return an error's message as one line, or the name of its type if it has none."""
     return " ".join(str(error).split()) or type(error).__name__
 
 
 @dataclass(frozen=True)
-class Recorder(Sampler):
-    """The greedy sampler, which keeps the logits it was given, in float32."""
+class RecordingSampler(Sampler):
+    """A greedy sampler that records the logits of each call, in float32."""
 
     sampled: list[F32Array] = field(default_factory=list, repr=False, compare=False)
 
@@ -48,8 +52,8 @@ class Recorder(Sampler):
 
 
 @dataclass(frozen=True)
-class Drawer(Sampler):
-    """A sampler that draws, and keeps the probabilities it drew from, of each token in the order of ids."""
+class DrawingSampler(Sampler):
+    """A sampler that records the distribution of each draw: (vocab_size,) probabilities, by token id."""
 
     drawn: list[F64Array] = field(default_factory=list, repr=False, compare=False)
 
@@ -64,30 +68,34 @@ class Drawer(Sampler):
 
 
 @dataclass(frozen=True)
-class Said:
-    """A free-running answer to `prompt_ids`: its tokens, the logits that were sampled, and why it ended;
-    `cached`: how many tokens of the prompt were not computed again."""
+class FreeRun:
+    """A greedy answer to `prompt_ids`: its tokens, the logits of each step, and why it ended.
+
+    cached_tokens: tokens of the prompt whose keys and values came from the prefix cache.
+    """
 
     prompt_ids: tuple[int, ...]
     token_ids: list[int]
     logits: list[F32Array]
     reason: FinishReason | None
-    cached: int = 0
+    cached_tokens: int = 0
 
 
 @dataclass(frozen=True)
-class Forced:
-    """A run on given tokens. `rows` is the last layer's output at every position of the prompt, bf16,
-    (prompt length, hidden_size); `logits` is (steps, vocab_size), row 0 from the prompt's last position;
-    `cache` is what the run has written to."""
+class ForcedRun:
+    """The result of a run on given tokens.
+
+    rows: the last layer's output at every position of the prompt, bf16, (prompt length, hidden_size).
+    logits: (steps, vocab_size); row 0 is from the prompt's last position. cache: the KV cache of the run.
+    """
 
     rows: BF16Array
     logits: F32Array
     cache: KVCache
 
 
-class Subject:
-    """A session under test. It computes nothing itself."""
+class SessionUnderTest:
+    """Runs a session in the ways that the gate compares. It computes nothing itself."""
 
     def __init__(self, session: Session) -> None:
         self.session = session
@@ -96,115 +104,126 @@ class Subject:
     def model(self) -> LoadedModel:
         return self.session.model
 
-    def answer(self, prompt_ids: Sequence[int], steps: int) -> Said:
-        """At most `steps` greedy tokens, as `make run` makes them."""
-        sampler = Recorder()
+    def free_run(self, prompt_ids: Sequence[int], steps: int) -> FreeRun:
+        """Generate at most `steps` greedy tokens, as `make run` does."""
+        sampler = RecordingSampler()
         generation = self.session.generate(prompt_ids, steps, sampler)
         tokens, cached = list(generation), generation.cached_tokens
-        return Said(tuple(prompt_ids), tokens, sampler.sampled, generation.finish_reason, cached)
+        return FreeRun(tuple(prompt_ids), tokens, sampler.sampled, generation.finish_reason, cached)
 
-    def drawn(self, prompt_ids: Sequence[int], steps: int, penalty: float) -> tuple[list[int], F64Array]:
-        """At most `steps` tokens, drawn with a repetition penalty, and what each was drawn from: (steps,
-        vocab_size) probabilities, or nothing where nothing was said."""
-        sampler = Drawer(temperature=1.0, seed=0, repetition_penalty=penalty)
+    def sampled_run(
+        self, prompt_ids: Sequence[int], steps: int, penalty: float
+    ) -> tuple[list[int], F64Array]:
+        """Sample at most `steps` tokens with a repetition penalty.
+
+        Returns the token ids and their distributions, (steps, vocab_size); an empty array if there is no
+        token.
+        """
+        sampler = DrawingSampler(temperature=1.0, seed=0, repetition_penalty=penalty)
         tokens = list(self.session.generate(prompt_ids, steps, sampler))
         return tokens, np.array(sampler.drawn)
 
-    def chat(self, messages: Sequence[str], steps: int) -> list[Said]:
-        """The answers to `messages`, one after the other, as `make chat` makes them.
+    def chat(self, messages: Sequence[str], steps: int) -> list[FreeRun]:
+        """Send `messages` one after the other, as `make chat` does, and return the answers.
 
-        Raises KeyboardInterrupt where Ctrl-C stopped an answer.
+        Raises KeyboardInterrupt if Ctrl-C stopped an answer.
         """
-        listening = _Listening(self.session)
-        lines = iter(messages)
-        talk = Chat(
-            listening, Sampler(), steps, note=_unheard, out=io.StringIO(), read=lambda _: _next(lines)
-        )
-        talk.run()
-        if any(said.reason is FinishReason.INTERRUPTED for said in listening.said):
+        session, lines = _RecordingSession(self.session), iter(messages)
+
+        def read_line(_: str) -> str:
+            try:
+                return next(lines)
+            except StopIteration:
+                raise EOFError from None
+
+        Chat(session, Sampler(), steps, note=no_note, out=io.StringIO(), read=read_line).run()
+        if any(answer.reason is FinishReason.INTERRUPTED for answer in session.answers):
             raise KeyboardInterrupt
-        return listening.said
+        return session.answers
 
-    def forced(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> Forced:
-        """Prefill the prompt, then decode `token_ids` whatever the logits say; the last is not fed.
+    def forced_run(self, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> ForcedRun:
+        """Prefill the prompt, then decode `token_ids` whatever the logits are. The last token is not fed.
 
-        The KV cache is full of UNWRITTEN before, so that a position read before it is written shows.
+        The KV cache is filled with UNWRITTEN_VALUE first, and so are the buffers into which attention's
+        programs gather pages, so that reading an unwritten position shows.
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        for layer in range(model.config.num_hidden_layers):
-            for array in cache.layers[layer]:
-                array.fill(UNWRITTEN)
+        contexts = [context for context in model.blocks.contexts if not model.seq_len]
+        buffers = [model.home.take(context) for context in _up_to(contexts, cache.capacity)]
+        for layers in (cache.layers, *(buffer.layers for buffer in buffers)):
+            for array in itertools.chain.from_iterable(layers):
+                array.fill(UNWRITTEN_VALUE)
+        for buffer in buffers:
+            model.home.give_back(buffer)  # the buffer that was given back last is taken next
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]
-        return Forced(rows, np.stack(logits), cache)
+        return ForcedRun(rows, np.stack(logits), cache)
 
-    def kept(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
-        """Copies of the keys and values, of each layer, that the session would use again for a prompt."""
-        kept = self.session.requests.kept
-        if kept is None or not (common := kept.sequence.in_common(prompt_ids)):
+    def cached_kv(self, prompt_ids: Sequence[int]) -> list[BF16Array]:
+        """Copy the cached keys and values, of each layer, that the session would reuse for a prompt."""
+        kept = self.session.requests.last_sequence
+        if kept is None or not (common := kept.sequence.common_prefix(prompt_ids)):
             return []
-        places = kept.sequence.places(0, common)
+        places = kept.sequence.pool_positions(0, common)
         return [array[:, places] for layer in kept.sequence.pool.layers for array in layer]
 
     def position_logits(self, rows: BF16Array) -> F32Array:
-        """Logits after each of `rows` (of Forced): (len(rows), vocab_size)."""
+        """Return the logits after each of `rows` (ForcedRun.rows): (len(rows), vocab_size)."""
         return np.stack([next_token_logits(self.model, row) for row in rows])
 
 
-class _Listening:
-    """A session for Chat, which notes what is said."""
+def _up_to(contexts: Sequence[int], positions: int) -> Iterator[int]:
+    """Yield the contexts that a sequence has while it grows to `positions`."""
+    for context in sorted(contexts):
+        yield context
+        if context >= positions:
+            return
+
+
+class _RecordingSession:
+    """A session for Chat that records every answer with its logits."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
-        self._recorders: list[Recorder] = []
+        self._recorders: list[RecordingSampler] = []
         self._generations: list[Request] = []
-        self._heard: list[list[int]] = []
+        self._token_ids: list[list[int]] = []
 
     @property
     def tokenizer(self) -> Tokenizer:
         return self._session.tokenizer
 
-    def make_room(self, prompt_ids: Sequence[int]) -> None:
-        self._session.make_room(prompt_ids)
+    def ensure_programs(self, prompt_ids: Sequence[int]) -> None:
+        self._session.ensure_programs(prompt_ids)
 
     def generate(
         self,
         prompt_ids: Sequence[int],
         max_new_tokens: int,
-        sampler: Sampler,  # noqa: ARG002 (as greedy as the one that records)
-        interrupted: Callable[[], bool] = never,
+        sampler: Sampler,  # noqa: ARG002 (greedy too: the recorder takes its place)
+        interrupted: Callable[[], bool] = never_interrupted,
     ) -> Request:
-        recorder = Recorder()
+        recorder = RecordingSampler()
         generation = self._session.generate(prompt_ids, max_new_tokens, recorder, interrupted)
-        self._recorders.append(recorder)  # what was refused is no answer
+        self._recorders.append(recorder)  # only after generate: a refused prompt has no answer
         self._generations.append(generation)
-        self._heard.append([])
+        self._token_ids.append([])
         return generation
 
     def text(self, generation: Request) -> Iterator[str]:
-        return self._session.text(generation, self._overhear(generation))
+        return self._session.text(generation, self._record_tokens(generation))
 
-    def _overhear(self, generation: Request) -> Iterator[int]:
+    def _record_tokens(self, generation: Request) -> Iterator[int]:
         for token in generation:
-            self._heard[-1].append(token)
+            self._token_ids[-1].append(token)
             yield token
 
     @property
-    def said(self) -> list[Said]:
+    def answers(self) -> list[FreeRun]:
+        runs = zip(self._generations, self._token_ids, self._recorders, strict=True)
         return [
-            Said(made.prompt_ids, heard, recorder.sampled, made.finish_reason, made.cached_tokens)
-            for made, heard, recorder in zip(self._generations, self._heard, self._recorders, strict=True)
+            FreeRun(request.prompt_ids, ids, recorder.sampled, request.finish_reason, request.cached_tokens)
+            for request, ids, recorder in runs
         ]
-
-
-def _unheard(remark: str) -> None:
-    """What a chat says beside the answers."""
-
-
-def _next(lines: Iterator[str]) -> str:
-    try:
-        return next(lines)
-    except StopIteration:
-        raise EOFError from None

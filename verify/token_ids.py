@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from aerie.engine.tokenizer import Tokenizer
+from aerie.verify.bit_identity import BitIdentity, compare
 from aerie.verify.gate_prompts import CODE, CONVERSATION, EMOJI, LANGUAGES, LONG, QUESTION, SHORT
-from aerie.verify.identity import Identity, compare
 from aerie.verify.subject import one_line
 
 READ_APART = "token ids, and tokenizer.json's"
@@ -21,11 +21,11 @@ TEXTS = (QUESTION, SHORT, LONG, CODE, LANGUAGES, EMOJI)
 CHATS = (CONVERSATION[:1], CONVERSATION)
 
 
-def compare_token_ids(tokenizer: Tokenizer, folder: Path) -> Identity:
+def compare_token_ids(tokenizer: Tokenizer, folder: Path) -> BitIdentity:
     """Compare the ids of all texts of the gate. Counts ids, and texts or chats in which one differs."""
     if not (folder / "tokenizer.json").is_file():
         why = "there is no tokenizer.json" if folder.is_dir() else "a GGUF file has no tokenizer.json"
-        return Identity(READ_APART, skipped=why)
+        return BitIdentity(READ_APART, skipped=why)
     ours = [tokenizer.encode(text) for text in TEXTS]
     theirs = _texts(folder)
     if tokenizer.has_chat_template:
@@ -33,7 +33,7 @@ def compare_token_ids(tokenizer: Tokenizer, folder: Path) -> Identity:
         try:
             theirs += _chats(folder)
         except Exception as error:  # transformers, tokenizers and jinja raise many unrelated types
-            return Identity(READ_APART, broken=f"transformers cannot tell: {one_line(error)}")
+            return BitIdentity(READ_APART, broken=f"transformers failed: {one_line(error)}")
     return compare(READ_APART, *([np.array(ids) for ids in side] for side in (ours, theirs)))
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
 from aerie.version import DISTRIBUTION

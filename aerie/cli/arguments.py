@@ -23,10 +23,10 @@ from aerie.cli.export_command import add_export, export
 from aerie.cli.models_command import add_models, add_pull, add_rm, models, pull, rm
 from aerie.common import folders, standard_streams
 from aerie.common.errors import KnobError, UsageError, UserError
-from aerie.engine.blocks import GUIDE, ROWS
 from aerie.engine.context_end import STOP
-from aerie.engine.progress import end_as_at_ctrl_c
-from aerie.engine.strategies.choosing import DEFAULT, DYNAMIC, ENTROPY, RULES, Rule
+from aerie.engine.reporter import treat_signals_as_interrupt
+from aerie.engine.strategies.unmasking import DEFAULT_RULE, DYNAMIC, ENTROPY, RULES, UnmaskingRule
+from aerie.engine.variant_set import GUIDE, ROWS
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime import AerieRuntimeError, ArrayError
 from aerie.runtime.memory import available_bytes, format_bytes, use_one_malloc_arena
@@ -153,8 +153,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--seq-len",
         type=int_at_least(1),
-        help="compile six programs for prompts of up to so many tokens, in place of those of variants; a "
-        "longer prompt is refused",
+        help=(
+            "compile six programs for prompts of up to this many tokens instead of the variants; a "
+            "longer prompt is refused"
+        ),
     )
 
 
@@ -175,7 +177,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--backend",
         default="auto",
-        help="auto, virtual or npu; auto takes the NPU where there is one (default: %(default)s)",
+        help="auto, virtual or npu; auto uses the NPU if there is one (default: %(default)s)",
     )
     parser.add_argument(
         "--numerics",
@@ -185,7 +187,7 @@ def add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        help=f"where compiled programs are kept (default: programs in {CACHE_FOLDER_HELP})",
+        help=f"folder of the compiled programs (default: programs in {CACHE_FOLDER_HELP})",
     )
 
 
@@ -216,9 +218,11 @@ def _add_generation(parser: argparse.ArgumentParser) -> None:
 def _add_draft(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--draft",
-        help="guess what comes next and try several tokens in a pass: lookup, by what the text said before, "
-        "or a smaller model with the same tokenizer, as --model names one; no token changes (default: no "
-        "guesses)",
+        help=(
+            "propose draft tokens and check several in one pass: lookup (copies from the text so "
+            "far), or a smaller model with the same tokenizer, named as for --model; no output token "
+            "changes (default: no drafts)"
+        ),
     )
 
 
@@ -227,7 +231,7 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--rule",
         help="of models that fill in blocks, which masks of a block a pass fills in: "
-        f"{', '.join(RULES)} (default: {DEFAULT})",
+        f"{', '.join(RULES)} (default: {DEFAULT_RULE})",
     )
     parser.add_argument(
         "--steps",
@@ -237,17 +241,17 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--threshold",
         type=finite_float,
-        help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {Rule().threshold})",
+        help=f"of {DYNAMIC}: choices that are surer stay, from 0 to 1 (default: {UnmaskingRule().threshold})",
     )
     parser.add_argument(
         "--entropy",
         type=finite_float,
-        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {Rule().entropy})",
+        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {UnmaskingRule().entropy})",
     )
     parser.add_argument(
         "--block-size",
         type=int_at_least(1),
-        help="tokens of a block, where it is to be another than the model was trained with",
+        help="tokens of a diffusion block (default: as the model was trained)",
     )
 
 
@@ -257,7 +261,7 @@ def add_prompt(parser: argparse.ArgumentParser) -> None:
     source.add_argument("--prompt-file", metavar="FILE", help="read the text to answer from a file")
     add_system(parser)
     parser.add_argument(
-        "--raw", action="store_true", help="continue the text as it is, without the chat template"
+        "--raw", action="store_true", help="continue the text unchanged, without the chat template"
     )
     parser.add_argument(
         "--control-tokens",
@@ -278,8 +282,10 @@ def add_template(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="a value that the model's chat template asks for, as enable_thinking=false: JSON, or else text; "
-        "several times",
+        help=(
+            "a variable of the model's chat template, such as enable_thinking=false: JSON, or else "
+            "text; repeatable"
+        ),
     )
 
 
@@ -316,7 +322,7 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         "--top-p",
         type=finite_float,
         default=1.0,
-        help="draw from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
+        help="sample from the fewest tokens whose probabilities reach p; 1: all (default: %(default)s)",
     )
     parser.add_argument(
         "--min-p",
@@ -324,7 +330,9 @@ def _add_sampling(parser: argparse.ArgumentParser) -> None:
         default=0.0,
         help="draw from tokens at least p times as likely as the likeliest; 0: all (default: %(default)s)",
     )
-    parser.add_argument("--seed", type=int_at_least(0), help="makes drawing repeatable (default: none)")
+    parser.add_argument(
+        "--seed", type=int_at_least(0), help="seed of the sampling, for repeatable answers (default: none)"
+    )
     _add_penalties(parser)
 
 
@@ -333,7 +341,7 @@ def _add_penalties(parser: argparse.ArgumentParser) -> None:
         "--repetition-penalty",
         type=finite_float,
         default=1.0,
-        help="makes every token of prompt and answer less likely, the more the larger; 1: none (default: "
+        help="makes the tokens of prompt and answer less likely; larger values more so; 1: off (default: "
         "%(default)s)",
     )
     parser.add_argument(
@@ -373,7 +381,7 @@ def _add_structured_output(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--json-schema",
         metavar="FILE",
-        help="a JSON schema: the answer is JSON that it describes (default: none)",
+        help="a JSON schema that the answer must match (default: none)",
     )
 
 
@@ -416,7 +424,7 @@ def setup_process() -> None:
     """Set up a command's own process: text, signals and memory."""
     standard_streams.open_standard_streams()
     use_utf8()
-    end_as_at_ctrl_c()
+    treat_signals_as_interrupt()
     use_one_malloc_arena()
 
 

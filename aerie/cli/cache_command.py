@@ -18,7 +18,7 @@ from aerie.common import compiler_records, folders
 from aerie.common.errors import UserError
 from aerie.common.store import EntryGroup, Store
 from aerie.runtime.artifacts import Manifest, artifact_store, forget_missing
-from aerie.runtime.memory import GIB
+from aerie.runtime.memory import format_file_bytes
 
 SHOW, CLEAR = "show", "clear"
 DONE = 0
@@ -120,20 +120,22 @@ def add_cache(parser: argparse.ArgumentParser) -> None:
         metavar="WHAT",
         default=SHOW,
         choices=(SHOW, CLEAR),
-        help="show: the folder, what lies in it, sizes, last use (default); clear: remove what is made again "
-        "when it is needed",
+        help=(
+            "show: the folder, its contents, sizes, last use (default); clear: remove what Aerie can "
+            "make again"
+        ),
     )
     parser.add_argument(
         "--older-than",
         type=_days,
         metavar="DAYS",
-        help="clear only what was not used for so many days (default: all)",
+        help="clear only what was not used for this many days (default: all)",
     )
     parser.add_argument("--all", action="store_true", help="clear records and reports too")
     parser.add_argument(
         "--cache-dir",
         type=Path,
-        help="of compiled programs, as it was given to other commands",
+        help="the folder of compiled programs, if other commands got one",
     )
 
 
@@ -152,7 +154,7 @@ def cache(arguments: argparse.Namespace) -> int:
     sections = cache_sections(folders.cache_folder(), arguments.cache_dir)
     if arguments.what == SHOW:
         if arguments.all or arguments.older_than is not None:
-            raise UserError("--all and --older-than say what to clear: aerie cache clear ...")
+            raise UserError("--all and --older-than are for aerie cache clear")
         _show(sections)
     else:
         _clear(
@@ -165,19 +167,19 @@ def cache(arguments: argparse.Namespace) -> int:
 
 def _show(sections: Sequence[CacheSection]) -> None:
     total = sum(section.nbytes for section in sections)
-    print(f"{folders.cache_folder()}: {format_exact_bytes(total)} of ours")
+    print(f"{folders.cache_folder()}: {format_file_bytes(total)} of ours")
     non_empty = [section for section in sections if section.files]
     for section in non_empty:
         files = f"{section.files} file{'s' if section.files > 1 else ''}"
         remark = "" if section.is_rebuilt else " (only clear --all removes it)"
         print(
-            f"  {format_exact_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
+            f"  {format_file_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
             f"{section.description}{remark}"
         )
         if not section.folder.is_relative_to(folders.cache_folder()):
             print(f"{'':39}in {section.folder}")
     if folders.vnpu_folder() is None:
-        print("  what the virtual NPU built is not kept (VNPU_CACHE=off)")
+        print("  programs of the virtual NPU are not cached (VNPU_CACHE=off)")
     if non_empty:
         print("to remove it: aerie cache clear [--older-than DAYS] [--all]")
     print(f"another folder: {folders.VARIABLE}=/path/to/folder")
@@ -190,11 +192,11 @@ def _clear(sections: Sequence[CacheSection], older_than: float | None, everythin
         freed += nbytes
         if files:
             print(
-                f"removed {files} file{'s' if files > 1 else ''}, {format_exact_bytes(nbytes)}: "
+                f"removed {files} file{'s' if files > 1 else ''}, {format_file_bytes(nbytes)}: "
                 f"{section.description}"
             )
     rest = "" if everything else "; records and reports stay (--all removes them too)"
-    print(f"{format_exact_bytes(freed)} freed in {folders.cache_folder()}{rest}")
+    print(f"{format_file_bytes(freed)} freed in {folders.cache_folder()}{rest}")
 
 
 def clear(section: CacheSection, older_than: float | None = None) -> tuple[int, int]:
@@ -233,14 +235,6 @@ def _remove_empty(section: CacheSection, removed: Sequence[EntryGroup]) -> None:
             with contextlib.suppress(OSError):
                 folder.rmdir()
             folder = folder.parent
-
-
-def format_exact_bytes(nbytes: int) -> str:
-    """A size for people, such as "1.5 GiB"."""
-    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
-        if nbytes >= unit:
-            return f"{nbytes / unit:.1f} {name}"
-    return f"{nbytes} bytes"
 
 
 def _ago(used: float) -> str:

@@ -13,7 +13,7 @@ from aerie.common.errors import UserError
 from aerie.engine.conversation import Conversation, Turn, load, save
 from aerie.engine.errors import PromptTooLongError
 from aerie.engine.generate import FinishReason
-from aerie.engine.progress import stop_on_interrupt
+from aerie.engine.reporter import stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.tokenizer import Tokenizer
@@ -28,7 +28,7 @@ class ChatSession(Protocol):
     @property
     def tokenizer(self) -> Tokenizer: ...
 
-    def make_room(self, prompt_ids: Sequence[int]) -> None: ...
+    def ensure_programs(self, prompt_ids: Sequence[int]) -> None: ...
 
     def generate(
         self,
@@ -118,7 +118,7 @@ class Chat:
         conversation = replace(self._conversation, turns=turns)
         try:
             prompt_ids = self._session.tokenizer.encode_chat(conversation.messages(text))
-            self._session.make_room(prompt_ids)
+            self._session.ensure_programs(prompt_ids)
             with stop_on_interrupt() as interrupted:
                 generation = self._session.generate(
                     prompt_ids, self._max_new_tokens, self._sampler, interrupted
@@ -137,9 +137,9 @@ class Chat:
 
     def _note_finish(self, generation: Request) -> None:
         if generation.finish_reason is FinishReason.CONTEXT:
-            self._note(f"[{generation.ending}; {TOO_LONG_ADVICE}]")
+            self._note(f"[{generation.finish_text}; {TOO_LONG_ADVICE}]")
         elif generation.finish_reason is not FinishReason.STOP:
-            self._note(f"[{generation.ending}]")
+            self._note(f"[{generation.finish_text}]")
 
     def _too_long(self, error: PromptTooLongError) -> str:
         if not self._conversation.turns:
@@ -199,9 +199,7 @@ class Chat:
         if not conversation.turns:
             raise UserError("There is nothing to save yet.")
         if path.exists() and not is_ours:
-            raise UserError(
-                f"{path} is there already, and stays as it is; name another file, or remove it first"
-            )
+            raise UserError(f"{path} exists and is not overwritten; name another file, or remove it first")
         save(conversation, path)
         self._file = path
         replaced = ", in place of what was there" if is_ours else ""

@@ -17,23 +17,23 @@ from aerie.cli.prompts import read_text, tokenize_prompt
 from aerie.cli.terminal import terminal_foreground
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint, with_block_size
-from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import CheckpointError
 from aerie.engine.generate import FinishReason
-from aerie.engine.grammar import Grammars
-from aerie.engine.progress import Reporter, stop_on_interrupt
+from aerie.engine.grammar import GrammarCompiler
+from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine.reporter import Reporter, stop_on_interrupt
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.decode_config import LOOKUP, DecodeConfig
-from aerie.engine.strategies.drafting import Drafting
-from aerie.engine.strategies.drafting_model import check_drafter, drafting_by
-from aerie.engine.strategies.strategy import Passes
+from aerie.engine.strategies.decode_config import PROMPT_LOOKUP, DecodeConfig
+from aerie.engine.strategies.draft_model import check_drafter, draft_model_source
+from aerie.engine.strategies.drafters import DraftSource
+from aerie.engine.strategies.strategy import PassCounts
 from aerie.engine.tokenizer import check_text, note_missing_template
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 
 DONE = 0
@@ -45,12 +45,12 @@ def compile_(arguments: argparse.Namespace) -> int:
     options, report = runtime_options(arguments, compile_only=True), Reporter()
     config = load_config(find_checkpoint(arguments.model))
     if arguments.draft is not None:  # guesses are tried in steps, whatever an answer by itself is decoded in
-        compile_programs(config, replace(options, decode=ROWS), report, every=True)
+        compile_programs(config, replace(options, decode=ROWS), report, all_variants=True)
     if arguments.draft is None or options.decode != ROWS:
-        compile_programs(config, options, report, every=True)
-    if arguments.draft not in (None, LOOKUP):
+        compile_programs(config, options, report, all_variants=True)
+    if arguments.draft not in (None, PROMPT_LOOKUP):
         draft_config = load_config(find_checkpoint(arguments.draft))
-        compile_programs(draft_config, draft_model_options(options), report, every=True)
+        compile_programs(draft_config, draft_model_options(options), report, all_variants=True)
     return DONE
 
 
@@ -128,7 +128,7 @@ def _answer(
     checkpoint = _open_checkpoint(arguments, report)
     sampler.check_vocabulary(checkpoint.config.vocab_size)
     if schema is not None:
-        grammars = Grammars(checkpoint.tokenizer, checkpoint.config)
+        grammars = GrammarCompiler(checkpoint.tokenizer, checkpoint.config)
         sampler = replace(sampler, grammar=grammars.json(schema))
     decode_config = _decode_config(arguments, checkpoint, sampler)
     drafter = find_draft_model(arguments.draft, checkpoint)
@@ -138,9 +138,9 @@ def _answer(
     with stop_on_interrupt() as interrupted:
         generation = session.generate(prompt.ids, arguments.n_tokens, sampler, interrupted, decode_config)
         text = stream(session.text(generation), out)
-    parts = [str(generation.figures), generation.ending, session.backend]
+    parts = [str(generation.figures), generation.finish_text, session.backend]
     if passes := _passes(generation):
-        parts.insert(1, passes.told(len(generation.token_ids)))
+        parts.insert(1, passes.summary(len(generation.token_ids)))
     report.note(" | ".join(parts))
     return session, generation, text
 
@@ -149,9 +149,9 @@ def _exit_code(generation: Request) -> int:
     return INTERRUPTED if generation.finish_reason is FinishReason.INTERRUPTED else DONE
 
 
-def _passes(request: Request) -> Passes | None:
+def _passes(request: Request) -> PassCounts | None:
     """What it took, where that is not a pass for each token."""
-    return request.passes if request.passes.drafted or request.passes.blocks else None
+    return request.pass_counts if request.pass_counts.drafted or request.pass_counts.blocks else None
 
 
 def _to_json(session: Session, generation: Request, text: str) -> dict[str, object]:
@@ -184,24 +184,24 @@ def _decode_config(arguments: argparse.Namespace, checkpoint: Checkpoint, sample
         steps=arguments.steps,
         threshold=arguments.threshold,
         entropy=arguments.entropy,
-        draft=None if arguments.draft is None else LOOKUP,
+        draft=None if arguments.draft is None else PROMPT_LOOKUP,
     )
     if arguments.draft and checkpoint.config.diffusion:
         decode_config = replace(decode_config, draft=arguments.draft)  # the refusal names what was given
-    decode_config.maker(checkpoint.config, sampler)
+    decode_config.strategy_factory(checkpoint.config, sampler)
     return decode_config
 
 
 def find_draft_model(draft: str | None, checkpoint: Checkpoint) -> Checkpoint | None:
     """Open the draft model of --draft; None if there is none. Raises as find_checkpoint, and UserError if it
     does not fit the model."""
-    if draft is None or draft == LOOKUP:
+    if draft is None or draft == PROMPT_LOOKUP:
         return None
     try:
         draft_model = open_checkpoint(find_checkpoint(draft))
     except CheckpointError as error:
         raise CheckpointError(
-            f"--draft {draft!r} (DRAFT) is not {LOOKUP!r}, so it is to be a model: {error}"
+            f"--draft {draft!r} (DRAFT) is not {PROMPT_LOOKUP!r}, so it is to be a model: {error}"
         ) from None
     ours, theirs = ((each.config, each.tokenizer) for each in (checkpoint, draft_model))
     check_drafter(ours, theirs, draft)
@@ -224,10 +224,10 @@ def _with_draft_model(
 
 def load_draft_model(
     draft_model: Checkpoint, target: ModelConfig, options: RuntimeOptions, report: Reporter
-) -> tuple[Session, Drafting]:
+) -> tuple[Session, DraftSource]:
     """Prepare the draft model. Returns its session, and the source of drafts for the target."""
     draft_session = prepare_runtime(draft_model, draft_model_options(options), report)
-    return draft_session, drafting_by(lambda: draft_session.model, threading.Lock(), target)
+    return draft_session, draft_model_source(lambda: draft_session.model, threading.Lock(), target)
 
 
 def draft_model_options(options: RuntimeOptions) -> RuntimeOptions:

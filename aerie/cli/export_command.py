@@ -14,14 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 
 from aerie import rooms
-from aerie.cli.cache_command import format_exact_bytes
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.families import FAMILIES
-from aerie.engine.progress import Reporter
-from aerie.engine.static_form import origins, sizes_of
+from aerie.engine.reporter import Reporter
+from aerie.engine.static_form import static_sizes, weight_sources
 from aerie.multi_launch_builder.static_step import STATIC_STEP_KIND, StaticSizes, plan_static_step
+from aerie.runtime.memory import format_file_bytes
 
 DONE = 0
 MAX_LEN = 512
@@ -36,7 +36,7 @@ def add_export(count: Callable[[str], int], parser: argparse.ArgumentParser) -> 
         required=True,
         help="a checkpoint folder of a block diffusion model, or a Hugging Face id",
     )
-    parser.add_argument("--layers", type=count, help="only the first so many layers (default: all)")
+    parser.add_argument("--layers", type=count, help="export only the first N layers (default: all)")
     parser.add_argument("--batch", type=count, default=1, help="sequences of a call (default: %(default)s)")
     parser.add_argument(
         "--max-len",
@@ -73,7 +73,7 @@ def export(arguments: argparse.Namespace) -> int:
         "model": str(folder.absolute()),
         "sizes": asdict(sizes),
         "kv_cache_bytes": sizes.cache_bytes(),
-        "weights": {name: vars(of) for name, of in origins(config, program).items()},
+        "weights": {name: vars(of) for name, of in weight_sources(config, program).items()},
     }
     table = json.dumps(program_to_json(program) | about, indent=2) + "\n"
     _write(out, {f"{STATIC_STEP_KIND}.mlir": program.text, f"{STATIC_STEP_KIND}.args.json": table})
@@ -88,7 +88,7 @@ def export(arguments: argparse.Namespace) -> int:
 def _cache_note(sizes: StaticSizes) -> str:
     layers, kinds, batch, heads, positions, head_dim = sizes.kv_cache
     return (
-        f"kv_cache and updated_cache take {format_exact_bytes(sizes.cache_bytes())} each: {layers} layers x "
+        f"kv_cache and updated_cache take {format_file_bytes(sizes.cache_bytes())} each: {layers} layers x "
         f"{kinds} (keys "
         f"and values) x {batch} sequences x {heads} heads x {positions} positions x {head_dim} elements x 2 "
         "bytes"
@@ -125,7 +125,7 @@ def _sizes(arguments: argparse.Namespace, config: ModelConfig, report: Reporter)
             f"--max-len {max_len} is not a multiple of the block of {block} tokens, so that the last block "
             f"would not fit the cache; give {max(1, max_len // block) * block}"
         )
-    return sizes_of(config, layers, arguments.batch, block, max_len)
+    return static_sizes(config, layers, arguments.batch, block, max_len)
 
 
 def _block(arguments: argparse.Namespace, config: ModelConfig, report: Reporter) -> int:

@@ -11,7 +11,7 @@ from typing import Final
 from aerie.common.errors import own_command
 from aerie.engine.errors import CheckpointError
 from aerie.engine.gguf.model_files import PART, SUFFIX
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.runtime.memory import format_bytes
 
 ALIASES = {"base": "meta-llama/Llama-3.2-1B", "instruct": "meta-llama/Llama-3.2-1B-Instruct"}
@@ -51,7 +51,7 @@ def fetch_checkpoint(model: str) -> Path:
 
     name = ALIASES.get(model, model)
     if not constants.HF_HUB_OFFLINE and cached_checkpoint(name) is None:
-        Reporter().note(f"fetching {name} from Hugging Face, which takes a network; later runs need none")
+        Reporter().note(f"fetching {name} from Hugging Face, which needs a network; later runs do not")
     try:
         return Path(snapshot_download(name, allow_patterns=HUB_FILES, ignore_patterns=HUB_OTHERS))
     except Exception as error:  # network, authentication, disk: the hub raises many unrelated types

@@ -126,4 +126,4 @@ def line_editing(note: Callable[[str], None]) -> Iterator[None]:
             readline.write_history_file(path)
         except OSError as error:
             place = f"{error.filename}: " if error.filename else ""
-            note(f"note: typed lines are not kept for the next chat ({place}{error.strerror})")
+            note(f"note: the history of typed lines is not saved for the next chat ({place}{error.strerror})")

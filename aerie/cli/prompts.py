@@ -11,10 +11,10 @@ from pathlib import Path
 
 from aerie.common.errors import UsageError
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.conversation import Conversation
 from aerie.engine.errors import PromptError
 from aerie.engine.forward import check_prompt
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.tokenizer import Tokenizer, check_text, note_missing_template
 
 STANDARD_INPUT = "-"
@@ -48,8 +48,11 @@ def tokenize_prompt(
     text = read_prompt(arguments.prompt, arguments.prompt_file)
     ids = _encode(checkpoint.tokenizer, text, arguments, note)
     options = replace(options, prompt_tokens=len(ids))
-    seq_len, end = options.blocks(checkpoint.config).seq_len, options.end(checkpoint.config)
-    check_prompt(ids, checkpoint.config, seq_len, endless=end.drops)
+    seq_len, end = (
+        options.variant_set(checkpoint.config).seq_len,
+        options.context_end_policy(checkpoint.config),
+    )
+    check_prompt(ids, checkpoint.config, seq_len, past_context_allowed=end.drops)
     return TokenizedPrompt(text, ids, options)
 
 

@@ -170,14 +170,16 @@ def _tiles_granted() -> bool:
 def cpu_defines() -> tuple[str, ...]:
     """Macros for C++ beside the CPU's features.
 
-    VNPU_L2_ASKS: a core has more outstanding lines of memory in L2 than in L1 (include/vnpu/ahead.h).
+    VNPU_L2_PREFETCH: a core has more outstanding lines of memory in L2 than in L1 (include/vnpu/prefetch.h).
     VNPU_SLOW_PAIRS: products of pairs of bf16 take longer than single products, so sums use the order of the
     single ones (include/vnpu/dots.h).
 
     Intel's have 16 fill buffers in L1 and 48 entries in L2's queue (its optimization reference manual, Golden
     Cove). Pairs are half as fast there as f32: 92 and 185 GFLOP/s on a core of Emerald Rapids.
     """
-    return ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _cpuinfo_words("vendor_id") else ()
+    return (
+        ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS") if "GenuineIntel" in _cpuinfo_words("vendor_id") else ()
+    )
 
 
 def cpu_flags() -> tuple[str, ...]:

@@ -45,8 +45,8 @@ class ToolchainError(ProgramError):
     def of_system(what: object, error: OSError) -> ToolchainError:
         """The error for a file or folder that the system refused while `what` was built."""
         return ToolchainError(
-            f"cannot build {what}: {error}. Free space, or choose another folder: AERIE_CACHE names the one "
-            "that built programs are kept in, and VNPU_CACHE=off keeps none"
+            f"cannot build {what}: {error}. Free space, or choose another folder: AERIE_CACHE "
+            "names the folder of built programs, and VNPU_CACHE=off stores none"
         )
 
 

@@ -115,14 +115,15 @@ OPT = Knob(
 KEEP = Knob(
     "VNPU_KEEP",
     "",
-    "folder that receives a copy of the generated C++; empty: none is kept",
+    "folder that receives a copy of the generated C++; empty: no copy",
     "a folder; this is a file",
     _may_be_folder,
 )
 HOME = Knob(
     "AERIE_CACHE",
     "",
-    "folder of all that is kept: programs, records, reports; empty: build in a checkout, else aerie in the "
+    "folder of everything that Aerie stores: programs, records, reports; empty: build in a "
+    "checkout, else aerie in the "
     "user's cache folder",
     "a folder; this is a file",
     _may_be_folder,
@@ -145,14 +146,14 @@ NUMERICS = Knob(
 ROUNDING = Knob(
     "VNPU_ROUNDING",
     "conv_even",
-    "how f32 becomes bf16: conv_even (nearest, ties to even) or floor (what a core does before it is told)",
+    "how f32 becomes bf16: conv_even (nearest, ties to even) or floor (what a core does after power-up)",
     "conv_even or floor",
     {"conv_even", "floor"}.__contains__,
 )
 RACE_EVENTS = Knob(
     "VNPU_RACE_EVENTS",
     str(1 << 26),
-    "accesses that the race check remembers in a run, about 100 bytes each; a note tells of more",
+    "maximum accesses that the race check records in a run, about 100 bytes each; a note reports more",
     f"a whole number from 1 to {MAX_RACE_EVENTS}",
     _is_event_count,
 )
@@ -170,8 +171,8 @@ def _parts(text: str) -> set[str]:
 PLAIN = Knob(
     "AERIE_PLAIN",
     "",
-    "parts that are done the plain way, to compare with: products, calls, buffers, host_code, or all; empty: "
-    "none",
+    "parts that run without optimisations, for comparison: products, calls, buffers, host_code, "
+    "or all; empty: none",
     f"some of {', '.join(PLAIN_PARTS)} with commas between, or all",
     _are_plain_parts,
     replaces=(

@@ -118,9 +118,9 @@ class BoundedProcess:
         try:
             message = _packed([function, arguments])
         except RecursionError:
-            raise OverLimitError("what it was given is nested too deeply") from None
+            raise OverLimitError("its input is nested too deeply") from None
         except (TypeError, ValueError) as error:
-            raise OverLimitError(f"it was given what JSON cannot say: {error}") from None
+            raise OverLimitError(f"its input has a value that JSON cannot represent: {error}") from None
         with self._turns, self._child() as child:
             return child.call(message)
 

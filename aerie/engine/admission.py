@@ -1,10 +1,11 @@
-"""Which requests have pages: who comes in, who gives way, and what is kept of a conversation.
+"""Admission: which requests have pages, which are preempted, and which sequence is kept for the next prompt.
 
-A request comes in when the pool has pages for its prompt, in the order of turns, and is refused where nobody
-is under way who could give any. Where pages run out, conversations that rest give theirs back first, then the
-request under way whose turn is last, and waits again: they are put aside where that is cheaper
-(`_is_swapped_out`), else what they had is read anew later, as far as nobody took them. Either way no bit
-changes and no token is drawn twice, so an answer has the tokens that it would have alone.
+A request is admitted in the order of its arrival and priority when the pool has pages for its prompt. It is
+refused if no running request could free enough. When pages run out, idle conversations are preempted first,
+then the running request that is last in order. A preempted request waits. Its pages are swapped out if that
+is cheaper (`_is_swapped_out`); else its tokens are computed again later, except those still in the prefix
+cache. Preemption changes no bit and samples no token twice, so a request has the same tokens as if it were
+alone.
 """
 
 from __future__ import annotations
@@ -14,35 +15,42 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE
 from aerie.engine.embeddings import Token
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import bf16
-from aerie.engine.pages import PAGE, PagedSequence, PagePool, PoolFullError, SwappedSequence, page_bytes
+from aerie.engine.page_pool import (
+    PAGE_SIZE,
+    PagedSequence,
+    PagePool,
+    PoolFullError,
+    SwappedSequence,
+    page_bytes,
+)
 from aerie.engine.requests import AnswerState, Request
+from aerie.engine.variant_set import GUIDE
 
 MAX_RUNNING_REQUESTS = 32
-"""Under way at once: rows of the largest program that reads each weight once for few rows."""
-MOST_READ = 2
-"""Under way at once of what is read and not answered: each sees its own, so more in a step save nothing."""
+"""Maximum number of running requests: rows of the largest program that reads each weight once for few rows."""
+MAX_PREFILL_ONLY_REQUESTS = 2
+"""Maximum number of running prefill-only requests. More in a step save nothing, as each attends to its own
+positions."""
 
 
 @dataclass(frozen=True)
-class Counts:
-    """What a scheduler has done: steps, rows of all of them, requests that gave their pages back, those of
-    them whose pages were put aside, tokens of prompts that were found in the pool, and such that were laid
-    from chunks."""
+class SchedulerStats:
+    """Totals of a scheduler: engine steps, rows, preemptions, swaps among them, prompt tokens found in the
+    prefix cache, and tokens inserted from chunks."""
 
     steps: int = 0
     rows: int = 0
     preemptions: int = 0
     swaps: int = 0
     cached_tokens: int = 0
-    laid_tokens: int = 0
+    inserted_tokens: int = 0
 
 
 class LastSequence(NamedTuple):
-    """The sequence of the last conversation, the answer in it, and whose it is."""
+    """The sequence of the last conversation, its answer, and its request."""
 
     sequence: PagedSequence
     answer: AnswerState | None
@@ -50,213 +58,225 @@ class LastSequence(NamedTuple):
 
 
 class Admission:
-    """Requests that wait for pages of a pool, and those that have some. `kept` is the sequence of the last
-    conversation."""
+    """Requests that wait for pages of a pool, and requests that have pages.
+
+    last_sequence: the sequence of the last conversation, kept for the next prompt.
+    """
 
     def __init__(self, model: LoadedModel, pool: PagePool) -> None:
-        self.model, self.pool, self.counts = model, pool, Counts()
+        self.model, self.pool, self.stats = model, pool, SchedulerStats()
         self._waiting: list[Request] = []
         self._running: dict[Request, PagedSequence] = {}
-        self._aside: dict[Request, SwappedSequence] = {}
-        self.kept: LastSequence | None = None
+        self._swapped: dict[Request, SwappedSequence] = {}
+        self.last_sequence: LastSequence | None = None
 
     @property
-    def _keeps(self) -> bool:
+    def _keeps_sequences(self) -> bool:
         """Whether sequences of conversations are kept."""
-        return bool(self.model.blocks.variants) and self.model.config.diffusion is None
+        return bool(self.model.variant_set.variants) and self.model.config.diffusion is None
 
-    def held(self, request: Request) -> int:
-        """See requests.Steps."""
-        return self._running[request].seen if request in self._running else 0
+    def cached_positions(self, request: Request) -> int:
+        return self._running[request].tokens_seen if request in self._running else 0
 
-    def room(self, request: Request) -> int:
-        """See requests.Steps."""
-        held = self._running[request].length if request in self._running else 0
-        return self.model.positions - held
+    def free_positions(self, request: Request) -> int:
+        length = self._running[request].length if request in self._running else 0
+        return self.model.positions - length
 
     def retire(self, request: Request) -> None:
-        """See requests.Steps."""
         request.is_retired = True
-        self._leave_out()
+        self._remove_finished()
 
     def resume(self, request: Request) -> None:
-        """See requests.Steps."""
         request.is_retired = False
         self._waiting.append(request)
 
-    def _leave_out(self) -> None:
-        """Let go of what is over or was left; what was computed and not picked from, where a step was broken
-        off, is left to be computed again."""
-        self.pool.take_back()
+    def _remove_finished(self) -> None:
+        """Remove finished requests, and release sequences that were passed to `release_later`. Positions that
+        were computed before a failed step, and not sampled from, are dropped."""
+        self.pool.collect_released()
         for request, sequence in self._running.items():
-            if not request.is_over and sequence.seen > (most := request.max_cached_positions()):
-                sequence.go_back(max(0, most - sequence.dropped))
-        for request in [one for one in (*self._waiting, *self._running) if one.is_over]:
+            if not request.is_finished and sequence.tokens_seen > (
+                max_positions := request.max_cached_positions()
+            ):
+                sequence.truncate(max(0, max_positions - sequence.dropped_tokens))
+        for request in [request_ for request_ in (*self._waiting, *self._running) if request_.is_finished]:
             request.close()
-            held = self._running.pop(request, None)
-            if held and request.is_conversation and self._keeps:
-                self._keep(request, held)
-            elif held:
-                held.release()
-            if aside := self._aside.pop(request, None):
-                aside.release()
+            sequence_ = self._running.pop(request, None)
+            if sequence_ and request.is_conversation and self._keeps_sequences:
+                self._keep_sequence(request, sequence_)
+            elif sequence_:
+                sequence_.release()
+            if swapped := self._swapped.pop(request, None):
+                swapped.release()
         if self._waiting:
-            self._waiting = [one for one in self._waiting if not one.is_over]
+            self._waiting = [request_ for request_ in self._waiting if not request_.is_finished]
 
-    def _keep(self, request: Request, sequence: PagedSequence) -> None:
-        """Its sequence, which holds all but the last token of the answer, or less of the prompt."""
-        self._let_go()
+    def _keep_sequence(self, request: Request, sequence: PagedSequence) -> None:
+        """Keep the sequence of a finished conversation. It holds all tokens but the last of the answer, or
+        less of the prompt."""
+        self._release_last_sequence()
         last = len(request.tokens) - 1
-        if sequence.seen > last:
-            sequence.go_back(last - sequence.dropped)
-        is_whole = sequence.seen == last and (request.token_ids or request.resumes)
-        self.kept = LastSequence(sequence, request.state if is_whole else None, request)
+        if sequence.tokens_seen > last:
+            sequence.truncate(last - sequence.dropped_tokens)
+        is_complete = sequence.tokens_seen == last and (request.token_ids or request.resumes)
+        self.last_sequence = LastSequence(sequence, request.state if is_complete else None, request)
 
-    def settle(self) -> None:
-        """Take leave of what is over, without a step."""
-        self._leave_out()
+    def remove_finished(self) -> None:
+        """Remove finished requests without an engine step."""
+        self._remove_finished()
 
-    def keep(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
-        """Have a sequence in the place of the last conversation's."""
-        self._let_go()
-        self.kept = LastSequence(sequence, answer)
+    def set_last_sequence(self, sequence: PagedSequence, answer: AnswerState | None) -> None:
+        """Keep this sequence in place of the last conversation's."""
+        self._release_last_sequence()
+        self.last_sequence = LastSequence(sequence, answer)
 
-    def forget(self) -> None:
-        """Let go of the last conversation's sequence, and of all beginnings that would be found."""
-        self._let_go()
-        self.pool.manager.forget_all()
+    def clear_prefix_cache(self) -> None:
+        """Release the last conversation's sequence, and forget all cached pages."""
+        self._release_last_sequence()
+        self.pool.manager.evict_all()
 
-    def _let_go(self) -> None:
-        """Of the last conversation's sequence. Its full pages are found until others need them."""
-        if self.kept:
-            self.kept.sequence.release()
-        self.kept = None
+    def _release_last_sequence(self) -> None:
+        """Release the last conversation's sequence. Its full pages stay in the prefix cache until they are
+        allocated again."""
+        if self.last_sequence:
+            self.last_sequence.sequence.release()
+        self.last_sequence = None
 
     def _admit(self) -> None:
-        """Take in those whose pages are free, in the order of their turns: nobody is passed by."""
+        """Admit waiting requests whose pages are free, strictly in order."""
         if not self._waiting:
             return
-        self._waiting.sort(key=lambda one: one.turn)
-        while request := next((one for one in self._waiting if self._has_place(one)), None):
+        self._waiting.sort(key=lambda request_: request_.order)
+        while request := next((request_ for request_ in self._waiting if self._has_slot(request_)), None):
             try:
-                sequence = self._begun(request)
+                sequence = self._start_sequence(request)
             except UserError as error:
                 request.fail(error)
-                self._leave_out()
+                self._remove_finished()
                 continue
-            count = min(len(request.tokens) - sequence.seen, self.model.positions - sequence.length)
-            if (missing := sequence.missing(count)) > self.pool.manager.free:
-                self._have_resting_give_way(missing)
-            if (missing := sequence.missing(count)) > self.pool.manager.free:
+            count = min(len(request.tokens) - sequence.tokens_seen, self.model.positions - sequence.length)
+            if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
+                self._free_idle_conversations(needed)
+            if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
                 sequence.release()
-                if any(one.is_asked for one in self._running):
+                if any(request_.is_active for request_ in self._running):
                     return
-                request.error = PoolFullError(missing, self.pool.manager.free, self.pool.manager.pages)
-                self._leave_out()
+                request.error = PoolFullError(
+                    needed, self.pool.manager.free_count, self.pool.manager.page_count
+                )
+                self._remove_finished()
                 continue
-            found = sequence.length
+            cached = sequence.length
             if not request.token_ids:
-                request.cached_tokens = found
-            self.counts = replace(self.counts, cached_tokens=self.counts.cached_tokens + found)
+                request.cached_tokens = cached
+            self.stats = replace(self.stats, cached_tokens=self.stats.cached_tokens + cached)
             self._waiting.remove(request)
             self._running[request] = sequence
             sequence.reserve(count)
-            if aside := self._aside.pop(request, None):
-                aside.swap_in(sequence)
+            if swapped := self._swapped.pop(request, None):
+                swapped.swap_in(sequence)
 
-    def _begun(self, request: Request) -> PagedSequence:
-        """A sequence with what is known of a request's tokens. UserError where the answer that it goes on
-        with is no longer kept."""
-        kept, is_first = self.kept, not request.token_ids and request not in self._aside
-        if kept and kept.request is request:
-            self.kept = None
-            return kept.sequence
+    def _start_sequence(self, request: Request) -> PagedSequence:
+        """A sequence for a request, with the pages that are cached for its tokens. Raises UserError if it
+        continues an answer that is no longer kept."""
+        last, is_first = self.last_sequence, not request.token_ids and request not in self._swapped
+        if last and last.request is request:
+            self.last_sequence = None
+            return last.sequence
         if request.resumes and is_first:
-            if not kept or kept.answer is not request.resumes:
+            if not last or last.answer is not request.resumes:
                 raise UserError(
                     "the answer cannot go on: another one was begun since, and its keys and values are no "
                     "longer kept; give the prompt again"
                 )
-            self.kept = None
-            return kept.sequence
-        sequence = PagedSequence(self.pool, request.begins.key)
-        sequence.begin(self._findable(request))
-        if request.is_conversation and is_first and kept:
-            held = kept.sequence
-            self.kept, common = None, held.in_common(request.prompt)
-            other, sequence = (sequence, held) if common > sequence.length else (held, sequence)
-            if sequence is held:
-                sequence.go_back(common)
-                sequence.dropped = 0
-            other.release()
+            self.last_sequence = None
+            return last.sequence
+        sequence = PagedSequence(self.pool, request.prompt_source.key)
+        sequence.match_prefix(self._cacheable_tokens(request))
+        if request.is_conversation and is_first and last:
+            last_sequence = last.sequence
+            self.last_sequence, common = None, last_sequence.common_prefix(request.prompt)
+            unused, sequence = (
+                (sequence, last_sequence) if common > sequence.length else (last_sequence, sequence)
+            )
+            if sequence is last_sequence:
+                sequence.truncate(common)
+                sequence.dropped_tokens = 0
+            unused.release()
         return sequence
 
-    def _have_resting_give_way(self, needed: int) -> None:
-        """Free pages of conversations that nobody asks for now, the last one's first."""
-        self._let_go()
-        resting = sorted((one for one in self._running if not one.is_asked), key=lambda one: one.turn)
-        while resting and needed > self.pool.manager.free:
-            self._preempt(resting.pop())
+    def _free_idle_conversations(self, needed: int) -> None:
+        """Free pages of conversations that no caller waits for, the last one's first."""
+        self._release_last_sequence()
+        idle = sorted((one for one in self._running if not one.is_active), key=lambda one: one.order)
+        while idle and needed > self.pool.manager.free_count:
+            self._preempt(idle.pop())
 
-    def _has_place(self, request: Request) -> bool:
-        """Whether it is asked for, and there are fewer of its kind under way than can be at once."""
-        if not request.is_asked:
+    def _has_slot(self, request: Request) -> bool:
+        """Whether a caller waits for the request, and fewer than the maximum of its kind are running."""
+        if not request.is_active:
             return False
-        of_its_kind = sum(one.is_asked and one.is_read == request.is_read for one in self._running)
-        return of_its_kind < (MOST_READ if request.is_read else MAX_RUNNING_REQUESTS)
+        running = sum(
+            one.is_active and one.is_prefill_only == request.is_prefill_only for one in self._running
+        )
+        return running < (MAX_PREFILL_ONLY_REQUESTS if request.is_prefill_only else MAX_RUNNING_REQUESTS)
 
-    def _lay(self) -> None:
-        """Give sequences what is laid next of their chunks."""
+    def _insert_chunks(self) -> None:
+        """Insert the next chunks into sequences."""
         for request, sequence in self._running.items():
-            if not (laid := request.lay(sequence)):
+            if not (inserted := request.insert_chunks(sequence)):
                 continue
-            request.cached_tokens += 0 if request.token_ids else laid
-            self.counts = replace(self.counts, laid_tokens=self.counts.laid_tokens + laid)
+            request.cached_tokens += 0 if request.token_ids else inserted
+            self.stats = replace(self.stats, inserted_tokens=self.stats.inserted_tokens + inserted)
 
-    def _makes_room(self, request: Request) -> bool:
-        """Whether a sequence that fills the context could drop what its end says."""
+    def _can_drop(self, request: Request) -> bool:
+        """Whether a full sequence has pages for dropping positions. Drops them if so."""
         sequence, model = self._running[request], self.model
         if sequence.length < model.positions:
             return True
-        gone = model.end.gone(sequence.length)
-        if not self._frees(lambda: sequence.missing_to_drop(gone), request, ()):
+        positions = model.context_end.dropped_positions(sequence.length)
+        if not self._free_pages(lambda: sequence.pages_needed_to_drop(positions), request, ()):
             return False
-        model.make_room(sequence)
+        model.drop_positions(sequence)
         return True
 
-    def _findable(self, request: Request) -> Sequence[Token]:
-        """Its tokens that may be looked for, and one after them; in guide these are its prompt, and none
-        where the six programs read that whole."""
-        if aside := self._aside.get(request):
-            return aside.cacheable_tokens
+    def _cacheable_tokens(self, request: Request) -> Sequence[Token]:
+        """The request's tokens to look up in the prefix cache, and one token after them. In `guide` only its
+        prompt; none for the six programs."""
+        if swapped := self._swapped.get(request):
+            return swapped.cacheable_tokens
         tokens = [] if self.model.seq_len else request.cacheable_tokens()
-        return tokens[: request.to_read + 1] if request.decode == GUIDE else tokens
+        return tokens[: request.prefill_length + 1] if request.decode_path == GUIDE else tokens
 
     def _is_decoding(self, request: Request) -> bool:
-        """Whether its next token is decoded by GEMVs: in the family guide, what the model made."""
-        if request.decode != GUIDE:
+        """Whether GEMVs decode its next token."""
+        if request.decode_path != GUIDE:
             return False
-        return self._running[request].seen >= request.to_read
+        return self._running[request].tokens_seen >= request.prefill_length
 
-    def _has_pages(self, request: Request, count: int, stay: Sequence[Request]) -> bool:
-        """Whether there are pages to write so many tokens; where not, others give way, but for those that
-        stay and those whose turn is before this one's."""
+    def _has_pages(self, request: Request, count: int, scheduled: Sequence[Request]) -> bool:
+        """Whether there are pages to write `count` tokens. Preempts other requests if not, except the
+        scheduled ones and those before this one in order."""
         sequence = self._running[request]
-        if not self._frees(lambda: sequence.missing(count), request, stay):
+        if not self._free_pages(lambda: sequence.pages_needed(count), request, scheduled):
             return False
         sequence.reserve(count)
         return True
 
-    def _frees(self, missing: Callable[[], int], request: Request, stay: Sequence[Request]) -> bool:
-        """As _has_pages, for so many pages."""
-        if missing() > self.pool.manager.free:
-            self._have_resting_give_way(missing())
-        while (needed := missing()) > self.pool.manager.free:
-            others = [one for one in self._running if one is not request and one not in stay]
-            victim = max(others, key=lambda one: one.turn, default=None)
-            if victim is None or victim.turn < request.turn:
+    def _free_pages(
+        self, pages_needed: Callable[[], int], request: Request, scheduled: Sequence[Request]
+    ) -> bool:
+        """Free as many pages as `pages_needed` returns, as `_has_pages`."""
+        if pages_needed() > self.pool.manager.free_count:
+            self._free_idle_conversations(pages_needed())
+        while (needed := pages_needed()) > self.pool.manager.free_count:
+            others = [one for one in self._running if one is not request and one not in scheduled]
+            victim = max(others, key=lambda one: one.order, default=None)
+            if victim is None or victim.order < request.order:
                 if len(self._running) == 1:
-                    request.error = PoolFullError(needed, self.pool.manager.free, self.pool.manager.pages)
+                    request.error = PoolFullError(
+                        needed, self.pool.manager.free_count, self.pool.manager.page_count
+                    )
                 return False
             self._preempt(victim)
         return True
@@ -265,20 +285,20 @@ class Admission:
         sequence = self._running.pop(request)
         swaps = self._is_swapped_out(sequence)
         if swaps:
-            self._aside[request] = sequence.swap_out()
+            self._swapped[request] = sequence.swap_out()
         sequence.release()
         self._waiting.append(request)
-        done = self.counts
-        self.counts = replace(done, preemptions=done.preemptions + 1, swaps=done.swaps + swaps)
+        stats = self.stats
+        self.stats = replace(stats, preemptions=stats.preemptions + 1, swaps=stats.swaps + swaps)
 
     def _is_swapped_out(self, sequence: PagedSequence) -> bool:
-        """Whether there is room for its pages aside, and to copy them there and back moves fewer bytes than
-        to read the layers' weights for the tokens that would be read anew, in passes of 32 rows: those of
-        pages that nobody else holds, as the others' are found again."""
-        if len(sequence.pages) > self.pool.spare.free:
+        """Whether to swap the sequence out: the swap space has room, and copying its pages there and back
+        moves fewer bytes than reading the layers' weights to compute its tokens again, MAX_RUNNING_REQUESTS
+        rows a pass. Shared pages do not count, since they stay in the cache."""
+        if len(sequence.pages) > self.pool.swap.free_count:
             return False
-        config = self.model.stored
-        own = sequence.length - PAGE * sum(map(self.pool.manager.is_shared, sequence.pages))
-        weights = bf16.itemsize * config.num_hidden_layers * config.layer_weights
+        config = self.model.kv_config
+        own = sequence.length - PAGE_SIZE * sum(map(self.pool.manager.is_shared, sequence.pages))
+        weights = bf16.itemsize * config.num_hidden_layers * config.layer_parameters
         copied = 4 * len(sequence.pages) * page_bytes(config)  # read and written, twice
         return copied < weights * -(-own // MAX_RUNNING_REQUESTS)

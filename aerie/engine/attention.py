@@ -1,4 +1,4 @@
-"""Decode attention over the KV cache on the CPU: one query position, with grouped heads."""
+"""Decode attention on the CPU over the KV cache: one query position, grouped heads."""
 
 from __future__ import annotations
 
@@ -10,75 +10,78 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common import knobs
-from aerie.engine.kv import KeysAndValues, Layers, write_rows
-from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention
+from aerie.engine.kv_cache import KeysAndValues, Layers, write_rows
+from aerie.engine.native import KVPosition, NativeAttention, NativeLayer, native_attention
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.runtime import HostWork
 
 
-def _serving(keys: BF16Array, visible: object) -> NativeAttention | None:
-    """The C++ form where it can be had and serves these."""
+def _native_for(keys: BF16Array, visible: object) -> NativeAttention | None:
+    """The C++ functions if they can attend to these keys, else None."""
     native = native_attention()
-    return native if native and native.serves(keys, visible) else None
+    return native if native and native.can_attend(keys, visible) else None
 
 
 class NewKVRows:
-    """Keys and values of new tokens on their way into a cache, in C++ where it can be had.
+    """Stores keys and values of new tokens in a cache, with C++ code if it is available.
 
-    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `keys_before_rope` is there
-    where the cache has them. `move_to` comes before each step.
+    layers: keys and values of each layer, (kv_heads, capacity, head_dim). keys_before_rope: the same shape
+    for each layer; empty if the cache does not store them. Call `set_position` or `set_positions` before each
+    call.
     """
 
     def __init__(self, layers: Layers, keys_before_rope: Sequence[BF16Array] = ()) -> None:
-        self._layers, self._unturned, self._place = layers, keys_before_rope, Place()
+        self._layers, self._keys_before_rope, self._position = layers, keys_before_rope, KVPosition()
         self._native = native_attention() if layers[0][0].flags.c_contiguous else None
 
-    def move_to(self, position: int, rows: int = 1) -> None:
-        """The next step has so many rows to keep, the first of them at `position`. IndexError beyond the
+    def set_position(self, position: int, rows: int = 1) -> None:
+        """Store `rows` rows from `position` on in the next call. Raises IndexError if one is outside the
         cache."""
         self._check(position, position + rows - 1)
-        self._place.stand(position, rows)
+        self._position.set_rows(position, rows)
 
-    def move_apart(self, positions: NDArray[np.int64]) -> None:
-        """The next step has a row to keep at each of these positions. IndexError beyond the cache."""
+    def set_positions(self, positions: NDArray[np.int64]) -> None:
+        """Store a row at each of these positions in the next call, int64 (rows,). Raises IndexError if one is
+        outside the cache."""
         if len(positions):
             self._check(int(positions.min()), int(positions.max()))
-        self._place.stand_at(positions)
+        self._position.set_row_positions(positions)
 
     def _check(self, first: int, last: int) -> None:
         capacity = self._layers[0][0].shape[1]
         if first < 0 or last >= capacity:
             raise IndexError(f"positions {first}..{last} in a cache of {capacity}")
 
-    def works(
+    def layer_work(
         self, layer: int, key_rows: BF16Array, value_rows: BF16Array, *keys_before_rope: BF16Array
     ) -> list[HostWork]:
-        """To keep the first of these rows, (rows, kv_heads * head_dim), which lie in arrays that stay."""
-        works = [self._work(self._layers[layer], key_rows, value_rows)]
+        """The host work that stores the first of these rows, (rows, kv_heads * head_dim), in `layer`. The
+        arrays must stay at their addresses."""
+        work = [self._work(self._layers[layer], key_rows, value_rows)]
         for rows in keys_before_rope:
-            stored = self._unturned[layer]
-            works.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
-        return works
+            stored = self._keys_before_rope[layer]
+            work.append(self._work((stored, stored), rows, rows))  # the same twice, at one place
+        return work
 
     def _work(self, stored: KeysAndValues, key_rows: BF16Array, value_rows: BF16Array) -> HostWork:
         keys, values = stored
         if self._native and key_rows.flags.c_contiguous and value_rows.flags.c_contiguous:
             arrays = {"keys": keys, "values": values, "key_rows": key_rows, "value_rows": value_rows}
-            return LayerCode(self._native, self._place, 1, **arrays).keep_rows()
+            return NativeLayer(self._native, self._position, 1, **arrays).keep_rows()
 
         def keep() -> None:
-            positions = self._place.positions
+            positions = self._position.positions
             write_rows(stored, positions, key_rows[: len(positions)], value_rows[: len(positions)])
 
         return HostWork(keep)
 
 
 class CacheAttention:
-    """What the host does in each layer of a decoded token: keep its keys and values, and attend to the cache.
+    """The host work of a decoded token in each layer: store its key and value, then attend to the cache.
 
-    `layers` are keys and values of each layer, (kv_heads, capacity, head_dim); `out`, (width,), receives the
-    attention of all heads. `move_to` comes before each token. The form, C++ or numpy, is chosen once, by the
-    positions that the first token attends to. `keys_before_rope`: as for NewKVRows.
+    layers: keys and values of each layer, (kv_heads, capacity, head_dim). out: (width,) bf16, receives the
+    attention of all heads. Call `set_position` before each token. C++ or numpy is chosen once, by the
+    positions that the first token attends to. keys_before_rope: as in NewKVRows.
     """
 
     def __init__(
@@ -86,31 +89,32 @@ class CacheAttention:
     ) -> None:
         self.out = np.empty(width, bf16)
         self._layers, self._rows = layers, NewKVRows(layers, keys_before_rope)
-        self._visible, self._place = visible, Place()
-        self._native = _serving(layers[0][0], visible)
+        self._visible, self._position = visible, KVPosition()
+        self._native = _native_for(layers[0][0], visible)
         self._threads = knobs.thread_count() if self._native else 1
 
-    def serves(self, visible: Any) -> bool:
-        """Whether a token that sees `visible` would be given the same form."""
-        return _serving(self._layers[0][0], visible) is self._native
+    def can_reuse_for(self, visible: Any) -> bool:
+        """Whether a token that attends to `visible` would use the same implementation."""
+        return _native_for(self._layers[0][0], visible) is self._native
 
-    def move_to(self, place: int, visible: Any) -> None:
-        """The next token is kept at this place of the cache, and sees the places that the index `visible`
-        picks."""
-        self._rows.move_to(place)
+    def set_position(self, position: int, visible: Any) -> None:
+        """Store the next token at this position of the cache, and let it attend to the positions that the
+        index `visible` selects."""
+        self._rows.set_position(position)
         self._visible = visible
         if self._native:
-            self._place.see(visible, self._layers[0][0].shape[1])
+            self._position.set_visible(visible, self._layers[0][0].shape[1])
 
-    def works(self, layer: int, query: BF16Array, *new: BF16Array) -> tuple[list[HostWork], HostWork]:
-        """To keep new rows, (kv_heads * head_dim,): key, value, and where the cache has it the key before
-        RoPE; and to attend with the query, in arrays that stay."""
+    def layer_work(self, layer: int, query: BF16Array, *new: BF16Array) -> tuple[list[HostWork], HostWork]:
+        """The host work of a layer: store the new rows, each (kv_heads * head_dim,): key, value and, if the
+        cache has it, the key before RoPE; then attend with `query`. The arrays must stay at their addresses.
+        """
         keys, values = self._layers[layer]
         key_row, value_row, *keys_before_rope = (row[None] for row in new)
-        keep = self._rows.works(layer, key_row, value_row, *keys_before_rope)
+        keep = self._rows.layer_work(layer, key_row, value_row, *keys_before_rope)
         if self._native and query.flags.c_contiguous:
             arrays = {"query": query, "keys": keys, "values": values, "out": self.out}
-            return keep, LayerCode(self._native, self._place, self._threads, **arrays).attend()
+            return keep, NativeLayer(self._native, self._position, self._threads, **arrays).attend()
 
         def attend() -> None:
             self.out[...] = reference_attention(query, keys, values, self._visible)

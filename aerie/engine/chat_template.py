@@ -1,7 +1,7 @@
-"""A checkpoint's chat template: a conversation as the text that its model was trained on.
+"""A checkpoint's chat template: turns a conversation into the text that the model was trained on.
 
-A template is code that came with the checkpoint, and what it is given came with a request. It is rendered in
-a child process, within limits.
+A template is code from the checkpoint, and its input comes from a request. It is rendered in a child process,
+within limits.
 """
 
 from __future__ import annotations
@@ -14,24 +14,27 @@ from aerie.common.sandbox import BoundedError, BoundedProcess, Limits, RaisedErr
 from aerie.engine.errors import PromptError
 from aerie.engine.tool_calls import Message
 
-LONGEST = 1_000_000
-"""Characters of a template. Published ones have up to 30,000."""
+MAX_TEMPLATE_LENGTH = 1_000_000
+"""Maximum characters of a template. Published ones have up to 30,000."""
 
-AT_ONCE = 4
-"""Conversations that are rendered side by side: one that takes all of its time holds no other."""
+MAX_CONCURRENT_RENDERS = 4
+"""Maximum conversations that are rendered at the same time: a slow one delays no other."""
 
-RENDERING = BoundedProcess("aerie.engine.rendering", Limits(cpu_s=2.0, wait_s=30.0), AT_ONCE)
+RENDERING = BoundedProcess(
+    "aerie.engine.template_renderer", Limits(cpu_s=2.0, wait_s=30.0), MAX_CONCURRENT_RENDERS
+)
 
-GIVEN = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
-"""Names in a template that are told by what else is asked, or stand for a function."""
+RESERVED_NAMES = ("messages", "tools", "add_generation_prompt", "raise_exception", "strftime_now")
+"""Names in a template that are set by other arguments, or are functions."""
 
 
-MARK = "\ufdd0\ufdd1 "
-"""Where an answer goes on that was begun; Unicode gives the two to programs, for use within."""
+CONTINUATION_MARK = "\ufdd0\ufdd1 "
+"""Marks the end of an answer that is to be continued. Unicode reserves these two characters for internal use.
+"""
 
 
 class TemplateArgumentError(PromptError):
-    """An argument for a chat template that cannot be given. `name` is its name."""
+    """An argument that cannot be passed to a chat template. `name`: its name."""
 
     def __init__(self, name: str, message: str) -> None:
         super().__init__(message)
@@ -40,44 +43,48 @@ class TemplateArgumentError(PromptError):
 
 @dataclass(frozen=True)
 class ChatTemplate:
-    """templates: in jinja, by their names; one that has no other is `default`. special_tokens: what they know
-    by name, such as bos_token."""
+    """templates: jinja sources by name; a single one is `default`. special_tokens: values that they know by
+    name, such as bos_token."""
 
     templates: Mapping[str, str]
     special_tokens: Mapping[str, str]
 
     def warm(self) -> None:
-        """Have a child process start, beside what else is to be loaded."""
+        """Start a child process, while other things are loaded."""
         RENDERING.warm()
 
     @property
     def text(self) -> str | None:
-        """The template; None where there are several."""
+        """The template; None if there are several."""
         (first, *others) = self.templates.values()
         return None if others else first
 
-    def chosen(self, with_tools: bool) -> str:
-        """The template that is rendered: as in transformers, `tool_use` where there are tools, else
-        `default`. PromptError where there is neither."""
+    def select(self, with_tools: bool) -> str:
+        """The template to render: as in transformers `tool_use` if there are tools, else `default`. Raises
+        PromptError if there is neither."""
         names = ["tool_use", "default"] if with_tools else ["default"]
-        found = next((self.templates[name] for name in names if name in self.templates), None)
-        if found is None:
-            there = ", ".join(sorted(self.templates))
+        template = next((self.templates[name] for name in names if name in self.templates), None)
+        if template is None:
+            names_ = ", ".join(sorted(self.templates))
             raise PromptError(
-                f"the checkpoint has several chat templates ({there}), and none is named default, which is "
+                f"the checkpoint has several chat templates ({names_}), and none is named default, which is "
                 "for conversations without tools; name one of them so in its tokenizer_config.json"
             )
-        if len(found) > LONGEST:
+        if len(template) > MAX_TEMPLATE_LENGTH:
             raise PromptError(
-                f"the checkpoint's chat template is {len(found)} characters long, and {LONGEST} is the "
+                f"the checkpoint's chat template is {len(template)} characters long, and {MAX_TEMPLATE_LENGTH} is the "
                 "limit; fetch its file again"
             )
-        return found
+        return template
 
-    def check(self, arguments: Iterable[str]) -> None:
-        """TemplateArgumentError for one that would take the place of what the template is given anyway."""
+    def check_arguments(self, arguments: Iterable[str]) -> None:
+        """Raises TemplateArgumentError for a name that the template gets another value for."""
         for name in arguments:
-            if name in GIVEN or name in self.special_tokens or name.endswith(("_token", "_token_id")):
+            if (
+                name in RESERVED_NAMES
+                or name in self.special_tokens
+                or name.endswith(("_token", "_token_id"))
+            ):
                 raise TemplateArgumentError(
                     name,
                     f"{name} cannot be given to the chat template, which has a value of this name anyway; "
@@ -91,12 +98,12 @@ class ChatTemplate:
         arguments: Mapping[str, Any],
         continues: bool = False,
     ) -> str:
-        """The text, up to where the assistant answers; with `continues`, to the end of what it has said in
-        the last message. arguments: further values, by the names that the template has for them. PromptError
-        where it makes no text of this."""
+        """The text, up to where the assistant's answer starts; with `continues`, to the end of the last
+        message, which the answer continues. arguments: further values, by their names in the template. Raises
+        PromptError if the template gives no text."""
         if continues:
             *before, last = messages
-            messages = [*before, {**last, "content": last["content"] + MARK}]
+            messages = [*before, {**last, "content": last["content"] + CONTINUATION_MARK}]
         values = {
             "documents": None,
             **self.special_tokens,
@@ -106,7 +113,7 @@ class ChatTemplate:
             "add_generation_prompt": not continues,
         }
         try:
-            text = str(RENDERING.call("render", self.chosen(tools is not None), values))
+            text = str(RENDERING.call("render", self.select(tools is not None), values))
         except BoundedError as error:
             raise PromptError(
                 f"the checkpoint's chat template refuses this conversation ({error}); {_way_out(error)}"
@@ -116,15 +123,14 @@ class ChatTemplate:
 
 
 def _up_to_mark(text: str) -> str:
-    """What stands before MARK. A template that trims messages takes its blank, and is not given those before
-    it either."""
-    before, found, after = text.rpartition(MARK.rstrip())
-    if not found:
+    """The text before CONTINUATION_MARK. If the template trims messages, the blank before it is trimmed too."""
+    before, mark, after = text.rpartition(CONTINUATION_MARK.rstrip())
+    if not mark:
         raise PromptError(
             "the checkpoint's chat template does not write the last message as it stands, so that no answer "
             "can go on with it; end with a message of the user"
         )
-    return before if after.startswith(MARK[-1]) else before.rstrip()
+    return before if after.startswith(CONTINUATION_MARK[-1]) else before.rstrip()
 
 
 def _way_out(error: BoundedError) -> str:

@@ -1,13 +1,13 @@
-"""Chunks: texts that are read once, each by itself, and stand in any sequence afterwards.
+"""Chunks: texts that are computed once, alone, and inserted into any sequence afterwards.
 
-What is kept of a chunk are its values and its keys before RoPE, in pages of the pool, where other sequences
-have their keys turned. In a sequence the keys are turned by their positions there: so they have the bits that
-they would have, had the chunk been read at that place, seeing itself alone. Turning keys that were turned
-already, as seed 004 does, would round them twice.
+A chunk's values and its keys before RoPE are stored in pages of the pool, in the place of keys. When a chunk
+is inserted, its keys get RoPE for their positions in that sequence. So they have the bits of a chunk that was
+computed at that place and attended only to itself. Adding a rotation to keys that are rotated already, as
+seed 004 does, would round them twice.
 
-A chunk's id is the SHA-256 of its token ids, so the same content is there once. Its pages are held by nobody
-but while they are read, or where it is pinned; they go when the pool needs them, those first that were not
-used for longest, and come back from the chunk's file, or by reading it anew.
+A chunk's id is the SHA-256 of its token ids, so equal content is stored once. Its pages have no references,
+except while they are read or while the chunk is pinned. The pool evicts them least recently used first; they
+come back from the chunk's file, or the chunk is computed again.
 """
 
 from __future__ import annotations
@@ -22,24 +22,24 @@ import numpy as np
 
 from aerie.common.errors import UserError
 from aerie.engine.errors import PromptError
-from aerie.engine.kv import Layers
-from aerie.engine.numerics import BF16Array, turned
-from aerie.engine.pages import PAGE, KVCache, PagedSequence, PagePool, PoolFullError
+from aerie.engine.kv_cache import Layers
+from aerie.engine.numerics import BF16Array, apply_rope
+from aerie.engine.page_pool import PAGE_SIZE, KVCache, PagedSequence, PagePool, PoolFullError
 
-Read: TypeAlias = "Callable[[Sequence[int]], KVCache]"
-"""Runs tokens that see nothing before them; gives a cache with keys before RoPE."""
+PrefillChunk: TypeAlias = "Callable[[Sequence[int]], KVCache]"
+"""Computes tokens that attend to nothing before them. Returns a cache with keys before RoPE."""
 
 
 def chunk_id(token_ids: Sequence[int]) -> str:
-    """SHA-256 of the ids as 64-bit integers, lowest byte first: 64 hexadecimal digits."""
+    """SHA-256 of the ids as little-endian 64-bit integers: 64 hexadecimal digits."""
     return hashlib.sha256(np.array(token_ids, "<i8").tobytes()).hexdigest()
 
 
 class ChunkInfo(NamedTuple):
-    """A chunk that is registered.
+    """A registered chunk.
 
-    tokens: how many. pinned: whether its pages stay. resident: whether they are in the pool now. reads: how
-    often it was run through the model in this process. uses: how often it was laid into a sequence.
+    tokens: their number. pinned: whether its pages cannot be evicted. resident: whether its pages are in the
+    pool now. reads: how often this process computed it. uses: how often it was inserted into a sequence.
     """
 
     id: str
@@ -50,195 +50,199 @@ class ChunkInfo(NamedTuple):
     uses: int
 
 
-class Files(Protocol):
-    """Where chunks are kept beyond the process (saved.ChunkFolder)."""
+class ChunkStorage(Protocol):
+    """Stores chunks beyond the process (chunk_files.ChunkFolder)."""
 
     def tokens(self) -> dict[str, tuple[int, ...]]:
-        """Of every chunk, by its id."""
+        """The token ids of every chunk, by its id."""
 
     def read(self, name: str) -> Layers | None:
-        """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim); None where there are
-        none that are whole."""
+        """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim). None if they are missing
+        or damaged."""
 
     def write(self, name: str, token_ids: Sequence[int], layers: Layers) -> None: ...
 
     def delete(self, name: str) -> None: ...
 
-    def maker(self, name: str) -> str | None:
-        """What other model made this chunk; None where none did."""
+    def other_model(self, name: str) -> str | None:
+        """The other model that made this chunk; None if no other did."""
 
 
 @dataclass
-class Known:
-    """What the registry knows of a chunk. `held` are its pages where it is pinned."""
+class ChunkState:
+    """The registry's state of a chunk. pinned_pages: its pages if it is pinned."""
 
     tokens: tuple[int, ...]
-    held: list[int] | None = None
+    pinned_pages: list[int] | None = None
     reads: int = 0
     uses: int = 0
 
 
 class ChunkRegistry:
-    """The chunks of a model on a pool of pages.
+    """The chunks of a model, on a page pool.
 
-    rope: rows of the model's rope_table. read: runs a chunk. files: where chunks are kept; None: nowhere.
+    rope: rows of the model's rope_table. read: computes a chunk. files: stores chunks; None means nowhere.
     One thread at a time.
     """
 
-    def __init__(self, pool: PagePool, rope: BF16Array, read: Read, files: Files | None = None) -> None:
+    def __init__(
+        self, pool: PagePool, rope: BF16Array, read: PrefillChunk, files: ChunkStorage | None = None
+    ) -> None:
         self._pool, self._rope, self._read, self._files = pool, rope, read, files
-        kept = files.tokens() if files else {}
-        self._known = {name: Known(tokens) for name, tokens in kept.items()}
+        stored = files.tokens() if files else {}
+        self._chunks = {name: ChunkState(tokens) for name, tokens in stored.items()}
 
     def register(self, token_ids: Sequence[int], pinned: bool = False) -> str:
-        """The id of this content, which is read now unless it is known; `pinned`: its pages stay from now on.
+        """Register this content, and return its id. It is computed now if it is new. pinned: its pages cannot
+        be evicted.
 
-        Raises PromptError for no tokens and those that cannot be run, PoolFullError where pinned pages find
-        no room; nothing is registered then.
+        Raises PromptError for no tokens and for tokens that cannot run, and PoolFullError if pinned pages
+        find no space; then nothing is registered.
         """
         if not token_ids:
             raise PromptError("a chunk is empty; give it some text")
         name = chunk_id(token_ids)
-        known = self._known.get(name, Known(tuple(token_ids)))
-        with self._resident(name, known):
-            if pinned and known.held is None:
-                known.held = self._found(name, known) or self._no_room(known)
-        self._known[name] = known
+        state = self._chunks.get(name, ChunkState(tuple(token_ids)))
+        with self._resident(name, state):
+            if pinned and state.pinned_pages is None:
+                state.pinned_pages = self._cached_pages(name, state) or self._raise_full(state)
+        self._chunks[name] = state
         return name
 
     def chunk(self, name: str) -> Chunk:
-        """What stands for it in a Composition. UserError for an id that is not registered."""
-        if name in self._known:
-            return Chunk(self, name, self._known[name])
-        made_by = self._files.maker(name) if self._files else None
-        if made_by:
+        """The chunk with this id, for a ComposedPrompt. Raises UserError if the id is not registered."""
+        if name in self._chunks:
+            return Chunk(self, name, self._chunks[name])
+        other = self._files.other_model(name) if self._files else None
+        if other:
             raise UserError(
-                f"chunk {name} was made by another model ({made_by}), whose keys and values do not fit this "
+                f"chunk {name} was made by another model ({other}), whose keys and values do not fit this "
                 "one; register its text here"
             )
         raise UserError(f"no chunk has the id {name!r}: it was never registered, or evicted; register it")
 
     def evict(self, name: str) -> None:
-        """Forget a chunk, its file too. Its pages are free; what answers are under way with it goes on.
-        UserError for an id that is not registered."""
+        """Forget a chunk, and delete its file. Requests that use it continue. Raises UserError if the id is
+        not registered."""
         self.chunk(name)
-        known = self._known.pop(name)
-        self._pool.manager.forget(self._keys(name, known))
-        if known.held:
-            self._pool.manager.release(known.held)
+        state = self._chunks.pop(name)
+        self._pool.manager.evict(self._page_keys(name, state))
+        if state.pinned_pages:
+            self._pool.manager.release(state.pinned_pages)
         if self._files:
             self._files.delete(name)
 
     def pin(self, name: str, pinned: bool = True) -> None:
-        """Have its pages stay, or not any more. As register."""
-        known = self.chunk(name).known
+        """Pin or unpin a chunk's pages. Raises as register."""
+        state = self.chunk(name).state
         if pinned:
-            self.register(known.tokens, pinned=True)
-        elif known.held is not None:
-            self._pool.manager.release(known.held)
-            known.held = None
+            self.register(state.tokens, pinned=True)
+        elif state.pinned_pages is not None:
+            self._pool.manager.release(state.pinned_pages)
+            state.pinned_pages = None
 
     def chunks(self) -> list[ChunkInfo]:
-        """All that are registered, in the order of their first registration."""
+        """All registered chunks, in the order of registration."""
         return [
             ChunkInfo(
                 name,
-                len(known.tokens),
-                known.held is not None,
-                self._pool.manager.has(self._keys(name, known)),
-                known.reads,
-                known.uses,
+                len(state.tokens),
+                state.pinned_pages is not None,
+                self._pool.manager.contains(self._page_keys(name, state)),
+                state.reads,
+                state.uses,
             )
-            for name, known in self._known.items()
+            for name, state in self._chunks.items()
         ]
 
-    def lay(self, chunk: Chunk, sequence: PagedSequence, first: int, end: int) -> None:
-        """See composing.Part."""
+    def insert(self, chunk: Chunk, sequence: PagedSequence, first: int, end: int) -> None:
+        """Insert a chunk into a sequence; see composed_prompt.InsertableChunk."""
         begin = sequence.length
         sequence.reserve(end - begin)
-        to, own = sequence.places(begin, end - begin), slice(begin - first, end - first)
-        with self._resident(chunk.name, chunk.known) as layers:
-            for (keys, values), (keys_before_rope, held) in zip(self._pool.layers, layers, strict=True):
-                keys[:, to] = turned(keys_before_rope[:, own], self._rope[begin:end])
-                values[:, to] = held[:, own]
-        chunk.known.uses += 1
-        sequence.advance(chunk.tokens[own])
+        targets, part = sequence.pool_positions(begin, end - begin), slice(begin - first, end - first)
+        with self._resident(chunk.name, chunk.state) as layers:
+            for (keys, values), (keys_before_rope, source_values) in zip(
+                self._pool.layers, layers, strict=True
+            ):
+                keys[:, targets] = apply_rope(keys_before_rope[:, part], self._rope[begin:end])
+                values[:, targets] = source_values[:, part]
+        chunk.state.uses += 1
+        sequence.advance(chunk.tokens[part])
 
     @contextmanager
-    def _resident(self, name: str, known: Known) -> Iterator[Iterator[tuple[BF16Array, BF16Array]]]:
-        """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim): from its pages; where they
-        are gone from its file, or from the model."""
-        pages = self._found(name, known)
-        layers = None if pages else self._anew(name, known)
+    def _resident(self, name: str, state: ChunkState) -> Iterator[Iterator[tuple[BF16Array, BF16Array]]]:
+        """Keys before RoPE and values of each layer, (kv_heads, tokens, head_dim): from the chunk's pages,
+        else from its file, else computed."""
+        pages = self._cached_pages(name, state)
+        layers = None if pages else self._compute(name, state)
         if layers:
-            pages = self._store(name, known, layers)
+            pages = self._store(name, state, layers)
         try:
-            yield iter(layers) if layers else self._of_pages(pages, len(known.tokens))
+            yield iter(layers) if layers else self._read_pages(pages, len(state.tokens))
         finally:
             self._pool.manager.release(pages)
 
-    def _of_pages(self, pages: Sequence[int], count: int) -> Iterator[tuple[BF16Array, BF16Array]]:
-        places = (np.array(pages)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:count]
+    def _read_pages(self, pages: Sequence[int], count: int) -> Iterator[tuple[BF16Array, BF16Array]]:
+        places = (np.array(pages)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)[:count]
         return ((keys[:, places], values[:, places]) for keys, values in self._pool.layers)
 
-    def _found(self, name: str, known: Known) -> list[int]:
-        """Its pages, held once more; none where one of them is gone."""
-        keys = self._keys(name, known)
-        pages = self._pool.manager.find(keys)
+    def _cached_pages(self, name: str, state: ChunkState) -> list[int]:
+        """The chunk's pages, with one more reference each; none if one of them was evicted."""
+        keys = self._page_keys(name, state)
+        pages = self._pool.manager.lookup(keys)
         if len(pages) == len(keys):
             return pages
         self._pool.manager.release(pages)
         return []
 
-    def _anew(self, name: str, known: Known) -> Layers:
+    def _compute(self, name: str, state: ChunkState) -> Layers:
         if self._files and (layers := self._files.read(name)):
             return layers
-        cache = self._read(known.tokens)
-        known.reads += 1
-        count = len(known.tokens)
+        cache = self._read(state.tokens)
+        state.reads += 1
+        count = len(state.tokens)
         pairs = zip(cache.keys_before_rope, cache.layers, strict=True)
         layers = [(keys_before_rope[:, :count], values[:, :count]) for keys_before_rope, (_, values) in pairs]
         if self._files:
-            self._files.write(name, known.tokens, layers)
+            self._files.write(name, state.tokens, layers)
         return layers
 
-    def _store(self, name: str, known: Known, layers: Layers) -> list[int]:
-        """Put it into pages, which are held once; none where too few are free."""
-        keys, count = self._keys(name, known), len(known.tokens)
+    def _store(self, name: str, state: ChunkState, layers: Layers) -> list[int]:
+        """Write the chunk into new pages, with one reference each; none if too few are free."""
+        keys, count = self._page_keys(name, state), len(state.tokens)
         try:
-            pages = self._pool.manager.take(len(keys))
+            pages = self._pool.manager.allocate(len(keys))
         except PoolFullError:
             return []
-        places = (np.array(pages)[:, None] * PAGE + np.arange(PAGE)).reshape(-1)[:count]
-        for to, source in zip(self._pool.layers, layers, strict=True):
-            for pool, held in zip(to, source, strict=True):
-                pool[:, places] = held
+        places = (np.array(pages)[:, None] * PAGE_SIZE + np.arange(PAGE_SIZE)).reshape(-1)[:count]
+        for target, source in zip(self._pool.layers, layers, strict=True):
+            for pool, array in zip(target, source, strict=True):
+                pool[:, places] = array
         for page, key in zip(pages, keys, strict=True):
             self._pool.manager.publish(page, key)
         return pages
 
-    def _keys(self, name: str, known: Known) -> list[bytes]:
-        """Of its pages, the last of which may be full in part: it is never written to again."""
-        count = -(-len(known.tokens) // PAGE)
-        return [self._pool.key_of(f"chunk {name} {number}".encode()) for number in range(count)]
+    def _page_keys(self, name: str, state: ChunkState) -> list[bytes]:
+        """The keys of the chunk's pages. The last page may be partly filled; it is never written again."""
+        count = -(-len(state.tokens) // PAGE_SIZE)
+        return [self._pool.root_key(f"chunk {name} {number}".encode()) for number in range(count)]
 
-    def _no_room(self, known: Known) -> list[int]:
+    def _raise_full(self, state: ChunkState) -> list[int]:
         manager = self._pool.manager
-        raise PoolFullError(-(-len(known.tokens) // PAGE), manager.free, manager.pages)
+        raise PoolFullError(-(-len(state.tokens) // PAGE_SIZE), manager.free_count, manager.page_count)
 
 
 class Chunk(NamedTuple):
-    """A chunk of a registry, as it was when it was asked for: a Part of compositions."""
+    """A chunk of a registry, for composed prompts."""
 
     registry: ChunkRegistry
     name: str
-    known: Known
+    state: ChunkState
 
     @property
     def tokens(self) -> Sequence[int]:
-        """Its ids."""
-        return self.known.tokens
+        """The chunk's token ids."""
+        return self.state.tokens
 
-    def lay(self, sequence: PagedSequence, first: int, end: int) -> None:
-        """See composing.Part."""
-        self.registry.lay(self, sequence, first, end)
+    def insert(self, sequence: PagedSequence, first: int, end: int) -> None:
+        self.registry.insert(self, sequence, first, end)

@@ -1,13 +1,12 @@
-"""What ranks say to each other: the parts of a model that is shared out, each with a device of its own.
+"""Communication between ranks: the parts of a model that several devices share, one device each.
 
-There is one thing that ranks do together: each brings an array, and all see all of them, in the order of
-ranks. The sum of what they made, the first one's logits, and the check that they do the same are made of it;
-so a sum has the same bits whoever came first, and on every rank.
+Ranks do one thing together: each gives an array, and all get all arrays, in the order of ranks. The sum of
+partial results, the first rank's logits, and the check that all compute the same are built on it. So a sum
+has the same bits in any order of arrival, and on every rank.
 
-Two makers: threads of one process, which meet in its memory (`in_process`), and processes, on one machine or
-several, which send what they have by torch.distributed with gloo (`between_processes`), an extra of the
-package. A rank that is waited for longer than `PATIENCE_S` ends what the others do, with an error that names
-it.
+Two implementations: threads of one process (`thread_group`), and processes, on one machine or several, by
+torch.distributed with gloo (`between_processes`), an extra of the package. If a rank waits longer than
+`PEER_TIMEOUT_S`, the work of all ranks ends, with an error that names the missing rank.
 """
 
 from __future__ import annotations
@@ -29,53 +28,55 @@ from aerie.runtime import RunError
 T = TypeVar("T")
 Array = NDArray[Any]
 
-PATIENCE_S = 120.0
-"""Seconds that a rank waits for another one: four times what a program may run on an NPU
-(AERIE_NPU_TIMEOUT). One that ended is noticed at once."""
+PEER_TIMEOUT_S = 120.0
+"""Seconds that a rank waits for another: four times the limit of a program on an NPU (AERIE_NPU_TIMEOUT). A
+rank that ended is noticed at once."""
 
 
 class PeerError(RunError):
-    """Another rank did not come, and is named where that is known: what this one computed goes no further."""
+    """Another rank did not arrive. The error names it if it is known."""
 
 
-class Communication(Protocol):
-    """A rank's way to the others. One thread uses it; all ranks make the same calls in the same order."""
+class Communicator(Protocol):
+    """Connects a rank with the others. One thread uses it. All ranks make the same calls in the same order."""
 
     @property
     def rank(self) -> int:
-        """Which one this is, from 0."""
+        """The number of this rank, from 0."""
 
     @property
-    def ranks(self) -> int:
-        """How many there are."""
+    def world_size(self) -> int:
+        """The number of ranks."""
 
-    def gathered(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
-        """What `use` makes of every rank's array, in the order of ranks; all have one shape and dtype.
+    def all_gather(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
+        """The result of `use` on the arrays of all ranks, in the order of ranks; all have one shape and
+        dtype.
 
-        The arrays are the others' own, and are not changed until all have been used. Raises PeerError.
+        The arrays are the other ranks' own, and do not change until all ranks have used them. Raises
+        PeerError.
         """
 
-    def leave(self) -> None:
-        """Go for good, or until all begin anew: those that wait for this rank raise PeerError at once."""
+    def abort(self) -> None:
+        """Leave the group. Ranks that wait for this one raise PeerError at once."""
 
 
-class Alone:
+class SingleRank:
     """The only rank."""
 
-    rank, ranks = 0, 1
+    rank, world_size = 0, 1
 
-    def gathered(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
+    def all_gather(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
         return use([mine])
 
-    def leave(self) -> None:
-        """Nobody waits."""
+    def abort(self) -> None:
+        """Does nothing: no rank waits."""
 
 
-def add_up(group: Communication, residual: BF16Array, partial: BF16Array, out: BF16Array) -> None:
-    """out = residual, which counts once, + every rank's partial sum; all (rows, width) bf16, `out` an array
-    of its own.
+def all_reduce_sum(group: Communicator, residual: BF16Array, partial: BF16Array, out: BF16Array) -> None:
+    """out = residual, counted once, + every rank's partial sum; all (rows, width) bf16. `out` is an array of
+    its own.
 
-    The sum runs in float32 in the order of ranks and is rounded once.
+    The sum is computed in float32 in the order of ranks, and rounded once.
     """
 
     def add(partials: Sequence[Array]) -> None:
@@ -84,105 +85,105 @@ def add_up(group: Communication, residual: BF16Array, partial: BF16Array, out: B
             total = total + widen(each)
         out[...] = total.astype(bf16)
 
-    group.gathered(partial, add)
+    group.all_gather(partial, add)
 
 
-def from_first(group: Communication, array: Array) -> Array:
-    """Rank 0's array; those of the others say its shape and dtype alone."""
-    return group.gathered(array, lambda arrays: arrays[0].copy())
+def broadcast_from_first(group: Communicator, array: Array) -> Array:
+    """Rank 0's array. The arrays of the others give its shape and dtype only."""
+    return group.all_gather(array, lambda arrays: arrays[0].copy())
 
 
-def check_alike(group: Communication, mark: int) -> None:
-    """Raise PeerError unless all ranks are about to compute the same, which `mark` stands for."""
+def check_ranks_agree(group: Communicator, fingerprint: int) -> None:
+    """Raises PeerError unless `fingerprint`, of what a rank is about to compute, is equal on all ranks."""
 
-    def compare(marks: Sequence[Array]) -> None:
-        other = next((rank for rank, each in enumerate(marks) if each[0] != marks[0][0]), None)
+    def compare(fingerprints: Sequence[Array]) -> None:
+        other = next((rank for rank, each in enumerate(fingerprints) if each[0] != fingerprints[0][0]), None)
         if other is not None:
             raise PeerError(
-                f"rank {other} of {group.ranks} is about to compute other tokens than rank 0: give every "
+                f"rank {other} of {group.world_size} is about to compute other tokens than rank 0: give every "
                 "process the same prompts in the same order, the same options, and a seed where tokens are "
                 "drawn"
             )
 
-    if group.ranks > 1:
-        group.gathered(np.array([mark], np.int64), compare)
+    if group.world_size > 1:
+        group.all_gather(np.array([fingerprint], np.int64), compare)
 
 
 # in one process
 
 
-class Meeting:
-    """Where the threads of a process meet; `member` gives each its Communication. names: what errors call
-    them."""
+class ThreadGroup:
+    """A group of threads of one process; `member` gives each its Communicator. names: of the ranks, for
+    errors."""
 
-    def __init__(self, names: Sequence[str], patience_s: float = PATIENCE_S) -> None:
-        self.names, self.patience_s = names, patience_s
+    def __init__(self, names: Sequence[str], timeout_s: float = PEER_TIMEOUT_S) -> None:
+        self.names, self.timeout_s = names, timeout_s
         self.barrier = threading.Barrier(len(names))
-        self.brought: list[Array] = [np.empty(0)] * len(names)
-        self.came = [0] * len(names)
+        self.arrays: list[Array] = [np.empty(0)] * len(names)
+        self.arrivals = [0] * len(names)
 
-    def member(self, rank: int) -> Communication:
+    def member(self, rank: int) -> Communicator:
         return _Member(self, rank)
 
-    def begin(self) -> None:
-        """Meet anew, after some had left. Nobody may be at it."""
+    def reset(self) -> None:
+        """Start again after a rank has left. No rank may be in a call."""
         self.barrier.reset()
-        self.came = [0] * len(self.names)
+        self.arrivals = [0] * len(self.names)
 
 
 class _Member:
-    def __init__(self, meeting: Meeting, rank: int) -> None:
-        self._meeting, self.rank, self.ranks = meeting, rank, len(meeting.names)
+    def __init__(self, group: ThreadGroup, rank: int) -> None:
+        self._group, self.rank, self.world_size = group, rank, len(group.names)
 
-    def gathered(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
-        self._meeting.brought[self.rank] = mine
+    def all_gather(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
+        self._group.arrays[self.rank] = mine
         self._wait()
-        made = use(self._meeting.brought)
+        result = use(self._group.arrays)
         self._wait()
-        return made
+        return result
 
-    def leave(self) -> None:
-        self._meeting.barrier.abort()
+    def abort(self) -> None:
+        self._group.barrier.abort()
 
     def _wait(self) -> None:
-        meeting = self._meeting
-        meeting.came[self.rank] += 1
+        meeting = self._group
+        meeting.arrivals[self.rank] += 1
         try:
-            meeting.barrier.wait(meeting.patience_s)
+            meeting.barrier.wait(meeting.timeout_s)
         except threading.BrokenBarrierError:
-            counts = zip(meeting.names, meeting.came, strict=True)
-            late = [name for name, came in counts if came < meeting.came[self.rank]]
+            counts = zip(meeting.names, meeting.arrivals, strict=True)
+            late = [name for name, arrivals in counts if arrivals < meeting.arrivals[self.rank]]
             raise PeerError(
                 f"{meeting.names[self.rank]} waited for {' and '.join(late) or 'others'}, which did not come "
-                f"(at most {meeting.patience_s:g} s)"
+                f"(at most {meeting.timeout_s:g} s)"
             ) from None
 
 
-def in_process(names: Sequence[str], patience_s: float = PATIENCE_S) -> Meeting:
-    """The meeting of as many threads as there are names."""
-    return Meeting(names, patience_s)
+def thread_group(names: Sequence[str], timeout_s: float = PEER_TIMEOUT_S) -> ThreadGroup:
+    """A group with one thread for each name."""
+    return ThreadGroup(names, timeout_s)
 
 
 # between processes
 
 
-class Processes:
-    """A rank in a process of its own, by gloo; `between_processes` makes it. group: ProcessGroupGloo."""
+class GlooGroup:
+    """A rank in its own process, by gloo; made by `between_processes`. group: ProcessGroupGloo."""
 
-    def __init__(self, group: Any, rank: int, ranks: int, patience_s: float) -> None:
-        self.rank, self.ranks = rank, ranks
-        self._group, self._patience_s = group, patience_s
+    def __init__(self, group: Any, rank: int, world_size: int, timeout_s: float) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._group, self._timeout_s = group, timeout_s
         self._left: str = ""
 
-    def gathered(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
+    def all_gather(self, mine: Array, use: Callable[[Sequence[Array]], T]) -> T:
         if self._left:
             raise PeerError(self._left)
         mine = mine.copy()  # in one run, and writable, as torch wants it
-        arrays = [mine if rank == self.rank else np.empty_like(mine) for rank in range(self.ranks)]
+        arrays = [mine if rank == self.rank else np.empty_like(mine) for rank in range(self.world_size)]
         begun: list[tuple[int, Any]] = []
         try:
             for call, from_or_to in (("send", lambda _: mine), ("recv", arrays.__getitem__)):
-                others = (rank for rank in range(self.ranks) if rank != self.rank)
+                others = (rank for rank in range(self.world_size) if rank != self.rank)
                 begun += [(rank, self._begin(call, rank, from_or_to(rank))) for rank in others]
             for rank, work in reversed(begun):
                 self._await(rank, work)
@@ -190,11 +191,11 @@ class Processes:
             begun.clear()  # an error that is kept would keep the connections
         return use(arrays)
 
-    def leave(self) -> None:
-        self._go(f"rank {self.rank} of {self.ranks} has left; start all processes again")
+    def abort(self) -> None:
+        self._go(f"rank {self.rank} of {self.world_size} has left; start all processes again")
 
     def _begin(self, call: str, rank: int, array: Array) -> Any:
-        """A transfer: `send` or `recv`."""
+        """Start a transfer: `send` or `recv`."""
         torch = importlib.import_module("torch")
         try:
             return getattr(self._group, call)([torch.from_numpy(array.reshape(-1).view(np.uint8))], rank, 0)
@@ -203,28 +204,27 @@ class Processes:
 
     def _await(self, rank: int, work: Any) -> None:
         try:
-            work.wait(timedelta(seconds=self._patience_s))
+            work.wait(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
             raise self._gone(rank, error) from None
 
     def _gone(self, rank: int, error: RuntimeError) -> PeerError:
         self._go(
-            f"rank {rank} of {self.ranks} is gone, or did not answer in {self._patience_s:g} s "
+            f"rank {rank} of {self.world_size} is gone, or did not answer in {self._timeout_s:g} s "
             f"({_reason(error)}); what was under way is lost: start all processes again"
         )
         return PeerError(self._left)
 
-    def _go(self, why: str) -> None:
-        """Close the connections, by which the others notice; once."""
-        self._left, self._group = self._left or why, None
+    def _go(self, reason: str) -> None:
+        """Close the connections, so that the other ranks notice."""
+        self._left, self._group = self._left or reason, None
 
 
-def between_processes(address: str, rank: int, ranks: int, patience_s: float = PATIENCE_S) -> Processes:
-    """This process as one of `ranks` that meet at an address, as "192.0.2.1:29500", where rank 0 listens; it
-    waits until all are there.
+def between_processes(address: str, rank: int, ranks: int, timeout_s: float = PEER_TIMEOUT_S) -> GlooGroup:
+    """Connect this process with the others, as one of `ranks`, at an address such as "192.0.2.1:29500", where
+    rank 0 listens. Waits until all are connected.
 
-    Raises UserError for a rank or an address that is none, without torch, and where the others did not come
-    in time.
+    Raises UserError for a bad rank or address, without torch, and if the others do not connect in time.
     """
     host, _, port = address.rpartition(":")
     if not 0 <= rank < ranks or ranks < 2:
@@ -241,18 +241,18 @@ def between_processes(address: str, rank: int, ranks: int, patience_s: float = P
         raise UserError(
             "processes talk by torch.distributed, and torch is not installed: run pip install torch"
         ) from None
-    patience = timedelta(seconds=patience_s)
+    timeout = timedelta(seconds=timeout_s)
     try:
-        store = distributed.TCPStore(host, int(port), ranks, rank == 0, patience)
-        group = distributed.ProcessGroupGloo(distributed.PrefixStore("aerie", store), rank, ranks, patience)
+        store = distributed.TCPStore(host, int(port), ranks, rank == 0, timeout)
+        group = distributed.ProcessGroupGloo(distributed.PrefixStore("aerie", store), rank, ranks, timeout)
     except (RuntimeError, ValueError) as error:
         raise UserError(
-            f"rank {rank} of {ranks} did not meet the others at {address} in {patience_s:g} s "
+            f"rank {rank} of {ranks} did not meet the others at {address} in {timeout_s:g} s "
             f"({_reason(error)}); start all of them, with one address"
         ) from None
-    return Processes(group, rank, ranks, patience_s)
+    return GlooGroup(group, rank, ranks, timeout_s)
 
 
 def _reason(error: Exception) -> str:
-    """What torch says, in one sentence, without the place in its sources."""
+    """torch's message, its first sentence, without the position in torch's sources."""
     return re.sub(r"^\[[^]]*\] ", "", str(error).splitlines()[0]).partition(". ")[0].rstrip(".")

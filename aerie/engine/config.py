@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any
 
 from aerie.engine.config_file import read_config, read_generation
+from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import Entries, short
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import BlockDiffusion, Family
-from aerie.engine.refused import check_sizes, check_supported
-from aerie.engine.rope import RopeRule, read_rule
+from aerie.engine.model_family import DiffusionConfig, ModelFamily
+from aerie.engine.rope import RopeScaling, read_rule
+from aerie.engine.unsupported_models import check_sizes, check_supported
 from aerie.multi_launch_builder import ModelShape
 
 SMALL_CONTEXT = 1024  # a model with no more positions than this is a small one
@@ -58,12 +58,12 @@ class ModelConfig:
     max_position_embeddings: int
     rms_norm_eps: float
     rope_theta: float
-    rope_scaling: RopeRule | None
+    rope_scaling: RopeScaling | None
     tie_word_embeddings: bool
     eos_token_ids: tuple[int, ...]
     sliding_window: int | None = None
-    family: Family = FAMILIES["llama"]
-    diffusion: BlockDiffusion | None = None
+    family: ModelFamily = FAMILIES["llama"]
+    diffusion: DiffusionConfig | None = None
     draft_mask_id: int | None = None
 
     @property
@@ -110,7 +110,7 @@ class ModelConfig:
         )
 
     @property
-    def layer_weights(self) -> int:
+    def layer_parameters(self) -> int:
         """How many elements the weights of a layer's products have."""
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
         return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
@@ -134,17 +134,19 @@ def load_config(folder: Path) -> ModelConfig:
     """
     config = read_config(folder)
     family = check_supported(config)
-    heads = config.count("num_attention_heads", most=MOST_HEADS)
-    hidden = config.count("hidden_size", most=MOST_WIDTH)
+    heads = config.positive_int("num_attention_heads", most=MOST_HEADS)
+    hidden = config.positive_int("hidden_size", most=MOST_WIDTH)
     head_dim = _head_dim(config, family.head_dim or max(1, hidden // heads))
-    layers = config.count("num_hidden_layers", most=MOST_LAYERS)
-    positions = config.count("max_position_embeddings", default=family.positions, most=MOST_POSITIONS)
+    layers = config.positive_int("num_hidden_layers", most=MOST_LAYERS)
+    positions = config.positive_int(
+        "max_position_embeddings", default=family.default_positions, most=MOST_POSITIONS
+    )
     check_sizes(config, head_dim, positions)
     rope = _rope(config)
     return ModelConfig(
-        vocab_size=config.count("vocab_size", most=MOST_TOKENS),
+        vocab_size=config.positive_int("vocab_size", most=MOST_TOKENS),
         hidden_size=hidden,
-        intermediate_size=config.count("intermediate_size", most=MOST_WIDTH),
+        intermediate_size=config.positive_int("intermediate_size", most=MOST_WIDTH),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, family, heads),
@@ -162,10 +164,10 @@ def load_config(folder: Path) -> ModelConfig:
     )
 
 
-def _draft_mask_id(config: Entries) -> int | None:
+def _draft_mask_id(config: ConfigReader) -> int | None:
     """PARD's models name it so (AMD-AGI/PARD)."""
     token = config.get("pard_token")
-    vocab_size = config.count("vocab_size")
+    vocab_size = config.positive_int("vocab_size")
     if token is None:
         return None
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
@@ -176,15 +178,15 @@ def _draft_mask_id(config: Entries) -> int | None:
     return token
 
 
-def _head_dim(config: Entries, default: int) -> int:
-    head_dim = config.count("head_dim", default, most=MOST_WIDTH)
+def _head_dim(config: ConfigReader, default: int) -> int:
+    head_dim = config.positive_int("head_dim", default, most=MOST_WIDTH)
     if head_dim % 2:
         raise ConfigError(f"{config.path}: head_dim is {head_dim}; RoPE turns pairs, so it must be even")
     return head_dim
 
 
-def _kv_heads(config: Entries, family: Family, heads: int) -> int:
-    kv_heads = config.count_or_none("num_key_value_heads", if_absent=family.kv_heads) or heads
+def _kv_heads(config: ConfigReader, family: ModelFamily, heads: int) -> int:
+    kv_heads = config.positive_int_or_none("num_key_value_heads", if_absent=family.kv_heads) or heads
     if heads % kv_heads:
         raise ConfigError(
             f"{config.path}: num_attention_heads {heads} is not a multiple of num_key_value_heads "
@@ -193,9 +195,9 @@ def _kv_heads(config: Entries, family: Family, heads: int) -> int:
     return kv_heads
 
 
-def _window(config: Entries, family: Family, layers: int) -> int | None:
+def _window(config: ConfigReader, family: ModelFamily, layers: int) -> int | None:
     """How far back the layers see that forget, by transformers' rules; None where none forgets."""
-    window = config.count_or_none("sliding_window", if_absent=family.sliding_window)
+    window = config.positive_int_or_none("sliding_window", if_absent=family.sliding_window)
     if family.window_is_optional and not config.flag("use_sliding_window", default=False):
         window = None
     kinds = config.items("layer_types")
@@ -206,11 +208,11 @@ def _window(config: Entries, family: Family, layers: int) -> int | None:
         )
     if not family.window_is_optional:
         return window
-    first = config.count("max_window_layers", default=family.window_layers, least=0)
+    first = config.positive_int("max_window_layers", default=family.window_layers, least=0)
     return window if "sliding_attention" in kinds or (not kinds and first < layers) else None
 
 
-def _rope(config: Entries) -> Entries:
+def _rope(config: ConfigReader) -> ConfigReader:
     """RoPE entries in one object, from either spelling. ConfigError for an entry that is given two values.
 
     transformers 5 writes `rope_parameters` with the base inside; earlier versions write `rope_theta`
@@ -226,16 +228,16 @@ def _rope(config: Entries) -> Entries:
                     "another; which of them the model was trained with is not known: fetch it again"
                 )
     merged.setdefault("rope_type", merged.get("type", "default"))
-    return Entries(config.path, merged)
+    return ConfigReader(config.path, merged)
 
 
-def _eos_token_ids(config: Entries) -> tuple[int, ...]:
+def _eos_token_ids(config: ConfigReader) -> tuple[int, ...]:
     """Every id that ends an answer: generation_config.json's, else config.json's. One that the vocabulary has
     not never comes, and ends nothing."""
     generation = read_generation(config)
     value = generation.get("eos_token_id", config.get("eos_token_id", []))
     ids = value if isinstance(value, list) else [value]
-    vocab_size = config.count("vocab_size")
+    vocab_size = config.positive_int("vocab_size")
     for token in ids:
         if isinstance(token, bool) or not isinstance(token, int):
             raise ConfigError(

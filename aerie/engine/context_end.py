@@ -1,21 +1,21 @@
-"""What happens where a sequence comes to the end of the largest context: policies, chosen by name.
+"""What happens when a sequence reaches the end of the largest context: policies, chosen by name.
 
     stop            nothing is dropped: the answer ends there, and a longer prompt is refused (the default)
-    shift:KEEP      the first KEEP tokens stay (4 unless given), and of the rest the older half is dropped
-    sink:WINDOW     a token sees the first 4 positions and the last WINDOW, itself among them (half of the
-                    context unless given); what no later token sees is dropped, all in one go
+    shift:KEEP      the first KEEP tokens stay (4 unless given), and the older half of the rest is dropped
+    sink:WINDOW     a token attends to the first 4 positions and the last WINDOW, its own included (half of the
+                    context unless given); positions that no later token attends to are dropped together
 
-The tokens that stay move down in the cache: a token's position is its place there, always. So the positions
-that the model is given never pass those that it has, as in StreamingLLM (Xiao et al. 2023).
+The remaining tokens move down in the cache: a token's position is always its place there. So the model never
+gets a position beyond its own, as in StreamingLLM (Xiao et al. 2023).
 
-A key is turned by its position, so keys that move are turned anew. They are made from the keys as they were
-before RoPE, which the host keeps beside the cache where a policy asks for them, in bf16: half as many bytes
-again as keys and values. Turning the cache's own keys on would take no memory, but they are rounded: a second
-rounding changes a fifth of their elements, and more with every time that they move. Turned once from what
-RoPE was given, a key has the bits that it would have had, had the token been read in its new place.
+RoPE rotates a key by its position, so keys that move are rotated again, from the keys before RoPE. The host
+stores these in bf16 if a policy needs them: half as many bytes again as keys and values. To rotate the
+cache's own keys further would take no memory, but they are rounded: a second rounding changes a fifth of
+their elements, and more with every move. Rotated once from the key before RoPE, a key has the bits of a token
+that was computed in its new place.
 
-What is dropped depends on how many tokens went in before and on nothing else. A step of a prompt ends where
-something is dropped, so in the family `rows` no bit depends on how a sequence was cut.
+Which positions are dropped depends only on how many tokens came before. A step of a prompt ends where
+positions are dropped, so in the decode path `rows` no bit depends on how a sequence was split.
 """
 
 from __future__ import annotations
@@ -27,118 +27,120 @@ from typing import Any, Protocol
 import numpy as np
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import Blocks
-from aerie.engine.decoding import check
-from aerie.engine.kv import causal
+from aerie.engine.decode_paths import check_feature
+from aerie.engine.kv_cache import causal
+from aerie.engine.variant_set import VariantSet
 
-SINKS = 4
-"""The first tokens that always stay: attention rests on them (StreamingLLM, section 3.2)."""
+SINK_TOKENS = 4
+"""The first tokens that always stay: attention sinks (StreamingLLM, section 3.2)."""
 STOP, SHIFT, SINK = "stop", "shift", "sink"
 POLICIES = (STOP, SHIFT, SINK)
 
 
-class ContextEnd(Protocol):
-    """A policy. `drops`: whether it makes room; else the end is an end."""
+class ContextEndPolicy(Protocol):
+    """A policy. `drops`: whether it drops positions; else the sequence ends."""
 
     @property
     def drops(self) -> bool: ...
 
     def mask(self, position: int) -> Any:
-        """What a token sees (kv.MaskRule)."""
+        """The positions that a token attends to (kv_cache.MaskRule)."""
 
-    def gone(self, length: int) -> range:
-        """Of a full cache of so many positions, those to be dropped: 1 or more."""
+    def dropped_positions(self, length: int) -> range:
+        """The positions to drop from a full cache of `length` positions; one or more."""
 
 
 @dataclass(frozen=True)
-class Stop:
-    """A token sees itself and all before it, and nothing is dropped."""
+class StopAtEnd:
+    """A token attends to itself and all before it. Nothing is dropped."""
 
     drops = False
 
     def mask(self, position: int) -> Any:
         return causal(position)
 
-    def gone(self, length: int) -> range:
+    def dropped_positions(self, length: int) -> range:
         raise IndexError(f"a cache of {length} positions is full, and nothing of it is dropped")
 
 
 @dataclass(frozen=True)
-class Shift:
-    """A token sees all that is held. keep: how many first tokens stay."""
+class ShiftContext:
+    """A token attends to all positions that are held. keep: number of first tokens that stay."""
 
-    keep: int = SINKS
+    keep: int = SINK_TOKENS
     drops = True
 
     def mask(self, position: int) -> Any:
         return causal(position)
 
-    def gone(self, length: int) -> range:
+    def dropped_positions(self, length: int) -> range:
         return range(self.keep, self.keep + (length - self.keep) // 2)
 
 
 @dataclass(frozen=True)
-class Sink:
-    """A token sees the first SINKS and the last `window` positions, itself among them."""
+class AttentionSink:
+    """A token attends to the first SINK_TOKENS and the last `window` positions, its own included."""
 
     window: int
     drops = True
 
     def mask(self, position: int) -> Any:
         first = position - self.window + 1
-        if first <= SINKS:
+        if first <= SINK_TOKENS:
             return causal(position)
-        return np.concatenate([np.arange(SINKS), np.arange(first, position + 1)])
+        return np.concatenate([np.arange(SINK_TOKENS), np.arange(first, position + 1)])
 
-    def gone(self, length: int) -> range:
-        return range(SINKS, length - self.window + 1)
+    def dropped_positions(self, length: int) -> range:
+        return range(SINK_TOKENS, length - self.window + 1)
 
 
-def parts(end: ContextEnd, positions: int, tokens: int, past: int) -> Iterator[tuple[int, int]]:
-    """How `tokens` after `past` are cut by what is dropped on the way: of each part, tokens before it and in
-    it.
+def split_at_drops(
+    policy: ContextEndPolicy, positions: int, tokens: int, past: int
+) -> Iterator[tuple[int, int]]:
+    """Split `tokens` after `past` where positions are dropped. Yields (positions before, tokens) of each
+    part.
 
     positions: of a full cache.
     """
     while tokens:
-        if past >= positions and end.drops:
-            past -= len(end.gone(past))
-        taken = min(tokens, positions - past) if end.drops else tokens
+        if past >= positions and policy.drops:
+            past -= len(policy.dropped_positions(past))
+        taken = min(tokens, positions - past) if policy.drops else tokens
         yield past, taken
         past, tokens = past + taken, tokens - taken
 
 
-def context_end(text: str, blocks: Blocks, context: int) -> ContextEnd:
-    """The policy that `text` names, for programs of `blocks` and a model of `context` positions.
+def context_end(text: str, variant_set: VariantSet, context: int) -> ContextEndPolicy:
+    """The policy with the name `text`, for a model of `context` positions.
 
-    Raises UserError for a name that is none, a number that leaves nothing to drop, and programs that the
-    policy cannot be had with.
+    Raises UserError for an unknown name, for a number that leaves nothing to drop, and for programs that do
+    not support the policy.
     """
-    name, _, given = text.partition(":")
+    name, _, number_text = text.partition(":")
     if name not in POLICIES or (name == STOP and text != STOP):
         raise UserError(
             f"context-end is {text!r} (CONTEXT_END); give stop, shift or sink, with a number where you want "
             "another: shift:KEEP first tokens, sink:WINDOW positions"
         )
     if name == STOP:
-        return Stop()
-    _check_programs(name, blocks)
-    positions = blocks.positions(context)
-    least, most = (0, positions - 2) if name == SHIFT else (1, positions - SINKS)
-    default = SINKS if name == SHIFT else positions // 2
-    number = int(given) if given.isdecimal() else default if text == name else -1
-    if not least <= number <= most:
+        return StopAtEnd()
+    _check_programs(name, variant_set)
+    positions = variant_set.positions(context)
+    min_number, max_number = (0, positions - 2) if name == SHIFT else (1, positions - SINK_TOKENS)
+    default = SINK_TOKENS if name == SHIFT else positions // 2
+    number = int(number_text) if number_text.isdecimal() else default if text == name else -1
+    if not min_number <= number <= max_number:
         raise UserError(
-            f"context-end is {text!r} (CONTEXT_END), and its number must be from {least} to {most}: of the "
+            f"context-end is {text!r} (CONTEXT_END), and its number must be from {min_number} to {max_number}: of the "
             f"{positions} positions of the context some must be left to drop; give another"
         )
-    return Shift(number) if name == SHIFT else Sink(number)
+    return ShiftContext(number) if name == SHIFT else AttentionSink(number)
 
 
-def _check_programs(name: str, blocks: Blocks) -> None:
-    """UserError where a prompt's programs cannot go on in a cache of which something is gone."""
-    check(name, blocks)
-    if not blocks.seq_len and all(one.rows == one.context for one in blocks.variants):
+def _check_programs(name: str, variant_set: VariantSet) -> None:
+    """Raises UserError if a prompt's programs cannot continue in a cache with dropped positions."""
+    check_feature(name, variant_set)
+    if not variant_set.seq_len and all(one.rows == one.context for one in variant_set.variants):
         raise UserError(
             f"context-end {name} goes on after what the cache holds (CONTEXT_END), and the variants "
             "(VARIANTS) have as many rows as positions and compute it anew; add one of fewer rows, as 8x512"

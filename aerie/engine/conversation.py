@@ -1,4 +1,4 @@
-"""A conversation: its messages, and the JSON file that they are kept in."""
+"""A conversation: its messages, and its JSON file."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from aerie.common.store import write_atomic
 from aerie.engine.tool_calls import Message
 
 Turn = tuple[str, str]
-"""What the user wrote, and the answer."""
+"""The user's message, and the answer."""
 ROLES = ("user", "assistant")
-"""Of a turn."""
+"""The roles of a turn."""
 
 
 @dataclass(frozen=True)
 class Conversation:
-    """The system message, where there is one, and the turns after it. Immutable: no turn is half done."""
+    """The system message, if there is one, and the turns after it. Immutable: a turn is always complete."""
 
     system: str | None = None
     turns: tuple[Turn, ...] = ()
 
     def messages(self, *asked: str) -> list[Message]:
-        """All of it for a chat template, and what is asked next."""
+        """All messages for a chat template, then `asked`, the user's next ones."""
         first = [] if self.system is None else [_message("system", self.system)]
-        said = [_message(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
-        return [*first, *said, *(_message("user", text) for text in asked)]
+        turns = [_message(role, text) for turn in self.turns for role, text in zip(ROLES, turn, strict=True)]
+        return [*first, *turns, *(_message("user", text) for text in asked)]
 
 
 def _message(role: str, content: str) -> Message:
@@ -36,7 +36,7 @@ def _message(role: str, content: str) -> Message:
 
 
 def save(conversation: Conversation, path: Path) -> None:
-    """Write {"messages": [{"role", "content"}, ...]} in one step. UserError where that cannot be."""
+    """Write {"messages": [{"role", "content"}, ...]} atomically. Raises UserError if that is not possible."""
     text = json.dumps({"messages": conversation.messages()}, ensure_ascii=False, indent=1) + "\n"
     try:
         write_atomic(path, lambda file: file.write(text.encode()), mode=0o600)
@@ -45,7 +45,8 @@ def save(conversation: Conversation, path: Path) -> None:
 
 
 def load(path: Path) -> Conversation:
-    """What `save` wrote, or a bare list of messages. UserError for anything else, with what is wrong."""
+    """Read what `save` wrote, or a bare list of messages. Raises UserError, which says what is wrong, for
+    anything else."""
     try:
         content = json.loads(path.read_bytes().decode("utf-8-sig"))
     except OSError as error:
@@ -60,20 +61,20 @@ def load(path: Path) -> Conversation:
 
 
 def _conversation(messages: Any) -> Conversation:
-    """Raises ValueError for what is no list of a system message, if any, and whole turns."""
+    """Raises ValueError unless it is a list of an optional system message and complete turns."""
     if not isinstance(messages, list):
         raise ValueError('there is no list "messages"')
-    said = [_content(message, number) for number, message in enumerate(messages, start=1)]
-    system = said.pop(0)[1] if said and said[0][0] == "system" else None
-    for index, (role, _) in enumerate(said):
+    contents = [_content(message, number) for number, message in enumerate(messages, start=1)]
+    system = contents.pop(0)[1] if contents and contents[0][0] == "system" else None
+    for index, (role, _) in enumerate(contents):
         if role != ROLES[index % 2]:
             raise ValueError(
                 f"message {index + 1 + (system is not None)} is from {role!r}; user and assistant take "
                 "turns, after one system message at most"
             )
-    if len(said) % 2:
+    if len(contents) % 2:
         raise ValueError("the last message has no answer")
-    texts = [text for _, text in said]
+    texts = [text for _, text in contents]
     return Conversation(system, tuple(zip(texts[::2], texts[1::2], strict=True)))
 
 

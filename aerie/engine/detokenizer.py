@@ -1,10 +1,10 @@
-"""From tokens to text, token by token: the one place where text is made of what a model says.
+"""Detokenizer: turns token ids into text, token by token.
 
 The text of a token is what the decoder of tokenizer.json gives for all tokens, less what it gives for those
-before. So a word keeps its blank wherever another precedes it, be that in a prompt. A token also has bytes of
-its own, of which a character may need several tokens: the bytes of all tokens are the text in UTF-8, and a
-token's text is what its bytes complete. What cannot become a character any more is U+FFFD at once, so
-three bytes at most are held back.
+before. So a word keeps its blank if another word precedes it, also in a prompt. A token also has bytes: the
+bytes of all tokens are the text in UTF-8, and a character may need several tokens. A token's text is what its
+bytes complete. Bytes that cannot become a character give U+FFFD immediately, so at most three bytes are held
+back.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 FALLBACK = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A token of one byte, where the decoder has ByteFallback."""
+"""A token of one byte, for decoders with ByteFallback."""
 WINDOW = 8
-"""Tokens whose text a new one's joins on to. A decoder looks at the token before, and at where a text
-begins."""
+"""Number of previous tokens that a new token's text may depend on. A decoder looks at the token before, and
+at the start of the text."""
 
 EACH_BYTE = "aerie-each-byte"
-"""How ByteFallback shows what is no UTF-8: U+FFFD for every byte, where ByteLevel shows one for all that
-could have begun a character."""
+"""How ByteFallback shows bytes that are not UTF-8: U+FFFD for every byte. ByteLevel shows one for all bytes
+that could have started a character."""
 codecs.register_error(EACH_BYTE, lambda error: ("\N{REPLACEMENT CHARACTER}" * _count(error), _end(error)))
 
 
@@ -40,14 +40,14 @@ def _end(error: UnicodeError) -> int:
 
 
 class TokenText(NamedTuple):
-    """What a token adds: the text that is whole with it, and its own bytes."""
+    """What a token adds: the text that it completes, and its bytes."""
 
     text: str
     data: bytes
 
 
 class Detokenizer:
-    """The decoder of `backend`, a tokenizers.Tokenizer."""
+    """Decodes with `backend`, a tokenizers.Tokenizer."""
 
     def __init__(self, backend: Any) -> None:
         self._backend = backend
@@ -56,75 +56,79 @@ class Detokenizer:
 
     @cached_property
     def special(self) -> Mapping[int, str]:
-        """The tokens that leave no text, as they are spelled."""
+        """The text of the tokens that decode to nothing."""
         added = self._backend.get_added_tokens_decoder().items()
         return {number: token.content for number, token in added if token.special}
 
-    def spelled(self, token: int) -> str:
-        """A token of those that are declared beside the vocabulary."""
+    def special_token_text(self, token: int) -> str:
+        """The text of a token that is declared beside the vocabulary."""
         return str(self._backend.id_to_token(token))
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """The text of tokens, special ones left out."""
+        """The text of tokens, without special ones."""
         text = str(self._backend.decode(list(tokens), skip_special_tokens=True))
         if self.has_fallback and "\N{REPLACEMENT CHARACTER}" in text:
             # Of neighbouring bytes the library shows no character at all where one of them is wrong.
-            return "".join(piece.text for piece in self.pieces(tokens))
+            return "".join(piece.text for piece in self.token_texts(tokens))
         return text
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """What the decoder gives, of tokens none of which is special."""
+        """What the decoder gives for tokens, none of which is special."""
         return str(self._backend.decode(list(tokens), skip_special_tokens=False))
 
-    def pieces(self, tokens: Sequence[int]) -> list[TokenText]:
-        """What each of the tokens adds to their text; what is no character in the end, with the last."""
-        stream = TextStream(self)
+    def token_texts(self, tokens: Sequence[int]) -> list[TokenText]:
+        """What each token adds to their text; an incomplete character at the end goes to the last token."""
+        stream = IncrementalDetokenizer(self)
         pieces = [stream.take(token) for token in tokens]
         if rest := stream.flush():
             pieces[-1] = pieces[-1]._replace(text=pieces[-1].text + rest)
         return pieces
 
     def own_bytes(self, token: int) -> bytes | None:
-        """Those of a token that stands for bytes wherever it is; None for one whose text depends on what
-        precedes it."""
+        """The bytes of a token that always stands for the same bytes; None for one whose text depends on the
+        tokens before it."""
         spelled = self._backend.id_to_token(token)
         if spelled is None:  # rows of the weights beyond the vocabulary
             return b""
         if self._is_byte_level:
             alphabet = _byte_alphabet()
-            known = all(letter in alphabet for letter in spelled)
-            return bytes(alphabet[letter] for letter in spelled) if known else str(spelled).encode()
-        found = FALLBACK.fullmatch(spelled) if self.has_fallback else None
-        return bytes([int(found[1], 16)]) if found else None
+            is_known = all(letter in alphabet for letter in spelled)
+            return bytes(alphabet[letter] for letter in spelled) if is_known else str(spelled).encode()
+        match = FALLBACK.fullmatch(spelled) if self.has_fallback else None
+        return bytes([int(match[1], 16)]) if match else None
 
     def errors(self) -> str:
-        """How bytes that are no UTF-8 are shown, for `codecs`."""
+        """How bytes that are not UTF-8 are shown, for `codecs`."""
         return EACH_BYTE if self.has_fallback else "replace"
 
 
-class TextStream:
-    """Turns tokens into text as they come.
+class IncrementalDetokenizer:
+    """Turns tokens into text as they are generated.
 
-    before: tokens that precede them, such as a prompt's, whose text is not told. shown: special tokens that
-    are told as they are spelled.
+    before: tokens that precede them, such as a prompt, whose text is not given. shown: special tokens that
+    are shown as text.
     """
 
-    def __init__(self, of: Detokenizer, before: Sequence[int] = (), shown: Collection[int] = ()) -> None:
-        self._of, self._shown = of, {token: of.spelled(token) for token in shown}
-        self._utf8 = codecs.getincrementaldecoder("utf-8")(of.errors())
+    def __init__(
+        self, detokenizer: Detokenizer, before: Sequence[int] = (), shown: Collection[int] = ()
+    ) -> None:
+        self._of, self._shown = detokenizer, {token: detokenizer.special_token_text(token) for token in shown}
+        self._utf8 = codecs.getincrementaldecoder("utf-8")(detokenizer.errors())
         self._window: list[int] = []
-        visible = (token for token in reversed(before) if token not in of.special or token in self._shown)
-        last = [*islice(visible, WINDOW + 1)]
+        shown_before = (
+            token for token in reversed(before) if token not in detokenizer.special or token in self._shown
+        )
+        last = [*islice(shown_before, WINDOW + 1)]
         self._has_text = len(last) > WINDOW
         for token in last[WINDOW - 1 :: -1]:
             self.take(token)
 
     def feed(self, token: int) -> str:
-        """The text that is whole with `token`; "" while it is not."""
+        """The text that `token` completes; "" if it completes none."""
         return self.take(token).text
 
     def take(self, token: int) -> TokenText:
-        """The same with the token's bytes."""
+        """The text that `token` completes, and its bytes."""
         if token in self._shown:
             self._has_text = True
             return TokenText(self.flush() + self._shown[token], self._shown[token].encode())
@@ -136,13 +140,13 @@ class TextStream:
         return TokenText(self._utf8.decode(data), data)
 
     def flush(self) -> str:
-        """What was held back, where no more comes: U+FFFD for a character that did not become whole."""
+        """The text of bytes that were held back, at the end: U+FFFD for an incomplete character."""
         text = self._utf8.decode(b"", final=True)
         self._utf8.reset()
         return text
 
-    def bytes_if(self, token: int) -> bytes:
-        """Those that a token would add, were it the next; a special one's are those of its name."""
+    def bytes_of_next(self, token: int) -> bytes:
+        """The bytes that a token would add as the next one; for a special token those of its name."""
         name = self._of.special.get(token)
         return self._bytes(token) if name is None else name.encode()
 
@@ -168,8 +172,8 @@ def _steps(decoder: Mapping[str, Any]) -> Iterator[str]:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """The bytes by the letters that byte-level vocabularies write for them: printable ones of Latin-1 for
-    themselves, and the others, in order, from U+0100 on."""
+    """The bytes by the characters that byte-level vocabularies use for them: printable Latin-1 characters for
+    themselves, the others, in order, from U+0100 on."""
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]
     return {chr(byte): byte for byte in printable} | {chr(0x100 + n): byte for n, byte in enumerate(others)}

@@ -1,7 +1,7 @@
-"""How a model of block diffusion fills in its text, read from its checkpoint.
+"""Reads the block diffusion settings of a model from its checkpoint.
 
-`config.json` says how many tokens a block has, under a name that differs from family to family, and may say
-the mask token. Where it does not, the tokenizer's files do.
+`config.json` has the block size, under a name that depends on the family, and may have the mask token. If
+not, the tokenizer's files have it.
 """
 
 from __future__ import annotations
@@ -10,28 +10,27 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from aerie.engine.config_reader import ConfigReader, read_json
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import Entries, read_json
-from aerie.engine.family import BlockDiffusion, DiffusionEntries
+from aerie.engine.model_family import DiffusionConfig, FamilyDiffusion
 
 LARGEST_BLOCK = 64
-"""Tokens. A page of keys and values has as many positions, and no block lies in two (`pages.py`)."""
+"""Maximum tokens of a diffusion block. A page has as many positions, and no block is in two pages
+(`page_pool.py`)."""
 
 
-def read_diffusion(config: Entries, family: DiffusionEntries | None) -> BlockDiffusion | None:
-    """What a config.json of such a family says of its blocks; None for one that has none.
-
-    Raises ConfigError for blocks that cannot be run, and where no file says what the mask token is.
-    """
+def read_diffusion(config: ConfigReader, family: FamilyDiffusion | None) -> DiffusionConfig | None:
+    """The block diffusion settings; None for a family without. Raises ConfigError for a block size that
+    cannot run, and if no file has the mask token."""
     if family is None:
         return None
-    size = config.count(family.size_entry, default=family.size)
+    size = config.positive_int(family.size_entry, default=family.size)
     _check_size(config, family, size)
-    return BlockDiffusion(size, _mask_token_id(config, family), family.shifted, family.sub_block)
+    return DiffusionConfig(size, _mask_token_id(config, family), family.shifted, family.sub_block)
 
 
-def _check_size(config: Entries, family: DiffusionEntries, size: int) -> None:
-    """A block must lie within a page, and consist of whole parts."""
+def _check_size(config: ConfigReader, family: FamilyDiffusion, size: int) -> None:
+    """Raises ConfigError unless a block is within a page, and a multiple of its parts."""
     given = f"{config.path}: {family.size_entry} is {size}; "
     if LARGEST_BLOCK % size:
         raise ConfigError(
@@ -45,12 +44,12 @@ def _check_size(config: Entries, family: DiffusionEntries, size: int) -> None:
         )
 
 
-def _mask_token_id(config: Entries, family: DiffusionEntries) -> int:
-    """The id of the mask token, as config.json has it or else the tokenizer."""
+def _mask_token_id(config: ConfigReader, family: FamilyDiffusion) -> int:
+    """The id of the mask token, from config.json, else from the tokenizer."""
     path, token = config.path, config.get("mask_token_id")
     if token is None:
         path, token = _of_tokenizer(config.path.parent, family.mask_token)
-    vocab_size = config.count("vocab_size")
+    vocab_size = config.positive_int("vocab_size")
     if isinstance(token, bool) or not isinstance(token, int) or not 0 <= token < vocab_size:
         raise ConfigError(
             f"{path}: the mask token is {token!r}, which is not a token of the vocabulary of {vocab_size}; "
@@ -60,8 +59,8 @@ def _mask_token_id(config: Entries, family: DiffusionEntries) -> int:
 
 
 def _of_tokenizer(folder: Path, mask_token: str) -> tuple[Path, Any]:
-    """The file that says the id of the mask token, and the id. Which token that is a tokenizer may say
-    itself, or it is `mask_token`."""
+    """The tokenizer's file with the id of the mask token, and the id. The token is the tokenizer's own mask
+    token, else `mask_token`."""
     own = _read(folder / "tokenizer_config.json").get("mask_token")
     texts = [own.get("content") if isinstance(own, dict) else own, mask_token]
     for text in filter(None, texts):
@@ -75,7 +74,7 @@ def _of_tokenizer(folder: Path, mask_token: str) -> tuple[Path, Any]:
 
 
 def _added_tokens(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
-    """The files that list tokens added to the vocabulary, and the ids of these by their texts."""
+    """The files that list added tokens, and the ids of these by their texts."""
     settings = _read(folder / "tokenizer_config.json")
     listed = settings.child("added_tokens_decoder").entries.items()
     yield settings.path, {_text(token): int(number) for number, token in listed if number.isdigit()}
@@ -89,6 +88,6 @@ def _text(token: Any) -> str:
     return str(token.get("content", "")) if isinstance(token, dict) else ""
 
 
-def _read(path: Path) -> Entries:
-    """What a file of a tokenizer says; nothing where it is not there, as few tokenizers have all."""
-    return Entries(path, read_json(path) if path.is_file() else {})
+def _read(path: Path) -> ConfigReader:
+    """The contents of a tokenizer's file; empty if it is absent, as few tokenizers have all files."""
+    return ConfigReader(path, read_json(path) if path.is_file() else {})

@@ -1,6 +1,6 @@
-"""Tokens of a prompt that are no ids: rows that go into the first layer as they are.
+"""Tokens of a prompt that are embeddings, not ids: rows that go into the first layer unchanged.
 
-What reads a prompt takes a Token, an id or an EmbeddedToken, wherever it takes an id.
+Code that takes a prompt takes a Token, an id or an EmbeddedToken, wherever it takes an id.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from aerie.engine.tensors import Rows
 
 @dataclass(frozen=True, eq=False)
 class EmbeddedToken:
-    """A token's embedding, (hidden_size,) bf16. It equals no other."""
+    """A token's embedding, (hidden_size,) bf16. It equals no other token."""
 
     row: BF16Array
 
@@ -30,7 +30,7 @@ Token: TypeAlias = "int | EmbeddedToken"
 def embedded_tokens(embeddings: NDArray[Any], hidden_size: int) -> list[EmbeddedToken]:
     """A token for each row of (tokens, hidden_size), bf16 or float32, which is rounded to bf16.
 
-    PromptError for another shape or element type, and for values that are not finite in bf16.
+    Raises PromptError for another shape or dtype, and for values that are not finite in bf16.
     """
     if embeddings.ndim != 2 or embeddings.shape[1] != hidden_size:
         raise PromptError(
@@ -45,16 +45,16 @@ def embedded_tokens(embeddings: NDArray[Any], hidden_size: int) -> list[Embedded
     return [EmbeddedToken(row) for row in rows]
 
 
-def ids_among(tokens: Sequence[Token]) -> list[int]:
-    """Those that are ids."""
+def ids_only(tokens: Sequence[Token]) -> list[int]:
+    """The tokens that are ids."""
     return [token for token in tokens if not isinstance(token, EmbeddedToken)]
 
 
 def embed(table: Rows, tokens: Sequence[Token]) -> BF16Array:
-    """The embeddings of tokens, (len(tokens), hidden_size) bf16; ids are rows of `table`."""
+    """The embeddings of tokens, (len(tokens), hidden_size) bf16. Ids select rows of `table`."""
     ids = [0 if isinstance(token, EmbeddedToken) else token for token in tokens]
     rows = table[ids]
-    for place, token in enumerate(tokens):
+    for index, token in enumerate(tokens):
         if isinstance(token, EmbeddedToken):
-            rows[place] = token.row
+            rows[index] = token.row
     return rows

@@ -5,9 +5,9 @@ from __future__ import annotations
 from aerie.common.errors import UserError
 
 
-class AnswerError(UserError):
-    """An answer that failed in work of its own, for a reason that is no user's: a defect, or too little
-    memory. `__cause__` is that reason."""
+class RequestError(UserError):
+    """A request that failed because of a defect or too little memory, not because of its user. `__cause__`:
+    the exception."""
 
     def __init__(self, cause: BaseException) -> None:
         what = f"{type(cause).__name__}: {cause}".strip().rstrip(":").partition("\n")[0]
@@ -18,17 +18,17 @@ class AnswerError(UserError):
 
 
 class TooLittleMemoryError(UserError):
-    """What was asked for takes more memory than this process could be given."""
+    """The request needs more memory than this process can get."""
 
 
 LONGEST_MESSAGE = 2000
 
 
 class CheckpointError(UserError):
-    """A checkpoint that is missing, damaged, or of a model that cannot be run here.
+    """A checkpoint that is missing, damaged, or of an unsupported model.
 
-    The message may quote what is in its files, of which anything can be expected: it stays one line that a
-    terminal takes for text, of no more than LONGEST_MESSAGE characters.
+    The message may quote its files, which may have any content: it stays one printable line of at most
+    LONGEST_MESSAGE characters.
     """
 
     def __init__(self, message: str) -> None:
@@ -49,7 +49,7 @@ class WeightsError(CheckpointError):
 
 
 class NotFiniteError(UserError, FloatingPointError):
-    """Logits that are no numbers: a checkpoint's weights are damaged, or the forward pass is broken."""
+    """Logits that are not finite: a checkpoint's weights are damaged, or the forward pass is broken."""
 
     def __init__(self) -> None:
         super().__init__(
@@ -59,25 +59,25 @@ class NotFiniteError(UserError, FloatingPointError):
 
 
 class PromptError(UserError):
-    """A prompt that cannot be run: empty, or made of tokens the model does not have."""
+    """A prompt that cannot run: empty, or with tokens that the model does not have."""
 
 
 class PromptTooLongError(PromptError):
-    """A prompt longer than the programs take, or than the model has positions. Nothing is cut silently.
+    """A prompt longer than the programs take, or than the model has positions. Nothing is truncated silently.
 
-    `length` and `limit` are in tokens. `enough` is the compiled length that would hold the prompt; None where
-    the model's positions are the limit.
+    length, limit: in tokens. enough: the compiled length that would hold the prompt; None if the model's
+    positions are the limit.
     """
 
     def __init__(self, length: int, limit: int, enough: int | None) -> None:
-        super().__init__(f"the prompt is {length} tokens long and {reason_of(limit, enough)}")
+        super().__init__(f"the prompt is {length} tokens long and {limit_reason(limit, enough)}")
         self.length = length
         self.limit = limit
         self.enough = enough
 
 
 class NoVariantError(PromptError):
-    """More tokens, past and new, than any variant has a context for; `length` and `limit` count them."""
+    """No variant has a context for these tokens, past and new; `length` and `limit` count them."""
 
     def __init__(self, tokens: int, past: int, limit: int) -> None:
         end = past + tokens
@@ -89,7 +89,7 @@ class NoVariantError(PromptError):
         self.limit = limit
 
 
-def reason_of(limit: int, enough: int | None) -> str:
+def limit_reason(limit: int, enough: int | None) -> str:
     """Why no more than `limit` tokens are taken, and what to do."""
     if enough is None:
         ends = "max_position_embeddings, sliding_window or longrope"

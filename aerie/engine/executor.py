@@ -1,9 +1,9 @@
-"""The one pass of the engine: a step of some tokens of one sequence or of several, through the weights once.
+"""The executor: one forward pass for the tokens of an engine step, of one sequence or of several.
 
-Products do not know which sequence a row belongs to, and attention is told by the mask. So a row has the bits
-that it would have alone, whatever stands beside it (windows.py). What does not go in such rows goes by
-itself: in the family `guide` a token that is decoded, by GEMVs and attention on the host, which reads the
-sequence's pages where they lie; and a prompt by the six programs, which know of no past.
+Matrix products do not depend on which sequence a row belongs to, and the mask tells attention. So a row has
+the same bits as if its sequence were alone (gathered_cache.py). Two kinds of tokens do not share a pass. In
+the decode path `guide` a decoded token goes by GEMVs, with attention on the host over the sequence's pages. A
+prompt of the six programs runs alone, because these programs read no KV cache.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ from typing import NamedTuple, TypeAlias
 
 import numpy as np
 
-from aerie.engine.blocks import FEW_ROWS, ROWS
-from aerie.engine.communication import check_alike
-from aerie.engine.embeddings import Token, embed, ids_among
+from aerie.engine.communication import check_ranks_agree
+from aerie.engine.embeddings import Token, embed, ids_only
 from aerie.engine.errors import NoVariantError
-from aerie.engine.head import head_rows
-from aerie.engine.kv import MaskRule, causal
+from aerie.engine.forward_passes import BatchLayout, ImmediateCalls, OnProgram, RowsPass, TokenPass
+from aerie.engine.gathered_cache import GatheredCache
+from aerie.engine.head import logits_rows
+from aerie.engine.kv_cache import MaskRule, causal
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.pages import PAGE, PagedSequence, PagePool
-from aerie.engine.passes import BatchLayout, ImmediateCalls, Ran, RowsPass, TokenPass
-from aerie.engine.planner import Step
-from aerie.engine.windows import Window
+from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PagePool
+from aerie.engine.planner import VariantCall
+from aerie.engine.variant_set import MAX_TAIL_ROWS, ROWS
 from aerie.multi_launch_builder.variants import LM_HEAD_ROWS
 
 Row: TypeAlias = "BF16Array | F32Array"
@@ -34,257 +34,291 @@ Row: TypeAlias = "BF16Array | F32Array"
 
 
 class ScheduledTokens(NamedTuple):
-    """The next tokens of a sequence, 1 or more, and of how many of the last ones logits are wanted.
+    """The next tokens of a sequence, one or more, in an engine step.
 
-    by_token: it is one token, which GEMVs decode. held: the sequence holds the first so many of them
-    afterwards, None for all; it has the rest only where `Executor.keep` says so. hidden: the last layer's
-    output is wanted, (hidden_size,) bf16 each, in place of logits. decode: the family whose LM head gives
-    them; "" for the model's. step: by which variant the tokens go, where the planner cut them for it; those
-    of the sequence that it begins with are computed anew. repeats: whether steps of so many rows come again
-    and again, so that their calls are noted.
+    logits_count: the number of last tokens whose logits are needed. by_gemv: one token that GEMVs decode.
+    kept_count: the number of first tokens that the sequence holds afterwards, None for all; `Executor.accept`
+    adds more. hidden_only: return the last layer's output, (hidden_size,) bf16 each, in place of logits.
+    decode_path: whose LM head gives the logits; "" means the model's. call: the planner's variant for these
+    tokens; positions of the sequence from `call.n_past` on are computed again. is_recurring: calls with as
+    many rows come often, so they are recorded.
     """
 
     sequence: PagedSequence
     tokens: Sequence[Token]
-    wanted: int = 1
-    by_token: bool = False
-    held: int | None = None
-    hidden: bool = False
-    decode: str = ""
-    step: Step | None = None
-    repeats: bool = True
+    logits_count: int = 1
+    by_gemv: bool = False
+    kept_count: int | None = None
+    hidden_only: bool = False
+    decode_path: str = ""
+    call: VariantCall | None = None
+    is_recurring: bool = True
 
     @property
-    def first(self) -> int:
-        """The position of the first token that is run."""
-        return self.sequence.length if self.step is None else self.step.n_past
+    def first_position(self) -> int:
+        """The position of the first token that is computed."""
+        return self.sequence.length if self.call is None else self.call.n_past
 
     @property
-    def run(self) -> Sequence[Token]:
-        """All tokens that are run."""
-        again = self.sequence.token_ids[self.first :] if self.step else ()
+    def run_tokens(self) -> Sequence[Token]:
+        """All tokens that are computed."""
+        again = self.sequence.token_ids[self.first_position :] if self.call else ()
         return [*again, *self.tokens] if again else self.tokens
 
 
 class Executor:
-    """Runs steps. One at a time, as its buffers are those of the model's programs.
+    """Runs forward passes, one at a time, on the buffers of the model's programs.
 
-    `block` is how many positions see each other, from a multiple of it on: 1, or a block of diffusion. A
-    piece ends where one does.
+    diffusion_block: the number of positions that attend to each other, aligned to a multiple of it; 1 without
+    block diffusion. Scheduled tokens end at a multiple of it.
     """
 
-    def __init__(self, model: LoadedModel, pool: PagePool, window: Window) -> None:
-        self._model, self._pool, self._window = model, pool, window
+    def __init__(self, model: LoadedModel, pool: PagePool, cache: GatheredCache) -> None:
+        self._model, self._pool, self._cache = model, pool, cache
         self._recorded: dict[tuple[int, int, str], RowsPass] = {}
         self._token_pass: TokenPass | None = None
-        self.block = model.config.diffusion.block_size if model.config.diffusion else 1
-        self._rows = model.blocks.step_rows
+        self.diffusion_block = model.config.diffusion.block_size if model.config.diffusion else 1
+        self._rows = model.variant_set.batch_rows
 
-    def is_of(self, model: LoadedModel) -> bool:
-        """Whether it runs by this model."""
+    def uses_model(self, model: LoadedModel) -> bool:
+        """Whether it runs this model."""
         return self._model is model
 
     @property
-    def most_rows(self) -> int:
-        """Tokens of a step, of all sequences together, at most."""
+    def max_rows(self) -> int:
+        """Maximum number of tokens in a forward pass, of all sequences together."""
         return self._rows[-1]
 
-    def width(self, tokens: int) -> int:
-        """Rows of the smallest program that takes so many, which are `most_rows` at most."""
+    def padded_rows(self, tokens: int) -> int:
+        """Rows of the smallest program that takes this number of tokens, at most `max_rows`."""
         return next(n for n in self._rows if n >= tokens)
 
-    def fits(self, pieces: Sequence[ScheduledTokens]) -> bool:
-        """Whether there is a window that these fit in together."""
+    def can_run(self, scheduled: Sequence[ScheduledTokens]) -> bool:
+        """Whether one gathered cache can hold all these sequences."""
         if self._model.seq_len:
             return True
-        positions = [one.sequence.length + len(one.tokens) for one in pieces if not one.by_token]
+        positions = [
+            tokens.sequence.length + len(tokens.tokens) for tokens in scheduled if not tokens.by_gemv
+        ]
         try:
-            self._window.context_for(positions)
+            self._cache.context_for(positions)
         except NoVariantError:
             return False
         return True
 
-    def needed_for(self, steps: Sequence[int], positions: int) -> Iterator[str]:
-        """The programs of a sequence by itself, whose prompt is read in steps of so many tokens, and that has
-        so many positions in all: those of these steps, and of passes with drafts, or of a block behind a
-        frozen one, in every context from there on. NoVariantError."""
-        block, drafts, window = self.block, self._rows[1], self._window
-        behind = min(2 * block, self.most_rows)
+    def programs_for(self, steps: Sequence[int], positions: int) -> Iterator[str]:
+        """The programs of one sequence alone: of a prompt computed in `steps` (tokens each), then of forward
+        passes with drafts, or with a diffusion block after a frozen one, in every context up to `positions`.
+        Raises NoVariantError if no context is large enough."""
+        block, drafts, cache = self.diffusion_block, self._rows[1], self._cache
+        behind = min(2 * block, self.max_rows)
         passes = [(1, 1), (drafts, drafts)] if block == 1 else [(block, block), (behind, block)]
-        read = [window.context_for([end]) for end in itertools.accumulate(steps)]
-        runs = [(tokens, block, context) for tokens, context in zip(steps, read, strict=True)]
-        for context in window.contexts(read[-1], max(read[-1], window.context_for([positions]))):
-            runs += [(tokens, wanted, context) for tokens, wanted in passes]
-        for tokens, wanted, context in runs:
-            step = _step(self.width(tokens), context)
-            yield from self._needed(step, self._tail(step, wanted))
-            yield self._model.blocks.head(wanted, ROWS)
+        contexts = [cache.context_for([end]) for end in itertools.accumulate(steps)]
+        passes_by_context = [
+            (tokens, block, context) for tokens, context in zip(steps, contexts, strict=True)
+        ]
+        for context in cache.contexts_between(
+            contexts[-1], max(contexts[-1], cache.context_for([positions]))
+        ):
+            passes_by_context += [(tokens, logits_count, context) for tokens, logits_count in passes]
+        for tokens, logits_count, context in passes_by_context:
+            step = _call(self.padded_rows(tokens), context)
+            yield from self._programs_of(step, self._tail(step, logits_count))
+            yield self._model.variant_set.lm_head(logits_count, ROWS)
 
-    def execute(self, pieces: Sequence[ScheduledTokens], ran: Ran | None = None) -> list[Row]:
-        """Run these tokens, of different sequences, which hold them then, or as many as `held` says; logits
-        of the wanted ones, each (vocab_size,), or where it is `hidden` the last layer's output, piece after
-        piece. `ran` is told of programs that are not recorded.
+    def execute(self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None = None) -> list[Row]:
+        """Run these tokens, of different sequences. Returns, in order, a row for each of the `logits_count`
+        last tokens: logits (vocab_size,), or with `hidden_only` the last layer's output. Each sequence then
+        holds its first `kept_count` tokens. on_program: called for programs that are not recorded.
 
-        Raises PoolFullError and NoVariantError before anything is changed; an exception later leaves what
-        each sequence holds as it was, or as after the step.
+        Raises PoolFullError and NoVariantError before anything changes. After a later exception each sequence
+        is as before, or as after the step.
         """
-        together = [piece for piece in pieces if not piece.by_token]
-        rows, found = iter(self._run(together, ran) if together else ()), list[Row]()
-        for piece in pieces:
-            if not piece.by_token:
-                found += itertools.islice(rows, piece.wanted)
+        in_rows = [tokens for tokens in scheduled if not tokens.by_gemv]
+        rows, results = iter(self._run(in_rows, on_program) if in_rows else ()), list[Row]()
+        for tokens in scheduled:
+            if not tokens.by_gemv:
+                results += itertools.islice(rows, tokens.logits_count)
                 continue
-            row = self.decode(piece)[None][: piece.wanted]
-            found += row if piece.hidden else head_rows(self._model, row, piece.decode) if len(row) else ()
-            piece.sequence.advance(piece.tokens, in_blocks=False)
-        return found
+            row = self.decode_token(tokens)[None][: tokens.logits_count]
+            results += (
+                row
+                if tokens.hidden_only
+                else logits_rows(self._model, row, tokens.decode_path)
+                if len(row)
+                else ()
+            )
+            tokens.sequence.advance(tokens.tokens, reusable=False)
+        return results
 
-    def decode(self, piece: ScheduledTokens) -> BF16Array:
-        """The last layer's output, (hidden_size,), for a token by GEMVs, whose keys and values are written
-        then; the sequence does not count it yet."""
-        sequence, position = piece.sequence, piece.sequence.length
+    def decode_token(self, scheduled: ScheduledTokens) -> BF16Array:
+        """Compute one token by GEMVs, and write its key and value. Returns the last layer's output,
+        (hidden_size,). The sequence does not count the token yet."""
+        sequence, position = scheduled.sequence, scheduled.sequence.length
         sequence.reserve(1)
-        seen = sequence.index(self._model.mask(position))
+        visible = sequence.pool_index(self._model.mask(position))
         token_pass = self._token_pass
-        if not (token_pass and token_pass.serves(self._model, seen)):
-            token_pass = self._token_pass = TokenPass(self._model, self._pool, seen)
-        place = sequence.pages[position // PAGE] * PAGE + position % PAGE
-        return token_pass(ids_among(piece.tokens)[0], position, place, seen)
+        if not (token_pass and token_pass.can_reuse_for(self._model, visible)):
+            token_pass = self._token_pass = TokenPass(self._model, self._pool, visible)
+        pool_position = sequence.pages[position // PAGE_SIZE] * PAGE_SIZE + position % PAGE_SIZE
+        return token_pass(ids_only(scheduled.tokens)[0], position, pool_position, visible)
 
-    def _run(self, pieces: Sequence[ScheduledTokens], ran: Ran | None) -> list[Row]:
-        """As execute, for what goes in rows; by the six programs, a prompt after the other."""
-        if self._model.seq_len and len(pieces) > 1:
-            return [row for piece in pieces for row in self._run([piece], ran)]
-        hidden = self.hidden(pieces, ran)
-        rows = self._wanted(pieces, hidden)
-        for piece in pieces:
-            self.keep(piece.sequence, piece.tokens[: piece.held])
+    def _run(self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None) -> list[Row]:
+        """Run tokens in rows; prompts of the six programs one after the other."""
+        if self._model.seq_len and len(scheduled) > 1:
+            return [row for tokens in scheduled for row in self._run([tokens], on_program)]
+        hidden = self.hidden_states(scheduled, on_program)
+        rows = self._outputs(scheduled, hidden)
+        for tokens in scheduled:
+            self.accept(tokens.sequence, tokens.tokens[: tokens.kept_count])
         return rows
 
-    def _wanted(self, pieces: Sequence[ScheduledTokens], hidden: BF16Array) -> list[Row]:
-        """What is wanted of the wanted rows: logits, by each one's family, or they themselves."""
-        families = [ROWS_AS_THEY_ARE if each.hidden else each.decode for each in pieces]
-        of_row = np.repeat(families, [piece.wanted for piece in pieces])
-        made = {
-            family: iter(head_rows(self._model, hidden[of_row == family], family))
-            for family in dict.fromkeys(families)
-            if family != ROWS_AS_THEY_ARE and (of_row == family).any()
+    def _outputs(self, scheduled: Sequence[ScheduledTokens], hidden: BF16Array) -> list[Row]:
+        """The result for each output row: logits by the LM head of its decode path, or the row itself."""
+        paths = [
+            NO_LM_HEAD if path_of_row.hidden_only else path_of_row.decode_path for path_of_row in scheduled
+        ]
+        of_row = np.repeat(paths, [piece.logits_count for piece in scheduled])
+        logits = {
+            path: iter(logits_rows(self._model, hidden[of_row == path], path))
+            for path in dict.fromkeys(paths)
+            if path != NO_LM_HEAD and (of_row == path).any()
         }
-        return [next(made[each]) if each in made else row for row, each in zip(hidden, of_row, strict=True)]
+        return [
+            next(logits[path_of_row]) if path_of_row in logits else row
+            for row, path_of_row in zip(hidden, of_row, strict=True)
+        ]
 
-    def keep(self, sequence: PagedSequence, tokens: Sequence[Token]) -> None:
-        """Have a sequence hold tokens that stood after those it holds in the last step that it was in."""
+    def accept(self, sequence: PagedSequence, tokens: Sequence[Token]) -> None:
+        """Let a sequence hold tokens that followed its positions in its last forward pass."""
         if tokens:
             sequence.advance(tokens)
-            self._window.wrote(sequence)
+            self._cache.mark_gathered(sequence)
 
-    def hidden(self, pieces: Sequence[ScheduledTokens], ran: Ran | None = None) -> BF16Array:
-        """The last layer's output for the wanted rows, whose keys and values are written then; the sequences
-        do not count them yet."""
-        model, step = self._model, self._step_of(pieces)
-        for piece in pieces:
-            piece.sequence.reserve(len(piece.tokens))
+    def hidden_states(
+        self, scheduled: Sequence[ScheduledTokens], on_program: OnProgram | None = None
+    ) -> BF16Array:
+        """Compute tokens in rows, and write their keys and values. Returns the last layer's output for the
+        rows whose logits are needed. The sequences do not count the tokens yet."""
+        model, step = self._model, self._call_for(scheduled)
+        for tokens in scheduled:
+            tokens.sequence.reserve(len(tokens.tokens))
         if model.seq_len:
-            rows = _rows_of(pieces, [0], step.variant, 0, 1, model.mask)
+            rows = _batch_layout(scheduled, [0], step.variant, 0, 1, model.mask)
         else:
-            ends = {one.sequence: one.sequence.length + len(one.tokens) for one in pieces}
-            bases = self._window.place(ends, step.context)
-            rows = _rows_of(pieces, bases, step.variant, step.context, self.block, model.mask)
+            ends = {one.sequence: one.sequence.length + len(one.tokens) for one in scheduled}
+            bases = self._cache.gather(ends, step.context)
+            rows = _batch_layout(
+                scheduled, bases, step.variant, step.context, self.diffusion_block, model.mask
+            )
         with model.host_timer("embedding"):
-            x = embed(model.embed_table, [token for piece in pieces for token in piece.run])
-        tail = self._tail_of(pieces, step)
-        model.supply(self._needed(step, tail))
-        check_alike(model.group, zlib.crc32(x.tobytes(), zlib.crc32(rows.positions.tobytes())))
-        is_recorded = step.variant <= FEW_ROWS and pieces[0].repeats
+            x = embed(model.embed_table, [token for tokens in scheduled for token in tokens.run_tokens])
+        tail = self._tail_for(scheduled, step)
+        model.ensure_programs(self._programs_of(step, tail))
+        check_ranks_agree(model.group, zlib.crc32(x.tobytes(), zlib.crc32(rows.positions.tobytes())))
+        is_recorded = step.variant <= MAX_TAIL_ROWS and scheduled[0].is_recurring
         is_full = len(x) == step.variant
-        return model.each(lambda part: self._pass(part, step, is_recorded, is_full, ran)(x, rows, tail))
-
-    def _step_of(self, pieces: Sequence[ScheduledTokens]) -> Step:
-        """By which variant these go."""
-        if len(pieces) == 1 and pieces[0].step:
-            return pieces[0].step
-        if self._model.seq_len:
-            (step,) = self._model.blocks.plan(len(pieces[0].tokens), pieces[0].sequence.length)
-            return step
-        width = self.width(sum(len(piece.tokens) for piece in pieces))
-        return _step(
-            width, self._window.context_for([one.sequence.length + len(one.tokens) for one in pieces])
+        return model.run_on_all(
+            lambda part: self._pass(part, step, is_recorded, is_full, on_program)(x, rows, tail)
         )
 
-    def _tail_of(self, pieces: Sequence[ScheduledTokens], step: Step) -> Step | None:
-        wanted = sum(piece.wanted for piece in pieces)
-        if pieces[0].step or self._model.seq_len:
-            return self._model.blocks.tail(step, range(wanted)) if wanted else None
+    def _call_for(self, scheduled: Sequence[ScheduledTokens]) -> VariantCall:
+        """The variant for these tokens."""
+        if len(scheduled) == 1 and scheduled[0].call:
+            return scheduled[0].call
+        if self._model.seq_len:
+            (step,) = self._model.variant_set.plan(len(scheduled[0].tokens), scheduled[0].sequence.length)
+            return step
+        width = self.padded_rows(sum(len(piece.tokens) for piece in scheduled))
+        return _call(
+            width,
+            self._cache.context_for([tokens.sequence.length + len(tokens.tokens) for tokens in scheduled]),
+        )
+
+    def _tail_for(self, scheduled: Sequence[ScheduledTokens], step: VariantCall) -> VariantCall | None:
+        wanted = sum(piece.logits_count for piece in scheduled)
+        if scheduled[0].call or self._model.seq_len:
+            return self._model.variant_set.tail_call(step, range(wanted)) if wanted else None
         return self._tail(step, wanted)
 
-    def _tail(self, step: Step, wanted: int) -> Step | None:
-        """By which what is wanted goes through the rest of the last layer, by as few rows as it may take."""
-        at_once = step.variant > FEW_ROWS or self._model.blocks.devices > 1
-        if not (at_once and 0 < wanted <= FEW_ROWS):
+    def _tail(self, step: VariantCall, wanted: int) -> VariantCall | None:
+        """The variant with the fewest rows for the end of the last layer, or None if the variant of `step`
+        computes it."""
+        is_separate = step.variant > MAX_TAIL_ROWS or self._model.variant_set.devices > 1
+        if not (is_separate and 0 < wanted <= MAX_TAIL_ROWS):
             return None
-        return _step(next(n for n in LM_HEAD_ROWS if n >= wanted), step.context)
+        return _call(next(n for n in LM_HEAD_ROWS if n >= wanted), step.context)
 
-    def _needed(self, step: Step, tail: Step | None) -> Iterator[str]:
+    def _programs_of(self, step: VariantCall, tail: VariantCall | None) -> Iterator[str]:
         """The programs of a step."""
-        yield from self._model.blocks.names(step)
+        yield from self._model.variant_set.call_programs(step)
         if tail:
-            yield from self._model.blocks.names(tail)[1:]
+            yield from self._model.variant_set.call_programs(tail)[1:]
 
     def _pass(
-        self, part: LoadedModel, step: Step, is_recorded: bool, is_full: bool, ran: Ran | None
+        self,
+        part: LoadedModel,
+        step: VariantCall,
+        is_recorded: bool,
+        is_full: bool,
+        on_program: OnProgram | None,
     ) -> RowsPass:
-        """For steps of this variant in the window as it is; kept where its calls can be noted."""
-        key = step.variant, step.context, self._window.slot
-        if is_recorded and (found := self._recorded.get(key)) and found.is_current:
-            return found
+        """The forward pass for this variant and the current gathered cache. A recorded one is stored for
+        later steps."""
+        key = step.variant, step.context, self._cache.slot
+        if is_recorded and (recorded := self._recorded.get(key)) and recorded.is_current:
+            return recorded
         recording = part.record() if is_recorded else None
         # With fewer tokens, rows of zeros may be left out, and cost less.
-        costs = part.blocks.costs if is_full and part.blocks.devices == 1 else None
-        calls = recording or ImmediateCalls(part, ran if part.part == 0 else None, costs)
-        made = RowsPass(part, step, self._window, self._pool, calls)
+        costs = part.variant_set.costs if is_full and part.variant_set.devices == 1 else None
+        calls = recording or ImmediateCalls(part, on_program if part.local_rank == 0 else None, costs)
+        rows_pass = RowsPass(part, step, self._cache, self._pool, calls)
         if recording:
-            self._recorded[key] = made
-        return made
+            self._recorded[key] = rows_pass
+        return rows_pass
 
 
-ROWS_AS_THEY_ARE = "hidden"
-"""In the place of a family: no LM head."""
+NO_LM_HEAD = "hidden"
+"""In place of a decode path: return the last layer's output without the LM head."""
 
 
-def _rows_of(
-    pieces: Sequence[ScheduledTokens],
+def _batch_layout(
+    scheduled: Sequence[ScheduledTokens],
     bases: Sequence[int],
     width: int,
     context: int,
     block: int,
     mask: MaskRule,
 ) -> BatchLayout:
-    """Where the rows of these stand, whose sequences begin at these bases of the window.
+    """The positions of these rows. bases: where each sequence starts in the gathered cache. width, context:
+    of the variant.
 
-    block: how many positions from a multiple of it on see each other, beside all before them; or what a
-    position sees is `mask`.
+    block: positions that attend to each other, aligned to a multiple of it, beside all positions before them.
+    For `block` 1 the rule is `mask`.
     """
-    positions, seen = np.zeros(width, np.int64), np.zeros((width, context), bool)
-    to_window, to_pool, wanted, row = [], [], [], 0
-    for piece, base in zip(pieces, bases, strict=True):
-        first, end = piece.first, piece.sequence.length + len(piece.tokens)
+    positions, visible = np.zeros(width, np.int64), np.zeros((width, context), bool)
+    cache_positions, pool_positions, output_rows, row = [], [], [], 0
+    for tokens, base in zip(scheduled, bases, strict=True):
+        first, end = tokens.first_position, tokens.sequence.length + len(tokens.tokens)
         rows = slice(row, row + end - first)
         positions[rows] = np.arange(first, end)
-        own = seen[rows, base : base + end]
+        own_positions = visible[rows, base : base + end]
         if not context:
             pass  # attention of the six programs knows by itself
         elif mask is causal or block > 1:
-            own[...] = np.arange(end) // block <= positions[rows, None] // block
+            own_positions[...] = np.arange(end) // block <= positions[rows, None] // block
         else:
-            for each, position in zip(own, range(first, end), strict=True):
-                each[mask(position)] = True
-        to_window.append(base + positions[rows])
-        to_pool.append(piece.sequence.places(first, end - first))
-        wanted.append(np.arange(rows.stop - piece.wanted, rows.stop))
+            for visible_row, position in zip(own_positions, range(first, end), strict=True):
+                visible_row[mask(position)] = True
+        cache_positions.append(base + positions[rows])
+        pool_positions.append(tokens.sequence.pool_positions(first, end - first))
+        output_rows.append(np.arange(rows.stop - tokens.logits_count, rows.stop))
         row = rows.stop
-    return BatchLayout(positions, seen, *map(np.concatenate, (to_window, to_pool, wanted)))
+    return BatchLayout(
+        positions, visible, *map(np.concatenate, (cache_positions, pool_positions, output_rows))
+    )
 
 
-def _step(rows: int, context: int) -> Step:
-    """A step of these sizes, whatever is in it."""
-    return Step(rows, context, 0, 0, rows, 0, 0)
+def _call(rows: int, context: int) -> VariantCall:
+    """A call of this variant, whatever its tokens are."""
+    return VariantCall(rows, context, 0, 0, rows, 0, 0)

@@ -1,4 +1,4 @@
-"""What an answer is asked with and how it ends: what is refused, why it ends, how fast it was."""
+"""The limits of an answer, why it ended, and its speed."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aerie.runtime import RunError
 
 
 class FinishReason(enum.Enum):
-    """Why a generation ended."""
+    """Why an answer ended."""
 
     STOP = "stop"  # the model gave an end-of-sequence token
     LENGTH = "length"  # the number of tokens asked for was reached
@@ -25,11 +25,11 @@ class FinishReason(enum.Enum):
 
 
 @dataclass(frozen=True)
-class Figures:
-    """Counts in tokens, times in seconds. `ttft_s` runs from the start of prefill to the first token.
+class RequestFigures:
+    """Counts in tokens, times in seconds. ttft_s: from the start of prefill to the first token.
 
-    `tokens_per_s` is the rate of the tokens after the first, or after those that came with it
-    (`first_tokens`), as a block does; None where there were none.
+    tokens_per_s: rate of the tokens after the first, or after the first block (`first_tokens`); None if there
+    are none.
     """
 
     prompt_tokens: int
@@ -39,12 +39,12 @@ class Figures:
     first_tokens: int = 1
 
     @staticmethod
-    def between(
+    def from_times(
         prompt_tokens: int, new_tokens: int, started: float, first: float, last: float, first_tokens: int = 1
-    ) -> Figures:
-        """Of an answer that was begun, and had its first and its last token so far, at these times."""
+    ) -> RequestFigures:
+        """Figures of an answer that was started, and got its first and last token, at these times in seconds."""
         rate = (new_tokens - first_tokens) / (last - first) if new_tokens > first_tokens else None
-        return Figures(prompt_tokens, new_tokens, first - started, rate, first_tokens)
+        return RequestFigures(prompt_tokens, new_tokens, first - started, rate, first_tokens)
 
     def __str__(self) -> str:
         rate = "-" if self.tokens_per_s is None else f"{self.tokens_per_s:.2f}"
@@ -55,21 +55,21 @@ class Figures:
 
 
 Recover = Callable[[RunError, str], LoadedModel]
-"""Called with a failure and where it happened: gives the model to go on with, or raises the failure."""
+"""Called with a failure and where it happened. Returns the model to continue with, or raises the failure."""
 
 
-def give_up(error: RunError, where: str) -> LoadedModel:  # noqa: ARG001
-    """There is nothing to go on with."""
+def raise_error(error: RunError, where: str) -> LoadedModel:  # noqa: ARG001
+    """Raises the failure: there is no other model."""
     raise error
 
 
-def never() -> bool:
+def never_interrupted() -> bool:
     return False
 
 
-def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sampler: Sampler) -> None:
-    """PromptError for a prompt that cannot be run, UserError for what else cannot be asked for."""
-    check_prompt(prompt, model.config, model.seq_len, endless=model.end.drops)
+def check_generation(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sampler: Sampler) -> None:
+    """Raises PromptError for a prompt that cannot run, and UserError for other values that are not possible."""
+    check_prompt(prompt, model.config, model.seq_len, past_context_allowed=model.context_end.drops)
     if max_tokens < 1:
         raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
     sampler.check_vocabulary(model.config.vocab_size)
@@ -80,20 +80,21 @@ def check_asked(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sa
         )
 
 
-def reason_to_finish(
+def finish_reason_for(
     model: LoadedModel, token: int, is_last: bool, next_position: int
 ) -> FinishReason | None:
-    """Why an answer ends with this token, the last that was asked for or not; None where it goes on."""
+    """Why an answer ends with this token; None if it continues. is_last: it is the last token of
+    `max_tokens`."""
     if token in model.config.eos_token_ids:
         return FinishReason.STOP
     if is_last:
         return FinishReason.LENGTH
-    is_full = next_position >= model.positions and not model.end.drops
+    is_full = next_position >= model.positions and not model.context_end.drops
     return FinishReason.CONTEXT if is_full else None
 
 
-def ending_of(reason: FinishReason | None, max_tokens: int, positions: int) -> str:
-    """Why an answer ended, in words: of so many tokens at most, by a model of so many positions."""
+def finish_text(reason: FinishReason | None, max_tokens: int, positions: int) -> str:
+    """The finish reason in words. max_tokens, positions: the limits of the answer and of the model."""
     return {
         FinishReason.STOP: "complete",
         FinishReason.LENGTH: f"cut after {max_tokens} tokens (--n-tokens, N_TOKENS)",

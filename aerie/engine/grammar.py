@@ -1,12 +1,12 @@
-"""Answers of a form that was asked for: JSON that a schema describes, or text of a grammar.
+"""Structured output: JSON that matches a schema, or text of a grammar or regular expression.
 
-Which tokens may come next is llguidance's to say: it parses the answer so far, and gives a bit for every
-token of the vocabulary. Where the form is complete, nothing but the end may come. A form depends on the
-answer's tokens alone, so an answer has the same tokens however it is scheduled; guesses that leave the form
-are wrong guesses, and tokens that are taken back are taken back here.
+llguidance says which tokens may come next: it parses the answer so far, and gives one bit for each token of
+the vocabulary. When the output is complete, only an end token may come. A grammar depends on the answer's
+tokens only, so an answer has the same tokens for any schedule. Drafts that the grammar does not allow are
+rejected, and tokens of rejected drafts are rolled back here.
 
-Between its parts JSON may have a blank, or a line end with an indentation (BLANKS): were any number possible,
-a model that says nothing but blanks would never leave the form.
+Between its parts JSON may have one blank, or a line end with indentation (BLANKS). If any number of blanks
+were allowed, a model could generate blanks without end.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.form_process import (
+from aerie.engine.grammar_process import (
     BLANKS,
     MOST_TEXT,
-    FormError,
-    FormProcess,
-    InterruptedFormError,
-    Read,
-    Wanted,
+    CompiledGrammar,
+    GrammarError,
+    GrammarInterruptedError,
+    GrammarProcess,
+    GrammarSource,
     check_length,
+    grammar_refused,
     limits,
-    refused,
 )
 from aerie.engine.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
 
-__all__ = ["BLANKS", "Follower", "FormError", "Grammar", "Grammars", "Schema"]
+__all__ = ["BLANKS", "Grammar", "GrammarCompiler", "GrammarError", "GrammarMatcher", "Schema"]
 
 Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 """A JSON schema: an object, True for any JSON, or either as text."""
@@ -53,146 +53,153 @@ MOST_READ, MOST_REFUSED, MOST_MADE = 2**24, 2**22, 8
 OF_EACH more; and how many forms are kept made: a matcher has up to some tens of MB."""
 OF_EACH = 1000
 MOST_COPIES = 32
-"""Of a matcher that is kept. All copies add to its states, of which there is a limit."""
+"""Maximum copies of a cached matcher. All copies add to its states, whose number is limited."""
 CPU_S, TOKEN_CPU_S = 0.5, 0.005
-"""Of the processor, for the form of an answer: so much at all, and for each of its tokens."""
+"""CPU seconds for the grammar of an answer: in total, plus for each token."""
 
 
 @dataclass(frozen=True)
 class Grammar:
-    """A form, and whose tokens it takes. `text` is what llguidance has of it. notes: what of a schema its
-    answers are not held to. Made by Grammars."""
+    """A compiled grammar for the tokens of one model. text: as llguidance has it. notes: parts of a schema
+    that are not enforced. Made by GrammarCompiler."""
 
     text: str
-    grammars: Grammars
+    grammars: GrammarCompiler
     matcher: LLMatcher = field(repr=False, compare=False)
     notes: tuple[str, ...] = ()
 
-    def follower(self) -> Follower:
-        """What goes along with one answer."""
-        return Follower(self)
+    def start(self) -> GrammarMatcher:
+        """A matcher for one answer."""
+        return GrammarMatcher(self)
 
 
-class Grammars:
-    """The forms that answers of one model can be asked for. Any thread may ask.
+class GrammarCompiler:
+    """Compiles grammars for the answers of one model. Any thread may call it.
 
-    A form is read in a process of its own (form_process.py), and what comes of it is kept, be it a refusal:
-    one that is sent again holds no other. The vocabulary is read for the first of them, here and there, which
-    takes about 0.4 s for 128,256 tokens.
+    A grammar is compiled in a child process (grammar_process.py), and the result is cached, also an error, so
+    a grammar that is sent again delays no other. The vocabulary is read at the first one, in both processes,
+    which takes about 0.4 s for 128,256 tokens.
     """
 
     def __init__(self, tokenizer: Tokenizer, config: ModelConfig) -> None:
         self._tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._read, self._made = _Kept[Wanted, Read](MOST_READ, _characters), _Kept[str, _Matcher](MOST_MADE)
-        self._refused, self._turn = _Kept[Wanted, str](MOST_REFUSED, _characters), threading.Lock()
+        self._read, self._made = (
+            _Kept[GrammarSource, CompiledGrammar](MOST_READ, _characters),
+            _Kept[str, _Matcher](MOST_MADE),
+        )
+        self._refused, self._turn = _Kept[GrammarSource, str](MOST_REFUSED, _characters), threading.Lock()
 
     @property
     def vocab_size(self) -> int:
         return self._config.vocab_size
 
     @property
-    def ends(self) -> Collection[int]:
+    def eos_ids(self) -> Collection[int]:
         """The tokens that end an answer."""
         return self._config.eos_token_ids
 
     @cached_property
     def whole_tokens(self) -> Mapping[str, int]:
-        """Those that no text of a grammar is made of, by what they are called: special ones, and <such>."""
+        """Tokens that are no text of a grammar, by name: special tokens, and tokens such as <name>."""
         is_whole = self.vocabulary.is_special_token
         return {text: token for text, token in self._tokenizer.added_tokens().items() if is_whole(token)}
 
     @property
     def vocabulary(self) -> LLTokenizer:
-        """As llguidance has it. CheckpointError for a tokenizer that it cannot read."""
+        """The vocabulary as llguidance has it. Raises CheckpointError if llguidance cannot read the
+        tokenizer."""
         with self._lock:
             if self._vocabulary is None:
                 from llguidance import LLTokenizer
 
                 self._vocabulary = LLTokenizer(
-                    self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.ends)
+                    self._tokenizer.as_json(), n_vocab=self.vocab_size, eos_token=sorted(self.eos_ids)
                 )
             return self._vocabulary
 
     @cached_property
-    def _process(self) -> FormProcess:
-        return FormProcess(self._tokenizer.as_json(), self.vocab_size, sorted(self.ends))
+    def _process(self) -> GrammarProcess:
+        return GrammarProcess(self._tokenizer.as_json(), self.vocab_size, sorted(self.eos_ids))
 
     def json(self, schema: Schema, hold: str = "meaning") -> Grammar:
-        """JSON that the schema describes. hold: as form_process.Wanted. FormError for what is no schema, for
-        what llguidance has not of it, and for what no JSON is of."""
-        return self._of(Wanted("schema", schema_text(schema), hold))
+        """JSON of this schema. hold: the enforcement, as grammar_process.GrammarSource. Raises GrammarError
+        for an invalid schema, for keywords that llguidance does not support, and for a schema without
+        instances."""
+        return self._of(GrammarSource("schema", schema_text(schema), hold))
 
-    def schema(self, schema: Schema, hold: str, blanks: str) -> Read:
-        """A schema as a part of a grammar has it: `schema`. Raises what `json` does."""
-        return self.read(Wanted("schema", schema_text(schema), hold, blanks))
+    def schema(self, schema: Schema, hold: str, blanks: str) -> CompiledGrammar:
+        """A schema as a part of a larger grammar: the `schema` of the result. Raises as `json`."""
+        return self.compile(GrammarSource("schema", schema_text(schema), hold, blanks))
 
     def lark(self, grammar: str) -> Grammar:
-        """Text of a grammar in llguidance's form of lark. FormError for what is none, and has no end."""
-        return self._of(Wanted("lark", grammar))
+        """Text of a grammar in llguidance's dialect of lark. Raises GrammarError if it is invalid, or has no
+        finite text."""
+        return self._of(GrammarSource("lark", grammar))
 
     def gbnf(self, grammar: str) -> Grammar:
-        """Text of a grammar in llama.cpp's form, GBNF, or in lark. FormError for what is neither."""
-        return self._of(Wanted("gbnf", grammar))
+        """Text of a grammar in llama.cpp's GBNF, or in lark. Raises GrammarError if it is neither."""
+        return self._of(GrammarSource("gbnf", grammar))
 
     def regex(self, expression: str) -> Grammar:
-        """Text that a regular expression, in the form of Rust's, matches as a whole. FormError for none, and
-        for one that matches nothing."""
-        return self._of(Wanted("regex", expression))
+        """Text that a regular expression, in Rust's syntax, matches completely. Raises GrammarError if it is
+        invalid or matches nothing."""
+        return self._of(GrammarSource("regex", expression))
 
-    def again(self, text: str, notes: tuple[str, ...] = ()) -> Grammar:
-        """A form by its `text`. FormError for what is none."""
-        return self._of(Wanted("made", text), notes)
+    def recompile(self, text: str, notes: tuple[str, ...] = ()) -> Grammar:
+        """A grammar from its `text`. Raises GrammarError if it is invalid."""
+        return self._of(GrammarSource("made", text), notes)
 
-    def read(self, wanted: Wanted) -> Read:
-        """What of a form can be held. FormError for what cannot be taken."""
-        check_length(wanted)
-        told = self._known(wanted)
-        if told is None:
+    def compile(self, source: GrammarSource) -> CompiledGrammar:
+        """Compile a grammar in the child process, or find it in the cache. Raises GrammarError if it is
+        refused."""
+        check_length(source)
+        result = self._known(source)
+        if result is None:
             with self._turn:  # whoever waited for the same form finds it here
-                told = self._known(wanted) or self._read_now(wanted)
-        if isinstance(told, str):
-            raise FormError(told)
-        return told
+                result = self._known(source) or self._read_now(source)
+        if isinstance(result, str):
+            raise GrammarError(result)
+        return result
 
-    def _known(self, wanted: Wanted) -> Read | str | None:
-        """What is kept: a reading, or why there is none."""
-        return self._read.known(wanted) or self._refused.known(wanted)
+    def _known(self, source: GrammarSource) -> CompiledGrammar | str | None:
+        """The cached compile result: a grammar, or the error."""
+        return self._read.known(source) or self._refused.known(source)
 
-    def _read_now(self, wanted: Wanted) -> Read | str:
+    def _read_now(self, source: GrammarSource) -> CompiledGrammar | str:
         try:
-            return self._read.keep(wanted, self._process.read(wanted))
-        except InterruptedFormError:
+            return self._read.keep(source, self._process.read(source))
+        except GrammarInterruptedError:
             raise
-        except FormError as error:
-            return self._refused.keep(wanted, str(error))
+        except GrammarError as error:
+            return self._refused.keep(source, str(error))
 
-    def _of(self, wanted: Wanted, notes: tuple[str, ...] = ()) -> Grammar:
-        read = self.read(wanted)
-        made = self._made.of(read.text, lambda: _Matcher(self.vocabulary, read.text))
-        made.copies += 1
-        if made.copies > MOST_COPIES:
-            self._made.drop(read.text)
-        return Grammar(read.text, self, made.matcher, (*notes, *read.notes))
+    def _of(self, source: GrammarSource, notes: tuple[str, ...] = ()) -> Grammar:
+        compiled = self.compile(source)
+        cached = self._made.of(compiled.text, lambda: _Matcher(self.vocabulary, compiled.text))
+        cached.copies += 1
+        if cached.copies > MOST_COPIES:
+            self._made.drop(compiled.text)
+        return Grammar(compiled.text, self, cached.matcher, (*notes, *compiled.notes))
 
 
 class _Matcher:
-    """A matcher that answers have copies of, and how often it was given out."""
+    """A matcher that answers copy, and the number of copies."""
 
     def __init__(self, vocabulary: LLTokenizer, text: str) -> None:
         from llguidance import LLMatcher
 
         self.matcher, self.copies = LLMatcher(vocabulary, text, log_level=0, limits=limits()), 0
         if self.matcher.is_error():
-            raise refused("made", self.matcher.get_error())
+            raise grammar_refused("made", self.matcher.get_error())
 
 
 Key = TypeVar("Key")
 
 
 class _Kept(dict[Key, Made]):
-    """What was made last, by what it is of; of so much together. From any thread."""
+    """A cache of the last results, limited by their total size. Any thread may use it."""
 
     def __init__(self, most: int, size: Callable[[Key, Made], int] = lambda _, __: 1) -> None:
         super().__init__()
@@ -227,38 +234,40 @@ class _Kept(dict[Key, Made]):
         self._held -= self._size(key, self.pop(key))
 
 
-def _characters(wanted: Wanted, told: Read | str) -> int:
-    of = len(told) if isinstance(told, str) else len(told.text) + len(told.schema)
-    return len(wanted.text) + of + OF_EACH
+def _characters(source: GrammarSource, result: CompiledGrammar | str) -> int:
+    size = len(result) if isinstance(result, str) else len(result.text) + len(result.schema)
+    return len(source.text) + size + OF_EACH
 
 
 def schema_text(schema: Schema) -> str:
-    """As JSON. FormError for what is none."""
+    """The schema as JSON text. Raises GrammarError if it is not JSON."""
     if isinstance(schema, str):
         return schema
     _check_size(schema)
     try:
         return json.dumps(schema)
     except (ValueError, TypeError, RecursionError) as error:
-        raise refused("schema", str(error)) from None
+        raise grammar_refused("schema", str(error)) from None
 
 
 def _check_size(schema: Any) -> None:
-    """FormError for more than a form may have: json.dumps stops all threads while it writes."""
-    size, left = 0, [schema]
-    while left:
-        part = left.pop()
+    """Raises GrammarError for more text than a grammar may have. Without it json.dumps would stop all threads
+    while it writes."""
+    size, remaining = 0, [schema]
+    while remaining:
+        part = remaining.pop()
         size += 2 + (len(part) if isinstance(part, str) else 0)
         if size > MOST_TEXT:
-            raise refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
+            raise grammar_refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
         if isinstance(part, Mapping):
-            left += (*part.keys(), *part.values())
+            remaining += (*part.keys(), *part.values())
         elif isinstance(part, list | tuple):
-            left += part
+            remaining += part
 
 
-class Follower:
-    """A form beside one answer, whose tokens come with every call: what was said before is not said again."""
+class GrammarMatcher:
+    """A grammar's state for one answer. Each call gets all tokens of the answer; those of the call before are
+    not parsed again."""
 
     def __init__(self, grammar: Grammar) -> None:
         self._matcher: LLMatcher = grammar.matcher.deep_copy()
@@ -267,20 +276,20 @@ class Follower:
         self._bits = np.zeros((1, -(-self._size // WORD_BITS)), np.int32)
         self._taken: list[int] = []
 
-    def possible(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
-        """(vocab_size,) bool: which tokens may come after these. UserError where these left the form, and
-        where to say it takes more than a form may."""
+    def token_mask(self, token_ids: Sequence[int]) -> NDArray[np.bool_]:
+        """bool (vocab_size,): which tokens may come after these. Raises UserError if these do not match the
+        grammar, and if the mask takes too much time."""
         from llguidance.numpy import fill_next_token_bitmask
 
-        began = time.thread_time()
+        started = time.thread_time()
         self._follow(token_ids)
         fill_next_token_bitmask(self._matcher, self._bits, 0)
-        self._check(time.thread_time() - began)
+        self._check(time.thread_time() - started)
         bits = np.unpackbits(self._bits.view(np.uint8), count=self._size, bitorder="little")
         return bits.view(np.bool_)
 
     def _check(self, spent_s: float = 0.0) -> None:
-        """UserError where llguidance has ended it, or it takes too much."""
+        """Raises UserError if llguidance has stopped with an error, or the time limit is passed."""
         self._spent_s += spent_s
         tokens = len(self._taken)
         if self._matcher.is_error():
@@ -296,25 +305,25 @@ class Follower:
         )
 
     def _follow(self, token_ids: Sequence[int]) -> None:
-        """Take tokens back that are not these any more, and take those that are new."""
-        given = [int(token) for token in token_ids]
-        same = _same(self._taken, given)
+        """Roll back tokens that the answer does not have, and consume the new ones."""
+        token_ids_ = [int(token) for token in token_ids]
+        same = _same(self._taken, token_ids_)
         if same < len(self._taken):
             self._matcher.rollback(len(self._taken) - same)
-        new = given[same:]
-        took = self._matcher.try_consume_tokens(new)
-        self._taken = given[: same + took]
+        new = token_ids_[same:]
+        consumed = self._matcher.try_consume_tokens(new)
+        self._taken = token_ids_[: same + consumed]
         self._check()
-        if took < len(new):
+        if consumed < len(new):
             raise UserError(
-                f"token {new[took]}, the answer's number {same + took + 1}, is not of the form that was "
+                f"token {new[consumed]}, the answer's number {same + consumed + 1}, is not of the form that was "
                 "asked for; an answer that was begun without a form cannot go on with one"
             )
 
 
 def _same(one: Sequence[int], other: Sequence[int]) -> int:
-    """How many tokens two lists begin with alike."""
-    most = min(len(one), len(other))
-    if one[:most] == other[:most]:
-        return most
-    return next(at for at in range(most) if one[at] != other[at])
+    """Number of first tokens that are equal in both lists."""
+    shorter = min(len(one), len(other))
+    if one[:shorter] == other[:shorter]:
+        return shorter
+    return next(index for index in range(shorter) if one[index] != other[index])

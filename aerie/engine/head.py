@@ -1,48 +1,48 @@
-"""The LM head: from rows of the last layer's output to logits. The final RMSNorm is the host's."""
+"""The LM head: from rows of the last layer's output to logits. The host computes the final RMSNorm."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from aerie.engine.communication import from_first
+from aerie.engine.communication import broadcast_from_first
 from aerie.engine.logits import last_row
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import BF16Array, F32Array, bf16, rms_norm
 from aerie.engine.programs import buffer_set
 
 
-def head_rows(model: LoadedModel, hidden: BF16Array, decode: str = "") -> list[BF16Array | F32Array]:
-    """Logits after each of several rows of the last layer's output, (rows, hidden_size), which the LM head
-    takes a few at a time: (vocab_size,) each, bf16 where the program gives them so; what a Sampler takes.
+def logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str = "") -> list[BF16Array | F32Array]:
+    """Logits after each of these rows, (rows, hidden_size), which the LM head takes a few at a time:
+    (vocab_size,) each, bf16 if the program gives bf16. A Sampler takes both.
 
-    decode: the family whose LM head it is; "" for the model's. Of several processes the first one's LM head
-    gives them to all.
+    decode_path: whose LM head to use; "" means the model's. With several processes, the first one's LM head
+    computes the logits for all.
     """
-    if model.group.ranks == 1:
-        return _head_rows(model, hidden, decode)
+    if model.group.world_size == 1:
+        return _logits_rows(model, hidden, decode_path)
     rows = np.empty((len(hidden), model.config.vocab_size), bf16)
     if model.group.rank == 0:
         try:
-            rows[...] = _head_rows(model, hidden, decode)
+            rows[...] = _logits_rows(model, hidden, decode_path)
         except BaseException:
-            model.group.leave()
+            model.group.abort()
             raise
-    return list(from_first(model.group, rows))
+    return list(broadcast_from_first(model.group, rows))
 
 
-def _head_rows(model: LoadedModel, hidden: BF16Array, decode: str) -> list[BF16Array | F32Array]:
-    name, rows = model.blocks.head(len(hidden), decode), list[BF16Array | F32Array]()
-    model.supply([name])
+def _logits_rows(model: LoadedModel, hidden: BF16Array, decode_path: str) -> list[BF16Array | F32Array]:
+    name, rows = model.variant_set.lm_head(len(hidden), decode_path), list[BF16Array | F32Array]()
+    model.ensure_programs([name])
     head = model.programs[name]
     key, x = buffer_set(head, 0), np.zeros(head.arguments["x"].shape, bf16)
-    given = x.reshape(head.rows, -1)
+    input_rows = x.reshape(head.rows, -1)
     for first in range(0, len(hidden), head.rows):
-        cut = hidden[first : first + head.rows]
+        chunk = hidden[first : first + head.rows]
         with model.host_timer("final RMSNorm"):
-            given[: len(cut)] = rms_norm(cut, model.final_norm, model.config.rms_norm_eps)
-            given[len(cut) :] = 0
-        made = model.runner.run(head, bo_key=key, on_device=(), copy=False, x=x)
-        for row in range(len(cut)):
-            of_row = {name: array.reshape(head.rows, -1)[row] for name, array in made.items()}
-            rows.append(last_row(head.arguments, of_row, model.config.vocab_size))
+            input_rows[: len(chunk)] = rms_norm(chunk, model.final_norm, model.config.rms_norm_eps)
+            input_rows[len(chunk) :] = 0
+        outputs = model.runner.run(head, bo_key=key, on_device=(), copy=False, x=x)
+        for row in range(len(chunk)):
+            row_outputs = {name: array.reshape(head.rows, -1)[row] for name, array in outputs.items()}
+            rows.append(last_row(head.arguments, row_outputs, model.config.vocab_size))
     return rows

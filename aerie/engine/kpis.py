@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from aerie.engine.strategies.strategy import Passes
+from aerie.engine.strategies.strategy import PassCounts
 
 MICROSECONDS = 1e6
 """In a second."""
@@ -56,12 +56,12 @@ class Kpis:
     generate: Kpi = field(default_factory=Kpi)
     tps: Tps = field(default_factory=Tps)
 
-    def prompted(self, tokens: int, seconds: float, first: int = 1) -> None:
+    def record_prompt(self, tokens: int, seconds: float, first: int = 1) -> None:
         """A prompt of which so many tokens were computed has its first token, or its first block's."""
         self.prompt.add(seconds)
         self.tps = Tps(n_prompt=tokens, n_generate=first, prompt=_rate(tokens, seconds))
 
-    def generated(self, tokens: int, seconds: float, passes: Passes | None = None) -> None:
+    def record_generated(self, tokens: int, seconds: float, passes: PassCounts | None = None) -> None:
         """After it came so many more, in these passes (None: a step each)."""
         if tokens:
             self.generate.add(seconds)

@@ -1,4 +1,4 @@
-"""The model: its facts, its host-side tensors, its programs, and its weights resident in buffer objects."""
+"""The loaded model: config, host tensors, programs, and weights in buffer objects."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.communication import Alone, Communication
+from aerie.engine.communication import Communicator, SingleRank
 from aerie.engine.config import ModelConfig
-from aerie.engine.context_end import ContextEnd, Stop, parts
+from aerie.engine.context_end import ContextEndPolicy, StopAtEnd, split_at_drops
 from aerie.engine.devices import Devices
-from aerie.engine.kv import DeviceKVStorage, MaskRule, causal
+from aerie.engine.kv_cache import DeviceKVStorage, MaskRule, causal
 from aerie.engine.numerics import BF16Array
-from aerie.engine.pages import KVCache, PagedSequence, PagePool
-from aerie.engine.planner import Step
-from aerie.engine.programs import HEADS, Places, ProgramRunner, buffer_set, has_layer_weights
+from aerie.engine.page_pool import KVCache, PagedSequence, PagePool
+from aerie.engine.planner import VariantCall
+from aerie.engine.programs import HEADS, ProgramRunner, SharedBufferNames, buffer_set, has_layer_weights
 from aerie.engine.rope_tables import rope_table
 from aerie.engine.tensors import Rows, Tensor
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.runtime import Recording, Static
@@ -28,214 +28,223 @@ from aerie.runtime import Recording, Static
 T = TypeVar("T")
 
 HostTimer = Callable[[str], AbstractContextManager[Any]]
-"""Times a host operation: entered around it, under the operation's name."""
+"""Times a host operation: a context manager for the operation with this name."""
 
 
 def untimed(operation: str) -> AbstractContextManager[Any]:  # noqa: ARG001
     return nullcontext()
 
 
-Supply = Callable[[Iterable[str]], None]
-"""Has the programs of these names compiled, loaded and given their weights."""
+EnsurePrograms = Callable[[Iterable[str]], None]
+"""Compiles and loads the programs with these names, and fills their weights."""
 
 
-def nothing_missing(names: Iterable[str]) -> None:
-    """All programs are there."""
+def no_programs_missing(names: Iterable[str]) -> None:
+    """Does nothing: all programs are loaded."""
 
 
 @dataclass(frozen=True)
 class LoadedModel:
-    """Everything the forward pass reads. Immutable: what a prompt leaves behind is in its KVCache.
+    """Everything that a forward pass reads. Immutable: keys and values are in page pools.
 
-    `blocks` says how tokens are cut; `supply` is asked for programs before they are run. `embed_table` has
-    the rows of (vocab_size, hidden_size), `final_norm` (hidden_size,), `rope` (positions, head_dim), all
-    bf16; `rope` has a row for every position of the model, and of the padding where that goes beyond.
-    `places` are those of the programs' arguments, `home` is where attention's programs read keys and values.
-    `end` is what happens at the end of the largest context, and `mask` what a token sees.
+    variant_set: which programs take which tokens. ensure_programs: called before programs run. embed_table:
+    rows of (vocab_size, hidden_size). final_norm: (hidden_size,). rope: (positions, head_dim), with a row for
+    every position of the model, and of padding beyond it. All are bf16. buffer_names: the buffers that
+    programs share. kv_storage: allocates buffers for attention programs. context_end: what happens at the end
+    of the largest context. mask: which positions a token attends to.
 
-    Where several devices share it, `devices` has their parts (sharding.py), which are models as well; what
-    else is here is rank 0's, or this process's. `group` is how this one talks to other ranks: a part to the
-    other parts, a whole model to the other processes. A part is number `part` of the `parts` of its process.
+    If several devices share the model, `devices` has their parts (tensor_parallel.py), which are models too;
+    the other fields are those of rank 0, or of this process. group: connects this part with the other parts,
+    or this process with the others. A part is number `local_rank` of the `local_world_size` parts in its
+    process.
     """
 
     config: ModelConfig
     programs: Mapping[str, Program]
     runner: ProgramRunner
-    blocks: Blocks
+    variant_set: VariantSet
     embed_table: Rows
     final_norm: BF16Array
     rope: BF16Array
-    home: DeviceKVStorage
-    places: Places = field(default_factory=lambda: Places((), 0))
-    supply: Supply = nothing_missing
-    end: ContextEnd = field(default_factory=Stop)
+    kv_storage: DeviceKVStorage
+    buffer_names: SharedBufferNames = field(default_factory=lambda: SharedBufferNames((), 0))
+    ensure_programs: EnsurePrograms = no_programs_missing
+    context_end: ContextEndPolicy = field(default_factory=StopAtEnd)
     mask: MaskRule = causal
     host_timer: HostTimer = untimed
     devices: Devices[LoadedModel] | None = None
-    group: Communication = field(default_factory=Alone)
-    part: int = 0
-    parts: int = 1
+    group: Communicator = field(default_factory=SingleRank)
+    local_rank: int = 0
+    local_world_size: int = 1
 
-    def each(self, work: Callable[[LoadedModel], T]) -> T:
-        """What `work` makes of this model; of one that is shared, of all its parts at once, which make the
-        same. Raises as Devices.each."""
-        return work(self) if self.devices is None else self.devices.each(work)[0]
+    def run_on_all(self, work: Callable[[LoadedModel], T]) -> T:
+        """The result of `work` on this model, or on all its parts at the same time, which give the same
+        result. Raises as Devices.run_on_all."""
+        return work(self) if self.devices is None else self.devices.run_on_all(work)[0]
 
     def record(self) -> Recording | None:
-        """Where to note calls that are made again and again; None where the runner cannot, and on several
-        devices, whose sums are the host's work between calls."""
-        return self.runner.record() if self.blocks.devices == 1 else None
+        """A recording for calls that repeat. None if the runner cannot record, and on several devices, where
+        the host adds sums between calls."""
+        return self.runner.record() if self.variant_set.devices == 1 else None
 
     @property
     def runners(self) -> Sequence[ProgramRunner]:
-        """Of all devices of this process."""
+        """The runners of all devices of this process."""
         return [each.runner for each in self.devices.parts] if self.devices else [self.runner]
 
     @property
-    def stored(self) -> ModelConfig:
-        """The facts of a model whose layers are those that a KV cache here has: of every layer, the parts of
-        this process's devices, one after the other."""
+    def kv_config(self) -> ModelConfig:
+        """The config whose layers are those of a KV cache here: of every layer, the parts of this process's
+        devices, one after the other."""
         if self.devices is None:
             return self.config
         part = self.devices.parts[0]
-        return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.parts)
+        return replace(part.config, num_hidden_layers=part.config.num_hidden_layers * part.local_world_size)
 
-    def at(self, layer: int) -> int:
-        """Where a layer's keys and values are among those of a KV cache."""
-        return layer * self.parts + self.part
+    def kv_layer_index(self, layer: int) -> int:
+        """The index of a layer in a KV cache."""
+        return layer * self.local_world_size + self.local_rank
 
     @property
     def seq_len(self) -> int:
-        """The prompt length of the six programs; 0 where there are variants."""
-        return self.blocks.seq_len
+        """The prompt length of the six programs; 0 if there are variants."""
+        return self.variant_set.seq_len
 
     @property
     def positions(self) -> int:
-        """The most positions of a sequence."""
-        return self.blocks.positions(self.config.context)
+        """Maximum positions of a sequence."""
+        return self.variant_set.positions(self.config.context)
 
     @property
-    def longest_prompt(self) -> int:
-        """The most tokens that can be prefilled."""
+    def max_prompt_tokens(self) -> int:
+        """Maximum tokens of a prompt."""
         return min(self.seq_len or self.positions, self.positions)
 
-    def plan(self, tokens: int, past: int) -> list[Step]:
-        """The steps for `tokens` after `past`.
+    def plan(self, tokens: int, past: int) -> list[VariantCall]:
+        """The calls for `tokens` after `past` positions.
 
-        Where the end makes room, they go on from what is left then. NoVariantError.
+        Where the context end policy drops positions, the calls continue after the remaining ones. Raises
+        NoVariantError.
         """
-        steps: list[Step] = []
-        for before, count in parts(self.end, self.positions, tokens, past):
-            steps += self.blocks.plan(count, before, anew=not self.end.drops)
-        return steps
+        calls: list[VariantCall] = []
+        for position, count in split_at_drops(self.context_end, self.positions, tokens, past):
+            calls += self.variant_set.plan(count, position, recompute=not self.context_end.drops)
+        return calls
 
-    def make_room(self, sequence: PagedSequence) -> None:
-        """Drop what the end says of a sequence that fills the largest context."""
-        if self.end.drops and sequence.length >= self.positions:
+    def drop_positions(self, sequence: PagedSequence) -> None:
+        """Let the context end policy drop positions of a sequence that fills the largest context."""
+        if self.context_end.drops and sequence.length >= self.positions:
             with self.host_timer("context end"):
-                sequence.drop(self.end.gone(sequence.length), self.rope)
+                sequence.drop(self.context_end.dropped_positions(sequence.length), self.rope)
 
-    def new_pool(self, pages: int, first_key: bytes = b"", spare: int = 0) -> PagePool:
-        """A pool for sequences of this model; see PagePool."""
-        return PagePool(self.stored, pages, first_key, spare, with_unturned=self.end.drops)
+    def new_pool(self, pages: int, first_key: bytes = b"", swap_pages: int = 0) -> PagePool:
+        """A page pool for sequences of this model; see PagePool."""
+        return PagePool(
+            self.kv_config, pages, first_key, swap_pages, with_keys_before_rope=self.context_end.drops
+        )
 
-    def new_cache(self, positions: int, with_unturned: bool = False) -> KVCache:
-        """An empty KV cache for whoever runs tokens by hand: for `positions` tokens, or, with variants, for
-        as many as there are."""
-        room = self.positions if self.blocks.variants else min(positions, self.config.context)
-        return KVCache(self.stored, room, with_unturned=with_unturned or self.end.drops)
+    def new_cache(self, positions: int, with_keys_before_rope: bool = False) -> KVCache:
+        """An empty KV cache for code that runs tokens by hand: for `positions` tokens, or, with variants, for
+        as many as the model has."""
+        capacity = self.positions if self.variant_set.variants else min(positions, self.config.context)
+        return KVCache(
+            self.kv_config, capacity, with_keys_before_rope=with_keys_before_rope or self.context_end.drops
+        )
 
 
-def assemble(
+def build_model(
     checkpoint: Checkpoint,
     programs: Mapping[str, Program],
     runner: ProgramRunner,
-    blocks: Blocks,
+    variant_set: VariantSet,
     host_timer: HostTimer = untimed,
-    places: Places | None = None,
-    supply: Supply = nothing_missing,
-    end: ContextEnd | None = None,
+    buffer_names: SharedBufferNames | None = None,
+    ensure_programs: EnsurePrograms = no_programs_missing,
+    context_end: ContextEndPolicy | None = None,
 ) -> LoadedModel:
-    """The model of `checkpoint`, its weights not yet preloaded."""
+    """The model of `checkpoint`. Its weights are not loaded yet."""
     config, weights = checkpoint.config, checkpoint.weights
-    end = end or Stop()
+    context_end = context_end or StopAtEnd()
     return LoadedModel(
         config=config,
         programs=programs,
         runner=runner,
-        blocks=blocks,
+        variant_set=variant_set,
         embed_table=weights.embed_table,
         final_norm=weights.final_norm.read(),
-        rope=rope_table(config, max(blocks.seq_len, config.max_position_embeddings)),
-        home=DeviceKVStorage(config, [runner], blocks.window_contexts),
-        places=Places((), 0) if places is None else places,
-        supply=supply,
-        end=end,
-        mask=end.mask,
+        rope=rope_table(config, max(variant_set.seq_len, config.max_position_embeddings)),
+        kv_storage=DeviceKVStorage(config, [runner], variant_set.gathered_contexts),
+        buffer_names=SharedBufferNames((), 0) if buffer_names is None else buffer_names,
+        ensure_programs=ensure_programs,
+        context_end=context_end,
+        mask=context_end.mask,
         host_timer=host_timer,
     )
 
 
-def decoding_in(model: LoadedModel, decode: str) -> LoadedModel:
-    """The same model in a family of decode, whose programs are there then."""
-    blocks = replace(model.blocks, decode=decode)
-    model.supply(blocks.of_a_token)
-    return replace(model, blocks=blocks)
+def with_decode_path(model: LoadedModel, decode_path: str) -> LoadedModel:
+    """The same model with another decode path. Its programs are loaded."""
+    blocks = replace(model.variant_set, decode_path=decode_path)
+    model.ensure_programs(blocks.decode_programs)
+    return replace(model, variant_set=blocks)
 
 
-class OnOneDevice(Protocol):
-    """The programs of a part, on a device of its own."""
+class DevicePrograms(Protocol):
+    """The programs of a part, on its own device."""
 
     by_name: dict[str, Program]
-    places: Places
+    buffer_names: SharedBufferNames
 
     @property
     def cache(self) -> TimedRunner: ...
 
 
 class TimedRunner(ProgramRunner, Protocol):
-    """A runner that tells what time its programs take."""
+    """A runner with a profiler of its programs' times."""
 
     @property
     def profiler(self) -> Any: ...
 
 
-def shared_out(
-    whole: LoadedModel,
+def split_over_devices(
+    model: LoadedModel,
     part: ModelConfig,
-    devices: Sequence[OnOneDevice],
-    groups: Sequence[Communication],
+    devices: Sequence[DevicePrograms],
+    groups: Sequence[Communicator],
     names: Sequence[str],
-    begin: Callable[[], None] | None = None,
+    reset: Callable[[], None] | None = None,
 ) -> LoadedModel:
-    """`whole` on several devices, those of this process, each with a part with the facts `part`.
+    """`model` on the devices of this process, each with a part whose config is `part`.
 
-    groups, names, begin: as for Devices; without `begin` the ranks are in processes of their own, one here.
+    groups, names, reset: as for Devices; without `reset` the ranks are in several processes, one here.
     """
     parts = [
         replace(
-            whole,
+            model,
             config=part,
-            programs=one.by_name,
-            runner=one.cache,
-            places=one.places,
-            supply=nothing_missing,
-            host_timer=one.cache.profiler.span,
+            programs=device.by_name,
+            runner=device.cache,
+            buffer_names=device.buffer_names,
+            ensure_programs=no_programs_missing,
+            host_timer=device.cache.profiler.span,
             group=group,
-            part=number,
-            parts=len(devices),
+            local_rank=rank,
+            local_world_size=len(devices),
         )
-        for number, (one, group) in enumerate(zip(devices, groups, strict=True))
+        for rank, (device, group) in enumerate(zip(devices, groups, strict=True))
     ]
-    if begin is None:
-        shared = replace(whole, devices=Devices(parts, names, groups), group=groups[0])
+    if reset is None:
+        shared = replace(model, devices=Devices(parts, names, groups), group=groups[0])
     else:
-        shared = replace(whole, devices=Devices(parts, names, groups, begin))
-    return replace(shared, home=DeviceKVStorage(shared.stored, shared.runners, whole.blocks.window_contexts))
+        shared = replace(model, devices=Devices(parts, names, groups, reset))
+    return replace(
+        shared,
+        kv_storage=DeviceKVStorage(shared.kv_config, shared.runners, model.variant_set.gathered_contexts),
+    )
 
 
 class LayerWeights(Protocol):
-    """What a device's buffers are filled with: weights.Weights, or the part of a rank."""
+    """The weights that fill a device's buffers: weights.Weights, or the part of a rank."""
 
     def layer(self, layer: int) -> Mapping[str, Static]: ...
 
@@ -246,11 +255,11 @@ class LayerWeights(Protocol):
 def preload(
     model: LoadedModel, weights: LayerWeights, programs: Iterable[Program] | None = None
 ) -> Iterator[str]:
-    """Fill every buffer-object set with its weights; yields what was filled, one step at a time.
+    """Fill every buffer-object set with its weights. Yields what was filled, step by step.
 
-    Tensors are read from their file into the buffer objects, and what sets share only once. There is one step
-    per layer, and one for the LM head (`preload_steps` in all). programs: those whose sets to fill; None:
-    all. Raises WeightsError.
+    Tensors are read from their file into the buffer objects; what sets share is read once. There is one step
+    per layer, and one for the LM head (`preload_steps` in all). programs: those to fill; None means all.
+    Raises WeightsError.
     """
     chosen = list(model.programs.values() if programs is None else programs)
     lut = model.rope[: model.seq_len]
@@ -270,14 +279,14 @@ def preload_steps(config: ModelConfig) -> int:
 
 
 def _fill(model: LoadedModel, program: Program, layer: int, statics: Mapping[str, Static]) -> None:
-    """Fill those weights and tables of a program that are not in a buffer which it shares and was filled."""
+    """Fill the weights and tables of a program that no shared buffer has yet."""
     bo_key = buffer_set(program, layer)
     missing = model.runner.unfilled_weights(program, bo_key=bo_key)
     model.runner.preload(program, bo_key=bo_key, **{argument: statics[argument] for argument in missing})
 
 
 def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
-    """The LM head cut into the program's partitions; rows beyond the vocabulary are zero."""
+    """The LM head split into the program's partitions; rows beyond the vocabulary are zero."""
     rows, _ = program.arguments["lm_head_0"].shape
     return {
         f"lm_head_{part}": partial(_rows_or_zero, lm_head, part * rows) for part in range(LM_HEAD_PARTITIONS)
@@ -285,7 +294,7 @@ def lm_head_statics(program: Program, lm_head: Tensor) -> dict[str, Static]:
 
 
 def _rows_or_zero(table: Tensor, first: int, out: BF16Array) -> None:
-    """Fill `out` with rows of the table from row `first` on, and with zeros where it has no more."""
-    held = max(0, min(len(out), table.shape[0] - first))
-    table.rows_into(out[:held], first)
-    out[held:] = 0
+    """Fill `out` with rows of the table from row `first` on, and with zeros after its last row."""
+    count = max(0, min(len(out), table.shape[0] - first))
+    table.rows_into(out[:count], first)
+    out[count:] = 0

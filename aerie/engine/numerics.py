@@ -31,7 +31,7 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
     return normed
 
 
-def turned(keys: BF16Array, rows: BF16Array) -> BF16Array:
+def apply_rope(keys: BF16Array, rows: BF16Array) -> BF16Array:
     """RoPE: keys, (kv_heads, positions, head_dim), turned by the rows of their positions in a `rope_table`.
 
     Bit for bit what kernels_cc/rope_halfsplit.cc makes: products of bf16 are exact in float32, and their sum

@@ -30,7 +30,7 @@ from typing import NamedTuple, Protocol, TypeAlias, TypeVar
 from aerie.engine.errors import NoVariantError
 
 
-class AnyVariant(Protocol):
+class VariantSize(Protocol):
     """AR-rows x CL-context: tokens of a call, and positions of the cache."""
 
     @property
@@ -40,17 +40,17 @@ class AnyVariant(Protocol):
     def context(self) -> int: ...
 
 
-V = TypeVar("V", bound=AnyVariant)
+V = TypeVar("V", bound=VariantSize)
 Costs: TypeAlias = "Mapping[V, float] | Callable[[V], float]"
-"""What a call of a variant costs: 0 or more, in any unit, such as seconds."""
+"""The cost of a variant's call: 0 or more, in any unit, such as seconds."""
 
 
-class Step(NamedTuple):
-    """One call, in counts of tokens and positions of the cache.
+class VariantCall(NamedTuple):
+    """One call of a variant, in counts of tokens and positions of the cache.
 
-    variant, context: n and m of AR-n x CL-m. n_past: tokens before this step. n_valid_kv: how many of them
-    are in the cache, which is all. n_process: tokens that the step takes; its other rows are padding.
-    past_idx: where the past begins in the cache. new_idx: where the step's keys and values go.
+    variant, context: n and m of AR-n x CL-m. n_past: tokens before this call. n_valid_kv: how many of them
+    are in the cache, which is all. n_process: tokens that the call takes; its other rows are padding.
+    past_idx: where the past starts in the cache. new_idx: where the keys and values of the call go.
     """
 
     variant: int
@@ -68,11 +68,13 @@ class Step(NamedTuple):
         )
 
 
-def plan(tokens: int, past: int, variants: Iterable[V], costs: Costs[V] | None = None) -> tuple[Step, ...]:
-    """The steps for `tokens` new tokens, 1 or more, after `past` tokens in the cache.
+def plan(
+    tokens: int, past: int, variants: Iterable[V], costs: Costs[V] | None = None
+) -> tuple[VariantCall, ...]:
+    """The calls for `tokens` new tokens, 1 or more, after `past` tokens in the cache.
 
-    Equal for equal inputs, in whatever order the variants come. Raises NoVariantError where no variant has a
-    context for all of them, and ValueError for a number of tokens, a past or a cost that is none.
+    Equal inputs give equal plans, for any order of the variants. Raises NoVariantError if no context holds
+    all of them, and ValueError for an impossible number of tokens, past or cost.
     """
     if tokens < 1 or past < 0:
         raise ValueError(f"{tokens} tokens after {past} are nothing to plan: 1 or more, after 0 or more")
@@ -96,34 +98,35 @@ def _cost(costs: Costs[V], variant: V) -> float:
 
 
 @lru_cache(maxsize=1024)
-def _greedy(tokens: int, past: int, variants: tuple[tuple[int, int], ...]) -> tuple[Step, ...]:
-    """By the seed's rule; of the contexts that hold a step's end, the smallest."""
-    steps: list[Step] = []
-    left = tokens
-    while left:
-        start = past + tokens - left
+def _greedy(tokens: int, past: int, variants: tuple[tuple[int, int], ...]) -> tuple[VariantCall, ...]:
+    """Plan by the seed's rule. Of the contexts that hold the end of a call, the smallest is used."""
+    steps: list[VariantCall] = []
+    remaining = tokens
+    while remaining:
+        start = past + tokens - remaining
         fits = [
             (rows, context)
             for rows, context in variants
-            if start + min(rows, left) <= context
+            if start + min(rows, remaining) <= context
             and (rows < context or start == 0 or (start == past and past + tokens <= rows))
         ]
-        rows = min((rows for rows, _ in fits if rows >= left), default=max(fits)[0])
+        rows = min((rows for rows, _ in fits if rows >= remaining), default=max(fits)[0])
         context = min(context for each, context in fits if each == rows)
-        steps.append(_step(rows, context, start, min(rows, left)))
-        left -= min(rows, left)
+        steps.append(_variant_call(rows, context, start, min(rows, remaining)))
+        remaining -= min(rows, remaining)
     return tuple(steps)
 
 
-def _step(rows: int, context: int, start: int, taken: int) -> Step:
-    """`taken` new tokens from position `start` on; AR == CL takes those before it too."""
+def _variant_call(rows: int, context: int, start: int, taken: int) -> VariantCall:
+    """A call for `taken` new tokens from position `start` on; AR == CL computes the positions before them
+    too."""
     if rows == context:
-        return Step(rows, context, 0, 0, start + taken, 0, 0)
-    return Step(rows, context, start, start, taken, 0, start)
+        return VariantCall(rows, context, 0, 0, start + taken, 0, 0)
+    return VariantCall(rows, context, start, start, taken, 0, start)
 
 
 class _Call(NamedTuple):
-    """A call of a variant. Its cost is a whole number, of a unit that all calls share."""
+    """A call of a variant. Its cost is an integer, in a unit that all calls share."""
 
     rows: int
     context: int
@@ -131,14 +134,17 @@ class _Call(NamedTuple):
 
 
 class _PriceList:
-    """Which calls can be made at a position, and what tokens cost at least."""
+    """The possible calls at a position, and a lower bound for the cost of tokens."""
 
     def __init__(self, calls: list[_Call]) -> None:
         self.without_past = [call for call in calls if call.rows == call.context]
         self._contexts = sorted({call.context for call in calls})
         by_rows = [[call for call in calls if call.rows == rows] for rows in {call.rows for call in calls}]
         self._by_rows = [
-            [_not_dearer([call for call in same if context <= call.context != call.rows]) for same in by_rows]
+            [
+                _without_dearer([call for call in same if context <= call.context != call.rows])
+                for same in by_rows
+            ]
             for context in self._contexts
         ]
         """Per context, for the positions that it has and no smaller one: calls with a past, by rows."""
@@ -150,9 +156,9 @@ class _PriceList:
         ]
 
     def calls(self, start: int, left: int) -> Iterator[tuple[_Call, int]]:
-        """Calls from position `start` on, and how many of the tokens that are left they take.
+        """Calls from position `start` on, and how many of the `left` tokens each takes.
 
-        Each takes as many as it can: whoever is further on can do whatever one behind can, for no more.
+        Each takes as many as it can: a plan that is further on can do whatever one behind can, for no more.
         """
         if start == 0:
             yield from ((call, min(call.rows, left)) for call in self.without_past)
@@ -164,94 +170,97 @@ class _PriceList:
                     break  # a larger context costs as much or more, and takes no more
 
     def at_least(self, start: int, end: int) -> int:
-        """What tokens at positions from `start` to `end` cost at least, in `parts` of the unit.
+        """A lower bound for the cost of the tokens at positions `start` to `end`, in `parts` of the unit.
 
-        Each costs at least its share of the call that costs least per row, of those whose contexts hold it.
+        Each token costs at least its share of the call with the least cost per row, of those whose contexts
+        hold it.
         """
         total = 0
-        for place in range(bisect_right(self._contexts, start), len(self._contexts)):
+        for index in range(bisect_right(self._contexts, start), len(self._contexts)):
             if start >= end:
                 break
-            last = min(self._contexts[place], end)
-            total += (last - start) * self._least_share[place]
+            last = min(self._contexts[index], end)
+            total += (last - start) * self._least_share[index]
             start = last
         return total
 
 
-def _not_dearer(calls: list[_Call]) -> list[_Call]:
-    """By context, the smallest first, without those that cost more than one of a larger context."""
-    kept: list[_Call] = []
+def _without_dearer(calls: list[_Call]) -> list[_Call]:
+    """The calls by context, smallest first, without those that cost more than a call of a larger context."""
+    remaining: list[_Call] = []
     for call in sorted(calls, key=lambda one: -one.context):
-        if not kept or call.cost <= kept[-1].cost:
-            kept.append(call)
-    return kept[::-1]
+        if not remaining or call.cost <= remaining[-1].cost:
+            remaining.append(call)
+    return remaining[::-1]
 
 
 @lru_cache(maxsize=64)
 def _price_list(prices: tuple[tuple[int, int, float], ...]) -> _PriceList:
-    """Of rows, contexts and costs. Floats are fractions; over their common denominator they are whole."""
+    """Calls from (rows, context, cost). Floats are fractions; over their common denominator they are
+    integers."""
     exact = [Fraction(cost) for _, _, cost in prices]
     unit = math.lcm(*(cost.denominator for cost in exact))
-    whole = (int(cost * unit) for cost in exact)
-    return _PriceList([_Call(*price[:2], cost) for price, cost in zip(prices, whole, strict=True)])
+    costs = (int(cost * unit) for cost in exact)
+    return _PriceList([_Call(*price[:2], cost) for price, cost in zip(prices, costs, strict=True)])
 
 
-class _Way(NamedTuple):
-    """A way to where `left` tokens are left, by a last call that takes `taken`; the best compares as least.
+class _Path(NamedTuple):
+    """A partial plan with `remaining` tokens left, whose last call takes `taken`. The best compares as least.
 
-    at_least: what a plan that begins so costs at least, in parts of the unit. spent: what it costs so far.
+    at_least: a lower bound for the cost of a complete plan, in parts of the unit. spent: cost so far.
     """
 
     at_least: int
-    left: int
+    remaining: int
     taken: int
     spent: int
     call: _Call | None
 
 
 @lru_cache(maxsize=1024)
-def _cheapest(tokens: int, past: int, prices: _PriceList) -> tuple[Step, ...]:
-    """A* over the tokens that are left. A way that another is ahead of, for as little, is not followed."""
+def _cheapest(tokens: int, past: int, prices: _PriceList) -> tuple[VariantCall, ...]:
+    """A* over the number of tokens that are left. A path is not followed if another is as far for the same
+    cost or less."""
     end = past + tokens
-    ways = [_Way(0, tokens, 0, 0, None)]
-    followed = {tokens: ways[0]}
+    paths = [_Path(0, tokens, 0, 0, None)]
+    best = {tokens: paths[0]}
     if past:
-        anew = (call for call in prices.without_past if call.rows >= end)
-        ways += [_Way(call.cost * prices.parts, 0, tokens, call.cost, call) for call in anew]
-    heapq.heapify(ways)
+        recompute = (call for call in prices.without_past if call.rows >= end)
+        paths += [_Path(call.cost * prices.parts, 0, tokens, call.cost, call) for call in recompute]
+    heapq.heapify(paths)
     ahead = _Ahead()
-    while (way := heapq.heappop(ways)).left:
-        if not ahead.add(way.left, way.spent):
+    while (path := heapq.heappop(paths)).remaining:
+        if not ahead.add(path.remaining, path.spent):
             continue
-        followed[way.left] = way
-        for call, taken in prices.calls(end - way.left, way.left):
-            left, spent = way.left - taken, way.spent + call.cost
-            at_least = spent * prices.parts + prices.at_least(end - left, end)
-            heapq.heappush(ways, _Way(at_least, left, taken, spent, call))
-    return tuple(reversed(list(_steps_back(way, followed, end))))
+        best[path.remaining] = path
+        for call, taken in prices.calls(end - path.remaining, path.remaining):
+            remaining, spent = path.remaining - taken, path.spent + call.cost
+            at_least = spent * prices.parts + prices.at_least(end - remaining, end)
+            heapq.heappush(paths, _Path(at_least, remaining, taken, spent, call))
+    return tuple(reversed(list(_path_calls(path, best, end))))
 
 
 class _Ahead:
-    """How little it cost to have how few tokens left: the fewer, the more, else it is not kept."""
+    """The least cost of each number of tokens left, without entries that another one beats."""
 
     def __init__(self) -> None:
         self._left: list[int] = []
         self._spent: list[int] = []
 
     def add(self, left: int, spent: int) -> bool:
-        """Whether nothing was as far for as little; it is taken in then."""
-        place = bisect_right(self._left, left)
-        if place and self._spent[place - 1] <= spent:
+        """Whether no path was as far for the same cost or less. Adds the path if so."""
+        index = bisect_right(self._left, left)
+        if index and self._spent[index - 1] <= spent:
             return False
-        past_it = place
+        past_it = index
         while past_it < len(self._left) and self._spent[past_it] >= spent:
             past_it += 1
-        self._left[place:past_it], self._spent[place:past_it] = [left], [spent]
+        self._left[index:past_it], self._spent[index:past_it] = [left], [spent]
         return True
 
 
-def _steps_back(way: _Way, followed: Mapping[int, _Way], end: int) -> Iterator[Step]:
-    """The steps that lead to where no token is left, the last one first."""
-    while way.call:
-        yield _step(way.call.rows, way.call.context, end - way.left - way.taken, way.taken)
-        way = followed[way.left + way.taken]
+def _path_calls(path: _Path, best: Mapping[int, _Path], end: int) -> Iterator[VariantCall]:
+    """The calls of a path, the last one first."""
+    while path.call:
+        yield _variant_call(path.call.rows, path.call.context, end - path.remaining - path.taken, path.taken)
+        path = best[path.remaining + path.taken]

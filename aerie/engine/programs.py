@@ -1,7 +1,8 @@
-"""What the engine asks of the rooms below: a model's programs, what each costs, and what runs them by name.
+"""Programs as the engine uses them: their names and kinds, the buffers they share, and the runner that runs
+them by name.
 
-A program is one of the six, built for one prompt length and for one token, or of a graph variant AR-n x CL-m
-(multi_launch_builder/variants.py). What it does is its `kind`, which is the same for any number of rows.
+A program is one of the six, built for one prompt length and for one token, or of a variant AR-n x CL-m
+(multi_launch_builder/variants.py). Its `kind` says what it computes, for any number of rows.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ WITHOUT_LAYERS = frozenset({"flash_attn", *HEADS})
 """Kinds whose calls all use one set of buffers."""
 
 
-class Planned(Protocol):
+class ProgramInfo(Protocol):
     """A program, or the plan of one."""
 
     @property
@@ -38,12 +39,12 @@ class Planned(Protocol):
     def rows(self) -> int: ...
 
 
-def has_layer_weights(program: Planned) -> bool:
-    """Whether weights of a layer are among its arguments."""
+def has_layer_weights(program: ProgramInfo) -> bool:
+    """Whether its arguments include weights of a layer."""
     return program.kind not in WITHOUT_WEIGHTS | HEADS
 
 
-def buffer_set(program: Planned, layer: int, slot: str = "") -> str:
+def buffer_set(program: ProgramInfo, layer: int, slot: str = "") -> str:
     """The key of the buffer objects a call uses: each layer's weights stay in a set of their own, and so does
     each layer of the KV cache in `slot`.
 
@@ -53,64 +54,65 @@ def buffer_set(program: Planned, layer: int, slot: str = "") -> str:
     return name if program.kind in WITHOUT_LAYERS else f"{name}_L{layer}"
 
 
-class Places(dict[tuple[str, str], str]):
-    """Where the programs of a layer find what others made, and what they read alike: by (bo_key, argument).
+class SharedBufferNames(dict[tuple[str, str], str]):
+    """The buffers that the programs of a layer share, by (bo_key, argument).
 
-    A layer's weights have one place for all programs: they read Hugging Face's layout, under one name. All
-    else has one place for each number of rows, in all layers, since these run one after the other. A layer of
-    a KV cache has its place for all programs that attend to it.
+    A layer's weights have one buffer for all programs, in Hugging Face's layout. All other arguments have one
+    buffer for each number of rows, in all layers, since these run one after the other. A layer of a KV cache
+    has its buffers for all programs that attend to it.
     """
 
-    def __init__(self, programs: Iterable[Planned], layers: int) -> None:
+    def __init__(self, programs: Iterable[ProgramInfo], layers: int) -> None:
         super().__init__()
         for program in programs:
             self.add(program, layers)
 
-    def add(self, program: Planned, layers: int) -> None:
-        """The places of a program's arguments in every layer."""
+    def add(self, program: ProgramInfo, layers: int) -> None:
+        """Add the buffer names of a program's arguments in every layer."""
         for layer in range(1 if program.kind in WITHOUT_LAYERS else layers):
             self._add(program, layer, "")
 
-    def key(self, program: Planned, layer: int, slot: str) -> str:
-        """As buffer_set, for a program that attends to the KV cache in `slot`, whose place it is told."""
+    def key(self, program: ProgramInfo, layer: int, slot: str) -> str:
+        """The buffer set of a program that attends to the KV cache `slot`. Adds its buffer names at the first
+        use."""
         key = buffer_set(program, layer, slot)
         if (key, program.arguments[0].name) not in self:
             self._add(program, layer, slot)
         return key
 
-    def _add(self, program: Planned, layer: int, slot: str) -> None:
+    def _add(self, program: ProgramInfo, layer: int, slot: str) -> None:
         for argument in program.arguments:
             self[buffer_set(program, layer, slot), argument.name] = _place(program, argument, layer, slot)
 
 
-def cache_place(slot: str, layer: int, name: str) -> str:
-    """The buffer's name of a layer's keys, or values, in the KV cache that is in `slot`."""
+def kv_buffer_name(slot: str, layer: int, name: str) -> str:
+    """The buffer's name of a layer's keys, or values, in the KV cache `slot`."""
     return f"{slot}.L{layer}.{name}"
 
 
-def _place(program: Planned, argument: Argument, layer: int, slot: str) -> str:
-    """A buffer's name. A layer's `x_next` is the next one's `x`: they change places from layer to layer."""
+def _place(program: ProgramInfo, argument: Argument, layer: int, slot: str) -> str:
+    """A buffer's name. A layer's `x_next` is the next layer's `x`: they alternate from layer to layer."""
     stage = f"AR-{program.rows}"
     if argument.role is Role.WEIGHT:
         return f"head.{argument.name}" if program.kind in HEADS else f"L{layer}.{argument.name}"
     if argument.name in CACHE:
-        return cache_place(slot or program.name, layer if slot else 0, argument.name)
+        return kv_buffer_name(slot or program.name, layer if slot else 0, argument.name)
     if program.kind in HEADS or argument.name == "mask":
         return f"{program.name}.{argument.name}"
-    handed_on = {"x": layer % 2, "x_next": (layer + 1) % 2}
-    place = f"x{handed_on[argument.name]}" if argument.name in handed_on else argument.name
-    return f"{stage}.{place}"
+    parity = {"x": layer % 2, "x_next": (layer + 1) % 2}
+    name = f"x{parity[argument.name]}" if argument.name in parity else argument.name
+    return f"{stage}.{name}"
 
 
 CACHE = ("keys", "values")
 """Arguments that hold a layer of a KV cache."""
 
 
-def with_unturned_keys(program: Program) -> tuple[str, Collection[str]]:
-    """What RoPE makes a program's keys of, by its argument's name, and all that it gives with them."""
-    unturned = "k_normed" if "k_normed" in program.arguments.names else "k"
+def outputs_with_raw_keys(program: Program) -> tuple[str, Collection[str]]:
+    """The argument with a program's keys before RoPE, and all outputs of the program with it."""
+    keys_before_rope = "k_normed" if "k_normed" in program.arguments.names else "k"
     outputs = (one.name for one in program.arguments if one.role is Role.OUTPUT)
-    return unturned, (*outputs, unturned)
+    return keys_before_rope, (*outputs, keys_before_rope)
 
 
 def program_flops(program: Program) -> float:
@@ -134,7 +136,7 @@ def _causal_attention_flops(rows: int, width: int) -> float:
 
 
 class ProgramRunner(Protocol):
-    """Runs programs on buffers that it holds, with arguments given by name. runtime.KernelCache is one."""
+    """Runs programs on its buffers, with arguments by name. runtime.KernelCache is one."""
 
     def run(
         self,
@@ -154,7 +156,7 @@ class ProgramRunner(Protocol):
         """
 
     def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
-        """The weights and look-up tables of the set `bo_key` that are not filled yet, through any set."""
+        """The weights and look-up tables of the set `bo_key` that no set has filled yet."""
 
     def preload(self, program: Program, /, *, bo_key: str, **static: Static) -> None:
         """Fill weights and look-up tables of the buffer-object set `bo_key`, once."""
@@ -163,4 +165,4 @@ class ProgramRunner(Protocol):
         """A writable array of the argument's shape and dtype, which programs that take it read in place."""
 
     def record(self) -> Recording | None:
-        """Where to note calls that are made again and again; None where each is to be made by itself."""
+        """A recording for calls that repeat; None if the runner cannot record."""

@@ -19,8 +19,8 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.errors import ConfigError
-from aerie.engine.facts import Entries, short
 
 Frequencies = npt.NDArray[np.float32]
 """Radians per position for each of the head_dim / 2 pairs, (head_dim // 2,)."""
@@ -30,7 +30,7 @@ ONE = np.float32(1)
 ORIGINAL = "original_max_position_embeddings"
 
 
-class RopeRule(Protocol):
+class RopeScaling(Protocol):
     """What a rule, by the name that config.json has for it, does to plain RoPE."""
 
     @property
@@ -49,7 +49,7 @@ class RopeRule(Protocol):
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearScaling:
     """Positions `factor` times as dense."""
 
     factor: float
@@ -62,7 +62,7 @@ class Linear:
 
 
 @dataclass(frozen=True)
-class Llama3:
+class Llama3Scaling:
     """Long wavelengths are stretched by `factor`, short ones kept, the rest blended.
 
     Lengths are in tokens. Llama-3.2-1B: factor 32, low 1, high 4, original 8192.
@@ -91,7 +91,7 @@ class Llama3:
 
 
 @dataclass(frozen=True)
-class LongRope:
+class LongRopeScaling:
     """Each frequency divided by a factor of its own: `short_factor` for texts of up to the original length,
     in tokens, `long_factor` for longer ones."""
 
@@ -113,14 +113,14 @@ class LongRope:
         return ONE / (np.array(self.short_factor, np.float32) * powers)
 
 
-def inverse_frequencies(head_dim: int, theta: float, rule: RopeRule | None) -> Frequencies:
+def inverse_frequencies(head_dim: int, theta: float, rule: RopeScaling | None) -> Frequencies:
     """The frequencies by a rule, None for plain RoPE."""
     exponents = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
     powers = (np.float64(theta) ** exponents.astype(np.float64)).astype(np.float32)
     return rule.frequencies(powers) if rule else ONE / powers
 
 
-def read_rule(rope: Entries, head_dim: int, positions: int) -> RopeRule | None:
+def read_rule(rope: ConfigReader, head_dim: int, positions: int) -> RopeScaling | None:
     """The rule that RoPE's entries name, None for plain RoPE, in a model of so many positions.
 
     Raises ConfigError for a rule, and for an entry beside it, that would not be followed.
@@ -137,7 +137,7 @@ def read_rule(rope: Entries, head_dim: int, positions: int) -> RopeRule | None:
         )
     known, read = RULES[kind]
     for name, value in rope.entries.items():
-        is_read = name in {*known, *BESIDE} or (kind == "default" and name in OF_A_STRETCH)
+        is_read = name in {*known, *TYPE_ENTRIES} or (kind == "default" and name in STRETCH_ENTRIES)
         if not is_read and value != NEUTRAL.get(name):
             raise ConfigError(
                 f"{rope.path}: RoPE has {name} {short(value)}, which the rule {kind!r} knows nothing of; "
@@ -146,20 +146,22 @@ def read_rule(rope: Entries, head_dim: int, positions: int) -> RopeRule | None:
     return read(rope, head_dim, positions)
 
 
-def _plain(rope: Entries, head_dim: int, positions: int) -> None:  # noqa: ARG001
+def _plain(rope: ConfigReader, head_dim: int, positions: int) -> None:  # noqa: ARG001
     return None
 
 
-def _linear(rope: Entries, head_dim: int, positions: int) -> Linear:  # noqa: ARG001
-    return Linear(rope.number("factor"))
+def _linear(rope: ConfigReader, head_dim: int, positions: int) -> LinearScaling:  # noqa: ARG001
+    return LinearScaling(rope.number("factor"))
 
 
-def _llama3(rope: Entries, head_dim: int, positions: int) -> Llama3:  # noqa: ARG001
-    rule = Llama3(
+def _llama3(rope: ConfigReader, head_dim: int, positions: int) -> Llama3Scaling:  # noqa: ARG001
+    rule = Llama3Scaling(
         factor=rope.number("factor"),
         low_freq_factor=rope.number("low_freq_factor"),
         high_freq_factor=rope.number("high_freq_factor"),
-        original_max_position_embeddings=rope.count(ORIGINAL, default=positions, most=MOST_ORIGINAL),
+        original_max_position_embeddings=rope.positive_int(
+            ORIGINAL, default=positions, most=MAX_ORIGINAL_LENGTH
+        ),
     )
     if rule.high_freq_factor <= rule.low_freq_factor:
         raise ConfigError(
@@ -169,11 +171,11 @@ def _llama3(rope: Entries, head_dim: int, positions: int) -> Llama3:  # noqa: AR
     return rule
 
 
-def _longrope(rope: Entries, head_dim: int, positions: int) -> LongRope:
-    original = rope.count(ORIGINAL, default=positions, most=MOST_ORIGINAL)
+def _longrope(rope: ConfigReader, head_dim: int, positions: int) -> LongRopeScaling:
+    original = rope.positive_int(ORIGINAL, default=positions, most=MAX_ORIGINAL_LENGTH)
     factor = rope.number("factor", default=positions / original)
     magnitude = math.sqrt(1 + math.log(factor) / math.log(original)) if factor > 1 else 1.0
-    return LongRope(
+    return LongRopeScaling(
         short_factor=_factors(rope, "short_factor", head_dim // 2),
         long_factor=_factors(rope, "long_factor", head_dim // 2),
         original_max_position_embeddings=original,
@@ -181,26 +183,26 @@ def _longrope(rope: Entries, head_dim: int, positions: int) -> LongRope:
     )
 
 
-def _factors(rope: Entries, name: str, pairs: int) -> tuple[float, ...]:
+def _factors(rope: ConfigReader, name: str, pairs: int) -> tuple[float, ...]:
     given = rope.items(name)
     if len(given) != pairs:
         raise ConfigError(
             f"{rope.path}: {name} has {len(given)} factors and a head has {pairs} pairs to turn; fetch it "
             "again"
         )
-    return tuple(Entries(rope.path, {name: value}).number(name) for value in given)
+    return tuple(ConfigReader(rope.path, {name: value}).number(name) for value in given)
 
 
-def rule_entries(rule: RopeRule) -> dict[str, Any]:
+def rule_entries(rule: RopeScaling) -> dict[str, Any]:
     """The entries of config.json that `read_rule` makes this rule of."""
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in vars(rule).items()}
     return {"rope_type": rule.name, **given}
 
 
-Reader = Callable[[Entries, int, int], RopeRule | None]
+Reader = Callable[[ConfigReader, int, int], RopeScaling | None]
 """From RoPE's entries, head_dim and the model's positions."""
 
-MOST_ORIGINAL = 1 << 30
+MAX_ORIGINAL_LENGTH = 1 << 30
 RULES: dict[str, tuple[tuple[str, ...], Reader]] = {
     "default": ((ORIGINAL,), _plain),
     "linear": (("factor", ORIGINAL), _linear),
@@ -217,10 +219,10 @@ REFUSED = {
 }
 """Rules by name that are not followed, and why; with a factor of 1 they are plain RoPE."""
 
-BESIDE = ("rope_theta", "rope_type", "type")
+TYPE_ENTRIES = ("rope_theta", "rope_type", "type")
 NEUTRAL: dict[str, Any] = {"partial_rotary_factor": 1.0, "attention_factor": 1.0, "factor": 1.0}
 """Entries of RoPE that change nothing at these values."""
-OF_A_STRETCH = (
+STRETCH_ENTRIES = (
     *("low_freq_factor", "high_freq_factor", "beta_fast", "beta_slow", "truncate", "finetuned"),
     *("mscale", "mscale_all_dim", ORIGINAL),
 )

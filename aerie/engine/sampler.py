@@ -1,21 +1,27 @@
-"""From logits to a token: penalties and bias, then the likeliest token, or one that is drawn.
+"""Sampler: from logits to a token, by penalties and bias, then the most likely token or a random one.
 
 In this order, with the rules of transformers' logits processors (generation/logits_process.py) where it has
 them:
 
-1. logit bias: added to the logits of the tokens it names.
-2. repetition penalty: of every token in the prompt or the answer, a positive logit is divided by it and a
-   negative one multiplied.
-3. frequency and presence penalty, which transformers does not have, as OpenAI's API defines them and vLLM has
-   them (model_executor/layers/utils.py, apply_penalties): of every token of the answer, the one as often as
-   it was made, and the other once, taken from its logit. The prompt does not count.
-4. At temperature 0 the likeliest token is taken. Above it logits are divided by the temperature;
-5. top-k: tokens less likely than the k-th are left out; those as likely as it stay, as in transformers.
-6. top-p: the fewest tokens, the likeliest first, whose probabilities reach p.
-7. min-p: tokens whose probability is less than this share of the likeliest one's are left out.
+1. logit bias: added to the logits of the tokens that it names.
 
-Where a form was asked for (grammar.py), tokens that cannot come in it are left out after the penalties, and
-so before everything else.
+2. repetition penalty: for every token in the prompt or the answer, a positive logit is divided by it and a
+negative one multiplied.
+
+3. frequency and presence penalty, which transformers does not have, as OpenAI's API defines them and vLLM
+implements them (model_executor/layers/utils.py, apply_penalties): for every token of the answer, frequency
+times its count and presence once are subtracted from its logit. The prompt does not count.
+
+4. At temperature 0 the most likely token is taken. Above it logits are divided by the temperature;
+
+5. top-k: tokens less likely than the k-th are dropped; those as likely stay, as in transformers.
+
+6. top-p: the fewest tokens, the most likely first, whose probabilities reach p.
+
+7. min-p: tokens whose probability is less than this fraction of the highest are dropped.
+
+With structured output (grammar.py), tokens that the grammar does not allow are dropped after the penalties,
+and so before everything else.
 """
 
 from __future__ import annotations
@@ -32,25 +38,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 from aerie.common.errors import UserError
-from aerie.engine.drawing import F64Array, Filters, Ranks, draw, kept
 from aerie.engine.errors import NotFiniteError
-from aerie.engine.grammar import Follower, Grammar
+from aerie.engine.grammar import Grammar, GrammarMatcher
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+from aerie.engine.sampling_filters import F64Array, Ranks, SamplingFilters, apply_filters, sample_index
 
 INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
-"""Of bf16: the bits of +infinity, and the sign."""
+"""The bits of +infinity and of the sign, in bf16."""
 MOST_BIAS, MOST_PENALTY = 100.0, 2.0
-"""On either side of 0: what OpenAI's API takes."""
-LEAST_TEMPERATURE = float(np.finfo(np.float32).tiny)
-"""The least normal number of float32: below it numbers are 0, or lose their digits, in what divides by them
-elsewhere. Logits are divided in float64, where no logit comes near the end of the range by this."""
+"""Limits of the absolute value, as in OpenAI's API."""
+MIN_TEMPERATURE = float(np.finfo(np.float32).tiny)
+"""The smallest normal number of float32. Smaller ones are 0 or lose digits in other code that divides by the
+temperature. Logits are divided in float64, where this temperature causes no overflow."""
 LARGEST = np.finfo(np.float32).min, np.finfo(np.float32).max
-SEEDS = 2**128
-"""As many as numpy's SeedSequence has states from."""
+SEED_LIMIT = 2**128
+"""Number of different states of numpy's SeedSequence."""
 
 
-class Sampling(TypedDict, total=False):
-    """The settings of a Sampler, by name, where they are passed on."""
+class SamplingSettings(TypedDict, total=False):
+    """The settings of a Sampler by name, for keyword arguments."""
 
     temperature: float
     top_k: int
@@ -65,15 +71,16 @@ class Sampling(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Sampler:
-    """How tokens are chosen. The defaults are greedy, and change no logit.
+    """Chooses tokens. The defaults are greedy, and change no logit.
 
-    temperature: 0 is greedy, above 0 flatter the higher. top_k: 0 is all tokens. top_p: 1 is all tokens.
-    seed: the same draws the same tokens; None: others each time. min_p: 0 is all tokens. repetition_penalty:
-    1 is none. presence_penalty, frequency_penalty: 0 is none. logit_bias: by token id. grammar: the form of
-    the answer, one of the model's own; None: any. Raises UserError for a value out of range.
+    temperature: 0 is greedy; a higher one is more random. top_k: 0 means all tokens. top_p: 1 means all
+    tokens. seed: the same seed gives the same tokens; None means a random seed. min_p: 0 means all tokens.
+    repetition_penalty: 1 means none. presence_penalty, frequency_penalty: 0 means none. logit_bias: by token
+    id. grammar: a compiled grammar of the same model; None means any text. Raises UserError for a value out
+    of range.
 
-    What it remembers from token to token is its random generator alone (`state`, `restore`): what was
-    said before comes with every call, for the form too.
+    Its only state between tokens is the random generator (`state`, `restore`): each call gets the tokens so
+    far, also for the grammar.
     """
 
     temperature: float = 0.0
@@ -88,23 +95,23 @@ class Sampler:
     grammar: Grammar | None = None
     _random: np.random.Generator = field(init=False, repr=False, compare=False)
     _left_out: int | None = field(init=False, repr=False, default=None)
-    _form: Follower | None = field(init=False, repr=False, compare=False, default=None)
+    _form: GrammarMatcher | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if wrong := next(self._out_of_range(), None):
             raise UserError(wrong)
         object.__setattr__(self, "_random", np.random.default_rng(self.seed))
         if self.grammar:
-            object.__setattr__(self, "_form", self.grammar.follower())
+            object.__setattr__(self, "_form", self.grammar.start())
 
     def _out_of_range(self) -> Iterator[str]:
-        """What is wrong with the values, each as a line."""
+        """The problems of the values, one line each."""
         if not 0 <= self.temperature <= sys.float_info.max:
             yield f"temperature is {_told(self.temperature)}; it must be 0 (greedy) or more"
-        if 0 < self.temperature < LEAST_TEMPERATURE:
+        if 0 < self.temperature < MIN_TEMPERATURE:
             yield (
                 f"temperature is {self.temperature}, by which float32 cannot divide; it must be 0 (greedy), "
-                f"or {LEAST_TEMPERATURE:.3g} or more"
+                f"or {MIN_TEMPERATURE:.3g} or more"
             )
         if not isinstance(self.top_k, Integral):
             yield f"top-k is {self.top_k!r}; it must be a whole number"
@@ -116,11 +123,11 @@ class Sampler:
         if not 0 <= self.min_p <= 1:
             yield f"min-p is {_told(self.min_p)}; it must be from 0 (all tokens) to 1"
         if not 0.01 <= self.repetition_penalty <= 100:
-            given = _told(self.repetition_penalty)
-            yield f"repetition-penalty is {given}; it must be from 0.01 to 100; 1 is none"
+            value = _told(self.repetition_penalty)
+            yield f"repetition-penalty is {value}; it must be from 0.01 to 100; 1 is none"
         for name in ("presence", "frequency"):
-            if not abs(given := getattr(self, f"{name}_penalty")) <= MOST_PENALTY:
-                yield f"{name}-penalty is {_told(given)}; it must be from -2 to 2, and 0 is none"
+            if not abs(value := getattr(self, f"{name}_penalty")) <= MOST_PENALTY:
+                yield f"{name}-penalty is {_told(value)}; it must be from -2 to 2, and 0 is none"
         for token, bias in self.logit_bias.items():
             if not isinstance(token, Integral):
                 yield f"logit-bias names {token!r}; name a token by its id, a whole number"
@@ -134,25 +141,25 @@ class Sampler:
             yield f"seed is {self.seed!r}; it must be a whole number"
         elif self.seed < 0:
             yield f"seed is {_told(self.seed)}; it must be 0 or more"
-        elif self.seed >= SEEDS:
+        elif self.seed >= SEED_LIMIT:
             yield f"seed is {_told(self.seed)}; it must be less than 2**128"
 
     def check_vocabulary(self, vocab_size: int) -> None:
-        """UserError where the bias is of a token that a model with so many does not have."""
+        """Raises UserError if the bias names a token beyond the vocabulary."""
         if (token := next((one for one in self.logit_bias if not 0 <= one < vocab_size), None)) is not None:
             raise UserError(
                 f"logit-bias names token {_told(token)}, and the model's vocabulary has 0 to "
                 f"{vocab_size - 1}; name one of these"
             )
 
-    def without(self, token: int) -> Sampler:
-        """This sampler, but for one token, which it never gives: the other tokens share its probability.
+    def excluding(self, token: int) -> Sampler:
+        """This sampler without one token, which it never gives: the other tokens share its probability.
 
-        Both draw from one random generator, so that `state` and `restore` of either are those of both.
+        Both use one random generator, so `state` and `restore` of either are those of both.
         """
-        other = copy.copy(self)
-        object.__setattr__(other, "_left_out", token)
-        return other
+        copy_ = copy.copy(self)
+        object.__setattr__(copy_, "_left_out", token)
+        return copy_
 
     @property
     def greedy(self) -> bool:
@@ -167,17 +174,17 @@ class Sampler:
 
     @property
     def _leaves_out(self) -> bool:
-        """Whether some tokens are not possible."""
+        """Whether some tokens are not allowed."""
         return self._left_out is not None or self._form is not None
 
     def __call__(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
     ) -> int:
-        """The next token for logits of shape (vocab_size,), float32 or bf16, after a prompt and the tokens
-        made so far.
+        """The next token. logits: (vocab_size,), float32 or bf16. prompt_ids, token_ids: the prompt, and the
+        answer so far.
 
-        Above temperature 0 one number is drawn from the random generator, at temperature 0 none. Equal
-        logits: the lowest id, when greedy. NotFiniteError where one is not finite.
+        Above temperature 0 the random generator gives one number, at temperature 0 none. Equal logits: the
+        lowest id, if greedy. Raises NotFiniteError if a logit is not finite.
         """
         if self.greedy and logits.dtype == bf16 and not self.changes_logits and self._form is None:
             token = _most_likely(logits.view(np.uint16))
@@ -187,25 +194,25 @@ class Sampler:
         if self.greedy:
             return int(np.argmax(scores))
         values = self._values(scores)
-        rank = draw(values, self._filters, self._random.random())
+        rank = sample_index(values, self._filters, self._random.random())
         return _token_of(rank, scores, values)
 
     def distribution(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
     ) -> tuple[Ranks, F64Array]:
-        """The tokens that may be drawn, the likeliest first, and their probabilities, which add up to 1.
+        """The tokens that may be sampled, the most likely first, and their probabilities, which sum to 1.
 
-        Takes and raises what a call does; draws nothing. Greedy: one token.
+        Arguments and errors as in a call. Samples nothing. Greedy: one token.
         """
         scores = self._changed(logits, prompt_ids, token_ids)
         if self.greedy:
             return np.array([np.argmax(scores)]), np.ones(1)
-        ranks, probabilities = kept(values := self._values(scores), self._filters)
+        ranks, probabilities = apply_filters(values := self._values(scores), self._filters)
         likely = np.flatnonzero(scores >= values[ranks[-1]])
         return likely[np.argsort(-scores[likely], kind="stable")][ranks], probabilities
 
     def _values(self, scores: F32Array) -> F32Array:
-        """The scores that top-k leaves, the largest first, without their tokens (drawing.py)."""
+        """The scores after top-k, the largest first, without their tokens (sampling_filters.py)."""
         if self._leaves_out:
             scores = scores[scores > -np.inf]
         if 0 < self.top_k < len(scores):
@@ -213,20 +220,20 @@ class Sampler:
         return np.ascontiguousarray(np.sort(scores)[::-1])
 
     @property
-    def _filters(self) -> Filters:
-        return Filters(self.temperature, self.top_p, self.min_p)
+    def _filters(self) -> SamplingFilters:
+        return SamplingFilters(self.temperature, self.top_p, self.min_p)
 
     @property
     def settings(self) -> dict[str, Any]:
-        """What it was made with, by name."""
+        """The constructor's arguments by name."""
         return {each.name: getattr(self, each.name) for each in fields(self) if each.init}
 
     def state(self) -> str:
-        """The state of the random generator, as JSON: a Sampler with it draws what this one would next."""
+        """The state of the random generator, as JSON. A Sampler with this state continues as this one."""
         return json.dumps(self._random.bit_generator.state)
 
     def restore(self, state: str) -> None:
-        """Go on from what `state` gave. UserError for anything else, which changes nothing."""
+        """Continue from a `state`. Raises UserError for another text, which changes nothing."""
         try:
             self._random.bit_generator.state = json.loads(state)
         except (ValueError, TypeError, KeyError, OverflowError) as error:
@@ -237,7 +244,8 @@ class Sampler:
     def _changed(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> F32Array:
-        """The logits with bias and penalties, (vocab_size,) float32. NotFiniteError where one is none."""
+        """The logits with bias and penalties, (vocab_size,) float32. Raises NotFiniteError if one is not
+        finite."""
         scores: F32Array = widen(logits) if logits.dtype == bf16 else logits
         if not np.isfinite(scores).all():
             raise NotFiniteError
@@ -247,23 +255,28 @@ class Sampler:
         if self.changes_logits:
             self._penalise(scores, prompt_ids, token_ids)
         if self._form is not None:
-            scores[~self._form.possible(token_ids)] = -np.inf
+            scores[~self._form.token_mask(token_ids)] = -np.inf
         if self._left_out is not None:
             scores[self._left_out] = -np.inf
         return scores
 
     def _penalise(self, scores: F32Array, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
-        """Bias and penalties, in place. What leaves float32 becomes its largest number."""
+        """Apply bias and penalties in place. Values beyond float32 become its largest number."""
         for token, bias in self.logit_bias.items():
             scores[token] += np.float32(bias)
         if self.repetition_penalty != 1:
-            seen, penalty = np.unique([*prompt_ids, *token_ids]).astype(np.intp), self.repetition_penalty
+            token_ids_, penalty = (
+                np.unique([*prompt_ids, *token_ids]).astype(np.intp),
+                self.repetition_penalty,
+            )
             with np.errstate(over="ignore"):
-                given = scores[seen]
-                scores[seen] = np.clip(np.where(given < 0, given * penalty, given / penalty), *LARGEST)
-        made, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
-        scores[made] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)
-        scores[made] -= np.float32(self.presence_penalty)
+                scores_ = scores[token_ids_]
+                scores[token_ids_] = np.clip(
+                    np.where(scores_ < 0, scores_ * penalty, scores_ / penalty), *LARGEST
+                )
+        output_ids, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
+        scores[output_ids] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)
+        scores[output_ids] -= np.float32(self.presence_penalty)
 
 
 def _told(number: float) -> str:
@@ -273,15 +286,15 @@ def _told(number: float) -> str:
 
 
 def _token_of(rank: int, scores: F32Array, values: F32Array) -> int:
-    """The token whose score is `values[rank]`, the scores in order: of equal ones the lower id is first."""
+    """The token whose score is `values[rank]`, for scores in order: of equal ones the lower id is first."""
     equal = np.flatnonzero(scores == values[rank])
     return int(equal[rank - np.flatnonzero(values == values[rank])[0]])
 
 
 def _most_likely(bits: NDArray[np.uint16]) -> int | None:
-    """The place of the largest of bf16 values, from their bits; None where these do not tell.
+    """The index of the largest of these bf16 values, from their bits; None if the bits do not decide it.
 
-    Without their sign the bits of floats are in the order of their values, and infinities and NaN come last.
+    Without the sign, the bits of floats are in the order of their values, and infinities and NaN come last.
     """
     token = int(np.argmax(bits.view(np.int16)))
     is_positive = 0 < bits[token] < INFINITY_BITS

@@ -1,17 +1,19 @@
-"""Many requests over one model: which tokens of which go into the next pass through the weights.
+"""The scheduler: which tokens of which requests go into the next engine step.
 
-Every step has a token of each answer that is under way, and as many tokens of prompts as its rows take, in
-the order of their turns. A turn is the step in which a request came, PRIORITY_LEVEL_STEPS steps sooner for
-each level of priority: so the urgent pass others by, and nobody for ever. Pages are given by `admission`.
+An engine step takes one token of each running request in decode, and as many prompt tokens as its rows hold,
+in the order of the requests. The order of a request is the number of the step in which it arrived, minus
+PRIORITY_LEVEL_STEPS for each level of priority: urgent requests pass others, but no request waits for ever.
+`admission` assigns pages.
 
-What is read and not answered (`read`: embeddings, how likely the tokens of a prompt are) is in the same
-steps. It takes turns a level later, MOST_READ at once, and has READ_TOKENS of a step by itself; beside
-answers READ_ROWS, and what rows their program leaves. So who comes for an answer waits for one such step, and
-neither stands still for the other.
+Prefill-only requests (`add_prefill_only`: embeddings, log-likelihoods) share these steps. They come one level
+of priority later, at most MAX_PREFILL_ONLY_REQUESTS at a time. A step without other requests takes up to
+MAX_PREFILL_ONLY_TOKENS of them. Beside other requests they get MIN_PREFILL_ONLY_ROWS rows, and the rows that
+the program leaves unused. So a new request waits for one such step, and neither kind stops the other.
 
-Nothing runs by itself: whoever asks for a token takes a step for all. A conversation's answer is a request
-like any other, which rests while nobody asks for its next token, and gives way to others then; alone in a
-step, its prompt is cut as the planner has it. Its sequence is kept afterwards, for the prompt that begins so.
+The scheduler has no thread: the caller that asks for a token runs a step for all. The answer of a
+conversation is a request like any other. It is idle while no caller asks for its next token, and gives its
+pages to others if needed. If it is alone in a step, the planner splits its prompt. Its sequence is kept
+afterwards, for a prompt that starts with the same tokens.
 """
 
 from __future__ import annotations
@@ -22,363 +24,433 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple, TypeAlias
 
+from aerie.engine.admission import MAX_PREFILL_ONLY_REQUESTS as MAX_PREFILL_ONLY_REQUESTS
 from aerie.engine.admission import MAX_RUNNING_REQUESTS as MAX_RUNNING_REQUESTS
-from aerie.engine.admission import MOST_READ as MOST_READ
 from aerie.engine.admission import Admission
-from aerie.engine.admission import Counts as Counts
-from aerie.engine.blocks import GUIDE
-from aerie.engine.composing import Composition, beginning_of
-from aerie.engine.decoding import check
+from aerie.engine.admission import SchedulerStats as SchedulerStats
+from aerie.engine.composed_prompt import ComposedPrompt, prompt_source
+from aerie.engine.decode_paths import check_feature
 from aerie.engine.embeddings import Token
 from aerie.engine.executor import Executor, ScheduledTokens
-from aerie.engine.forward import prefill_steps
-from aerie.engine.generate import Recover, check_asked, give_up, never
-from aerie.engine.model import LoadedModel, decoding_in
-from aerie.engine.pages import (
-    PAGE,
+from aerie.engine.forward import prefill_call_count
+from aerie.engine.gathered_cache import GatheredCache, gathered_cache_for
+from aerie.engine.generate import Recover, check_generation, never_interrupted, raise_error
+from aerie.engine.model import LoadedModel, with_decode_path
+from aerie.engine.page_pool import (
+    PAGE_SIZE,
     PagedSequence,
     PagePool,
     PoolFullError,
 )
-from aerie.engine.planner import Step
-from aerie.engine.progress import Bar, no_bar, undisturbed
-from aerie.engine.requests import AnswerState, Reading, Request, check_blocks, check_reading
+from aerie.engine.planner import VariantCall
+from aerie.engine.reporter import Bar, defer_interrupt, no_bar
+from aerie.engine.requests import (
+    AnswerState,
+    LogitsRequest,
+    Request,
+    check_block_boundary,
+    check_forward_prompt,
+)
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.adapting import shared_out
 from aerie.engine.strategies.decode_config import default_strategy_factory
-from aerie.engine.strategies.reading import Take, read_by
+from aerie.engine.strategies.draft_length import allocate_drafts
+from aerie.engine.strategies.prefill_only import OnRows, prefill_only_factory
 from aerie.engine.strategies.strategy import NO_DRAFTS, PassInput, Row, StrategyFactory
-from aerie.engine.windows import Window, window_of
+from aerie.engine.variant_set import GUIDE
 from aerie.runtime import RunError
 
 Rows: TypeAlias = "list[Row]"
-Prompt: TypeAlias = "Sequence[Token] | Composition"
+Prompt: TypeAlias = "Sequence[Token] | ComposedPrompt"
 
 PRIORITY_LEVEL_STEPS = 1000
-"""Steps by which a request of one level of priority more may have come later and goes first all the same."""
-BEHIND = -1
-"""The priority of what is read and not answered."""
+"""A request with one more level of priority goes before requests that arrived up to this number of steps
+earlier."""
+PREFILL_ONLY_PRIORITY = -1
+"""The priority of prefill-only requests."""
 MAX_STEP_TOKENS = 512
-"""Of a step, at most: a longer prompt is read in several, between which answers go on."""
+"""Maximum tokens of a step. A longer prompt takes several steps, in which other requests continue."""
 
-READ_TOKENS = 128
-"""Of a step with nothing else in it: who comes meanwhile waits for its end."""
-READ_ROWS = 8
-"""Of a step with answers in it, at least: those take at most the next larger program for it."""
+MAX_PREFILL_ONLY_TOKENS = 128
+"""Maximum tokens of a step of prefill-only requests. A new request waits for its end."""
+MIN_PREFILL_ONLY_ROWS = 8
+"""Minimum rows for prefill-only requests in a step with other requests. These take at most the next larger
+program for it."""
 
 
-class _Chosen(NamedTuple):
-    """What is run of a request in a step."""
+class _ScheduledRequest(NamedTuple):
+    """A request in a step, the input that its strategy gave, and the tokens that run."""
 
     request: Request
-    due: PassInput
-    piece: ScheduledTokens
+    pass_input: PassInput
+    scheduled: ScheduledTokens
 
 
 class Scheduler(Admission):
-    """Requests that share a model, a pool of pages and a window on it. One thread at a time.
+    """Requests that share a model, a page pool and a gathered cache. One thread at a time.
 
-    clock: seconds, of the requests' figures.
+    clock: returns seconds, for the requests' times. recover: called if a device fails; returns the model to
+    continue with, or raises.
     """
 
     def __init__(
         self,
         model: LoadedModel,
         pool: PagePool,
-        window: Callable[[LoadedModel], Window] = window_of,
-        recover: Recover = give_up,
+        gathered_cache: Callable[[LoadedModel], GatheredCache] = gathered_cache_for,
+        recover: Recover = raise_error,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         super().__init__(model, pool)
         self.clock, self._arrivals = clock, itertools.count()
-        self._window, self._recover = window, recover
-        self.go_on_with(model)
+        self._gathered_cache, self._recover = gathered_cache, recover
+        self.switch_model(model)
 
     @staticmethod
-    def of(model: LoadedModel) -> Scheduler:
-        """With a pool of its own, of as many pages as two sequences have."""
-        return Scheduler(model, model.new_pool(2 * -(-model.positions // PAGE)))
+    def with_own_pool(model: LoadedModel) -> Scheduler:
+        """A scheduler with its own pool, large enough for two sequences."""
+        return Scheduler(model, model.new_pool(2 * -(-model.positions // PAGE_SIZE)))
 
-    def go_on_with(self, model: LoadedModel) -> None:
-        """Make what is left by this model: another device's, or the first one. The pool stays."""
-        self.model, self._executor = model, Executor(model, self.pool, self._window(model))
+    def switch_model(self, model: LoadedModel) -> None:
+        """Continue all requests with this model, of another device or of the first one. The pool stays."""
+        self.model, self._executor = model, Executor(model, self.pool, self._gathered_cache(model))
 
-    def turn_of(self, priority: int) -> tuple[int, int]:
-        """Of a request that comes now; no two have the same."""
-        return self.counts.steps - PRIORITY_LEVEL_STEPS * priority, next(self._arrivals)
+    def arrival_order(self, priority: int) -> tuple[int, int]:
+        return self.stats.steps - PRIORITY_LEVEL_STEPS * priority, next(self._arrivals)
 
-    def submit(
+    def add_request(
         self,
         prompt: Prompt,
         max_tokens: int,
         sampler: Sampler,
         priority: int = 0,
         strategy: StrategyFactory | None = None,
-        decode: str = "",
+        decode_path: str = "",
         is_conversation: bool = False,
         resumes: AnswerState | None = None,
     ) -> Request:
-        """A request that waits for its turn. strategy: how it is made, None for the model's own way. decode:
-        in which family, "" for the model's. is_conversation, resumes: see Request. PromptError and UserError
-        for what cannot be run at all."""
-        begins = beginning_of(prompt)
-        check_asked(self.model, begins.tokens, max_tokens, sampler)
-        family = self._family(decode)
+        """Add a request, which waits for admission.
+
+        strategy: None means the model's default. decode_path: "guide" or "rows"; "" means the model's.
+        is_conversation, resumes: see Request. Raises PromptError for a prompt that cannot run, and UserError
+        for other settings that are not possible.
+        """
+        source = prompt_source(prompt)
+        check_generation(self.model, source.tokens, max_tokens, sampler)
+        path = self._decode_path_for(decode_path)
         if strategy:
-            check("drafts" if self.model.config.diffusion is None else "blocks", self.model.blocks, family)
-        maker = strategy or default_strategy_factory(self.model.config, sampler)
-        given = begins, max_tokens, sampler, priority, maker, family
-        return self._added(Request(self, *given, is_conversation=is_conversation, resumes=resumes))
+            check_feature(
+                "drafts" if self.model.config.diffusion is None else "blocks", self.model.variant_set, path
+            )
+        factory = strategy or default_strategy_factory(self.model.config, sampler)
+        arguments = source, max_tokens, sampler, priority, factory, path
+        return self._enqueue(Request(self, *arguments, is_conversation=is_conversation, resumes=resumes))
 
-    def _family(self, decode: str) -> str:
-        """That of a request, whose programs are there then. UserError for one that the model cannot have."""
+    def _decode_path_for(self, decode_path: str) -> str:
+        """The decode path of a request; its programs are compiled. Raises UserError if the model cannot have
+        it."""
         model = self.model
-        if decode in ("", model.blocks.decode):
-            return model.blocks.decode
+        if decode_path in ("", model.variant_set.decode_path):
+            return model.variant_set.decode_path
         if model.config.diffusion:
-            check("blocks", model.blocks, decode)
-        if model.blocks.devices > 1:
-            check("devices", model.blocks, decode)
-        return decoding_in(model, decode).blocks.decode
+            check_feature("blocks", model.variant_set, decode_path)
+        if model.variant_set.devices > 1:
+            check_feature("devices", model.variant_set, decode_path)
+        return with_decode_path(model, decode_path).variant_set.decode_path
 
-    def read(self, prompt: Prompt, take: Take, hidden: bool = False) -> Request:
-        """A request that reads a prompt and says nothing: `take` is told the rows of its tokens, in order,
-        step by step. They are the logits, (vocab_size,), or with `hidden` the last layer's output,
-        (hidden_size,) bf16. Raises as submit."""
-        begins, maker = beginning_of(prompt), read_by(take, hidden, self._executor.block)
-        check_asked(self.model, begins.tokens, 1, sampler := Sampler())
-        decode = self.model.blocks.decode
-        return self._added(Request(self, begins, 1, sampler, BEHIND, maker, decode, is_read=True))
+    def add_prefill_only(self, prompt: Prompt, on_rows: OnRows, hidden_only: bool = False) -> Request:
+        """Add a request that computes a prompt and generates nothing. `on_rows` is called with the rows of
+        its tokens, in order, step by step: logits, (vocab_size,), or with `hidden_only` the last layer's
+        output, (hidden_size,) bf16. Raises as add_request."""
+        source, factory = (
+            prompt_source(prompt),
+            prefill_only_factory(on_rows, hidden_only, self._executor.diffusion_block),
+        )
+        check_generation(self.model, source.tokens, 1, sampler := Sampler())
+        decode = self.model.variant_set.decode_path
+        return self._enqueue(
+            Request(self, source, 1, sampler, PREFILL_ONLY_PRIORITY, factory, decode, is_prefill_only=True)
+        )
 
-    def _added(self, request: Request) -> Request:
-        pages = -(-min(len(request.prompt) + 1, self.model.positions) // PAGE)
-        if pages > self.pool.manager.pages:
-            raise PoolFullError(pages, self.pool.manager.pages, self.pool.manager.pages)
+    def _enqueue(self, request: Request) -> Request:
+        pages = -(-min(len(request.prompt) + 1, self.model.positions) // PAGE_SIZE)
+        if pages > self.pool.manager.page_count:
+            raise PoolFullError(pages, self.pool.manager.page_count, self.pool.manager.page_count)
         self._waiting.append(request)
         return request
 
-    def programs_of(self, request: Request) -> int:
-        """See requests.Steps."""
-        kept = self.kept
-        held = kept.sequence.in_common(request.prompt) if kept and not request.resumes else 0
-        return prefill_steps(self.model, len(request.prompt) - held, held)
+    def prefill_program_count(self, request: Request) -> int:
+        last = self.last_sequence
+        cached = last.sequence.common_prefix(request.prompt) if last and not request.resumes else 0
+        return prefill_call_count(self.model, len(request.prompt) - cached, cached)
 
-    def make_room(self, prompt: int, more: int) -> None:
-        """Have the programs that a sequence by itself needs, of so many tokens and so many more, so that none
-        is compiled in the middle of it. NoVariantError, and what compiling raises."""
-        positions = min(prompt + more + self._executor.block - 1, self.model.positions)
-        self.model.supply(self._executor.needed_for(list(self._steps_of(prompt)), positions))
+    def ensure_programs(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Compile the programs for one sequence alone, of `prompt_tokens` and `new_tokens`, so that none is
+        compiled during the answer. Raises NoVariantError, and what compiling raises."""
+        positions = min(prompt_tokens + new_tokens + self._executor.diffusion_block - 1, self.model.positions)
+        self.model.ensure_programs(
+            self._executor.programs_for(list(self._prefill_steps(prompt_tokens)), positions)
+        )
 
-    def _steps_of(self, prompt: int) -> Iterator[int]:
-        """In how many tokens each a prompt of so many is read by itself, with the first block after it."""
-        block = self._executor.block
-        left = prompt if block == 1 else (prompt // block + 1) * block
-        while left:
-            yield (taken := self._whole(left, self._rows_for(left), others=False))
-            left -= taken
+    def _prefill_steps(self, prompt: int) -> Iterator[int]:
+        """Tokens of each step of a prompt that is alone, with its first diffusion block."""
+        block = self._executor.diffusion_block
+        remaining = prompt if block == 1 else (prompt // block + 1) * block
+        while remaining:
+            yield (count := self._whole_blocks(remaining, self._rows_for(remaining), others=False))
+            remaining -= count
 
     def new_sequence(self) -> PagedSequence:
-        """An empty one, in the pool that all share."""
-        self.pool.take_back()
+        """An empty sequence in the shared pool."""
+        self.pool.collect_released()
         return PagedSequence(self.pool)
 
     def forward(
         self,
         prompts: Sequence[Prompt],
-        wanted: Sequence[int] | None = None,
-        after: Sequence[tuple[PagedSequence, int]] = (),
-        decode: str = "",
+        logits_counts: Sequence[int] | None = None,
+        sequences: Sequence[tuple[PagedSequence, int]] = (),
+        decode_path: str = "",
     ) -> list[Rows]:
-        """Logits after so many last tokens of each prompt, 1 unless said, each (vocab_size,), in shared
-        passes. What is laid of a composition has none.
+        """Logits of the last tokens of each prompt, in shared forward passes. Nothing is sampled.
 
-        after: for each prompt the sequence that it goes on, which holds it then, and from which position;
-        else it begins anew, and nothing is held. Nothing is drawn. decode: the family whose LM head gives
-        them, "" for the model's. Raises PromptError for one that cannot be run, before anything is changed,
-        and PoolFullError where the pool has no room beside the requests that are under way: sequences hold
-        what is before their prompts then; UserError where the programs cannot serve that.
+        logits_counts: number of last tokens for each prompt; None means 1. The result has a row (vocab_size,)
+        for each. Inserted chunks have no logits. sequences: the sequence that each prompt continues, and from
+        which position; it then holds the prompt. Without it nothing is held. decode_path: whose LM head gives
+        the logits; "" means the model's.
+
+        Raises PromptError for a prompt that cannot run, before anything changes; PoolFullError if the pool
+        has no space beside the running requests, where each sequence holds what is before its prompt;
+        UserError if the programs do not support it.
         """
-        check("forward", self.model.blocks)
-        self._leave_out()
-        begins = [beginning_of(prompt) for prompt in prompts]
-        for number, each in enumerate(begins):
-            past = after[number][1] if after else 0
-            check_reading(each, self.model.config, past, f"request {number}: " if len(begins) > 1 else "")
-        check_blocks([first for _, first in after], self._executor.block)
-        places = after or [(PagedSequence(self.pool, each.key), 0) for each in begins]
-        every = zip(begins, places, wanted or [1] * len(begins), strict=True)
-        readings = [Reading(one, *place, count, is_kept=bool(after)) for one, place, count in every]
+        check_feature("forward", self.model.variant_set)
+        self._remove_finished()
+        sources = [prompt_source(prompt) for prompt in prompts]
+        for number, source in enumerate(sources):
+            past = sequences[number][1] if sequences else 0
+            check_forward_prompt(
+                source, self.model.config, past, f"request {number}: " if len(sources) > 1 else ""
+            )
+        check_block_boundary([first for _, first in sequences], self._executor.diffusion_block)
+        starts = sequences or [(PagedSequence(self.pool, source.key), 0) for source in sources]
+        arguments = zip(sources, starts, logits_counts or [1] * len(sources), strict=True)
+        requests = [
+            LogitsRequest(one, *place, count, is_kept=bool(sequences)) for one, place, count in arguments
+        ]
         try:
-            while chosen := self._next_of(readings):
-                logits = iter(self._run([piece._replace(decode=decode) for _, piece in chosen]))
-                for reading, piece in chosen:
-                    reading.update(piece, logits)
+            while chosen := self._schedule_logits(requests):
+                logits = iter(self._run([piece._replace(decode_path=decode_path) for _, piece in chosen]))
+                for request, piece in chosen:
+                    request.update(piece, logits)
         except BaseException:
-            for sequence, first in places:
-                sequence.go_back(min(first, sequence.length))
+            for sequence, first in starts:
+                sequence.truncate(min(first, sequence.length))
             raise
-        return [reading.rows for reading in readings]
+        return [request.rows for request in requests]
 
-    def _next_of(self, readings: Sequence[Reading]) -> list[tuple[Reading, ScheduledTokens]]:
-        """A step of prompts alone, in order, as far as there are rows, pages and room in the window."""
+    def _schedule_logits(
+        self, readings: Sequence[LogitsRequest]
+    ) -> list[tuple[LogitsRequest, ScheduledTokens]]:
+        """The next step of logits requests, in order, as far as rows, pages and the gathered cache allow."""
         left = [one.next_input() for one in readings]
-        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[Reading, ScheduledTokens]]()
-        free = self.pool.manager.free
+        budget, chosen = self._rows_for(sum(map(len, left))), list[tuple[LogitsRequest, ScheduledTokens]]()
+        free = self.pool.manager.free_count
         for reading, tokens in zip(readings, left, strict=True):
-            piece = reading.piece(tokens[: self._whole(len(tokens), budget, bool(chosen))])
+            piece = reading.schedule(tokens[: self._whole_blocks(len(tokens), budget, bool(chosen))])
             cut, sequence = piece.tokens, piece.sequence
-            if not cut or not self._executor.fits([*(one for _, one in chosen), piece]):
+            if not cut or not self._executor.can_run([*(one for _, one in chosen), piece]):
                 continue
-            needed = sequence.missing(len(cut))
+            needed = sequence.pages_needed(len(cut))
             if needed > free:
                 if not chosen:
-                    raise PoolFullError(needed, free, self.pool.manager.pages)
+                    raise PoolFullError(needed, free, self.pool.manager.page_count)
                 break
             budget, free = budget - len(cut), free - needed
             chosen.append((reading, piece))
         return chosen
 
-    def _whole(self, tokens: int, budget: int, others: bool) -> int:
-        """How many of so many tokens are run in a budget of rows: whole blocks, where a model has these."""
-        block = self._executor.block
+    def _whole_blocks(self, tokens: int, budget: int, others: bool) -> int:
+        """How many of these tokens fit into `budget` rows: whole diffusion blocks, if the model has them."""
+        block = self._executor.diffusion_block
         return tokens if tokens <= budget else max(budget, 0 if others else block) // block * block
 
     def step(self) -> None:
-        """One pass for all that can be in it. An exception, KeyboardInterrupt too, leaves each request as it
-        was before."""
-        self._leave_out()
+        """Run one engine step for all requests. After an exception, KeyboardInterrupt too, each request is as
+        before the step."""
+        self._remove_finished()
         self._admit()
-        self._lay()
-        chosen = self._choose()
+        self._insert_chunks()
+        chosen = self._schedule()
         if not chosen:
-            self._leave_out()
+            self._remove_finished()
             return
         pieces = [piece for _, _, piece in chosen]
         logits = iter(self._run(pieces, [request for request, _, _ in chosen]))
         rows = sum(len(piece.tokens) for piece in pieces)
-        self.counts = replace(self.counts, steps=self.counts.steps + 1, rows=self.counts.rows + rows)
-        with undisturbed():
+        self.stats = replace(self.stats, steps=self.stats.steps + 1, rows=self.stats.rows + rows)
+        with defer_interrupt():
             for request, due, piece in chosen:
-                if due.wanted:
-                    stay = request.update(due, [*itertools.islice(logits, due.wanted)])
-                    self._executor.keep(piece.sequence, due.tried[:stay])
-        if any(request.is_over for request, _, _ in chosen):
-            self._leave_out()
+                if due.logits_count:
+                    stay = request.update(due, [*itertools.islice(logits, due.logits_count)])
+                    self._executor.accept(piece.sequence, due.tentative_tokens[:stay])
+        if any(request.is_finished for request, _, _ in chosen):
+            self._remove_finished()
 
     def _run(self, pieces: Sequence[ScheduledTokens], requests: Sequence[Request] = ()) -> Sequence[Row]:
         by_itself = requests[0] if len(requests) == 1 and requests[0].is_conversation else None
-        ran = by_itself.ran if by_itself else None
+        ran = by_itself.on_program if by_itself else None
         try:
             return self._executor.execute(pieces, ran)
         except RunError as error:
             where = "in a step of several requests"
             if by_itself:
                 where = f"at token {len(by_itself.token_ids) + 1} of the answer"
-            self.go_on_with(self._recover(error, where))
+            self.switch_model(self._recover(error, where))
         return self._executor.execute(pieces, ran)
 
-    def _choose(self) -> list[_Chosen]:
-        """The pieces of the next step: answers first, then prompts, as far as there are rows, pages and room
-        in the window; what is read and not answered has rows of its own."""
-        asked = [one for one in self._running if one.is_asked]
-        if self.model.end.drops:
-            asked = [one for one in asked if self._makes_room(one)]
-        dues = self._dues(asked)
+    def _schedule(self) -> list[_ScheduledRequest]:
+        """The requests and tokens of the next step: decode first, then prompts, as far as rows, pages and the
+        gathered cache allow. Prefill-only requests have rows of their own."""
+        active = [one for one in self._running if one.is_active]
+        if self.model.context_end.drops:
+            active = [one for one in active if self._can_drop(one)]
+        inputs = self._inputs(active)
         if (
-            len(asked) == 1
-            and asked[0].is_conversation
-            and (alone := self._by_itself(asked[0], dues[asked[0]]))
+            len(active) == 1
+            and active[0].is_conversation
+            and (scheduled_alone := self._schedule_alone(active[0], inputs[active[0]]))
         ):
-            return [alone]
-        order = sorted(asked, key=lambda one: (not self._is_first(one, dues[one]), one.turn))
-        rows = self._shares(dues)
-        chosen: list[_Chosen] = []
+            return [scheduled_alone]
+        order = sorted(active, key=lambda one: (not self._is_first(one, inputs[one]), one.order))
+        rows = self._row_shares(inputs)
+        chosen: list[_ScheduledRequest] = []
         for request in order:
-            due = dues[request].cut(max(rows[request.is_read], 0 if chosen else dues[request].whole))
-            if not due.tokens or request not in self._running:
+            pass_input = inputs[request].truncate(
+                max(rows[request.is_prefill_only], 0 if chosen else inputs[request].multiple_of)
+            )
+            if not pass_input.tokens or request not in self._running:
                 continue
-            if not self._has_pages(request, len(due.tokens), [one for one, _, _ in chosen]):
+            if not self._has_pages(request, len(pass_input.tokens), [one for one, _, _ in chosen]):
                 continue
-            piece = self._piece(request, due)
-            if self._executor.fits([*(each.piece for each in chosen), piece]):
-                chosen.append(_Chosen(request, due, piece))
-                rows[request.is_read] -= len(due.tokens)
+            piece = self._scheduled(request, pass_input)
+            if self._executor.can_run([*(each.scheduled for each in chosen), piece]):
+                chosen.append(_ScheduledRequest(request, pass_input, piece))
+                rows[request.is_prefill_only] -= len(pass_input.tokens)
         return chosen
 
-    def _piece(self, request: Request, due: PassInput, step: Step | None = None) -> ScheduledTokens:
+    def _scheduled(
+        self, request: Request, pass_input: PassInput, call: VariantCall | None = None
+    ) -> ScheduledTokens:
         sequence, by_token = self._running[request], self._is_decoding(request)
-        given = sequence, due.tokens, due.wanted, by_token, due.held, due.hidden, request.decode, step
-        return ScheduledTokens(*given, repeats=step is None or due.is_answer)
+        arguments = (
+            sequence,
+            pass_input.tokens,
+            pass_input.logits_count,
+            by_token,
+            pass_input.kept_count,
+            pass_input.hidden_only,
+            request.decode_path,
+            call,
+        )
+        return ScheduledTokens(*arguments, is_recurring=call is None or pass_input.is_decode)
 
-    def _by_itself(self, request: Request, due: PassInput) -> _Chosen | None:
-        """A conversation's next tokens, where nothing else is in the step, as the planner cuts them; None
-        where drafts or a block are tried, or where there are no pages for them."""
-        if due.tried or due.wanted > 1 or not due.tokens:
+    def _schedule_alone(self, request: Request, pass_input: PassInput) -> _ScheduledRequest | None:
+        """The next tokens of a conversation that is alone, as the planner splits them. None if it has
+        tentative tokens, or if there are no pages."""
+        if pass_input.tentative_tokens or pass_input.logits_count > 1 or not pass_input.tokens:
             return None
         sequence, step = self._running[request], None
         if not self._is_decoding(request):
-            step = self.model.blocks.plan(len(due.tokens), sequence.length, not self.model.end.drops)[0]
-            due = due.cut(step.n_process - (sequence.length - step.n_past))
-        if not self._has_pages(request, len(due.tokens), ()):
+            step = self.model.variant_set.plan(
+                len(pass_input.tokens), sequence.length, not self.model.context_end.drops
+            )[0]
+            pass_input = pass_input.truncate(step.n_process - (sequence.length - step.n_past))
+        if not self._has_pages(request, len(pass_input.tokens), ()):
             return None
-        return _Chosen(request, due, self._piece(request, due, step))
+        return _ScheduledRequest(request, pass_input, self._scheduled(request, pass_input, step))
 
-    def _is_first(self, request: Request, due: PassInput) -> bool:
-        """Whether it goes before prompts: an answer, and what was passed by for long."""
-        return due.is_answer or (request.is_read and request.turn[0] <= self.counts.steps)
+    def _is_first(self, request: Request, pass_input: PassInput) -> bool:
+        """Whether the request goes before prompts: it is in decode, or it is prefill-only and has waited
+        long."""
+        return pass_input.is_decode or (request.is_prefill_only and request.order[0] <= self.stats.steps)
 
-    def _shares(self, dues: Mapping[Request, PassInput]) -> dict[bool, int]:
-        """How many rows of the next step are for answers and their prompts (False), and how many for what is
-        read and not answered (True)."""
-        read = sum(len(due.tokens) for one, due in dues.items() if one.is_read)
-        asked = self._rows_for(sum(len(due.tokens) for due in dues.values()) - read)
-        if not (read and asked):
-            return {False: asked, True: min(self._rows_for(read), READ_TOKENS)}
-        most, least = self._executor.most_rows, min(read, max(READ_ROWS, self._executor.block))
-        if least + sum(len(due.tokens) for due in dues.values() if due.is_answer) > most:
-            least *= self.counts.steps % READ_ROWS == 0  # answers that leave no row make way for it at times
-        asked = min(asked, most - least)
-        return {False: asked, True: min(read, self._executor.width(asked + least) - asked) if least else 0}
+    def _row_shares(self, inputs: Mapping[Request, PassInput]) -> dict[bool, int]:
+        """Rows of the next step for prefill-only requests (True) and for all others (False)."""
+        prefill_only = sum(len(due.tokens) for one, due in inputs.items() if one.is_prefill_only)
+        others = self._rows_for(sum(len(due.tokens) for due in inputs.values()) - prefill_only)
+        if not (prefill_only and others):
+            return {False: others, True: min(self._rows_for(prefill_only), MAX_PREFILL_ONLY_TOKENS)}
+        max_rows, min_rows = (
+            self._executor.max_rows,
+            min(prefill_only, max(MIN_PREFILL_ONLY_ROWS, self._executor.diffusion_block)),
+        )
+        if min_rows + sum(len(due.tokens) for due in inputs.values() if due.is_decode) > max_rows:
+            min_rows *= (
+                self.stats.steps % MIN_PREFILL_ONLY_ROWS == 0
+            )  # answers that leave no row make way for it at times
+        others = min(others, max_rows - min_rows)
+        return {
+            False: others,
+            True: min(prefill_only, self._executor.padded_rows(others + min_rows) - others)
+            if min_rows
+            else 0,
+        }
 
-    def _dues(self, asked: Sequence[Request]) -> dict[Request, PassInput]:
-        """What of each can be run, with as many guesses as pay."""
-        dues = {one: self._due(one) for one in asked}
-        if not any(due.guesses.most for due in dues.values()):
-            return dues
-        answers, each = sum(due.is_answer for due in dues.values()), [due.guesses for due in dues.values()]
-        more = [(one, count) for one, count in zip(dues, shared_out(answers, each), strict=True) if count]
-        return dues | {one: one.next_input(self._running[one].seen, count) for one, count in more}
+    def _inputs(self, active: Sequence[Request]) -> dict[Request, PassInput]:
+        """The input of each request, with as many drafts as pay off."""
+        inputs = {one: self._input_for(one) for one in active}
+        if not any(due.drafts.max_drafts for due in inputs.values()):
+            return inputs
+        decoding, estimates = (
+            sum(due.is_decode for due in inputs.values()),
+            [due.drafts for due in inputs.values()],
+        )
+        with_drafts = [
+            (one, count)
+            for one, count in zip(inputs, allocate_drafts(decoding, estimates), strict=True)
+            if count
+        ]
+        return inputs | {
+            one: one.next_input(self._running[one].tokens_seen, count) for one, count in with_drafts
+        }
 
-    def _due(self, request: Request) -> PassInput:
-        """What of it can be run, without guesses: one token, where it is decoded in the family guide, and all
-        of a prompt, where the six programs read it."""
+    def _input_for(self, request: Request) -> PassInput:
+        """The input of a request without drafts: one token if GEMVs decode it, and a whole prompt for the six
+        programs."""
         sequence = self._running[request]
-        due = request.next_input(sequence.seen)
+        pass_input = request.next_input(sequence.tokens_seen)
         if self._is_decoding(request):
-            return due.cut(1)._replace(guesses=NO_DRAFTS)
-        if request.decode == GUIDE:
-            due = due.cut(request.to_read - sequence.seen)
+            return pass_input.truncate(1)._replace(drafts=NO_DRAFTS)
+        if request.decode_path == GUIDE:
+            pass_input = pass_input.truncate(request.prefill_length - sequence.tokens_seen)
         if self.model.seq_len:
-            return due._replace(whole=len(due.tokens))
-        return due.cut(self.model.positions - sequence.length) if self.model.end.drops else due
+            return pass_input._replace(multiple_of=len(pass_input.tokens))
+        return (
+            pass_input.truncate(self.model.positions - sequence.length)
+            if self.model.context_end.drops
+            else pass_input
+        )
 
     def _rows_for(self, tokens: int) -> int:
-        """How many rows the next step has, of so many that could run: as the planner cuts a prompt."""
+        """Number of rows of the next step, if `tokens` tokens could run: as the planner splits a prompt."""
         if self.model.seq_len:
             return tokens
-        most = min(tokens, MAX_STEP_TOKENS, self._executor.most_rows)
-        return self.model.blocks.plan(most, 0)[0].n_process if most > MAX_RUNNING_REQUESTS else most
+        max_tokens = min(tokens, MAX_STEP_TOKENS, self._executor.max_rows)
+        return (
+            self.model.variant_set.plan(max_tokens, 0)[0].n_process
+            if max_tokens > MAX_RUNNING_REQUESTS
+            else max_tokens
+        )
 
 
-def answer_alone(
+def generate_alone(
     model: LoadedModel,
     prompt: Prompt,
     max_tokens: int,
     sampler: Sampler,
-    interrupted: Callable[[], bool] = never,
+    interrupted: Callable[[], bool] = never_interrupted,
     bar: Bar = no_bar,
 ) -> Request:
-    """An answer by itself, in a pool of its own. Raises as Scheduler.submit."""
-    request = Scheduler.of(model).submit(prompt, max_tokens, sampler, is_conversation=True)
+    """An answer alone, with its own page pool. Raises as Scheduler.add_request."""
+    request = Scheduler.with_own_pool(model).add_request(prompt, max_tokens, sampler, is_conversation=True)
     request.interrupted, request.bar = interrupted, bar
     return request

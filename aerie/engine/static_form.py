@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
-from aerie.engine.logits import dequantised
+from aerie.engine.logits import dequantise_logits
 from aerie.engine.model import lm_head_statics
 from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 from aerie.engine.rope_tables import rope_table
@@ -41,21 +41,22 @@ from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
 from aerie.multi_launch_builder.static_step import CACHE, UPDATED_CACHE, StaticSizes
 from aerie.runtime import Static
 
-UNSEEN = -10000.0
-"""What is added to the score of a position that a row does not see. In bf16 it is -9984, which does too."""
-SEEN = 0.0
+MASKED = -10000.0
+"""Added to the score of a position that a row does not attend to. In bf16 it is -9984, which has the same
+effect."""
+VISIBLE = 0.0
 
 
 @dataclass(frozen=True)
 class StaticMasks:
-    """What a step is told of the cache, in float32: see the top of this file for the shapes."""
+    """Masks of a step, in float32: see the top of this file for the shapes."""
 
     attention_mask: F32Array
     insert_matrix: F32Array
     keep_mask: F32Array
 
     def arrays(self) -> dict[str, F32Array]:
-        """By the names of the inputs."""
+        """The masks by the names of the inputs."""
         return dict(vars(self))
 
 
@@ -71,14 +72,14 @@ def masks(sizes: StaticSizes, starts: Sequence[int], commit: bool) -> StaticMask
         raise UserError(
             f"{len(starts)} starts for a static form of {sizes.batch} sequences (batch); give one for each"
         )
-    attention = np.full(sizes.attention_mask, UNSEEN, np.float32)
+    attention = np.full(sizes.attention_mask, MASKED, np.float32)
     insert = np.zeros(sizes.insert_matrix, np.float32)
     keep = np.ones(sizes.keep_mask, np.float32)
-    attention[..., sizes.max_len :] = SEEN
+    attention[..., sizes.max_len :] = VISIBLE
     rows = np.arange(sizes.block)
     for sequence, start in enumerate(starts):
         _check_start(sizes, start)
-        attention[:, sequence, :, :, :start] = SEEN
+        attention[:, sequence, :, :, :start] = VISIBLE
         if commit:
             insert[:, sequence, :, start + rows, rows] = 1.0
             keep[:, sequence, :, start : start + sizes.block] = 0.0
@@ -95,14 +96,14 @@ def _check_start(sizes: StaticSizes, start: int) -> None:
         )
 
 
-def sizes_of(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
+def static_sizes(config: ModelConfig, layers: int, batch: int, block: int, max_len: int) -> StaticSizes:
     """The sizes of a model's static form."""
     heads, head_dim = config.num_key_value_heads, config.head_dim
     return StaticSizes(layers, batch, block, max_len, heads, head_dim)
 
 
 def empty_cache(sizes: StaticSizes) -> BF16Array:
-    """The cache that a program begins with: zeros, in bf16."""
+    """The initial cache of a program: zeros in bf16."""
     return np.zeros(sizes.kv_cache, bf16)
 
 
@@ -115,12 +116,12 @@ def inputs(
     kv_cache: BF16Array,
     commit: bool,
 ) -> dict[str, BF16Array]:
-    """What the AIR program takes of a step, by name, all bf16: of each sequence b the block token_ids[b],
-    (block,), which begins at starts[b]. Rows of padding are zeros. Raises UserError as `masks`.
+    """The inputs of the AIR program for a step, by name, all bf16: for each sequence b the block
+    token_ids[b], (block,), which starts at starts[b]. Rows of padding are zeros. Raises UserError as `masks`.
     """
-    chosen = {name: array.astype(bf16) for name, array in masks(sizes, starts, commit).arrays().items()}
-    table, places = rope_table(checkpoint.config, sizes.max_len), np.arange(sizes.block)
-    positions = np.array(starts)[:, None] + places
+    mask_arrays = {name: array.astype(bf16) for name, array in masks(sizes, starts, commit).arrays().items()}
+    table, offsets = rope_table(checkpoint.config, sizes.max_len), np.arange(sizes.block)
+    positions = np.array(starts)[:, None] + offsets
     rows = {
         "embeddings": checkpoint.weights.embed_table[token_ids.ravel().tolist()],
         "rope_rows": table[positions.ravel()],
@@ -128,54 +129,57 @@ def inputs(
     padded = {name: np.zeros(program.arguments[name].shape, bf16) for name in rows}
     for name, of_blocks in rows.items():
         padded[name][: len(of_blocks)] = of_blocks
-    return {**padded, "kv_cache": kv_cache, **chosen}
+    return {**padded, "kv_cache": kv_cache, **mask_arrays}
 
 
-def statics(weights: Weights, program: Program) -> dict[str, Static]:
-    """What fills the program's weights, by name: read from the checkpoint when a cache preloads them."""
-    found: dict[str, Static] = {"final_norm": weights.final_norm, **lm_head_statics(program, weights.lm_head)}
+def static_weights(weights: Weights, program: Program) -> dict[str, Static]:
+    """The values of the program's weights, by name, read from the checkpoint when a cache preloads them."""
+    values: dict[str, Static] = {
+        "final_norm": weights.final_norm,
+        **lm_head_statics(program, weights.lm_head),
+    }
     for layer in range(program.arguments[CACHE].shape[0]):
-        found |= {f"{name}_{layer}": tensor for name, tensor in weights.layer(layer).items()}
-    return found
+        values |= {f"{name}_{layer}": tensor for name, tensor in weights.layer(layer).items()}
+    return values
 
 
 @dataclass(frozen=True)
-class Origin:
-    """Where a weight of the program comes from: the tensor of the checkpoint, and the row that it begins at.
-    Rows beyond the tensor's end are zeros."""
+class WeightSource:
+    """The source of a program's weight: a tensor of the checkpoint and its first row. Rows beyond the
+    tensor's end are zeros."""
 
     tensor: str
     first_row: int = 0
 
 
-def origins(config: ModelConfig, program: Program) -> dict[str, Origin]:
-    """Where the program's weights come from, by name; as Hugging Face's modules have them in memory."""
+def weight_sources(config: ModelConfig, program: Program) -> dict[str, WeightSource]:
+    """The sources of the program's weights, by name, as Hugging Face's modules have them in memory."""
     head = EMBED if config.tie_word_embeddings else LM_HEAD
     rows = program.arguments["lm_head_0"].shape[0]
-    found = {"final_norm": Origin(FINAL_NORM)}
-    found |= {f"lm_head_{part}": Origin(head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
+    sources = {"final_norm": WeightSource(FINAL_NORM)}
+    sources |= {f"lm_head_{part}": WeightSource(head, part * rows) for part in range(LM_HEAD_PARTITIONS)}
     for layer in range(program.arguments[CACHE].shape[0]):
         for name, tensor in config.family.tensors.items():
-            found[f"{name}_{layer}"] = Origin(in_layer(layer, tensor))
-    return found
+            sources[f"{name}_{layer}"] = WeightSource(in_layer(layer, tensor))
+    return sources
 
 
 def results(
-    program: Program, sizes: StaticSizes, vocab_size: int, made: Mapping[str, BF16Array]
+    program: Program, sizes: StaticSizes, vocab_size: int, outputs: Mapping[str, BF16Array]
 ) -> tuple[F32Array, BF16Array]:
-    """Of a run: logits [batch, block, vocab_size], and the updated cache."""
+    """The results of a run: logits [batch, block, vocab_size], and the updated cache."""
     rows = sizes.batch * sizes.block
-    logits = dequantised(program.arguments, made, vocab_size, rows, rows)
-    return logits.reshape(sizes.batch, sizes.block, vocab_size), made[UPDATED_CACHE]
+    logits = dequantise_logits(program.arguments, outputs, vocab_size, rows, rows)
+    return logits.reshape(sizes.batch, sizes.block, vocab_size), outputs[UPDATED_CACHE]
 
 
 Layer = Mapping[str, F32Array]
-"""A layer's weights, by the names that the programs' arguments have."""
+"""A layer's weights, by the names of the programs' arguments."""
 
 
 @dataclass(frozen=True)
 class StaticWeights:
-    """What a step multiplies with, in float32: `layers` by the programs' names, `final_norm` (hidden_size,),
+    """The weights of a step in float32: `layers` by the programs' names, `final_norm` (hidden_size,),
     `lm_head` (vocab_size, hidden_size)."""
 
     layers: Sequence[Layer]

@@ -8,15 +8,15 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from aerie.engine.chat_template import ChatTemplate, TemplateArgumentError
-from aerie.engine.control_tokens import ControlTokens, ids_of
-from aerie.engine.detokenizer import Detokenizer, TextStream, TokenText
+from aerie.engine.control_tokens import ControlTokens, encode_text_ids
+from aerie.engine.detokenizer import Detokenizer, IncrementalDetokenizer, TokenText
 from aerie.engine.errors import CheckpointError, PromptError
 from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
-from aerie.engine.token_bytes import TextTooLongError, longest_token
+from aerie.engine.token_length_bound import TextTooLongError, max_token_bytes
 from aerie.engine.tokenizer_files import read_tokenizer
-from aerie.engine.tool_calls import CallForm, Message, Tools, form_of, told
+from aerie.engine.tool_calls import Message, ToolCallFormat, Tools, detect_format, prepare_messages
 
 LONGEST_REASON = 200
 """Characters of what a library says is wrong with a tokenizer; some quote the file."""
@@ -43,7 +43,7 @@ class Tokenizer:
     def has_chat_template(self) -> bool:
         return self._template is not None
 
-    def is_like(self, other: Tokenizer) -> bool:
+    def has_same_vocabulary(self, other: Tokenizer) -> bool:
         """Whether every id is the same token in both."""
         return bool(self._backend.get_vocab() == other._backend.get_vocab())
 
@@ -64,7 +64,7 @@ class Tokenizer:
 
     def _check_arguments(self, given: Mapping[str, Any]) -> None:
         if self._template:
-            self._template.check(given)
+            self._template.check_arguments(given)
         elif given:
             name = next(iter(given))
             raise TemplateArgumentError(
@@ -72,9 +72,9 @@ class Tokenizer:
             )
 
     @cached_property
-    def call_form(self) -> CallForm:
+    def tool_call_format(self) -> ToolCallFormat:
         """How the model writes calls of tools."""
-        return form_of(self._template.templates if self._template else None)
+        return detect_format(self._template.templates if self._template else None)
 
     def added_tokens(self) -> dict[str, int]:
         """The tokens beside the vocabulary that text is cut into, special ones among them, with their ids."""
@@ -100,7 +100,7 @@ class Tokenizer:
         """
         self._check_length(text, most)
         if control_tokens:
-            return ids_of(self._backend, text)
+            return encode_text_ids(self._backend, text)
         return self._control.encode_text(text, special)
 
     def encode_chat(
@@ -130,10 +130,10 @@ class Tokenizer:
         text = self._template.render(*given, continues)
         self._check_length(text, most)
         # The template writes the special tokens itself.
-        ids = ids_of(self._backend, text, special=False)
+        ids = encode_text_ids(self._backend, text, special=False)
         try:
             spelled = any(self._control.find(said) for said in _texts(given))
-            hidden: Given = _changed(given, self._control.hide) if spelled else given
+            hidden: Given = _changed(given, self._control.mask_text) if spelled else given
         except RecursionError:
             raise PromptError(
                 "messages, tools or arguments are nested too deeply; send flatter ones"
@@ -151,7 +151,7 @@ class Tokenizer:
 
     @cached_property
     def _longest_token(self) -> int | None:
-        return longest_token(self._backend)
+        return max_token_bytes(self._backend)
 
     def chat_text(
         self,
@@ -181,7 +181,10 @@ class Tokenizer:
                 "an answer can go on with a text of the assistant, and the last message is none; end with "
                 "one, or leave out continue_final_message"
             )
-        return *told(messages, tools, self.call_form), {**self._template_arguments, **(arguments or {})}
+        return *prepare_messages(messages, tools, self.tool_call_format), {
+            **self._template_arguments,
+            **(arguments or {}),
+        }
 
     def decode(self, token_ids: Sequence[int]) -> str:
         """Text of the tokens, special tokens left out."""
@@ -189,12 +192,14 @@ class Tokenizer:
 
     def pieces(self, token_ids: Sequence[int]) -> list[TokenText]:
         """What each token adds to that text."""
-        return self._detokenizer.pieces(token_ids)
+        return self._detokenizer.token_texts(token_ids)
 
-    def stream(self, before: Sequence[int] = (), shown: Collection[int] = ()) -> TextStream:
+    def incremental_detokenizer(
+        self, before: Sequence[int] = (), shown: Collection[int] = ()
+    ) -> IncrementalDetokenizer:
         """For the text of one answer, token by token. before: the tokens that it follows. shown: special
         tokens that are told as they are spelled."""
-        return TextStream(self._detokenizer, before, shown)
+        return IncrementalDetokenizer(self._detokenizer, before, shown)
 
 
 def _texts(given: Any) -> Iterator[str]:

@@ -1,8 +1,7 @@
-"""Which variants AR-n x CL-m a model gets: the default set, and what VARIANTS names.
+"""Which variants AR-n x CL-m a model gets: the default set, and the text of VARIANTS.
 
-A list of variants is written as groups with spaces between them. A group is rows, an x, and contexts, each
-numbers with commas between them, and stands for every pair of the two that there can be: rows that are
-more than a context are left out.
+A list of variants is groups with spaces between them. A group is rows, an x, and contexts, each numbers with
+commas between them. It stands for every pair of the two; rows that are more than a context are left out.
 
     1,8,32x512,2048       1, 8 and 32 rows, each with contexts of 512 and of 2048 positions
     8x512 128x2048        two variants
@@ -18,39 +17,39 @@ from aerie.multi_launch_builder import UnsupportedShapeError, Variant
 from aerie.multi_launch_builder.variants import CONTEXTS
 
 SMALL_POSITIONS = 1024
-"""A model of at most so many positions gets the small set."""
+"""A model of at most this number of positions gets the small set."""
 SMALL_ROWS = (1, 8, 32, 128)
 LARGE_ROWS = (1, 8, 32, 128, 512, 2048)
 DEFAULT_CONTEXTS = (512, 2048, 8192)
-"""Of the default set, as far as the model has positions. Larger ones are had by asking for them."""
+"""Contexts of the default set, as far as the model has positions. Larger ones must be requested."""
 
 _NUMBERS = r"\d+(?:,\d+)*"
 
 
 def default_variants(positions: int) -> tuple[Variant, ...]:
-    """The variants of a model that nobody chose any for; positions: how many it has.
+    """The default variants of a model with this number of positions.
 
     At most 1024 positions: 1, 8, 32 and 128 rows; more: 512 and 2048 too. The contexts are those of 512, 2048
     and 8192 that are smaller than the model's positions, and the smallest one that holds these, 8192 at most.
     """
     rows = SMALL_ROWS if positions <= SMALL_POSITIONS else LARGE_ROWS
-    wanted = min(positions, DEFAULT_CONTEXTS[-1])
-    largest = next(context for context in CONTEXTS if context >= wanted)
+    positions_ = min(positions, DEFAULT_CONTEXTS[-1])
+    largest = next(context for context in CONTEXTS if context >= positions_)
     contexts = {*(context for context in DEFAULT_CONTEXTS if context < largest), largest}
     return tuple(sorted(Variant(n, m) for n in rows for m in contexts if n <= m))
 
 
-def window_contexts(contexts: Sequence[int]) -> list[int]:
-    """Of the windows of a model whose variants have these, the largest last."""
-    most = max(contexts[-1], DEFAULT_CONTEXTS[-1])
-    return [one for one in CONTEXTS if one <= most]
+def gathered_contexts(contexts: Sequence[int]) -> list[int]:
+    """The contexts of the gathered caches of a model whose variants have these contexts, smallest first."""
+    largest = max(contexts[-1], DEFAULT_CONTEXTS[-1])
+    return [one for one in CONTEXTS if one <= largest]
 
 
 def parse_variants(text: str) -> tuple[Variant, ...]:
-    """The variants that `text` names, each once, in order of rows.
+    """The variants of `text`, each once, in order of rows.
 
-    Raises UserError, with how it is written, for what is no such list, for a group of which nothing is left,
-    and for rows or contexts that there are no programs for.
+    Raises UserError, which explains the format, for malformed text, for a group without a legal pair, and for
+    rows or contexts without programs.
     """
     groups = text.split()
     if not groups:
@@ -59,16 +58,16 @@ def parse_variants(text: str) -> tuple[Variant, ...]:
 
 
 def _group(group: str) -> list[Variant]:
-    found = re.fullmatch(f"({_NUMBERS})[xX]({_NUMBERS})", group)
-    if not found:
+    match = re.fullmatch(f"({_NUMBERS})[xX]({_NUMBERS})", group)
+    if not match:
         raise UserError(f"VARIANTS: '{group}' is not rows, an x and contexts; {_how_to_write()}")
-    rows, contexts = ([int(number) for number in numbers.split(",")] for numbers in found.groups())
+    rows, contexts = ([int(number) for number in numbers.split(",")] for numbers in match.groups())
     try:
         # A number that there are no programs for is told, also where no pair would be made of it.
-        known = [Variant(n, CONTEXTS[-1]).rows for n in rows], [Variant(1, m).context for m in contexts]
+        legal = [Variant(n, CONTEXTS[-1]).rows for n in rows], [Variant(1, m).context for m in contexts]
     except UnsupportedShapeError as error:
         raise UserError(f"VARIANTS: '{group}': {error}") from None
-    pairs = [Variant(n, m) for n in known[0] for m in known[1] if n <= m]
+    pairs = [Variant(n, m) for n in legal[0] for m in legal[1] if n <= m]
     if not pairs:
         raise UserError(
             f"VARIANTS: '{group}' leaves nothing: {min(rows)} rows do not fit a context of {max(contexts)}; "

@@ -15,9 +15,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from aerie.engine.config import ModelConfig
+from aerie.engine.config_reader import MODELS_THAT_RUN
 from aerie.engine.errors import WeightsError
-from aerie.engine.facts import MODELS_THAT_RUN
-from aerie.engine.family import FUSED
+from aerie.engine.model_family import FUSED
 from aerie.engine.tensors import DTYPES, Rounding, Rows, Tensor, reading_ahead
 from aerie.engine.weight_files import WeightFiles, find_tensors
 

@@ -287,8 +287,9 @@ class ArtifactStore:
         free = shutil.disk_usage(self.directory).free
         return DiskFullError(
             f"no space left while compiling '{recipe.name}' ({cause}; {free} bytes free at "
-            f"{self.directory}); what is compiled already stays usable; free some space, as `cache clear` "
-            f"does, or name a folder on another disk with {folders.VARIABLE}=/path/to/folder, then repeat"
+            f"{self.directory}); compiled programs stay usable; free some space, for example "
+            "with `cache clear`, or name a folder on another disk with "
+            f"{folders.VARIABLE}=/path/to/folder, then repeat"
         )
 
 

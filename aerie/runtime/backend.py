@@ -63,7 +63,7 @@ def select_backend(
     if numerics or an environment variable (aerie/common/knobs.py) are not valid for the virtual NPU.
     """
     if choice == "virtual":
-        return _virtual("asked for", numerics)
+        return _virtual("requested", numerics)
     if choice not in CHOICES:
         raise BackendError(f"unknown backend '{choice}'; choose one of: {', '.join(CHOICES)}")
     for_later = compile_only and choice == "npu"
@@ -87,8 +87,8 @@ def _npu(choice: str, numerics: str | None, compile_only: bool) -> Backend:
         )
     _check_compile_knobs()
     if compile_only:
-        return Backend("npu", NpuToolchain(), NoPyxrt("pyxrt"), "backend npu: asked for, to compile only")
-    reason = "asked for" if choice == "npu" else "pyxrt opened a device"
+        return Backend("npu", NpuToolchain(), NoPyxrt("pyxrt"), "backend npu: requested, to compile only")
+    reason = "requested" if choice == "npu" else "pyxrt opened a device"
     pyxrt = importlib.import_module("pyxrt")
     return Backend("npu", NpuToolchain(), pyxrt, f"backend npu: {reason}", _npu_access())
 

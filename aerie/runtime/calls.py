@@ -142,7 +142,7 @@ class Recording:
     def __call__(self) -> None:
         """Execute all steps, in order. Raises RunError at the first program that does not complete."""
         if not self.is_current:
-            raise AerieRuntimeError("a recording was replayed whose buffers were released; record it again")
+            raise AerieRuntimeError("the buffers of the replayed recording were released; record it again")
         if not self._is_prepared:
             self._native = _native_steps(self._steps, self._access)
             self._is_prepared = True

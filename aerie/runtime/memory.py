@@ -131,8 +131,16 @@ def _text(path: Path) -> str:
 
 
 def format_bytes(nbytes: int) -> str:
-    """A size as text, such as "2.5 GiB"."""
+    """An amount of memory as text, in whole MiB or tenths of a GiB, such as "300 MiB"."""
     return f"{nbytes / GIB:.1f} GiB" if nbytes >= GIB else f"{nbytes >> 20} MiB"
+
+
+def format_file_bytes(nbytes: int) -> str:
+    """A file's size as text, down to single bytes, such as "1.5 KiB"."""
+    for unit, name in ((GIB, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB")):
+        if nbytes >= unit:
+            return f"{nbytes / unit:.1f} {name}"
+    return f"{nbytes} bytes"
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,8 @@ from typing import Annotated, Any, ClassVar, Literal, Self
 
 from pydantic import Discriminator, Field, Tag, model_validator
 
-from aerie.engine.call_reader import CallPiece, ToolCall
-from aerie.engine.tool_calls import Tool, Tools, chosen
+from aerie.engine.call_reader import ToolCall, ToolCallDelta
+from aerie.engine.tool_calls import Tool, Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (
     MAX_STOPS,
@@ -220,7 +220,7 @@ class CountTokensRequest(RequestFields):
     cache_control: Any = None
     mcp_servers: Any = None
     unsupported: ClassVar[UnsupportedFields] = {
-        "mcp_servers": ([[]], "servers of tools are not asked; give their tools"),
+        "mcp_servers": ([[]], "Aerie does not connect to tool servers; send their tools in the field tools"),
     }
 
     @property
@@ -248,7 +248,7 @@ class CountTokensRequest(RequestFields):
         choice = self.tool_choice or ToolChoiceFields(type="auto")
         names = {"auto": "auto", "any": "required", "tool": "required", "none": "none"}
         tool_names = None if choice.name is None else [choice.name]
-        return chosen(
+        return with_choice(
             tools, names[choice.type], tool_names, tool_names is None and not choice.disable_parallel_tool_use
         )
 
@@ -360,7 +360,7 @@ class MessagesWriter:
         if text:
             yield self._delta({"type": "text_delta", "text": text})
 
-    def _call_events(self, delta: CallPiece) -> Iterator[bytes]:
+    def _call_events(self, delta: ToolCallDelta) -> Iterator[bytes]:
         if delta.name is not None:
             block: dict[str, Any] = {"id": new_id("toolu_"), "name": delta.name, "input": {}}
             yield from self._open_block({"type": "tool_use", **block})

@@ -242,7 +242,7 @@ async def _echoes(
 
 def _decode_complete(ids: Sequence[int], tokenizer: Tokenizer) -> str:
     """Decode tokens, without an incomplete character at the end, which the output completes."""
-    return "".join(map(tokenizer.stream().feed, ids))
+    return "".join(map(tokenizer.incremental_detokenizer().feed, ids))
 
 
 def _add_other_apis(app: FastAPI) -> None:
@@ -306,7 +306,7 @@ def _add_slots(app: FastAPI) -> None:
         slots_json = service.worker.slots.to_json(opened.session.model.positions)
         if fail_on_no_slot == "1" and all(slot["is_processing"] for slot in slots_json):
             raise ApiError(
-                503, f"all {len(slots_json)} slots are in use; ask again", code="no_slot", retry_after=1
+                503, f"all {len(slots_json)} slots are in use; try again", code="no_slot", retry_after=1
             )
         return slots_json
 

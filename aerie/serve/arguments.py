@@ -30,7 +30,7 @@ def add_serve(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="ORIGIN",
-        help="pages of this site may ask; several times; *: those of all sites, with an API key",
+        help="allow requests from pages of this site; repeatable; *: all sites, with an API key",
     )
     _add_limits(parser)
     _add_runtime(parser)
@@ -43,8 +43,10 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="[NAME=]MODEL",
-        help="as for `aerie run`: demo, smollm2, a folder, a GGUF file, a Hugging Face id; several times, "
-        "the first is loaded at once and the others when they are asked for (default: demo)",
+        help=(
+            "as for `aerie run`: demo, smollm2, a folder, a GGUF file, a Hugging Face id; repeatable: the "
+            "first is loaded at the start, the others on their first request (default: demo)"
+        ),
     )
     parser.add_argument(
         "--models-dir",
@@ -66,15 +68,17 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         "--memory",
         type=byte_count,
         metavar="BYTES",
-        help="that all models have together, as 6G; those idle longest are unloaded for others (default: of "
-        "several, what is available at the start)",
+        help=(
+            "maximum memory of all models together, such as 6G; the longest idle models are unloaded "
+            "first (default: with several models, the memory available at the start)"
+        ),
     )
     parser.add_argument("--preload", action="store_true", help="load all models at the start")
     parser.add_argument(
         "--idle-unload",
         type=seconds,
         metavar="SECONDS",
-        help="unload a model that was not asked for so long (default: never)",
+        help="unload a model after this many seconds without a request (default: never)",
     )
     parser.add_argument(
         "--load-wait",
@@ -90,11 +94,11 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--queue",
         type=int_at_least(0),
         default=STANDARD.queue,
-        help="answers that may wait beside 32 under way; more are told to come again (default: %(default)s)",
+        help="answers that may wait while 32 run; further requests get 503 (default: %(default)s)",
     )
     for name, default, description in (
         ("--time-limit", STANDARD.time_limit_s, "seconds that a request has"),
-        ("--drain", STANDARD.drain_s, "seconds that answers have when the server is told to stop"),
+        ("--drain", STANDARD.drain_s, "seconds that running answers have when the server stops"),
     ):
         parser.add_argument(
             name, type=finite_float, default=default, help=f"{description} (default: %(default)s)"
@@ -127,8 +131,10 @@ def _add_limits(parser: argparse.ArgumentParser) -> None:
         "--keep-responses",
         type=int_at_least(0),
         metavar="COUNT",
-        help="responses and conversations that clients may go on from; the oldest go first, 0 keeps none "
-        f"(default: {STANDARD.max_stored})",
+        help=(
+            "stored responses and conversations that clients can continue; the oldest are dropped "
+            f"first, 0 stores none (default: {STANDARD.max_stored})"
+        ),
     )
     parser.add_argument(
         "--keep-bytes",
@@ -155,7 +161,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--kv-pool",
         type=int_at_least(1),
-        help="positions of which keys and values are kept (default: what a quarter of the memory holds)",
+        help="positions in the KV cache (default: as many as a quarter of the memory holds)",
     )
     parser.add_argument(
         "--draft",
@@ -172,7 +178,7 @@ def _add_runtime(parser: argparse.ArgumentParser) -> None:
         help="compile and load every program before a model is ready, so that no answer waits for one "
         "(default: each when it is first needed)",
     )
-    parser.add_argument("--cache-dir", type=Path, help="where compiled programs are kept")
+    parser.add_argument("--cache-dir", type=Path, help="folder of the compiled programs")
 
 
 def _add_replicas(parser: argparse.ArgumentParser) -> None:
@@ -183,7 +189,9 @@ def _add_replicas(parser: argparse.ArgumentParser) -> None:
         help="engines that share the requests, by Ray (pip install 'ray[serve]')",
     )
     parser.add_argument(
-        "--max-replicas", type=more_than_none, help="so many while there is much to do (default: --replicas)"
+        "--max-replicas",
+        type=more_than_none,
+        help="maximum number of replicas under load (default: --replicas)",
     )
     parser.add_argument(
         "--cluster", help="of Ray: HEAD:6379, or auto for this machine's (default: one for this command)"

@@ -11,7 +11,7 @@ from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple, Self
 
 from pydantic import Field, model_validator
 
-from aerie.engine.tool_calls import Tool, Tools, chosen
+from aerie.engine.tool_calls import Tool, Tools, with_choice
 from aerie.serve.common_fields import (
     MAX_TOP_LOGPROBS,
     VLLM_UNSUPPORTED,
@@ -208,11 +208,13 @@ class ToolFields(RequestFields):
         tools = tuple(tool.function.tool for tool in self.tools or ())
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, FunctionChoice):
-            return chosen(tools, "required", [choice.function.name], parallel=False)
+            return with_choice(tools, "required", [choice.function.name], parallel=False)
         if isinstance(choice, AllowedToolsChoice):
             allowed = choice.allowed_tools
-            return chosen(tools, allowed.mode, [tool.function.name for tool in allowed.tools], is_parallel)
-        return chosen(tools, choice or "auto", None, is_parallel)
+            return with_choice(
+                tools, allowed.mode, [tool.function.name for tool in allowed.tools], is_parallel
+            )
+        return with_choice(tools, choice or "auto", None, is_parallel)
 
     def field_path(self, name: str) -> str:
         """The path in this API of a field that the engine names `name`."""
@@ -255,7 +257,7 @@ class ChatRequest(SamplingFields, StructuredOutputFields, ToolFields):
         "function_call": ((), f"{OLDER}: write tool_choice"),
         "modalities": ([["text"]], "answers are text"),
         "audio": ((), "answers are text"),
-        "verbosity": (["medium"], "no model here is told how much to say"),
+        "verbosity": (["medium"], "no model here takes a verbosity"),
     }
 
     @model_validator(mode="after")

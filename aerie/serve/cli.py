@@ -23,7 +23,7 @@ from aerie.cli.arguments import CommandParser, add_commands, run_command
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common import folders
 from aerie.common.errors import UserError
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.runtime.memory import available_bytes
 from aerie.serve.app import make_app, with_guards
 from aerie.serve.arguments import KEY, add_serve
@@ -123,7 +123,7 @@ def serve(arguments: argparse.Namespace) -> int:
         _setup_logging()
         report.note(address_line)
         if others:
-            report.note(f"loaded when they are asked for: {', '.join(others)}")
+            report.note(f"loaded on their first request: {', '.join(others)}")
         server.run(sockets=[listening])
     if error := models.error:
         raise error
@@ -208,13 +208,14 @@ def _serve_replicas(
         )
     if arguments.slot_save_path:
         raise UserError(
-            "--slot-save-path is of one engine, and with --replicas a client cannot say which has its slot; "
-            "serve without replicas, or without slots"
+            "--slot-save-path works with one engine, and with --replicas a client cannot name "
+            "the replica of its slot; serve without replicas, or without slots"
         )
     if arguments.keep_responses:
         raise UserError(
-            f"--keep-responses is {arguments.keep_responses}, and with --replicas a client cannot say which "
-            "has its response; serve without replicas, or leave it out"
+            f"--keep-responses is {arguments.keep_responses}, and with --replicas a client "
+            "cannot name the replica that stores its response; serve without replicas, or leave "
+            "it out"
         )
     try:
         from aerie.serve import replicas
@@ -289,8 +290,8 @@ def _api_key(value: str | None) -> str | None:
         raise UserError(f"{name} is blank, which would let everybody in; give a key, or leave it out")
     if key != key.strip() or not all(" " <= char <= "~" for char in key):
         raise UserError(
-            f"{name} holds blanks around it, control characters or some beyond ASCII, which clients cannot "
-            "send in a header; give another key"
+            f"{name} has blanks around it, control characters or characters outside of ASCII, "
+            "which clients cannot send in a header; give another key"
         )
     return key
 

@@ -23,7 +23,7 @@ from pydantic import (
     model_validator,
 )
 
-from aerie.engine.sampler import MOST_BIAS, Sampling
+from aerie.engine.sampler import MOST_BIAS, SamplingSettings
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.strategies.decode_config import DecodeSettings
 
@@ -280,8 +280,8 @@ VLLM_UNSUPPORTED: UnsupportedFields = {
     "length_penalty": ([1], "beam search is not built"),
     "early_stopping": ([False], "beam search is not built"),
     "priority": ([0], "requests are served in turn"),
-    "return_tokens_as_token_ids": ([False], "tokens are told as texts"),
-    "return_token_ids": ([False], "tokens are told as texts; take /completion with return_tokens"),
+    "return_tokens_as_token_ids": ([False], "tokens are sent as texts"),
+    "return_token_ids": ([False], "tokens are sent as texts; take /completion with return_tokens"),
 }
 """Unsupported fields of vLLM, each with the values that disable it."""
 
@@ -338,7 +338,7 @@ class SamplingFields(IgnoredFields):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options is for stream=true; leave it out, or set stream")
         if self.prompt_logprobs is not None and self.stream:
-            raise ValueError("prompt_logprobs is not told in a stream; leave stream out")
+            raise ValueError("prompt_logprobs cannot be streamed; remove stream")
         invalid = [name for name in self.logit_bias or () if not is_id(name)]
         if invalid:
             raise ValueError(f"logit_bias names {invalid[0][:80]!r}; name a token by its id, a whole number")
@@ -382,11 +382,11 @@ class SamplingFields(IgnoredFields):
         """Whether logprobs are those after all sampling settings."""
         return False
 
-    def sampling(self, choice: int, eos: Collection[int]) -> Sampling:
+    def sampling(self, choice: int, eos: Collection[int]) -> SamplingSettings:
         """The arguments of a Sampler. eos: ids that end an output. The default temperature is 1, as in
         OpenAI's API. Choice n gets the seed plus n. A negative seed, which OpenAI accepts, is taken modulo
         2**64."""
-        sampling: Sampling = {"temperature": 1.0}
+        sampling: SamplingSettings = {"temperature": 1.0}
         names = ("temperature", "top_p", "top_k", "min_p")
         penalties = ("presence_penalty", "frequency_penalty", "repetition_penalty")
         fields = {name: getattr(self, name) for name in (*names, *penalties)}
@@ -408,6 +408,14 @@ DEFAULT_COMPLETION_TOKENS = 16
 """Default of max_tokens in /v1/completions; OpenAI's."""
 
 
+def prompt_list(prompt: str | Sequence[int] | Sequence[str] | Sequence[list[int]]) -> list[str | list[int]]:
+    """Return one or more prompts as a list, each a text or token ids."""
+    if isinstance(prompt, str):
+        return [prompt]
+    token_ids = [item for item in prompt if isinstance(item, int)]
+    return [token_ids] if token_ids else [item for item in prompt if not isinstance(item, int)]
+
+
 class CompletionRequest(SamplingFields, StructuredOutputFields):
     """POST /v1/completions. prompt: a text, token ids, or several of either. max_tokens: 0 generates nothing,
     to get the logprobs of the prompt."""
@@ -426,8 +434,8 @@ class CompletionRequest(SamplingFields, StructuredOutputFields):
     add_special_tokens: Any = None
     unsupported: ClassVar[UnsupportedFields] = {
         **VLLM_UNSUPPORTED,
-        "suffix": ([""], "no model here is told what follows"),
-        "add_special_tokens": ([True], "give token ids, which stand as they are"),
+        "suffix": ([""], "no model here fills in a gap before a suffix"),
+        "add_special_tokens": ([True], "send token ids, which are used unchanged"),
     }
 
     @model_validator(mode="after")
@@ -447,10 +455,7 @@ class CompletionRequest(SamplingFields, StructuredOutputFields):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One or more prompts, each a text or token ids."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        token_ids = [item for item in self.prompt if isinstance(item, int)]
-        return [token_ids] if token_ids else [item for item in self.prompt if not isinstance(item, int)]
+        return prompt_list(self.prompt)
 
     @property
     def max_new_tokens(self) -> int | None:

@@ -16,7 +16,7 @@ from pydantic import Field
 from aerie.engine.numerics import F32Array, bf16, rms_norm, widen
 from aerie.engine.session import Session
 from aerie.engine.strategies.strategy import Row
-from aerie.serve.common_fields import RequestFields, Text, Tokens, UnsupportedFields
+from aerie.serve.common_fields import RequestFields, Text, Tokens, UnsupportedFields, prompt_list
 
 MAX_INPUTS = 256
 
@@ -40,10 +40,8 @@ class EmbeddingsRequest(RequestFields):
 
     @property
     def inputs(self) -> list[str | list[int]]:
-        if isinstance(self.input, str):
-            return [self.input]
-        token_ids = [item for item in self.input if isinstance(item, int)]
-        return [token_ids] if token_ids else [item for item in self.input if not isinstance(item, int)]
+        """One or more inputs, each a text or token ids."""
+        return prompt_list(self.input)
 
 
 class MeanPooler:

@@ -18,8 +18,8 @@ from starlette.exceptions import HTTPException
 
 from aerie.common.errors import UserError
 from aerie.engine.chat_template import TemplateArgumentError
-from aerie.engine.errors import AnswerError, PromptTooLongError
-from aerie.engine.pages import PoolFullError
+from aerie.engine.errors import PromptTooLongError, RequestError
+from aerie.engine.page_pool import PoolFullError
 from aerie.engine.tool_calls import ToolsError
 
 LOG = logging.getLogger("aerie.serve")
@@ -78,7 +78,7 @@ def error_response(error: ApiError, path: str) -> JSONResponse:
     return JSONResponse(body, error.status_code, error.headers)
 
 
-INTERNAL_MESSAGE: Final = "the server failed in this request, and goes on; its log says why"
+INTERNAL_MESSAGE: Final = "the server failed in this request and continues to run; its log has the reason"
 
 
 def internal_error() -> ApiError:
@@ -101,7 +101,7 @@ def from_engine_error(error: BaseException, to_field_path: Callable[[str], str] 
         return ApiError(400, str(error), code="context_length_exceeded")
     if isinstance(error, PoolFullError):
         return ApiError(503, str(error), code="no_room", retry_after=1)
-    if isinstance(error, UserError) and not isinstance(error, AnswerError):
+    if isinstance(error, UserError) and not isinstance(error, RequestError):
         setting = SETTING_IN_MESSAGE.match(str(error))
         return ApiError(400, str(error), setting and setting[1].replace("-", "_"), "invalid_value")
     return internal_error()
@@ -109,7 +109,7 @@ def from_engine_error(error: BaseException, to_field_path: Callable[[str], str] 
 
 def from_request_error(error: UserError) -> ApiError:
     """Convert the error of one failed output, and log it if it is a defect."""
-    if isinstance(error, AnswerError):
+    if isinstance(error, RequestError):
         LOG.error("an answer failed, alone", exc_info=error)
     return from_engine_error(error)
 

@@ -157,7 +157,7 @@ class LlamaCppRequest(RequestFields):
             )
         if (count := len(self.prompts) * self.n_cmpl) > MAX_RUNNING_REQUESTS:
             raise ValueError(
-                f"{count} answers are asked for, and {MAX_RUNNING_REQUESTS} is the limit; send several "
+                f"{count} answers were requested, and {MAX_RUNNING_REQUESTS} is the limit; send several "
                 "requests"
             )
         return self

@@ -9,18 +9,18 @@ from typing import Any, NamedTuple
 
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.commands import draft_model_options, find_draft_model, load_draft_model
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.footprint import foreseen
-from aerie.engine.pages import PAGE, pages_for
-from aerie.engine.progress import Reporter
+from aerie.engine.memory_estimate import estimate_all_variants
+from aerie.engine.page_pool import PAGE_SIZE, pages_for
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.session import prepare_runtime
-from aerie.engine.strategies.decode_config import LOOKUP
+from aerie.engine.strategies.decode_config import PROMPT_LOOKUP
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer, note_missing_template
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.worker import OpenedModel
 
@@ -76,22 +76,26 @@ class ModelSpec(NamedTuple):
         model. Raises AerieError."""
         folder = find_checkpoint(self.model)
         config = load_config(folder)
-        return foreseen(config, self._with_pool(config)).beside + self._draft_model_bytes(config, folder)
+        return estimate_all_variants(config, self._with_pool(config)).additional + self._draft_model_bytes(
+            config, folder
+        )
 
     def _with_pool(self, config: ModelConfig) -> RuntimeOptions:
         options = self.options
         if self.memory_limit is None or options.kv_pool is not None:
             return options
-        remaining = max(0, self.memory_limit - foreseen(config, options).beside)
+        remaining = max(0, self.memory_limit - estimate_all_variants(config, options).additional)
         pages = pages_for(config, None, MAX_RUNNING_REQUESTS, remaining)
-        return replace(options, kv_pool=pages * PAGE)
+        return replace(options, kv_pool=pages * PAGE_SIZE)
 
     def _draft_model_bytes(self, config: ModelConfig, folder: Path) -> int:
         """Memory of the draft model, with a KV cache for each running request."""
-        if self.draft is None or self.draft == LOOKUP or not uses_drafts(config, folder, self.draft):
+        if self.draft is None or self.draft == PROMPT_LOOKUP or not uses_drafts(config, folder, self.draft):
             return 0
-        estimate = foreseen(load_config(find_checkpoint(self.draft)), draft_model_options(self.options))
-        return estimate.beside + (MAX_RUNNING_REQUESTS - 1) * estimate.kv_cache
+        estimate = estimate_all_variants(
+            load_config(find_checkpoint(self.draft)), draft_model_options(self.options)
+        )
+        return estimate.additional + (MAX_RUNNING_REQUESTS - 1) * estimate.kv_cache
 
 
 def open_model(
@@ -106,7 +110,7 @@ def open_model(
     as in ModelFlags. Raises AerieError."""
     opened = _open_with_draft(model, options, report, draft, template_arguments)
     for session in filter(None, (opened.session, opened.draft_session) if load_all_programs else ()):
-        session.warm()
+        session.load_all_programs()
     return opened
 
 
@@ -127,7 +131,9 @@ def _open_with_draft(
         draft_session, draft_source = load_draft_model(drafter, checkpoint.config, options, report)
         return replace(opened, draft=draft_source, draft_session=draft_session)
     return (
-        replace(opened, draft=LOOKUP) if draft and uses_drafts(checkpoint.config, folder, draft) else opened
+        replace(opened, draft=PROMPT_LOOKUP)
+        if draft and uses_drafts(checkpoint.config, folder, draft)
+        else opened
     )
 
 
@@ -151,6 +157,6 @@ def uses_drafts(config: ModelConfig, folder: Path, draft: str | None) -> bool:
     if draft is None or config.diffusion is not None:
         return False
     try:
-        return draft == LOOKUP or find_checkpoint(draft) != folder
+        return draft == PROMPT_LOOKUP or find_checkpoint(draft) != folder
     except CheckpointError:
         return True  # which find_draft_model says in words of its own

@@ -152,8 +152,8 @@ class ModelManager:
         if service.active_requests > (most := MAX_RUNNING_REQUESTS + self.limits.queue):
             raise ApiError(
                 429,
-                f"{most} requests wait for the model {service.name!r} to be loaded, and that is the limit; "
-                f"ask again in {LOADING_RETRY_S} s",
+                f"{most} requests wait for the model {service.name!r} to be loaded, and that is "
+                f"the limit; try again in {LOADING_RETRY_S} s",
                 code="queue_full",
                 retry_after=LOADING_RETRY_S,
             )
@@ -224,8 +224,7 @@ class ModelManager:
         if limit is not None and memory_bytes > limit:
             raise TooLargeError(
                 f"the model {service.name!r} takes about {format_bytes(memory_bytes)} of memory, and "
-                f"{format_bytes(limit)} is the "
-                "limit of all models (--memory); ask for another"
+                f"{format_bytes(limit)} is the limit of all models (--memory); request another model"
             )
         service.memory_bytes = memory_bytes
         while self._lacks_room(memory_bytes):
@@ -268,8 +267,7 @@ class ModelManager:
             f"there is no room for the model {service.name!r} yet: it takes about "
             f"{format_bytes(service.memory_bytes)} of "
             f"memory, others that answer requests have {format_bytes(self._reserved_bytes())}, and "
-            f"{format_bytes(limit)} is the limit "
-            "of all; ask again",
+            f"{format_bytes(limit)} is the limit of all; try again",
             code="no_room",
             retry_after=round(self.limits.load_wait_s) or 1,
         )

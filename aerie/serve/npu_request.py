@@ -24,7 +24,7 @@ LINES = ("passes", "programs", "host")
 def last_request(ended: FinishedRequest | None) -> FinishedRequest:
     """Return the request. Raises ApiError 404 if there is none."""
     if ended is None:
-        raise ApiError(404, "no request was answered yet: ask something", code="no_request")
+        raise ApiError(404, "no request was answered yet: send one", code="no_request")
     return ended
 
 
@@ -48,7 +48,7 @@ def request_to_json(
                 "calls": calls,
                 "ms": _ms(seconds),
                 "is_counted": views.has_traffic(name),
-                **_kind(programs.get(name)),
+                "kind": program.kind if (program := programs.get(name)) else "",
             }
             for name, (calls, seconds) in ended.programs.items()
         ],
@@ -83,10 +83,6 @@ def _tokens_before(one: PassRecord, ended: FinishedRequest) -> int:
     return ended.passes[before].tokens_by_request.get(ended.number, 0) if before >= 0 else 0
 
 
-def _kind(program: Program | None) -> dict[str, str]:
-    return {"kind": program.kind if program else ""}
-
-
 def _in_ms(parts: Mapping[str, tuple[int, float]]) -> dict[str, tuple[int, float]]:
     return {name: (calls, _ms(seconds)) for name, (calls, seconds) in parts.items()}
 
@@ -105,7 +101,7 @@ async def traffic_to_json(
     if not calls:
         raise ApiError(404, f"the last request ran no program {name[:80]!r}; GET /npu/request lists its own")
     if name not in programs:
-        return _traffic_body(ended, "the model that ran it was given up")
+        return _traffic_body(ended, "the model that ran it was unloaded")
     traffic = await views.traffic(programs, name)
     if traffic.missing_reason:
         return _traffic_body(ended, traffic.missing_reason)

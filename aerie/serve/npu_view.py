@@ -207,7 +207,11 @@ def _dma(limits: Any) -> dict[str, int]:
 def view_to_json(program_view: ProgramView) -> dict[str, Any]:
     """A view as JSON: device, check, launches with the traffic of their tiles, channels, timeline."""
     record = program_view.record or {}
-    spans = [_span(event) for event in record.get("trace", ()) if event.get("cat") == "body"]
+    spans = [
+        [event["tid"], event["ts"], event.get("dur", 0)]
+        for event in record.get("trace", ())
+        if event.get("cat") == "body"
+    ]
     return {
         "name": program_view.program.name,
         "device": limits(program_view.report.device),
@@ -221,10 +225,6 @@ def view_to_json(program_view: ProgramView) -> dict[str, Any]:
         "spans": spans[:MAX_SPANS],
         "spans_left_out": max(0, len(spans) - MAX_SPANS),
     }
-
-
-def _span(event: Mapping[str, Any]) -> list[int]:
-    return [event["tid"], event["ts"], event.get("dur", 0)]
 
 
 def launches(tiles: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:

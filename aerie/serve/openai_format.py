@@ -31,7 +31,7 @@ from openai.types.completion_choice import Logprobs
 from openai.types.completion_usage import CompletionTokensDetails, PromptTokensDetails
 from pydantic import BaseModel
 
-from aerie.engine.call_reader import CallPiece, ToolCall
+from aerie.engine.call_reader import ToolCall, ToolCallDelta
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import DONE, EventTemplate, event
 from aerie.serve.output_processor import NO_TIMINGS, FinishInfo, OutputDelta, Timings, TokenLogprob
@@ -230,7 +230,7 @@ def _tool_call(call: ToolCall) -> ChatCompletionMessageFunctionToolCall:
     )
 
 
-def _tool_call_delta(delta: CallPiece) -> ChoiceDeltaToolCall:
+def _tool_call_delta(delta: ToolCallDelta) -> ChoiceDeltaToolCall:
     """A delta of a call. The first one has its id and name."""
     if delta.name is None:
         function_ = ChoiceDeltaToolCallFunction(arguments=delta.arguments)

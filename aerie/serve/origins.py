@@ -47,13 +47,13 @@ def check_origin(limits: ServerLimits, method: str, path: str, headers: Headers)
     if origin is not None:
         if origin not in limits.origins and _split(origin).netloc.lower() != (host.lower() or None):
             raise ApiError(
-                403, f"pages of {origin[:80]!r} may not ask; start with --cors-origin {origin[:80]}"
+                403, f"pages of {origin[:80]!r} is not allowed; start with --cors-origin {origin[:80]}"
             )
     elif headers.get("sec-fetch-site", "").lower() in OTHER_SITES and not _opens_page(method, path, headers):
         raise ApiError(
             403,
-            "a page of another site asks, and does not say which; open the address by itself, or start with "
-            "--cors-origin and have the page ask by fetch",
+            "the request is from a page of another site and has no Origin header; open the "
+            "address directly, or start with --cors-origin and have the page use fetch",
         )
 
 
@@ -80,8 +80,8 @@ def parse_origins(origins: Sequence[str], has_key: bool) -> tuple[str, ...]:
         if origin in (ANY, "null"):
             if not has_key:
                 raise UserError(
-                    f"--cors-origin {origin} lets pages of every site ask, and there is no API key; give "
-                    "--api-key, or name the sites"
+                    f"--cors-origin {origin} allows requests from pages of every site, and no "
+                    "API key is set; give --api-key, or name the sites"
                 )
             continue
         parts = _split(origin)
@@ -94,7 +94,7 @@ def parse_origins(origins: Sequence[str], has_key: bool) -> tuple[str, ...]:
         ):
             example = f"{bare.lower()}" if parts.scheme and parts.hostname else "https://example.org"
             raise UserError(
-                f"--cors-origin is {origin!r}, and browsers send a scheme, a host and no more, in small "
-                f"letters; give one such as {example}"
+                f"--cors-origin is {origin!r}, and browsers send only a scheme and a host, in "
+                f"small letters; give one such as {example}"
             )
     return tuple(origins)

@@ -10,18 +10,18 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from aerie.common.errors import UserError
-from aerie.engine.call_reader import CallPiece, CallReader, Calls
-from aerie.engine.detokenizer import TextStream
-from aerie.engine.drawing import F64Array, Ranks
+from aerie.engine.call_reader import ToolCallDelta, ToolCallParser, ToolCallSpec
+from aerie.engine.detokenizer import IncrementalDetokenizer
 from aerie.engine.generate import FinishReason
 from aerie.engine.logits import log_softmax
 from aerie.engine.numerics import BF16Array, F32Array
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
+from aerie.engine.sampling_filters import F64Array, Ranks
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
-from aerie.engine.stopping import StopStrings
-from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
+from aerie.engine.stop_strings import StopStrings
+from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
 from aerie.engine.strategies.strategy import Row
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_request_error
@@ -115,7 +115,7 @@ class OutputDelta:
     finish: FinishInfo | None = None
     tokens: tuple[int, ...] = ()
     timings: Timings = NO_TIMINGS
-    tool_calls: tuple[CallPiece, ...] = ()
+    tool_calls: tuple[ToolCallDelta, ...] = ()
     progress: tuple[tuple[int, float], ...] = ()
     pooled: Any = None
 
@@ -140,9 +140,9 @@ class OutputRequest:
     time_limit_s: float = float("inf")
     index: int = 0
     slot: int | None = None
-    decode_config: DecodeConfig = PLAIN
+    decode_config: DecodeConfig = DEFAULT_DECODE_CONFIG
     after_sampling: bool = False
-    tool_calls: Calls | None = None
+    tool_calls: ToolCallSpec | None = None
     shows_progress: bool = False
     make_pooler: Callable[[Session], Pooler] | None = None
 
@@ -205,7 +205,9 @@ class OutputProcessor:
         eos: Collection[int],
     ) -> None:
         self.request, self._output_request, self._sampler, self._eos = request, ask, sampler, eos
-        self._stream = tokenizer.stream(ask.prompt, ask.tool_calls.shown if ask.tool_calls else ())
+        self._stream = tokenizer.incremental_detokenizer(
+            ask.prompt, ask.tool_calls.shown if ask.tool_calls else ()
+        )
         self._calls = ask.tool_calls.reader() if ask.tool_calls else None
         self._stops = StopStrings(ask.stop_strings)
         self._token_count = 0
@@ -225,7 +227,7 @@ class OutputProcessor:
             token = self.request.token_ids[self._token_count]
             self._token_count += 1
             text += self._feed(token, logprobs)
-        if self._stopped_by is None and not self.request.is_over:
+        if self._stopped_by is None and not self.request.is_finished:
             progress = self._new_progress()
             delta = self._delta(text, logprobs, None, progress) if text or logprobs or progress else None
             return delta if delta and (delta.text or logprobs or delta.tool_calls or progress) else None
@@ -250,7 +252,7 @@ class OutputProcessor:
         """Progress of prefill since the last delta. The first entry is the cached prefix."""
         if not self._output_request.shows_progress or self._progress_position == len(self.request.prompt):
             return ()
-        position = len(self.request.prompt) if self.request.token_ids else self.request.read
+        position = len(self.request.prompt) if self.request.token_ids else self.request.prefilled_tokens
         if position == 0 or position == self._progress_position:
             return ()
         at_s = time.perf_counter() - self._began_s
@@ -267,21 +269,25 @@ class OutputProcessor:
     ) -> OutputDelta:
         request, tokens = self.request, tuple(self._tokens)
         self._tokens.clear()
-        tool_calls: tuple[CallPiece, ...] = ()
+        tool_calls: tuple[ToolCallDelta, ...] = ()
         if self._calls:
             text, tool_calls = self._read(self._calls, text, is_last=finish is not None)
             if self._calls.calls and finish and finish.reason == STOP:
                 finish = finish._replace(reason=CALLS)
-        timings = Timings(len(request.prompt), request.cached_tokens, self._token_count, *request.times_s)
+        timings = Timings(
+            len(request.prompt), request.cached_tokens, self._token_count, *request.phase_times_s
+        )
         return OutputDelta(
             self._output_request.index, text, tuple(logprobs), finish, tokens, timings, tool_calls, progress
         )
 
-    def _read(self, reader: CallReader, text: str, is_last: bool) -> tuple[str, tuple[CallPiece, ...]]:
+    def _read(
+        self, reader: ToolCallParser, text: str, is_last: bool
+    ) -> tuple[str, tuple[ToolCallDelta, ...]]:
         """Split text into plain text and deltas of calls."""
         parts = list(reader.feed(text))
         plain = "".join(part for part in parts if isinstance(part, str)) + (reader.flush() if is_last else "")
-        return plain, tuple(part for part in parts if isinstance(part, CallPiece))
+        return plain, tuple(part for part in parts if isinstance(part, ToolCallDelta))
 
     def _feed(self, token: int, logprobs: list[TokenLogprob]) -> str:
         """The text that is certain with this token."""
@@ -322,7 +328,7 @@ class OutputProcessor:
         if error and request.error is None:
             request.fail(UserError(error.message))
         counts = len(request.prompt), self._token_count, request.cached_tokens
-        drafts = request.passes.drafted, request.passes.accepted
+        drafts = request.pass_counts.drafted, request.pass_counts.accepted
         return FinishInfo(ERROR if error else reason, *counts, self._stopped_by, error, *drafts)
 
 
@@ -337,13 +343,15 @@ class PoolingOutput:
         """Give the prompt to the scheduler. Raises as Scheduler.read."""
         assert ask.make_pooler is not None
         pooler = ask.make_pooler(session)
-        return PoolingOutput(ask, scheduler.read(ask.prompt, pooler.add_rows, pooler.hidden), pooler)
+        return PoolingOutput(
+            ask, scheduler.add_prefill_only(ask.prompt, pooler.add_rows, pooler.hidden), pooler
+        )
 
     def next_delta(self) -> OutputDelta | None:
         """The result as the only delta, or None while the prompt runs."""
         if error := self.request.error:
             return self._delta(from_request_error(error))
-        return self._delta(pooled=self._pooler.result()) if self.request.is_over else None
+        return self._delta(pooled=self._pooler.result()) if self.request.is_finished else None
 
     def abort(self, error: ApiError | None = None) -> OutputDelta:
         """End the prompt now: with an error, or because its time is up."""
@@ -358,10 +366,10 @@ class PoolingOutput:
 
 
 def token_logprob(
-    stream: TextStream, token: int, logprob: float | None, top: Sequence[tuple[int, float]]
+    stream: IncrementalDetokenizer, token: int, logprob: float | None, top: Sequence[tuple[int, float]]
 ) -> TokenLogprob:
     """The entry of a token, which is fed to the stream."""
-    others = [(each, stream.bytes_if(each), log) for each, log in top]
+    others = [(each, stream.bytes_of_next(each), log) for each, log in top]
     text, data = stream.take(token)
     alternatives = (
         TopLogprob(each, text if each == token and own == data else own.decode(errors="replace"), own, log)

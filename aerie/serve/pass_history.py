@@ -89,11 +89,11 @@ class PassHistory:
     def step(self, scheduler: Scheduler, profiler: Profiler) -> None:
         """Run the scheduler's next step and record its forward pass, if it ran one. Raises what
         Scheduler.step raises."""
-        programs, spans, counts = _calls(profiler.programs), _calls(profiler.spans), scheduler.counts
+        programs, spans, counts = _calls(profiler.programs), _calls(profiler.spans), scheduler.stats
         began_s = time.perf_counter()
         scheduler.step()
-        seconds, rows = time.perf_counter() - began_s, scheduler.counts.rows - counts.rows
-        if scheduler.counts.steps > counts.steps:
+        seconds, rows = time.perf_counter() - began_s, scheduler.stats.rows - counts.rows
+        if scheduler.stats.steps > counts.steps:
             times = _since(programs, profiler.programs), _since(spans, profiler.spans)
             tokens_by_request = {
                 running.number: len(request.token_ids) for request, running in self._running.items()
@@ -103,7 +103,7 @@ class PassHistory:
 
     def collect_finished(self) -> None:
         """Move the requests that have finished to `last`."""
-        for request in [one for one in self._running if one.is_over]:
+        for request in [one for one in self._running if one.is_finished]:
             self._end(request, self._running.pop(request))
 
     def _end(self, request: Request, running: _RunningRequest) -> None:

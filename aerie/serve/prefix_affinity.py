@@ -1,6 +1,6 @@
 """Choose the replica that has most of a prompt's first pages, unless it has too much to do.
 
-A page has 64 tokens. Its key is a hash of these and all earlier tokens, as in the KV pool (engine/pages.py),
+A page has 64 tokens. Its key is a hash of these and all earlier tokens, as in the KV pool (engine/page_pool.py),
 so two prompts share keys as long as they share a prefix. Replicas are not asked what their pools hold: a
 replica that was sent a prompt is assumed to have its pages. A wrong assumption costs time and changes no
 output. benchmarks/scale.py simulates this class.
@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
 
-from aerie.engine.pages import PAGE
+from aerie.engine.page_pool import PAGE_SIZE
 
 MAX_PREFIX_KEYS = 64
 """Pages of a prompt that are compared: 4,096 tokens."""
@@ -27,8 +27,8 @@ LOAD_SLACK = 8
 def prefix_keys(tokens: Sequence[int]) -> list[bytes]:
     """Return the 16-byte keys of the first full pages of a prompt, at most MAX_PREFIX_KEYS."""
     keys, key = list[bytes](), b""
-    for start in range(0, min(len(tokens) // PAGE, MAX_PREFIX_KEYS) * PAGE, PAGE):
-        page = np.asarray(tokens[start : start + PAGE], np.int64)
+    for start in range(0, min(len(tokens) // PAGE_SIZE, MAX_PREFIX_KEYS) * PAGE_SIZE, PAGE_SIZE):
+        page = np.asarray(tokens[start : start + PAGE_SIZE], np.int64)
         key = hashlib.blake2b(page.tobytes(), digest_size=16, key=key).digest()
         keys.append(key)
     return keys

@@ -7,12 +7,12 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple, Protocol
 
 from aerie.common.errors import UserError
-from aerie.engine.call_grammar import call_grammar
-from aerie.engine.call_reader import Calls, calls_of
-from aerie.engine.grammar import Grammar, Grammars
+from aerie.engine.call_grammar import tool_call_grammar
+from aerie.engine.call_reader import ToolCallSpec, tool_call_spec
+from aerie.engine.grammar import Grammar, GrammarCompiler
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.strategies.drafting import Drafting, predicted
+from aerie.engine.strategies.drafters import DraftSource, prediction_source
 from aerie.engine.tokenizer import Tokenizer
 from aerie.engine.tool_calls import ToolsError
 from aerie.serve.chat_fields import ChatInput
@@ -25,7 +25,7 @@ MIN_COUNTABLE_TOKENS = 2**16
 """Texts of up to so many tokens are counted for every model."""
 
 
-def compile_structured_output(grammars: Grammars, output: StructuredOutput) -> Grammar:
+def compile_structured_output(grammars: GrammarCompiler, output: StructuredOutput) -> Grammar:
     """Compile the grammar of an output. Raises ApiError 400 if it is invalid."""
     try:
         if output.schema is not None:
@@ -41,8 +41,8 @@ def check_ids(opened: OpenedModel, ids: Iterable[int], param: str) -> None:
     if (invalid := next((token for token in ids if not 0 <= token < size), None)) is not None:
         raise ApiError(
             400,
-            f"{param} has {invalid}, and the model's tokens are 0 to {size - 1}; give ids of its own "
-            "tokenizer, as POST /tokenize tells them, or a text",
+            f"{param} has {invalid}, and the model's tokens are 0 to {size - 1}; send ids of its "
+            "own tokenizer, from POST /tokenize, or a text",
             param,
             "invalid_value",
         )
@@ -72,10 +72,10 @@ class EncodedChat(NamedTuple):
 
     ids: list[int]
     grammar: Grammar | None
-    tool_calls: Calls | None
+    tool_calls: ToolCallSpec | None
 
 
-OutputConstraints = tuple[Grammar | None, Calls | None]
+OutputConstraints = tuple[Grammar | None, ToolCallSpec | None]
 """The grammar of an output, and its tools."""
 
 
@@ -84,19 +84,21 @@ def encode_chat(body: ChatBody, max_tokens: int, tokenizer: Tokenizer) -> list[i
     return tokenizer.encode_chat(*body.chat, most=max_tokens)
 
 
-def compile_output_constraints(grammars: Grammars, body: ChatBody, tokenizer: Tokenizer) -> OutputConstraints:
+def compile_output_constraints(
+    grammars: GrammarCompiler, body: ChatBody, tokenizer: Tokenizer
+) -> OutputConstraints:
     """Compile the grammar for a conversation, before its prompt is encoded: tools that are too large for a
     grammar are too large for a prompt. Raises UserError or ApiError."""
     chat, output = body.chat, body.structured_output
     if not chat.tools:
         return compile_structured_output(grammars, output) if output else None, None
     if output and output.schema is None:
-        raise ToolsError(f"tools and {output.param} were given, and go not together; give one", output.param)
+        raise ToolsError(f"tools and {output.param} are given and exclude each other; give one", output.param)
     if output:
         compile_structured_output(grammars, output)
-    tool_calls = calls_of(chat.tools, tokenizer)
+    tool_calls = tool_call_spec(chat.tools, tokenizer)
     schema, enforcement = (output.schema, output.enforcement) if output else (None, "meaning")
-    return call_grammar(grammars, chat.tools, tool_calls.form, schema, enforcement), tool_calls
+    return tool_call_grammar(grammars, chat.tools, tool_calls.format, schema, enforcement), tool_calls
 
 
 def output_requests(
@@ -107,7 +109,7 @@ def output_requests(
     time_limit_s: float,
     grammar: Grammar | None = None,
     expected: Sequence[int] = (),
-    tool_calls: Calls | None = None,
+    tool_calls: ToolCallSpec | None = None,
 ) -> list[OutputRequest]:
     """Return one OutputRequest for each prompt and choice. max_tokens: None means up to the end of the
     context. grammar: of all outputs. expected: predicted token ids, for drafts. tool_calls: the tools that
@@ -115,8 +117,7 @@ def output_requests(
     if settings.num_logprobs is not None and opened.session.model.config.diffusion is not None:
         raise ApiError(
             400,
-            "logprobs are of models that say one token after the other, and this one fills in blocks of "
-            "masks; leave it out",
+            "logprobs need an autoregressive model, and this model is a block diffusion model; leave it out",
             "logprobs",
             "invalid_value",
         )
@@ -148,8 +149,8 @@ def _output_request(
     time_limit_s: float,
     index: int,
     sampler: Sampler,
-    draft: str | Drafting | None,
-    tool_calls: Calls | None,
+    draft: str | DraftSource | None,
+    tool_calls: ToolCallSpec | None,
 ) -> OutputRequest:
     capacity = max(1, opened.session.model.positions - len(prompt))
     return OutputRequest(
@@ -171,14 +172,14 @@ def _output_request(
 
 def _draft_source(
     opened: OpenedModel, settings: SamplingFields, prompt: Sequence[int], answer: Sequence[int]
-) -> str | Drafting | None:
+) -> str | DraftSource | None:
     """Where draft tokens come from: the request's prediction or setting, else the server's flag. Raises
     UserError if a block diffusion model gets a prediction."""
     if settings.draft == "none":
         return None
     if answer and opened.session.model.config.diffusion is not None:
         raise UserError(
-            "prediction is for models that say one token after the other, and this one fills in blocks of "
-            "masks; leave it out"
+            "prediction needs an autoregressive model, and this model is a block diffusion "
+            "model; leave it out"
         )
-    return predicted(prompt, answer) if answer else settings.draft or opened.draft
+    return prediction_source(prompt, answer) if answer else settings.draft or opened.draft

@@ -30,7 +30,7 @@ class PromptLogprobs:
     hidden = False
 
     def __init__(self, session: Session, prompt: Sequence[int], top: int) -> None:
-        self._stream, self._prompt, self._top = session.tokenizer.stream(), prompt, top
+        self._stream, self._prompt, self._top = session.tokenizer.incremental_detokenizer(), prompt, top
         self._logprobs = [token_logprob(self._stream, prompt[0], None, ())]
 
     def add_rows(self, rows: Sequence[Row]) -> None:
@@ -78,7 +78,7 @@ async def score_prompts(
     if (longest := max(map(len, prompts))) > MAX_SCORED_TOKENS:
         raise ApiError(
             400,
-            f"a prompt has {longest} tokens; of {MAX_SCORED_TOKENS} at most it is told how likely each is; "
+            f"a prompt has {longest} tokens, and its logprobs are for {MAX_SCORED_TOKENS} tokens at most; "
             "shorten it, or leave out prompt_logprobs, or echo with logprobs",
             "prompt_logprobs",
             "invalid_value",

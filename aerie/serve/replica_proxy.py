@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from starlette.responses import PlainTextResponse
 from starlette.types import Message, Receive, Scope, Send
 
-from aerie.engine.chat_template import AT_ONCE
+from aerie.engine.chat_template import MAX_CONCURRENT_RENDERS
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.anthropic import MessagesRequest
 from aerie.serve.chat_fields import ChatInput, ChatRequest
@@ -40,7 +40,7 @@ SendToReplica = Callable[[Scope, bytes, Sequence[bytes]], AsyncGenerator[Message
 """Sends a scope, a body and prefix keys to a replica, and yields the messages of the response."""
 REPLICA_LOST = ApiError(
     503,
-    "the replica that made this answer ended; ask again, another takes it",
+    "the replica that generated this answer ended; send the request again to get another replica",
     code="replica_lost",
     retry_after=1,
 )
@@ -75,7 +75,7 @@ class ReplicaProxy:
             queue_full_error,
         )
         self._tasks: set[asyncio.Task[None]] = set()
-        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
+        self._encoding = ThreadPoolExecutor(MAX_CONCURRENT_RENDERS, "encoding")
         self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._is_draining = self._is_stopped = False
         self.metrics = Metrics()
@@ -136,7 +136,7 @@ class ReplicaProxy:
             await response.fail(
                 ApiError(
                     429,
-                    f"every replica has as many requests as it takes, and {queue} wait; ask again in 1 s",
+                    f"every replica has as many requests as it takes, and {queue} wait; try again in 1 s",
                     code="queue_full",
                     retry_after=1,
                 )

@@ -25,7 +25,7 @@ from ray.serve.request_router import RequestRouter
 from starlette.types import Message, Scope
 
 from aerie.common.errors import UserError
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.serve.app import make_app
 from aerie.serve.model_spec import ModelFlags, open_model

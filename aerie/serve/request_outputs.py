@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from starlette.types import Receive
 
-from aerie.engine.call_reader import CallPiece, ToolCall
-from aerie.engine.scheduler import MOST_READ
+from aerie.engine.call_reader import ToolCall, ToolCallDelta
+from aerie.engine.scheduler import MAX_PREFILL_ONLY_REQUESTS
 from aerie.serve.errors import ApiError
 from aerie.serve.metrics import RequestLog
 from aerie.serve.output_processor import (
@@ -43,7 +43,7 @@ class CompletedOutput:
     tool_calls: list[ToolCall] = field(default_factory=list)
     pooled: Any = None
 
-    def add_calls(self, deltas: Sequence[CallPiece]) -> None:
+    def add_calls(self, deltas: Sequence[ToolCallDelta]) -> None:
         """Append deltas of tool calls."""
         for delta in deltas:
             if delta.name is not None:
@@ -57,7 +57,7 @@ class RequestOutputs:
     """The outputs of one request, submitted together. `close` cancels the unfinished ones.
 
     `deltas` yields the deltas of all outputs as they come, and None after `heartbeat_s` seconds without one.
-    `close` calls `on_closed`. Prompts that are only pooled are submitted MOST_READ at a time.
+    `close` calls `on_closed`. Prompts that are only pooled are submitted MAX_PREFILL_ONLY_REQUESTS at a time.
     """
 
     def __init__(
@@ -172,7 +172,7 @@ class RequestOutputs:
 
 def max_concurrent(requests: Sequence[OutputRequest]) -> int:
     """How many of the requests run or wait at a time."""
-    return min(len(requests), MOST_READ) if requests[0].make_pooler else len(requests)
+    return min(len(requests), MAX_PREFILL_ONLY_REQUESTS) if requests[0].make_pooler else len(requests)
 
 
 async def run_unless_disconnected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:

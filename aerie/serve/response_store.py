@@ -133,7 +133,7 @@ class ResponseStore:
 
     def _not_found(self, kind: str, name: str) -> ApiError:
         reason = (
-            f"it was never kept, was deleted, or had to give way to newer ones ({self._max_stored} are kept)"
+            f"it was never stored, was deleted, or was dropped for newer ones ({self._max_stored} are kept)"
             if self._max_stored
             else f"this server keeps no {kind}s; send the whole conversation as input"
         )
@@ -161,8 +161,9 @@ class ResponseStore:
         if conversation.is_full:
             raise ApiError(
                 400,
-                f"the conversation {name!r} had no room for its last response; list its items, and begin a "
-                "new one with what is to stay, or start with a higher --keep-bytes",
+                f"the conversation {name!r} had no room for its last response; list its items "
+                "and start a new conversation with those to keep, or start the server with a "
+                "higher --keep-bytes",
             )
         return conversation
 
@@ -189,9 +190,9 @@ class ResponseStore:
             raise ApiError(501, "this server keeps no conversations", code="not_supported")
         raise ApiError(
             413,
-            f"the conversation would have {conversation.nbytes} bytes, and {self._max_bytes} is the "
-            "limit of all "
-            "that is kept; begin a new one, or start with a higher --keep-bytes",
+            f"the conversation would have {conversation.nbytes} bytes, and {self._max_bytes} is "
+            "the limit of everything stored; start a new conversation, or start the server with "
+            "a higher --keep-bytes",
             code="too_large",
         )
 
@@ -273,7 +274,7 @@ def _add_responses(app: FastAPI) -> None:
         body = store.response(name).body
         if stream:
             raise ApiError(
-                400, "a response that is kept is told whole; leave stream out", "stream", "invalid_value"
+                400, "a stored response cannot be streamed; remove stream", "stream", "invalid_value"
             )
         return body
 

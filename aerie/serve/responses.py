@@ -11,8 +11,8 @@ from openai.types.responses.response import IncompleteDetails
 from openai.types.responses.response_usage import InputTokensDetails, OutputTokensDetails
 from pydantic import Field, field_validator, model_validator
 
-from aerie.engine.call_reader import CallPiece
-from aerie.engine.tool_calls import Tools, chosen
+from aerie.engine.call_reader import ToolCallDelta
+from aerie.engine.tool_calls import Tools, with_choice
 from aerie.serve.chat_fields import ChatInput, add_reasoning_effort, tool_field_path
 from aerie.serve.common_fields import (
     ANY_OBJECT,
@@ -126,15 +126,13 @@ class ResponsesRequest(RequestFields):
         """Everything else that can be included belongs to calls and reasoning, which responses here do not
         have."""
         if include and "message.output_text.logprobs" in include:
-            raise ValueError("logprobs are not told here; take /v1/chat/completions, or leave it out")
+            raise ValueError("this API has no logprobs; use /v1/chat/completions, or leave it out")
         return include
 
     @model_validator(mode="after")
     def _check_one_history(self) -> Self:
         if self.previous_response_id is not None and self.conversation is not None:
-            raise ValueError(
-                "previous_response_id and conversation both say what came before; give one of them"
-            )
+            raise ValueError("previous_response_id and conversation exclude each other; give one of them")
         return self
 
     @property
@@ -173,10 +171,10 @@ class ResponsesRequest(RequestFields):
         tools = tuple(tool.tool for tool in self.supported_tools)
         choice, is_parallel = self.tool_choice, self.parallel_tool_calls is not False
         if isinstance(choice, NamedFunction):
-            return chosen(tools, "required", [choice.name], parallel=False)
+            return with_choice(tools, "required", [choice.name], parallel=False)
         if isinstance(choice, AllowedFunctions):
-            return chosen(tools, choice.mode, [tool.name for tool in choice.tools], is_parallel)
-        return chosen(tools, choice or "auto", None, is_parallel)
+            return with_choice(tools, choice.mode, [tool.name for tool in choice.tools], is_parallel)
+        return with_choice(tools, choice or "auto", None, is_parallel)
 
     def field_path(self, name: str) -> str:
         """The path in this API of a field that the engine names `name`: messages are made from items."""
@@ -287,7 +285,7 @@ class ResponsesWriter:
                 "output_text.delta", **self._item_position, content_index=0, delta=text, logprobs=[]
             )
 
-    def _call_events(self, delta: CallPiece) -> Iterator[bytes]:
+    def _call_events(self, delta: ToolCallDelta) -> Iterator[bytes]:
         if delta.name is not None:
             yield from self._close_item("completed")
             self._arguments = ""

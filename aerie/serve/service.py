@@ -15,7 +15,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar
 
 from aerie.common.errors import AerieError, UserError
-from aerie.engine.chat_template import AT_ONCE
+from aerie.engine.chat_template import MAX_CONCURRENT_RENDERS
 from aerie.engine.errors import TooLittleMemoryError
 from aerie.engine.grammar import Grammar
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
@@ -230,7 +230,7 @@ class ModelService:
             LOG.error("the model %s could not be loaded", self.name, exc_info=error)
 
     def _start_threads(self) -> None:
-        self._encoding = ThreadPoolExecutor(AT_ONCE, "encoding")
+        self._encoding = ThreadPoolExecutor(MAX_CONCURRENT_RENDERS, "encoding")
         self._encoding_large = ThreadPoolExecutor(1, "encoding large")
         self._grammar_threads = ThreadPoolExecutor(GRAMMAR_THREADS, "forming")
 
@@ -285,7 +285,7 @@ class ModelService:
     def check(self) -> None:
         """Raise ApiError 503 if the server is stopping."""
         if self.shared.is_draining:
-            raise ApiError(503, "the server is about to stop; ask another", code="stopping")
+            raise ApiError(503, "the server is stopping; use another one", code="stopping")
 
     def require_loaded(self) -> OpenedModel:
         """The model. Raises ApiError 503 if it is not loaded."""
@@ -298,7 +298,7 @@ class ModelService:
             raise self.loading_error()
         raise ApiError(
             503,
-            f"the model {self.name!r} is not loaded; ask it for an answer, or POST /models/load",
+            f"the model {self.name!r} is not loaded; send it a request, or POST /models/load",
             code="not_loaded",
         )
 
@@ -306,7 +306,7 @@ class ModelService:
         """The error of a request while the model is loading."""
         return ApiError(
             503,
-            f"the model {self.name!r} is being loaded; ask again",
+            f"the model {self.name!r} is being loaded; try again",
             code="loading",
             retry_after=LOADING_RETRY_S,
         )
@@ -323,7 +323,7 @@ class ModelService:
             return None
         if isinstance(self._error, AerieError):
             return FOLDERS.sub("", str(self._error).strip().partition("\n")[0])
-        return "the server's log says why"
+        return "the server's log has the reason"
 
     def load_error(self) -> ApiError:
         """The error of a request after a failed load."""
@@ -358,7 +358,7 @@ class ModelService:
 
     async def encode_chat(self, opened: OpenedModel, body: ChatBody) -> EncodedChat:
         """Encode a conversation and compile its grammar. Raises ApiError."""
-        work = partial(compile_output_constraints, opened.session.grammars, body, opened.tokenizer)
+        work = partial(compile_output_constraints, opened.session.grammar_compiler, body, opened.tokenizer)
         constraints = await self._run_in(self._grammar_threads, work, body.field_path)
         max_tokens = opened.session.model.positions
         return EncodedChat(
@@ -371,7 +371,7 @@ class ModelService:
         if output is None:
             return None
         return await self._run_in(
-            self._grammar_threads, partial(compile_structured_output, opened.session.grammars, output)
+            self._grammar_threads, partial(compile_structured_output, opened.session.grammar_compiler, output)
         )
 
     def submit(self, requests: Sequence[OutputRequest], request_log: RequestLog) -> RequestOutputs:
@@ -384,9 +384,8 @@ class ModelService:
             after = min(60, max(1, math.ceil(self.metrics.mean_s * unfinished / MAX_RUNNING_REQUESTS)))
             raise ApiError(
                 429,
-                f"{unfinished} answers are under way or wait, {max_concurrent(requests)} more were "
-                f"asked for, and {limit} is "
-                f"the limit; ask again in {after} s",
+                f"{unfinished} answers run or wait, {max_concurrent(requests)} more were "
+                f"requested, and {limit} is the limit; try again in {after} s",
                 code="queue_full",
                 retry_after=after,
             )

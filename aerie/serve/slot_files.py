@@ -1,7 +1,7 @@
 """POST /slots/ID?action=save, restore and erase, in the format of llama.cpp's tools/server/README.md.
 
 Files are read and written in a thread, one at a time, while the model keeps stepping: the model thread only
-takes and releases the pages (aerie/engine/saved.py). All files are in one folder.
+takes and releases the pages (aerie/engine/saved_sequence.py). All files are in one folder.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.pages import PagedSequence, PoolFullError, page_bytes
-from aerie.engine.saved import MadeBy, PagesFile, held, save_sequence
+from aerie.engine.page_pool import PagedSequence, PoolFullError, page_bytes
+from aerie.engine.saved_sequence import PagesFile, Provenance, cached_sequence, save_sequence
 from aerie.serve.common_fields import RequestFields, Text
 from aerie.serve.errors import ApiError, from_engine_error
 from aerie.serve.slots import Slots
@@ -92,7 +92,7 @@ class SlotFiles:
                 partial(self._write, sequence, path, provenance, nbytes)
             )
         finally:
-            sequence.pool.leave(sequence)
+            sequence.pool.release_later(sequence)
         return {
             "id_slot": number,
             "filename": path.name,
@@ -102,7 +102,9 @@ class SlotFiles:
             "timings": {"save_ms": _ms(start_s)},
         }
 
-    def _write(self, sequence: PagedSequence, path: Path, provenance: MadeBy, nbytes: int) -> tuple[int, str]:
+    def _write(
+        self, sequence: PagedSequence, path: Path, provenance: Provenance, nbytes: int
+    ) -> tuple[int, str]:
         """Write the file. Returns its size, and the name under which a larger file of the same name was kept:
         the pool may have lost tokens since the last save."""
         self._check_capacity(path, nbytes, path.name)
@@ -142,14 +144,16 @@ class SlotFiles:
                 404, f"no slot was saved as {path.name!r}; give the name that it was saved as", "filename"
             )
         await self._fingerprint_weights(worker)
-        provenance = await worker.run_in_thread(lambda opened: opened.session.pages_made_by(opened.scheduler))
+        provenance = await worker.run_in_thread(
+            lambda opened: opened.session.pages_provenance(opened.scheduler)
+        )
         file = await self._in_thread(partial(PagesFile, path, provenance))
-        sequence = await worker.run_in_thread(lambda opened: file.room(opened.scheduler.pool))
+        sequence = await worker.run_in_thread(lambda opened: file.allocate(opened.scheduler.pool))
         try:
             await self._in_thread(partial(file.fill, sequence))
             await worker.run_in_thread(partial(_publish, worker.slots, number, file, sequence))
         finally:
-            sequence.pool.leave(sequence)
+            sequence.pool.release_later(sequence)
         return {
             "id_slot": number,
             "filename": path.name,
@@ -162,13 +166,13 @@ class SlotFiles:
         """Compute the fingerprint of the weights, which takes long the first time, before the model thread
         needs it."""
         if opened := worker.opened:
-            await self._in_thread(opened.session.mark)
+            await self._in_thread(opened.session.fingerprint)
 
     async def _in_thread(self, work: Callable[[], Result]) -> Result:
         return await asyncio.get_running_loop().run_in_executor(self._thread, work)
 
 
-def _hold_pages(slots: Slots, number: int, opened: OpenedModel) -> tuple[PagedSequence, MadeBy, int]:
+def _hold_pages(slots: Slots, number: int, opened: OpenedModel) -> tuple[PagedSequence, Provenance, int]:
     """The pages of a slot, their provenance, and about how many bytes a file of them has."""
     tokens = slots.all[number].tokens
     if not tokens:
@@ -178,9 +182,9 @@ def _hold_pages(slots: Slots, number: int, opened: OpenedModel) -> tuple[PagedSe
             "id_slot",
             "nothing_to_save",
         )
-    provenance = opened.session.pages_made_by(opened.scheduler)
-    sequence = held(opened.scheduler.pool, tokens)
-    return sequence, provenance, len(sequence.pages) * page_bytes(opened.session.model.stored)
+    provenance = opened.session.pages_provenance(opened.scheduler)
+    sequence = cached_sequence(opened.scheduler.pool, tokens)
+    return sequence, provenance, len(sequence.pages) * page_bytes(opened.session.model.kv_config)
 
 
 def _free_path(path: Path) -> Path:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aerie.engine.embeddings import Token
-from aerie.engine.pages import PAGE, PagePool
+from aerie.engine.page_pool import PAGE_SIZE, PagePool
 from aerie.engine.requests import Request
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 
@@ -33,7 +33,7 @@ class Slot:
 
     @property
     def is_processing(self) -> bool:
-        return self.request is not None and not self.request.is_over
+        return self.request is not None and not self.request.is_finished
 
     def prefix_length_in(self, prompt: Sequence[Token]) -> int:
         """Length of the slot's prompt if `prompt` starts with all of it, else 0."""
@@ -63,10 +63,10 @@ class Slots:
         tokens = self.all[number].tokens
         self._put(self.all[number], Slot())
         shared = max(_common_prefix(tokens, other.tokens) for other in self.all)
-        keys = list(pool.keys(tokens, pool.first_key))[shared // PAGE :]
-        cached = [key for key in keys if pool.manager.has([key])]
-        pool.manager.forget(cached)
-        return len(cached) * PAGE
+        keys = list(pool.page_keys(tokens, pool.first_key))[shared // PAGE_SIZE :]
+        cached = [key for key in keys if pool.manager.contains([key])]
+        pool.manager.evict(cached)
+        return len(cached) * PAGE_SIZE
 
     def to_json(self, positions: int) -> list[dict[str, Any]]:
         """The body of GET /slots. positions: the context of the model, in tokens."""
@@ -89,7 +89,7 @@ class Slots:
 
 def _slot_to_json(slot: Slot) -> dict[str, Any]:
     request = slot.request
-    generated, remaining = (len(request.token_ids), request.left) if request else (0, 0)
+    generated, remaining = (len(request.token_ids), request.remaining_tokens) if request else (0, 0)
     next_token = {"has_next_token": slot.is_processing, "n_remain": remaining, "n_decoded": generated}
     return {
         "speculative": False,

@@ -1,7 +1,7 @@
 """The thread that owns a model: it takes functions from an inbox and runs engine steps while there is work.
 
 Everything from outside is a function in the inbox, which runs between two steps. After each step the new
-deltas go to the event loop together. An error in the work of one output ends that output (engine/faults.py).
+deltas go to the event loop together. An error in the work of one output ends that output (engine/error_scope.py).
 An error in a shared step ends the outputs of that step. Neither ends the queued ones or the thread.
 """
 
@@ -19,12 +19,12 @@ from functools import partial
 from typing import TypeVar
 
 from aerie.common.errors import UserError
-from aerie.engine.faults import of_one_answer
-from aerie.engine.generate import check_asked
-from aerie.engine.pages import PAGE, PoolFullError
-from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, MOST_READ, Scheduler
+from aerie.engine.error_scope import isolate_request_errors
+from aerie.engine.generate import check_generation
+from aerie.engine.page_pool import PAGE_SIZE, PoolFullError
+from aerie.engine.scheduler import MAX_PREFILL_ONLY_REQUESTS, MAX_RUNNING_REQUESTS, Scheduler
 from aerie.engine.session import Session
-from aerie.engine.strategies.drafting import Drafting
+from aerie.engine.strategies.drafters import DraftSource
 from aerie.engine.tokenizer import Tokenizer
 from aerie.serve.errors import ApiError, from_engine_error, from_request_error, internal_error
 from aerie.serve.output_processor import (
@@ -52,19 +52,22 @@ class OpenedModel:
     session: Session
     scheduler: Scheduler
     tokenizer: Tokenizer
-    draft: str | Drafting | None = None
+    draft: str | DraftSource | None = None
     draft_session: Session | None = None
 
     def check(self, output_request: OutputRequest) -> None:
         """Raise PromptError or UserError if the request cannot run at all. Any thread may call this."""
-        check_asked(
+        check_generation(
             self.session.model,
             output_request.prompt,
             max(1, output_request.max_tokens),
             output_request.sampler,
         )
-        output_request.decode_config.maker(self.session.model.config, output_request.sampler)
-        pages, needed = self.scheduler.pool.manager.pages, -(-(len(output_request.prompt) + 1) // PAGE)
+        output_request.decode_config.strategy_factory(self.session.model.config, output_request.sampler)
+        pages, needed = (
+            self.scheduler.pool.manager.page_count,
+            -(-(len(output_request.prompt) + 1) // PAGE_SIZE),
+        )
         if needed > pages:
             raise PoolFullError(needed, pages, pages)
 
@@ -192,7 +195,7 @@ class ModelThread:
             self._running.clear()
         deltas += self._new_deltas()
         self.history.collect_finished()
-        self._running = [job for job in self._running if job.output and not job.output.request.is_over]
+        self._running = [job for job in self._running if job.output and not job.output.request.is_finished]
         if deltas:
             self._on_loop(partial(_notify, deltas))
 
@@ -201,7 +204,7 @@ class ModelThread:
         deltas = []
         for job in self._running:
             try:
-                with of_one_answer():
+                with isolate_request_errors():
                     delta = job.output.next_delta() if job.output else None
                 if delta:
                     deltas.append((job, delta))
@@ -232,14 +235,17 @@ class ModelThread:
         of the refused ones."""
         refused, still_waiting = list[tuple[Job, OutputDelta]](), deque[Job]()
         pooling = sum(job.output_request.make_pooler is not None for job in self._running)
-        capacity = {False: MAX_RUNNING_REQUESTS - len(self._running) + pooling, True: MOST_READ - pooling}
+        capacity = {
+            False: MAX_RUNNING_REQUESTS - len(self._running) + pooling,
+            True: MAX_PREFILL_ONLY_REQUESTS - pooling,
+        }
         for job in self._waiting:
             is_pooling = job.output_request.make_pooler is not None
             if capacity[is_pooling] < 1:
                 still_waiting.append(job)
                 continue
             try:
-                with of_one_answer():
+                with isolate_request_errors():
                     self._start_job(opened, job)
                 capacity[is_pooling] -= 1
             except UserError as error:
@@ -270,7 +276,7 @@ class ModelThread:
         except Exception as error:
             self._on_loop(partial(_fail, result, error))
         except BaseException:  # a panic of a library would end the event loop
-            LOG.exception("what was asked of the model failed")
+            LOG.exception("an operation of the model failed")
             self._on_loop(partial(_fail, result, internal_error()))
 
     def _end(self) -> None:
@@ -292,9 +298,9 @@ def _start_output(opened: OpenedModel, output_request: OutputRequest) -> OutputP
             after_sampling=output_request.after_sampling,
         )
     session = opened.session
-    make_strategy = output_request.decode_config.maker(session.model.config, sampler)
+    make_strategy = output_request.decode_config.strategy_factory(session.model.config, sampler)
     max_tokens = max(1, output_request.max_tokens)  # without output, one token is generated and dropped
-    request = opened.scheduler.submit(output_request.prompt, max_tokens, sampler, strategy=make_strategy)
+    request = opened.scheduler.add_request(output_request.prompt, max_tokens, sampler, strategy=make_strategy)
     return OutputProcessor(
         output_request, request, sampler, session.tokenizer, session.model.config.eos_token_ids
     )
@@ -305,7 +311,7 @@ def _final_delta(job: Job, error: ApiError | None) -> OutputDelta:
     if job.output is None:
         return _unstarted_delta(job, error)
     try:
-        with of_one_answer():
+        with isolate_request_errors():
             return job.output.abort(error)
     except UserError as fault:
         job.output.request.stop()
@@ -330,7 +336,7 @@ def _notify(deltas: list[tuple[Job, OutputDelta]]) -> None:
             try:
                 job.on_delta(delta)
             except Exception:
-                LOG.exception("a piece of an answer could not be told")
+                LOG.exception("a part of an answer could not be sent")
 
 
 def _resolve(future: asyncio.Future[Result], value: Result) -> None:
@@ -344,7 +350,9 @@ def _fail(future: asyncio.Future[Result], error: Exception) -> None:
 
 
 def _unloaded_error() -> ApiError:
-    return ApiError(503, "the model was unloaded meanwhile; ask again", code="unloaded", retry_after=1)
+    return ApiError(
+        503, "the model was unloaded in the meantime; send the request again", code="unloaded", retry_after=1
+    )
 
 
 def _wake() -> None:

@@ -96,10 +96,10 @@ def _checked_array(name: str, array: Array, entry: EntryPoint, index: int) -> Ar
         array = array.view(dtype)
     if array.dtype != dtype:
         held = f"{expected.dtype}, held as {dtype}" if expected.dtype != dtype.name else expected.dtype
-        raise VnpuArgumentError(f"{name} of {entry.name} is {held}; the array given is {array.dtype}")
+        raise VnpuArgumentError(f"{name} of {entry.name} is {held}; the array is {array.dtype}")
     if array.shape != expected.shape:
         raise VnpuArgumentError(
-            f"{name} of {entry.name} has shape {expected.shape}; the array given has shape {array.shape}"
+            f"{name} of {entry.name} has shape {expected.shape}; the array has shape {array.shape}"
         )
     return np.array(array, order="C")
 

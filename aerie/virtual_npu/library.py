@@ -54,7 +54,7 @@ class _RunOptions(ctypes.Structure):
         ("record", ctypes.c_int32),
         ("seed", ctypes.c_uint64),
         ("races_are_notes", ctypes.c_int32),
-        ("most_events", ctypes.c_int64),
+        ("max_events", ctypes.c_int64),
         ("garbage", ctypes.c_uint64),
         ("interpreter", ctypes.POINTER(_Interpreter)),
         ("stall", ctypes.c_int64),

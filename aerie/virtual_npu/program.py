@@ -214,6 +214,6 @@ _GARBAGE = _Other(
     "garbage",
     GarbageError,
     "with the garbage of seed {0} in memory (it runs without)",
-    "what memory held before: {0}, with the garbage of seed {1} against none; nobody clears L1, L2 or the "
-    "variables of kernels (.bss) for a program, so write what is read",
+    "the initial contents of memory: {0}, with the garbage of seed {1} against none; L1, L2 and "
+    "the variables of kernels (.bss) are not cleared for a program, so write what is read",
 )

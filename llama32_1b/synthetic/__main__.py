@@ -13,7 +13,7 @@ from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_
 from aerie.common.errors import UserError
 from aerie.engine.config import MOST_LAYERS, ModelConfig
 from aerie.engine.families import FAMILIES
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import SHAPES, in_family, with_vocabulary
 from aerie.llama32_1b.synthetic.tokenizer import LARGEST_VOCABULARY, SMALLEST_VOCABULARY
 from aerie.llama32_1b.synthetic.writer import weight_bytes, write_checkpoint

@@ -9,8 +9,8 @@ from typing import Any
 
 from aerie.engine.config import ModelConfig
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import BlockDiffusion, Family
-from aerie.engine.rope import Llama3, RopeRule, rule_entries
+from aerie.engine.model_family import DiffusionConfig, ModelFamily
+from aerie.engine.rope import Llama3Scaling, RopeScaling, rule_entries
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.tokenizer import begin_of_text, end_ids, mask_id
 
@@ -24,7 +24,7 @@ def _shape(
     positions: int,
     rope_theta: float,
     rms_norm_eps: float = 1e-5,
-    rule: RopeRule | None = None,
+    rule: RopeScaling | None = None,
     tied: bool = True,
 ) -> ModelConfig:
     """sizes: vocabulary, hidden size, FFN size, layers. heads: query heads, key/value heads, head_dim."""
@@ -49,11 +49,11 @@ def _shape(
     )
 
 
-def _diffusion(family: Family, vocab_size: int) -> BlockDiffusion | None:
-    return family.diffusion.filled(mask_id(vocab_size)) if family.diffusion else None
+def _diffusion(family: ModelFamily, vocab_size: int) -> DiffusionConfig | None:
+    return family.diffusion.with_mask_token(mask_id(vocab_size)) if family.diffusion else None
 
 
-def in_family(config: ModelConfig, family: Family) -> ModelConfig:
+def in_family(config: ModelConfig, family: ModelFamily) -> ModelConfig:
     """The same sizes in this model family."""
     if family is config.family:
         return config
@@ -66,7 +66,7 @@ def with_vocabulary(config: ModelConfig, vocab_size: int) -> ModelConfig:
     return replace(config, vocab_size=vocab_size, eos_token_ids=end_ids(vocab_size), diffusion=diffusion)
 
 
-LLAMA_3_2 = Llama3(32.0, 1.0, 4.0, 8192)
+LLAMA_3_2 = Llama3Scaling(32.0, 1.0, 4.0, 8192)
 
 SHAPES = {
     "llama-3.2-1b": _shape("llama", (128256, 2048, 8192, 16), (32, 8, 64), 131072, 5e5, rule=LLAMA_3_2),
@@ -78,7 +78,9 @@ SHAPES = {
     "qwen3-0.6b": _shape("qwen3", (151936, 1024, 3072, 28), (16, 8, 128), 40960, 1e6, 1e-6),
     "qwen3-1.7b": _shape("qwen3", (151936, 2048, 6144, 28), (16, 8, 128), 40960, 1e6, 1e-6),
     "sdar-4b": _shape("sdar", (151936, 2560, 9728, 36), (32, 8, 128), 32768, 1e6, 1e-6, tied=False),
-    "tiny": _shape("llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3(32.0, 1.0, 4.0, 128)),
+    "tiny": _shape(
+        "llama", (1024, 256, 512, 2), (4, 2, 64), 512, 5e5, rule=Llama3Scaling(32.0, 1.0, 4.0, 128)
+    ),
 }
 """As in the config.json of the published models, except for the ids of special tokens; `tiny` is for tests.
 """

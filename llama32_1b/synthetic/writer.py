@@ -19,7 +19,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.folder import SINGLE_FILE
 from aerie.engine.numerics import BF16Array, bf16
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.demo.tokenizer import tokenizer_config
 from aerie.llama32_1b.synthetic.shape import TensorSpec, config_json, generation_json, tensors
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer

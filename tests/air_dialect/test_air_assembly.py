@@ -295,7 +295,7 @@ def test_symbol_name_in_the_attribute_dictionary() -> None:
     assert "air.herd @h tile" in reprint(HERD + herd)
 
 
-def test_schedule_is_kept_word_for_word() -> None:
+def test_schedule_text_is_unchanged() -> None:
     schedule = (
         "transform.named_sequence @main(%arg: !transform.any_op {transform.readonly}) {\n"
         '      // a brace } in a comment, and "one" {\n'

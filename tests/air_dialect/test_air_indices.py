@@ -85,7 +85,7 @@ FEW: dict[str, tuple[IndexAnalysis[object], set[IndexOperator]]] = {  # type: ig
 
 
 @pytest.mark.parametrize("name", [*READINGS, *FEW])
-def test_every_reading_knows_an_operator_or_says_that_it_does_not(name: str) -> None:
+def test_every_analysis_handles_an_operator_or_rejects_it(name: str) -> None:
     reading, listed = READINGS.get(name) or FEW[name]
     unknown = listed if name in READINGS else set(IndexOperator) - listed
     assert set(reading.operators) == set(IndexOperator)
@@ -190,14 +190,14 @@ BOTH = [
 @pytest.mark.parametrize("operator", BOTH, ids=lambda operator: operator.name)
 def test_ranges_and_multiples_hold_every_number(operator: IndexOperator) -> None:
     """Over all small ranges, and over all small multiples."""
-    told = 0
+    count = 0
     for left, right in ranges():
         found = INTERVALS.apply(operator, [left, right])
         pairs = itertools.product(range(left[0], left[1] + 1), range(right[0], right[1] + 1))
         results = [result for a, b in pairs if (result := NUMBERS.apply(operator, [a, b])) is not None]
-        told += found is not None
+        count += found is not None
         assert found is None or all(found[0] <= result <= found[1] for result in results)
-    assert told
+    assert count
     for left_by, right_by in itertools.product(range(5), repeat=2):
         divisor = MULTIPLES.apply(operator, [Divisibility(left_by), Divisibility(right_by)])
         assert divisor is not None
@@ -242,7 +242,7 @@ func.func @f(%m: memref<8x16xf32>) {
 """
 
 
-def test_what_args_and_executes_hand_on_is_read_by_all() -> None:
+def test_every_analysis_reads_arguments_and_results_of_regions() -> None:
     found = values(HERD)
     assert constant_int(found["ends"]) == 16
     assert interval(found["place"]) == (0, 16)
@@ -312,7 +312,7 @@ def test_a_variable_that_takes_one_value_is_that_value() -> None:
 # ---- linear forms ----
 
 
-def test_what_is_not_linear_is_a_term_of_its_own() -> None:
+def test_a_nonlinear_part_becomes_its_own_term() -> None:
     found = made_in(
         "%k = memref.dim %m, %n : memref<8x16xf32>\n%p = arith.muli %n, %k : index\n"
         "%r = affine.apply affine_map<(a, b) -> (3 * a - b + 5)>(%p, %n)"

@@ -72,7 +72,7 @@ def test_a_text_with_locations_is_the_text_without() -> None:
     assert print_module(parse(TEXT)) == print_module(parse(_without_locations(TEXT)))
 
 
-def test_an_operation_is_where_it_stands() -> None:
+def test_an_operation_has_its_line() -> None:
     loads = [op for op in parse(TEXT, "a.mlir").walk() if op.name == "memref.load"]
     line = next(n for n, text in enumerate(TEXT.splitlines(), 1) if "memref.load" in text)
     assert [location(op) for op in loads] == [f"a.mlir:{line}:7"]

@@ -333,8 +333,8 @@ def error_of(text: str) -> str:
 @pytest.mark.parametrize(("statement", "message"), BROKEN.values(), ids=BROKEN.keys())
 def test_broken_statement(statement: str, message: str) -> None:
     error = error_of(HEAD + statement + TAIL)
-    place, _, said = error.partition(": error: ")
-    assert message in said
+    place, _, text = error.partition(": error: ")
+    assert message in text
     matched = re.fullmatch(r"bad\.mlir:(\d+):(\d+)", place)
     assert matched is not None
     assert LINE <= int(matched[1]) <= LINE + statement.count("\n") + 1

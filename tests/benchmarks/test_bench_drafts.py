@@ -1,14 +1,14 @@
-"""Texts that are replayed to measure guesses: what they are, and that they are said to the token."""
+"""Texts that are replayed to measure drafts: their content, and that each answer has exactly their tokens."""
 
 import pytest
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
-from aerie.engine.strategies.drafting import Lookup
+from aerie.engine.strategies.drafters import PromptLookupDrafter
 from aerie.runtime import select_backend
 from benchmarks import drafts
 
@@ -17,7 +17,7 @@ TEXTS = {text.name: text for text in drafts.texts()}
 
 def guessed(text: drafts.RecordedText) -> float:
     """The share of an answer's tokens that lookup guesses one by one."""
-    look, right = Lookup(), 0
+    look, right = PromptLookupDrafter(), 0
     for number, token in enumerate(text.answer):
         right += list(look([*text.prompt, *text.answer[:number]], 1)) == [token]
     return right / len(text.answer)

@@ -26,16 +26,16 @@ from benchmarks.figures import CONCURRENT_CLIENTS, TARGETS
 HEAD = b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n"
 
 
-def chunk(told: dict[str, Any] | str) -> bytes:
-    event = f"data: {told if isinstance(told, str) else json.dumps(told)}\n\n".encode()
+def chunk(payload: dict[str, Any] | str) -> bytes:
+    event = f"data: {payload if isinstance(payload, str) else json.dumps(payload)}\n\n".encode()
     return b"%x\r\n%s\r\n" % (len(event), event)
 
 
-def said(text: str, **more: Any) -> bytes:
+def delta(text: str, **more: Any) -> bytes:
     return chunk({"choices": [{"delta": {"content": text}}], **more})
 
 
-WHOLE = [HEAD, said(""), said("Par"), said("is"), said("", timings={"predicted_n": 2}), chunk("[DONE]")]
+WHOLE = [HEAD, delta(""), delta("Par"), delta("is"), delta("", timings={"predicted_n": 2}), chunk("[DONE]")]
 
 
 @pytest.fixture
@@ -105,9 +105,9 @@ def test_what_the_client_computes_itself_does_not_count(
             [b"HTTP/1.1 400 Bad Request\r\ncontent-length: 3\r\n\r\nno!"],
             "the server refused (HTTP/1.1 400 Bad Request): no!",
         ),
-        ([HEAD], "the server ended in the middle of an answer; its log says why"),
+        ([HEAD], "the server ended in the middle of an answer; its log has the reason"),
         (
-            [HEAD, said("a"), chunk({"error": {"message": "it broke"}}), b"0\r\n\r\n"],
+            [HEAD, delta("a"), chunk({"error": {"message": "it broke"}}), b"0\r\n\r\n"],
             "the server's answer failed: it broke",
         ),
         ([*WHOLE, b"0\r\n\r\n"], "an answer over HTTP has 2 tokens, and 3 were asked for"),
@@ -120,12 +120,12 @@ def test_what_is_no_answer(answering: Any, parts: list[bytes], message: str) -> 
 
 def test_an_answer_without_text(answering: Any) -> None:
     with pytest.raises(UserError, match=r"^the server's answer has no text: b'HTTP"):
-        answering(HEAD, said("", timings={"predicted_n": 1}), b"0\r\n\r\n").streamed(["a"], 1)
+        answering(HEAD, delta("", timings={"predicted_n": 1}), b"0\r\n\r\n").streamed(["a"], 1)
 
 
 def test_a_server_that_says_nothing(answering: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client, "SILENCE_S", 0.05)
-    with pytest.raises(UserError, match=r"^the server said nothing for 0\.05 s; its log says more$"):
+    with pytest.raises(UserError, match=r"^the server sent nothing for 0\.05 s; its log has more$"):
         answering(b"HTTP/1.1 200 OK\r\n").streamed(["a"], 1)
 
 
@@ -161,7 +161,7 @@ def test_an_answer_of_the_engine_that_ends_early(monkeypatch: pytest.MonkeyPatch
 def test_a_server_that_cannot_load_its_model(tmp_path: Path) -> None:
     log = tmp_path / "log"
     message = (
-        r"^the server ended with exit code 2 before its model was loaded; it said: error: .*none.* "
+        r"^the server ended with exit code 2 before its model was loaded; it printed: error: .*none.* "
         rf"\(all of it: {re.escape(str(log))}\)$"
     )
     with pytest.raises(UserError, match=message), http.running_server(tmp_path / "none", log, tmp_path, {}):
@@ -172,7 +172,7 @@ def test_a_server_that_never_gets_ready(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(http, "READY_S", 0.1)
     (tmp_path / "log").write_text("demo at http://127.0.0.1:1; Ctrl-C ends\n")
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-        with pytest.raises(UserError, match=r"^the server has not loaded its model in 0\.1 s; what it said:"):
+        with pytest.raises(UserError, match=r"^the server has not loaded its model in 0\.1 s; its output:"):
             http._loaded(process, tmp_path / "log")
         process.kill()
 

@@ -1,4 +1,4 @@
-"""Limiting both sides to an instruction set: what is offered, what processes are told, what is refused."""
+"""Limiting both sides to an instruction set: the choices, the environment of the processes, refusals."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def has(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("isa", "told"),
+    ("isa", "settings"),
     [
         ("avx2", ("x86-64-v3", "avx2", "AVX2", "AVX2")),
         ("avx512", ("x86-64-v4", "avx512", "AVX512_CORE", "AVX512")),
@@ -55,19 +55,19 @@ def has(monkeypatch):
         ("native", ()),
     ],
 )
-def test_what_both_sides_are_told(has, isa, told):
+def test_what_both_sides_are_told(has, isa, settings):
     has(*INTEL)
     (choice,) = choose(isa)
-    assert choice.environment == dict(zip(VARIABLES, told, strict=False))
+    assert choice.environment == dict(zip(VARIABLES, settings, strict=False))
     assert choice.name == isa
 
 
 @pytest.mark.parametrize(
-    ("isa", "told"), [("neon", ("armv8-a", "default")), ("neon_bf16", ("armv8.2-a+bf16", "default"))]
+    ("isa", "settings"), [("neon", ("armv8-a", "default")), ("neon_bf16", ("armv8.2-a+bf16", "default"))]
 )
-def test_what_they_are_told_on_arm(has, isa, told):
+def test_what_they_are_told_on_arm(has, isa, settings):
     has("neon", "neon_bf16")
-    assert choose(isa)[0].environment == dict(zip(VARIABLES, told, strict=False))
+    assert choose(isa)[0].environment == dict(zip(VARIABLES, settings, strict=False))
 
 
 def test_all_is_every_set_that_there_is_in_order(has):
@@ -134,14 +134,14 @@ SAYS = {
 
 
 @pytest.mark.parametrize("isa", INTEL)
-@pytest.mark.parametrize("said", INTEL)
-def test_the_other_side_must_not_use_more_than_it_was_told(isa, said):
+@pytest.mark.parametrize("actual", INTEL)
+def test_the_other_side_must_not_use_more_than_it_was_told(isa, actual):
     choice = SelectedSet(isa, BY_NAME[isa])
-    if INTEL.index(said) > INTEL.index(isa) or (isa != "avx2" and said == "avx2"):
+    if INTEL.index(actual) > INTEL.index(isa) or (isa != "avx2" and actual == "avx2"):
         with pytest.raises(UserError, match=f"^transformers is not limited to {choice.title}: torch says"):
-            choice.check(SAYS[said])
+            choice.check(SAYS[actual])
     else:
-        choice.check(SAYS[said])
+        choice.check(SAYS[actual])
 
 
 def test_native_is_not_held_to_anything():
@@ -167,9 +167,9 @@ def test_the_limits_take_effect(tmp_path):
     (choice,) = choose(least)
     assert os.environ.keys().isdisjoint(choice.environment)
     with running_worker("theirs", {"folder": "none"}, tmp_path / "theirs.log", choice.environment) as theirs:
-        said = theirs("instructions")
-    choice.check(said)
-    assert said["torch"] == choice.limits.capability
+        answer = theirs("instructions")
+    choice.check(answer)
+    assert answer["torch"] == choice.limits.capability
     with running_worker("machine", {}, tmp_path / "machine.log", choice.environment) as machine:
         assert machine("features") == list(choice.best.required)
 

@@ -17,7 +17,7 @@ import pytest
 
 from aerie.common import cpu
 from aerie.common.errors import UserError
-from aerie.engine import footprint
+from aerie.engine import memory_estimate
 from aerie.engine.errors import CheckpointError
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -280,7 +280,7 @@ def test_attention_is_counted_by_the_pairs_that_are_seen():
 
 def test_too_little_memory_comes_before_anything_is_written(monkeypatch, tmp_path, capsys):
     monkeypatch.setenv("AERIE_CACHE", str(tmp_path))
-    monkeypatch.setattr(footprint, "available_bytes", lambda: 6 << 30)
+    monkeypatch.setattr(memory_estimate, "available_bytes", lambda: 6 << 30)
     monkeypatch.setattr(peaks, "caches", dict)
     assert command.main([]) == 2
     (line,) = capsys.readouterr().err.splitlines()
@@ -358,7 +358,7 @@ ONCE = ", transformers measured once where that is over a minute"
 
 
 @pytest.mark.parametrize(
-    ("rounds", "ours", "theirs", "said"),
+    ("rounds", "ours", "theirs", "note"),
     [
         (3, 0.1, 0.2, None),
         (3, 1.0, 2.0, f"{FORETOLD.format(16, 2.0)}; fewer --rounds take less"),
@@ -366,13 +366,13 @@ ONCE = ", transformers measured once where that is over a minute"
         (1, 1.0, 20.0, f"{FORETOLD.format(160, 4.3)}{ONCE}"),
     ],
 )
-def test_how_long_it_takes_is_foretold(tiny, tmp_path, rounds, ours, theirs, said):
+def test_how_long_it_takes_is_foretold(tiny, tmp_path, rounds, ours, theirs, note):
     notes = []
     comparison = comparing(tiny, tmp_path, rounds, notes)
     comparison.samples.add("ours", "first_64", ours)
     comparison.samples.add("theirs", "first_64", theirs)
     comparison._note_duration()
-    assert notes == ([said] if said else [])
+    assert notes == ([note] if note else [])
 
 
 def comparing(tiny, folder, rounds, notes) -> comparison.ComparisonRun:
@@ -426,9 +426,9 @@ def test_the_order_of_things(tiny, tmp_path):
     assert len(comparison.samples.values["machine", "beside_512"]) == 16
     methods = [method for _, method, _ in calls]
     assert methods.index("memory") < methods.index("time_few_rows")
-    said = [given for _, method, given in calls if method == "time_drafts"]
-    assert said[0] == {"text": "code_editing", "tokens": TEXT_WARM_UP_TOKENS}
-    assert said[1:] == [
+    arguments = [given for _, method, given in calls if method == "time_drafts"]
+    assert arguments[0] == {"text": "code_editing", "tokens": TEXT_WARM_UP_TOKENS}
+    assert arguments[1:] == [
         {"text": text, "tokens": TEXT_TOKENS} for text in comparison.plan.texts for _ in range(2)
     ]
     assert comparison.steps == comparison._done + 11  # before both sides are there, and over HTTP

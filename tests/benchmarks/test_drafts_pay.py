@@ -8,9 +8,9 @@ from collections.abc import Callable, Mapping, Sequence
 import pytest
 
 from aerie.engine.generate import FinishReason
-from aerie.engine.strategies.adapting import Adaptive, shared_out
-from aerie.engine.strategies.drafting import Lookup
-from aerie.engine.strategies.speculative import Speculative
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength, allocate_drafts
+from aerie.engine.strategies.drafters import PromptLookupDrafter
+from aerie.engine.strategies.speculative import SpeculativeStrategy
 from aerie.engine.strategies.strategy import DraftEstimate
 from benchmarks.drafts import SEPARATOR, TEXTS
 
@@ -64,25 +64,25 @@ def text_of(name: str) -> tuple[list[int], list[int]]:
 
 
 def times_plain(
-    names: Sequence[str], costs: Mapping[int, float], shares: Callable[..., list[int]] = shared_out
+    names: Sequence[str], costs: Mapping[int, float], shares: Callable[..., list[int]] = allocate_drafts
 ) -> float:
     """Tokens in the time of a pass, over plain decoding, while answers that say these texts are under way.
     Each begins at another place of its text, so that they do not repeat themselves at once."""
     making = [_said(name, number / len(names)) for number, name in enumerate(names)]
-    strategies = [Speculative(one, Lookup(), Adaptive()) for one in making]
+    strategies = [SpeculativeStrategy(one, PromptLookupDrafter(), AdaptiveDraftLength()) for one in making]
     every, time = list(zip(making, strategies, strict=True)), 0.0
     while all(one.left for one in making):
         dues = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
-        counts = shares(len(names), [due.guesses for due in dues])
+        counts = shares(len(names), [due.drafts for due in dues])
         tried = [
             strategy.next_input(len(one.tokens) - 1, count) if count else due
             for (one, strategy), due, count in zip(every, dues, counts, strict=True)
         ]
         time += cost(sum(len(due.tokens) for due in tried), costs)
         for (_, strategy), due in zip(every, tried, strict=True):
-            strategy.update(due, [0] * due.wanted)  # type: ignore[list-item]
-    said = sum(len(one.token_ids) - 1 for one in making)
-    return said / time / (len(names) / cost(len(names), costs))
+            strategy.update(due, [0] * due.logits_count)  # type: ignore[list-item]
+    tokens = sum(len(one.token_ids) - 1 for one in making)
+    return tokens / time / (len(names) / cost(len(names), costs))
 
 
 def _said(name: str, start: float) -> Said:
@@ -124,6 +124,6 @@ def test_no_text_takes_longer(names: list[str], answers: Sequence[int]) -> None:
 
 def test_guesses_in_all_rows_would_be_seen() -> None:
     def all_rows(answers: int, each: Sequence[DraftEstimate]) -> list[int]:
-        return [min(one.most, 32 // answers - 1) for one in each]
+        return [min(one.max_drafts, 32 // answers - 1) for one in each]
 
     assert times_plain(["prose"] * 16, AVX512_BF16, all_rows) < 0.97

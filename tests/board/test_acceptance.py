@@ -58,7 +58,7 @@ def test_all_stages_and_one_report(board: list[str], capsys: pytest.CaptureFixtu
     )
 
 
-def test_a_failure_is_told_and_the_report_written(
+def test_a_failure_is_printed_and_the_report_written(
     board: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(acceptance, "comparison", lambda first: StageResult(False, "1 differs"))

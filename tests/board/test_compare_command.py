@@ -108,7 +108,7 @@ def test_a_record_that_cannot_be_written(
     assert "compare.json (No space left on device); name another folder with --out" in capsys.readouterr().err
 
 
-def test_what_cannot_be_compiled_is_known_before_anything_runs(
+def test_compile_errors_come_before_any_run(
     faulty_npu: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builders: set[threading.Thread] = set()
@@ -118,13 +118,13 @@ def test_what_cannot_be_compiled_is_known_before_anything_runs(
         return build_program(plan)
 
     monkeypatch.setattr(processes, "build_program", noting)
-    told: list[tuple[ComparisonItem, int]] = []
+    progress: list[tuple[ComparisonItem, int]] = []
     backend = faulty_npu.failing_backend()
-    failed = compile_ahead([ITEM, OTHER], backend, tmp_path, lambda item, done: told.append((item, done)))
+    failed = compile_ahead([ITEM, OTHER], backend, tmp_path, lambda item, done: progress.append((item, done)))
     assert {item: outcome.status for item, outcome in failed.items()} == dict.fromkeys(
         (ITEM, OTHER), ItemStatus.NOT_COMPILED
     )
-    assert sorted(done for _, done in told) == [1, 2]
+    assert sorted(done for _, done in progress) == [1, 2]
     assert builders == {threading.current_thread()}  # xDSL's builders disturb each other in threads
     known, other = compare_all(
         [ITEM, OTHER], lambda item, _: ItemOutcome(item, ItemStatus.SAME), print, {ITEM: failed[ITEM]}
@@ -133,7 +133,7 @@ def test_what_cannot_be_compiled_is_known_before_anything_runs(
     assert other.status is ItemStatus.SAME
 
 
-def test_who_is_interrupted_ends_the_compilers(
+def test_an_interrupt_ends_the_compilers(
     faulty_npu: ModuleType, programs: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     backend = faulty_npu.healthy_backend()
@@ -148,7 +148,7 @@ def test_who_is_interrupted_ends_the_compilers(
     assert stopped == [True]
 
 
-def test_every_outcome_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_outcome_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
     outcomes = [
         ItemOutcome(ITEM, ItemStatus.HUNG, message="no end of running", lost=True),
         ItemOutcome(OTHER, ItemStatus.NOT_RUN, message="narrow[1] left a device that answers no more"),
@@ -209,7 +209,7 @@ def test_a_defect_of_ours_keeps_its_traceback_in_the_log(
     faulty_npu: ModuleType, programs: Path, tmp_path: Path
 ) -> None:
     outcome, _, log = apart(faulty_npu.broken_backend, programs, tmp_path)
-    assert outcome.message == "its process ended with exit code 1 while starting; its log says why"
+    assert outcome.message == "its process ended with exit code 1 while starting; its log has the reason"
     assert "KeyError: 'a defect of ours'" in log
 
 
@@ -227,10 +227,10 @@ def test_after_a_lost_device_nothing_is_run() -> None:
         asked.append(item)
         return ItemOutcome(item, ItemStatus.FAILED if item.case else ItemStatus.SAME, lost=item.case == 1)
 
-    told: list[str] = []
-    outcomes = list(compare_all(items, compare_one, lambda item, phase: told.append(f"{item} {phase}"), {}))
+    lines: list[str] = []
+    outcomes = list(compare_all(items, compare_one, lambda item, phase: lines.append(f"{item} {phase}"), {}))
     assert asked == items[:2]
-    assert told == ["gemm[0] running", "gemm[1] running"]
+    assert lines == ["gemm[0] running", "gemm[1] running"]
     assert [outcome.status.value for outcome in outcomes] == ["same", "failed", "not run", "not run"]
     assert outcomes[3].message == "gemm[1] left a device that answers no more"
 

@@ -47,7 +47,7 @@ def test_names_choose() -> None:
     assert choose(["gemm[1]", "gemm[1]"], first_cases=True) == (ComparisonItem("kernel", "gemm", 1),)
 
 
-def test_a_name_that_is_none() -> None:
+def test_an_unknown_name_is_refused() -> None:
     with pytest.raises(
         UsageError, match=r"no kernel or program is called 'gem'; there are: .*eltwise_add, .*o_ffn"
     ):
@@ -109,7 +109,7 @@ def test_an_allowance_sees_one_wrong_row() -> None:
         assert allowance.mask(np.full_like(want, np.nan), want).all()
 
 
-def test_who_writes_what() -> None:
+def test_the_writer_of_each_argument() -> None:
     """Rows in turn to the cores of a herd of 8; columns in the second of two launch iterations."""
     kernel = all_kernels()["swiglu"].build(rows=3, cols=48)
     owners = writers(kernel, "out")
@@ -125,7 +125,7 @@ def test_who_writes_what() -> None:
     )
 
 
-def test_who_writes_what_by_way_of_l2_and_in_several_iterations() -> None:
+def test_the_writer_through_l2_and_in_several_iterations() -> None:
     kernel = all_kernels()["gemm"].build(16, 16, 16, tile_m=8, tile_n=8, tile_k_l1=8, herd_m=1, herd_n=2)
     owners = writers(kernel, "c")
     assert owners[:8, :8].max() == owners[:8, :8].min() == 0

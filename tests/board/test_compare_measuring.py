@@ -29,7 +29,7 @@ def outcome_of(
     return run_item(item, backend, programs, lambda phase: None)
 
 
-def told(outcome: ItemOutcome) -> str:
+def report_of(outcome: ItemOutcome) -> str:
     return "\n".join(details([outcome]))
 
 
@@ -37,7 +37,7 @@ def test_one_that_is_right(faulty_npu: ModuleType, programs: Path) -> None:
     phases: list[str] = []
     outcome = run_item(GEMM, faulty_npu.healthy_backend(), programs, phases.append)
     assert outcome.status is ItemStatus.SAME
-    assert (outcome.first_failure, outcome.numerics, told(outcome)) == (None, "bfp16", "")
+    assert (outcome.first_failure, outcome.numerics, report_of(outcome)) == (None, "bfp16", "")
     assert phases[-2:] == [RUNNING, JUDGING]
     (finding,) = outcome.findings
     assert finding.distances["bfp16"].differing == 0
@@ -61,7 +61,7 @@ def test_faults_of_a_kernel(fault: str, words: list[str], faulty_npu: ModuleType
     outcome = outcome_of(GEMM, "c", getattr(faulty_npu, fault), faulty_npu, programs)
     assert outcome.status is ItemStatus.DIFFERS
     assert outcome.numerics == "exact" or fault == "double"
-    text = told(outcome)
+    text = report_of(outcome)
     assert [word for word in words if word not in text] == [], text
 
 
@@ -70,7 +70,9 @@ def test_cores_that_round_down(faulty_npu: ModuleType, programs: Path) -> None:
         ComparisonItem("kernel", "eltwise_add", 3), faulty_npu.flooring_backend(), programs, print
     )
     assert outcome.status is ItemStatus.DIFFERS
-    assert "rounded towards minus infinity instead of to the nearest: 100.0% of all elements" in told(outcome)
+    assert "rounded towards minus infinity instead of to the nearest: 100.0% of all elements" in report_of(
+        outcome
+    )
 
 
 def test_a_result_of_the_run_before(faulty_npu: ModuleType, programs: Path) -> None:
@@ -81,7 +83,7 @@ def test_a_result_of_the_run_before(faulty_npu: ModuleType, programs: Path) -> N
         kept.append(array.copy())
         array[:8] = kept[0][:8]
 
-    text = told(outcome_of(GEMM, "c", keep, faulty_npu, programs))
+    text = report_of(outcome_of(GEMM, "c", keep, faulty_npu, programs))
     assert "all of rows 0-7" in text
     assert "stale: what the run before left there" in text
 
@@ -131,7 +133,7 @@ def held_by(plan: ProgramPlan, fault: str = "") -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("fault", "guilty"), [("", []), ("low", ["lower"]), ("sum", ["add"])])
-def test_a_launch_is_judged_on_what_it_read(fault: str, guilty: list[str]) -> None:
+def test_a_launch_is_judged_on_its_actual_inputs(fault: str, guilty: list[str]) -> None:
     """A launch that is right on wrong numbers is not blamed for them."""
     plan = two_launches()
     held = held_by(plan, fault)
@@ -141,8 +143,8 @@ def test_a_launch_is_judged_on_what_it_read(fault: str, guilty: list[str]) -> No
     outcome = ItemOutcome(PROGRAM, ItemStatus.DIFFERS, tuple(findings))
     if guilty:
         position = [finding.launch for finding in findings].index(guilty[0])
-        assert told(outcome).startswith(f"o_ffn: first at fault, launch {position} {guilty[0]} (")
-        assert "off by a constant factor of 2" in told(outcome)
+        assert report_of(outcome).startswith(f"o_ffn: first at fault, launch {position} {guilty[0]} (")
+        assert "off by a constant factor of 2" in report_of(outcome)
     assert (outcome.first_failure is None) == (not guilty)
 
 

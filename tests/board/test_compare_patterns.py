@@ -19,8 +19,8 @@ def numbers(rows: int = 64, columns: int = 64, seed: int = 0) -> Array:
     return np.random.default_rng(seed).standard_normal((rows, columns))
 
 
-def said(change: Callable[[Array], None], noise: float = 0.0, previous: Array | None = None) -> str:
-    """What is said of a result that `change` made wrong, and of which all is a little off besides."""
+def patterns_of(change: Callable[[Array], None], noise: float = 0.0, previous: Array | None = None) -> str:
+    """Describe a result that `change` made wrong, with `noise` on all of it."""
     want = numbers()
     got = want + noise * numbers(seed=1)
     change(got)
@@ -41,7 +41,7 @@ def turn(edge: int) -> Callable[[Array], None]:
 @pytest.mark.parametrize("noise", [0.0, 0.004], ids=["exact", "noisy"])
 @pytest.mark.parametrize("edge", [4, 8, 16, 64])
 def test_blocks_that_are_turned_round(edge: int, noise: float) -> None:
-    assert f"{edge}x{edge} blocks are transposed" in said(turn(edge), noise)
+    assert f"{edge}x{edge} blocks are transposed" in patterns_of(turn(edge), noise)
 
 
 def tile(array: Array) -> None:
@@ -69,47 +69,50 @@ def rows_scaled(array: Array) -> None:
     ],
 )
 def test_marks_of_mistakes(change: Callable[[Array], None], words: str, noise: float) -> None:
-    assert words in said(change, noise)
+    assert words in patterns_of(change, noise)
 
 
-def test_what_the_run_before_left() -> None:
+def test_results_of_the_run_before_are_recognised() -> None:
     before = numbers(seed=5)
 
     def keep(array: Array) -> None:
         array[:4] = before[:4]
 
-    assert "100% of them are stale: what the run before left there" in said(keep, previous=before)
+    assert "100% of them are stale: what the run before left there" in patterns_of(keep, previous=before)
 
 
 def test_bits_cut_off() -> None:
     def cut(array: Array) -> None:
         array.view(np.uint64)[...] &= np.uint64(0xFFFF_F000_0000_0000)
 
-    assert "100% of them are nearer to zero than expected: bits are cut off instead of rounded" in said(cut)
+    assert (
+        "100% of them are nearer to zero than expected: bits are cut off instead of rounded"
+        in patterns_of(cut)
+    )
 
 
 def test_a_bias() -> None:
-    assert "100% of them are too high: a bias" in said(lambda array: np.add(array, 0.3, out=array))
+    assert "100% of them are too high: a bias" in patterns_of(lambda array: np.add(array, 0.3, out=array))
 
 
 def test_rounding_as_predicted() -> None:
     want, down = numbers(), numbers() - 0.001
-    told = patterns(down, want, down != want, None, {"exact, rounded down": down})
-    assert told[0].startswith(
+    lines = patterns(down, want, down != want, None, {"exact, rounded down": down})
+    assert lines[0].startswith(
         "rounded towards minus infinity instead of to the nearest: 100.0% of all elements"
     )
-    assert "VNPU_ROUNDING=floor" in told[0]
+    assert "VNPU_ROUNDING=floor" in lines[0]
 
 
 def test_nothing_known() -> None:
     def noise(array: Array) -> None:
         array[...] = numbers(seed=9)
 
-    assert said(noise).startswith("no known pattern: the differences are 1")
+    assert patterns_of(noise).startswith("no known pattern: the differences are 1")
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 5), st.integers(1, 70))
-def test_something_is_said_of_whatever_is_wrong(seed: int, rows: int, columns: int) -> None:
+def test_every_wrong_result_has_a_description(seed: int, rows: int, columns: int) -> None:
     rng = np.random.default_rng(seed)
     want = rng.standard_normal((rows, columns))
     wrong = rng.random((rows, columns)) < 0.5

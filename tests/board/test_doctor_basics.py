@@ -56,7 +56,7 @@ def test_another_system(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "status"),
+    ("message", "status"),
     [
         ("g++ (Ubuntu 13.3.0-6ubuntu2~24.04) 13.3.0", CheckStatus.OK),
         ("g++ (GCC) 10.2.1 20210110", CheckStatus.FAILED),
@@ -65,8 +65,8 @@ def test_another_system(tmp_path: Path) -> None:
         ("a compiler of my own", CheckStatus.UNKNOWN),
     ],
 )
-def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, said: str, status: CheckStatus) -> None:
-    compiler = tool(tmp_path / "cxx", f"echo '{said}'")
+def test_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, message: str, status: CheckStatus) -> None:
+    compiler = tool(tmp_path / "cxx", f"echo '{message}'")
     monkeypatch.setenv("VNPU_CXX", str(compiler))
     assert basics.compiler(machine(tmp_path)).status is status
 
@@ -78,7 +78,7 @@ def test_compiler_that_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert "it ended with exit code 4" in finding.actual
 
 
-def test_what_was_compiled_runs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_compiled_kernel_runs_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("VNPU_CXX", "CXX"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -186,30 +186,30 @@ def test_too_large(tmp_path: Path) -> None:
     assert "take a smaller model: 1 MiB are free" in finding.fix
 
 
-def test_memory_that_cannot_be_told_refuses_nothing(tmp_path: Path) -> None:
+def test_unknown_memory_refuses_nothing(tmp_path: Path) -> None:
     assert basics.checkpoint(machine(tmp_path)).status is CheckStatus.OK
 
 
 @pytest.mark.parametrize(
-    ("name", "said"),
+    ("name", "message"),
     [("no such/thing here", "is neither a folder"), ("no-such-folder", "is neither a folder")],
 )
-def test_no_checkpoint(tmp_path: Path, name: str, said: str) -> None:
+def test_no_checkpoint(tmp_path: Path, name: str, message: str) -> None:
     finding = basics.checkpoint(machine(tmp_path, model=name))
     assert finding.status is CheckStatus.FAILED
-    assert said in finding.actual
+    assert message in finding.actual
 
 
 @pytest.mark.parametrize(
-    ("broken", "said"), [("config.json", "cannot read"), ("model.safetensors", "model.safetensors")]
+    ("broken", "message"), [("config.json", "cannot read"), ("model.safetensors", "model.safetensors")]
 )
-def test_broken_checkpoint(tmp_path: Path, broken: str, said: str) -> None:
+def test_broken_checkpoint(tmp_path: Path, broken: str, message: str) -> None:
     folder = tmp_path / "checkpoint"
     shutil.copytree(DEMO_FOLDER, folder)
     (folder / broken).write_text("garbage")
     finding = basics.checkpoint(machine(tmp_path, model=str(folder)))
     assert finding.status is CheckStatus.FAILED
-    assert said in finding.actual
+    assert message in finding.actual
 
 
 def test_an_id_is_not_fetched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

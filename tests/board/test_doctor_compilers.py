@@ -22,7 +22,7 @@ def peano(root: Path, clang: str = GOOD, llc: str = AIE) -> Path:
 
 
 def look_at_peano(tmp_path: Path, root: Path, wheel: str = "") -> CheckResult:
-    """What is said of a Peano in `root`, beside a wheel of that version if the folder is the wheel's."""
+    """Check a Peano in `root`, with a wheel of that version if the folder is the wheel's."""
     if wheel and root.name == "llvm-aie":
         (root.parent / f"llvm_aie-{wheel}.dist-info").mkdir()
     wheels = {"llvm-aie": wheel} if wheel else {}
@@ -53,8 +53,8 @@ def test_a_peano_known_to_be_bad(tmp_path: Path, bad: versions.BadRelease) -> No
 @pytest.mark.parametrize("bad", versions.PEANO_KNOWN_BAD, ids=lambda bad: bad.version)
 def test_a_bad_peano_that_was_built_by_hand(tmp_path: Path, bad: versions.BadRelease) -> None:
     commit = bad.version.partition("+")[2]
-    said = f"clang version 22.0.0 (https://github.com/Xilinx/llvm-aie {commit}00)"
-    finding = look_at_peano(tmp_path, peano(tmp_path / "install", said))
+    version_line = f"clang version 22.0.0 (https://github.com/Xilinx/llvm-aie {commit}00)"
+    finding = look_at_peano(tmp_path, peano(tmp_path / "install", version_line))
     assert finding.status is CheckStatus.FAILED
     assert bad.reason in finding.actual
 
@@ -65,7 +65,7 @@ def test_another_peano(tmp_path: Path) -> None:
     assert "not the release upstream pins" in finding.actual
 
 
-def test_the_wheel_says_nothing_of_a_peano_elsewhere(tmp_path: Path) -> None:
+def test_the_wheel_version_is_not_that_of_another_peano(tmp_path: Path) -> None:
     root = peano(tmp_path / "install", "clang version 19.0.0")
     assert "19.0.0, not the release" in look_at_peano(tmp_path, root, versions.PEANO.version).actual
 
@@ -84,19 +84,19 @@ def test_a_peano_that_does_not_run(tmp_path: Path) -> None:
     assert "exit code 127; it printed: libtinfo.so.5: no such file" in finding.actual
 
 
-def test_a_peano_beside_a_variable_that_names_none(tmp_path: Path) -> None:
+def test_a_peano_is_found_although_its_variable_is_wrong(tmp_path: Path) -> None:
     root, environ = peano(tmp_path / "llvm-aie"), {"PEANO_INSTALL_DIR": "/no/peano"}
-    said = "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
+    message = "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"
     (tmp_path / f"llvm_aie-{versions.PEANO.version}.dist-info").mkdir()
     wheels = {versions.PEANO.name: versions.PEANO.version}
     finding = compilers.peano(machine(tmp_path, {"Peano": root}, wheels, environ))
     assert finding.status is CheckStatus.WARNING
-    assert finding.actual.endswith(said)
+    assert finding.actual.endswith(message)
     assert finding.fix.startswith("unset PEANO_INSTALL_DIR")
-    assert compilers.peano(machine(tmp_path, environ=environ)).actual == f"missing; {said}"
+    assert compilers.peano(machine(tmp_path, environ=environ)).actual == f"missing; {message}"
 
 
-def test_headers_that_are_not_where_the_variable_says(tmp_path: Path) -> None:
+def test_headers_are_missing_where_the_variable_points(tmp_path: Path) -> None:
     finding = compilers.aie_api(machine(tmp_path, environ={"MLIR_AIE_INSTALL_DIR": "/no/aie"}))
     assert finding.actual == (
         "missing; MLIR_AIE_INSTALL_DIR='/no/aie' holds no include/aie_api/aie.hpp and is passed over"
@@ -195,7 +195,7 @@ def test_headers(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("module", "status", "found"),
     [
-        (None, CheckStatus.WARNING, "not installed; our own verifiers stand in"),
+        (None, CheckStatus.WARNING, "not installed; our own verifiers are used instead"),
         ("Context = Location = Module = None", CheckStatus.OK, "installed"),
         (
             "raise ImportError('libMLIR.so: no such file')",

@@ -95,7 +95,7 @@ def test_driver_without_a_device(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("told", "status"),
+    ("version", "status"),
     [
         ("1.1.2.65", CheckStatus.OK),
         ("255.0.11.71", CheckStatus.OK),
@@ -104,8 +104,8 @@ def test_driver_without_a_device(tmp_path: Path) -> None:
         (None, CheckStatus.WARNING),
     ],
 )
-def test_firmware(tmp_path: Path, told: str | None, status: CheckStatus) -> None:
-    owner(tmp_path, firmware=told)
+def test_firmware(tmp_path: Path, version: str | None, status: CheckStatus) -> None:
+    owner(tmp_path, firmware=version)
     assert device.firmware(machine(tmp_path)).status is status
 
 
@@ -160,7 +160,7 @@ def test_an_npu_without_a_name(tmp_path: Path) -> None:
     ("name", "status"),
     [("NPU Strix", CheckStatus.OK), ("RyzenAI-npu1", CheckStatus.FAILED), ("new", CheckStatus.UNKNOWN)],
 )
-def test_what_xrt_smi_says(tmp_path: Path, table: str, name: str, status: CheckStatus) -> None:
+def test_xrt_smi_output(tmp_path: Path, table: str, name: str, status: CheckStatus) -> None:
     owner(tmp_path, name=None)
     examined = machine(tmp_path, environ=with_xrt_smi(tmp_path, table.replace("NAME", name)))
     assert device.xrt_smi_names(examined) == [name]
@@ -305,9 +305,9 @@ def test_a_missing_binding(tmp_path: Path, line: str, attribute: str) -> None:
     assert versions.XRT.version in finding.fix
 
 
-@pytest.mark.parametrize("said", ["garbage", "{}", ""])
-def test_bindings_that_cannot_be_told(tmp_path: Path, said: str) -> None:
-    python = tool(tmp_path / "python", f"echo '{said}'")
+@pytest.mark.parametrize("output", ["garbage", "{}", ""])
+def test_bindings_with_unreadable_output(tmp_path: Path, output: str) -> None:
+    python = tool(tmp_path / "python", f"echo '{output}'")
     finding = device.bindings(machine(tmp_path, python=str(python)))
     assert finding.status is CheckStatus.UNKNOWN
     assert "is not a list" in finding.actual

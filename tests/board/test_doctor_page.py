@@ -54,7 +54,7 @@ def check(
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.sampled_from((None, *RAISED)), max_size=8))
-def test_what_one_check_raises_is_its_own_loss(errors: list[type[BaseException] | None]) -> None:
+def test_an_exception_fails_only_its_own_check(errors: list[type[BaseException] | None]) -> None:
     checks = [check(str(i), raising(error) if error else lambda _: OK) for i, error in enumerate(errors)]
     results = run_checks(checks, ExaminedMachine())
     assert list(results) == [str(i) for i in range(len(errors))]
@@ -98,7 +98,7 @@ def test_a_check_that_hangs() -> None:
         (CheckStatus.UNKNOWN, CheckStatus.SKIPPED),  # never taken for a yes
     ],
 )
-def test_what_is_built_upon(status: CheckStatus, above: CheckStatus) -> None:
+def test_prerequisites_of_checks(status: CheckStatus, above: CheckStatus) -> None:
     checks = [check("below", lambda _: CheckResult(status, "", "")), check("above", lambda _: OK, ("below",))]
     results = run_checks(checks, ExaminedMachine())
     assert results["above"].status is above
@@ -133,7 +133,7 @@ def test_how_a_tool_ends(tmp_path: Path, line: str, trouble: str) -> None:
 
 
 @pytest.mark.parametrize("command", [["/no/such/tool"], ["/"], ["a\0b"]])
-def test_what_cannot_be_started(tmp_path: Path, command: list[str]) -> None:
+def test_tools_that_cannot_start(tmp_path: Path, command: list[str]) -> None:
     assert machine(tmp_path).run_tool(command).problem.startswith("it could not be started")
 
 
@@ -250,7 +250,7 @@ def test_without_a_board_nothing_has_failed() -> None:
     assert group.count("docs/how-to/install.md") == 1
 
 
-def test_the_whole_page_shows_what_is_not_set_up_too() -> None:
+def test_the_full_page_shows_missing_parts_too() -> None:
     found = without_a_board()
     text = page(found, whole=True)
     assert [check.title for check in CHECKS if f"  {check.title}" not in text] == []
@@ -277,8 +277,8 @@ def test_the_whole_page_shows_what_is_not_set_up_too() -> None:
     ],
     ids=lambda there: next(iter(there)) if isinstance(there, dict) else "",
 )
-def test_what_is_there_and_wrong_has_failed(there: dict[str, CheckResult], shown: str) -> None:
-    """With it, whatever its layer lacks: who has begun with a layer is told of each part."""
+def test_a_wrong_part_has_failed(there: dict[str, CheckResult], shown: str) -> None:
+    """A check of an incomplete layer is shown: a user who has started a layer sees each of its parts."""
     found = without_a_board(**there)
     text = page(found)
     assert shown in text
@@ -287,7 +287,7 @@ def test_what_is_there_and_wrong_has_failed(there: dict[str, CheckResult], shown
     assert not [check.name for check in CHECKS if check.layer == layer and check.name in not_set_up(found)]
 
 
-def test_who_has_the_device_is_told_of_the_compilers() -> None:
+def test_a_machine_with_the_device_gets_advice_on_compilers() -> None:
     ok = CheckResult(CheckStatus.OK, "there", "there")
     found = without_a_board(**dict.fromkeys(("driver", "node", "npu", "firmware", "memlock"), ok))
     assert "to test the compilers and to compile for the NPU and to run on the NPU: mend it" in list(
@@ -386,7 +386,7 @@ def test_any_state_has_a_page_and_a_record(states: dict[str, CheckStatus]) -> No
     assert exit_code(found) == (WORKS if runs & {"virtual", "npu"} else NOTHING_RUNS)
 
 
-def test_the_record_names_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_record_has_no_user_names(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HOME", "/home/ada")
     monkeypatch.setenv("USER", "ada")
     disk = CheckResult(CheckStatus.WARNING, "free at /home/ada/aerie/build", "by ada", "chown ada")

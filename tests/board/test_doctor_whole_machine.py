@@ -52,7 +52,7 @@ def test_without_an_npu() -> None:
     assert "backend 'npu' cannot be used here" in finding.actual
 
 
-def test_numpy_is_asked(tmp_path: Path) -> None:
+def test_numpy_version_is_read(tmp_path: Path) -> None:
     assert run_add_kernel(select_backend("virtual"), tmp_path) == 0
 
 
@@ -62,7 +62,7 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("output", "found"),
     [
         ('{"error": "", "wrong": 0, "seconds": 1.25}', "compiled and run in 1.2 s, result right"),
         ('{"error": "", "wrong": 7, "seconds": 1}', "it ran, and 7 elements are wrong"),
@@ -72,14 +72,14 @@ def test_what_it_prints(capsys: pytest.CaptureFixture[str]) -> None:
         ('{"error": ""}', "its output is not a result"),
     ],
 )
-def test_what_it_says(tmp_path: Path, said: str, found: str) -> None:
-    python = tool(tmp_path / "python", "echo noise from XRT", f"echo '{said}'")
+def test_output_of_the_child(tmp_path: Path, output: str, found: str) -> None:
+    python = tool(tmp_path / "python", "echo noise from XRT", f"echo '{output}'")
     finding = one_kernel.on_npu(machine(tmp_path, python=str(python)))
     assert finding.actual.startswith(found)
     assert finding.status is (CheckStatus.OK if "right" in found else CheckStatus.FAILED)
 
 
-def test_what_it_waits_for_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_is_reported_with_its_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(one_kernel, "NPU_S", 0.5)
     python = tool(tmp_path / "python", "echo 'the NPU is in use by process 7' >&2", "sleep 60")
     finding = one_kernel.on_npu(machine(tmp_path, python=str(python)))
@@ -180,7 +180,7 @@ def test_a_device_that_is_lost(owners_machine: ExaminedMachine) -> None:
     assert "failed on the NPU" in finding.actual
 
 
-def test_what_is_compiled_cannot_be_loaded(owners_machine: ExaminedMachine) -> None:
+def test_a_compiled_program_that_cannot_be_loaded(owners_machine: ExaminedMachine) -> None:
     (owners_machine.root / "prebuilt.so").write_bytes(b"nothing")
     finding = one_kernel.on_npu(owners_machine)
     assert finding.status is CheckStatus.FAILED

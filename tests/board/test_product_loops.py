@@ -28,7 +28,7 @@ def core(name: str, held: int, body: str) -> str:
     return f"define void @{name}() {{\n{loop}}}\n\n"
 
 
-def test_what_an_iteration_does_is_counted() -> None:
+def test_work_of_an_iteration_is_counted() -> None:
     one = (LOAD + WIDEN * 2 + CONVERT) * 2 + SHUFFLE * 2 + MULTIPLY
     ir = core("core_0_2", 1, one) + core("core_0_3", 2, one + MULTIPLY) + core("core_0_4", 1, LOAD)
     ir += "define void @core_0_5() {\n  ret void\n}\n"

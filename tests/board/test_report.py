@@ -68,7 +68,7 @@ def named(found: list[ReportPart]) -> dict[str, ReportPart]:
 
 
 @pytest.mark.usefixtures("no_doctor")
-def test_what_goes_in(build: Path) -> None:
+def test_contents_of_the_report(build: Path) -> None:
     found = named(list(all_parts(ReportSource(build))))
     assert json.loads(found["versions.json"].content)["packages"]["numpy"]
     assert "out of channels" in found["compile-logs/o_ffn-1.log"].content
@@ -80,7 +80,7 @@ def test_what_goes_in(build: Path) -> None:
 
 
 @pytest.mark.usefixtures("no_doctor")
-def test_prompts_stay_out_unless_asked_for(build: Path) -> None:
+def test_prompts_stay_out_unless_requested(build: Path) -> None:
     without = named(list(all_parts(ReportSource(build))))["diagnosis.json"].content
     assert json.loads(without) == {
         "prompt": "left out: 14 letters",
@@ -166,7 +166,7 @@ def test_a_file_that_cannot_be_written(
         ("import time; time.sleep(60)", "did not answer"),
     ],
 )
-def test_tools_are_asked(program: str, missing: str) -> None:
+def test_versions_of_tools_are_read(program: str, missing: str) -> None:
     answer = run_tool([sys.executable, "-c", program], limit_s=0.5 if "sleep" in program else 20)
     assert missing in answer.missing
     assert bool(missing) == (answer.content == "")
@@ -176,7 +176,7 @@ def test_a_tool_that_is_not_there() -> None:
     assert run_tool(["no-such-tool"]).missing == "no-such-tool is not on this machine"
 
 
-def test_the_kernels_log_is_kept_where_it_is_on_the_npu() -> None:
+def test_only_npu_lines_of_the_kernel_log_are_included() -> None:
     log = "[1] input: mouse\n[2] amdxdna 0000:c5:00.1: init\n[3] NPU reset\n[4] usb 1\n"
     assert parts._about_npu(log) == "[2] amdxdna 0000:c5:00.1: init\n[3] NPU reset\n"
 
@@ -242,11 +242,11 @@ def test_a_token_in_a_file_of_json_is_found_behind_escapes() -> None:
     }
 
 
-def test_what_is_no_json_is_text() -> None:
+def test_invalid_json_is_included_as_text() -> None:
     assert ANN.redact_json("{ /home/ann") == "{ ~"
 
 
-def test_names_that_name_nobody_and_short_ones_stay() -> None:
+def test_generic_and_short_names_stay() -> None:
     scrubber = Redactor({"/": "~"}, {"root": "<user>", "ai": "<host>", "": "<x>"}, ("short", ""))
     assert scrubber.redact_text("root of ai, short /root/x") == "root of ai, short /root/x"
 

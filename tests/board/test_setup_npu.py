@@ -1,4 +1,4 @@
-"""make setup-npu: what pip is asked, what is said when it cannot be met, and wheels really installed.
+"""make setup-npu: the call of pip, the message if it fails, and wheels that are really installed.
 
 The wheels here are made up and hold nothing: they stand in for upstream's, which this never fetches.
 """
@@ -99,7 +99,7 @@ def test_a_bad_peano_is_replaced(tmp_path: Path) -> None:
     assert environment.version("llvm-aie") == versions.PEANO.version
 
 
-def test_what_aerie_itself_asks_for_is_not_changed(tmp_path: Path) -> None:
+def test_requirements_of_aerie_are_not_changed(tmp_path: Path) -> None:
     environment = Environment(tmp_path / "venv")
     wheels = make_wheels(tmp_path / "wheels", "numpy==1.26.4")
     make_wheel(wheels, "numpy", "1.26.4")
@@ -172,20 +172,20 @@ def test_a_folder_without_wheels(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("lines", "said"),
+    ("lines", "message"),
     [
         (["echo 'ERROR: No space left on device' >&2", "exit 1"], "No space left on device"),
         (["exit 3"], "pip ended with exit code 3"),
     ],
 )
-def test_pip_that_fails(tmp_path: Path, lines: list[str], said: str) -> None:
+def test_pip_that_fails(tmp_path: Path, lines: list[str], message: str) -> None:
     wheels = make_wheels(tmp_path / "wheels")
     pip = tool(tmp_path / "pip", *lines)
-    with pytest.raises(UserError, match=f"were not installed: {said}; full log: {tmp_path}/log"):
+    with pytest.raises(UserError, match=f"were not installed: {message}; full log: {tmp_path}/log"):
         install(print, wheels, tmp_path / "log", (str(pip),), lambda _: None)
 
 
-def test_pip_that_says_it_did(tmp_path: Path) -> None:
+def test_pip_claims_success_but_installed_nothing(tmp_path: Path) -> None:
     wheels = make_wheels(tmp_path / "wheels")
     with pytest.raises(UserError, match="pip ended well, but mlir_air is not installed; mlir_aie is not"):
         install(print, wheels, tmp_path / "log", (str(tool(tmp_path / "pip", "exit 0")),), lambda _: None)

@@ -73,18 +73,18 @@ def test_with_a_part_of_the_tools(stage_machine: Command, toolchain: Command) ->
     stage_machine("air-opt", "aircc")
     done = toolchain("narrow --run-up-to 0")
     assert done.status == 0
-    for said in (
+    for message in (
         "aie-opt is missing: it comes with mlir-aie",
         "stage 5 (locks, descriptors, buffers) is skipped: aie-opt is missing",
         "stage 8 (instruction words) is skipped: aie-opt and aie-translate are missing",
         "narrow: bits not run: its arguments take 1 MiB, and --run-up-to is 0",
     ):
-        assert said in done.err
+        assert message in done.err
     assert "4 of 4" in done.out
     assert "[test-toolchain] PASS, but for stages 5, 6, 7, 8: 1 through" in done.out
 
 
-def test_a_failure_is_told_in_our_words(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
+def test_a_failure_has_our_message(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
     line = "npu.narrow.mlir:9:7: error: 'aie.dma_bd' op Allocator exhausted available BD IDs (maximum 24)."
     stage_machine().behave("aie-opt", "assign-bd-ids", say=line)
     done = toolchain(f"narrow --run-up-to 0 --keep {tmp_path / 'kept'}")
@@ -100,7 +100,7 @@ def test_a_failure_is_told_in_our_words(stage_machine: Command, toolchain: Comma
     assert "air.herd" in (tmp_path / "kept/narrow/placed.narrow.mlir").read_text()
 
 
-def test_what_is_kept_is_made_anew(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
+def test_kept_files_are_written_again(stage_machine: Command, toolchain: Command, tmp_path: Path) -> None:
     stage_machine()
     (tmp_path / "kept/narrow").mkdir(parents=True)
     (tmp_path / "kept/narrow/notes").touch()
@@ -115,25 +115,25 @@ def test_what_is_kept_is_made_anew(stage_machine: Command, toolchain: Command, t
 
 
 @pytest.mark.parametrize(
-    ("edit", "bits", "said"),
+    ("edit", "bits", "message"),
     [
         (("arith.addf", "arith.subf"), "differ", "arg2[0] is "),
         (("arith.addf", "arith.nonsense"), "failed", "the placed text does not run on the virtual NPU: "),
     ],
 )
 def test_a_placed_text_that_computes_something_else(
-    stage_machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, said: str
+    stage_machine: Command, toolchain: Command, edit: tuple[str, str], bits: str, message: str
 ) -> None:
     stage_machine().behave("aircc", edit=edit)
     name = "eltwise_add-o_gemv_ffn-attn_add"
     done = toolchain(name)
     assert done.status == 1
     assert f"{name}: bits {bits}" in done.err
-    assert f"{name}, placed text against source: {said}" in done.out
+    assert f"{name}, placed text against source: {message}" in done.out
     assert done.out.endswith("[test-toolchain] FAIL: 1 through all stages, 1 with other bits\n")
 
 
-def test_what_our_own_check_refuses_reaches_no_tool(
+def test_a_program_that_our_check_refuses_reaches_no_tool(
     stage_machine: Command, toolchain: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from aerie.board.toolchain import command
@@ -164,7 +164,7 @@ def test_findings_in_the_code_of_cores(
 
 
 @pytest.mark.parametrize(
-    ("body", "told", "status"),
+    ("body", "message", "status"),
     [
         (
             "call void @absent()",
@@ -178,17 +178,17 @@ def test_findings_in_the_code_of_cores(
         ),
     ],
 )
-def test_what_is_wrong_in_cores_fails_and_what_is_slow_is_told(
-    stage_machine: Command, toolchain: Command, body: str, told: str, status: int
+def test_core_errors_fail_and_slow_core_code_is_reported(
+    stage_machine: Command, toolchain: Command, body: str, message: str, status: int
 ) -> None:
     text = f"define void @core_0_2() {{\n  {body}\n}}\n"
     stage_machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
     done = toolchain("narrow --run-up-to 0")
-    assert told in done.out
+    assert message in done.out
     assert done.status == status
 
 
-def test_products_of_the_cores_are_told(tmp_path: Path) -> None:
+def test_matrix_products_of_the_cores_are_reported(tmp_path: Path) -> None:
     """In IR made up: two loops of four products, one with four accumulators and one with a single one."""
     texts = results.StageFiles(tmp_path, "gemm")
     multiply = "%10 = call <64 x i32> @llvm.aie2p.BFP576.BFP576.ACC2048.mac.conf(<64 x i8> %8, i32 780)\n"
@@ -247,14 +247,14 @@ def test_a_shape_from_a_config_alone(stage_machine: Command, toolchain: Command,
     assert (refused.status, "head_dim=100" in refused.err) == (2, True)
 
 
-def test_a_name_that_is_none(stage_machine: Command, toolchain: Command) -> None:
+def test_an_unknown_name_is_refused(stage_machine: Command, toolchain: Command) -> None:
     stage_machine()
     done = toolchain("softmax")
     assert done.status == 2
     assert "no kernel or program is called 'softmax'; there are: rms_gemms_rope, " in done.err
 
 
-def test_variants_are_asked_for_by_name() -> None:
+def test_variants_are_selected_by_name() -> None:
     from aerie.board.toolchain.subjects import build_subjects, select_subjects
 
     asked = ["cached_attn_ar8_cl1024", "swiglu", "AR-8xCL-512"]
@@ -295,9 +295,9 @@ def test_ctrl_c_ends_everything(stage_machine: Command, tmp_path: Path) -> None:
             break
         time.sleep(0.02)
     child.send_signal(signal.SIGINT)
-    _, said = child.communicate(timeout=60)
+    _, output = child.communicate(timeout=60)
     assert child.returncode == 130
-    assert said.endswith("stopped\n")
+    assert output.endswith("stopped\n")
     for pid in note.read_text().split():
         state = Path("/proc") / pid / "stat"
         assert not state.exists() or state.read_text().split()[2] == "Z"

@@ -54,12 +54,12 @@ def test_in_an_import(target: str, module: str, words: list[str]) -> None:
     assert (done.returncode, done.stdout, done.stderr) == (interrupts.INTERRUPTED_STATUS, "", "stopped\n")
 
 
-def test_in_a_finaliser_it_comes_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All else is told as Python tells it."""
-    asked, told = [], []
-    monkeypatch.setattr(interrupts._thread, "interrupt_main", lambda: asked.append(1))
-    monkeypatch.setattr(sys, "__unraisablehook__", told.append)
+def test_an_interrupt_in_a_finaliser_is_raised_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other exceptions are reported as Python reports them."""
+    handled, reported = [], []
+    monkeypatch.setattr(interrupts._thread, "interrupt_main", lambda: handled.append(1))
+    monkeypatch.setattr(sys, "__unraisablehook__", reported.append)
     for kind in (KeyboardInterrupt, ValueError):
         interrupts._unraisable(SimpleNamespace(exc_type=kind))
-    assert asked == [1]
-    assert [each.exc_type for each in told] == [ValueError]
+    assert handled == [1]
+    assert [each.exc_type for each in reported] == [ValueError]

@@ -1,4 +1,4 @@
-"""How texts are laid out: clang-format over all C++, the hooks of a commit, and what editors are told."""
+"""Formatting: clang-format over all C++, the hooks of a commit, and the settings for editors."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def test_a_hook_sees_a_file_that_is_not_formatted(hook: dict[str, Any], tmp_path
     assert b"No module named" not in done.stderr
 
 
-def test_editors_are_told_the_widths_that_are_checked() -> None:
+def test_editor_settings_have_the_checked_widths() -> None:
     parser = configparser.ConfigParser()
     parser.read_string("[top]\n" + (PROJECT / ".editorconfig").read_text())
     ruff = tomllib.loads((PROJECT / "pyproject.toml").read_text())["tool"]["ruff"]

@@ -1,4 +1,4 @@
-"""Setting up .venv: what is installed, how much is said of it, and what a user reads where it cannot be."""
+"""Setting up .venv: what is installed, the lines that are printed, and the errors."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def asked(kind: str = "test") -> list[Requirement]:
 
 
 @pytest.mark.parametrize("kind", ["test", "docs"])
-def test_what_is_asked_for_is_pinned_within_its_range(kind: str) -> None:
+def test_requirements_are_pinned_within_their_range(kind: str) -> None:
     assert [str(each) for each in asked(kind) if str(each.specifier).startswith("==")] == []
     pinned = PINS | DOCS_PINS if kind == "docs" else PINS
     for each in asked(kind):
@@ -57,7 +57,7 @@ def test_what_is_asked_for_is_pinned_within_its_range(kind: str) -> None:
         assert each.specifier.contains(pin.version), each
 
 
-def test_what_the_site_needs_is_pinned_once() -> None:
+def test_requirements_of_the_site_are_pinned_once() -> None:
     assert len(DOCS_PINS) > 10
     assert not DOCS_PINS.keys() & PINS.keys()
 
@@ -97,7 +97,7 @@ def installed(site: Path, name: str, files: tuple[str, ...] = ("INSTALLER",)) ->
     return info
 
 
-def test_what_was_cut_off_is_installed_again(tmp_path: Path) -> None:
+def test_a_partial_install_is_repeated(tmp_path: Path) -> None:
     """A package of which a part is missing counts as there for pip and uv, and breaks much later."""
     site = tmp_path / "lib" / "python3.11" / "site-packages"
     names = ("kept", "late", "short", "gone", "listed")
@@ -136,9 +136,9 @@ def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def calls(checkout: Path) -> list[str]:
-    """What the installers were told, but for trials."""
-    said = (checkout / "calls").read_text().splitlines()
-    return [line for line in said if " -c " not in line]
+    """The calls of the installers, without trials."""
+    lines = (checkout / "calls").read_text().splitlines()
+    return [line for line in lines if " -c " not in line]
 
 
 def test_uv_takes_wheels_of_the_pinned_versions_and_the_small_torch(checkout: Path, capfd) -> None:
@@ -149,10 +149,10 @@ def test_uv_takes_wheels_of_the_pinned_versions_and_the_small_torch(checkout: Pa
         assert "--only-binary :all: --constraint constraints.txt" in call
     assert ("torch" in packages, "--torch-backend cpu torch" in torch) == (False, True)
     assert "--no-build-isolation --editable ." in itself
-    said = capfd.readouterr().err
+    output = capfd.readouterr().err
     mb = make_venv.MEGABYTES
-    assert f"setting up .venv for testing with uv: about {mb['run'] + mb['test']} MB to fetch" in said
-    assert "fetching PyTorch's build for the CPU: about 200 MB" in said
+    assert f"setting up .venv for testing with uv: about {mb['run'] + mb['test']} MB to fetch" in output
+    assert "fetching PyTorch's build for the CPU: about 200 MB" in output
     assert not (checkout / ".venv" / ".unfinished").exists()
 
 
@@ -163,10 +163,10 @@ def test_where_uv_fails_pip_is_tried(checkout: Path, monkeypatch: pytest.MonkeyP
         "uv pip install --python .venv",
         "uv -m pip install",
     ]
-    said = capfd.readouterr().err
-    assert "note: uv could not do it (above); pip is tried" in said
-    assert "error: .venv is not complete; why stands above" in said
-    assert "nothing is built from source" in said
+    output = capfd.readouterr().err
+    assert "note: uv could not do it (above); pip is tried" in output
+    assert "error: .venv is not complete; the reason is above" in output
+    assert "nothing is built from source" in output
     assert (checkout / ".venv" / ".unfinished").exists()
 
 
@@ -189,9 +189,9 @@ def test_ctrl_c(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
 def test_a_folder_that_cannot_be_written(checkout: Path, monkeypatch: pytest.MonkeyPatch, capfd) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     assert make_venv.main(["run"]) == 1
-    said = capfd.readouterr().err
-    assert f"error: {checkout} cannot be written by you" in said
-    assert "apt" not in said
+    output = capfd.readouterr().err
+    assert f"error: {checkout} cannot be written by you" in output
+    assert "apt" not in output
 
 
 def test_a_python_without_ensurepip(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -200,14 +200,14 @@ def test_a_python_without_ensurepip(tmp_path: Path, monkeypatch: pytest.MonkeyPa
         make_venv.create(tmp_path / ".venv", None)
 
 
-def test_how_venv_fails_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_venv_is_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".venv").write_text("a file\n")
     with pytest.raises(make_venv.SetupError, match=r"-m venv .* failed: \S"):
         make_venv.create(tmp_path / ".venv", None)
 
 
 @pytest.mark.parametrize("answer", [["nvidia-cublas", "torch"], ["torch", "sympy"]])
-def test_a_torch_with_cuda_is_told(
+def test_a_torch_with_cuda_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, answer: list[str]
 ) -> None:
     """pip names what it would install before it fetches anything."""
@@ -219,15 +219,15 @@ def test_a_torch_with_cuda_is_told(
     assert "about 3 GB" in make_venv.TORCH_CUDA
 
 
-def test_what_pip_says_in_brief() -> None:
-    said = {
+def test_pip_output_is_shortened() -> None:
+    expected = {
         "  Downloading numpy-2.4.6-cp311-cp311-linux_x86_64.whl (16.9 MB)\n": "fetching numpy 2.4.6, 16.9 MB",
         "Downloading a/b/xdsl-0.73.0-py3-none-any.whl (4.6 MB)\n": "fetching xdsl 0.73.0, 4.6 MB",
         "Downloading xdsl-0.73.0-py3-none-any.whl.metadata (12 kB)\n": "",
         "Installing collected packages: idna, rich, numpy\n": "installing 3 packages",
         "Collecting numpy\n": "",
     }
-    assert {line: make_venv.brief(line) for line in said} == said
+    assert {line: make_venv.brief(line) for line in expected} == expected
 
 
 @pytest.mark.parametrize(
@@ -244,7 +244,7 @@ def test_what_pip_says_in_brief() -> None:
         ("PYTHONPATH", []),
     ],
 )
-def test_which_variable_is_meant(name: str, meant: list[str]) -> None:
+def test_the_likely_variable_is_suggested(name: str, meant: list[str]) -> None:
     assert make_variables.meant(name, KNOWN) == meant
 
 
@@ -260,7 +260,7 @@ def test_every_variable_of_the_makefile_is_one_that_it_knows() -> None:
 
 def make(folder: Path, *words: str, stamps: tuple[str, ...] = ("run",)) -> subprocess.CompletedProcess[str]:
     """make in a folder whose environment is set up already, for running or for tests too, and whose Python
-    prints what it is told."""
+    prints its arguments."""
     python = folder / ".venv" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.write_text('#!/bin/sh\nprintf "%s|" "$@"\nexit ${ENDS-0}\n')
@@ -302,7 +302,7 @@ def test_no_variable_is_run(tmp_path: Path, name: str) -> None:
     assert done.returncode == (1 if name == "prompt" else 0)
 
 
-def test_a_slip_in_a_variables_name_is_told(tmp_path: Path) -> None:
+def test_a_misspelt_variable_is_reported(tmp_path: Path) -> None:
     given = ("prompt=hi", "question=hi", "ANSWER=hi", "http_proxy=x", "CXX=clang++", "VNPU_THREADS=1")
     done = make(tmp_path, "run", *given)
     assert (done.returncode, done.stdout) == (1, "")
@@ -313,7 +313,7 @@ def test_a_slip_in_a_variables_name_is_told(tmp_path: Path) -> None:
     ]
 
 
-def test_a_variable_that_the_target_does_not_read_is_told(tmp_path: Path, monkeypatch) -> None:
+def test_a_variable_that_the_target_does_not_read_is_reported(tmp_path: Path, monkeypatch) -> None:
     """Where it was given; in the environment it may be for others. Of several targets one is enough."""
     monkeypatch.setenv("TOP_K", "5")
     done = make(tmp_path, "serve", "SEED=1", "HOST=::1", "DRAFT=lookup")
@@ -338,7 +338,7 @@ def test_a_variable_that_the_target_does_not_read_is_told(tmp_path: Path, monkey
         ("clean", ""),
     ],
 )
-def test_what_a_target_reads(target: str, names: str) -> None:
+def test_variables_that_a_target_reads(target: str, names: str) -> None:
     """By its recipe, and by what the names in it stand for."""
     makefile = (PROJECT / "Makefile").read_text()
     assert make_variables.read_by(target, makefile) & set(KNOWN) == set(names.split())
@@ -346,7 +346,7 @@ def test_what_a_target_reads(target: str, names: str) -> None:
 
 
 @pytest.mark.parametrize("target", ["run", "doctor", "mlir"])
-def test_make_adds_nothing_to_what_a_program_says(tmp_path: Path, monkeypatch, target: str) -> None:
+def test_make_adds_nothing_to_the_output_of_a_program(tmp_path: Path, monkeypatch, target: str) -> None:
     monkeypatch.setenv("ENDS", "2")
     done = make(tmp_path, target)
     assert (done.returncode, done.stderr) == (1, "")

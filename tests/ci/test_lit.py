@@ -79,7 +79,7 @@ def test_the_board_is_left_to_make_test_npu(suite: dict[str, Outcome], name: str
     assert "ryzen_ai_npu2" in suite[name].skipped
 
 
-def test_what_needs_a_board_says_so() -> None:
+def test_a_test_that_needs_an_npu_is_skipped_with_a_reason() -> None:
     """A file that asks for the NPU is skipped without one, never passed."""
     for name in FILES:
         text = (SUITE / name).read_text()

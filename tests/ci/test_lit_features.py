@@ -46,14 +46,14 @@ def test_a_virtual_npu_is_a_compiler(features: ModuleType, monkeypatch: pytest.M
     assert "virtual_npu" not in features.available({})
 
 
-def test_the_rest_is_what_the_caller_says(features: ModuleType) -> None:
+def test_other_features_come_from_the_caller(features: ModuleType) -> None:
     assert "hf_token" in features.available({"HF_TOKEN": "x"})
     assert "hf_token" not in features.available({"HF_TOKEN": ""})
     assert "slow" in features.available({}, slow=True)
     assert "slow" not in features.available({})
 
 
-def test_what_is_missing_is_said(features: ModuleType) -> None:
+def test_missing_features_are_printed(features: ModuleType) -> None:
     assert features.summary({"peano", "virtual_npu", "ryzen_ai_npu2", "slow"}) == (
         "features: peano, ryzen_ai_npu2, slow, virtual_npu; missing: hf_token (needs HF_TOKEN)"
     )
@@ -61,5 +61,5 @@ def test_what_is_missing_is_said(features: ModuleType) -> None:
     assert features.available({"HF_TOKEN": "x"}, slow=True) <= set(features.FEATURES)
 
 
-def test_tests_see_what_is_forwarded_and_nothing_else(features: ModuleType) -> None:
+def test_tests_see_only_forwarded_variables(features: ModuleType) -> None:
     assert features.forwarded({"HF_TOKEN": "x", "VNPU_THREADS": "1"}) == {"HF_TOKEN": "x"}

@@ -146,7 +146,7 @@ def test_an_editable_install_has_one_path(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_uninstalling_leaves_what_the_page_says(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
+def test_uninstalling_leaves_the_files_of_the_page(tmp_path: Path, wheel: zipfile.ZipFile) -> None:
     """The steps of docs/how-to/upgrade-and-uninstall.md, after a program was compiled."""
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "venv"], check=True)
     binaries, home = tmp_path / "venv" / "bin", tmp_path / "home"
@@ -255,7 +255,7 @@ def test_types_of_the_installed_package(tmp_path: Path, wheel: zipfile.ZipFile) 
     ], done.stdout + done.stderr
 
 
-def test_nobody_is_told_to_install_a_strangers_package() -> None:
+def test_no_text_installs_the_other_package_named_aerie() -> None:
     """On the public index `aerie` is another project, and there is no release of ours."""
     listed = subprocess.run(["git", "ls-files"], cwd=PROJECT, capture_output=True, text=True, check=True)
     texts = {
@@ -263,9 +263,9 @@ def test_nobody_is_told_to_install_a_strangers_package() -> None:
         for name in listed.stdout.splitlines()
         if (PROJECT / name).is_file()
     }
-    told = re.compile(rb"(pip|uv|pipx) (install|add) (-\S+ )*['\"]?aerie")
+    command = re.compile(rb"(pip|uv|pipx) (install|add) (-\S+ )*['\"]?aerie")
     assert len(texts) > 900
-    assert [name for name, text in texts.items() if told.search(text)] == []
+    assert [name for name, text in texts.items() if command.search(text)] == []
 
 
 def test_the_metadata(wheel: zipfile.ZipFile) -> None:
@@ -292,7 +292,7 @@ def test_every_command_of_a_room_is_one_of_aerie(capsys: pytest.CaptureFixture[s
 
 
 @pytest.mark.parametrize("name", [command.name for command in (*COMMANDS, *TOOLS)])
-def test_every_command_tells_what_it_takes(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_every_command_has_help(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
         main([name, "--help"])
     assert ended.value.code in (0, None)
@@ -301,20 +301,22 @@ def test_every_command_tells_what_it_takes(name: str, capsys: pytest.CaptureFixt
 
 def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["--help"]) == 0
-    told = capsys.readouterr().out
-    assert all(f"  {command.name:14}  {command.summary}\n" in told for command in (*COMMANDS, *TOOLS))
-    assert max(map(len, told.splitlines())) <= 80
+    output = capsys.readouterr().out
+    assert all(f"  {command.name:14}  {command.summary}\n" in output for command in (*COMMANDS, *TOOLS))
+    assert max(map(len, output.splitlines())) <= 80
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"aerie {aerie.__version__}\n"
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "message"),
     [
         ([], "error: name a command: run, chat, "),
         (["rum"], "error: there is no command 'rum'; there are: run, chat, "),
     ],
 )
-def test_what_is_no_command(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_unknown_command_is_refused(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert main(words) == find_command(words) == 2
-    assert capsys.readouterr().err.startswith(told)
+    assert capsys.readouterr().err.startswith(message)

@@ -55,7 +55,7 @@ def test_a_line_that_names_no_test_is_an_error_of_the_whole_suite(tmp_path: Path
         marked(tmp_path, text, is_whole_suite=True)
 
 
-def test_cpu_seconds_are_told_of_all_tests_and_of_those_that_take_most() -> None:
+def test_cpu_seconds_are_printed_for_all_and_for_the_slowest_tests() -> None:
     def report(name: str, *seconds: float) -> Any:
         return SimpleNamespace(nodeid=name, user_properties=[(cpu_seconds.NAME, each) for each in seconds])
 
@@ -81,7 +81,7 @@ def test_every_file_is_in_one_shard_and_none_is_empty() -> None:
 
 
 @pytest.mark.parametrize("shard", ["0/4", "5/4", "4", "1/0", "one"])
-def test_a_shard_that_is_none_is_refused(shard: str) -> None:
+def test_an_invalid_shard_is_refused(shard: str) -> None:
     with pytest.raises(
         pytest.UsageError, match=f"--shard '{shard}' is no part of the tests: give one such as 1/4"
     ):

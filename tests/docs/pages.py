@@ -1,4 +1,4 @@
-"""Reading the pages: their code blocks, what is said of each to the runner, and their tables.
+"""Reading the pages: their code blocks, the marks for the runner, and their tables.
 
 A comment before a block, or at the top of a page for all of its blocks, tells how it is run:
 
@@ -85,7 +85,7 @@ def _split(part: str) -> tuple[str, str]:
 
 
 def page_marks(text: str) -> tuple[str, ...]:
-    """What is said of a whole page, before its title."""
+    """The mark of a whole page, before its title."""
     return tuple(MARK.findall(text[: text.index("# ")] if "# " in text else ""))
 
 

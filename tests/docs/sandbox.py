@@ -107,7 +107,7 @@ class Sandbox:
             text=True,
         )
         assert self._server.stdout
-        assert select.select([self._server.stdout], [], [], 60)[0], "the server said nothing for 60 s"
+        assert select.select([self._server.stdout], [], [], 60)[0], "the server sent nothing for 60 s"
         found = re.search(r"http://127\.0\.0\.1:(\d+)", self._server.stdout.readline())
         assert found, "the server did not say where it listens"
         self._port = found[1]

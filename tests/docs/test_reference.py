@@ -15,7 +15,7 @@ from pages import DOCS, PROJECT, table
 
 import aerie
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import Family
+from aerie.engine.model_family import ModelFamily
 from aerie.runtime.npu import versions
 
 TOOLS = str(PROJECT / "tools" / "docs")
@@ -131,8 +131,8 @@ def test_pictures_are_those_of_their_script(tools: None) -> None:
 
 def test_the_fields_of_a_family() -> None:
     page = DOCS / "how-to" / "add-a-model-family.md"
-    told = [name for row in table(page, "field", "what it is") for name in row[0].split(", ")]
-    assert told == [field.name for field in dataclasses.fields(Family)]
+    names = [name for row in table(page, "field", "what it is") for name in row[0].split(", ")]
+    assert names == [field.name for field in dataclasses.fields(ModelFamily)]
     assert FAMILIES["qwen3"].qk_norm
 
 

@@ -21,7 +21,7 @@ from aerie.virtual_npu.options import IN_ORDER, RunOptions
 
 GUEST = Path(__file__).with_name("guest.cc")
 LOAD, LOOK_UP, READ, CALL = range(4)
-THREADS, MOST_EVENTS = 2, 1 << 20
+THREADS, MAX_EVENTS = 2, 1 << 20
 
 
 class Emulator:
@@ -114,7 +114,7 @@ class EmulatedCall:
 
     def __call__(self) -> RunResult:
         """All arguments go there and come back."""
-        options = bytes(library._RunOptions(threads=THREADS, most_events=MOST_EVENTS))
+        options = bytes(library._RunOptions(threads=THREADS, max_events=MAX_EVENTS))
         report = bytes(library._RunReport())
         count = len(self._pointers)
         given = [ctypes.string_at(*each) for each in zip(self._pointers, self._sizes, strict=True)]

@@ -1,5 +1,5 @@
-// Runs in an emulator for another CPU and calls what is asked for on standard input: shared objects of programs, and
-// host code. All numbers are 8 bytes. Of a request, the first number says what is wanted:
+// Runs in an emulator of another CPU and executes requests from standard input: it loads shared objects of programs and host
+// code, and calls their functions. All numbers are 8 bytes. The first number of a request is its kind:
 //
 //   0  length, path                        load a shared object      ->  its handle
 //   1  handle, length, name                look a symbol up          ->  its address, 0 where there is none
@@ -22,7 +22,7 @@
 namespace {
 
 void take(void *to, size_t bytes) {
-  if (fread(to, 1, bytes, stdin) != bytes) exit(0);  // nobody asks any more
+  if (fread(to, 1, bytes, stdin) != bytes) exit(0);  // the other side has closed
 }
 int64_t number() {
   int64_t value;

@@ -26,10 +26,10 @@ from aerie.common.store import programs_store
 from aerie.engine import native
 from aerie.engine.attention import reference_attention
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.native import LayerCode, NativeAttention, Place
+from aerie.engine.native import KVPosition, NativeAttention, NativeLayer
 from aerie.engine.numerics import bf16, widen
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder.kernels import all_kernels
@@ -95,7 +95,7 @@ def _pointers(layer: Any) -> list[Pointer]:
     row, query = layer.kv_heads * layer.head_dim * 2, layer.heads * layer.head_dim * 2
     sizes = {"query": query, "out": query} | dict.fromkeys(("key_rows", "value_rows"), row * place.rows)
     sizes |= dict.fromkeys(("keys", "values"), row * layer.capacity)
-    pointers = [Pointer(type(layer).place.offset, ctypes.addressof(place), ctypes.sizeof(Place))]
+    pointers = [Pointer(type(layer).place.offset, ctypes.addressof(place), ctypes.sizeof(KVPosition))]
     pointers += [
         Pointer(getattr(type(layer), name).offset, getattr(layer, name), size)
         for name, size in sizes.items()
@@ -103,7 +103,7 @@ def _pointers(layer: Any) -> list[Pointer]:
     ]
     counts = {"to": place.rows, "seen": place.last - place.first}
     return pointers + [
-        Pointer(getattr(Place, name).offset, getattr(place, name), 8 * count, within=0)
+        Pointer(getattr(KVPosition, name).offset, getattr(place, name), 8 * count, within=0)
         for name, count in counts.items()
         if getattr(place, name)
     ]
@@ -123,11 +123,11 @@ def test_decode_attention_is_that_of_numpy(
     random = np.random.default_rng(0)
     query, row, out = (random.normal(size=size).astype(bf16) for size in (4 * 64, 2 * 64, 4 * 64))
     keys, values = (random.normal(size=(2, 50, 64)).astype(bf16) for _ in range(2))
-    place = Place()
-    place.stand(40)
-    place.see(visible, 50)
+    place = KVPosition()
+    place.set_rows(40)
+    place.set_visible(visible, 50)
     arrays = {"key_rows": row, "value_rows": row, "keys": keys, "values": values, "query": query, "out": out}
-    layer = LayerCode(attention, place, 2, **arrays)
+    layer = NativeLayer(attention, place, 2, **arrays)
     layer.keep_rows().run()
     np.testing.assert_array_equal(keys[:, 40], row.reshape(2, 64))
     layer.attend().run()

@@ -21,21 +21,21 @@ from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint, with_block_size
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.config import ModelConfig
 from aerie.engine.errors import PromptError
 from aerie.engine.families import FAMILIES
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.block_diffusion import BlockDiffusion, Choose
-from aerie.engine.strategies.choosing import Chooser, Chosen, Rule
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy, Choose
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.windows import window_of
+from aerie.engine.strategies.unmasking import UnmaskedTokens, Unmasker, UnmaskingRule
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config, with_longer_context
@@ -51,7 +51,7 @@ class Pass(NamedTuple):
 
     bits: tuple[bytes, ...]
     positions: tuple[int, ...]
-    chosen: Chosen
+    chosen: UnmaskedTokens
 
 
 class Told:
@@ -61,7 +61,7 @@ class Told:
         self.passes: list[Pass] = []
         self._choose = choose
 
-    def __call__(self, logits: Sequence[Any], masked: Sequence[int], *more: Any) -> Chosen:
+    def __call__(self, logits: Sequence[Any], masked: Sequence[int], *more: Any) -> UnmaskedTokens:
         chosen = self._choose(logits, masked, *more)
         bits = tuple(np.asarray(row).tobytes() for row in logits)
         self.passes.append(Pass(bits, tuple(masked), chosen))
@@ -84,37 +84,37 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 def scheduler_of(session: Session, pages: int = 24, spare: int = 0) -> Scheduler:
     model = session.model
-    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
+    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
 
 
 def teller(session: Session, sampler: Sampler, **rule: Any) -> Told:
     blocks = session.model.config.diffusion
     assert blocks
     size = blocks.sub_block or blocks.block_size
-    return Told(Chooser(Rule(**rule), size, sampler, blocks.mask_token_id))
+    return Told(Unmasker(UnmaskingRule(**rule), size, sampler, blocks.mask_token_id))
 
 
 def ask(
     scheduler: Scheduler,
     session: Session,
     prompt: Sequence[int],
-    told: Told,
+    chooser: Told,
     sampler: Sampler,
     count: int = NEW,
 ) -> Request:
     blocks = session.model.config.diffusion
     assert blocks
-    maker = partial(BlockDiffusion, blocks=blocks, choose=told)
-    return scheduler.submit(prompt, count, sampler, strategy=maker)
+    maker = partial(BlockDiffusionStrategy, diffusion=blocks, choose=chooser)
+    return scheduler.add_request(prompt, count, sampler, strategy=maker)
 
 
 def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    while not all(one.is_over for one in requests):
+    while not all(one.is_finished for one in requests):
         scheduler.step()
-        scheduler.pool.manager.check()
+        scheduler.pool.manager.check_invariants()
     assert [one.error for one in requests] == [None] * len(requests)
-    for books in (scheduler.pool.manager, scheduler.pool.spare):
-        assert books.free == books.pages
+    for books in (scheduler.pool.manager, scheduler.pool.swap):
+        assert books.free_count == books.page_count
 
 
 def drawn(session: Session) -> Sampler:
@@ -128,29 +128,29 @@ def prompt_of(count: int, seed: int = 5) -> list[int]:
 
 def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, Told]:
     sampler = drawn(session)
-    told, scheduler = teller(session, sampler, **rule), scheduler_of(session)
-    request = ask(scheduler, session, prompt, told, sampler)
+    chooser, scheduler = teller(session, sampler, **rule), scheduler_of(session)
+    request = ask(scheduler, session, prompt, chooser, sampler)
     finish(scheduler, [request])
-    return request, told
+    return request, chooser
 
 
 def made_anew(
-    session: Session, prompt: Sequence[int], request: Request, told: Told
+    session: Session, prompt: Sequence[int], request: Request, chooser: Told
 ) -> list[tuple[bytes, ...]]:
     """The logits of every pass, by one pass over all tokens before the block, and the block as it was."""
     blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
     assert blocks
-    assert isinstance(request.strategy, BlockDiffusion)
+    assert isinstance(request.strategy, BlockDiffusionStrategy)
     size, found = blocks.block_size, list[tuple[bytes, ...]]()
     final = [*prompt]
-    said = {one.position: one.token for one in request.strategy.trajectory}
+    by_position = {one.position: one.token for one in request.strategy.trajectory}
     block: dict[int, int] = {}
-    for one in told.passes:
+    for one in chooser.passes:
         if not block:
             start = len(final) // size * size
             block = dict(enumerate(final[start:], start))
             if blocks.shifted and start == len(final):
-                block[start] = said[start]
+                block[start] = by_position[start]
         ids = [*final[:start], *(block.get(start + at, blocks.mask_token_id) for at in range(size))]
         (rows,) = scheduler.forward([ids], [size])
         found.append(tuple(np.asarray(rows[at - blocks.shifted]).tobytes() for at in one.positions))
@@ -166,14 +166,14 @@ def test_every_pass_has_the_logits_of_one_pass_over_all_it_sees(
     session: Session, count: int, rule: str
 ) -> None:
     prompt = prompt_of(count)
-    request, told = alone(session, prompt, name=rule, threshold=0.002)
+    request, chooser = alone(session, prompt, name=rule, threshold=0.002)
     assert (len(request.token_ids), request.finish_reason) == (NEW, FinishReason.LENGTH)
-    assert [one.bits for one in told.passes] == made_anew(session, prompt, request, told)
+    assert [one.bits for one in chooser.passes] == made_anew(session, prompt, request, chooser)
     blocks = session.model.config.diffusion
     assert blocks
     assert blocks.mask_token_id not in request.token_ids
     if rule == "low_confidence_dynamic":
-        assert request.passes.passes < alone(session, prompt)[0].passes.passes
+        assert request.pass_counts.passes < alone(session, prompt)[0].pass_counts.passes
 
 
 def test_no_answer_depends_on_its_company(session: Session) -> None:
@@ -188,17 +188,17 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
         requests = [ask(scheduler, session, *each) for each in asked]
         for _ in range(3):
             scheduler.step()
-        urgent = scheduler.submit(prompt_of(60, 9), 4, Sampler(), priority=1)
+        urgent = scheduler.add_request(prompt_of(60, 9), 4, Sampler(), priority=1)
         finish(scheduler, [*requests, urgent])
         assert [one.token_ids for one in requests] == [one.token_ids for one, _ in wanted]
-        assert [one.passes for one in tellers] == [told.passes for _, told in wanted]
-        assert bool(scheduler.counts.preemptions) == (pages < 24)
+        assert [one.passes for one in tellers] == [chooser.passes for _, chooser in wanted]
+        assert bool(scheduler.stats.preemptions) == (pages < 24)
 
 
 def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, monkeypatch: Any) -> None:
     prompt = prompt_of(30)
-    wanted, told = alone(session, prompt)
-    for place in ("executor.head_rows", "requests.Request.update", "sampler.Sampler.__call__"):
+    wanted, chooser = alone(session, prompt)
+    for place in ("executor.logits_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
         again, broken = teller(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)
@@ -217,7 +217,7 @@ def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, 
         finish(scheduler, [request])
         assert broken > 1, place
         assert request.token_ids == wanted.token_ids, place
-        assert again.passes == told.passes, place
+        assert again.passes == chooser.passes, place
 
 
 def test_positions_of_a_block_see_each_other_and_none_after_it(session: Session) -> None:
@@ -237,7 +237,10 @@ def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
     request, _ = alone(session, prompt_of(33))
     end = request.token_ids[NEW // 2]
     model = replace(session.model, config=replace(session.model.config, eos_token_ids=(end,)))
-    scheduler, sampler = Scheduler(model, PagePool(model.config, 9, b"this model"), window_of), drawn(session)
+    scheduler, sampler = (
+        Scheduler(model, PagePool(model.config, 9, b"this model"), gathered_cache_for),
+        drawn(session),
+    )
     again = ask(scheduler, session, prompt_of(33), teller(session, sampler), sampler)
     finish(scheduler, [again])
     assert again.finish_reason is FinishReason.STOP
@@ -247,7 +250,10 @@ def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
 def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
     config, size = session.model.config, SIZES[session.model.config.family.model_type]
     model = replace(session.model, config=replace(config, max_position_embeddings=2 * size + 3))
-    scheduler, sampler = Scheduler(model, PagePool(config, 9, b"this model"), window_of), drawn(session)
+    scheduler, sampler = (
+        Scheduler(model, PagePool(config, 9, b"this model"), gathered_cache_for),
+        drawn(session),
+    )
     request = ask(scheduler, session, [5] * (size + 1), teller(session, sampler), sampler, 60)
     finish(scheduler, [request])
     assert (request.finish_reason, len(request.token_ids)) == (FinishReason.CONTEXT, size - 1)
@@ -258,9 +264,9 @@ def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
 def test_prompts_go_on_from_whole_blocks_alone(session: Session) -> None:
     scheduler, size = scheduler_of(session), SIZES[session.model.config.family.model_type]
     sequence = scheduler.new_sequence()
-    scheduler.forward([[5] * size], after=[(sequence, 0)])
+    scheduler.forward([[5] * size], sequences=[(sequence, 0)])
     with pytest.raises(UserError, match=f"position {size - 1} is within a block of {size} tokens"):
-        scheduler.forward([[5]], after=[(sequence, size - 1)])
+        scheduler.forward([[5]], sequences=[(sequence, size - 1)])
     sequence.release()
 
 
@@ -301,21 +307,21 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
         with pytest.raises(UserError, match="block diffusion cannot be had with decode='guide'"):
-            model._open().scheduler.submit([5], 1, Sampler(), decode="guide")
+            model._open().scheduler.add_request([5], 1, Sampler(), decode_path="guide")
 
 
 def test_what_cannot_fill_in_blocks_is_refused(folder: Any) -> None:
     options = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
     checkpoint = open_checkpoint(folder)
     large = replace(config_of("a2d-qwen2"), diffusion=replace(config_of("sdar").diffusion, block_size=64))
-    for change, said in (
+    for change, message in (
         ({"seq_len": 128}, "in this model's blocks positions see each other: leave it out"),
         ({"context_end": "shift"}, "which drops tokens one by one, and this model fills in blocks"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             prepare_runtime(checkpoint, replace(options, **change), Reporter())
     with pytest.raises(UserError, match="has 64 tokens, and the largest variant takes 32"):
-        replace(options, variants="8,32x512").blocks(large)
+        replace(options, variants="8,32x512").variant_set(large)
 
 
 def test_a_block_that_takes_all_rows_is_committed_in_a_pass_of_its_own() -> None:
@@ -327,7 +333,7 @@ def test_a_block_that_takes_all_rows_is_committed_in_a_pass_of_its_own() -> None
         going_on = Sampler(logit_bias=dict.fromkeys(checkpoint.config.eos_token_ids, -100.0))
         request = session.generate([*range(20, 60)], 70, going_on)
         made.append(list(request))
-        done = request.passes
+        done = request.pass_counts
         assert done is not None
         assert done.committed > 1
         assert done.commits == (done.committed if len(made) == 1 else 0)
@@ -356,13 +362,13 @@ def test_blocks_of_another_size_are_warned_of(folder: Any) -> None:
 def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) -> None:
     asked = ["run", "--model", str(folder), "--prompt", "Hello", "--n-tokens", "8", "--rule", "sequential"]
     assert main([*asked, "--steps", "2", "--json"]) == 0
-    told = capsys.readouterr()
-    record = json.loads(told.out)
+    output = capsys.readouterr()
+    record = json.loads(output.out)
     assert (len(record["token_ids"]), record["finish_reason"]) == (8, "length")
     assert record["passes"]["blocks"] == record["passes"]["committed"] + 1
     assert (
         f"tokens a pass ({record['passes']['passes']} passes, {record['passes']['blocks']} blocks)"
-        in told.err
+        in output.err
     )
     for flags, message in (
         (["--rule", "loudest"], "rule is 'loudest'; give one of sequential, low_confidence_static"),
@@ -373,16 +379,16 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
         (["--seq-len", "64"], "in this model's blocks positions see each other: leave it out"),
     ):
         assert main([*asked, *flags]) == 2
-        told = capsys.readouterr()
-        assert message in told.err
-        assert (told.out, told.err.count("\n")) == ("", 1)
+        output = capsys.readouterr()
+        assert message in output.err
+        assert (output.out, output.err.count("\n")) == ("", 1)
 
 
 def test_manners_of_a_model_of_blocks() -> None:
     config = config_of("Fast_dLLM_Qwen")
     with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 8"):
-        DecodeConfig(steps=9).maker(config, Sampler())  # of a part
-    assert DecodeConfig(steps=8, rule="sequential").maker(config, Sampler()) is not None
+        DecodeConfig(steps=9).strategy_factory(config, Sampler())  # of a part
+    assert DecodeConfig(steps=8, rule="sequential").strategy_factory(config, Sampler()) is not None
 
 
 @pytest.mark.parametrize(
@@ -399,7 +405,7 @@ def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, 
     ((name, given),) = setting.items()
     message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
     with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
-        DecodeConfig(rule=rule, **setting).maker(config_of("sdar"), Sampler())
+        DecodeConfig(rule=rule, **setting).strategy_factory(config_of("sdar"), Sampler())
 
 
 def test_the_rate_is_of_what_came_after_the_first_block() -> None:

@@ -15,16 +15,16 @@ from aerie import load
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import NoVariantError, PromptTooLongError
-from aerie.engine.forward import decode_step, prefill, prefill_steps
-from aerie.engine.pages import KVCache, PoolFullError
-from aerie.engine.planner import Step
-from aerie.engine.progress import Reporter
+from aerie.engine.forward import decode_step, prefill, prefill_call_count
+from aerie.engine.page_pool import KVCache, PoolFullError
+from aerie.engine.planner import VariantCall
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import RunError, RunStopped, StopFlag, select_backend
 from aerie.verify.random_model import in_another_family, random_checkpoint, random_model_config
@@ -81,21 +81,28 @@ def test_one_block(blocks, whole):
 
 @pytest.mark.parametrize("cuts", [(13, 7, 1, 40, 39), (99, 1), (8, 8, 84), (1, 1, 98)])
 def test_however_a_prompt_is_cut(blocks, whole, cuts):
-    model, told = blocks["guide"].model, []
+    model, progress = blocks["guide"].model, []
     cache = model.new_cache(1)
     for cut in cuts:
         first = cache.length
-        row = prefill(model, TOKENS[first : first + cut], cache, lambda *step: told.append(step), True)
+        row = prefill(model, TOKENS[first : first + cut], cache, lambda *step: progress.append(step), True)
         assert bits(row) == bits(whole[0][cache.length - 1])
     assert held(cache) == whole[1]
-    assert len(told) > 3 * model.config.num_hidden_layers
+    assert len(progress) > 3 * model.config.num_hidden_layers
 
 
 def test_as_many_programs_run_as_were_foreseen(blocks):
     """Two blocks; the first of them needs neither attention nor FFN of the last layer."""
-    model, told = blocks["guide"].model, []
-    prefill(model, TOKENS * 2, model.new_cache(1), lambda name, number: told.append(number), last_only=True)
-    assert told[-1] == len(told) == prefill_steps(model, 200) == 2 * 3 * model.config.num_hidden_layers - 2
+    model, progress = blocks["guide"].model, []
+    prefill(
+        model, TOKENS * 2, model.new_cache(1), lambda name, number: progress.append(number), last_only=True
+    )
+    assert (
+        progress[-1]
+        == len(progress)
+        == prefill_call_count(model, 200)
+        == 2 * 3 * model.config.num_hidden_layers - 2
+    )
 
 
 def test_one_token_at_a_time_in_the_family_rows(blocks, whole):
@@ -112,7 +119,7 @@ def test_the_host_attends_in_guide_alone(blocks, monkeypatch):
     def refused(*arguments):
         raise AssertionError("attention on the host")
 
-    monkeypatch.setattr("aerie.engine.passes.CacheAttention", refused)
+    monkeypatch.setattr("aerie.engine.forward_passes.CacheAttention", refused)
     for decode, session in blocks.items():
         cache = session.model.new_cache(1)
         prefill(session.model, TOKENS[:40], cache)
@@ -175,32 +182,32 @@ def test_a_prefill_that_is_stopped_runs_no_further_program(blocks, whole, after)
 
 
 def test_ar_equal_to_cl_computes_all_anew(open_session, whole):
-    model, told = open_session(seq_len=128).model, []
+    model, progress = open_session(seq_len=128).model, []
     cache = model.new_cache(128)
     prefill(model, TOKENS[:60], cache)
-    row = prefill(model, TOKENS[60:], cache, lambda *step: told.append(step))
+    row = prefill(model, TOKENS[60:], cache, lambda *step: progress.append(step))
     assert bits(row) == bits(whole[0][60:])
     assert held(cache) == whole[1]
-    assert len(told) == 3 * model.config.num_hidden_layers
+    assert len(progress) == 3 * model.config.num_hidden_layers
 
 
 def test_more_than_there_are_positions_is_refused_before_anything_is_computed(blocks):
-    model, told = blocks["guide"].model, []
+    model, progress = blocks["guide"].model, []
     cache = model.new_cache(1)
     with pytest.raises(PromptTooLongError, match="600 tokens long and the model has 512 positions"):
-        prefill(model, [5] * 600, cache, lambda *step: told.append(step))
+        prefill(model, [5] * 600, cache, lambda *step: progress.append(step))
     with pytest.raises(NoVariantError, match="the largest context of the variants"):
-        model.blocks.plan(600, 0)
+        model.variant_set.plan(600, 0)
     with pytest.raises(PoolFullError, match="0 of its 8 pages of 64 positions free, and 1 are needed"):
         cache.reserve(513)
-    assert (told, cache.length) == ([], 0)
+    assert (progress, cache.length) == ([], 0)
 
 
 def test_programs_are_compiled_when_a_prompt_first_needs_them(open_session):
     session = open_session(variants="8,16x512")
     assert "rms_gemms_rope_ar8" in session.model.programs
     assert "rms_gemms_rope_ar16" not in session.model.programs
-    session.make_room([5] * 12)
+    session.ensure_programs([5] * 12)
     assert "rms_gemms_rope_ar16" in session.model.programs
 
 
@@ -208,11 +215,11 @@ def test_the_room_of_a_cache_on_the_device_is_used_again(blocks):
     model = blocks["guide"].model
     cache = model.new_cache(1)
     prefill(model, TOKENS, cache)
-    slot = cache.executor._window.slot
+    slot = cache.executor._cache.slot
     del cache
     cache = model.new_cache(1)
     prefill(model, TOKENS, cache)
-    assert cache.executor._window.slot == slot
+    assert cache.executor._cache.slot == slot
 
 
 def test_a_cache_cannot_go_forward_without_tokens(blocks):
@@ -226,13 +233,13 @@ VARIANTS = tuple(Variant(rows, 512) for rows in (8, 32, 128))
 
 
 def test_the_last_layer_computes_what_is_wanted():
-    blocks = Blocks(0, VARIANTS)
+    blocks = VariantSet(0, VARIANTS)
     (step,) = blocks.plan(100, 20)
-    assert step == Step(128, 512, 20, 20, 100, 0, 20)
-    assert blocks.tail(step, range(99, 100)) == Step(8, 512, 119, 20, 1, 0, 119)
-    assert blocks.tail(step, range(100)) is None
-    assert blocks.tail(step._replace(variant=32), range(31, 32)) is None
-    assert [*blocks.needed([step], last_only=True)] == [
+    assert step == VariantCall(128, 512, 20, 20, 100, 0, 20)
+    assert blocks.tail_call(step, range(99, 100)) == VariantCall(8, 512, 119, 20, 1, 0, 119)
+    assert blocks.tail_call(step, range(100)) is None
+    assert blocks.tail_call(step._replace(variant=32), range(31, 32)) is None
+    assert [*blocks.programs_for_calls([step], last_only=True)] == [
         "rms_gemms_rope_ar128",
         "cached_attn_ar128_cl512",
         "o_ffn_ar128",
@@ -262,7 +269,7 @@ def test_a_prompt_that_goes_on_is_not_computed_again(blocks, decode):
     second = session.generate(prompt, 8, Sampler())
     again = list(second)
     assert second.cached_tokens == (60 if decode == "guide" else 60 + len(answer) - 1)
-    session.requests.forget()
+    session.requests.clear_prefix_cache()
     alone = session.generate(prompt, 8, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0
@@ -272,8 +279,8 @@ def test_two_answers_at_once_have_caches_of_their_own(blocks):
     session = blocks["guide"]
     expected = list(session.generate(TOKENS[:30], 5, Sampler()))
     streams = [iter(session.generate(TOKENS[:30], 5, Sampler())) for _ in range(2)]
-    told = list(zip(*streams, strict=True))
-    assert told == list(zip(expected, expected, strict=True))
+    outputs = list(zip(*streams, strict=True))
+    assert outputs == list(zip(expected, expected, strict=True))
 
 
 @pytest.mark.parametrize(

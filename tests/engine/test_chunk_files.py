@@ -45,7 +45,7 @@ def damages(content: bytes) -> Iterator[bytes]:
 
 
 def check(folder: Path) -> None:
-    """All is as it was kept, or not there, which is told."""
+    """A chunk is as it was saved, or missing with a note."""
     notes: list[str] = []
     files = ChunkFolder(folder, MADE_BY, notes.append)
     found = files.tokens()
@@ -58,7 +58,7 @@ def check(folder: Path) -> None:
     else:
         np.testing.assert_array_equal(np.array(layers).view(np.uint16), np.array(LAYERS).view(np.uint16))
     assert all("\n" not in note for note in notes)
-    ChunkFolder(folder, {**MADE_BY, "weights": "other"}, print).maker(NAME)
+    ChunkFolder(folder, {**MADE_BY, "weights": "other"}, print).other_model(NAME)
 
 
 @pytest.mark.parametrize("kind", [".json", ".safetensors"])
@@ -76,7 +76,7 @@ def test_tokens_that_nobody_writes(kept: Path, content: str) -> None:
     """They are found in the other file, and are whole numbers."""
     (path,) = kept.glob("*/*.json")
     path.write_bytes(content.encode("latin-1"))
-    ChunkFolder(kept, {**MADE_BY, "weights": "other"}, print).maker(NAME)
+    ChunkFolder(kept, {**MADE_BY, "weights": "other"}, print).other_model(NAME)
     check(kept)
     assert json.loads(path.read_text())["token_ids"] == list(TOKENS), "made anew from the file beside it"
 

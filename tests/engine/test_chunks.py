@@ -19,21 +19,21 @@ from aerie.engine import chunks as chunks_module
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.chunk_files import ChunkFolder
 from aerie.engine.chunks import ChunkRegistry, chunk_id
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.composing import Composition, Mode, mode_of
+from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.errors import PromptError
-from aerie.engine.model import decoding_in
-from aerie.engine.numerics import turned
-from aerie.engine.pages import PAGE, PagePool, PoolFullError
-from aerie.engine.progress import Reporter
-from aerie.engine.rope import Linear, Llama3
+from aerie.engine.gathered_cache import gathered_cache_for
+from aerie.engine.model import with_decode_path
+from aerie.engine.numerics import apply_rope
+from aerie.engine.page_pool import PAGE_SIZE, PagePool, PoolFullError
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
+from aerie.engine.rope import LinearScaling, Llama3Scaling
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Scheduler, answer_alone
+from aerie.engine.scheduler import Scheduler, generate_alone
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
-from aerie.verify.composed import MODES, layout, try_modes
-from aerie.verify.identity import on_threads
+from aerie.verify.bit_identity import with_threads
+from aerie.verify.chunk_check import MODES, masked_sequence, try_modes
 from aerie.verify.random_model import (
     in_another_family,
     random_checkpoint,
@@ -42,7 +42,7 @@ from aerie.verify.random_model import (
 )
 from aerie.verify.reference import Reference
 
-RULES = {"plain": None, "linear": Linear(4.0), "llama3": Llama3(8.0, 1.0, 4.0, 256)}
+RULES = {"plain": None, "linear": LinearScaling(4.0), "llama3": Llama3Scaling(8.0, 1.0, 4.0, 256)}
 FAMILIES = ("llama", "qwen3")
 
 
@@ -83,24 +83,24 @@ def registry_on(session: Session, pages: int, folder: Path | None = None) -> tup
     """A pool of its own."""
     model, notes = session.model, list[str]()
     pool = PagePool(model.config, pages, b"this model")
-    files = ChunkFolder(folder, session.made_by(session.model), notes.append) if folder else None
-    registry = ChunkRegistry(pool, model.rope, session.read_apart, files)
+    files = ChunkFolder(folder, session.provenance(session.model), notes.append) if folder else None
+    registry = ChunkRegistry(pool, model.rope, session.prefill_alone, files)
     registry.notes = notes  # type: ignore[attr-defined]
-    return Scheduler(model, pool, window_of, session.recover), registry
+    return Scheduler(model, pool, gathered_cache_for, session.recover), registry
 
 
-def composed(registry: ChunkRegistry, texts: list[list[int]], mode: str) -> Composition:
-    return Composition([registry.chunk(registry.register(text)) for text in texts], mode_of(mode))
+def composed(registry: ChunkRegistry, texts: list[list[int]], mode: str) -> ComposedPrompt:
+    return ComposedPrompt([registry.chunk(registry.register(text)) for text in texts], parse_chunk_mode(mode))
 
 
-def bits_of(scheduler: Scheduler, composition: Composition) -> bytes:
+def bits_of(scheduler: Scheduler, composition: ComposedPrompt) -> bytes:
     """Of the logits after every token of the last chunk."""
     rows = scheduler.forward([composition], [len(TEXTS[-1])])[0]
     return np.array(rows).tobytes()
 
 
 def answered(scheduler: Scheduler, prompt: Any, count: int = 4) -> tuple[list[int], int]:
-    request = scheduler.submit(prompt, count, Sampler(temperature=1.0, seed=3))
+    request = scheduler.add_request(prompt, count, Sampler(temperature=1.0, seed=3))
     return [token for token in request.steps() if token is not None], request.cached_tokens
 
 
@@ -127,10 +127,10 @@ def test_every_mode_over_two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_layout_says_who_sees_whom() -> None:
-    found = layout([[1, 2], [3, 4], [5]], Mode(True, 1))
+    found = masked_sequence([[1, 2], [3, 4], [5]], ChunkMode(True, 1))
     assert found.token_ids == [1, 2, 3, 3, 4, 5]
     assert found.positions == [0, 1, 2, 2, 3, 4]
-    assert [[int(each) for each in row] for row in found.seen] == [
+    assert [[int(each) for each in row] for row in found.visible] == [
         [1, 0, 0, 0, 0, 0],
         [1, 1, 0, 0, 0, 0],
         [1, 1, 1, 0, 0, 0],  # the link: all before it
@@ -145,24 +145,24 @@ def wrong_sign(patch: pytest.MonkeyPatch) -> None:
 
     def backwards(keys: Any, rows: Any) -> Any:
         half = rows.shape[-1] // 2
-        return turned(keys, np.concatenate([rows[..., :half], -rows[..., half:]], axis=-1))
+        return apply_rope(keys, np.concatenate([rows[..., :half], -rows[..., half:]], axis=-1))
 
-    patch.setattr(chunks_module, "turned", backwards)
+    patch.setattr(chunks_module, "apply_rope", backwards)
 
 
 def where_it_was_read(patch: pytest.MonkeyPatch) -> None:
     """A chunk keeps the positions that it had when it was read."""
-    patch.setattr(chunks_module, "turned", lambda keys, rows: turned(keys, ROPE[0][: len(rows)]))
+    patch.setattr(chunks_module, "apply_rope", lambda keys, rows: apply_rope(keys, ROPE[0][: len(rows)]))
 
 
 def not_turned(patch: pytest.MonkeyPatch) -> None:
     """Keys as they were before RoPE."""
-    patch.setattr(chunks_module, "turned", lambda keys, rows: keys)
+    patch.setattr(chunks_module, "apply_rope", lambda keys, rows: keys)
 
 
 def one_too_early(patch: pytest.MonkeyPatch) -> None:
     """Chunks but the first stand one token before their place."""
-    own = ChunkRegistry.lay
+    own = ChunkRegistry.insert
 
     def lay(self: Any, chunk: Any, sequence: Any, first: int, end: int) -> None:
         shifted = np.roll(self._rope, 1, axis=0) if first else self._rope
@@ -170,23 +170,25 @@ def one_too_early(patch: pytest.MonkeyPatch) -> None:
         own(self, chunk, sequence, first, end)
         self._rope = ROPE[0]
 
-    patch.setattr(ChunkRegistry, "lay", lay)
+    patch.setattr(ChunkRegistry, "insert", lay)
 
 
 def links_are_laid(patch: pytest.MonkeyPatch) -> None:
     """No token of a chunk is run in full context."""
-    own = Composition.__init__
-    patch.setattr(Composition, "__init__", lambda self, parts, mode: own(self, parts, Mode(mode.blind)))
+    own = ComposedPrompt.__init__
+    patch.setattr(
+        ComposedPrompt, "__init__", lambda self, parts, mode: own(self, parts, ChunkMode(mode.isolated))
+    )
 
 
 def last_chunk_laid_short(patch: pytest.MonkeyPatch) -> None:
     """The last page of a chunk is another's."""
-    own = ChunkRegistry._of_pages
+    own = ChunkRegistry._read_pages
 
     def of_pages(self: Any, pages: Any, count: int) -> Any:
-        return own(self, [*pages[:-1], (pages[-1] + 1) % self._pool.manager.pages], count)
+        return own(self, [*pages[:-1], (pages[-1] + 1) % self._pool.manager.page_count], count)
 
-    patch.setattr(ChunkRegistry, "_of_pages", of_pages)
+    patch.setattr(ChunkRegistry, "_read_pages", of_pages)
 
 
 ROPE: list[Any] = []
@@ -213,8 +215,8 @@ def test_prefix_mode_is_one_text_to_the_bit(session: Session) -> None:
     """Against a KV cache of its own, which knows no pages and no chunks."""
     scheduler, registry = registry_on(session, 40)
     whole = [token for text in TEXTS for token in text]
-    alone = list(answer_alone(session.model, whole, 4, Sampler(temperature=1.0, seed=3)))
-    for least in (len(TEXTS[0]), len(whole) // PAGE * PAGE):  # laid, then found
+    alone = list(generate_alone(session.model, whole, 4, Sampler(temperature=1.0, seed=3)))
+    for least in (len(TEXTS[0]), len(whole) // PAGE_SIZE * PAGE_SIZE):  # laid, then found
         tokens, cached = answered(scheduler, composed(registry, TEXTS, "prefix"))
         assert (tokens, cached) == (alone, least)
 
@@ -226,7 +228,7 @@ def test_no_bit_depends_on_how_a_composition_came_about(session: Session, mode: 
     tokens, _ = answered(scheduler, composed(registry, TEXTS, mode))
 
     again, cached = answered(scheduler, composed(registry, TEXTS, mode))
-    assert (again, cached >= 3 * PAGE) == (tokens, True), "found by its pages"
+    assert (again, cached >= 3 * PAGE_SIZE) == (tokens, True), "found by its pages"
 
     later, found = registry_on(session, 40, tmp_path)
     assert bits_of(later, composed(found, TEXTS, mode)) == wanted, "from files, in a later process"
@@ -246,16 +248,16 @@ def test_compositions_beside_each_other_have_the_answers_that_they_have_alone(se
         fresh, its = registry_on(session, 40)
         alone.append(answered(fresh, composed(its, texts, mode), 8)[0])
     asked = [
-        scheduler.submit(composed(registry, texts, mode), 8, Sampler(temperature=1.0, seed=3))
+        scheduler.add_request(composed(registry, texts, mode), 8, Sampler(temperature=1.0, seed=3))
         for texts, mode in wishes
     ]
-    while not all(request.is_over for request in asked):
+    while not all(request.is_finished for request in asked):
         scheduler.step()
-        scheduler.pool.manager.check()
+        scheduler.pool.manager.check_invariants()
     assert [request.token_ids for request in asked] == alone
-    counts = scheduler.counts
-    assert (counts.preemptions > 0, counts.laid_tokens > 0, counts.rows / counts.steps > 4) == (True,) * 3
-    assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+    counts = scheduler.stats
+    assert (counts.preemptions > 0, counts.inserted_tokens > 0, counts.rows / counts.steps > 4) == (True,) * 3
+    assert scheduler.pool.manager.free_count == scheduler.pool.manager.page_count
 
 
 def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Session, Reference]) -> None:
@@ -264,7 +266,7 @@ def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Sessi
     session, bits, rows = one[0], [], {}
     for decode in ("guide", "rows"):
         for threads in (1, 2):
-            with on_threads(threads):
+            with with_threads(threads):
                 rows[decode] = decoded_logits(session, decode)
             bits.append(rows[decode].tobytes())
     assert (bits[0], bits[2]) == (bits[1], bits[3])
@@ -275,14 +277,14 @@ def test_attention_on_the_host_and_in_programs_agree_over_pages(one: tuple[Sessi
 
 def decoded_logits(session: Session, decode: str) -> Any:
     """After three tokens that are fed, whatever the model would say, (3, vocab_size)."""
-    model = decoding_in(session.model, decode)
+    model = with_decode_path(session.model, decode)
     pool = PagePool(model.config, 40, b"this model")
-    pool.manager.hold(held := pool.manager.take(3))
-    scheduler = Scheduler(model, pool, window_of, session.recover)
-    registry = ChunkRegistry(pool, model.rope, session.read_apart)
+    pool.manager.retain(held := pool.manager.allocate(3))
+    scheduler = Scheduler(model, pool, gathered_cache_for, session.recover)
+    registry = ChunkRegistry(pool, model.rope, session.prefill_alone)
     pool.manager.release([held[1], held[1]])  # so that pages are no run
     forced = Forced((7, 8, 9))
-    request = scheduler.submit(composed(registry, TEXTS, "block"), 4, forced)
+    request = scheduler.add_request(composed(registry, TEXTS, "block"), 4, forced)
     assert len([*filter(None, request.steps())]) == 4
     return np.array(forced.__dict__["heard"][1:])
 
@@ -290,13 +292,13 @@ def decoded_logits(session: Session, decode: str) -> Any:
 class Forced(Sampler):
     """Says these tokens, and keeps the logits."""
 
-    def __init__(self, said: tuple[int, ...]) -> None:
+    def __init__(self, output_ids: tuple[int, ...]) -> None:
         super().__init__()
-        self.__dict__.update(said=[*said, 10], heard=[])
+        self.__dict__.update(output_ids=[*output_ids, 10], heard=[])
 
     def __call__(self, logits: Any, prompt_ids: Any = (), token_ids: Any = ()) -> int:
         self.__dict__["heard"].append(np.asarray(logits, np.float32))
-        return int(self.__dict__["said"][len(token_ids)])
+        return int(self.__dict__["output_ids"][len(token_ids)])
 
 
 def test_a_hit_crosses_no_mode(one: tuple[Session, Reference], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,13 +308,13 @@ def test_a_hit_crosses_no_mode(one: tuple[Session, Reference], monkeypatch: pyte
         scheduler, registry = registry_on(one[0], 40)
         bits = []
         for mode in MODES:
-            request = scheduler.submit(composed(registry, TEXTS, mode), 1, Heard())
+            request = scheduler.add_request(composed(registry, TEXTS, mode), 1, Heard())
             assert [*request.steps()][-1] is not None
             bits.append(request._sampler.heard)  # type: ignore[attr-defined]
         return bits
 
     wanted = answers()
-    monkeypatch.setattr(Composition, "key", None)
+    monkeypatch.setattr(ComposedPrompt, "key", None)
     assert len({tuple(each) for each in wanted}) == len(MODES)
     assert answers() != wanted
 
@@ -339,7 +341,7 @@ def test_the_same_content_is_there_once_and_read_once(session: Session) -> None:
     assert (first.id, first.tokens, first.reads, first.resident, first.pinned) == (name, 70, 1, True, False)
     assert (second.reads, second.uses) == (1, 0)
     assert first.uses > 0
-    assert scheduler.pool.manager.free == 40, "a chunk that nobody reads is free"
+    assert scheduler.pool.manager.free_count == 40, "a chunk that nobody reads is free"
 
 
 def test_pinned_chunks_stay_and_others_go_and_come_back(session: Session) -> None:
@@ -355,13 +357,13 @@ def test_pinned_chunks_stay_and_others_go_and_come_back(session: Session) -> Non
     for text in drawn(190, 180, seed=11):
         registry.register(text)
     assert not registry.chunks()[0].resident
-    assert registry._pool.manager.free == 6
+    assert registry._pool.manager.free_count == 6
 
 
 def test_an_evicted_chunk_is_forgotten_and_answers_under_way_go_on(session: Session, tmp_path: Path) -> None:
     scheduler, registry = registry_on(session, 40, tmp_path)
     wanted, _ = answered(scheduler, composed(registry, TEXTS, "block"))
-    request = scheduler.submit(composed(registry, TEXTS, "block"), 4, Sampler(temperature=1.0, seed=3))
+    request = scheduler.add_request(composed(registry, TEXTS, "block"), 4, Sampler(temperature=1.0, seed=3))
     for info in registry.chunks():
         registry.evict(info.id)
     assert registry.chunks() == []
@@ -390,14 +392,14 @@ def test_torn_files_are_told_and_made_anew(one: tuple[Session, Reference], tmp_p
     scheduler, later = registry_on(one[0], 40, tmp_path)
     assert [info.id for info in later.chunks()] == sorted(names[:3])
     answered(scheduler, composed(later, TEXTS, "block"))
-    told = "\n".join(later.notes)  # type: ignore[attr-defined]
+    notes = "\n".join(later.notes)  # type: ignore[attr-defined]
     for expected in (
         f"{torn}.safetensors is torn, or no sequence",
         f"{damaged}.safetensors is damaged: its checksum is another",
         f"chunk file {no_ids}.json is torn; looking for its tokens in the file beside it",
         f"chunk {lost.name} is lost: register its text anew",
     ):
-        assert expected in told
+        assert expected in notes
     assert {info.id: info.reads for info in later.chunks()} == dict(zip(names, (1, 1, 0, 1), strict=True))
     _, mended = registry_on(one[0], 40, tmp_path)
     for name in names:
@@ -409,10 +411,10 @@ def test_a_chunk_of_another_model_is_refused(one: tuple[Session, Reference], tmp
     _, ours = registry_on(one[0], 40, tmp_path)
     name = ours.register(TEXTS[1])
     pool = PagePool(one[0].model.config, 40, b"other")
-    other = {**one[0].made_by(one[0].model), "weights": "0123"}
+    other = {**one[0].provenance(one[0].model), "weights": "0123"}
     notes: list[str] = []
     theirs = ChunkRegistry(
-        pool, one[0].model.rope, one[0].read_apart, ChunkFolder(tmp_path, other, notes.append)
+        pool, one[0].model.rope, one[0].prefill_alone, ChunkFolder(tmp_path, other, notes.append)
     )
     assert theirs.chunks() == []
     with pytest.raises(UserError, match=r"made by another model \(weights .*register its text here"):
@@ -423,18 +425,18 @@ def test_a_chunk_of_another_model_is_refused(one: tuple[Session, Reference], tmp
 def test_files_without_their_model_would_be_seen(
     one: tuple[Session, Reference], mixed_up: bool, tmp_path: Path, monkeypatch: Any
 ) -> None:
-    """Two models of one size keep chunks in one folder. Where nothing said whose they are, logits would be
+    """Two models of one size keep chunks in one folder. Without the fingerprint of the model, logits would be
     neither's."""
     with random_model("llama", "plain") as checkpoint:
         other = session_of(checkpoint)
         wanted = bits_of(*with_composition(other, None))
         if mixed_up:
-            monkeypatch.setattr(Session, "made_by", lambda self, model: {"weights": "any"})
+            monkeypatch.setattr(Session, "provenance", lambda self, model: {"weights": "any"})
         bits_of(*with_composition(one[0], tmp_path))
         assert (bits_of(*with_composition(other, tmp_path)) != wanted) == mixed_up
 
 
-def with_composition(session: Session, folder: Path | None) -> tuple[Scheduler, Composition]:
+def with_composition(session: Session, folder: Path | None) -> tuple[Scheduler, ComposedPrompt]:
     scheduler, registry = registry_on(session, 40, folder)
     return scheduler, composed(registry, TEXTS, "block")
 
@@ -446,11 +448,11 @@ def test_what_cannot_be_registered_or_composed_is_told(session: Session, tmp_pat
     with pytest.raises(PromptError, match="vocabulary ends"):
         registry.register([10**6])
     with pytest.raises(PromptError, match="1200 tokens long and the model has 1024 positions"):
-        scheduler.submit(composed(registry, drawn(400, 400, 400, seed=2), "block"), 4, Sampler())
+        scheduler.add_request(composed(registry, drawn(400, 400, 400, seed=2), "block"), 4, Sampler())
     for mode in ("blocks", "block+link-0", "block+link-", "block+link-x", "", "block+link--1"):
         with pytest.raises(UserError, match="see all before them"):
-            mode_of(mode)
+            parse_chunk_mode(mode)
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot keep chunks in"):
         ChunkFolder(tmp_path / "file", {}, print)
-    assert [str(mode_of(mode)) for mode in MODES] == list(MODES)
+    assert [str(parse_chunk_mode(mode)) for mode in MODES] == list(MODES)

@@ -14,14 +14,14 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.communication import (
-    Alone,
-    Communication,
+    Communicator,
     PeerError,
-    add_up,
+    SingleRank,
+    all_reduce_sum,
     between_processes,
-    check_alike,
-    from_first,
-    in_process,
+    broadcast_from_first,
+    check_ranks_agree,
+    thread_group,
 )
 from aerie.engine.numerics import bf16, widen
 
@@ -29,10 +29,10 @@ NAMES = ("device 0", "device 4", "device 7")
 
 
 def together(
-    work: Callable[[Communication], Any], delays: tuple[float, ...] = (), patience_s: float = 20.0
+    work: Callable[[Communicator], Any], delays: tuple[float, ...] = (), patience_s: float = 20.0
 ) -> list[Any]:
     """What each of three ranks makes, or the error that it raises; rank r begins after delays[r] seconds."""
-    meeting, made = in_process(NAMES, patience_s), [None] * len(NAMES)
+    meeting, made = thread_group(NAMES, patience_s), [None] * len(NAMES)
 
     def run(rank: int, delay: float) -> None:
         time.sleep(delay)
@@ -54,12 +54,12 @@ def drawn(seed: int) -> Any:
     return np.random.default_rng(seed).normal(size=(8, 33)).astype(bf16)
 
 
-def summed(group: Communication) -> bytes:
+def summed(group: Communicator) -> bytes:
     """Two sums, one of the other."""
     x, out = drawn(9), np.empty((8, 33), bf16)
-    add_up(group, x, drawn(group.rank), out)
+    all_reduce_sum(group, x, drawn(group.rank), out)
     first = out.copy()
-    add_up(group, first, drawn(group.rank + 3), out)
+    all_reduce_sum(group, first, drawn(group.rank + 3), out)
     return out.tobytes()
 
 
@@ -76,18 +76,18 @@ def test_a_sum_has_the_same_bits_whoever_comes_first() -> None:
 
 def test_a_sum_of_one_is_residual_and_product_rounded_once() -> None:
     out = np.empty((8, 33), bf16)
-    add_up(Alone(), drawn(1), drawn(2), out)
+    all_reduce_sum(SingleRank(), drawn(1), drawn(2), out)
     assert out.tobytes() == (widen(drawn(1)) + widen(drawn(2))).astype(bf16).tobytes()
 
 
 def test_what_the_first_has_comes_to_all() -> None:
-    made = together(lambda group: from_first(group, drawn(group.rank)).tobytes())
+    made = together(lambda group: broadcast_from_first(group, drawn(group.rank)).tobytes())
     assert made == [drawn(0).tobytes()] * 3
 
 
 def test_ranks_that_do_not_compute_the_same_are_told() -> None:
-    assert together(lambda group: check_alike(group, 5)) == [None] * 3
-    made = together(lambda group: check_alike(group, 5 + (group.rank == 1)))
+    assert together(lambda group: check_ranks_agree(group, 5)) == [None] * 3
+    made = together(lambda group: check_ranks_agree(group, 5 + (group.rank == 1)))
     assert ["rank 1 of 3 is about to compute other tokens than rank 0" in str(each) for each in made] == [
         True
     ] * 3
@@ -103,8 +103,8 @@ def test_one_that_does_not_come_is_named_in_bounded_time() -> None:
 
 
 def test_one_that_leaves_is_not_waited_for() -> None:
-    def work(group: Communication) -> Any:
-        return group.leave() if group.rank == 1 else summed(group)
+    def work(group: Communicator) -> Any:
+        return group.abort() if group.rank == 1 else summed(group)
 
     started = time.perf_counter()
     made = together(work, delays=(0.0, 0.05, 0.0))

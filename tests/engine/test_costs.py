@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from aerie import load
-from aerie.engine import costs as costs_
-from aerie.engine.blocks import Blocks
-from aerie.engine.costs import CALLS, LEAST_WEIGHTS, TIMED, StepCosts
+from aerie.engine import call_costs as costs_
+from aerie.engine.call_costs import MIN_LAYER_ELEMENTS, TIMED_CALLS, TIMED_KINDS, CallCosts
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 
 ROWS = (8, 32, 128)
@@ -22,42 +22,44 @@ class Called(NamedTuple):
     rows: int
 
 
-def measured(seconds: dict[int, float], calls: int = CALLS, weights: int = LEAST_WEIGHTS) -> StepCosts:
+def measured(
+    seconds: dict[int, float], calls: int = TIMED_CALLS, weights: int = MIN_LAYER_ELEMENTS
+) -> CallCosts:
     """Costs that saw so many calls of each program of these rows, the shortest of them of so many seconds."""
-    found = StepCosts(weights)
+    found = CallCosts(weights)
     for rows, least in seconds.items():
-        for kind in TIMED:
+        for kind in TIMED_KINDS:
             for number in range(calls):
-                found.saw(Called(kind, rows), least / len(TIMED) * (1 + (number - 5) ** 2))
+                found.record(Called(kind, rows), least / len(TIMED_KINDS) * (1 + (number - 5) ** 2))
     return found
 
 
-def steps(costs: StepCosts, tokens: int) -> list[int]:
-    return [step.variant for step in Blocks(0, VARIANTS, costs=costs).plan(tokens, 0)]
+def steps(costs: CallCosts, tokens: int) -> list[int]:
+    return [step.variant for step in VariantSet(0, VARIANTS, costs=costs).plan(tokens, 0)]
 
 
 def test_the_shortest_of_the_first_calls_counts_and_then_stands():
     found = measured({8: 3.0})
     assert found(Variant(8, 512)) == found(Variant(8, 2048)) == 3.0
-    for kind in TIMED:
-        found.saw(Called(kind, 8), 1e-9)
+    for kind in TIMED_KINDS:
+        found.record(Called(kind, 8), 1e-9)
     assert found(Variant(8, 512)) == 3.0
 
 
 def test_too_few_calls_other_programs_and_small_models_leave_the_estimate():
-    estimate = StepCosts(LEAST_WEIGHTS)(VARIANTS[0])
-    assert measured({8: 3.0}, CALLS - 1)(VARIANTS[0]) == estimate > 0
-    small = measured({8: 3.0}, weights=LEAST_WEIGHTS - 1)
-    assert small(VARIANTS[0]) == StepCosts(LEAST_WEIGHTS - 1)(VARIANTS[0])
-    others = StepCosts(LEAST_WEIGHTS)
-    for _ in range(CALLS):
-        others.saw(Called("cached_attn", 8), 3.0)
-        others.saw(Called("o_ffn", 8), 3.0)
+    estimate = CallCosts(MIN_LAYER_ELEMENTS)(VARIANTS[0])
+    assert measured({8: 3.0}, TIMED_CALLS - 1)(VARIANTS[0]) == estimate > 0
+    small = measured({8: 3.0}, weights=MIN_LAYER_ELEMENTS - 1)
+    assert small(VARIANTS[0]) == CallCosts(MIN_LAYER_ELEMENTS - 1)(VARIANTS[0])
+    others = CallCosts(MIN_LAYER_ELEMENTS)
+    for _ in range(TIMED_CALLS):
+        others.record(Called("cached_attn", 8), 3.0)
+        others.record(Called("o_ffn", 8), 3.0)
     assert others(VARIANTS[0]) == estimate
 
 
 def test_what_was_not_measured_is_as_far_off_as_what_is_nearest_to_it():
-    plain = StepCosts(LEAST_WEIGHTS)
+    plain = CallCosts(MIN_LAYER_ELEMENTS)
     found = measured({8: 2 * plain(Variant(8, 512)), 128: 3 * plain(Variant(128, 512))})
     for rows, times in ((16, 2), (32, 2), (64, 3), (2048, 3)):
         assert found(Variant(rows, 2048)) == pytest.approx(times * plain(Variant(rows, 2048)))
@@ -65,7 +67,7 @@ def test_what_was_not_measured_is_as_far_off_as_what_is_nearest_to_it():
 
 def test_a_machine_on_which_rows_cost_more_cuts_closer():
     """Of AVX-512 without BF16: a layer of Llama-3.2-1B took 3.3, 9.7 and 43 ms."""
-    plain = StepCosts(60_817_408)
+    plain = CallCosts(60_817_408)
     assert steps(plain, 104) == [128]
     other = measured({8: 3.3e-3, 32: 9.7e-3, 128: 43e-3}, weights=60_817_408)
     assert sorted(steps(other, 104)) == [8, 32, 32, 32]
@@ -77,15 +79,15 @@ def test_a_machine_on_which_rows_cost_more_cuts_closer():
 
 def test_a_session_measures_and_says_the_same(monkeypatch):
     """The demo, as if its layers were large: another plan for the same prompt, and the same bits."""
-    monkeypatch.setattr(costs_, "LEAST_WEIGHTS", 0)
+    monkeypatch.setattr(costs_, "MIN_LAYER_ELEMENTS", 0)
     ids = [int(token) for token in np.random.default_rng(0).integers(3, 1000, 104)]
     with load("demo", backend="virtual", variants="8,32x512") as model:
         loaded = model._open().model
-        costs = loaded.blocks.costs
+        costs = loaded.variant_set.costs
         assert costs
         before = costs(Variant(8, 512)), costs(Variant(32, 512))
         first = model.logits(ids)
-        for _ in range(CALLS):
+        for _ in range(TIMED_CALLS):
             model.logits(ids[:40])
         after = costs(Variant(8, 512)), costs(Variant(32, 512))
         assert all(0 < one != other for one, other in zip(before, after, strict=True))

@@ -7,39 +7,46 @@ from pathlib import Path
 import pytest
 
 from aerie.common.errors import UserError
-from aerie.engine.blocks import GUIDE, ROWS, Blocks
-from aerie.engine.decoding import DECODE_PATHS, FEATURES, SIX, check, decode_path_of, table
+from aerie.engine.decode_paths import (
+    DECODE_PATHS,
+    FEATURES,
+    SIX_PROGRAMS,
+    check_feature,
+    decode_path_for,
+    feature_table,
+)
+from aerie.engine.variant_set import GUIDE, ROWS, VariantSet
 from aerie.multi_launch_builder import Variant
 
 DOCS = Path(__file__).parents[2] / "docs"
 BLOCKS = {
-    ROWS: Blocks(0, (Variant(8, 512),), ROWS),
-    GUIDE: Blocks(0, (Variant(8, 512),), GUIDE),
-    SIX: Blocks(128),
+    ROWS: VariantSet(0, (Variant(8, 512),), ROWS),
+    GUIDE: VariantSet(0, (Variant(8, 512),), GUIDE),
+    SIX_PROGRAMS: VariantSet(128),
 }
 
 
 @pytest.mark.parametrize("name", DECODE_PATHS)
 def test_what_a_family_cannot_do_is_told_with_the_reason(name: str) -> None:
-    path = decode_path_of(BLOCKS[name])
+    path = decode_path_for(BLOCKS[name])
     assert path.name == name
-    assert path.cannot.keys() <= FEATURES.keys()
+    assert path.unsupported.keys() <= FEATURES.keys()
     for feature in FEATURES:
-        if why := path.why_not(feature):
+        if why := path.reason_against(feature):
             with pytest.raises(UserError, match=f"cannot be had with .*: {why}; load the model"):
-                check(feature, BLOCKS[name])
+                check_feature(feature, BLOCKS[name])
         else:
-            check(feature, BLOCKS[name])
+            check_feature(feature, BLOCKS[name])
 
 
 def test_another_family_of_the_same_model_can_do_more() -> None:
     with pytest.raises(
         UserError, match=r"drafts cannot be had with decode='guide' .DECODE.: .* decode='rows'"
     ):
-        check("drafts", BLOCKS[GUIDE])
-    check("drafts", BLOCKS[GUIDE], ROWS)
+        check_feature("drafts", BLOCKS[GUIDE])
+    check_feature("drafts", BLOCKS[GUIDE], ROWS)
 
 
 def test_the_docs_have_the_table() -> None:
     pages = [page.read_text() for page in DOCS.rglob("*.md")]
-    assert any("\n".join(table()) in page for page in pages)
+    assert any("\n".join(feature_table()) in page for page in pages)

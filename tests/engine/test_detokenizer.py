@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
 
-from aerie.engine.detokenizer import Detokenizer, TextStream
+from aerie.engine.detokenizer import Detokenizer, IncrementalDetokenizer
 from aerie.llama32_1b.synthetic.tokenizer import make_tokenizer
 
 BROKEN = "\N{REPLACEMENT CHARACTER}"
@@ -78,7 +78,7 @@ def test_pieces_join_to_the_decoders_text_and_bytes_to_its_bytes(detokenizer, nu
     size = detokenizer._backend.get_vocab_size()
     letters = [token for char in chars for token in spelled_in_bytes(detokenizer, char)]
     tokens = [number % size for number in numbers[:12]] + letters + [number % size for number in numbers[12:]]
-    pieces, whole = detokenizer.pieces(tokens), theirs(detokenizer, tokens)
+    pieces, whole = detokenizer.token_texts(tokens), theirs(detokenizer, tokens)
     text, data = "".join(piece.text for piece in pieces), b"".join(piece.data for piece in pieces)
     assert detokenizer.decode(tokens) == text
     if not detokenizer.has_fallback or BROKEN not in whole:
@@ -101,27 +101,27 @@ def tokens_of_bytes(detokenizer):
 
 
 def assert_a_stream_goes_on(detokenizer, tokens, at, text):
-    """After a prompt, of which no text is lost and none told again; three bytes at most are held."""
+    """After a prompt: no text is lost or repeated; three bytes at most are held."""
     prompt, answer = tokens[:at], tokens[at:]
-    stream, held, told = TextStream(detokenizer, before=prompt), 0, ""
+    stream, held, output = IncrementalDetokenizer(detokenizer, before=prompt), 0, ""
     for token in answer:
-        expected = stream.bytes_if(token)
+        expected = stream.bytes_of_next(token)
         piece = stream.take(token)
         assert piece.data == (b"" if token in detokenizer.special else expected)
-        told += piece.text
+        output += piece.text
         held = len(stream._utf8.getstate()[0])
         assert held <= 3
-    told += stream.flush()
-    assert text.endswith(told)
-    before = TextStream(detokenizer)
-    assert text == "".join(map(before.feed, prompt)) + told or BROKEN in text
+    output += stream.flush()
+    assert text.endswith(output)
+    before = IncrementalDetokenizer(detokenizer)
+    assert text == "".join(map(before.feed, prompt)) + output or BROKEN in text
 
 
 @pytest.mark.parametrize("kind", ["byte level", "llama 2"])
 def test_what_can_be_no_character_any_more_is_told_at_once(kind):
     detokenizer = Detokenizer(KINDS[kind]())
     (lead,) = (token for token in range(600) if detokenizer.own_bytes(token) == b"\xc3")
-    stream = TextStream(detokenizer)
+    stream = IncrementalDetokenizer(detokenizer)
     assert [stream.feed(lead) for _ in range(5)] == ["", *[BROKEN] * 4]
     assert stream.flush() == BROKEN
     assert stream.flush() == ""
@@ -131,10 +131,12 @@ def test_a_word_keeps_its_blank_after_a_prompt():
     detokenizer = Detokenizer(KINDS["llama 2"]())
     ids = {piece: detokenizer._backend.token_to_id(piece) for piece in [*WORDS, *SPECIAL, "<0x20>", "<0x41>"]}
     prompt = [ids["<s>"], ids["▁the"]]
-    assert TextStream(detokenizer, before=prompt).feed(ids["▁tile"]) == " tile"
-    assert TextStream(detokenizer, before=prompt * 9).feed(ids["▁▁▁"]) == "   "
-    assert TextStream(detokenizer, before=[ids["<s>"]]).feed(ids["▁tile"]) == "tile"
-    assert [piece.text for piece in detokenizer.pieces([ids["<0x20>"], ids["<0x20>"], ids["<0x41>"]])] == [
+    assert IncrementalDetokenizer(detokenizer, before=prompt).feed(ids["▁tile"]) == " tile"
+    assert IncrementalDetokenizer(detokenizer, before=prompt * 9).feed(ids["▁▁▁"]) == "   "
+    assert IncrementalDetokenizer(detokenizer, before=[ids["<s>"]]).feed(ids["▁tile"]) == "tile"
+    assert [
+        piece.text for piece in detokenizer.token_texts([ids["<0x20>"], ids["<0x20>"], ids["<0x41>"]])
+    ] == [
         "",
         " ",
         "A",
@@ -144,15 +146,15 @@ def test_a_word_keeps_its_blank_after_a_prompt():
 def test_a_character_begun_in_the_prompt_is_told_whole(detokenizer):
     begun = spelled_in_bytes(detokenizer, "😀")
     if begun:
-        stream = TextStream(detokenizer, before=begun[:2])
+        stream = IncrementalDetokenizer(detokenizer, before=begun[:2])
         assert [stream.feed(token) for token in begun[2:]] == ["", "😀"]
 
 
 def test_special_tokens_by_their_names():
     detokenizer = Detokenizer(KINDS["llama 2"]())
-    stream = TextStream(detokenizer, shown=[2])
+    stream = IncrementalDetokenizer(detokenizer, shown=[2])
     assert stream.take(1) == ("", b"")
-    assert stream.bytes_if(1) == b"<s>"
+    assert stream.bytes_of_next(1) == b"<s>"
     assert stream.take(2) == ("</s>", b"</s>")
     assert stream.take(99_999) == ("", b"")
 

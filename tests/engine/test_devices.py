@@ -20,23 +20,23 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine import passes, sharding
+from aerie.engine import forward_passes, tensor_parallel
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.communication import Alone, PeerError, in_process
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.communication import PeerError, SingleRank, thread_group
 from aerie.engine.config import ModelConfig
 from aerie.engine.devices import Devices
 from aerie.engine.families import FAMILIES
-from aerie.engine.footprint import _footprint, footprint, needs_of
 from aerie.engine.forward import all_logits, decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason
+from aerie.engine.memory_estimate import _footprint, footprint, session_needs
 from aerie.engine.model import LoadedModel
 from aerie.engine.numerics import F32Array
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.sharding import WeightsOfRank, part_of
+from aerie.engine.tensor_parallel import RankWeights, part_config
 from aerie.engine.weights import Weights
 from aerie.runtime import RunError, select_backend
 from aerie.verify.bounds import EXACT, LogitsDistance, compare, judge
@@ -140,15 +140,15 @@ def test_a_shared_model_gives_the_same_bits_each_time_and_in_company(
 ) -> None:
     session = family.on(count)
     bits = logits(session.model).tobytes()
-    real = Devices.each
+    real = Devices.run_on_all
 
     def late(part: LoadedModel, work: Any) -> Any:
-        time.sleep(0.002 * ((part.part * 3 + 1) % count))
+        time.sleep(0.002 * ((part.local_rank * 3 + 1) % count))
         return work(part)
 
     with monkeypatch.context() as patch:
         patch.setenv("VNPU_THREADS", "1")
-        patch.setattr(Devices, "each", lambda self, work: real(self, lambda part: late(part, work)))
+        patch.setattr(Devices, "run_on_all", lambda self, work: real(self, lambda part: late(part, work)))
         assert logits(session.model).tobytes() == bits
     session.kv_pool = 512
     other = PROMPT[4:9]
@@ -171,26 +171,28 @@ def test_memories_and_buffers_apart_change_no_bit(
 
 def each_counts_the_residual(patch: pytest.MonkeyPatch) -> None:
     """As many times as there are ranks."""
-    real = passes.add_up
-    patch.setattr(passes, "add_up", lambda group, x, made, out: real(group, x, made + x, out))
+    real = forward_passes.all_reduce_sum
+    patch.setattr(forward_passes, "all_reduce_sum", lambda group, x, made, out: real(group, x, made + x, out))
 
 
 def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
-    real = passes.add_up
+    real = forward_passes.all_reduce_sum
     patch.setattr(
-        passes, "add_up", lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out)
+        forward_passes,
+        "add_up",
+        lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out),
     )
 
 
 def all_have_the_first_heads_keys(patch: pytest.MonkeyPatch) -> None:
-    cut, size = sharding.CUT["wk"]
-    patch.setitem(sharding.CUT, "wk", (cut, lambda weights: (0, size(weights)[1])))
+    cut, size = tensor_parallel.CUT["wk"]
+    patch.setitem(tensor_parallel.CUT, "wk", (cut, lambda weights: (0, size(weights)[1])))
 
 
 def another_part_of_the_ffn_goes_down(patch: pytest.MonkeyPatch) -> None:
-    cut, size = sharding.CUT["w_down"]
+    cut, size = tensor_parallel.CUT["w_down"]
     other = lambda weights: size(replace(weights, rank=1 - weights.rank))  # noqa: E731
-    patch.setitem(sharding.CUT, "w_down", (cut, other))
+    patch.setitem(tensor_parallel.CUT, "w_down", (cut, other))
 
 
 @pytest.mark.parametrize(
@@ -218,11 +220,11 @@ def test_the_parts_of_all_ranks_are_the_whole(ranks: int, changes: dict[str, Any
     config = replace(random_model_config(CONFIG), **changes)
     with random_checkpoint(config, Reporter(quiet=True)) as checkpoint:
         whole = Weights(checkpoint.folder, config)
-        parts = [WeightsOfRank(whole, config, rank, ranks).layer(1) for rank in range(ranks)]
+        parts = [RankWeights(whole, config, rank, ranks).layer(1) for rank in range(ranks)]
         for name, tensor in whole.layer(1).items():
             held = [part[name].read() for part in parts]
             axis = 1 if name in ("wo", "w_down") else 0
-            if name not in sharding.CUT:
+            if name not in tensor_parallel.CUT:
                 joined = held[0]
             elif ranks > config.num_key_value_heads and name in ("wk", "bk", "wv", "bv"):
                 assert held[0].tobytes() == held[1].tobytes()  # two devices with one head
@@ -260,13 +262,13 @@ def test_counts_that_do_not_fit_are_refused_with_those_that_do(
     config: ModelConfig, ranks: int, message: str
 ) -> None:
     with pytest.raises(UserError) as raised:
-        part_of(config, ranks)
+        part_config(config, ranks)
     assert message in str(raised.value)
     assert f"{ranks} devices cannot share this model (" in str(raised.value)
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         (
             {"decode": "guide"},
@@ -280,23 +282,23 @@ def test_counts_that_do_not_fit_are_refused_with_those_that_do(
         ),
     ],
 )
-def test_what_devices_cannot_share_is_refused(demo: Family, given: Any, told: str) -> None:
-    with pytest.raises(UserError, match=told):
+def test_what_devices_cannot_share_is_refused(demo: Family, given: Any, message: str) -> None:
+    with pytest.raises(UserError, match=message):
         opened(demo.checkpoint, 2, **given)
     with pytest.raises(UserError, match=r"several devices .* with seq_len=128 \(SEQ_LEN\): its"):
-        replace(options(2), seq_len=128).blocks(CONFIG)
+        replace(options(2), seq_len=128).variant_set(CONFIG)
 
 
 def test_devices_take_the_memory_of_one_but_for_what_all_have(demo: Family) -> None:
     """Norms and activations, and, of key/value heads that several have, the cache."""
-    needs = needs_of(CONFIG, options(1))
+    needs = session_needs(CONFIG, options(1))
     one = footprint(CONFIG, needs)
-    two, four = (footprint(part_of(CONFIG, n), needs_of(CONFIG, options(n)), 1, n) for n in (2, 4))
+    two, four = (footprint(part_config(CONFIG, n), session_needs(CONFIG, options(n)), 1, n) for n in (2, 4))
     assert one.weights < two.weights < 1.01 * one.weights
     assert (two.kv_cache, four.kv_cache) == (one.kv_cache, 2 * one.kv_cache)
     asked = [_footprint(CONFIG, options(n, kv_pool=256), needs, 1).kv_pool for n in (1, 2, 4)]
     assert asked == [asked[0], asked[0], 2 * asked[0]]
-    pools = [PagePool(demo.on(n).model.stored, 2, b"").nbytes for n in (1, 2, 4)]
+    pools = [PagePool(demo.on(n).model.kv_config, 2, b"").nbytes for n in (1, 2, 4)]
     assert pools == [pools[0], pools[0], 2 * pools[0]]
 
 
@@ -359,7 +361,7 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
     stand_in = Failing(1, "o_ar", after=2)
     session = opened(demo.checkpoint, 2, backend=replace(select_backend("virtual"), pyxrt=stand_in))
     devices: Any = session.model.devices
-    devices._patience_s = devices.parts[0].group._meeting.patience_s = 0.3
+    devices._timeout_s = devices.parts[0].group._group.timeout_s = 0.3
     stand_in.hangs.clear()
     started = time.perf_counter()
     for _ in range(2):
@@ -373,7 +375,7 @@ def test_a_device_that_does_not_come_back_is_lost_and_named(demo: Family) -> Non
 def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytest.MonkeyPatch) -> None:
     """In the middle of a step, which is all that the stopped thread waits for."""
     session, sums = demo.on(2), list[int]()
-    generation, real = session.generate(PROMPT, 4, Sampler()), passes.add_up
+    generation, real = session.generate(PROMPT, 4, Sampler()), forward_passes.all_reduce_sum
 
     def add_up(group: Any, *arrays: Any) -> None:
         sums.append(group.rank)
@@ -382,7 +384,7 @@ def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytes
         real(group, *arrays)
 
     with monkeypatch.context() as patch:
-        patch.setattr(passes, "add_up", add_up)
+        patch.setattr(forward_passes, "all_reduce_sum", add_up)
         assert list(generation) == []
     assert generation.finish_reason is FinishReason.INTERRUPTED
     assert sums.count(1) == 3
@@ -392,27 +394,27 @@ def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytes
 
 def test_of_several_errors_the_cause_is_told() -> None:
     """Not that another one did not come."""
-    meeting = in_process(["device 0", "device 1", "device 2"])
-    devices = Devices([0, 1, 2], meeting.names, [meeting.member(rank) for rank in range(3)], meeting.begin)
+    meeting = thread_group(["device 0", "device 1", "device 2"])
+    devices = Devices([0, 1, 2], meeting.names, [meeting.member(rank) for rank in range(3)], meeting.reset)
 
     def work(rank: int) -> Any:
         if rank == 2:
             raise RunError("a fuse is blown", "the second one", lost=True)
-        return meeting.member(rank).gathered(np.zeros(1), len)
+        return meeting.member(rank).all_gather(np.zeros(1), len)
 
     with pytest.raises(RunError) as raised:
-        devices.each(work)
+        devices.run_on_all(work)
     assert str(raised.value) == "device 2 failed: a fuse is blown\n  the second one"
     assert raised.value.lost
     assert not isinstance(raised.value, PeerError)
-    assert devices.each(lambda rank: meeting.member(rank).gathered(np.zeros(1), len)) == [3, 3, 3]
+    assert devices.run_on_all(lambda rank: meeting.member(rank).all_gather(np.zeros(1), len)) == [3, 3, 3]
     devices.close()
 
 
 def test_a_device_that_fails_in_one_of_several_processes_is_left_by_it() -> None:
     """So that the others notice (test_processes.py: a connection that is closed)."""
 
-    class Group(Alone):
+    class Group(SingleRank):
         left = 0
 
         def leave(self) -> None:
@@ -421,31 +423,31 @@ def test_a_device_that_fails_in_one_of_several_processes_is_left_by_it() -> None
     def fail(part: int) -> None:
         raise RunError("no such device") if part else PeerError("rank 0 of 2 is gone")
 
-    for part, told in enumerate(["rank 0 of 2 is gone", "rank 1 of 2 failed: no such device"]):
+    for part, message in enumerate(["rank 0 of 2 is gone", "rank 1 of 2 failed: no such device"]):
         group = Group()
-        with pytest.raises(RunError, match=f"^{told}$"):
-            Devices([part], ["rank 1 of 2"], [group]).each(fail)
+        with pytest.raises(RunError, match=f"^{message}$"):
+            Devices([part], ["rank 1 of 2"], [group]).run_on_all(fail)
         assert group.left == 1
 
 
 def test_ctrl_c_ends_what_all_devices_do() -> None:
     """The thread that waits has it, and the others leave each other."""
-    meeting = in_process(["device 0", "device 1"])
-    devices = Devices([0, 1], meeting.names, [meeting.member(rank) for rank in range(2)], meeting.begin)
+    meeting = thread_group(["device 0", "device 1"])
+    devices = Devices([0, 1], meeting.names, [meeting.member(rank) for rank in range(2)], meeting.reset)
     ended = []
 
     def work(rank: int) -> None:
         try:
             while True:
-                meeting.member(rank).gathered(np.zeros(1), len)
+                meeting.member(rank).all_gather(np.zeros(1), len)
         finally:
             ended.append(rank)
 
     threading.Timer(0.1, os.kill, (os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
-        devices.each(work)
+        devices.run_on_all(work)
     assert sorted(ended) == [0, 1]
-    assert devices.each(lambda rank: meeting.member(rank).gathered(np.zeros(1), len)) == [2, 2]
+    assert devices.run_on_all(lambda rank: meeting.member(rank).all_gather(np.zeros(1), len)) == [2, 2]
     devices.close()
 
 
@@ -457,9 +459,9 @@ def test_threads_end_with_the_devices() -> None:
     def alive() -> set[str]:
         return {thread.name for thread in threading.enumerate()} & ours
 
-    closed, dropped = (Devices([0, 1], given, [Alone(), Alone()]) for given in names.values())
+    closed, dropped = (Devices([0, 1], given, [SingleRank(), SingleRank()]) for given in names.values())
     assert alive() == ours
-    assert closed.each(abs) == dropped.each(abs) == [0, 1]
+    assert closed.run_on_all(abs) == dropped.run_on_all(abs) == [0, 1]
     closed.close()
     del dropped
     gc.collect()
@@ -498,7 +500,7 @@ def after(model: LoadedModel, tokens: list[int], fed: list[int]) -> F32Array:
     cache = model.new_cache(len(tokens))
     prefill(model, tokens, cache, last_only=True)
     rows = [next_token_logits(model, decode_step(model, token, cache)) for token in fed]
-    assert cache.dropped > 0
+    assert cache.dropped_tokens > 0
     return np.array(rows)
 
 
@@ -507,10 +509,10 @@ def test_the_command_takes_devices(command_line: Any) -> None:
     ran = command_line("cli", [*asked, "0,1", "--decode", "rows"], BACKEND="virtual")
     assert (ran.status, ran.out.strip()) == (0, "The capital of France is Paris.")
     assert "layers loaded on 2 devices" in ran.err
-    for text, told in (
+    for text, message in (
         ("0,1", "several devices that share a model cannot be had with decode='guide' (DECODE)"),
         ("0;1", "--devices '0;1' (DEVICES) names no devices; give a number, as 0, or several, each once, as"),
         ("1,1", "--devices '1,1' (DEVICES) names no devices"),
     ):
         refused = command_line("cli", [*asked, text])
-        assert (refused.status, told in refused.err) == (2, True), refused.err
+        assert (refused.status, message in refused.err) == (2, True), refused.err

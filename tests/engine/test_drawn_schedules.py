@@ -18,17 +18,17 @@ import pytest
 from aerie.cli.checkpoints import BUILT_IN_MODELS
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session
-from aerie.engine.strategies.block_diffusion import BlockDiffusion
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.strategies.drafting_model import drafting_by
-from aerie.engine.windows import window_of
+from aerie.engine.strategies.draft_model import draft_model_source
 from aerie.llama32_1b.synthetic.shape import in_family
 from aerie.verify.random_model import random_checkpoint, random_model_config
 from tests.engine.test_scheduler import session_of
@@ -100,19 +100,19 @@ def drawn(random: np.random.Generator, drafts: Sequence[Any], ends: Sequence[int
 
 def scheduler_of(session: Session, pages: int, spare: int) -> Scheduler:
     model = session.model
-    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
+    return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
 
 
 def ask(scheduler: Scheduler, asked: Asked) -> Request:
     sampler = Sampler(**asked.settings)
-    maker = asked.decode_config.maker(scheduler.model.config, sampler)
-    return scheduler.submit(asked.prompt, asked.count, sampler, asked.priority, maker)
+    maker = asked.decode_config.strategy_factory(scheduler.model.config, sampler)
+    return scheduler.add_request(asked.prompt, asked.count, sampler, asked.priority, maker)
 
 
 def made_of(request: Request) -> Made:
     assert request.error is None
     strategy = request.strategy
-    filled = list(strategy.trajectory) if isinstance(strategy, BlockDiffusion) else []
+    filled = list(strategy.trajectory) if isinstance(strategy, BlockDiffusionStrategy) else []
     return Made(list(request.token_ids), request.finish_reason, filled)
 
 
@@ -131,14 +131,14 @@ def together(session: Session, schedule: Sequence[Asked], pages: int, spare: int
         for request, asked in zip(requests, schedule, strict=False):
             if asked.cancelled and len(request.token_ids) >= asked.cancelled:
                 request.stop()
-        if len(requests) == len(schedule) and all(one.is_over for one in requests):
+        if len(requests) == len(schedule) and all(one.is_finished for one in requests):
             break
         scheduler.step()
-        scheduler.pool.manager.check()
+        scheduler.pool.manager.check_invariants()
     scheduler.step()
-    for books in (scheduler.pool.manager, scheduler.pool.spare):
-        assert books.free == books.pages
-    return [made_of(one) for one in requests], scheduler.counts.preemptions
+    for books in (scheduler.pool.manager, scheduler.pool.swap):
+        assert books.free_count == books.page_count
+    return [made_of(one) for one in requests], scheduler.stats.preemptions
 
 
 def check(session: Session, drafts: Sequence[Any], schedules: int) -> None:
@@ -191,5 +191,5 @@ def test_drafts_in_drawn_schedules(kind: str, schedules: int) -> None:
     model = drafter.model
     if kind == "at once":
         model = replace(model, config=replace(model.config, draft_mask_id=7))
-    by = drafting_by(lambda: model, threading.Lock(), session.model.config)
+    by = draft_model_source(lambda: model, threading.Lock(), session.model.config)
     check(session, ["lookup"] if kind == "lookup" else [by, by, "lookup"], schedules)

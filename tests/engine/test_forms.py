@@ -18,20 +18,26 @@ from llguidance import LLTokenizer
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine import finite_grammar, finite_schema
+from aerie.engine import grammar_emptiness, schema_emptiness
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.form_process import FormProcess, InterruptedFormError, Read, Wanted, _Reading
-from aerie.engine.form_schema import FORMATS, RefusedError
-from aerie.engine.grammar import MOST_REFUSED, FormError, Grammars, _characters, _Kept
+from aerie.engine.grammar import MOST_REFUSED, GrammarCompiler, GrammarError, _characters, _Kept
+from aerie.engine.grammar_process import (
+    CompiledGrammar,
+    GrammarInterruptedError,
+    GrammarProcess,
+    GrammarSource,
+    _Reading,
+)
+from aerie.engine.json_schema import FORMATS, RefusedError
 from aerie.engine.tokenizer import load_tokenizer
 
 LIMITS = "more than 1 s, 512 MiB or the depth that a form may have"
 
 
 @pytest.fixture(scope="module")
-def grammars() -> Grammars:
-    return Grammars(load_tokenizer(DEMO_FOLDER), load_config(DEMO_FOLDER))
+def grammars() -> GrammarCompiler:
+    return GrammarCompiler(load_tokenizer(DEMO_FOLDER), load_config(DEMO_FOLDER))
 
 
 @pytest.fixture(scope="module")
@@ -53,7 +59,7 @@ LARK = "start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1}' for at in range(3000)) 
 
 
 @pytest.mark.parametrize(
-    ("kind", "given", "told"),
+    ("kind", "given", "message"),
     [
         ("json", chain(1000), LIMITS),
         ("json", {"type": "integer", "multipleOf": 99999989}, LIMITS),
@@ -69,37 +75,39 @@ LARK = "start: r0\n" + "\n".join(f'r{at}: "a" r{at + 1}' for at in range(3000)) 
     ],
 )
 def test_a_form_beyond_the_limits_is_refused_alone(
-    grammars: Grammars, kind: str, given: Any, told: str
+    grammars: GrammarCompiler, kind: str, given: Any, message: str
 ) -> None:
-    with pytest.raises(FormError, match=told):
+    with pytest.raises(GrammarError, match=message):
         getattr(grammars, kind)(given)
     assert grammars.regex("a|b").text
 
 
 def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer cannot be read for answers of a form \(.*Model"):
-        FormProcess("{}", 5, [1]).read(Wanted("regex", "a"))
+        GrammarProcess("{}", 5, [1]).read(GrammarSource("regex", "a"))
 
 
-def test_a_defect_of_ours_is_no_refusal(grammars: Grammars) -> None:
+def test_a_defect_of_ours_is_no_refusal(grammars: GrammarCompiler) -> None:
     with pytest.raises(RuntimeError, match=r"^a form cannot be read: .*\nTraceback[^$]* in read\n"):
-        grammars._process.read(Wanted("lark", ["start"]))  # type: ignore[arg-type]
+        grammars._process.read(GrammarSource("lark", ["start"]))  # type: ignore[arg-type]
 
 
-def test_what_is_known_is_not_read_again(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_known_is_not_read_again(grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"enum": ["once", "twice"]}
     grammars.json(schema)
     monkeypatch.setattr(grammars._process, "read", None)
     for _ in range(70):
-        grammars.json(schema).follower()
+        grammars.json(schema).start()
 
 
-def test_what_is_refused_is_not_read_again(grammars: Grammars, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(FormError) as first:
+def test_what_is_refused_is_not_read_again(
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(GrammarError) as first:
         grammars.json(chain(900))
     monkeypatch.setattr(grammars._process, "read", None)
     for _ in range(3):
-        with pytest.raises(FormError, match=LIMITS) as again:
+        with pytest.raises(GrammarError, match=LIMITS) as again:
             grammars.json(chain(900))
         assert str(again.value) == str(first.value)
         assert again.value is not first.value  # whose traceback would grow
@@ -111,32 +119,32 @@ class Counted:
     def __init__(self) -> None:
         self.asked: list[str] = []
 
-    def read(self, wanted: Wanted) -> Read:
+    def read(self, wanted: GrammarSource) -> CompiledGrammar:
         self.asked.append(wanted.text)
         time.sleep(0.002)
         if "r" in wanted.text:
-            raise FormError("refused")
+            raise GrammarError("refused")
         if "i" in wanted.text:
-            raise InterruptedFormError("interrupted")
-        return Read("a")
+            raise GrammarInterruptedError("interrupted")
+        return CompiledGrammar("a")
 
 
 @pytest.fixture
-def counted(grammars: Grammars) -> tuple[Grammars, Counted]:
-    fresh, process = Grammars(grammars._tokenizer, grammars._config), Counted()
+def counted(grammars: GrammarCompiler) -> tuple[GrammarCompiler, Counted]:
+    fresh, process = GrammarCompiler(grammars._tokenizer, grammars._config), Counted()
     fresh.__dict__["_process"] = process
     return fresh, process
 
 
 @pytest.mark.parametrize(("text", "times"), [("r", 1), ("a", 1), ("i", 24)])
 def test_a_form_that_many_ask_for_at_once_is_read_once(
-    counted: tuple[Grammars, Counted], text: str, times: int
+    counted: tuple[GrammarCompiler, Counted], text: str, times: int
 ) -> None:
     """Unless that was interrupted: then each has a try of its own."""
 
     def ask() -> None:
-        with contextlib.suppress(FormError):
-            fresh.read(Wanted("regex", text))
+        with contextlib.suppress(GrammarError):
+            fresh.compile(GrammarSource("regex", text))
 
     fresh, process = counted
     threads = [threading.Thread(target=lambda: [ask() for _ in range(3)]) for _ in range(8)]
@@ -147,15 +155,15 @@ def test_a_form_that_many_ask_for_at_once_is_read_once(
     assert process.asked == [text] * times
 
 
-def test_refusals_that_are_kept_have_a_size(counted: tuple[Grammars, Counted]) -> None:
+def test_refusals_that_are_kept_have_a_size(counted: tuple[GrammarCompiler, Counted]) -> None:
     """And take no room from what is read; one that is too long, whatever its length, takes none at all."""
     fresh, process = counted
-    fresh.read(Wanted("regex", "a"))
-    forms = [Wanted("regex", f"r{at}" + "x" * 200_000) for at in range(40)]
-    for wanted in [*forms, forms[-1], Wanted("regex", "r" * 10**7), forms[-1]]:
-        with pytest.raises(FormError):
-            fresh.read(wanted)
-    fresh.read(Wanted("regex", "a"))
+    fresh.compile(GrammarSource("regex", "a"))
+    forms = [GrammarSource("regex", f"r{at}" + "x" * 200_000) for at in range(40)]
+    for wanted in [*forms, forms[-1], GrammarSource("regex", "r" * 10**7), forms[-1]]:
+        with pytest.raises(GrammarError):
+            fresh.compile(wanted)
+    fresh.compile(GrammarSource("regex", "a"))
     assert process.asked == ["a", *(wanted.text for wanted in forms)]
     assert 10 < len(fresh._refused) < 40
     assert sum(map(_characters, fresh._refused, fresh._refused.values())) <= MOST_REFUSED
@@ -172,16 +180,16 @@ def test_what_is_kept_has_a_size() -> None:
     assert sum(kept.values()) > 50
 
 
-def say(grammars: Grammars, grammar: str) -> None:
+def say(grammars: GrammarCompiler, grammar: str) -> None:
     """Tokens of an answer, drawn, until there are many."""
-    follower, draws, said = grammars.lark(grammar).follower(), random.Random(0), list[int]()
-    while len(said) < 400:
-        possible = np.flatnonzero(follower.possible(said))
-        said.append(int(draws.choice([each for each in possible if each not in grammars.ends])))
+    follower, draws, ids = grammars.lark(grammar).start(), random.Random(0), list[int]()
+    while len(ids) < 400:
+        possible = np.flatnonzero(follower.token_mask(ids))
+        ids.append(int(draws.choice([each for each in possible if each not in grammars.eos_ids])))
 
 
 @pytest.mark.parametrize(
-    ("grammar", "cpu_s", "told"),
+    ("grammar", "cpu_s", "message"),
     [
         (
             'start: e\ne: e e | e e e | "a" | "b"',
@@ -192,17 +200,17 @@ def say(grammars: Grammars, grammar: str) -> None:
     ],
 )
 def test_a_form_that_takes_too_much_ends_its_answer_alone(
-    grammars: Grammars, monkeypatch: pytest.MonkeyPatch, grammar: str, cpu_s: float, told: str
+    grammars: GrammarCompiler, monkeypatch: pytest.MonkeyPatch, grammar: str, cpu_s: float, message: str
 ) -> None:
     monkeypatch.setattr("aerie.engine.grammar.CPU_S", cpu_s)
     monkeypatch.setattr("aerie.engine.grammar.TOKEN_CPU_S", 0)
     with pytest.raises(
-        UserError, match=rf"cannot be followed after \d+ tokens: .*{told}.*; ask for one that"
+        UserError, match=rf"cannot be followed after \d+ tokens: .*{message}.*; ask for one that"
     ):
         say(grammars, grammar)
 
 
-def takes(reading: _Reading, read: Read, text: str) -> bool:
+def takes(reading: _Reading, read: CompiledGrammar, text: str) -> bool:
     matcher = reading._matcher(read.text)
     ids = reading._vocabulary.tokenize_bytes(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -246,7 +254,7 @@ def test_numbers_are_met_or_refused(reading: _Reading) -> None:
             kind = "" if "const" in of else '"type":"number",'
             schema = f'{{"type":"array","items":{{{kind}{bounds}}},"minItems":1}}'
             try:
-                read = reading.read(Wanted("schema", schema))
+                read = reading.read(GrammarSource("schema", schema))
             except RefusedError:
                 continue
             taken += 1
@@ -277,11 +285,11 @@ def test_numbers_that_are_not_taken(reading: _Reading, schema: str) -> None:
     with pytest.raises(
         RefusedError, match=r"numbers beyond 2\*\*53, or of more than 15 digits, are not taken"
     ):
-        reading.read(Wanted("schema", schema))
+        reading.read(GrammarSource("schema", schema))
 
 
 def test_a_count_may_be_written_as_a_decimal(reading: _Reading) -> None:
-    read = reading.read(Wanted("schema", '{"type": "string", "minLength": 2.0}'))
+    read = reading.read(GrammarSource("schema", '{"type": "string", "minLength": 2.0}'))
     assert takes(reading, read, '"ab"')
     assert not takes(reading, read, '"a"')
 
@@ -311,29 +319,29 @@ def test_a_keyword_that_is_not_held_is_told_or_refused(
     reading: _Reading, keyword: dict[str, Any], note: str
 ) -> None:
     schema = json.dumps({"type": "object", "properties": {"a": keyword}, "required": ["a"]})
-    assert note in reading.read(Wanted("schema", schema, "known")).notes
+    assert note in reading.read(GrammarSource("schema", schema, "known")).notes
     with pytest.raises(RefusedError):
-        reading.read(Wanted("schema", schema, "all"))
+        reading.read(GrammarSource("schema", schema, "all"))
     if "format" not in keyword:
         with pytest.raises(RefusedError):
-            reading.read(Wanted("schema", schema, "meaning"))
+            reading.read(GrammarSource("schema", schema, "meaning"))
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
 def test_formats_that_are_held(reading: _Reading, name: str) -> None:
-    read = reading.read(Wanted("schema", json.dumps({"type": "string", "format": name}), "all"))
+    read = reading.read(GrammarSource("schema", json.dumps({"type": "string", "format": name}), "all"))
     assert takes(reading, read, '"%"') == (name == "unknown")
 
 
 def test_what_is_no_schema_is_refused_though_nothing_is_held_strictly(reading: _Reading) -> None:
     for schema in ('{"type": "foo"}', '{"minLength": -1}', '{"type": "string", "enum": [1]}'):
         with pytest.raises(RefusedError):
-            reading.read(Wanted("schema", schema, "known"))
+            reading.read(GrammarSource("schema", schema, "known"))
 
 
 def test_options_of_llguidance_are_ours(reading: _Reading) -> None:
     with pytest.raises(RefusedError, match="Unimplemented keys"):
-        reading.read(Wanted("schema", '{"x-guidance": {"lenient": true}, "not": {}}'))
+        reading.read(GrammarSource("schema", '{"x-guidance": {"lenient": true}, "not": {}}'))
 
 
 RULES = ("start", "aa", "bb", "cc")
@@ -377,7 +385,7 @@ def test_a_grammar_ends_where_one_of_its_texts_is_found(reading: _Reading) -> No
             ["DEAD: /[a&&b]/", "LIVE: /b/", *(f"{name}: {rule}" for name, (rule, _) in drawn.items())]
         )
         rules = {name: of for name, (_, of) in drawn.items()}
-        found = finite_grammar.has_text(text, lambda terminal: terminal in ("/[a&&b]/", "DEAD"))
+        found = grammar_emptiness.accepts_any_text(text, lambda terminal: terminal in ("/[a&&b]/", "DEAD"))
         assert found == derives("start", rules, len(RULES)), text
         without += not found
     assert 150 < without < 650
@@ -400,7 +408,7 @@ def test_a_grammar_without_end_is_refused(reading: _Reading, kind: str, text: st
     with pytest.raises(
         RefusedError, match=r"no rule of it comes to an end, so no answer would|no text is of it"
     ):
-        reading.read(Wanted(kind, text))
+        reading.read(GrammarSource(kind, text))
 
 
 @pytest.mark.parametrize(
@@ -418,7 +426,7 @@ def test_a_grammar_without_end_is_refused(reading: _Reading, kind: str, text: st
     ],
 )
 def test_a_grammar_with_an_end_is_taken(reading: _Reading, kind: str, text: str) -> None:
-    reading.read(Wanted(kind, text))
+    reading.read(GrammarSource(kind, text))
 
 
 def drawn_schema(draws: random.Random, depth: int = 0) -> Any:
@@ -502,7 +510,7 @@ def test_a_schema_ends_where_an_instance_is_found() -> None:
         if isinstance(root, bool):
             continue
         root["$defs"] = {"a": drawn_schema(draws, 1)}
-        ends = finite_schema.has_instance(root)
+        ends = schema_emptiness.has_finite_instance(root)
         found = any(valid(each, root, root) for each in itertools.chain(small, every))
         assert ends or not found, root
         unfound += ends and not found
@@ -528,4 +536,4 @@ def test_a_schema_ends_where_an_instance_is_found() -> None:
 def test_a_schema_without_end_is_refused(reading: _Reading, schema: dict[str, Any]) -> None:
     for hold in ("all", "known"):
         with pytest.raises(RefusedError, match="no JSON is of it that comes to an end"):
-            reading.read(Wanted("schema", json.dumps(schema), hold))
+            reading.read(GrammarSource("schema", json.dumps(schema), hold))

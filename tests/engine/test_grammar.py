@@ -12,7 +12,7 @@ import pytest
 
 from aerie import Model, load
 from aerie.common.errors import UserError
-from aerie.engine.grammar import Follower, FormError, Grammars
+from aerie.engine.grammar import GrammarCompiler, GrammarError, GrammarMatcher
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session
 
@@ -91,17 +91,17 @@ def test_guesses_with_draws_keep_the_form(model: Model) -> None:
 
 def test_a_form_that_takes_no_token_back_is_found(model: Model, monkeypatch: pytest.MonkeyPatch) -> None:
     """A follower that is asked about other tokens than those before, and does not go back."""
-    grammar = model.session_state.session().grammars.json(SCHEMA)
+    grammar = model.session_state.session().grammar_compiler.json(SCHEMA)
     ids = model.session_state.session().tokenizer.encode('{"name": "x"', special=False)
     other = model.session_state.session().tokenizer.encode('{ "name": "yy"', special=False)
-    follower, fresh = grammar.follower(), grammar.follower()
-    follower.possible(ids)
-    assert np.array_equal(follower.possible(other), fresh.possible(other))
+    follower, fresh = grammar.start(), grammar.start()
+    follower.token_mask(ids)
+    assert np.array_equal(follower.token_mask(other), fresh.token_mask(other))
     monkeypatch.setattr("aerie.engine.grammar._same", lambda one, other: len(one))
-    stuck = grammar.follower()
-    stuck.possible(ids)
+    stuck = grammar.start()
+    stuck.token_mask(ids)
     with pytest.raises(UserError, match="is not of the form"):
-        stuck.possible(other)
+        stuck.token_mask(other)
 
 
 def test_an_answer_goes_on_from_a_file_in_its_form(model: Model, tmp_path: Path) -> None:
@@ -115,35 +115,39 @@ def test_an_answer_goes_on_from_a_file_in_its_form(model: Model, tmp_path: Path)
 
 
 def test_an_answer_that_left_its_form_is_told(session: Session) -> None:
-    follower = session.grammars.json(SCHEMA).follower()
+    follower = session.grammar_compiler.json(SCHEMA).start()
     ids = session.tokenizer.encode('{"name": 5', special=False)
     with pytest.raises(UserError, match=r"token \d+, the answer's number \d+, is not of the form that was"):
-        follower.possible(ids)
+        follower.token_mask(ids)
     check_goes_on(follower, session)
 
 
-def check_goes_on(follower: Follower, session: Session) -> None:
+def check_goes_on(follower: GrammarMatcher, session: Session) -> None:
     """What was refused leaves no trace."""
     ids = session.tokenizer.encode('{"name": "x"', special=False)
-    fresh = session.grammars.json(SCHEMA).follower()
-    assert np.array_equal(follower.possible(ids), fresh.possible(ids))
+    fresh = session.grammar_compiler.json(SCHEMA).start()
+    assert np.array_equal(follower.token_mask(ids), fresh.token_mask(ids))
 
 
 def test_only_the_end_may_follow_what_is_complete(session: Session) -> None:
     ids = session.tokenizer.encode("5", special=False)
-    possible = session.grammars.json({"const": 5}).follower().possible(ids)
+    possible = session.grammar_compiler.json({"const": 5}).start().token_mask(ids)
     assert {*np.flatnonzero(possible)} == {*session.model.config.eos_token_ids}
 
 
 def test_a_grammar_of_text(session: Session) -> None:
     lark, gbnf = 'start: "yes" | "no"', 'root ::= "yes" | "no"'
-    for grammar in (session.grammars.lark(lark), session.grammars.gbnf(lark), session.grammars.gbnf(gbnf)):
+    for grammar in (
+        session.grammar_compiler.lark(lark),
+        session.grammar_compiler.gbnf(lark),
+        session.grammar_compiler.gbnf(gbnf),
+    ):
         made = session.generate(session.tokenizer.encode("Is it?"), 8, Sampler(grammar=grammar))
         assert "".join(session.text(made)) in ("yes", "no")
 
 
 @pytest.mark.parametrize(
-    ("schema", "told"),
+    ("schema", "message"),
     [
         (False, "it is false, which describes no JSON"),
         ({"type": "foo"}, "Invalid type: foo"),
@@ -154,8 +158,8 @@ def test_a_grammar_of_text(session: Session) -> None:
     ],
     ids=str,
 )
-def test_a_schema_that_is_none(model: Model, schema: Any, told: str) -> None:
-    with pytest.raises(FormError, match=told) as refused:
+def test_a_schema_that_is_none(model: Model, schema: Any, message: str) -> None:
+    with pytest.raises(GrammarError, match=message) as refused:
         model.generate("Hi", 5, json_schema=schema)
     assert str(refused.value).startswith("the JSON schema cannot be taken: ")
     assert str(refused.value).endswith("; change it, or ask for an answer of any form")
@@ -163,16 +167,16 @@ def test_a_schema_that_is_none(model: Model, schema: Any, told: str) -> None:
 
 def test_a_grammar_that_is_none(session: Session) -> None:
     asked: list[Callable[[], object]] = [
-        lambda: session.grammars.lark("start: nowhere"),
-        lambda: session.grammars.again("{}"),
-        lambda: session.grammars.gbnf("root ::= ("),
-        lambda: session.grammars.gbnf("root ::= nowhere"),
+        lambda: session.grammar_compiler.lark("start: nowhere"),
+        lambda: session.grammar_compiler.recompile("{}"),
+        lambda: session.grammar_compiler.gbnf("root ::= ("),
+        lambda: session.grammar_compiler.gbnf("root ::= nowhere"),
     ]
     for each in asked:
-        with pytest.raises(FormError, match="the grammar cannot be taken: "):
+        with pytest.raises(GrammarError, match="the grammar cannot be taken: "):
             each()
 
 
 def test_the_vocabulary_is_read_once(session: Session) -> None:
-    grammars = Grammars(session.tokenizer, session.model.config)
+    grammars = GrammarCompiler(session.tokenizer, session.model.config)
     assert grammars.vocabulary is grammars.vocabulary

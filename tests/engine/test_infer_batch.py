@@ -12,9 +12,9 @@ import pytest
 from aerie import Model, load
 from aerie.common.errors import UserError
 from aerie.engine.errors import NotFiniteError, TooLittleMemoryError
-from aerie.engine.pages import PoolFullError
+from aerie.engine.page_pool import PoolFullError
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import answer_alone
+from aerie.engine.scheduler import generate_alone
 
 NEW = 5
 
@@ -30,9 +30,9 @@ def nothing_is_leaked(model: Model) -> Iterator[None]:
     yield
     gc.collect()
     pool = model._open().scheduler.pool
-    pool.take_back()
-    pool.manager.check()
-    assert pool.manager.free == 20
+    pool.collect_released()
+    pool.manager.check_invariants()
+    assert pool.manager.free_count == 20
 
 
 def prompts(model: Model) -> list[list[int]]:
@@ -57,7 +57,7 @@ def made_alone(model: Model, number: int) -> list[int]:
     """What a request gives by another way: one sequence, a KV cache of its own."""
     own = {name: values[number] for name, values in SETTINGS.items()}
     sampler = Sampler(**own, seed=number)
-    return list(answer_alone(model._open().model, prompts(model)[number], NEW, sampler))
+    return list(generate_alone(model._open().model, prompts(model)[number], NEW, sampler))
 
 
 def test_a_token_each_until_they_have_what_they_have_alone(model: Model) -> None:
@@ -91,9 +91,9 @@ def test_forks_share_pages_and_going_back_forgets(model: Model) -> None:
     pool = model._open().scheduler.pool
     with model.new_kv() as one:
         (whole,) = model.forward_batch(text, [130], [0], [one], every=True)
-        used = pool.manager.free
+        used = pool.manager.free_count
         with one.fork() as two:
-            assert pool.manager.free == used
+            assert pool.manager.free_count == used
             made = model.forward_batch([*other, *text[100:]], [10, 30], [100, 100], [one, two], every=True)
             assert (one.length, two.length) == (110, 130)
             assert made[1].tobytes() == whole[100:].tobytes()
@@ -117,11 +117,11 @@ def test_a_kv_that_is_forgotten_gives_its_pages_back(model: Model) -> None:
     kv = model.new_kv()
     model.infer_batch([5] * 70, [70], [0], [kv])
     pool = model._open().scheduler.pool
-    free = pool.manager.free
+    free = pool.manager.free_count
     del kv
     gc.collect()
-    pool.take_back()
-    assert pool.manager.free == free + 2
+    pool.collect_released()
+    assert pool.manager.free_count == free + 2
 
 
 def test_what_does_not_fit_together_is_told_and_changes_nothing(model: Model) -> None:
@@ -187,16 +187,16 @@ def test_a_pool_that_is_full_queues_and_then_refuses(model: Model) -> None:
         model.infer_batch(
             [11] * 380 + [12] * 380 + [13] * 340, [380, 380, 340], [0] * 3, [one, two, three]
         )  # all but two pages of 20
-        waiting = [scheduler.submit([9] * 70, 3, Sampler()) for _ in range(2)]
-        larger = scheduler.submit([8] * 190, 3, Sampler())
+        waiting = [scheduler.add_request([9] * 70, 3, Sampler()) for _ in range(2)]
+        larger = scheduler.add_request([8] * 190, 3, Sampler())
         scheduler.step()
         assert [one.error for one in (*waiting, larger)] == [None] * 3
-        while not all(one.is_over for one in (*waiting, larger)):
+        while not all(one.is_finished for one in (*waiting, larger)):
             scheduler.step()
         assert [len(one.token_ids) for one in waiting] == [3, 3]
         (result,) = model.generate_batch([[4] * 190])
-        for told in (str(larger.error), result.error):
-            assert "has 2 of its 20 pages of 64 positions free, and 3 are needed; wait for other" in told
+        for error in (str(larger.error), result.error):
+            assert "has 2 of its 20 pages of 64 positions free, and 3 are needed; wait for other" in error
     (result,) = model.generate_batch([[4] * 190], max_tokens=2)
     assert result.token_ids
 

@@ -3,13 +3,13 @@
 import pytest
 
 from aerie.engine.kpis import Kpi, Kpis, Tps
-from aerie.engine.strategies.strategy import Passes
+from aerie.engine.strategies.strategy import PassCounts
 
 
 def test_the_seeds_line():
     kpis = Kpis()
-    kpis.prompted(50, 0.2505)
-    kpis.generated(45, 1.85025)
+    kpis.record_prompt(50, 0.2505)
+    kpis.record_generated(45, 1.85025)
     line = "prompt:250.50ms generate:1850.25ms tps:prompt=199.60 tps:generate=24.32"
     assert kpis.dump(" ") == kpis.dump() == line
     assert kpis.dump(" | ") == line.replace(" ", " | ")
@@ -17,10 +17,10 @@ def test_the_seeds_line():
 
 def test_samples_mean_and_last_are_of_all_answers_and_rates_of_the_last():
     kpis = Kpis()
-    kpis.prompted(100, 0.5)
-    kpis.generated(10, 2.0)
-    kpis.prompted(30, 0.1)
-    kpis.generated(8, 1.0, Passes(passes=5, drafted=9, accepted=4))
+    kpis.record_prompt(100, 0.5)
+    kpis.record_generated(10, 2.0)
+    kpis.record_prompt(30, 0.1)
+    kpis.record_generated(8, 1.0, PassCounts(passes=5, drafted=9, accepted=4))
     assert kpis.prompt == Kpi(2, pytest.approx(300_000), pytest.approx(100_000))
     assert kpis.generate == Kpi(2, pytest.approx(1_500_000), pytest.approx(1_000_000))
     assert kpis.tps == Tps(30, 9, pytest.approx(300), pytest.approx(8), 2.0, 9, 4)
@@ -28,11 +28,11 @@ def test_samples_mean_and_last_are_of_all_answers_and_rates_of_the_last():
 
 def test_an_answer_of_one_token_has_no_second_phase():
     kpis = Kpis()
-    kpis.prompted(10, 0.1)
-    kpis.generated(5, 0.5)
+    kpis.record_prompt(10, 0.1)
+    kpis.record_generated(5, 0.5)
     assert kpis.tps.tokenAcceptance == 1.0
-    kpis.prompted(10, 0.1)
-    kpis.generated(0, 0.0)
+    kpis.record_prompt(10, 0.1)
+    kpis.record_generated(0, 0.0)
     assert kpis.generate.samples == 1
     assert kpis.tps == Tps(10, 1, pytest.approx(100), 0.0, 0.0)
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from aerie.engine.logits import LogitsError, dequantised, last_row, logits_arguments
+from aerie.engine.logits import LogitsError, dequantise_logits, last_row, logits_arguments
 from aerie.engine.sampler import Sampler
 from aerie.kernel_builder.arguments import (
     Argument,
@@ -41,7 +41,7 @@ def drawn(shape, dtype):
 def test_the_last_rows_of_tokens_as_numbers(dtype, n_process, count):
     scale, offset = QUANTISED.get(dtype.name, (dtype, None, 0))[1:]
     elements = drawn((4, 10), dtype)
-    found = dequantised(
+    found = dequantise_logits(
         table(logits("logits", (4, 10), dtype, scale, offset)), {"logits": elements}, 9, n_process, count
     )
     assert (found.shape, found.dtype) == ((count, 9), np.float32)
@@ -56,7 +56,7 @@ def test_parts_join_in_the_order_of_the_vocabulary():
     parts = [logits(f"logits_{part}", (2, 3), u8, 0.5 * (part + 1), -part) for part in (10, 2, 9, 0)]
     made = {each.name: np.full((2, 3), int(each.name[7:]) + 4, np.uint8) for each in parts}
     assert [each.name for each in logits_arguments(table(*parts))] == [f"logits_{n}" for n in (0, 2, 9, 10)]
-    found = dequantised(table(*parts), made, 11, n_process=2, count=2)
+    found = dequantise_logits(table(*parts), made, 11, n_process=2, count=2)
     np.testing.assert_array_equal(found, [[2.0] * 3 + [6.0] * 3 + [20.0] * 3 + [22.0] * 2] * 2)
 
 
@@ -70,7 +70,7 @@ def test_a_row_that_a_sampler_takes(dtype):
     row = last_row(table(*parts), made, 9)
     assert row.shape == (9,)
     assert row.dtype == (bf16.numpy if dtype is bf16 else np.float32)
-    np.testing.assert_array_equal(row.astype(np.float32), dequantised(table(*parts), made, 9)[0])
+    np.testing.assert_array_equal(row.astype(np.float32), dequantise_logits(table(*parts), made, 9)[0])
     assert Sampler()(row) == int(np.argmax(elements.reshape(-1)[:9].astype(np.float64)))
 
 
@@ -90,11 +90,11 @@ def test_a_row_that_a_sampler_takes(dtype):
     ],
 )
 def test_what_are_no_logits(outputs, message):
-    for read in (dequantised, last_row):
+    for read in (dequantise_logits, last_row):
         with pytest.raises(LogitsError, match=message):
             read(table(*outputs), {"logits": np.zeros((4, 10), np.uint8)}, 10)
 
 
 def test_elements_of_another_type_are_not_read_as_numbers():
     with pytest.raises(ArgumentTableError, match="was given elements of uint16"):
-        dequantised(table(logits("logits", (1, 4), f16)), {"logits": np.zeros((1, 4), np.uint16)}, 4)
+        dequantise_logits(table(logits("logits", (1, 4), f16)), {"logits": np.zeros((1, 4), np.uint16)}, 4)

@@ -10,8 +10,8 @@ import pytest
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
-from aerie.engine.pages import (
-    PAGE,
+from aerie.engine.page_pool import (
+    PAGE_SIZE,
     PagedSequence,
     PageManager,
     PagePool,
@@ -35,13 +35,13 @@ def write(sequence: PagedSequence, tokens: list[int]) -> None:
     first = sequence.length
     sequence.reserve(len(tokens))
     for array in (array for layer in sequence.pool.layers for array in layer):
-        array[:, sequence.places(first, len(tokens))] = np.array(tokens)[:, None] + first
+        array[:, sequence.pool_positions(first, len(tokens))] = np.array(tokens)[:, None] + first
     sequence.advance(tokens)
 
 
 def held(sequence: PagedSequence) -> Any:
     """What the sequence reads, of one head of the first layer."""
-    return sequence.pool.layers[0][0][0, sequence.places(0, sequence.length), 0].astype(np.float32)
+    return sequence.pool.layers[0][0][0, sequence.pool_positions(0, sequence.length), 0].astype(np.float32)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -59,32 +59,32 @@ def test_the_books_agree_after_every_operation(seed: int) -> None:
             if what == "begin":
                 text = texts[rng.integers(3)]
                 new = PagedSequence(pool)
-                happened["found"] += new.begin(text)
+                happened["found"] += new.match_prefix(text)
                 living[new] = text
             elif one is None:
                 continue
             elif what == "grow":
-                shared = one._shared(one.length)
+                shared = one._shared_pages(one.length)
                 write(one, living[one][one.length : one.length + int(rng.integers(1, 100))] or [7])
                 happened["copied"] += len(shared)
             elif what == "fork":
                 living[one.fork()] = [*one.token_ids, *map(int, rng.integers(0, 3, 100))]
                 happened["forked"] += 1
             elif what == "back":
-                one.go_back(int(rng.integers(one.length + 1)))
+                one.truncate(int(rng.integers(one.length + 1)))
             else:
                 del living[one]
                 one.release()
         except PoolFullError:
             happened["full"] += 1
-        pool.manager.check()
+        pool.manager.check_invariants()
         holders = [sum(page in each.pages for each in living) for page in range(12)]
-        assert pool.manager._holders == holders
-        assert pool.manager.free == holders.count(0)
+        assert pool.manager._ref_counts == holders
+        assert pool.manager.free_count == holders.count(0)
     assert all(happened.values()), happened
     for one in living:
         one.release()
-    assert pool.manager.free == 12
+    assert pool.manager.free_count == 12
 
 
 def test_a_copy_is_made_before_a_shared_page_is_written() -> None:
@@ -104,19 +104,21 @@ def test_a_copy_is_made_before_a_shared_page_is_written() -> None:
 
 def test_full_and_computed_pages_are_found_but_never_the_last_token() -> None:
     pool = pool_of(8)
-    tokens = list(range(2 * PAGE))
+    tokens = list(range(2 * PAGE_SIZE))
     one = PagedSequence(pool)
     one.reserve(len(tokens))
-    assert PagedSequence(pool).begin([*tokens, 1]) == 0  # not computed yet
+    assert PagedSequence(pool).match_prefix([*tokens, 1]) == 0  # not computed yet
     one.advance(tokens)
-    assert PagedSequence(pool).begin([*tokens, 1]) == 2 * PAGE
-    assert PagedSequence(pool).begin(tokens) == PAGE
-    assert PagedSequence(pool).begin([5, *tokens]) == 0
-    assert PagedSequence(pool).begin(tokens[PAGE:] + tokens) == 0  # the same page after another beginning
+    assert PagedSequence(pool).match_prefix([*tokens, 1]) == 2 * PAGE_SIZE
+    assert PagedSequence(pool).match_prefix(tokens) == PAGE_SIZE
+    assert PagedSequence(pool).match_prefix([5, *tokens]) == 0
+    assert (
+        PagedSequence(pool).match_prefix(tokens[PAGE_SIZE:] + tokens) == 0
+    )  # the same page after another beginning
     pages = one.pages[:]
     one.release()
     found = PagedSequence(pool)
-    assert found.begin([*tokens, 1]) == 2 * PAGE
+    assert found.match_prefix([*tokens, 1]) == 2 * PAGE_SIZE
     assert found.pages == pages
 
 
@@ -124,69 +126,69 @@ def test_a_page_that_is_written_anew_is_not_found_by_what_it_had() -> None:
     """Not before the new tokens are computed either, and a page that others hold goes on being found."""
     pool = pool_of(4)
     one = PagedSequence(pool)
-    write(one, [1] * PAGE)
-    one.go_back(10)
+    write(one, [1] * PAGE_SIZE)
+    one.truncate(10)
     one.reserve(5)
-    assert PagedSequence(pool).begin([1] * 100) == 0
+    assert PagedSequence(pool).match_prefix([1] * 100) == 0
     one.advance([2] * 54)
     other = one.fork()
-    other.go_back(20)
+    other.truncate(20)
     write(other, [3] * 44)
-    assert PagedSequence(pool).begin([1] * 10 + [2] * 54 + [0]) == PAGE
+    assert PagedSequence(pool).match_prefix([1] * 10 + [2] * 54 + [0]) == PAGE_SIZE
     assert held(one)[63] != held(other)[63]
 
 
 def test_pages_with_or_after_a_token_that_was_not_made_by_blocks_are_not_found() -> None:
     pool = pool_of(8)
-    tokens = list(range(3 * PAGE))
+    tokens = list(range(3 * PAGE_SIZE))
     one = PagedSequence(pool)
     one.reserve(len(tokens))
-    one.advance(tokens[:PAGE])
-    one.advance(tokens[PAGE : PAGE + 1], in_blocks=False)
-    one.advance(tokens[PAGE + 1 :])
-    assert PagedSequence(pool).begin([*tokens, 1]) == PAGE
+    one.advance(tokens[:PAGE_SIZE])
+    one.advance(tokens[PAGE_SIZE : PAGE_SIZE + 1], reusable=False)
+    one.advance(tokens[PAGE_SIZE + 1 :])
+    assert PagedSequence(pool).match_prefix([*tokens, 1]) == PAGE_SIZE
 
 
 def test_what_was_left_is_free_after_the_next_look() -> None:
     pool = pool_of(4)
     one = PagedSequence(pool)
     write(one, [1] * 70)
-    pool.leave(one)
-    assert pool.manager.free == 2
-    pool.take_back()
-    assert pool.manager.free == 4
+    pool.release_later(one)
+    assert pool.manager.free_count == 2
+    pool.collect_released()
+    assert pool.manager.free_count == 4
 
 
 def test_what_was_let_go_longest_ago_is_taken_first_and_its_end_before_its_beginning() -> None:
     pool = pool_of(4)
     old, new = (PagedSequence(pool) for _ in range(2))
-    write(old, [1] * 2 * PAGE)
-    write(new, [2] * 2 * PAGE)
+    write(old, [1] * 2 * PAGE_SIZE)
+    write(new, [2] * 2 * PAGE_SIZE)
     old.release()
     new.release()
     write(PagedSequence(pool), [3])
-    assert PagedSequence(pool).begin([1] * 200) == PAGE
-    assert PagedSequence(pool).begin([2] * 200) == 2 * PAGE
+    assert PagedSequence(pool).match_prefix([1] * 200) == PAGE_SIZE
+    assert PagedSequence(pool).match_prefix([2] * 200) == 2 * PAGE_SIZE
 
 
 def test_pools_of_other_models_have_other_keys() -> None:
-    keys = [list(pool_of(1).keys([1] * PAGE, first)) for first in (b"a", b"b")]
+    keys = [list(pool_of(1).page_keys([1] * PAGE_SIZE, first)) for first in (b"a", b"b")]
     assert keys[0] != keys[1]
 
 
 def test_embeddings_have_no_key() -> None:
-    tokens: Any = [*range(PAGE), np.zeros(4), *range(PAGE)]
-    assert len(list(pool_of(1).keys(tokens, b"first"))) == 1
+    tokens: Any = [*range(PAGE_SIZE), np.zeros(4), *range(PAGE_SIZE)]
+    assert len(list(pool_of(1).page_keys(tokens, b"first"))) == 1
 
 
 def test_a_full_pool_is_told_and_changes_nothing() -> None:
     manager = PageManager(3)
-    manager.take(1)
+    manager.allocate(1)
     with pytest.raises(
         PoolFullError, match=r"has 2 of its 3 pages of 64 positions free, and 3 are needed; wait"
     ):
-        manager.take(3)
-    assert manager.free == 2
+        manager.allocate(3)
+    assert manager.free_count == 2
     with pytest.raises(ValueError, match="held by nobody"):
         manager.release([2])
 

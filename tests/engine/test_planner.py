@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aerie.engine.errors import NoVariantError, PromptError
-from aerie.engine.planner import Step, plan
+from aerie.engine.planner import VariantCall, plan
 
 
 class V(NamedTuple):
@@ -60,7 +60,7 @@ def test_the_seeds_examples(tokens, expected, costs):
 
 
 def test_a_step_as_the_seed_writes_it():
-    assert plan(200, 0, SEED)[-1] == Step(8, 4096, 192, 192, 8, 0, 192)
+    assert plan(200, 0, SEED)[-1] == VariantCall(8, 4096, 192, 192, 8, 0, 192)
     assert str(plan(1, 50, SEED)[0]) == "AR-1 CL-4096 n_past=50 n_valid_kv=50 n_process=1"
 
 
@@ -163,10 +163,10 @@ def test_a_larger_context_only_where_it_is_measured_to_be_cheaper():
 
 def test_ar_equal_to_cl_computes_all_anew():
     """With a past in one step or not at all, at position 0 as others."""
-    assert plan(400, 100, product((1, 128, 512), (512,))) == (Step(512, 512, 0, 0, 500, 0, 0),)
+    assert plan(400, 100, product((1, 128, 512), (512,))) == (VariantCall(512, 512, 0, 0, 500, 0, 0),)
     costs = {V(8, 512): 9.0, V(512, 512): 20.0}
     assert [step.variant for step in plan(8, 400, list(costs), costs)] == [8]
-    assert plan(24, 400, list(costs), costs) == (Step(512, 512, 0, 0, 424, 0, 0),)
+    assert plan(24, 400, list(costs), costs) == (VariantCall(512, 512, 0, 0, 424, 0, 0),)
     first, *others = plan(600, 0, [V(512, 512), V(128, 2048)])
     assert (first.variant, first.n_process) == (512, 512)
     assert [(step.variant, step.n_past) for step in others] == [(128, 512)]

@@ -1,5 +1,5 @@
 """A model that two processes share, by torch.distributed with gloo: the bits of two devices in one process,
-and what one is told of the other that goes its own way, or dies."""
+and the error if the other process diverges or ends."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ with load("demo", group=between_processes(address, 1, 2, patience), **options) a
         except AerieError as error:
             print("refused", error, flush=True)
 """
-"""Rank 1: makes the calls of a model that are told on standard input."""
+"""Rank 1: makes the calls of a model that standard input names."""
 
 
 @dataclass
@@ -87,8 +87,10 @@ def pair() -> Iterator[Pair]:
 def test_others_that_do_not_come_are_not_waited_for_forever() -> None:
     """Rank 0 listens, and nobody is there."""
     started = time.perf_counter()
-    told = r"^rank 0 of 2 did not meet the others at 127.0.0.1:0 in 0.2 s \(.*\); start all of them, with one"
-    with pytest.raises(UserError, match=told):
+    message = (
+        r"^rank 0 of 2 did not meet the others at 127.0.0.1:0 in 0.2 s \(.*\); start all of them, with one"
+    )
+    with pytest.raises(UserError, match=message):
         between_processes("127.0.0.1:0", 0, 2, 0.2)
     assert time.perf_counter() - started < 30
 
@@ -133,9 +135,11 @@ def test_a_peer_that_dies_ends_what_waits_for_it_and_is_named(pair: Pair) -> Non
     pair.peer.kill()
     pair.peer.wait()
     started = time.perf_counter()
-    told = r"^rank 1 of 2 is gone, or did not answer in 60 s \(Connection closed .*\); what was under way is"
+    message = (
+        r"^rank 1 of 2 is gone, or did not answer in 60 s \(Connection closed .*\); what was under way is"
+    )
     for _ in range(2):
-        with pytest.raises(PeerError, match=told):
+        with pytest.raises(PeerError, match=message):
             pair.model.generate("What is the capital of France?")
     assert time.perf_counter() - started < PATIENCE_S / 2
     with load("demo", **OPTIONS) as alone:

@@ -9,7 +9,7 @@ import pytest
 from aerie.common.errors import UserError
 from aerie.engine.errors import NotFiniteError
 from aerie.engine.numerics import bf16
-from aerie.engine.sampler import Sampler, Sampling
+from aerie.engine.sampler import Sampler, SamplingSettings
 
 LOGITS = np.array([1.0, 4.0, 3.0, 4.0, -2.0, 0.5], np.float32)
 
@@ -77,11 +77,11 @@ def by_transformers(logits, settings, prompt, made):
         TopPLogitsWarper,
     )
 
-    scores, said = torch.tensor(logits)[None], torch.tensor([[*prompt, *made]])
+    scores, ids = torch.tensor(logits)[None], torch.tensor([[*prompt, *made]])
     if settings["logit_bias"]:
         bias = {(token,): value for token, value in settings["logit_bias"].items()}
-        scores = SequenceBiasLogitsProcessor(bias)(said, scores)
-    scores = RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"])(said, scores)
+        scores = SequenceBiasLogitsProcessor(bias)(ids, scores)
+    scores = RepetitionPenaltyLogitsProcessor(settings["repetition_penalty"])(ids, scores)
     for token in made:
         scores[0, token] -= settings["frequency_penalty"]
     for token in set(made):
@@ -92,12 +92,12 @@ def by_transformers(logits, settings, prompt, made):
         TopPLogitsWarper(settings["top_p"]),
         MinPLogitsWarper(settings["min_p"]),
     ):
-        scores = warper(said, scores)
+        scores = warper(ids, scores)
     return scores.softmax(-1)[0].numpy()
 
 
 def drawn_case(random):
-    """Logits of a small vocabulary, settings of which about half change something, and what was said."""
+    """Logits of a small vocabulary, settings of which about half change something, and the tokens so far."""
     size = int(random.integers(2, 40))
     logits = (random.normal(size=size) * random.choice([0.5, 3, 10])).astype(np.float32)
 
@@ -152,9 +152,9 @@ def is_on_the_edge(logits, settings, prompt, made):
 
 def test_draws_are_of_the_distribution():
     settings = {"temperature": 1.3, "top_k": 4, "repetition_penalty": 1.4, "presence_penalty": 0.5}
-    sampler, said = Sampler(**settings, seed=5), ([1, 2], [1, 1, 3])
-    counts = np.bincount([sampler(LOGITS, *said) for _ in range(6000)], minlength=6) / 6000
-    tokens, probabilities = sampler.distribution(LOGITS, *said)
+    sampler, context = Sampler(**settings, seed=5), ([1, 2], [1, 1, 3])
+    counts = np.bincount([sampler(LOGITS, *context) for _ in range(6000)], minlength=6) / 6000
+    tokens, probabilities = sampler.distribution(LOGITS, *context)
     np.testing.assert_allclose(counts[tokens], probabilities, atol=0.02)
     assert counts[tokens].sum() == pytest.approx(1)
 
@@ -237,13 +237,13 @@ ROWS = [
 ]
 
 
-@pytest.mark.parametrize("field", [*Sampling.__annotations__, "none"])
+@pytest.mark.parametrize("field", [*SamplingSettings.__annotations__, "none"])
 def test_hostile_numbers_are_refused_or_drawn_by(field):
     """Every setting from them, the others drawn from them as far as they are taken: it says which one is
     wrong, or draws a token, without a warning of numpy's."""
     rng, taken = np.random.default_rng(5), 0
     for value in HOSTILE if field != "none" else range(200):
-        drawn = [of(name, HOSTILE[rng.integers(len(HOSTILE))]) for name in Sampling.__annotations__]
+        drawn = [of(name, HOSTILE[rng.integers(len(HOSTILE))]) for name in SamplingSettings.__annotations__]
         given = {name: each for one in drawn if refusal(one) is None for name, each in one.items()}
         given |= of(field, value) if field != "none" else {}
         if (wrong := refusal(given)) is not None:
@@ -357,7 +357,7 @@ def test_sorted_values_give_what_sorted_tokens_do(seed):
 def test_a_token_that_is_left_out(filters, dtype):
     logits, settings = LOGITS.astype(dtype), {"temperature": 2.0, "seed": 1, **filters}
     sampler = Sampler(**settings)
-    without = sampler.without(1)
+    without = sampler.excluding(1)
     tokens, shares = without.distribution(logits)
     others = [0, 2, 3, 4, 5]
     expected, its = Sampler(**settings).distribution(logits[others])
@@ -365,14 +365,14 @@ def test_a_token_that_is_left_out(filters, dtype):
     np.testing.assert_array_equal(shares, its)
     assert 1 not in seen(without, logits)
     assert 1 in seen(sampler, logits)
-    assert Sampler().without(1)(logits) == 3
-    assert Sampler().without(0)(logits) == 1
+    assert Sampler().excluding(1)(logits) == 3
+    assert Sampler().excluding(0)(logits) == 1
 
 
 def test_a_sampler_without_a_token_shares_the_generator():
     sampler, same = Sampler(temperature=2.0, seed=7), Sampler(temperature=2.0, seed=7)
-    without = sampler.without(0)
-    assert [without(LOGITS) for _ in range(3)] == [same.without(0)(LOGITS) for _ in range(3)]
+    without = sampler.excluding(0)
+    assert [without(LOGITS) for _ in range(3)] == [same.excluding(0)(LOGITS) for _ in range(3)]
     assert without.state() == sampler.state() == same.state()
     assert without.settings == sampler.settings
     assert without != sampler

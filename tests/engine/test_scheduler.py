@@ -19,23 +19,29 @@ from aerie import FinishReason, load
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine import windows
+from aerie.engine import gathered_cache
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.errors import AnswerError, NotFiniteError, PromptError
+from aerie.engine.error_scope import isolate_request_errors
+from aerie.engine.errors import NotFiniteError, PromptError, RequestError
 from aerie.engine.executor import Executor
-from aerie.engine.faults import of_one_answer
-from aerie.engine.forward import head_rows, prefill
-from aerie.engine.pages import PAGE, PagedSequence, PageManager, PagePool, PoolFullError
-from aerie.engine.progress import Reporter
+from aerie.engine.forward import logits_rows, prefill
+from aerie.engine.gathered_cache import ALIGN, gathered_cache_for
+from aerie.engine.page_pool import PAGE_SIZE, PagedSequence, PageManager, PagePool, PoolFullError
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import PRIORITY_LEVEL_STEPS, READ_ROWS, Counts, Scheduler, answer_alone
+from aerie.engine.scheduler import (
+    MIN_PREFILL_ONLY_ROWS,
+    PRIORITY_LEVEL_STEPS,
+    Scheduler,
+    SchedulerStats,
+    generate_alone,
+)
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.stopping import StopStrings
-from aerie.engine.strategies.autoregressive import Autoregressive
+from aerie.engine.stop_strings import StopStrings
+from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
 from aerie.engine.strategies.strategy import PassInput
-from aerie.engine.windows import ALIGN, window_of
 from aerie.kernel_builder.attention import STAGES, kv_rows
 from aerie.runtime import RunError, RunStopped, select_backend
 from aerie.verify.random_model import (
@@ -87,12 +93,12 @@ class Family:
 
     def _alone(self, number: int) -> tuple[list[int], list[bytes]]:
         listening = sampler(number)
-        tokens = list(answer_alone(self.session.model, self.prompts[number], NEW, listening))
+        tokens = list(generate_alone(self.session.model, self.prompts[number], NEW, listening))
         return tokens, listening.bits
 
     def scheduler(self, pages: int, spare: int = 0) -> Scheduler:
         model = self.session.model
-        return Scheduler(model, PagePool(model.config, pages, b"this model", spare), window_of)
+        return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
 
 
 @pytest.fixture(scope="module")
@@ -126,10 +132,10 @@ def run(scheduler: Scheduler, arriving: list[tuple[int, Any]], cancelled: dict[i
         for number, life in cancelled.items():
             if number < len(requests) and step > life:
                 requests[number].stop()
-        if not arriving and all(one.is_over for one in requests):
+        if not arriving and all(one.is_finished for one in requests):
             return
         scheduler.step()
-        scheduler.pool.manager.check()
+        scheduler.pool.manager.check_invariants()
     raise AssertionError("it does not come to an end")
 
 
@@ -138,12 +144,12 @@ Made = list[tuple[int, Request, Listening]]
 
 def arrive(family: Family, scheduler: Scheduler, made: Made, number: int, priority: int) -> Request:
     listening = sampler(number)
-    request = scheduler.submit(family.prompts[number], NEW, listening, priority)
+    request = scheduler.add_request(family.prompts[number], NEW, listening, priority)
     made.append((number, request, listening))
     return request
 
 
-def play(family: Family, draw: int) -> tuple[int, Counts]:
+def play(family: Family, draw: int) -> tuple[int, SchedulerStats]:
     """A drawn schedule: arrivals, priorities, a pool that may be too small, requests that are stopped.
 
     Gives how many answers are not those that are given alone, and what happened.
@@ -159,9 +165,9 @@ def play(family: Family, draw: int) -> tuple[int, Counts]:
     ]
     cancelled = {int(n): int(rng.integers(30)) for n in rng.permutation(len(numbers))[:3]}
     run(scheduler, arriving, cancelled)
-    for books in (scheduler.pool.manager, scheduler.pool.spare):
-        assert books.free == books.pages
-    return sum(not is_as_alone(family, *each) for each in made), scheduler.counts
+    for books in (scheduler.pool.manager, scheduler.pool.swap):
+        assert books.free_count == books.page_count
+    return sum(not is_as_alone(family, *each) for each in made), scheduler.stats
 
 
 def is_as_alone(family: Family, number: int, request: Request, listening: Listening) -> bool:
@@ -192,20 +198,20 @@ def test_an_answer_that_gave_way_goes_on_with_the_same_bits(spare: int, family: 
     model, scheduler = family.session.model, family.scheduler(5, spare)
     going_on = dict.fromkeys(model.config.eos_token_ids, -100.0)
     alone, listening = Listening(logit_bias=going_on), Listening(logit_bias=going_on)
-    tokens = list(answer_alone(model, family.prompts[6], 30, alone))  # four pages
-    gives_way = scheduler.submit(family.prompts[6], 30, listening)
+    tokens = list(generate_alone(model, family.prompts[6], 30, alone))  # four pages
+    gives_way = scheduler.add_request(family.prompts[6], 30, listening)
     while len(gives_way.token_ids) < 2:
         scheduler.step()
-    urgent = scheduler.submit([7] * 63, 8, Listening(logit_bias=going_on), priority=1)
-    while not gives_way.is_over:
+    urgent = scheduler.add_request([7] * 63, 8, Listening(logit_bias=going_on), priority=1)
+    while not gives_way.is_finished:
         scheduler.step()
     assert (gives_way.token_ids, listening.bits) == (tokens, alone.bits)
     assert len(urgent.token_ids) == 8
-    counts = scheduler.counts
+    counts = scheduler.stats
     assert (counts.preemptions, counts.swaps) == (1, int(bool(spare)))
     once = len(gives_way.prompt) + len(urgent.prompt) + 29 + 7
     assert (counts.rows == once) == bool(spare)
-    assert scheduler.pool.spare.free == spare
+    assert scheduler.pool.swap.free_count == spare
 
 
 @pytest.mark.parametrize("form", ["C++", "numpy"])
@@ -226,24 +232,24 @@ def test_no_hit_crosses_families(crosses: bool, demo: Family, monkeypatch: Any) 
     session = session_of(open_checkpoint(DEMO_FOLDER), "guide")
     if crosses:
         real = PagedSequence.advance
-        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, in_blocks=True: real(self, tokens))
+        monkeypatch.setattr(PagedSequence, "advance", lambda self, tokens, reusable=True: real(self, tokens))
     scheduler, listening, alone = session.scheduler, Listening(), Listening()
     endless = Sampler(logit_bias=dict.fromkeys([0, *session.model.config.eos_token_ids], -100.0))
-    first = scheduler.submit(demo.prompts[4][:30], 90, endless, decode="guide")
+    first = scheduler.add_request(demo.prompts[4][:30], 90, endless, decode_path="guide")
     assert len([*filter(None, first.steps())]) == 90
     prompt = [*first.prompt, *first.token_ids, 5]
-    second = scheduler.submit(prompt, 1, listening, decode="guide")
+    second = scheduler.add_request(prompt, 1, listening, decode_path="guide")
     assert [*second.steps()]
-    assert [*answer_alone(session.model, prompt, 1, alone)]
+    assert [*generate_alone(session.model, prompt, 1, alone)]
     assert (second.cached_tokens > 0) == crosses
     assert (listening.bits != alone.bits) == crosses
 
 
 def neighbours_page(patch: Any) -> None:
     """A sequence reads, from its second page on, what the page after its own holds."""
-    real = windows._runs
+    real = gathered_cache._runs
     patch.setattr(
-        windows,
+        gathered_cache,
         "_runs",
         lambda pages, *ends: real([pages[0], *(max(0, page - 1) for page in pages[1:])], *ends),
     )
@@ -251,18 +257,18 @@ def neighbours_page(patch: Any) -> None:
 
 def stale_window(patch: Any) -> None:
     """What lies at a sequence's place is taken for its own."""
-    patch.setattr(windows.Window, "_gather", windows.Window.wrote)
+    patch.setattr(gathered_cache.GatheredCache, "_copy_pages", gathered_cache.GatheredCache.mark_gathered)
 
 
 def keys_of_a_page_alone(patch: Any) -> None:
     """A page is found whatever came before it."""
-    real = PagePool.keys
+    real = PagePool.page_keys
 
     def keys(self: PagePool, tokens: Any, before: bytes) -> Iterator[bytes]:
-        for first in range(0, len(tokens) - PAGE + 1, PAGE):
-            yield from real(self, tokens[first : first + PAGE], b"")
+        for first in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
+            yield from real(self, tokens[first : first + PAGE_SIZE], b"")
 
-    patch.setattr(PagePool, "keys", keys)
+    patch.setattr(PagePool, "page_keys", keys)
 
 
 def one_seed_for_all(patch: Any) -> None:
@@ -283,14 +289,14 @@ def freed_page(patch: Any) -> None:
 
     def release(self: PageManager, pages: Any) -> None:
         for page in reversed(pages):
-            if self._holders[page]:
+            if self._ref_counts[page]:
                 real(self, [page])
 
     def publish(self: PageManager, page: int, key: bytes) -> None:
-        if self._holders[page]:
+        if self._ref_counts[page]:
             real_publish(self, page, key)
 
-    patch.setattr(PageManager, "hold", lambda *_: None)
+    patch.setattr(PageManager, "retain", lambda *_: None)
     patch.setattr(PageManager, "publish", publish)
     patch.setattr(PageManager, "release", release)
 
@@ -300,8 +306,8 @@ def anothers_place(patch: Any) -> None:
     real = PagePool.copy
 
     def copy(self: PagePool, page: int, to: int) -> None:
-        pages = self.manager.pages
-        real(self, page if page < pages else pages + (page + 1 - pages) % self.spare.pages, to)
+        pages = self.manager.page_count
+        real(self, page if page < pages else pages + (page + 1 - pages) % self.swap.page_count, to)
 
     patch.setattr(PagePool, "copy", copy)
 
@@ -324,14 +330,14 @@ def test_a_fault_is_found(fault: Any, demo: Family, monkeypatch: Any) -> None:
     assert any(play(demo, draw)[0] for draw in range(len(PAGES)))
 
 
-BREAKS = ("passes.LayerCalls.stand", "executor.head_rows", "requests.Request.update")
+BREAKS = ("forward_passes.LayerCalls.set_positions", "executor.logits_rows", "requests.Request.update")
 """Where a step is broken off: before its pass, at the logits, when all is computed."""
 
 
 @pytest.mark.parametrize("place", BREAKS)
 def test_a_step_that_fails_leaves_every_request_as_it_was(place: str, demo: Family, monkeypatch: Any) -> None:
     scheduler = demo.scheduler(40)
-    requests = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in (1, 5)]
+    requests = [scheduler.add_request(demo.prompts[number], NEW, sampler(number)) for number in (1, 5)]
     scheduler.step()
     calls = 0
 
@@ -345,7 +351,7 @@ def test_a_step_that_fails_leaves_every_request_as_it_was(place: str, demo: Fami
         with pytest.raises(KeyboardInterrupt):
             scheduler.step()
     assert calls == 1
-    while not all(one.is_over for one in requests):
+    while not all(one.is_finished for one in requests):
         scheduler.step()
     assert [one.token_ids for one in requests] == [demo.alone[number][0] for number in (1, 5)]
 
@@ -359,8 +365,8 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
         given_up.append(where)
         return model
 
-    scheduler = Scheduler(model, PagePool(model.config, 20, b""), window_of, recover)
-    request = scheduler.submit(demo.prompts[5], NEW, sampler(5))
+    scheduler = Scheduler(model, PagePool(model.config, 20, b""), gathered_cache_for, recover)
+    request = scheduler.add_request(demo.prompts[5], NEW, sampler(5))
     scheduler.step()
     scheduler.step()
     executor = scheduler._executor
@@ -375,10 +381,10 @@ def test_a_device_that_fails_gives_way_to_another(demo: Family, monkeypatch: Any
 
 
 def test_requests_go_on_where_an_answer_by_itself_found_the_device_gone(demo: Family) -> None:
-    """The session is told of the failure, and the scheduler that it has goes on with it."""
+    """The session gets the failure, and its scheduler continues with it."""
     checkpoint = open_checkpoint(DEMO_FOLDER)
     session, other = session_of(checkpoint), session_of(checkpoint)
-    request = session.scheduler.submit(demo.prompts[5], NEW, sampler(5))
+    request = session.scheduler.add_request(demo.prompts[5], NEW, sampler(5))
     session.scheduler.step()
     session.fallback = lambda: (other.cache, other.model)
     session.recover(RunError("the device is gone"), "elsewhere")
@@ -388,30 +394,30 @@ def test_requests_go_on_where_an_answer_by_itself_found_the_device_gone(demo: Fa
 
 def test_the_more_urgent_goes_first(demo: Family) -> None:
     scheduler = demo.scheduler(6)  # not enough for both
-    late = scheduler.submit(demo.prompts[6], NEW, sampler(6))
+    late = scheduler.add_request(demo.prompts[6], NEW, sampler(6))
     scheduler.step()
-    urgent = scheduler.submit(demo.prompts[9], NEW, sampler(9), priority=1)
-    while not urgent.is_over:
+    urgent = scheduler.add_request(demo.prompts[9], NEW, sampler(9), priority=1)
+    while not urgent.is_finished:
         scheduler.step()
-    assert not late.is_over
+    assert not late.is_finished
     assert [token for token in late.steps() if token is not None][-1] == demo.alone[6][0][-1]
 
 
 def test_a_request_that_cannot_be_served_fails_alone(demo: Family) -> None:
     scheduler = demo.scheduler(4)
     with pytest.raises(PoolFullError, match=r"4 of its 4 pages of 64 positions free, and 5 are needed"):
-        scheduler.submit([5] * 256, NEW, Sampler())
+        scheduler.add_request([5] * 256, NEW, Sampler())
     with pytest.raises(PromptError, match="the prompt is empty"):
-        scheduler.submit([], NEW, Sampler())
+        scheduler.add_request([], NEW, Sampler())
     with pytest.raises(UserError, match="0 tokens were asked for; ask for 1 or more"):
-        scheduler.submit([5], 0, Sampler())
+        scheduler.add_request([5], 0, Sampler())
     with pytest.raises(UserError, match="logit-bias names token 99999"):
-        scheduler.submit([5], 1, Sampler(logit_bias={99999: 1.0}))
-    outgrows = scheduler.submit([5] * 250, 60, Sampler(temperature=5.0, seed=1))
+        scheduler.add_request([5], 1, Sampler(logit_bias={99999: 1.0}))
+    outgrows = scheduler.add_request([5] * 250, 60, Sampler(temperature=5.0, seed=1))
     with pytest.raises(PoolFullError, match="and 1 are needed"):
         list(outgrows.steps())
     assert len(outgrows.token_ids) > 1
-    later = scheduler.submit(demo.prompts[1], NEW, sampler(1))
+    later = scheduler.add_request(demo.prompts[1], NEW, sampler(1))
     assert [token for token in later.steps() if token is not None] == demo.alone[1][0]
 
 
@@ -446,10 +452,10 @@ def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Requ
     """A request of which some work of its own fails."""
     own: Any = partial(fail, error)
 
-    class Failing(Autoregressive):
+    class Failing(AutoregressiveStrategy):
         """Another way than others."""
 
-    class Guessing(Autoregressive):
+    class Guessing(AutoregressiveStrategy):
         def next_input(self, length: int, guesses: int = 0) -> PassInput:
             return PassInput((*super().next_input(length).tokens, 99999), 1, 1)
 
@@ -459,7 +465,7 @@ def failing(scheduler: Scheduler, work: str, error: type[BaseException]) -> Requ
         setattr(Failing, work, own)
     drawn = type("Drawing", (Sampler,), {"__call__": own} if work == "draw" else {})()
     strategy = Guessing if work == "guesses" else Failing
-    request = scheduler.submit([5] * 40, NEW, drawn, strategy=strategy)
+    request = scheduler.add_request([5] * 40, NEW, drawn, strategy=strategy)
     if work == "interrupted":
         request.interrupted = own
     if work == "bar":
@@ -476,10 +482,10 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     """Whatever the work, and whatever the class of what it raises."""
     monkeypatch.setattr("aerie.engine.scheduler.MAX_STEP_TOKENS", 16)
     scheduler, numbers = demo.scheduler(20), (1, 5)
-    good = [scheduler.submit(demo.prompts[number], NEW, sampler(number)) for number in numbers]
+    good = [scheduler.add_request(demo.prompts[number], NEW, sampler(number)) for number in numbers]
     bad = failing(scheduler, work, error)
-    last = scheduler.submit(demo.prompts[7], NEW, sampler(7))
-    own = NotFiniteError if error is NotFiniteError else AnswerError
+    last = scheduler.add_request(demo.prompts[7], NEW, sampler(7))
+    own = NotFiniteError if error is NotFiniteError else RequestError
     with suppress(own):
         list(bad.steps())
     while not bad.error:  # of what fails when its answer is whole
@@ -489,15 +495,15 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     tokens = [[token for token in each.steps() if token is not None] for each in (*good, last)]
     assert tokens == [demo.alone[number][0] for number in (*numbers, 7)]
     scheduler.step()
-    assert scheduler.pool.manager.free == 20
+    assert scheduler.pool.manager.free_count == 20
 
 
 def test_a_failure_of_one_answer_is_told() -> None:
-    told = r"this answer failed \(ValueError: broken\), and no other did: ask again"
-    with pytest.raises(AnswerError, match=told), of_one_answer():
+    message = r"this answer failed \(ValueError: broken\), and no other did: ask again"
+    with pytest.raises(RequestError, match=message), isolate_request_errors():
         raise ValueError("broken\nin a file")
     for ends_all in (KeyboardInterrupt, SystemExit, RunStopped):
-        with pytest.raises(ends_all), of_one_answer():
+        with pytest.raises(ends_all), isolate_request_errors():
             raise ends_all
 
 
@@ -516,7 +522,7 @@ def test_a_text_that_cannot_be_told_ends_its_answer_alone(monkeypatch: Any) -> N
         bad, good = model.generate_batch([{"prompt": QUESTIONS[1], "stop": "x"}, QUESTIONS[0]])
         assert (bad.finish_reason, good.text) == (FinishReason.ERROR, alone)
         assert bad.error.startswith("this answer failed (PanicError: broken)")
-        with pytest.raises(AnswerError, match="PanicError"):
+        with pytest.raises(RequestError, match="PanicError"):
             model.generate(QUESTIONS[0], stop="x")
         with pytest.raises(ZeroDivisionError):
             model.generate(QUESTIONS[0], on_event=lambda event: 1 // 0, draft="lookup")
@@ -529,67 +535,71 @@ def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
     """Hidden states and logits of whole prompts, beside answers, in a pool in which some give way."""
     model, scheduler = family.session.model, family.scheduler(9, 4)
     numbers = (5, 6, 3, 0)
-    answers = [scheduler.submit(family.prompts[number], NEW, sampler(number)) for number in (2, 6)]
+    answers = [scheduler.add_request(family.prompts[number], NEW, sampler(number)) for number in (2, 6)]
     rows: list[list[Any]] = [[] for _ in numbers]
     made = [
-        scheduler.read(family.prompts[number], rows[at].extend, hidden=bool(at % 2))
+        scheduler.add_prefill_only(family.prompts[number], rows[at].extend, hidden_only=bool(at % 2))
         for at, number in enumerate(numbers)
     ]
-    later = scheduler.submit(family.prompts[4], NEW, sampler(4))
-    while not all(one.is_over for one in (*answers, later, *made)):
+    later = scheduler.add_request(family.prompts[4], NEW, sampler(4))
+    while not all(one.is_finished for one in (*answers, later, *made)):
         scheduler.step()
     assert [one.token_ids for one in (*answers, later)] == [family.alone[n][0] for n in (2, 6, 4)]
     for at, number in enumerate(numbers):
         prompt = family.prompts[number]
         alone = prefill(model, prompt, model.new_cache(len(prompt)))
-        expected = alone if at % 2 else head_rows(model, alone)
+        expected = alone if at % 2 else logits_rows(model, alone)
         assert [row.tobytes() for row in rows[at]] == [row.tobytes() for row in expected]
     assert {one.error for one in made} == {None}
-    assert scheduler.pool.manager.free == 9
+    assert scheduler.pool.manager.free_count == 9
 
 
 def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
-    """By the rows of each step: beside answers at least READ_ROWS of it, and a newcomer's first token comes
+    """By the rows of each step: beside answers at least MIN_PREFILL_ONLY_ROWS of it, and a newcomer's first token comes
     with the step after the one under way."""
     scheduler = demo.scheduler(60)
-    reads = [scheduler.read(demo.prompts[6], lambda rows: None, hidden=True) for _ in range(9)]
+    reads = [
+        scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, hidden_only=True) for _ in range(9)
+    ]
     scheduler.step()
-    assert scheduler.counts.rows == scheduler._executor.most_rows  # all of it, by itself
+    assert scheduler.stats.rows == scheduler._executor.max_rows  # all of it, by itself
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
     for late in range(3):
-        answer = scheduler.submit(demo.prompts[1], 4, Sampler(logit_bias=going_on))
+        answer = scheduler.add_request(demo.prompts[1], 4, Sampler(logit_bias=going_on))
         scheduler.step()
         assert len(answer.token_ids) == 1
-        while not answer.is_over:
-            before = scheduler.counts.rows
+        while not answer.is_finished:
+            before = scheduler.stats.rows
             scheduler.step()
-            assert READ_ROWS < scheduler.counts.rows - before <= 2 * READ_ROWS, late
-    many = [scheduler.submit([5] * 200, 9, Sampler(logit_bias=going_on)) for _ in range(8)]
-    read, steps = sum(map(scheduler.held, reads)), scheduler.counts.steps
+            assert MIN_PREFILL_ONLY_ROWS < scheduler.stats.rows - before <= 2 * MIN_PREFILL_ONLY_ROWS, late
+    many = [scheduler.add_request([5] * 200, 9, Sampler(logit_bias=going_on)) for _ in range(8)]
+    read, steps = sum(map(scheduler.cached_positions, reads)), scheduler.stats.steps
     while not any(one.token_ids for one in many):
         scheduler.step()
-    steps = scheduler.counts.steps - steps
-    done = sum(len(one.prompt) for one in reads if one.is_over) + sum(map(scheduler.held, reads))
-    assert done - read >= READ_ROWS * steps
-    while not all(one.is_over for one in (*reads, *many)):
+    steps = scheduler.stats.steps - steps
+    done = sum(len(one.prompt) for one in reads if one.is_finished) + sum(
+        map(scheduler.cached_positions, reads)
+    )
+    assert done - read >= MIN_PREFILL_ONLY_ROWS * steps
+    while not all(one.is_finished for one in (*reads, *many)):
         scheduler.step()
 
 
 def test_what_was_passed_by_for_long_goes_first(demo: Family, monkeypatch: Any) -> None:
     """As where answers leave no room in the window."""
-    monkeypatch.setattr(Executor, "fits", lambda self, pieces: len(pieces) == 1)
+    monkeypatch.setattr(Executor, "can_run", lambda self, pieces: len(pieces) == 1)
     scheduler = demo.scheduler(40)
     going_on = dict.fromkeys(demo.session.model.config.eos_token_ids, -100.0)
-    answer = scheduler.submit([5], 40, Sampler(logit_bias=going_on))
-    read = scheduler.read(demo.prompts[6], lambda rows: None, hidden=True)
+    answer = scheduler.add_request([5], 40, Sampler(logit_bias=going_on))
+    read = scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, hidden_only=True)
     for _ in range(3):
         scheduler.step()
-    assert (len(answer.token_ids), scheduler.held(read)) == (3, 0)
-    scheduler.counts = replace(scheduler.counts, steps=PRIORITY_LEVEL_STEPS + 1)
+    assert (len(answer.token_ids), scheduler.cached_positions(read)) == (3, 0)
+    scheduler.stats = replace(scheduler.stats, steps=PRIORITY_LEVEL_STEPS + 1)
     answer.stop()
-    scheduler.submit([5], 40, Sampler(logit_bias=going_on))
+    scheduler.add_request([5], 40, Sampler(logit_bias=going_on))
     scheduler.step()
-    assert scheduler.held(read) >= READ_ROWS
+    assert scheduler.cached_positions(read) >= MIN_PREFILL_ONLY_ROWS
 
 
 @pytest.mark.parametrize("head_dim", [32, 64, 96, 128])
@@ -606,7 +616,7 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         alone = [model.generate(each) for each in QUESTIONS]
         drawn = model.generate(QUESTIONS[0], temperature=1.5, seed=3, max_tokens=6)
         stopped = model.generate(QUESTIONS[1], stop=" of")
-        before = model._open().scheduler.counts
+        before = model._open().scheduler.stats
         many = model.generate_batch(
             [
                 *QUESTIONS,
@@ -630,8 +640,8 @@ def test_a_batch_has_the_answers_of_each_prompt_alone() -> None:
         assert unknown.error.startswith("there is no option 'warmth'; there are temperature, ")
         assert "a request has a setting that cannot be taken" in urgent.error
         scheduler = model._open().scheduler
-        assert [one for one in scheduler._running if not one.is_over] == []
-        counts = scheduler.counts
+        assert [one for one in scheduler._running if not one.is_finished] == []
+        counts = scheduler.stats
         assert (counts.rows - before.rows) / (counts.steps - before.steps) > 4
         again = model.generate_batch([QUESTIONS[0] * 12] * 2)
         assert [one.usage.cached_tokens for one in model.generate_batch([QUESTIONS[0] * 12])] == [64]
@@ -647,7 +657,7 @@ def test_nothing_of_a_batch_that_is_interrupted_goes_on(monkeypatch: Any) -> Non
             with pytest.raises(KeyboardInterrupt):
                 model.generate_batch(QUESTIONS)
         assert [len(logits) for logits in model.forward_batch([5], [1])] == [1]
-        assert scheduler.pool.manager.free == 10
+        assert scheduler.pool.manager.free_count == 10
         assert [one.text for one in model.generate_batch(QUESTIONS[:1])] == [
             "The capital of France is Paris."
         ]
@@ -668,7 +678,7 @@ def test_logits_and_likelihoods_of_many_prompts() -> None:
         scores = whole[2][:-1].astype(np.float64)
         softmax = np.exp(scores) / np.exp(scores).sum(axis=1, keepdims=True)
         np.testing.assert_allclose(likely, np.log(softmax[np.arange(63), prompts[2][1:]]), rtol=1e-5)
-        assert model._open().scheduler.pool.manager.free == 20
+        assert model._open().scheduler.pool.manager.free_count == 20
         with pytest.raises(PromptError, match="embeddings have no likelihood"):
             model.log_likelihoods([model.embed("Hello")])
 
@@ -688,13 +698,13 @@ def test_a_batch_has_the_answers_of_each_alone_by_all_programs_and_past_the_end(
     with load("demo", decode="rows" if drops else "guide", **options) as model:
         alone = [model.generate(each, count, **endless).token_ids for each in prompts]
         scheduler = model._open().scheduler
-        scheduler.forget()
+        scheduler.clear_prefix_cache()
         many = model.generate_batch(prompts, count, **endless)
         assert [one.token_ids for one in many] == alone
         assert {len(one) for one in alone} == {count}
-        assert not [one for one in scheduler._running if not one.is_over]
+        assert not [one for one in scheduler._running if not one.is_finished]
         scheduler.step()
-        assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+        assert scheduler.pool.manager.free_count == scheduler.pool.manager.page_count
 
 
 def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() -> None:
@@ -703,19 +713,19 @@ def test_what_gave_way_after_tokens_were_dropped_goes_on_with_the_same_bits() ->
         session = model._open()
         going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
         prompt, alone = [5, 77, 300] * 165, Listening(logit_bias=going_on)
-        tokens = list(answer_alone(session.model, prompt, 120, alone))
+        tokens = list(generate_alone(session.model, prompt, 120, alone))
         for spare in (0, 20):
             scheduler = Scheduler(session.model, session.model.new_pool(9, b"", spare))
             heard = Listening(logit_bias=going_on)
-            request = scheduler.submit(prompt, 120, heard)
+            request = scheduler.add_request(prompt, 120, heard)
             while len(request.token_ids) < 30:
                 scheduler.step()
-            assert scheduler._running[request].dropped > 0
-            urgent = scheduler.submit([7] * 200, 60, Listening(logit_bias=going_on), priority=1)
-            while not request.is_over:
+            assert scheduler._running[request].dropped_tokens > 0
+            urgent = scheduler.add_request([7] * 200, 60, Listening(logit_bias=going_on), priority=1)
+            while not request.is_finished:
                 scheduler.step()
             assert (request.token_ids, heard.bits) == (tokens, alone.bits)
-            assert (scheduler.counts.preemptions > 0, scheduler.counts.swaps > 0) == (True, spare > 0)
+            assert (scheduler.stats.preemptions > 0, scheduler.stats.swaps > 0) == (True, spare > 0)
             assert len(urgent.token_ids) == 60
 
 
@@ -738,18 +748,18 @@ def test_families_of_decode_share_steps_and_the_pool() -> None:
     prompt, other = drawn_prompts(1500)[5:7]
     drawn = partial(Sampler, temperature=1.0, seed=1)
     alone = {
-        decode: [list(answer_alone(each.model, one, 12, drawn())) for one in (prompt, other)]
+        decode: [list(generate_alone(each.model, one, 12, drawn())) for one in (prompt, other)]
         for decode, each in sessions.items()
     }
     scheduler = sessions["guide"].scheduler
     made = {
-        decode: [scheduler.submit(one, 12, drawn(), decode=decode) for one in (prompt, other)]
+        decode: [scheduler.add_request(one, 12, drawn(), decode_path=decode) for one in (prompt, other)]
         for decode in ("rows", "guide")
     }
-    while not all(one.is_over for each in made.values() for one in each):
+    while not all(one.is_finished for each in made.values() for one in each):
         scheduler.step()
     assert {decode: [one.token_ids for one in each] for decode, each in made.items()} == alone
-    assert alone["rows"] != alone["guide"] or scheduler.counts.steps < 40
+    assert alone["rows"] != alone["guide"] or scheduler.stats.steps < 40
 
 
 def test_a_conversation_that_nobody_asks_for_rests_and_gives_way() -> None:
@@ -757,17 +767,17 @@ def test_a_conversation_that_nobody_asks_for_rests_and_gives_way() -> None:
     session = session_of(open_checkpoint(DEMO_FOLDER))
     going_on = dict.fromkeys(session.model.config.eos_token_ids, -100.0)
     prompt, other = drawn_prompts(1500)[5:7]
-    alone = list(answer_alone(session.model, prompt, 30, Sampler(logit_bias=going_on)))
+    alone = list(generate_alone(session.model, prompt, 30, Sampler(logit_bias=going_on)))
     scheduler = Scheduler(session.model, session.model.new_pool(5))
-    resting = scheduler.submit(prompt, 30, Sampler(logit_bias=going_on), is_conversation=True)
+    resting = scheduler.add_request(prompt, 30, Sampler(logit_bias=going_on), is_conversation=True)
     while len(resting.token_ids) < 3:
         resting.advance()
-    beside = scheduler.submit(other, 12, Sampler(logit_bias=going_on))
-    while not beside.is_over:
+    beside = scheduler.add_request(other, 12, Sampler(logit_bias=going_on))
+    while not beside.is_finished:
         scheduler.step()
-    assert (len(resting.token_ids), scheduler.counts.preemptions) == (3, 1)
+    assert (len(resting.token_ids), scheduler.stats.preemptions) == (3, 1)
     assert list(resting) == alone
-    kept = scheduler.kept
+    kept = scheduler.last_sequence
     assert kept
     assert kept.sequence.token_ids == [*prompt, *alone[:-1]]
 
@@ -777,7 +787,7 @@ def test_an_answer_whose_stream_is_gone_ends_and_may_go_on() -> None:
         whole = model.generate(QUESTIONS[0]).token_ids
         stream = model.stream(QUESTIONS[0])
         next(stream)
-        said = stream.token_ids
+        ids = stream.token_ids
         del stream
-        assert said + model.continue_answer().result().token_ids == whole
+        assert ids + model.continue_answer().result().token_ids == whole
         assert not model._open().requests._running

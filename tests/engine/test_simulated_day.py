@@ -15,16 +15,16 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler, answer_alone
+from aerie.engine.scheduler import MAX_RUNNING_REQUESTS, Scheduler, generate_alone
 from aerie.engine.session import prepare_runtime
-from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, random_model_config
 
@@ -87,7 +87,7 @@ def kinds(model: LoadedModel) -> list[Kind]:
         prompt = systems[number % 6] + prompt if number % 6 < 3 else prompt
         tokens, seed = int(min(90, 1 + rng.lognormal(1.2, 1.3))), None if number % 2 else number
         kind = Kind(prompt, tokens, seed, [])
-        made.append(kind._replace(alone=list(answer_alone(model, prompt, tokens, kind.sampler))))
+        made.append(kind._replace(alone=list(generate_alone(model, prompt, tokens, kind.sampler))))
     return made
 
 
@@ -109,23 +109,23 @@ def live(scheduler: Scheduler, clock: Clock, day: list[Coming], kinds: list[Kind
     """All of a day: a step takes 10 s and half a second for each row, so that requests meet each other."""
     left, made, seen = list(reversed(day)), list[Request](), set[Request]()
     ends: dict[Request, float] = {}
-    while left or not all(one.is_over for one in ends):
+    while left or not all(one.is_finished for one in ends):
         while left and left[-1].at_s <= clock.now_s:
             coming = left.pop()
             kind = kinds[coming.kind]
-            request = scheduler.submit(kind.prompt, kind.tokens, kind.sampler, coming.priority)
+            request = scheduler.add_request(kind.prompt, kind.tokens, kind.sampler, coming.priority)
             made.append(request)
             ends[request] = coming.at_s + coming.patience_s
         for request in [one for one, end in ends.items() if end < clock.now_s]:
             request.stop()
-        ends = {one: end for one, end in ends.items() if not one.is_over}
+        ends = {one: end for one, end in ends.items() if not one.is_finished}
         if not ends and left:
             clock.now_s = max(clock.now_s, left[-1].at_s)
             continue
-        rows = scheduler.counts.rows
+        rows = scheduler.stats.rows
         scheduler.step()
-        clock.now_s += 10 + 0.5 * (scheduler.counts.rows - rows)
-        scheduler.pool.manager.check()
+        clock.now_s += 10 + 0.5 * (scheduler.stats.rows - rows)
+        scheduler.pool.manager.check_invariants()
         assert len(scheduler._running) <= MAX_RUNNING_REQUESTS
         check_turns(scheduler, seen)
     return made
@@ -133,8 +133,8 @@ def live(scheduler: Scheduler, clock: Clock, day: list[Coming], kinds: list[Kind
 
 def check_turns(scheduler: Scheduler, seen: set[Request]) -> None:
     """Nobody who waits to come in for the first time was passed by."""
-    came = [one.turn for one in scheduler._running if one not in seen]
-    waiting = [one.turn for one in scheduler._waiting if one not in seen]
+    came = [one.order for one in scheduler._running if one not in seen]
+    waiting = [one.order for one in scheduler._waiting if one not in seen]
     assert not came or not waiting or max(came) < min(waiting)
     seen.update(scheduler._running)
 
@@ -147,8 +147,8 @@ def check(scheduler: Scheduler, made: list[Request], day: list[Coming], kinds: l
         assert request.error is None
         assert request.token_ids == (alone[: len(request.token_ids)] if is_cut else alone)
         assert not is_cut or coming.patience_s < np.inf
-    pool, counts = scheduler.pool, scheduler.counts
-    assert (pool.manager.free, pool.spare.free) == (PAGES, ASIDE)
+    pool, counts = scheduler.pool, scheduler.stats
+    assert (pool.manager.free_count, pool.swap.free_count) == (PAGES, ASIDE)
     assert counts.rows / counts.steps > 4
     assert 0 < counts.swaps < counts.preemptions
     assert counts.cached_tokens > 0
@@ -164,8 +164,8 @@ def check(scheduler: Scheduler, made: list[Request], day: list[Coming], kinds: l
 
 def test_a_day_of_two_thousand_requests(model: LoadedModel, kinds: list[Kind]) -> None:
     clock, day = Clock(), a_day(2000, 5)
-    pool = PagePool(model.config, PAGES, b"", spare=ASIDE)
-    scheduler = Scheduler(model, pool, window_of, clock=clock)
+    pool = PagePool(model.config, PAGES, b"", swap=ASIDE)
+    scheduler = Scheduler(model, pool, gathered_cache_for, clock=clock)
     made = live(scheduler, clock, day, kinds)
     check(scheduler, made, day, kinds)
 
@@ -173,14 +173,14 @@ def test_a_day_of_two_thousand_requests(model: LoadedModel, kinds: list[Kind]) -
 def steps_until_over(model: LoadedModel, patience: int, monkeypatch: Any) -> int:
     """How many of 120 steps a request takes in a pool of one page, where a more urgent one always waits."""
     monkeypatch.setattr("aerie.engine.scheduler.PRIORITY_LEVEL_STEPS", patience)
-    scheduler = Scheduler(model, PagePool(model.config, 1, b""), window_of)
-    urgent = [scheduler.submit([5], 2, Sampler(), priority=1)]
-    patient = scheduler.submit([6], 2, Sampler())
-    while not patient.is_over and scheduler.counts.steps < 120:
+    scheduler = Scheduler(model, PagePool(model.config, 1, b""), gathered_cache_for)
+    urgent = [scheduler.add_request([5], 2, Sampler(), priority=1)]
+    patient = scheduler.add_request([6], 2, Sampler())
+    while not patient.is_finished and scheduler.stats.steps < 120:
         if urgent[-1] in scheduler._running:
-            urgent.append(scheduler.submit([5], 2, Sampler(), priority=1))
+            urgent.append(scheduler.add_request([5], 2, Sampler(), priority=1))
         scheduler.step()
-    return scheduler.counts.steps
+    return scheduler.stats.steps
 
 
 def test_the_urgent_pass_others_by_but_nobody_for_ever(model: LoadedModel, monkeypatch: Any) -> None:

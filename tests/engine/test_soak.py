@@ -11,14 +11,14 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.pages import PAGE, PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.gathered_cache import gathered_cache_for
+from aerie.engine.page_pool import PAGE_SIZE, PagePool
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.windows import window_of
 from aerie.runtime import select_backend
 
 REQUESTS, TOKENS, AT_A_TIME, SETTLED = 1000, 200, 8, 100
@@ -46,20 +46,20 @@ def session() -> Session:
 def test_memory_does_not_grow() -> None:
     model = session().model
     endless = dict.fromkeys(model.config.eos_token_ids, -100.0)
-    pool = PagePool(model.config, AT_A_TIME * -(-(TOKENS + LONGEST) // PAGE), b"the demo")
-    scheduler, rng = Scheduler(model, pool, window_of), np.random.default_rng(0)
+    pool = PagePool(model.config, AT_A_TIME * -(-(TOKENS + LONGEST) // PAGE_SIZE), b"the demo")
+    scheduler, rng = Scheduler(model, pool, gathered_cache_for), np.random.default_rng(0)
     running, begun, ended, settled = list[Request](), 0, 0, 0
     while ended <= REQUESTS - AT_A_TIME:  # as many under way as before: fewer would go by other programs
         while begun < REQUESTS and len(running) < AT_A_TIME:
             length = LONGEST if begun < AT_A_TIME else rng.integers(1, LONGEST)
             prompt = [int(token) for token in rng.integers(3, 1400, length)]
             sampler = Sampler(temperature=1.0, seed=begun, logit_bias=endless)
-            running.append(scheduler.submit(prompt, TOKENS, sampler))
+            running.append(scheduler.add_request(prompt, TOKENS, sampler))
             begun += 1
         scheduler.step()
-        over = [one for one in running if one.is_over]
+        over = [one for one in running if one.is_finished]
         assert all(len(one.token_ids) == TOKENS for one in over)
-        running = [one for one in running if not one.is_over]
+        running = [one for one in running if not one.is_finished]
         if over:
             gc.collect()  # what waits for the collector is no leak, and how much that is hangs on chance
         if ended < SETTLED <= ended + len(over):
@@ -69,7 +69,7 @@ def test_memory_does_not_grow() -> None:
     print(f"{settled >> 10} KiB after {SETTLED} requests, {grown >> 10} KiB more after {REQUESTS}")
     assert settled > 0
     assert grown < GROWTH_BYTES
-    while not all(one.is_over for one in running):
+    while not all(one.is_finished for one in running):
         scheduler.step()
     scheduler.step()
-    assert pool.manager.free == pool.manager.pages
+    assert pool.manager.free_count == pool.manager.page_count

@@ -20,21 +20,21 @@ from aerie import ChunkedLLM, load
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.common.errors import UserError
 from aerie.engine.checkpoint import open_checkpoint
+from aerie.engine.gathered_cache import gathered_cache_for
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PagePool
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PagePool
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import Scheduler, answer_alone
+from aerie.engine.scheduler import Scheduler, generate_alone
 from aerie.engine.session import Session
-from aerie.engine.strategies.adapting import Adaptive, shared_out
 from aerie.engine.strategies.decode_config import DecodeConfig
-from aerie.engine.strategies.drafting import Drafter, Lookup
-from aerie.engine.strategies.drafting_model import ModelDrafter, check_drafter
-from aerie.engine.strategies.speculative import Speculative
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength, allocate_drafts
+from aerie.engine.strategies.draft_model import DraftModelDrafter, check_drafter
+from aerie.engine.strategies.drafters import Drafter, PromptLookupDrafter
+from aerie.engine.strategies.speculative import SpeculativeStrategy
 from aerie.engine.strategies.strategy import NO_DRAFTS, DraftEstimate, PassInput, RequestState
 from aerie.engine.weights import EMBED
-from aerie.engine.windows import window_of
 from aerie.verify.random_model import (
     in_another_family,
     random_checkpoint,
@@ -53,7 +53,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 class Knowing:
-    """Guesses what an answer will have said, but for every `wrong`-th token of it (0: none is wrong)."""
+    """Proposes the known answer, with every `wrong`-th token wrong (0: no token)."""
 
     def __init__(self, prompt: int, answer: Sequence[int], wrong: int) -> None:
         self._prompt, self._answer, self._wrong = prompt, answer, wrong
@@ -81,7 +81,7 @@ def session(request: pytest.FixtureRequest) -> Iterator[Session]:
 
 def scheduler_of(session: Session, pages: int = 12) -> Scheduler:
     model = session.model
-    return Scheduler(model, PagePool(model.config, pages, b"this model"), window_of)
+    return Scheduler(model, PagePool(model.config, pages, b"this model"), gathered_cache_for)
 
 
 def sampler(session: Session, kind: str) -> Listening:
@@ -89,9 +89,9 @@ def sampler(session: Session, kind: str) -> Listening:
     return Listening(**KINDS[kind], logit_bias=going_on)
 
 
-def always(most: int) -> Adaptive:
+def always(most: int) -> AdaptiveDraftLength:
     """As many guesses as are allowed, whatever comes of them."""
-    length = Adaptive(most)
+    length = AdaptiveDraftLength(most)
     length.length = lambda: most  # type: ignore[method-assign]
     return length
 
@@ -99,21 +99,21 @@ def always(most: int) -> Adaptive:
 def ask(
     scheduler: Scheduler, prompt: Sequence[int], listening: Listening, drafter: Drafter, most: int = 15
 ) -> Request:
-    return scheduler.submit(
-        prompt, NEW, listening, strategy=lambda making: Speculative(making, drafter, always(most))
+    return scheduler.add_request(
+        prompt, NEW, listening, strategy=lambda making: SpeculativeStrategy(making, drafter, always(most))
     )
 
 
 def finish(scheduler: Scheduler, requests: Sequence[Request]) -> None:
-    while not all(one.is_over for one in requests):
+    while not all(one.is_finished for one in requests):
         scheduler.step()
-        scheduler.pool.manager.check()
-    assert scheduler.pool.manager.free == scheduler.pool.manager.pages
+        scheduler.pool.manager.check_invariants()
+    assert scheduler.pool.manager.free_count == scheduler.pool.manager.page_count
 
 
 def made_alone(session: Session, prompt: Sequence[int], kind: str) -> tuple[list[int], Listening]:
     listening = sampler(session, kind)
-    return list(answer_alone(session.model, prompt, NEW, listening)), listening
+    return list(generate_alone(session.model, prompt, NEW, listening)), listening
 
 
 def prompt_of(session: Session, count: int = 50) -> list[int]:
@@ -136,7 +136,7 @@ def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int
     assert listening.state() == plain.state()
     assert request.finish_reason is FinishReason.LENGTH
     assert drafter.is_closed
-    done = request.passes
+    done = request.pass_counts
     assert done.accepted == NEW - done.passes
     if not wrong:
         assert (done.passes, done.drafted) == (1 + -(-(NEW - 1) // (most + 1)), done.accepted)
@@ -147,16 +147,16 @@ def test_drafts_change_no_bit(session: Session, kind: str, wrong: int, most: int
 def test_beside_others_and_where_pages_run_out(session: Session) -> None:
     """Drafts of several, of which one gives way to an urgent one, and plain answers beside them."""
     prompts = [prompt_of(session, count) for count in (60, 100, 20)]
-    told = [made_alone(session, prompt, "drawn") for prompt in prompts]
+    plain_runs = [made_alone(session, prompt, "drawn") for prompt in prompts]
     scheduler = scheduler_of(session, pages=5)
     heard = [sampler(session, "drawn") for _ in prompts]
-    drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, told, strict=True)]
+    drafters = [Knowing(len(p), tokens, 4) for p, (tokens, _) in zip(prompts, plain_runs, strict=True)]
     requests = [ask(scheduler, p, h, d) for p, h, d in zip(prompts, heard, drafters, strict=True)]
-    requests.append(scheduler.submit([9] * 30, 5, Listening(), priority=1))
+    requests.append(scheduler.add_request([9] * 30, 5, Listening(), priority=1))
     finish(scheduler, requests)
-    assert [one.token_ids for one in requests[:3]] == [tokens for tokens, _ in told]
-    assert [one.bits for one in heard] == [plain.bits for _, plain in told]
-    assert scheduler.counts.preemptions
+    assert [one.token_ids for one in requests[:3]] == [tokens for tokens, _ in plain_runs]
+    assert [one.bits for one in heard] == [plain.bits for _, plain in plain_runs]
+    assert scheduler.stats.preemptions
 
 
 def test_drafts_that_stay_wrongly_would_be_seen(monkeypatch: Any) -> None:
@@ -166,11 +166,13 @@ def test_drafts_that_stay_wrongly_would_be_seen(monkeypatch: Any) -> None:
     tokens, _ = made_alone(session, prompt, "drawn")
     listening = sampler(session, "drawn")
 
-    def say(self: Speculative, drafts: Sequence[int], rows: Sequence[Any]) -> int:
-        said = itertools.takewhile(bool, (self._making.say(self._making.draw(row)) for row in rows))
-        return min(len(drafts), sum(1 for _ in said))
+    def say(self: SpeculativeStrategy, drafts: Sequence[int], rows: Sequence[Any]) -> int:
+        kept = itertools.takewhile(
+            bool, (self._request.append_token(self._request.sample(row)) for row in rows)
+        )
+        return min(len(drafts), sum(1 for _ in kept))
 
-    monkeypatch.setattr(Speculative, "_say", say)
+    monkeypatch.setattr(SpeculativeStrategy, "_accept_drafts", say)
     scheduler = scheduler_of(session)
     request = ask(scheduler, prompt, listening, Knowing(len(prompt), tokens, 3))
     finish(scheduler, [request])
@@ -181,7 +183,7 @@ def test_an_answer_ends_where_it_ends_without_drafts() -> None:
     """At its own end token, in the middle of drafts that are right."""
     session = session_of(open_checkpoint(DEMO_FOLDER))
     prompt = session.tokenizer.encode_chat([{"role": "user", "content": "What is the capital of France?"}])
-    tokens = list(answer_alone(session.model, prompt, NEW, Listening()))
+    tokens = list(generate_alone(session.model, prompt, NEW, Listening()))
     scheduler = scheduler_of(session)
     request = ask(scheduler, prompt, Listening(), Knowing(len(prompt), [*tokens, 7, 7, 7, 7], 0))
     finish(scheduler, [request])
@@ -233,7 +235,7 @@ def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
     greedy, _ = made_alone(session, prompt, "greedy")
     lock = threading.Lock()
     for kind, wanted in (("greedy", greedy), ("drawn", tokens)):
-        listening, drafter = sampler(session, kind), ModelDrafter(lambda: session.model, lock)
+        listening, drafter = sampler(session, kind), DraftModelDrafter(lambda: session.model, lock)
         scheduler = scheduler_of(session)
         request = ask(scheduler, prompt, listening, drafter, 4)
         finish(scheduler, [request])
@@ -241,15 +243,15 @@ def test_a_model_that_drafts_changes_no_token(session: Session) -> None:
         assert drafter._cache is None
         if kind == "drawn":
             assert listening.bits == plain.bits
-            assert 0 < request.passes.accepted < request.passes.drafted
-    assert list(ModelDrafter(lambda: session.model, lock)(prompt[:1] * session.model.positions, 4)) == []
+            assert 0 < request.pass_counts.accepted < request.pass_counts.drafted
+    assert list(DraftModelDrafter(lambda: session.model, lock)(prompt[:1] * session.model.positions, 4)) == []
 
 
 def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
     """Each of them is what the model says at a mask token behind the text; and no token changes."""
     model = replace(session.model, config=replace(session.model.config, draft_mask_id=7))
     prompt, scheduler = prompt_of(session), scheduler_of(session)
-    drafter = ModelDrafter(lambda: model, threading.Lock())
+    drafter = DraftModelDrafter(lambda: model, threading.Lock())
     for text in (prompt, [*prompt, 9, 8]):
         (rows,) = scheduler.forward([[*text, 7, 7, 7]], [4])
         assert list(drafter(text, 4)) == [int(np.argmax(row.astype(np.float32))) for row in rows]
@@ -258,7 +260,7 @@ def test_a_model_that_makes_its_guesses_at_once(session: Session) -> None:
     assert len(drafter(prompt, 1)) == 1
     tokens, plain = made_alone(session, prompt, "drawn")
     listening = sampler(session, "drawn")
-    request = ask(scheduler, prompt, listening, ModelDrafter(lambda: model, threading.Lock()), 7)
+    request = ask(scheduler, prompt, listening, DraftModelDrafter(lambda: model, threading.Lock()), 7)
     finish(scheduler, [request])
     assert (request.token_ids, listening.bits) == (tokens, plain.bits)
 
@@ -326,10 +328,13 @@ def test_a_drafter_of_another_number_of_rows_changes_no_token(
 
 
 def test_lookup_guesses_what_followed_the_longest_n_gram() -> None:
-    look = Lookup()
+    look = PromptLookupDrafter()
     assert list(look([1, 2, 3, 4, 9, 2, 3], 3)) == [4, 9, 2]
-    assert list(Lookup()([1, 2, 3, 8, 2, 3, 5, 1, 2, 3], 2)) == [8, 2]  # 1 2 3 before the later 2 3
-    assert list(Lookup()([4, 5, 6, 4, 5, 6, 4, 5], 7)) == [
+    assert list(PromptLookupDrafter()([1, 2, 3, 8, 2, 3, 5, 1, 2, 3], 2)) == [
+        8,
+        2,
+    ]  # 1 2 3 before the later 2 3
+    assert list(PromptLookupDrafter()([4, 5, 6, 4, 5, 6, 4, 5], 7)) == [
         6,
         4,
         5,
@@ -338,15 +343,15 @@ def test_lookup_guesses_what_followed_the_longest_n_gram() -> None:
         5,
         6,
     ]  # over its own guesses
-    assert list(Lookup()([1, 2, 3], 4)) == []
-    assert list(Lookup()([1], 4)) == []
+    assert list(PromptLookupDrafter()([1, 2, 3], 4)) == []
+    assert list(PromptLookupDrafter()([1], 4)) == []
 
 
 def test_lookup_learns_what_is_new_alone_and_knows_the_same() -> None:
     text = [int(t) for t in np.random.default_rng(0).integers(0, 6, 300)]
-    growing = Lookup()
+    growing = PromptLookupDrafter()
     for end in range(1, len(text)):
-        assert list(growing(text[:end], 5)) == list(Lookup()(text[:end], 5))
+        assert list(growing(text[:end], 5)) == list(PromptLookupDrafter()(text[:end], 5))
 
 
 @pytest.mark.parametrize("answers", [2, 6, 8, 12])
@@ -356,42 +361,44 @@ def test_no_guess_that_costs_is_made_in_vain(answers: int, session: Session) -> 
     tokens, plain = made_alone(session, prompt, "greedy")
     scheduler, drafters = scheduler_of(session, 24), list[Knowing]()
 
-    def costly(making: RequestState) -> Speculative:
+    def costly(making: RequestState) -> SpeculativeStrategy:
         drafters.append(Knowing(len(prompt), tokens, 9))
-        return Speculative(making, drafters[-1], Adaptive(per_draft=0.02))
+        return SpeculativeStrategy(making, drafters[-1], AdaptiveDraftLength(draft_cost=0.02))
 
     listening = [sampler(session, "greedy") for _ in range(answers)]
-    requests = [scheduler.submit(prompt, NEW, one, strategy=costly) for one in listening]
+    requests = [scheduler.add_request(prompt, NEW, one, strategy=costly) for one in listening]
     finish(scheduler, requests)
     for request, drafter, heard in zip(requests, drafters, listening, strict=True):
         assert (request.token_ids, heard.bits) == (tokens, plain.bits)
-        assert request.passes.drafted == drafter.asked
-    assert sum(one.passes.drafted for one in requests) > 0
+        assert request.pass_counts.drafted == drafter.asked
+    assert sum(one.pass_counts.drafted for one in requests) > 0
 
 
 def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
     """In the family guide, whose tokens go one by one."""
     session = session_of(open_checkpoint(DEMO_FOLDER), decode="guide")
-    costly = partial(Speculative, drafter=Knowing(3, [5] * NEW, 0), length=Adaptive(per_draft=0.02))
+    costly = partial(
+        SpeculativeStrategy, drafter=Knowing(3, [5] * NEW, 0), length=AdaptiveDraftLength(draft_cost=0.02)
+    )
     with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
-        scheduler_of(session).submit([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
+        scheduler_of(session).add_request([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
 
 
 def test_guesses_are_shared_out_by_what_they_bring() -> None:
     sure, unsure, costly = DraftEstimate(15, 0.97), DraftEstimate(15, 0.2), DraftEstimate(15, 0.97, 0.5)
-    assert shared_out(1, [unsure]) == [15], "one by itself knows best"
-    assert shared_out(6, [unsure, *[NO_DRAFTS] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
-    assert shared_out(6, [sure, unsure, *[NO_DRAFTS] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
-    assert shared_out(8, [unsure] * 8) == [0] * 8
-    assert shared_out(8, [sure] * 8) == [1] * 8, "to the next larger program"
-    assert shared_out(6, [costly] * 6) == [0] * 6
-    assert shared_out(6, [costly, *[NO_DRAFTS] * 5]) == [0] * 6
-    assert shared_out(6, [costly._replace(at_once=True), *[NO_DRAFTS] * 5]) == [10, 0, 0, 0, 0, 0]
-    assert shared_out(32, [sure] * 32) == [0] * 32, "no rows are left"
+    assert allocate_drafts(1, [unsure]) == [15], "one by itself knows best"
+    assert allocate_drafts(6, [unsure, *[NO_DRAFTS] * 5]) == [2, 0, 0, 0, 0, 0], "rows that cost nothing"
+    assert allocate_drafts(6, [sure, unsure, *[NO_DRAFTS] * 4]) == [10, 0, 0, 0, 0, 0], "the likelier first"
+    assert allocate_drafts(8, [unsure] * 8) == [0] * 8
+    assert allocate_drafts(8, [sure] * 8) == [1] * 8, "to the next larger program"
+    assert allocate_drafts(6, [costly] * 6) == [0] * 6
+    assert allocate_drafts(6, [costly, *[NO_DRAFTS] * 5]) == [0] * 6
+    assert allocate_drafts(6, [costly._replace(cost_is_total=True), *[NO_DRAFTS] * 5]) == [10, 0, 0, 0, 0, 0]
+    assert allocate_drafts(32, [sure] * 32) == [0] * 32, "no rows are left"
 
 
 def test_guesses_follow_what_was_right() -> None:
-    length = Adaptive()
+    length = AdaptiveDraftLength()
     assert length.length() == 7
     for _ in range(10):
         length.update(7, 7)
@@ -399,8 +406,12 @@ def test_guesses_follow_what_was_right() -> None:
     for _ in range(30):
         length.update(length.length(), 0)
     assert length.length() < 15
-    assert Adaptive(per_draft=0.3).length() < Adaptive(per_draft=0.3, at_once=True).length() == 7
-    costly = Adaptive(7, per_draft=0.5)
+    assert (
+        AdaptiveDraftLength(draft_cost=0.3).length()
+        < AdaptiveDraftLength(draft_cost=0.3, cost_is_total=True).length()
+        == 7
+    )
+    costly = AdaptiveDraftLength(7, draft_cost=0.5)
     lengths = []
     for _ in range(200):
         lengths.append(costly.length())
@@ -412,8 +423,8 @@ def test_guesses_follow_what_was_right() -> None:
 
 def test_a_manner_that_is_none_is_told() -> None:
     config = open_checkpoint(DEMO_FOLDER).config
-    assert DecodeConfig().maker(config, Listening()) is None
-    assert DecodeConfig(strategy="autoregressive").maker(config, Listening()) is None
+    assert DecodeConfig().strategy_factory(config, Listening()) is None
+    assert DecodeConfig(strategy="autoregressive").strategy_factory(config, Listening()) is None
 
 
 class Drawn:
@@ -452,34 +463,36 @@ LOGITS = np.array(
 DRAFTS = (2, 4)
 
 
-def told_by(strategy: type[Speculative]) -> list[list[int]]:
+def answers_of(strategy: type[SpeculativeStrategy]) -> list[list[int]]:
     """What each of many answers says in one pass with the same two drafts."""
-    sampler, said = Sampler(temperature=1.0, seed=11), list[list[int]]()
-    due = PassInput((0, *DRAFTS), 3, 1, is_answer=True)
+    sampler, answers = Sampler(temperature=1.0, seed=11), list[list[int]]()
+    due = PassInput((0, *DRAFTS), 3, 1, is_decode=True)
     for _ in range(ROUNDS):
         making = Drawn(sampler)
-        strategy(making, Lookup(), Adaptive()).update(due, list(LOGITS.astype(np.float32)))
-        said.append(making.token_ids)
-    return said
+        strategy(making, PromptLookupDrafter(), AdaptiveDraftLength()).update(
+            due, list(LOGITS.astype(np.float32))
+        )
+        answers.append(making.token_ids)
+    return answers
 
 
-def farthest(said: list[list[int]]) -> float:
+def farthest(answers: list[list[int]]) -> float:
     """The largest chi-square of the tokens at each place, from what the model's logits there say."""
     found = []
-    for place, logits in enumerate(LOGITS[: max(map(len, said))]):
-        counts = np.bincount([one[place] for one in said if len(one) > place], minlength=len(logits))
+    for place, logits in enumerate(LOGITS[: max(map(len, answers))]):
+        counts = np.bincount([one[place] for one in answers if len(one) > place], minlength=len(logits))
         wanted = np.exp(logits) / np.exp(logits).sum() * counts.sum()
         found.append(float(np.sum((counts - wanted) ** 2 / wanted)))
     return max(found)
 
 
-class DrawnTwice(Speculative):
+class DrawnTwice(SpeculativeStrategy):
     """Draws anew where a draft is not taken, and may well draw it then."""
 
-    def _say(self, drafts: Sequence[Any], rows: Sequence[Any]) -> int:
+    def _accept_drafts(self, drafts: Sequence[Any], rows: Sequence[Any]) -> int:
         for number, (draft, row) in enumerate(zip(drafts, rows, strict=False)):
-            token = self._making.draw(row)
-            self._making.say(token if token == draft else self._making.draw(row))
+            token = self._request.sample(row)
+            self._request.append_token(token if token == draft else self._request.sample(row))
             if token != draft:
                 return number
         return len(drafts)
@@ -488,7 +501,7 @@ class DrawnTwice(Speculative):
 @pytest.mark.slow
 def test_the_distribution_is_the_models() -> None:
     """Of the first token; of the second, where the first draft stayed; and of the third."""
-    said = told_by(Speculative)
-    assert sum(map(len, said)) > 100_000
-    assert farthest(said) < FAR
-    assert farthest(told_by(DrawnTwice)) > 10 * FAR
+    answers = answers_of(SpeculativeStrategy)
+    assert sum(map(len, answers)) > 100_000
+    assert farthest(answers) < FAR
+    assert farthest(answers_of(DrawnTwice)) > 10 * FAR

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 
 
 def splittings(text):
@@ -46,7 +46,7 @@ CASES = [
 def test_every_splitting_ends_at_the_same_place(text, stops):
     for pieces in splittings(text):
         stopping = StopStrings(stops)
-        assert ("".join(stopping.cut(pieces)), stopping.found) == end_of(text, stops)
+        assert ("".join(stopping.truncate(pieces)), stopping.found) == end_of(text, stops)
 
 
 @given(st.text("ab", max_size=9), st.lists(st.text("ab", min_size=1, max_size=4), max_size=3))
@@ -54,7 +54,7 @@ def test_every_splitting_ends_at_the_same_place(text, stops):
 def test_every_splitting_of_drawn_texts(text, stops):
     for pieces in splittings(text):
         stopping = StopStrings(stops)
-        assert ("".join(stopping.cut(pieces)), stopping.found) == end_of(text, stops)
+        assert ("".join(stopping.truncate(pieces)), stopping.found) == end_of(text, stops)
 
 
 def test_only_what_may_begin_a_stop_string_is_held_back():
@@ -74,5 +74,5 @@ def test_nothing_comes_after_a_stop_string():
 def test_no_piece_is_taken_after_the_end():
     taken = []
     pieces = (taken.append(piece) or piece for piece in ("a", "b.", "c"))
-    assert list(StopStrings(["."]).cut(pieces)) == ["a", "b"]
+    assert list(StopStrings(["."]).truncate(pieces)) == ["a", "b"]
     assert taken == ["a", "b."]

@@ -11,7 +11,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.token_bytes import longest_token
+from aerie.engine.token_length_bound import max_token_bytes
 from aerie.engine.tokenizer import load_tokenizer
 
 TEXTS = st.text(st.characters(exclude_categories=["Cs"])) | st.text(
@@ -71,7 +71,7 @@ UNKNOWN = {
 @pytest.mark.parametrize("name", KNOWN)
 def test_a_text_has_no_fewer_tokens(name: str) -> None:
     backend = KNOWN[name]()
-    longest = longest_token(backend)
+    longest = max_token_bytes(backend)
     assert longest is not None
 
     @given(TEXTS)
@@ -84,13 +84,13 @@ def test_a_text_has_no_fewer_tokens(name: str) -> None:
 
 @pytest.mark.parametrize("name", UNKNOWN)
 def test_of_what_loses_text_nothing_is_said(name: str) -> None:
-    assert longest_token(UNKNOWN[name]()) is None
+    assert max_token_bytes(UNKNOWN[name]()) is None
 
 
 def test_a_token_that_takes_blanks_may_take_any_number() -> None:
     backend = of_bytes()
     backend.add_tokens([AddedToken("<mask>", lstrip=True)])
-    assert longest_token(backend) is None
+    assert max_token_bytes(backend) is None
 
 
 def test_what_cannot_fit_is_not_cut() -> None:

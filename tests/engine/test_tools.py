@@ -17,12 +17,20 @@ from tokenizers import Tokenizer as Inner
 from aerie import Model, load
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
-from aerie.engine.call_grammar import call_grammar
-from aerie.engine.call_reader import CallPiece, CallReader, Calls, calls_of
+from aerie.engine.call_grammar import tool_call_grammar
+from aerie.engine.call_reader import ToolCallDelta, ToolCallParser, ToolCallSpec, tool_call_spec
 from aerie.engine.chat_template import ChatTemplate
-from aerie.engine.grammar import Grammars
+from aerie.engine.grammar import GrammarCompiler
 from aerie.engine.tokenizer import Tokenizer
-from aerie.engine.tool_calls import FORMS, OURS, CallForm, Tool, Tools, form_of, read_tools
+from aerie.engine.tool_calls import (
+    DEFAULT_FORMAT,
+    FORMATS,
+    Tool,
+    ToolCallFormat,
+    Tools,
+    detect_format,
+    read_tools,
+)
 
 CITIES = {
     "type": "object",
@@ -38,10 +46,10 @@ NOW = {"type": "function", "function": {"name": "now-x"}}
 TOOLS = Tools((Tool("weather", "Say it.", CITIES), Tool("now-x")))
 ASKED = "What is the capital of France?"
 PARIS = "The capital of France is Paris."
-TAGS, LIST, BARE = FORMS
+TAGS, LIST, BARE = FORMATS
 FIRST, SECOND = '{"city": "Paris"}', '{"city": "Ro\\"}me"}'
 
-Made = tuple[Tokenizer, Inner, Grammars]
+Made = tuple[Tokenizer, Inner, GrammarCompiler]
 
 
 def of_demo(special: tuple[str, ...] = (), others: tuple[str, ...] = (), template: str | None = None) -> Made:
@@ -51,7 +59,7 @@ def of_demo(special: tuple[str, ...] = (), others: tuple[str, ...] = (), templat
     inner.add_tokens([AddedToken(each, special=False) for each in others])
     tokenizer = Tokenizer(inner, ChatTemplate({"default": template}, {}) if template else None)
     config: Any = SimpleNamespace(vocab_size=inner.get_vocab_size(), eos_token_ids={1496, 1499})
-    return tokenizer, inner, Grammars(tokenizer, config)
+    return tokenizer, inner, GrammarCompiler(tokenizer, config)
 
 
 @pytest.fixture(scope="module")
@@ -65,38 +73,38 @@ def made() -> Callable[[str], Made]:
     return lambda name: known[name]
 
 
-def fits(made: Made, form: CallForm, text: str, tools: Tools, answer: Any = None) -> bool:
+def fits(made: Made, form: ToolCallFormat, text: str, tools: Tools, answer: Any = None) -> bool:
     """Whether an answer of the grammar may be this text, and end with it."""
     _, inner, grammars = made
-    follower = call_grammar(grammars, tools, form, answer).follower()
+    follower = tool_call_grammar(grammars, tools, form, answer).start()
     try:
-        possible = follower.possible(inner.encode(text, add_special_tokens=False).ids)
+        possible = follower.token_mask(inner.encode(text, add_special_tokens=False).ids)
     except UserError:
         return False
     return bool(possible[1499])
 
 
-def read(made: Made, form: CallForm, text: str, tools: Tools = TOOLS) -> list[str]:
+def read(made: Made, form: ToolCallFormat, text: str, tools: Tools = TOOLS) -> list[str]:
     """Texts, and calls as name and arguments, token by token."""
     tokenizer, inner, _ = made
     token = tokenizer.added_tokens().get(form.trigger)
-    calls = Calls(tools, form, frozenset([] if token is None else [token]))
-    reader, stream = calls.reader(), tokenizer.stream(shown=calls.shown)
+    calls = ToolCallSpec(tools, form, frozenset([] if token is None else [token]))
+    reader, stream = calls.reader(), tokenizer.incremental_detokenizer(shown=calls.shown)
     ids = inner.encode(text, add_special_tokens=False).ids
     pieces = [*map(stream.feed, ids), stream.flush()]
     parts = [part for piece in pieces for part in reader.feed(piece)]
-    told: list[str] = []
+    received: list[str] = []
     for part in [*parts, reader.flush()]:
-        is_more = not isinstance(part, CallPiece) or part.name is None
-        said = part if isinstance(part, str) else part.arguments
-        if is_more and told:
-            told[-1] += said
-        elif said or not isinstance(part, str):
-            told.append(said if isinstance(part, str) else f"{part.name} ")
-    assert [f"{call.name} {call.arguments}" for call in reader.calls] == told[-len(reader.calls) :] * bool(
-        reader.calls
-    )
-    return told
+        is_more = not isinstance(part, ToolCallDelta) or part.name is None
+        delta = part if isinstance(part, str) else part.arguments
+        if is_more and received:
+            received[-1] += delta
+        elif delta or not isinstance(part, str):
+            received.append(delta if isinstance(part, str) else f"{part.name} ")
+    assert [f"{call.name} {call.arguments}" for call in reader.calls] == received[
+        -len(reader.calls) :
+    ] * bool(reader.calls)
+    return received
 
 
 def tagged(*arguments: str) -> str:
@@ -147,19 +155,24 @@ def tagged(*arguments: str) -> str:
         ("bare", BARE, '{"x": 1} is JSON', ['{"x": 1} is JSON'], False),
         (
             "plain",
-            OURS,
+            DEFAULT_FORMAT,
             f'{{"name": "weather", "arguments": {FIRST}}}\n{{"name": "weather", "arguments": {SECOND}}}',
             [f"weather {FIRST}", f"weather {SECOND}"],
             True,
         ),
-        ("plain", OURS, "", [], False),
+        ("plain", DEFAULT_FORMAT, "", [], False),
     ],
 )
 def test_answers_with_and_without_calls(
-    made: Callable[[str], Made], name: str, form: CallForm, text: str, expected: list[str], is_required: bool
+    made: Callable[[str], Made],
+    name: str,
+    form: ToolCallFormat,
+    text: str,
+    expected: list[str],
+    is_required: bool,
 ) -> None:
     assert fits(made(name), form, text, TOOLS)
-    assert fits(made(name), form, text, replace(TOOLS, required=True)) == is_required
+    assert fits(made(name), form, text, replace(TOOLS, must_call=True)) == is_required
     assert read(made(name), form, text) == expected
 
 
@@ -172,11 +185,11 @@ def test_answers_with_and_without_calls(
         ("plain", TAGS, tagged('{"city": "Oslo"}')),
         ("list", LIST, "[TOOL_CALLS]no"),
         ("bare", BARE, f'{{"name": "weather", "parameters": {FIRST}}} and'),
-        ("plain", OURS, f'{{"name": "weather", "arguments": {FIRST}}}\nand'),
+        ("plain", DEFAULT_FORMAT, f'{{"name": "weather", "arguments": {FIRST}}}\nand'),
     ],
 )
 def test_where_a_call_has_begun_nothing_else_comes(
-    made: Callable[[str], Made], name: str, form: CallForm, text: str
+    made: Callable[[str], Made], name: str, form: ToolCallFormat, text: str
 ) -> None:
     assert not fits(made(name), form, text, TOOLS)
 
@@ -185,7 +198,7 @@ def test_one_call_and_those_that_may_be_called(made: Callable[[str], Made]) -> N
     several = tagged(FIRST, FIRST)
     assert fits(made("tags"), TAGS, several, TOOLS)
     assert not fits(made("tags"), TAGS, several, replace(TOOLS, parallel=False))
-    assert not fits(made("tags"), TAGS, several, replace(TOOLS, names=("now-x",)))
+    assert not fits(made("tags"), TAGS, several, replace(TOOLS, allowed_names=("now-x",)))
     assert not fits(made("tags"), TAGS, tagged(*[FIRST] * 17), TOOLS)
 
 
@@ -194,29 +207,29 @@ def test_json_of_an_answer_beside_calls(made: Callable[[str], Made]) -> None:
     assert fits(made("tags"), TAGS, "5", TOOLS, schema)
     assert fits(made("tags"), TAGS, tagged(FIRST), TOOLS, schema)
     assert not fits(made("tags"), TAGS, "Hello", TOOLS, schema)
-    assert not fits(made("tags"), TAGS, "5", replace(TOOLS, required=True), schema)
+    assert not fits(made("tags"), TAGS, "5", replace(TOOLS, must_call=True), schema)
     with pytest.raises(
         UserError, match="calls of this model are JSON too: give one of the two, or tool_choice"
     ):
-        call_grammar(made("plain")[2], TOOLS, OURS, schema)
+        tool_call_grammar(made("plain")[2], TOOLS, DEFAULT_FORMAT, schema)
 
 
 @pytest.mark.parametrize(
     ("template", "form"),
     [
         ("{% for tool in tools %}<tool_call>", TAGS),
-        ("{% for tool in tools %}<tool_call><function=x>", OURS),
+        ("{% for tool in tools %}<tool_call><function=x>", DEFAULT_FORMAT),
         ("{% if tools %}[TOOL_CALLS]", LIST),
-        ("{% if tools %}[TOOL_CALLS]x[ARGS]", OURS),
+        ("{% if tools %}[TOOL_CALLS]x[ARGS]", DEFAULT_FORMAT),
         ("{% if tools %}{{ '\"parameters\": ' }}", BARE),
-        ("{{ messages }}<tool_call>", OURS),
+        ("{{ messages }}<tool_call>", DEFAULT_FORMAT),
         ({"default": "x", "tool_use": "{{ tools }}<tool_call>"}, TAGS),
-        (None, OURS),
+        (None, DEFAULT_FORMAT),
     ],
     ids=str,
 )
-def test_the_form_stands_in_the_template(template: Any, form: CallForm) -> None:
-    assert form_of(template) is form
+def test_the_form_stands_in_the_template(template: Any, form: ToolCallFormat) -> None:
+    assert detect_format(template) is form
 
 
 CALLED: list[dict[str, Any]] = [
@@ -279,7 +292,7 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tools", "choice", "place", "told"),
+    ("tools", "choice", "place", "message"),
     [
         ("weather", "auto", "tools", "tools is 'weather'; give a list of tools"),
         ([{"type": "function"}], "auto", "tools[0]", "a tool is {"),
@@ -324,10 +337,10 @@ def test_what_a_user_spells_is_text(is_special: bool) -> None:
         ),
     ],
 )
-def test_tools_that_are_none(tools: Any, choice: Any, place: str, told: str) -> None:
+def test_tools_that_are_none(tools: Any, choice: Any, place: str, message: str) -> None:
     with pytest.raises(UserError) as refused:
         read_tools(tools, choice)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
     assert refused.value.place == place  # type: ignore[attr-defined]
 
 
@@ -337,7 +350,7 @@ def test_no_tools_to_call() -> None:
 
 
 @pytest.mark.parametrize(
-    ("messages", "told"),
+    ("messages", "message"),
     [
         (
             CALLED[2:],
@@ -366,16 +379,16 @@ def test_no_tools_to_call() -> None:
         ),
     ],
 )
-def test_messages_that_do_not_go_together(messages: Any, told: str) -> None:
+def test_messages_that_do_not_go_together(messages: Any, message: str) -> None:
     with pytest.raises(UserError) as refused:
         of_demo()[0].chat_text(messages)
-    assert told in str(refused.value)
+    assert message in str(refused.value)
 
 
 def test_a_schema_that_cannot_be_taken(made: Callable[[str], Made]) -> None:
     wrong = Tools((Tool("f"), Tool("g", "", {"type": "object", "properties": {"x": {"type": "foo"}}})))
     with pytest.raises(UserError, match=r"the parameters of 'g' cannot be taken: .*Invalid type: foo"):
-        call_grammar(made("plain")[2], wrong, OURS)
+        tool_call_grammar(made("plain")[2], wrong, DEFAULT_FORMAT)
 
 
 @pytest.fixture(scope="module")
@@ -421,12 +434,14 @@ def test_a_model_whose_template_marks_calls(tmp_path: Path) -> None:
     config["chat_template"] = f"{{# {TAGS.trigger} {{{{ tools }}}} #}}" + config["chat_template"]
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
     with load(str(folder), decode="rows") as model:
-        assert model.session_state.session().tokenizer.call_form is TAGS
+        assert model.session_state.session().tokenizer.tool_call_format is TAGS
         stream = model.stream(ASKED, 200, tools=[NOW], tool_choice="required", parallel_tool_calls=False)
         made = stream.result()
     assert [(call.name, json.loads(call.arguments)) for call in made.tool_calls] == [("now-x", {})]
-    assert calls_of(TOOLS, of_demo(template="<tool_call> tools", special=("<tool_call>",))[0]).shown == {1500}
-    assert CallReader(TOOLS, TAGS).calls == ()
+    assert tool_call_spec(
+        TOOLS, of_demo(template="<tool_call> tools", special=("<tool_call>",))[0]
+    ).shown == {1500}
+    assert ToolCallParser(TOOLS, TAGS).calls == ()
 
 
 def test_what_calls_are_not_held_to_is_in_the_log(model: Model, caplog: pytest.LogCaptureFixture) -> None:

@@ -18,19 +18,19 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import BUILT_IN_MODELS, DEMO_FOLDER
 from aerie.engine.checkpoint import Checkpoint, open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, blocks_of_variants, every_name
 from aerie.engine.executor import Executor
 from aerie.engine.generate import FinishReason
 from aerie.engine.model import LoadedModel
-from aerie.engine.planner import Step as BlockStep
-from aerie.engine.progress import Reporter, Step, stop_on_interrupt, undisturbed
+from aerie.engine.planner import VariantCall
+from aerie.engine.program_library import RuntimeOptions, all_program_names, variant_set_for
+from aerie.engine.reporter import OnProgress, Reporter, defer_interrupt, stop_on_interrupt
 from aerie.engine.sampler import Sampler
 from aerie.engine.scheduler import MAX_STEP_TOKENS
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.decode_config import PLAIN, DecodeConfig
-from aerie.engine.strategies.drafting import Drafting, Lookup
-from aerie.engine.strategies.drafting_model import _needed, drafting_by
-from aerie.engine.variants import default_variants, window_contexts
+from aerie.engine.strategies.decode_config import DEFAULT_DECODE_CONFIG, DecodeConfig
+from aerie.engine.strategies.draft_model import _programs_for, draft_model_source
+from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter
+from aerie.engine.variants import default_variants, gathered_contexts
 from aerie.runtime import select_backend
 from aerie.verify.random_model import random_checkpoint, with_longer_context
 from tests.engine.test_scheduler import session_of
@@ -54,7 +54,7 @@ def session(request: pytest.FixtureRequest) -> Session:
 
 
 def manner_of(session: Session) -> DecodeConfig:
-    return DecodeConfig(draft="lookup") if session.model.config.diffusion is None else PLAIN
+    return DecodeConfig(draft="lookup") if session.model.config.diffusion is None else DEFAULT_DECODE_CONFIG
 
 
 def asked(session: Session) -> list[int]:
@@ -88,7 +88,7 @@ def test_draws_that_can_be_broken_off_would_be_seen(
 
     prompt, decode_config = asked(session), manner_of(session)
     whole = list(session.generate(prompt, 40, Sampler(**SETTINGS), decode_config=decode_config))
-    monkeypatch.setattr("aerie.engine.scheduler.undisturbed", disturbed)
+    monkeypatch.setattr("aerie.engine.scheduler.defer_interrupt", disturbed)
     request = session.generate(prompt, 40, Struck(**SETTINGS), decode_config=decode_config)
     for _ in range(80):
         try:
@@ -100,9 +100,9 @@ def test_draws_that_can_be_broken_off_would_be_seen(
     assert request.token_ids != whole
 
 
-def said(session: Session) -> list[int]:
+def output_ids(session: Session) -> list[int]:
     """What is kept of the last answer."""
-    kept = session.scheduler.kept
+    kept = session.scheduler.last_sequence
     assert kept
     assert kept.answer
     return list(kept.answer.token_ids)
@@ -118,8 +118,8 @@ def test_ctrl_c_in_a_plain_answer_loses_no_draw() -> None:
             list(answer)
         except KeyboardInterrupt:
             struck += 1
-            answer = session.go_on(20 - len(said(session)))
-    assert said(session) == whole
+            answer = session.continue_answer(20 - len(output_ids(session)))
+    assert output_ids(session) == whole
     assert struck > 2
 
 
@@ -127,7 +127,7 @@ def test_what_waited_comes_at_the_end_and_once() -> None:
     seen: list[int] = []
     before = signal.signal(signal.SIGINT, lambda number, frame: seen.append(number))
     try:
-        with undisturbed():
+        with defer_interrupt():
             for _ in range(2):
                 os.kill(os.getpid(), signal.SIGINT)
             assert seen == []
@@ -135,7 +135,7 @@ def test_what_waited_comes_at_the_end_and_once() -> None:
         os.kill(os.getpid(), signal.SIGINT)
         assert seen == [signal.SIGINT] * 2
         signal.signal(signal.SIGINT, signal.SIG_IGN)
-        with undisturbed():
+        with defer_interrupt():
             os.kill(os.getpid(), signal.SIGINT)
         assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
     finally:
@@ -172,7 +172,7 @@ def test_the_bar_moves_while_a_long_prompt_is_read(session: Session, monkeypatch
     events: list[Any] = []
 
     @contextmanager
-    def bar(total: int) -> Iterator[Step]:
+    def bar(total: int) -> Iterator[OnProgress]:
         events.append(total)
         yield lambda what, done: events.append(done)
         events.append("gone")
@@ -201,19 +201,19 @@ def test_the_bar_of_a_report_is_shown(session: Session, monkeypatch: Any) -> Non
 def test_nothing_is_compiled_in_the_middle_of_an_answer(at_once: bool) -> None:
     """Of a drafter whose programs nobody has asked for yet: all that it needs is there before the answer."""
     model = session_of(open_checkpoint(DEMO_FOLDER))
-    told = io.StringIO()
-    drafter = drafter_of(at_once, Reporter(told))
-    drafting = drafting_by(lambda: drafter.model, threading.Lock(), model.model.config)
+    output = io.StringIO()
+    drafter = drafter_of(at_once, Reporter(output))
+    drafting = draft_model_source(lambda: drafter.model, threading.Lock(), model.model.config)
     prompt = [*range(20, 120)]
     going_on = dict.fromkeys(model.model.config.eos_token_ids, -100.0)
     drafts = DecodeConfig(draft=drafting)
     request = model.generate(prompt, 40, Sampler(logit_bias=going_on), decode_config=drafts)
-    assert "programs: " in told.getvalue()
-    before, have = told.getvalue(), dict(drafter.model.programs)
+    assert "programs: " in output.getvalue()
+    before, have = output.getvalue(), dict(drafter.model.programs)
     assert len(list(request)) == 40
-    assert request.passes is not None
-    assert request.passes.drafted
-    assert told.getvalue() == before
+    assert request.pass_counts is not None
+    assert request.pass_counts.drafted
+    assert output.getvalue() == before
     assert drafter.model.programs.keys() == have.keys()
 
 
@@ -221,15 +221,17 @@ def test_the_programs_of_every_context_up_to_the_end_are_needed() -> None:
     model = drafter_of(False, Reporter(io.StringIO())).model
     config = with_longer_context(model.config)
     model = replace(
-        model, config=config, blocks=replace(model.blocks, variants=default_variants(config.context))
+        model,
+        config=config,
+        variant_set=replace(model.variant_set, variants=default_variants(config.context)),
     )
-    assert model.blocks.contexts == [512, 1024]
+    assert model.variant_set.contexts == [512, 1024]
     assert contexts_of(model, 100) == {512}
     assert contexts_of(model, 500) == contexts_of(model, 508) == {512, 1024}
 
 
 def contexts_of(model: LoadedModel, prompt: int) -> set[int]:
-    named = (name.rpartition("cl") for name in _needed(model, prompt, 20))
+    named = (name.rpartition("cl") for name in _programs_for(model, prompt, 20))
     return {int(context) for _, found, context in named if found}
 
 
@@ -252,12 +254,12 @@ def test_an_answer_whose_programs_cannot_be_had_leaves_nothing_waiting() -> None
     def make_room(prompt: int, more: int) -> None:
         raise KeyboardInterrupt
 
-    drafting = Drafting(Lookup, make_room=make_room)
+    drafting = DraftSource(PromptLookupDrafter, ensure_programs=make_room)
     with pytest.raises(KeyboardInterrupt):
         session.generate([5, 6, 7], 4, Sampler(), decode_config=DecodeConfig(draft=drafting))
     session.scheduler.step()
-    assert session.scheduler.counts.steps == 0
-    assert session.scheduler.pool.manager.free == session.scheduler.pool.manager.pages
+    assert session.scheduler.stats.steps == 0
+    assert session.scheduler.pool.manager.free_count == session.scheduler.pool.manager.page_count
 
 
 @pytest.mark.parametrize(("block", "prompt"), [(1, 35), (1, 170), (1, 460), (4, 35), (4, 460), (32, 70)])
@@ -267,18 +269,18 @@ def test_nothing_of_the_model_is_compiled_in_the_middle_of_an_answer(block: int,
     config = open_checkpoint(BUILT_IN_MODELS["demo-diffusion" if block > 1 else "demo"]).config
     if config.diffusion:
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
-    told = io.StringIO()
+    output = io.StringIO()
     with random_checkpoint(
         with_longer_context(replace(config, num_hidden_layers=1)), Reporter()
     ) as checkpoint:
-        session = fresh(checkpoint, Reporter(told))
+        session = fresh(checkpoint, Reporter(output))
         going_on = {**dict.fromkeys(session.model.config.eos_token_ids, -100.0), 9: 100.0}
-        decode_config = PLAIN if block > 1 else DecodeConfig(draft="lookup")
+        decode_config = DEFAULT_DECODE_CONFIG if block > 1 else DecodeConfig(draft="lookup")
         ids = [*range(20, 20 + prompt)]
         request = session.generate(ids, 70, Sampler(logit_bias=going_on), decode_config=decode_config)
-        before = told.getvalue()
+        before = output.getvalue()
         assert len(list(request)) == 70
-        assert told.getvalue() == before
+        assert output.getvalue() == before
 
 
 @pytest.mark.parametrize(
@@ -294,51 +296,54 @@ def test_what_compile_has_ready_is_all_that_steps_need(
     config = replace(config, max_position_embeddings=positions)
     if config.diffusion:
         config = replace(config, diffusion=replace(config.diffusion, block_size=block))
-    blocks = replace(blocks_of_variants(config, variants, "rows"), devices=devices)
-    ready = {*blocks.of_steps, *every_name(config, blocks)}
+    blocks = replace(variant_set_for(config, variants, "rows"), devices=devices)
+    ready = {*blocks.batch_programs, *all_program_names(config, blocks)}
     executor: Any = SimpleNamespace(
-        _model=SimpleNamespace(blocks=blocks), _rows=blocks.step_rows, most_rows=blocks.step_rows[-1]
+        _model=SimpleNamespace(blocks=blocks), _rows=blocks.batch_rows, most_rows=blocks.batch_rows[-1]
     )
     seen: set[str] = set()
-    for context in window_contexts(blocks.contexts):
-        for tokens in range(1, min(context, MAX_STEP_TOKENS, executor.most_rows) + 1):
-            width = Executor.width(executor, tokens)
+    for context in gathered_contexts(blocks.contexts):
+        for tokens in range(1, min(context, MAX_STEP_TOKENS, executor.max_rows) + 1):
+            width = Executor.padded_rows(executor, tokens)
             if width <= context:
                 for wanted in {0, 1, min(tokens, 9), min(tokens, 33), tokens}:
-                    step = BlockStep(width, context, 0, 0, width, 0, 0)
+                    step = VariantCall(width, context, 0, 0, width, 0, 0)
                     tail = Executor._tail(executor, step, wanted)
-                    seen |= {*Executor._needed(executor, step, tail), blocks.head(max(1, wanted))}
+                    seen |= {*Executor._programs_of(executor, step, tail), blocks.lm_head(max(1, wanted))}
     assert seen <= ready
     assert len(seen) > len(ready) // 2
     end = blocks.contexts[-1]
     prompts = {(tokens, past) for tokens in (1, 7, 40, 511) for past in (0, 1, 300) if tokens + past < end}
     for tokens, past in prompts:
         for last_only in (True, False):
-            assert {*blocks.needed(blocks.plan(tokens, past), last_only)} <= ready
+            assert {*blocks.programs_for_calls(blocks.plan(tokens, past), last_only)} <= ready
 
 
 def test_a_model_that_was_warmed_compiles_nothing(monkeypatch: Any) -> None:
     """Answers side by side, alone, with guesses of a model, and what is read; of windows up to 1024."""
     monkeypatch.setattr("aerie.engine.variants.DEFAULT_CONTEXTS", (512, 1024))
-    told = io.StringIO()
+    output = io.StringIO()
     options = RuntimeOptions(
         None, select_backend("virtual"), default_cache_dir(), variants="8,32x512", decode="rows"
     )
-    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(told))
-    drafter = fresh(open_checkpoint(BUILT_IN_MODELS["demo-drafter"]), Reporter(told))
+    session = prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(output))
+    drafter = fresh(open_checkpoint(BUILT_IN_MODELS["demo-drafter"]), Reporter(output))
     for each in (session, drafter):
-        each.warm()
-    scheduler, before = session.scheduler, told.getvalue().count("programs: ")
-    drafting = drafting_by(lambda: drafter.model, threading.Lock(), session.model.config)
+        each.load_all_programs()
+    scheduler, before = session.scheduler, output.getvalue().count("programs: ")
+    drafting = draft_model_source(lambda: drafter.model, threading.Lock(), session.model.config)
     going_on = Sampler(logit_bias=dict.fromkeys(session.model.config.eos_token_ids, -100.0))
-    drafted = DecodeConfig(draft=drafting).maker(session.model.config, going_on)
+    drafted = DecodeConfig(draft=drafting).strategy_factory(session.model.config, going_on)
     requests = [
-        scheduler.submit([*range(20, 20 + 60 * n)], 12, going_on, strategy=drafted) for n in (1, 2, 5)
+        scheduler.add_request([*range(20, 20 + 60 * n)], 12, going_on, strategy=drafted) for n in (1, 2, 5)
     ]
-    requests += [scheduler.submit([20 + n], 9, going_on) for n in range(20)]
-    requests += [scheduler.read([5] * 400, lambda rows: None, hidden=hidden) for hidden in (True, False)]
-    while not all(one.is_over for one in requests):
+    requests += [scheduler.add_request([20 + n], 9, going_on) for n in range(20)]
+    requests += [
+        scheduler.add_prefill_only([5] * 400, lambda rows: None, hidden_only=hidden)
+        for hidden in (True, False)
+    ]
+    while not all(one.is_finished for one in requests):
         scheduler.step()
     assert {one.error for one in requests} == {None}
     list(session.generate([*range(20, 250)], 9, going_on))
-    assert told.getvalue().count("programs: ") == before
+    assert output.getvalue().count("programs: ") == before

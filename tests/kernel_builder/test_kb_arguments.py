@@ -45,12 +45,12 @@ def test_arguments_are_found_by_name_and_by_slot() -> None:
     assert str(TABLE["weight"]) == "weight (8x8 bf16)"
 
 
-def test_an_unknown_name_comes_with_the_nearest() -> None:
+def test_an_unknown_name_suggests_the_nearest() -> None:
     with pytest.raises(ArgumentTableError, match="no argument named 'wieght'; there are: weight"):
         TABLE.slot("wieght")
 
 
-def test_a_name_stands_once() -> None:
+def test_a_name_is_unique() -> None:
     with pytest.raises(ArgumentTableError, match="argument declared twice: x; give each its own name"):
         ArgumentTable([TABLE["x"], TABLE["x"]])
 
@@ -72,7 +72,7 @@ def test_dtypes_agree_with_numpy(dtype: DType) -> None:
         (f32, {}, [0.1, -1, 1], [np.float32(0.1), -1, 1]),
     ],
 )
-def test_what_elements_stand_for(
+def test_meaning_of_element_types(
     dtype: DType, quantised: dict[str, float], elements: list[float], numbers: list[float]
 ) -> None:
     logits = Argument("logits", (3,), dtype, Role.OUTPUT, **quantised)  # type: ignore[arg-type]
@@ -96,6 +96,6 @@ def test_elements_of_another_type_are_refused() -> None:
         (float("nan"), 0, "has scale=nan"),
     ],
 )
-def test_a_quantisation_that_says_nothing(scale: float | None, offset: int, message: str) -> None:
+def test_an_invalid_quantisation_is_refused(scale: float | None, offset: int, message: str) -> None:
     with pytest.raises(ArgumentTableError, match=message):
         Argument("logits", (3,), u8, Role.OUTPUT, scale, offset)

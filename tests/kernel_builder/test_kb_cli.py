@@ -126,9 +126,7 @@ def test_a_program_that_does_not_fit_is_refused(tmp_path: Path, capsys: pytest.C
     assert "rows (y) takes 5, npu2 has 4" in captured.err
 
 
-def test_preflight_tells_every_fault_and_every_warning(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_preflight_prints_every_fault_and_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "tall.mlir"
     path.write_text(eltwise_add.build(8, 32).text.replace("%c1 = arith.constant 1", "%c1 = arith.constant 5"))
     report = check(path.read_text())
@@ -141,7 +139,9 @@ def test_preflight_tells_every_fault_and_every_warning(
     ]
 
 
-def test_preflight_shows_warnings_of_what_fits(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_preflight_prints_warnings_of_kernels_that_fit(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     path = tmp_path / "quotient.mlir"
     path.write_text(
         "func.func @f() { air.launch () in () { air.segment @s { %c1 = arith.constant 1 : index\n"
@@ -154,7 +154,7 @@ def test_preflight_shows_warnings_of_what_fits(tmp_path: Path, capsys: pytest.Ca
     )
 
 
-def test_check_tells_what_cannot_be_built(
+def test_check_reports_kernels_that_cannot_be_built(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The virtual NPU has as many rows of cores as a kernel asks for; the device has four."""

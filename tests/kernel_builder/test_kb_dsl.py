@@ -332,7 +332,7 @@ def test_f32_columns_may_be_walked() -> None:
     assert (run(kernel, {"a": x})["out"] == x.T).all()
 
 
-def test_what_the_dsl_writes_computes_what_it_says() -> None:
+def test_the_text_of_the_dsl_computes_its_expression() -> None:
     """Branches, carried values, scalars and blocks, run on the virtual NPU."""
     k = Kernel("sketch")
     a = k.argument("a", (32, 64), bf16, Role.INPUT)

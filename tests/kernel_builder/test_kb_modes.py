@@ -38,7 +38,7 @@ MODES = {
     "checks": Mode(BuildOptions(checks=True)),  # nothing is recognised, everything is copied
     "plain": Mode(BuildOptions(fast=False)),
     "one thread": Mode(BuildOptions(), threads=1),
-    "floor": Mode(BuildOptions(rounding="floor")),  # cores start out rounding down, and are told not to
+    "floor": Mode(BuildOptions(rounding="floor")),  # cores round down after power-up; kernels set the mode
     "bfp16": Mode(BuildOptions(numerics="bfp16"), like="bfp16"),
     "bfp16, floor": Mode(BuildOptions(numerics="bfp16", rounding="floor"), like="bfp16"),
 }
@@ -123,7 +123,7 @@ def test_the_layout_of_b_changes_no_bit(shape: tuple[int, int, int], mode: str) 
 
 
 @pytest.mark.parametrize("name", TOLD)
-def test_cores_that_are_not_told_round_otherwise(results: Any, name: str) -> None:
+def test_cores_without_the_call_round_differently(results: Any, name: str) -> None:
     """So the tests with `floor` see something, and so does whoever looks for this fault."""
     spec = all_kernels()[name]
     kernel = spec.build(**spec.cases[0])
@@ -144,14 +144,15 @@ def test_the_call_comes_before_the_first_rounding(name: str) -> None:
         rounding = min(body.find(op) % len(body) for op in ("arith.truncf", *ARITHMETIC))
         if call > rounding or body.count("func.call @round_to_even_") > 1:
             pytest.fail(
-                f"kernel {name} rounds to bf16 before its core is told how, and a core starts out rounding "
+                f"kernel {name} rounds to bf16 before it sets the rounding mode, and a core "
+                "starts out rounding "
                 "down; call k.round_to_even(BUFFER) once, with the buffer that it works on next, before the "
                 "first operation that gives bf16",
                 pytrace=False,
             )
 
 
-def test_nobody_else_needs_the_call() -> None:
+def test_no_other_kernel_needs_the_call() -> None:
     """Others round in a C++ function that sets the mode, or multiply matrices, where mlir-aie sets it."""
     for name, spec in all_kernels().items():
         if name not in TOLD and "round_to_even" in spec.build(**spec.cases[0]).text:

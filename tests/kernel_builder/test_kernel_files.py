@@ -97,7 +97,7 @@ def without_device(rows: int | None, cols: int) -> Any:
         ),
     ],
 )
-def test_what_a_kernel_lacks_is_told(spec: KernelSpec, sentence: str) -> None:
+def test_missing_parts_of_a_kernel_are_reported(spec: KernelSpec, sentence: str) -> None:
     (found,) = complaints(spec)
     assert found.startswith(sentence)
 

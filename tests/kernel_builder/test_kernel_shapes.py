@@ -346,7 +346,7 @@ def test_streams_of_two_dimensions_are_cut_along_the_first() -> None:
     ],
     ids=["attention", "attention with a buffer for the next stage", "gemv", "gemv in pieces", "gemm"],
 )
-def test_what_a_kernel_counts_of_l1_is_what_it_takes(built: Any, counted: int, single: int) -> None:
+def test_counted_l1_is_the_l1_in_use(built: Any, counted: int, single: int) -> None:
     """single: bytes of buffers that a C++ function may read before it writes them. A kernel keeps room for a
     copy of them, which this state of mlir-air does not make."""
     assert used(check(built.module), "L1 bytes") + single == counted + NPU2.stack_bytes

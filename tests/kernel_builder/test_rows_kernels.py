@@ -119,7 +119,7 @@ def test_chunks_and_a_larger_cache_and_other_tiles_change_no_bit() -> None:
     assert {part.tobytes() for part in parts} == {whole[:8].tobytes()}
 
 
-def test_what_is_not_seen_changes_no_bit() -> None:
+def test_masked_positions_change_no_bit() -> None:
     """Stale rows in the middle of a tile and beyond it, NaN or anything else; a row that sees nothing."""
     q, seen = normal(7, 8, HEADS * DIM), causal(96, 8, 256)
     seen[:, 10:30], seen[7] = False, False

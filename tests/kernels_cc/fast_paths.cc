@@ -1,4 +1,4 @@
-// What the host AIE API does in other ways where it may use the instructions of the CPU.
+// Functions of the host AIE API that have a fast path for the CPU's instructions.
 #include <aie_api/aie.hpp>
 
 template <unsigned N>
@@ -42,10 +42,10 @@ void block_8x4(const bfloat16* a, const bfloat16* b, float* c) {
   aie::store_v(c, block.to_vector<float>());
 }
 
-// An 8 x 8 matrix, turned.
+// Transposes an 8 x 8 matrix.
 void turn(const bfloat16* in, bfloat16* out) { aie::store_v(out, aie::transpose(aie::load_v<64>(in), 8, 8)); }
 
-// Products of 64 lanes summed lane by lane, and of them: all lanes summed, the largest, and those of a that b exceeds by b.
+// Products of 64 lanes summed lane by lane, and of them: the sum and the maximum of all lanes, and those of a that b exceeds.
 void lanes_of_64(const bfloat16* a, const bfloat16* b, float* sums, float* folded, float* chosen) {
   aie::accum<accfloat, 64> acc = aie::zeros<accfloat, 64>();
   for (int i = 0; i < 3; ++i) acc = aie::mac(acc, aie::load_v<64>(a + i * 64), aie::load_v<64>(b + i * 64));
@@ -58,7 +58,7 @@ void lanes_of_64(const bfloat16* a, const bfloat16* b, float* sums, float* folde
   aie::store_v(chosen, aie::accum<accfloat, 64>(aie::select(x, y, aie::lt(x, y))).to_vector<float>());
 }
 
-// Four vectors of 8 lanes in one, and two of 16.
+// Four vectors of 8 lanes joined to one, and two of 16.
 void join(const float* in, float* four, float* two) {
   aie::store_v(four, aie::concat(aie::load_v<8>(in), aie::load_v<8>(in + 8), aie::load_v<8>(in + 16), aie::load_v<8>(in + 24)));
   aie::store_v(two, aie::concat(aie::load_v<16>(in), aie::load_v<16>(in + 16)));

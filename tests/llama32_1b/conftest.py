@@ -12,10 +12,10 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.cli import commands
 from aerie.cli.arguments import main
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.model import LoadedModel, assemble, preload
+from aerie.engine.model import LoadedModel, build_model, preload
 from aerie.engine.session import Session
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Program, round_up_seq_len
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.runtime import Profiler
@@ -103,7 +103,7 @@ def numpy_model():
     def make(folder, seq_len=64) -> LoadedModel:
         checkpoint = open_checkpoint(folder)
         programs = argument_tables(checkpoint.config.shape, seq_len)
-        model = assemble(checkpoint, programs, NumpyRunner(checkpoint.config), Blocks(seq_len))
+        model = build_model(checkpoint, programs, NumpyRunner(checkpoint.config), VariantSet(seq_len))
         list(preload(model, checkpoint.weights))
         return model
 
@@ -130,11 +130,11 @@ def prepared(monkeypatch, numpy_runner_class, programs_without_text):
         seq_len = options.seq_len or round_up_seq_len(max(128, options.prompt_tokens))
         cache = NumpyCache()
         runner = numpy_runner_class(config)
-        model = assemble(
+        model = build_model(
             checkpoint,
             programs_without_text(config.shape, seq_len),
             runner,
-            Blocks(seq_len),
+            VariantSet(seq_len),
             cache.profiler.span,
         )
         list(preload(model, checkpoint.weights))

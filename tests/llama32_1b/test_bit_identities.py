@@ -12,14 +12,14 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine import tensors as tensors_module
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import compile_into
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.model import assemble, preload
+from aerie.engine.model import build_model, preload
 from aerie.engine.native import native_attention
-from aerie.engine.programs import Places
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import compile_into
+from aerie.engine.programs import SharedBufferNames
+from aerie.engine.reporter import Reporter
+from aerie.engine.variant_set import VariantSet
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.multi_launch_builder import build_programs
 from aerie.runtime import KernelCache, Profiler, select_backend
@@ -73,10 +73,10 @@ class Case:
         """The model on compiled programs, without its weights."""
         programs, config, report = self.programs(seq_len), self.checkpoint.config, Reporter()
         backend = select_backend("virtual")
-        shared = Places(programs.values(), config.num_hidden_layers)
+        shared = SharedBufferNames(programs.values(), config.num_hidden_layers)
         with KernelCache(self.cache, backend, Profiler(), report.note, shared) as cache:
             compile_into(cache, [*programs.values()], report)
-            yield assemble(self.checkpoint, programs, cache, Blocks(seq_len))
+            yield build_model(self.checkpoint, programs, cache, VariantSet(seq_len))
 
     def run(self, seq_len, **variables):
         with environment(variables), self.not_loaded(seq_len) as model:

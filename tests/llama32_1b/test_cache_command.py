@@ -12,6 +12,7 @@ import pytest
 from aerie import rooms
 from aerie.cli import cache_command
 from aerie.common.store import EntryGroup
+from aerie.runtime.memory import format_file_bytes
 
 KEY = "0123456789abcdef"
 DAY = 24 * 60 * 60
@@ -99,8 +100,8 @@ def test_clearing_leaves_results_and_what_is_not_ours(home, command_line):
     done = command_line("cli", "cache clear")
     assert done.status == 0
     assert "removed 4 files, 3.9 KiB: compiled programs\n" in done.out
-    told = f"12.7 KiB freed in {home}; records and reports stay (--all removes them too)\n"
-    assert done.out.endswith(told)
+    expected = f"12.7 KiB freed in {home}; records and reports stay (--all removes them too)\n"
+    assert done.out.endswith(expected)
     assert left(home) == {*RESULTS, *OF_OTHERS}
     assert not (home / "mlir").exists()
     assert (home / "programs" / "unfinished" / "draft").is_dir()
@@ -132,22 +133,22 @@ def test_folders_that_are_given_elsewhere(home, tmp_path, command_line):
     assert (tmp_path / "built").is_dir()
     assert left(tmp_path / "built") == left(tmp_path / "programs") == set()
     off = command_line("cli", "cache", VNPU_CACHE="off").out
-    assert "what the virtual NPU built is not kept (VNPU_CACHE=off)" in off
+    assert "programs of the virtual NPU are not cached (VNPU_CACHE=off)" in off
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
-        ("cache --older-than 3", "--all and --older-than say what to clear: aerie cache clear"),
+        ("cache --older-than 3", "--all and --older-than are for aerie cache clear"),
         ("cache clear --older-than -1", "'-1' is not a number of days, such as 30"),
         ("cache clear --older-than soon", "'soon' is not a number of days, such as 30"),
         ("cache purge", "invalid choice: 'purge' (choose from"),
     ],
 )
-def test_what_makes_no_sense_clears_nothing(home, command_line, words, said):
+def test_what_makes_no_sense_clears_nothing(home, command_line, words, message):
     done = command_line("cli", words)
     assert done.status == 2
-    assert said in done.err
+    assert message in done.err
     assert left(home) == {*OURS, *RESULTS, *OF_OTHERS}
 
 
@@ -191,11 +192,11 @@ def test_every_default_folder_is_a_part(home):
 
 
 @pytest.mark.parametrize(
-    ("nbytes", "told"),
+    ("nbytes", "text"),
     [
         (1023, "1023 bytes"), (1 << 10, "1.0 KiB"), ((1 << 20) - 1, "1024.0 KiB"), (1 << 20, "1.0 MiB"),
         (5 << 19, "2.5 MiB"), (3 << 30, "3.0 GiB"),
     ],
 )  # fmt: skip
-def test_a_size_in_words(nbytes: int, told: str) -> None:
-    assert cache_command.format_exact_bytes(nbytes) == told
+def test_a_size_in_words(nbytes: int, text: str) -> None:
+    assert format_file_bytes(nbytes) == text

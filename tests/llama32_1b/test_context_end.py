@@ -12,17 +12,17 @@ import pytest
 from aerie import load
 from aerie.cli.arguments import default_cache_dir
 from aerie.common.errors import UserError
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.context_end import Shift, Sink, Stop, context_end, parts
+from aerie.engine.context_end import AttentionSink, ShiftContext, StopAtEnd, context_end, split_at_drops
 from aerie.engine.errors import PromptTooLongError
 from aerie.engine.forward import decode_step, prefill
 from aerie.engine.generate import FinishReason
-from aerie.engine.numerics import turned
-from aerie.engine.progress import Reporter
+from aerie.engine.numerics import apply_rope
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
+from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Variant
 from aerie.runtime import select_backend
 
@@ -88,12 +88,12 @@ def read(model, cuts, tokens=TOKENS):
 def test_however_a_sequence_is_cut_in_rows(family, end, open_session):
     model = open_session(family, end).model
     rows, cache = read(model, CUTS[0])
-    assert cache.dropped > POSITIONS
+    assert cache.dropped_tokens > POSITIONS
     for cut in CUTS[1:]:
         others, other = read(model, cut)
         assert bits(others) == bits(rows)
         assert held(other) == held(cache)
-        assert (other.token_ids, other.dropped) == (cache.token_ids, cache.dropped)
+        assert (other.token_ids, other.dropped_tokens) == (cache.token_ids, cache.dropped_tokens)
 
 
 def edited(folder, dtype, policy, tokens):
@@ -162,7 +162,7 @@ def test_against_transformers_with_its_cache_edited(family, end, policy, open_se
 def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     """A long prompt after others that began alike; what came after dropped tokens is not used again."""
     session = open_session("Llama", end, decode)
-    session.requests.forget()
+    session.requests.clear_prefix_cache()
     first = session.generate(TOKENS[:50], 40, Sampler())
     answer = list(first)
     assert len(answer) == 40
@@ -171,7 +171,7 @@ def test_answers_do_not_depend_on_the_one_before(end, decode, open_session):
     second = session.generate(prompt, 30, Sampler())
     again = list(second)
     assert second.cached_tokens == 4
-    session.requests.forget()
+    session.requests.clear_prefix_cache()
     alone = session.generate(prompt, 30, Sampler())
     assert list(alone) == again
     assert alone.cached_tokens == 0
@@ -184,10 +184,10 @@ def test_growth_from_context_to_context(open_session):
     grown, whole = model.new_cache(1), model.new_cache(1)
     for first in range(0, 700, 100):
         rows = prefill(model, tokens[first : first + 100], grown, last_only=True)
-        assert grown.executor._window.context == (512 if first < 500 or first >= 600 else 1024)
+        assert grown.executor._cache.context == (512 if first < 500 or first >= 600 else 1024)
     assert bits(rows) == bits(prefill(model, tokens, whole, last_only=True))
     assert held(grown) == held(whole)
-    assert grown.dropped == 298
+    assert grown.dropped_tokens == 298
 
 
 @pytest.mark.parametrize("at", [1, 9, 16])
@@ -203,8 +203,8 @@ def test_a_step_that_fails_leaves_what_goes_on_to_the_same(at, open_session):
 
     with pytest.raises(KeyboardInterrupt):
         prefill(model, TOKENS, other, fail)
-    assert (other.dropped > 0) == (at > 12)
-    assert bits(prefill(model, TOKENS[other.seen :], other, last_only=True)[-1]) == bits(rows[-1])
+    assert (other.dropped_tokens > 0) == (at > 12)
+    assert bits(prefill(model, TOKENS[other.tokens_seen :], other, last_only=True)[-1]) == bits(rows[-1])
     assert held(other) == held(cache)
 
 
@@ -221,7 +221,7 @@ def test_keys_are_turned_as_the_kernel_turns_them(open_session):
     model = open_session("Qwen3").model
     _, cache = read(model, [63], TOKENS[:63])
     for (keys, _), keys_before_rope in zip(cache.layers, cache.keys_before_rope, strict=True):
-        assert bits(turned(keys_before_rope[:, :63], model.rope[:63])) == bits(keys[:, :63])
+        assert bits(apply_rope(keys_before_rope[:, :63], model.rope[:63])) == bits(keys[:, :63])
 
 
 def test_without_a_policy_nothing_is_kept_beside_the_cache(open_session):
@@ -232,41 +232,41 @@ def test_without_a_policy_nothing_is_kept_beside_the_cache(open_session):
     generation = session.generate(TOKENS[:60], 60, Sampler(logit_bias={1: -100, 2: -100}))
     assert len(list(generation)) == 5
     assert generation.finish_reason is FinishReason.CONTEXT
-    assert generation.ending.endswith("context of 64 positions (--context-end, CONTEXT_END)")
+    assert generation.finish_text.endswith("context of 64 positions (--context-end, CONTEXT_END)")
 
 
-BLOCKS = Blocks(0, (Variant(8, 512),))
+BLOCKS = VariantSet(0, (Variant(8, 512),))
 
 
 @pytest.mark.parametrize(
     ("text", "made"),
     [
-        ("stop", Stop()),
-        ("shift", Shift(4)),
-        ("shift:0", Shift(0)),
-        ("shift:62", Shift(62)),
-        ("sink", Sink(32)),
-        ("sink:60", Sink(60)),
+        ("stop", StopAtEnd()),
+        ("shift", ShiftContext(4)),
+        ("shift:0", ShiftContext(0)),
+        ("shift:62", ShiftContext(62)),
+        ("sink", AttentionSink(32)),
+        ("sink:60", AttentionSink(60)),
     ],
 )
 def test_policies_by_name(text, made):
     end = context_end(text, BLOCKS, POSITIONS)
     assert end == made
     if not end.drops:
-        assert [*parts(end, 64, 100, 3)] == [(3, 100)]
+        assert [*split_at_drops(end, 64, 100, 3)] == [(3, 100)]
         with pytest.raises(IndexError, match="a cache of 64 positions is full, and nothing of it is dropped"):
-            end.gone(64)
+            end.dropped_positions(64)
     else:
-        cuts = [*parts(end, 64, 100, 3)]
+        cuts = [*split_at_drops(end, 64, 100, 3)]
         assert sum(count for _, count in cuts) == 100
         assert all(before + count == 64 for before, count in cuts[:-1])
 
 
 def test_what_a_sink_drops_is_what_nobody_sees_any_more():
-    end = Sink(20)
+    end = AttentionSink(20)
     seen = np.zeros(80, bool)
     seen[end.mask(64)] = True
-    assert [n for n in range(64) if not seen[n]] == [*end.gone(64)]
+    assert [n for n in range(64) if not seen[n]] == [*end.dropped_positions(64)]
     assert [np.arange(80)[end.mask(n)].size for n in (3, 23, 24, 63)] == [4, 24, 24, 24]
 
 
@@ -287,9 +287,9 @@ def test_a_number_that_leaves_nothing_is_refused(text, limits):
 
 def test_programs_that_it_cannot_be_had_with():
     with pytest.raises(UserError, match=r"sink cannot be had with seq_len=64 \(SEQ_LEN\): they show a token"):
-        context_end("sink", Blocks(64), POSITIONS)
+        context_end("sink", VariantSet(64), POSITIONS)
     with pytest.raises(UserError, match="as many rows as positions and compute it anew; add one of fewer"):
-        context_end("shift", Blocks(0, (Variant(512, 512),)), POSITIONS)
+        context_end("shift", VariantSet(0, (Variant(512, 512),)), POSITIONS)
 
 
 def test_from_python():

@@ -155,8 +155,8 @@ def test_threads_do_not_disturb_each_other(demo):
 
 
 def test_what_an_argument_of_the_template_spells_is_text(demo):
-    said = demo._template.templates["default"] + "{{ more }}"
-    ours = Ours(demo._backend, ChatTemplate({"default": said}, demo._template.special_tokens))
+    template = demo._template.templates["default"] + "{{ more }}"
+    ours = Ours(demo._backend, ChatTemplate({"default": template}, demo._template.special_tokens))
     ids, harmless = (ours.encode_chat(user("hi"), None, {"more": more}) for more in (INJECTION, "x"))
     assert control_tokens_of(ours, ids) == control_tokens_of(ours, harmless)
     assert ours.decode(ids).endswith(INJECTION)

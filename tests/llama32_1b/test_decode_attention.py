@@ -10,8 +10,8 @@ from aerie.common.errors import ToolchainError
 from aerie.engine import native
 from aerie.engine.attention import CacheAttention, NewKVRows, reference_attention
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.kv import causal
-from aerie.engine.native import LayerCode, NativeAttention, Place, native_attention, prepare_native
+from aerie.engine.kv_cache import causal
+from aerie.engine.native import KVPosition, NativeAttention, NativeLayer, native_attention, prepare_native
 from aerie.engine.numerics import bf16
 from aerie.virtual_npu.objects import load_host_code
 
@@ -52,9 +52,9 @@ def exact(query, keys, values, visible):
 def decode_attention(query, keys, values, position, mask=causal):
     """As a decoded token at that position attends, in the form that serves it."""
     attention = CacheAttention([(keys, values)], query.size, mask(position))
-    attention.move_to(position, mask(position))
+    attention.set_position(position, mask(position))
     row = np.zeros(keys.shape[0] * keys.shape[2], bf16)
-    _, attend = attention.works(0, query, row, row)
+    _, attend = attention.layer_work(0, query, row, row)
     attend.run()
     return attention.out
 
@@ -144,7 +144,10 @@ def test_a_place_that_the_cache_does_not_have_is_no_read_beyond_it(place):
 @pytest.mark.parametrize(("position", "rows"), [(CAPACITY, 1), (CAPACITY - 3, 4), (-1, 1)])
 def test_rows_beyond_the_cache_are_not_kept(position, rows):
     new = NewKVRows([drawn(4, 2, 64)[1:]])
-    for move in (lambda: new.move_to(position, rows), lambda: new.move_apart(position + np.arange(rows))):
+    for move in (
+        lambda: new.set_position(position, rows),
+        lambda: new.set_positions(position + np.arange(rows)),
+    ):
         with pytest.raises(IndexError, match=rf"positions {position}\.\.{position + rows - 1} in a cache of"):
             move()
 
@@ -170,8 +173,8 @@ def test_what_is_no_number_shows(form, broken):
 )
 def test_what_the_native_form_leaves_to_numpy(change):
     keys = drawn(4, 2, 64)[1]
-    assert native_attention().serves(keys, slice(0, 10))
-    assert not native_attention().serves(*change(keys))
+    assert native_attention().can_attend(keys, slice(0, 10))
+    assert not native_attention().can_attend(*change(keys))
 
 
 def test_what_numpy_serves_alone():
@@ -197,7 +200,7 @@ def test_the_cache_is_not_copied(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "message"),
     [
         (
             {"key_rows": np.zeros(130, bf16)},
@@ -210,13 +213,13 @@ def test_the_cache_is_not_copied(monkeypatch):
         ({"out": np.zeros(512, bf16)[::2]}, r"out is \(256,\) bfloat16; .* in a row"),
     ],
 )
-def test_arrays_that_c_would_leave_are_refused(wrong, told):
+def test_arrays_that_c_would_leave_are_refused(wrong, message):
     query, keys, values = drawn(4, 2, 64)
     rows = {name: np.zeros(128, bf16) for name in ("key_rows", "value_rows")}
     arrays = {"query": query, "keys": keys, "values": values, "out": np.zeros(256, bf16), **rows}
-    LayerCode(native_attention(), Place(), 1, **arrays)
-    with pytest.raises(ValueError, match=told):
-        LayerCode(native_attention(), Place(), 1, **(arrays | wrong))
+    NativeLayer(native_attention(), KVPosition(), 1, **arrays)
+    with pytest.raises(ValueError, match=message):
+        NativeLayer(native_attention(), KVPosition(), 1, **(arrays | wrong))
 
 
 def test_without_a_compiler_numpy_does_it(monkeypatch):

@@ -81,6 +81,6 @@ def test_unknown_prompts_follow_their_generator() -> None:
 
 
 def test_statements_are_sentences_told_once() -> None:
-    told = statements()
-    assert len(set(told)) == len(told)
-    assert all(sentence.endswith(".") for sentence in told)
+    sentences = statements()
+    assert len(set(sentences)) == len(sentences)
+    assert all(sentence.endswith(".") for sentence in sentences)

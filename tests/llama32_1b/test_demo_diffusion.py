@@ -48,7 +48,7 @@ def test_an_answers_block_is_filled_up_with_its_end() -> None:
     assert text.clean == [9, 8, 7, 5, 4, end, 3, 2, 1, 1, 1, 1]
     assert text.targets == [-1, -1, -1, 5, 4, end, end, end, -1, -1, -1, -1]
     drawn = [*add_noise(text, MASK, random.Random(0))]
-    assert [at for at, _, _ in drawn] == [*range(8)]  # in the last block nothing is said
+    assert [at for at, _, _ in drawn] == [*range(8)]  # the last block has no output
     for at, token, target in drawn:
         assert (token, target) in (
             (MASK, text.targets[at]),
@@ -98,9 +98,9 @@ def test_training_learns_and_keeps_what_it_has() -> None:
 
 def test_it_answers_out_of_the_box(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", "--model", "demo-diffusion", "--prompt", "What is the capital of France?"]) == 0
-    told = capsys.readouterr()
-    assert told.out == "The capital of France is Paris.\n"
-    assert " tokens a pass (" in told.err
+    output = capsys.readouterr()
+    assert output.out == "The capital of France is Paris.\n"
+    assert " tokens a pass (" in output.err
 
 
 @pytest.mark.slow

@@ -140,8 +140,8 @@ def test_it_guesses_for_the_demo(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(asked) == 0
     plain = json.loads(capsys.readouterr().out)
     assert main([*asked, "--draft", "demo-drafter"]) == 0
-    told = capsys.readouterr()
-    drafted = json.loads(told.out)
+    output = capsys.readouterr()
+    drafted = json.loads(output.out)
     assert drafted["token_ids"] == plain["token_ids"]
     assert drafted["passes"]["accepted"] > len(plain["token_ids"]) // 2
-    assert " guesses right)" in told.err
+    assert " guesses right)" in output.err

@@ -10,8 +10,8 @@ from aerie.engine.config import load_config
 from aerie.engine.diffusion import LARGEST_BLOCK
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
-from aerie.engine.family import BlockDiffusion
-from aerie.engine.pages import PAGE
+from aerie.engine.model_family import DiffusionConfig
+from aerie.engine.page_pool import PAGE_SIZE
 from aerie.llama32_1b.synthetic.shape import TINY, in_family, with_vocabulary
 from aerie.verify.random_model import in_another_family, random_model_config
 
@@ -69,7 +69,7 @@ def decoder(number, text):
 
 
 def test_the_published_sdar(load):
-    assert load("sdar", SDAR_4B_CHAT) == BlockDiffusion(4, 151669, shifted=False, sub_block=None)
+    assert load("sdar", SDAR_4B_CHAT) == DiffusionConfig(4, 151669, shifted=False, sub_block=None)
     assert load("sdar", {**SDAR_4B_CHAT, "block_size": 64}).block_size == 64
 
 
@@ -77,16 +77,16 @@ def test_bd3lm_of_qwen(load):
     """Neither block nor mask token is in config.json: 32, and what the tokenizer says."""
     kind = {"architectures": ["A2DQwen3LMHeadModel"]}
     ours = load("a2d-qwen3", kind, tokenizer_config=decoder(151669, "<|mask|>"))
-    assert ours == BlockDiffusion(32, 151669)
+    assert ours == DiffusionConfig(32, 151669)
     coder = {"architectures": ["A2DQwen2LMHeadModel"]}
     ours = load("a2d-qwen2", coder, tokenizer_config=decoder(151665, "<|mask|>"))
-    assert ours == BlockDiffusion(32, 151665)
+    assert ours == DiffusionConfig(32, 151665)
 
 
 def test_the_published_fast_dllm_v2(load):
     kind = {"architectures": ["Fast_dLLM_QwenForCausalLM"], "bd_size": 32}
     ours = load("Fast_dLLM_Qwen", kind, added_tokens={"|<MASK>|": 151665})
-    assert ours == BlockDiffusion(32, 151665, shifted=True, sub_block=8)
+    assert ours == DiffusionConfig(32, 151665, shifted=True, sub_block=8)
 
 
 @pytest.mark.parametrize("model_type", ["llama", "qwen2", "qwen3", "mistral"])
@@ -135,7 +135,7 @@ def test_a_mask_token_that_the_embeddings_lack(load):
 
 @pytest.mark.parametrize("size", [3, 12, 48, 65, 128])
 def test_a_block_that_does_not_divide_a_page(size, load):
-    assert LARGEST_BLOCK == PAGE
+    assert LARGEST_BLOCK == PAGE_SIZE
     with pytest.raises(
         ConfigError, match=f"config.json: block_size is {size}; a page of keys and values has"
     ):
@@ -160,9 +160,9 @@ def test_a_block_size_that_is_no_count(size, load):
 def test_random_models_keep_their_blocks():
     """Of another vocabulary or family: the mask token is a token of it, and there is none without blocks."""
     sdar = in_family(TINY, FAMILIES["sdar"])
-    assert sdar.diffusion == BlockDiffusion(4, TINY.vocab_size - 1)
+    assert sdar.diffusion == DiffusionConfig(4, TINY.vocab_size - 1)
     assert in_family(sdar, FAMILIES["sdar"]) is sdar
-    assert with_vocabulary(sdar, 600).diffusion == BlockDiffusion(4, 599)
+    assert with_vocabulary(sdar, 600).diffusion == DiffusionConfig(4, 599)
     assert random_model_config(sdar).diffusion.mask_token_id < random_model_config(sdar).vocab_size
     assert in_another_family(sdar).diffusion is None
     assert in_another_family(TINY).family is FAMILIES["qwen3"]

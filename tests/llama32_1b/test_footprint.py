@@ -13,11 +13,11 @@ import pytest
 
 from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.checkpoints import DEMO_FOLDER
-from aerie.engine import footprint as module
-from aerie.engine.compiling import RuntimeOptions
+from aerie.engine import memory_estimate as module
 from aerie.engine.config import load_config
 from aerie.engine.errors import TooLittleMemoryError
-from aerie.engine.footprint import Needs, check_memory, footprint, require
+from aerie.engine.memory_estimate import SessionNeeds, check_memory, footprint, require
+from aerie.engine.program_library import RuntimeOptions
 from aerie.engine.weights import expected_shapes
 from aerie.llama32_1b.synthetic.__main__ import main as synthesise
 from aerie.llama32_1b.synthetic.shape import LLAMA_3_2_1B
@@ -42,7 +42,7 @@ def have(monkeypatch):
 
 def whole(seq_len):
     """A session for prompts of so many tokens."""
-    return Needs(seq_len, (), seq_len + 128)
+    return SessionNeeds(seq_len, (), seq_len + 128)
 
 
 def asked(seq_len=None, copies=1, **options):
@@ -81,12 +81,12 @@ MEASURE = """
 import json, re, sys
 from pathlib import Path
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.footprint import footprint, needs_of
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.memory_estimate import footprint, needs_of
 from aerie.engine.forward import decode_step
 from aerie.engine.forward import next_token_logits
 from aerie.engine.forward import prefill
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 checkpoint, cache = open_checkpoint(Path(sys.argv[1])), Path(sys.argv[2])
@@ -157,10 +157,14 @@ def test_too_little_memory_is_told_with_what_to_reduce(have):
     have(2800 * MIB)
     with pytest.raises(TooLittleMemoryError) as refused:
         check_memory(LLAMA_3_2_1B, asked(8192))
-    said = str(refused.value)
-    assert said.startswith(f"{OURS} 8192 tokens takes about 3.5 GiB of memory (weights 2.3 GiB, activations ")
-    assert "KV cache 260 MiB, all else 253 MiB) and 2.7 GiB are available, so the system would end it" in said
-    assert said.endswith(
+    message = str(refused.value)
+    assert message.startswith(
+        f"{OURS} 8192 tokens takes about 3.5 GiB of memory (weights 2.3 GiB, activations "
+    )
+    assert (
+        "KV cache 260 MiB, all else 253 MiB) and 2.7 GiB are available, so the system would end it" in message
+    )
+    assert message.endswith(
         "on the way: compile for at most 1024 tokens with --seq-len (SEQ_LEN), take a smaller model, end "
         "other programs, or try it all the same with AERIE_CHECK_MEMORY=0"
     )
@@ -171,9 +175,9 @@ def test_variants_that_do_not_fit_are_told_with_the_largest_set_that_does(have):
     chosen = asked(variants="8,2048x2048,8192", prompt_tokens=100)
     with pytest.raises(TooLittleMemoryError) as refused:
         check_memory(LLAMA_3_2_1B, chosen)
-    said = str(refused.value)
-    assert said.startswith("the model with 8192 positions takes about ")
-    assert "take --variants '8x2048 2048x2048' (VARIANTS), take a smaller model" in said
+    message = str(refused.value)
+    assert message.startswith("the model with 8192 positions takes about ")
+    assert "take --variants '8x2048 2048x2048' (VARIANTS), take a smaller model" in message
     check_memory(LLAMA_3_2_1B, replace(chosen, variants="8x2048 2048x2048"))
 
 
@@ -234,7 +238,7 @@ def test_verifying_counts_the_reference(command, have, tmp_path, capsys):
     arguments = [*command, "--backend", "virtual", "--cache-dir", str(cache), "--out", str(tmp_path / "out")]
     assert verify_cli.main(arguments) == 2
     (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith("error: the model beside its reference takes about 1.")
+    assert line.startswith("error: the model with its reference takes about 1.")
     assert not cache.exists()
 
 

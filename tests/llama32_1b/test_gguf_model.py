@@ -22,7 +22,7 @@ from aerie.engine.errors import CheckpointError
 from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.model_files import open_gguf
 from aerie.engine.rope import Llama3, LongRope, inverse_frequencies
-from aerie.engine.sharding import WeightsOfRank
+from aerie.engine.tensor_parallel import WeightsOfRank
 from aerie.engine.tokenizer import load_tokenizer
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}

@@ -30,7 +30,7 @@ runpy.run_module("aerie", run_name="__main__", alter_sys=True)
 
 
 class Run:
-    """The command `run` under way. `said` are the lines of standard error so far."""
+    """The command `run` that runs. `lines` are those of standard error so far."""
 
     def __init__(self, folder, *arguments, **environment):
         self.mark = f"{MARK}={uuid.uuid4()}"
@@ -48,22 +48,22 @@ class Run:
                 **environment,
             },
         )
-        self.said, self.answer = [], ""
+        self.lines, self.answer = [], ""
         self._listener = threading.Thread(target=self._listen)
         self._listener.start()
 
     def _listen(self):
         for line in self.process.stderr:
-            self.said.append(line)
+            self.lines.append(line)
 
     def wait_for(self, beginning):
         """Until a line on standard error begins like this; "" waits for the answer's first letter."""
         end = time.monotonic() + 120
         if not beginning:
             self.answer = self.process.stdout.read(1)
-        while beginning and not any(line.startswith(beginning) for line in self.said):
-            assert time.monotonic() < end, self.said
-            assert self.process.poll() is None, self.said
+        while beginning and not any(line.startswith(beginning) for line in self.lines):
+            assert time.monotonic() < end, self.lines
+            assert self.process.poll() is None, self.lines
             time.sleep(0.005)
 
     def end(self):
@@ -73,7 +73,7 @@ class Run:
         self._listener.join()
         self.process.stdout.close()
         self.process.stderr.close()
-        return code, self.answer, "".join(self.said)
+        return code, self.answer, "".join(self.lines)
 
     def still_running(self):
         """Processes that it started, or itself."""
@@ -101,11 +101,11 @@ def stop(run, number, moment, after_s=0.0):
     time.sleep(after_s)
     run.process.send_signal(number)
     sent = time.monotonic()
-    code, _, said = run.end()
-    assert "Traceback" not in said, said
-    assert code == (-SIGKILL if number == SIGKILL else STOPPED), said
+    code, _, errors = run.end()
+    assert "Traceback" not in errors, errors
+    assert code == (-SIGKILL if number == SIGKILL else STOPPED), errors
     if number != SIGKILL:
-        assert "stopped" in said.splitlines()[-1]
+        assert "stopped" in errors.splitlines()[-1]
         assert time.monotonic() - sent < 15
     run.check_nothing_is_left()
 
@@ -123,10 +123,10 @@ def test_killed_in_its_answer(tmp_path):
     """The next run answers as if nothing had been."""
     asked = ("--prompt", "Count from 1 to 10.", "--cache-dir", str(default_cache_dir()))
     stop(Run(tmp_path, *asked), SIGKILL, "")
-    code, answer, said = Run(tmp_path, *asked).end()
+    code, answer, errors = Run(tmp_path, *asked).end()
     assert code == 0
     assert answer.startswith("1, 2, 3")
-    assert "programs: 0 compiled, 6 from the cache" in said
+    assert "programs: 0 compiled, 6 from the cache" in errors
 
 
 @pytest.mark.slow
@@ -141,8 +141,8 @@ def test_the_run_after_one_that_ended_while_it_compiled(number, tmp_path):
     first.process.send_signal(number)
     first.end()
     second = Run(tmp_path, *asked, **own)  # at once
-    code, answer, said = second.end()
-    assert code == 0, said
+    code, answer, errors = second.end()
+    assert code == 0, errors
     assert "Paris" in answer
     first.check_nothing_is_left()
     second.check_nothing_is_left()
@@ -159,8 +159,8 @@ def layer(tmp_path_factory):
         *("--model", str(folder / "one"), "--cache-dir", str(folder / "programs"), "--seq-len", "2048"),
         *("--prompt", "to be or not to be", "--raw", "--n-tokens", "48"),
     )
-    code, answer, said = Run(folder, *asked).end()
-    assert code == 0, said
+    code, answer, errors = Run(folder, *asked).end()
+    assert code == 0, errors
     return folder, asked, answer
 
 
@@ -173,7 +173,7 @@ def test_a_layer_of_full_width_is_stopped_at_every_moment(number, layer):
     folder, asked, undisturbed = layer
     for moment in MOMENTS.values():
         stop(Run(folder, *asked), number, *moment)
-    code, answer, said = Run(folder, *asked).end()
-    assert code == 0, said
+    code, answer, errors = Run(folder, *asked).end()
+    assert code == 0, errors
     assert answer == undisturbed
-    assert "programs: 0 compiled, 6 from the cache" in said
+    assert "programs: 0 compiled, 6 from the cache" in errors

@@ -120,7 +120,7 @@ def test_a_history_that_cannot_be_kept_is_told(state, monkeypatch):
     with line_editing(notes.append):
         pass
     (note,) = notes
-    assert note.startswith("note: typed lines are not kept for the next chat (")
+    assert note.startswith("note: the history of typed lines is not saved for the next chat (")
     assert "Not a directory" in note
     state.unlink()
     notes.clear()
@@ -128,7 +128,9 @@ def test_a_history_that_cannot_be_kept_is_told(state, monkeypatch):
     monkeypatch.setattr(os.path, "expanduser", lambda path: path)
     with line_editing(notes.append):
         pass
-    assert notes == ["note: typed lines are not kept for the next chat (there is no home folder)"]
+    assert notes == [
+        "note: the history of typed lines is not saved for the next chat (there is no home folder)"
+    ]
 
 
 def test_without_readline(state, monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 
 from aerie.cli.chat import COMMANDS, HELP, Chat
 from aerie.engine.errors import PromptError, PromptTooLongError
-from aerie.engine.generate import Figures, FinishReason
+from aerie.engine.generate import FinishReason, RequestFigures
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import answer_alone
+from aerie.engine.scheduler import generate_alone
 
 
 class FakeTokenizer:
@@ -30,7 +30,7 @@ class FakeGeneration:
         self.token_ids = [5, 6]
         self.finish_reason = reason
         self.ending = f"ended by {reason.value}"
-        self.figures = Figures(len(prompt_ids), 2, 0.25, 4.0)
+        self.figures = RequestFigures(len(prompt_ids), 2, 0.25, 4.0)
 
 
 class FakeSession:
@@ -43,7 +43,7 @@ class FakeSession:
         self.reason = FinishReason.STOP
         self.reading = self.during = lambda: None
 
-    def make_room(self, prompt_ids):
+    def ensure_programs(self, prompt_ids):
         self.asked = len(prompt_ids)
 
     def generate(self, prompt_ids, max_new_tokens, sampler, interrupted):
@@ -59,7 +59,7 @@ class FakeSession:
         self.during()
         if self.interrupted():
             generation.finish_reason = FinishReason.INTERRUPTED
-            generation.ending = "stopped"
+            generation.finish_text = "stopped"
             return
         yield str(len(self.tokenizer.messages))
 
@@ -108,7 +108,7 @@ def test_stats(session):
 
 
 def test_help_and_unknown_commands(session):
-    """In any case; what a command does not take is told, and nothing is done."""
+    """In any letter case; an unknown argument is reported, and nothing is done."""
     out, notes = converse(session, "/HELP", "/what now", "/Reset it", '"""/reset"""', "/EXIT", "never read")
     assert notes[0] == HELP
     assert all(f"\n{name} {command.argument_name}" in HELP for name, command in COMMANDS.items())
@@ -209,7 +209,7 @@ def test_a_file_that_is_there_is_not_written_over(session, tmp_path):
     path = tmp_path / "mine"
     path.write_text("mine")
     _, notes = converse(session, "one", f"/save {path}", "/save", "/save /proc/none/x", "/save a\0b")
-    assert notes[0] == f"{path} is there already, and stays as it is; name another file, or remove it first"
+    assert notes[0] == f"{path} exists and is not overwritten; name another file, or remove it first"
     assert path.read_text() == "mine"
     assert notes[1:] == [
         "/save needs the name of a file: /save FILE",
@@ -350,7 +350,7 @@ def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkp
             self.given = []
 
         def generate(self, prompt_ids, max_new_tokens, sampler, interrupted):
-            self.given.append(answer_alone(model, prompt_ids, max_new_tokens, sampler, interrupted))
+            self.given.append(generate_alone(model, prompt_ids, max_new_tokens, sampler, interrupted))
             return self.given[-1]
 
         def text(self, generation):
@@ -361,5 +361,5 @@ def test_turn_by_turn_is_the_whole_conversation_at_once(numpy_model, make_checkp
     session = Session()
     converse(session, "the first", "the second")
     last = session.given[-1]
-    assert list(answer_alone(model, last.prompt_ids, 9, Sampler())) == last.token_ids
+    assert list(generate_alone(model, last.prompt_ids, 9, Sampler())) == last.token_ids
     assert len(last.prompt_ids) > len(session.given[0].prompt_ids) + 9

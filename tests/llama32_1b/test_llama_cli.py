@@ -279,14 +279,14 @@ def test_values_for_the_chat_template(run, damaged, checkpoints):
     code, out, _ = run("--prompt", "hi", "--n-tokens", "1", "--json", *flags, model=damaged)
     assert code == 0
     assert load_tokenizer(damaged).decode(json.loads(out)["prompt_token_ids"]) == "aaax=y!"
-    for wrong, said in (
+    for wrong, message in (
         (["--template-arg=n"], "'n' is not a name, = and a value, such as enable_thinking=false"),
         (["--template-arg=n=1", "--raw"], "--template-arg is for the chat template, which --raw leaves out"),
         (["--template-arg=tools=1"], "tools cannot be given to the chat template, which has a value"),
     ):
         code, _, err = run("--prompt", "hi", *wrong, model=damaged)
         assert code == 2
-        assert said in err
+        assert message in err
 
 
 def test_values_without_a_chat_template(run, make_checkpoint):

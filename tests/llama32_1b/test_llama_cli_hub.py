@@ -79,7 +79,7 @@ def test_hub_that_does_not_give_it(run, hub, model, error, message):
     code, out, err = run("--prompt", "hi", model=model)
     note, refusal = err.splitlines(keepends=True)
     assert note.startswith("fetching ")
-    assert note.endswith(" from Hugging Face, which takes a network; later runs need none\n")
+    assert note.endswith(" from Hugging Face, which needs a network; later runs do not\n")
     check_refused((code, out, refusal), message)
 
 

@@ -222,7 +222,7 @@ def test_a_system_message(run, make_checkpoint):
 
 
 def test_control_tokens_in_a_prompt(run, make_checkpoint):
-    """Text, unless --raw text is said to have them; a note tells whoever wrote a template by hand."""
+    """Control tokens are text, unless --raw enables them; a note warns of templates written by hand."""
     tokenizer = load_tokenizer(make_checkpoint())
     end = tokenizer.encode("<|end|>", control_tokens=True)[1]
     flags = ("--prompt", "a<|end|>b", "--n-tokens", "1", "--json")

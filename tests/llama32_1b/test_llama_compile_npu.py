@@ -35,10 +35,10 @@ def compile_npu(tools, tmp_path, capsys):
 @pytest.mark.parametrize("flags", [("--seq-len", "128"), ("--variants", "8x512")], ids=lambda flags: flags[0])
 def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path, flags):
     """The six; or three of the variant and three of decode."""
-    code, said = compile_npu(*flags)
+    code, output = compile_npu(*flags)
     assert code == 0
-    assert "backend npu: asked for, to compile only" in said
-    assert "programs: 6 compiled, 0 from the cache" in said
+    assert "backend npu: requested, to compile only" in output
+    assert "programs: 6 compiled, 0 from the cache" in output
     assert len(tools.calls("aircc")) == 6
     assert len(list((tmp_path / "cache" / "npu").glob("*.elf"))) == 6
     assert "programs: 0 compiled, 6 from the cache" in compile_npu(*flags)[1]
@@ -47,13 +47,13 @@ def test_all_programs_are_compiled_once(compile_npu, tools, tmp_path, flags):
 
 def test_a_failure_is_told_with_its_cause_and_log(compile_npu, tools):
     tools.behave("aiecc", say="npu.o_ffn.mlir:3:1: error: Unable to find a legal routing", exit=1)
-    code, said = compile_npu()
+    code, output = compile_npu()
     assert code != 0
-    assert "was not compiled: aircc failed with exit code 1 (aiecc turns the array's configuration" in said
-    assert "error: Unable to find a legal routing" in said
-    assert "this means: the switches have no way for all streams at once" in said
-    assert "full log: " in said
-    assert "Traceback" not in said
+    assert "was not compiled: aircc failed with exit code 1 (aiecc turns the array's configuration" in output
+    assert "error: Unable to find a legal routing" in output
+    assert "this means: the switches have no way for all streams at once" in output
+    assert "full log: " in output
+    assert "Traceback" not in output
 
 
 def test_running_wants_the_device(tools, tmp_path, capsys):

@@ -8,7 +8,7 @@ import pytest
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError
-from aerie.engine.rope import Llama3
+from aerie.engine.rope import Llama3Scaling
 from aerie.llama32_1b.synthetic.shape import SHAPES
 from aerie.multi_launch_builder import shapes
 
@@ -55,7 +55,7 @@ def test_both_spellings_of_rope_read_the_same(load):
     new = load(rope_parameters={"rope_type": "llama3", "rope_theta": 500000.0, **LLAMA3})
     assert old == oldest == new
     assert new.rope_theta == 500000.0
-    assert new.rope_scaling == Llama3(32.0, 1.0, 4.0, 8192)
+    assert new.rope_scaling == Llama3Scaling(32.0, 1.0, 4.0, 8192)
 
 
 def test_what_transformers_saves_is_read(load, make_checkpoint):

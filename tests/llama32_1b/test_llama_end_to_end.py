@@ -20,10 +20,10 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.engine.generate import FinishReason
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
@@ -318,9 +318,9 @@ def test_keys_in_a_chat_that_make_started(session, tmp_path):
         terminal.expect("No answer yet.")
         terminal.expect(">>> ")
         terminal.type("/exit\n")
-        said = terminal.expect("ready: ")
-        assert "Error" not in said
-        assert "Interrupt" not in said
+        output = terminal.expect("ready: ")
+        assert "Error" not in output
+        assert "Interrupt" not in output
         terminal.type("echo code=$?\n")
         terminal.expect("code=0")
 

@@ -17,15 +17,15 @@ from aerie.cli import commands
 from aerie.cli.arguments import default_cache_dir, main
 from aerie.cli.chat import Chat
 from aerie.cli.checkpoints import DEMO_FOLDER
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.generate import give_up
-from aerie.engine.model import assemble, preload
-from aerie.engine.progress import Reporter
+from aerie.engine.generate import raise_error
+from aerie.engine.model import build_model, preload
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
+from aerie.engine.variant_set import VariantSet
 from aerie.runtime import Backend, KernelCache, RunError, select_backend
 from aerie.runtime.npu.device import NpuAccess
 from aerie.runtime.toolchain import VirtualToolchain
@@ -79,7 +79,7 @@ def open_model(make_checkpoint, programs_without_text):
     programs = programs_without_text(checkpoint.config.shape, 64)
 
     def open_one(runner):
-        model = assemble(checkpoint, programs, runner, Blocks(64))
+        model = build_model(checkpoint, programs, runner, VariantSet(64))
         list(preload(model, checkpoint.weights))
         object.__setattr__(model.config, "eos_token_ids", ())
         return model
@@ -140,9 +140,9 @@ class Seeing(Sampler):
         super().__init__()
         self.logits = []
 
-    def __call__(self, logits, *said):
+    def __call__(self, logits, *context):
         self.logits.append(logits.copy())
-        return super().__call__(logits, *said)
+        return super().__call__(logits, *context)
 
 
 def by_hand(first, second, made):
@@ -180,7 +180,7 @@ def test_without_a_stand_in_the_failure_is_the_end(failing_cache, open_model, op
         list(made)
     assert len(made.token_ids) == 1
     with pytest.raises(RunError, match="is lost"):
-        give_up(RunError("it is lost"), "here")
+        raise_error(RunError("it is lost"), "here")
 
 
 def test_a_stand_in_that_fails_is_not_replaced(failing_cache, open_model, open_on):
@@ -244,17 +244,17 @@ def npu(monkeypatch, tmp_path, pyxrt_stand_in, prebuilt):
 
 
 @pytest.fixture
-def told():
+def log():
     return io.StringIO()
 
 
 @pytest.fixture
-def open_session(npu, virtual, folder, told):
-    """A session on the stand-in that may fall back to the virtual NPU; `told` has what it said."""
+def open_session(npu, virtual, folder, log):
+    """A session on the stand-in that may fall back to the virtual NPU; `log` has its notes."""
 
     def open_one(fallback=virtual):
         options = RuntimeOptions(None, npu, folder, fallback)
-        return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(told, terminal=False))
+        return prepare_runtime(open_checkpoint(DEMO_FOLDER), options, Reporter(log, terminal=False))
 
     return open_one
 
@@ -279,7 +279,7 @@ POINTS = {
 
 
 @pytest.mark.parametrize("point", POINTS)
-def test_the_demo_answers_on(npu, pyxrt_stand_in, wanted, open_session, told, point):
+def test_the_demo_answers_on(npu, pyxrt_stand_in, wanted, open_session, log, point):
     after, kind, token = POINTS[point]
     how = {"start": RuntimeError(pyxrt_stand_in.WEDGED), "wait": pyxrt_stand_in.TIMEOUT}[kind]
     session = open_session()
@@ -289,28 +289,28 @@ def test_the_demo_answers_on(npu, pyxrt_stand_in, wanted, open_session, told, po
     text = "".join(session.text(generation))
     assert (text, generation.token_ids) == wanted
     assert session.backend == "npu, then virtual"
-    assert f"is given up at token {token} of the answer" in told.getvalue()
-    assert f"going on at token {token} of the answer on backend virtual" in told.getvalue()
-    assert "failed on the NPU: " in told.getvalue()
+    assert f"is given up at token {token} of the answer" in log.getvalue()
+    assert f"going on at token {token} of the answer on backend virtual" in log.getvalue()
+    assert "failed on the NPU: " in log.getvalue()
     assert not any(npu.pyxrt.alive.values())  # device and lock are free for others
 
 
 @pytest.mark.parametrize("kind", ["device", "hw_context", "sync"])
-def test_a_device_lost_while_weights_are_loaded(npu, pyxrt_stand_in, wanted, open_session, told, kind):
+def test_a_device_lost_while_weights_are_loaded(npu, pyxrt_stand_in, wanted, open_session, log, kind):
     npu.pyxrt.fail(kind, pyxrt_stand_in.LOST, after=0 if kind == "device" else 2)
     session = open_session()
-    assert "backend npu is given up while weights were loaded" in told.getvalue()
+    assert "backend npu is given up while weights were loaded" in log.getvalue()
     assert "".join(session.text(ask(session))) == wanted[0]
 
 
-def test_the_virtual_programs_are_compiled_when_they_are_needed(npu, open_session, told):
+def test_the_virtual_programs_are_compiled_when_they_are_needed(npu, open_session, log):
     session = open_session()
     list(ask(session))
-    assert told.getvalue().count("programs: ") == 2  # decode's, and the prompt's
-    assert "virtual" not in told.getvalue()
+    assert log.getvalue().count("programs: ") == 2  # decode's, and the prompt's
+    assert "virtual" not in log.getvalue()
 
 
-def test_chat_goes_on_after_a_device_lost_between_turns(npu, pyxrt_stand_in, wanted, open_session, told):
+def test_chat_goes_on_after_a_device_lost_between_turns(npu, pyxrt_stand_in, wanted, open_session, log):
     session, out = open_session(), io.StringIO()
     lines = iter([QUESTION, "/reset", QUESTION, "/reset", QUESTION, "/exit"])
 
@@ -322,7 +322,7 @@ def test_chat_goes_on_after_a_device_lost_between_turns(npu, pyxrt_stand_in, wan
 
     Chat(session, Sampler(), 24, note=lambda line: None, out=out, read=read).run()
     assert out.getvalue().splitlines() == [wanted[0]] * 3
-    assert told.getvalue().count("given up at token 1 of the answer") == 1
+    assert log.getvalue().count("given up at token 1 of the answer") == 1
 
 
 def test_without_fallback_the_failure_ends_it(npu, pyxrt_stand_in, open_session):

@@ -9,11 +9,11 @@ import pytest
 
 from aerie.engine.errors import PromptError, PromptTooLongError
 from aerie.engine.forward import decode_step, next_token_logits, prefill
-from aerie.engine.kv import write_rows
+from aerie.engine.kv_cache import write_rows
 from aerie.engine.numerics import bf16, rms_norm, widen
-from aerie.engine.pages import KVCache, PoolFullError
+from aerie.engine.page_pool import KVCache, PoolFullError
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import answer_alone
+from aerie.engine.scheduler import generate_alone
 
 SHAPES = {
     "small": {},
@@ -95,7 +95,7 @@ def test_every_position_of_the_prompt(folder, numpy_model):
 def test_greedy_text_is_that_of_transformers(folder, numpy_model):
     """Token for token, until two logits are nearer than bf16 can tell."""
     model = numpy_model(folder)
-    generation = answer_alone(model, PROMPT, 24, Sampler())
+    generation = generate_alone(model, PROMPT, 24, Sampler())
     tokens = list(generation)
     theirs = greedy_reference(folder, 24)
     first = next((i for i, pair in enumerate(zip(tokens, theirs, strict=False)) if pair[0] != pair[1]), None)
@@ -169,7 +169,7 @@ def test_host_operations_are_timed(numpy_model, make_checkpoint):
     named = []
     timer = lambda name: named.append(name) or nullcontext()  # noqa: E731
     model = dataclasses.replace(numpy_model(make_checkpoint()), host_timer=timer)
-    list(answer_alone(model, PROMPT, 2, Sampler()))
+    list(generate_alone(model, PROMPT, 2, Sampler()))
     expected = {"embedding", "KV cache write", "decode attention", "final RMSNorm", "sampling"}
     assert set(named) == expected
 
@@ -208,7 +208,7 @@ def test_cache_layout_and_limit(numpy_model, make_checkpoint):
     config = numpy_model(make_checkpoint()).config
     cache = KVCache(config, 8)
     rows = np.arange(3 * 128).reshape(3, 128).astype(bf16)
-    write_rows(cache.layers[1], cache.places(4, 3), rows, -rows)
+    write_rows(cache.layers[1], cache.pool_positions(4, 3), rows, -rows)
     keys, values = cache.layers[1]
     assert keys.shape == values.shape == (2, 64, 64)  # whole pages
     np.testing.assert_array_equal(keys[1, 5], rows[1, 64:])

@@ -1,4 +1,4 @@
-"""Preparing the runtime: how compiling is told, how much a program computes, what a Reporter shows where."""
+"""Preparing the runtime: the lines about compiling, the work of a program, the output of a Reporter."""
 
 import dataclasses
 import io
@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 
 from aerie.common.errors import UserError
-from aerie.engine import compiling
-from aerie.engine.compiling import RuntimeOptions, choose_seq_len, compile_programs
+from aerie.engine import program_library
 from aerie.engine.config import load_config
+from aerie.engine.program_library import RuntimeOptions, choose_seq_len, compile_programs
 from aerie.engine.programs import program_flops
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.multi_launch_builder import program_store
 from aerie.runtime import CompileStage, Progress, select_backend
 
@@ -44,7 +44,7 @@ class FakeCache:
 def config(make_checkpoint, monkeypatch, programs_without_text):
     """The small model's, where building and compiling cost nothing."""
     monkeypatch.setattr(program_store, "load_programs", programs_without_text)
-    monkeypatch.setattr(compiling, "KernelCache", FakeCache)
+    monkeypatch.setattr(program_library, "KernelCache", FakeCache)
     return load_config(make_checkpoint())
 
 
@@ -54,7 +54,7 @@ def test_compiling_is_told_in_lines_where_there_is_no_terminal(config):
     first, second = list(programs)[:2]
     lines = written.getvalue().splitlines()
     assert lines[:5] == [
-        "backend virtual: asked for",
+        "backend virtual: requested",
         f"compiling {first} (not compiled yet)",
         f"compiling {second} (the kernel sources changed)",
         f"compiled {second} in 2.5 s",

@@ -160,10 +160,10 @@ def test_an_answer_goes_on_as_with_transformers(damaged, checkpoints, each):
 
 def test_what_no_answer_goes_on_with(damaged, checkpoints):
     tokenizer = with_template(damaged, checkpoints, "{{ messages[0].content }}")
-    said = {"role": "assistant", "content": "x"}
+    turn = {"role": "assistant", "content": "x"}
     with pytest.raises(PromptError, match="does not write the last message as it stands, so that no answer"):
-        tokenizer.encode_chat([*CONVERSATIONS[0], said], continues=True)
-    for messages in ([], CONVERSATIONS[0], [{**said, "tool_calls": [{"function": {}}]}]):
+        tokenizer.encode_chat([*CONVERSATIONS[0], turn], continues=True)
+    for messages in ([], CONVERSATIONS[0], [{**turn, "tool_calls": [{"function": {}}]}]):
         with pytest.raises(PromptError, match="and the last message is none; end with one, or leave out"):
             tokenizer.encode_chat(messages, continues=True)
 
@@ -191,7 +191,7 @@ REFUSALS = {
 
 @pytest.fixture(scope="module")
 def within_half_a_second():
-    return BoundedProcess("aerie.engine.rendering", Limits(cpu_s=0.5))
+    return BoundedProcess("aerie.engine.template_renderer", Limits(cpu_s=0.5))
 
 
 @pytest.mark.parametrize("template", REFUSALS)

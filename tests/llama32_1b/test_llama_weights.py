@@ -15,9 +15,9 @@ from safetensors.numpy import load_file
 from aerie.engine import tensors as tensors_module
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
-from aerie.engine.family import LAYER_TENSORS
 from aerie.engine.model import lm_head_statics
-from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, Places, has_layer_weights
+from aerie.engine.model_family import LAYER_TENSORS
+from aerie.engine.programs import DECODE_PROGRAMS, PREFILL_PROGRAMS, SharedBufferNames, has_layer_weights
 from aerie.engine.weights import EMBED
 from aerie.kernel_builder.arguments import Role
 
@@ -264,7 +264,9 @@ def test_prefill_and_decode_share_a_layers_weights_and_nothing_else(make_checkpo
     """Each under one name in one layer."""
     config = load_config(make_checkpoint())
     places = {"prefill": {}, "decode": {}}
-    for (bo_key, argument), place in Places(programs_without_text(config.shape, 64).values(), 2).items():
+    for (bo_key, argument), place in SharedBufferNames(
+        programs_without_text(config.shape, 64).values(), 2
+    ).items():
         stage = "decode" if "gemv" in bo_key else "prefill"
         places[stage].setdefault(place, set()).add((bo_key.rpartition("_L")[2], argument))
     shared = places["prefill"].keys() & places["decode"].keys()

@@ -5,11 +5,11 @@ import pytest
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import ConfigError
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import answer_alone
+from aerie.engine.scheduler import generate_alone
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 
@@ -77,7 +77,7 @@ def test_logits_are_those_of_transformers(against, folder, model):
 def test_greedy_tokens_are_those_of_transformers(against, folder, model):
     """Each token is transformers' choice too, or so near it that bf16 does not tell them apart."""
     prompt = against.random_tokens(model, 20)
-    tokens = list(answer_alone(model, prompt, NEW_TOKENS, Sampler()))
+    tokens = list(generate_alone(model, prompt, NEW_TOKENS, Sampler()))
     logits = against.their_logits(folder, "bfloat16", prompt + tokens)[len(prompt) - 1 : -1]
     best, chosen = logits.max(-1), logits[np.arange(len(tokens)), tokens]
     assert (chosen >= best - 2.0**-6 * np.abs(best)).all()

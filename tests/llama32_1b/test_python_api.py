@@ -20,8 +20,8 @@ from spm import llama_2
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load, rooms
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.errors import AnswerError, PromptError
-from aerie.engine.tokenizer import TextStream
+from aerie.engine.errors import PromptError, RequestError
+from aerie.engine.tokenizer import IncrementalDetokenizer
 from aerie.runtime import RunError
 from aerie.runtime.buffers import BufferSet
 
@@ -41,7 +41,7 @@ def test_nothing_is_printed(capfd: pytest.CaptureFixture[str]) -> None:
     with load("demo", backend="virtual") as opened:
         assert str(opened.generate(FRANCE)) == "The capital of France is Paris."
     assert capfd.readouterr() == ("", "")
-    assert lines[0] == "backend virtual: asked for"
+    assert lines[0] == "backend virtual: requested"
     assert any(line.startswith("weights: 6 layers loaded") for line in lines)
 
 
@@ -108,7 +108,7 @@ def test_ctrl_c_in_the_middle_of_a_token(model: Model, monkeypatch: pytest.Monke
         def interrupt(*_: Any) -> str:
             raise KeyboardInterrupt
 
-        patch.setattr(TextStream, "feed", interrupt)
+        patch.setattr(IncrementalDetokenizer, "feed", interrupt)
         with pytest.raises(KeyboardInterrupt):
             next(stream)
     assert (stream.text, stream.finish_reason) == ("The", FinishReason.INTERRUPTED)
@@ -250,8 +250,8 @@ def test_one_end_for_every_beginning(model: Model) -> None:
     failing = stream()
     next(failing)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TextStream, "feed", lambda *_: 1 / 0)
-        with pytest.raises(AnswerError, match="this answer failed"):
+        patch.setattr(IncrementalDetokenizer, "feed", lambda *_: 1 / 0)
+        with pytest.raises(RequestError, match="this answer failed"):
             next(failing)
     failing.close()
     assert kinds == [EventKind.BEGIN, EventKind.CONTINUE, EventKind.ABORT]
@@ -293,12 +293,12 @@ def test_an_answer_rests_and_goes_on_with_the_same_tokens(in_steps: Model, after
     wanted = in_steps.generate(LONG, **options)
     events: list[Event] = []
 
-    def told(event: Event) -> None:
+    def record_event(event: Event) -> None:
         events.append(event)
         if len(events) == after + 1:
             stream.pause()
 
-    stream = in_steps.stream(LONG, on_event=told, **options)
+    stream = in_steps.stream(LONG, on_event=record_event, **options)
     in_steps.generate("Hello", max_tokens=1)  # what is kept is of this now: LONG is read anew
     results: list[Result] = []
     making = threading.Thread(target=lambda: results.append(stream.result()))
@@ -486,13 +486,13 @@ def test_values_for_the_chat_template(model: Model) -> None:
     assert model.encode(FRANCE, chat_template_kwargs=given) == model.encode(FRANCE)
     assert model.generate(FRANCE, 3, chat_template_kwargs=given).text == model.generate(FRANCE, 3).text
     wrong: Any = ["x"]
-    for options, said in (
+    for options, message in (
         ({"chat_template_kwargs": {"bos_token": ""}}, "bos_token cannot be given to the chat template"),
         ({"chat_template_kwargs": {"x": object()}}, "given what JSON cannot say: Object of type object"),
         ({"chat_template_kwargs": wrong}, r"chat_template_kwargs is \['x'\]; give a dict of what"),
         ({"chat_template_kwargs": given, "raw": True}, "for the chat template, which raw leaves out"),
     ):
-        with pytest.raises(UserError, match=said):
+        with pytest.raises(UserError, match=message):
             model.generate(FRANCE, 3, **cast(Any, options))
 
 

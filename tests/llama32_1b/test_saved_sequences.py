@@ -17,8 +17,8 @@ from safetensors.numpy import save_file
 from aerie import Model, load
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.errors import UserError
-from aerie.engine.fingerprint import PIECE_BYTES, Fingerprint, weights_mark
-from aerie.engine.pages import PagedSequence, PoolFullError
+from aerie.engine.page_pool import PagedSequence, PoolFullError
+from aerie.engine.weights_fingerprint import PIECE_BYTES, Fingerprint, weights_fingerprint
 from tests import crafted
 
 FIRST, NEXT = "What is the capital of France?", "And of Egypt?"
@@ -33,7 +33,7 @@ def goes_on(model: Model, answer: str) -> tuple[tuple[int, ...], int, tuple[Any,
     """What a model says next in a dialog, how much of it was known, and the keys and values that it keeps."""
     asked = [("user", FIRST), ("assistant", answer), ("user", NEXT)]
     made = model.generate([{"role": role, "content": content} for role, content in asked], max_tokens=6)
-    kept = model._open().scheduler.kept
+    kept = model._open().scheduler.last_sequence
     assert kept
     return made.token_ids, made.usage.cached_tokens, kept_bits(kept.sequence)
 
@@ -41,16 +41,16 @@ def goes_on(model: Model, answer: str) -> tuple[tuple[int, ...], int, tuple[Any,
 @pytest.mark.parametrize("decode", ["guide", "rows"])
 def test_another_process_goes_on_with_the_same_bits(tmp_path: Path, decode: str) -> None:
     with opened(decode=decode) as model:
-        said = model.generate(FIRST)
+        answer = model.generate(FIRST)
         model.save(tmp_path / "dialog")
-        expected = goes_on(model, said.text)
+        expected = goes_on(model, answer.text)
     with opened(decode=decode) as other:
         other.generate("Who are you?")
-        assert other.restore(str(tmp_path / "dialog")) > len(said.prompt_token_ids)
-        found = goes_on(other, said.text)
+        assert other.restore(str(tmp_path / "dialog")) > len(answer.prompt_token_ids)
+        found = goes_on(other, answer.text)
         anew = other.generate("Who are you?").usage.cached_tokens
     assert found == expected
-    assert found[1] >= len(said.prompt_token_ids) > anew
+    assert found[1] >= len(answer.prompt_token_ids) > anew
 
 
 SAMPLING: dict[str, Any] = {
@@ -87,10 +87,10 @@ def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
     with opened() as model:
         with pytest.raises(UserError, match="there is no answer to go on with"):
             model.continue_answer()
-        said = model.generate(FIRST, 40)
-        assert said.finish_reason.value == "stop"
+        answer = model.generate(FIRST, 40)
+        assert answer.finish_reason.value == "stop"
         over = model.continue_answer(5).result()
-        assert (over.token_ids, over.finish_reason) == ((), said.finish_reason)
+        assert (over.token_ids, over.finish_reason) == ((), answer.finish_reason)
         model.generate(FIRST, 2)
         late = model.continue_answer(5)
         model.generate("Who are you?", 2)
@@ -100,21 +100,21 @@ def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
 
 def kept_bits(sequence: PagedSequence) -> tuple[Any, ...]:
     """All that it holds: counts, tokens, keys, values, keys before RoPE."""
-    places, pool = sequence.places(0, sequence.length), sequence.pool
+    places, pool = sequence.pool_positions(0, sequence.length), sequence.pool
     arrays = [*(array for layer in pool.layers for array in layer), *pool.keys_before_rope]
-    return sequence.dropped, sequence.token_ids[:], [array[:, places].tobytes() for array in arrays]
+    return sequence.dropped_tokens, sequence.token_ids[:], [array[:, places].tobytes() for array in arrays]
 
 
 def test_what_was_dropped_is_saved_too(tmp_path: Path) -> None:
     """A sequence that is past the end of the context, with its keys before RoPE."""
     with opened(decode="rows", context_end="shift") as model:
         model.generate([5, 77, 300] * 200, max_tokens=2)
-        kept = model._open().scheduler.kept.sequence
-        assert kept.dropped
+        kept = model._open().scheduler.last_sequence.sequence
+        assert kept.dropped_tokens
         before = kept_bits(kept)
         model.save(tmp_path / "dialog")
         model.restore(tmp_path / "dialog")
-        again = model._open().scheduler.kept.sequence
+        again = model._open().scheduler.last_sequence.sequence
         assert again is not kept
         assert kept_bits(again) == before
 
@@ -135,7 +135,7 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         (
             {"decode": "rows"},
@@ -145,13 +145,13 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"context_end": "shift"}, "made by context-end 'Stop.*', and this is 'Shift.*'"),
     ],
 )
-def test_what_other_things_made_is_refused(saved: Path, options: dict[str, Any], told: str) -> None:
+def test_what_other_things_made_is_refused(saved: Path, options: dict[str, Any], message: str) -> None:
     with opened(**options) as model:
         model.generate(NEXT, max_tokens=1)
-        before = model._open().scheduler.kept
-        with pytest.raises(UserError, match=told):
+        before = model._open().scheduler.last_sequence
+        with pytest.raises(UserError, match=message):
             model.restore(saved)
-        assert model._open().scheduler.kept is before
+        assert model._open().scheduler.last_sequence is before
 
 
 def changed(path: Path, to: Path, array: bool = False, **about: str) -> Path:
@@ -168,7 +168,7 @@ def changed(path: Path, to: Path, array: bool = False, **about: str) -> Path:
 def test_other_weights_and_programs_are_refused(saved: Path, tmp_path: Path) -> None:
     with opened() as model:
         session = model._open()
-        session.mark = lambda: "others"
+        session.fingerprint = lambda: "others"
         with pytest.raises(UserError, match=r"made by weights '[0-9a-f]{16}', and this is 'others'"):
             model.restore(saved)
         with pytest.raises(UserError, match="is damaged: its checksum is another; nothing was restored"):
@@ -217,16 +217,16 @@ CRAFTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
         r"has an answer that nobody saves so \('str' object cannot be interpreted as an integer\); name",
     ),
 }
-"""What is done to a file, whose checksum is right, and what is said of it."""
+"""Changes to a file whose checksum is right, each with the error."""
 
 
 @pytest.mark.parametrize("what", CRAFTED)
 def test_a_crafted_file(saved: Path, tmp_path: Path, what: str, demo_model: Model) -> None:
-    change, told = CRAFTED[what]
+    change, message = CRAFTED[what]
     arrays, about = crafted.read(saved)
     change(arrays, about)
     crafted.write(tmp_path / "crafted", arrays, about)
-    with pytest.raises(UserError, match=told):
+    with pytest.raises(UserError, match=message):
         demo_model.restore(tmp_path / "crafted")
 
 
@@ -261,15 +261,15 @@ def test_the_mark_of_weights_is_of_every_byte(tmp_path: Path, size: int) -> None
     rng, path, other = np.random.default_rng(size), tmp_path / "one", tmp_path / "other"
     content = bytearray(rng.bytes(size))
     path.write_bytes(content)
-    marks = [weights_mark([path])]
-    assert weights_mark([path]) == marks[0]
+    marks = [weights_fingerprint([path])]
+    assert weights_fingerprint([path]) == marks[0]
     for place in sorted({0, size - 1, *(int(n) for n in rng.integers(0, max(1, size), 3))}) if size else ():
         content[place] ^= 1 << int(rng.integers(8))
         path.write_bytes(content)
-        marks.append(weights_mark([path]))
+        marks.append(weights_fingerprint([path]))
     path.write_bytes(content + b"\0")
     other.write_bytes(content)
-    marks += [weights_mark([path]), weights_mark([other]), weights_mark([path, other])]
+    marks += [weights_fingerprint([path]), weights_fingerprint([other]), weights_fingerprint([path, other])]
     assert len(set(marks)) == len(marks)
 
 
@@ -280,13 +280,13 @@ def test_a_fingerprint_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
 
     def counting(files: Any) -> str:
         made.append(files)
-        return weights_mark(files)
+        return weights_fingerprint(files)
 
-    monkeypatch.setattr("aerie.engine.fingerprint.weights_mark", counting)
+    monkeypatch.setattr("aerie.engine.weights_fingerprint.weights_fingerprint", counting)
     young = Fingerprint([path], store)
     assert young() == young() == Fingerprint([path], store)()
     assert len(made) == 2
-    monkeypatch.setattr("aerie.engine.fingerprint.COARSE_S", 0.0)
+    monkeypatch.setattr("aerie.engine.weights_fingerprint.COARSE_S", 0.0)
     first = Fingerprint([path], store)()
     assert Fingerprint([path], store)() == first
     assert len(made) == 3
@@ -300,9 +300,9 @@ def test_a_fingerprint_is_made_once(tmp_path: Path, monkeypatch: Any) -> None:
     loaded = Fingerprint([path], tmp_path / "model.safetensors")  # which is no folder
     assert loaded() == Fingerprint([path])()
     path.write_bytes(b"Others")
-    for told in (loaded, young):
+    for step in (loaded, young):
         with pytest.raises(UserError, match=r"model\.safetensors was changed after the model was loaded"):
-            told()
+            step()
     path.unlink()
     with pytest.raises(UserError, match=r"of the model's weights cannot be read any more \(No such file"):
         loaded()
@@ -347,7 +347,7 @@ def test_many_requests_find_what_was_saved(tmp_path: Path, by: str) -> None:
         assert other.restore_pages(path) == 128
         (found,) = other.generate_batch([prompt], 6)
         pool = other._open().scheduler.pool
-        assert pool.manager.free == pool.manager.pages
+        assert pool.manager.free_count == pool.manager.page_count
     assert (found.token_ids, found.usage.cached_tokens) == (expected.token_ids, 128)
 
 

@@ -44,13 +44,13 @@ def test_a_closed_output(words):
 
 def test_other_streams_that_are_closed():
     """No notes, and an input at its end; the output is what it is with them."""
-    code, answer, said = command("run --prompt hi --backend virtual --n-tokens 2", "")
+    code, answer, errors = command("run --prompt hi --backend virtual --n-tokens 2", "")
     assert command("run --prompt hi --backend virtual --n-tokens 2", "2>&-") == (code, answer, "")
-    assert (code, bool(answer), bool(said)) == (0, True, True)
+    assert (code, bool(answer), bool(errors)) == (0, True, True)
     code, answer, _ = command("chat --backend virtual", "<&-")
     assert (code, answer) == (0, "")
 
 
 def test_what_needs_no_output_does_without():
-    code, _, said = command("compile --backend virtual", ">&-")
-    assert code == 0, said
+    code, _, errors = command("compile --backend virtual", ">&-")
+    assert code == 0, errors

@@ -15,8 +15,16 @@ from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.families import FAMILIES
 from aerie.engine.numerics import widen
-from aerie.engine.progress import Reporter
-from aerie.engine.static_form import StaticWeights, empty_cache, inputs, origins, results, statics, step
+from aerie.engine.reporter import Reporter
+from aerie.engine.static_form import (
+    StaticWeights,
+    empty_cache,
+    inputs,
+    results,
+    static_weights,
+    step,
+    weight_sources,
+)
 from aerie.llama32_1b.synthetic.shape import TINY, in_family
 from aerie.llama32_1b.synthetic.writer import write_checkpoint
 from aerie.multi_launch_builder.builder import read_program
@@ -56,7 +64,7 @@ class Air:
         self.sizes, self.program = StaticSizes(**self.table["sizes"]), read_program(folder, STATIC_STEP_KIND)
         self.checkpoint, self.cache = open_checkpoint(Path(self.table["model"])), cache
         cache.compile_and_cache(self.program)
-        cache.preload(self.program, **statics(self.checkpoint.weights, self.program))
+        cache.preload(self.program, **static_weights(self.checkpoint.weights, self.program))
         self.kv_cache = empty_cache(self.sizes)
 
     def __call__(self, ids, start, commit, **changed):
@@ -171,24 +179,25 @@ def test_what_is_written(sdar, exported, capsys):
     assert [a["name"] for a in table["arguments"]] == list(program.arguments.names)
     assert table["kv_cache_bytes"] == program.arguments["kv_cache"].nbytes == 2 * 2 * 256 * 64 * 2
     weights = {a.name for a in program.arguments if a.role.value == "weight"}
-    assert weights == set(table["weights"]) == set(statics(checkpoint.weights, program))
-    assert origins(checkpoint.config, program)["lm_head_1"].first_row == 256
+    assert weights == set(table["weights"]) == set(static_weights(checkpoint.weights, program))
+    assert weight_sources(checkpoint.config, program)["lm_head_1"].first_row == 256
     again = exported.with_name("again")
     assert main(["export", "--model", str(sdar), "--max-len", str(MAX_LEN), "--out", str(again)]) == 0
     assert (again / f"{STATIC_STEP_KIND}.mlir").read_text() == (
         exported / f"{STATIC_STEP_KIND}.mlir"
     ).read_text()
-    told = capsys.readouterr().err
-    assert "static_step.mlir of 27 launches, its 51 arguments in static_step.args.json" in told
+    output = capsys.readouterr().err
+    assert "static_step.mlir of 27 launches, its 51 arguments in static_step.args.json" in output
     assert (
         "kv_cache and updated_cache take 128.0 KiB each: 1 layers x 2 (keys and values) x 1 sequences x 2 "
-        "heads x 256 positions x 64 elements x 2 bytes" in told
+        "heads x 256 positions x 64 elements x 2 bytes" in output
     )
 
 
 @pytest.mark.slow
 def test_the_example_shifts_logits_where_the_model_does(tmp_path, capsys):
-    """Fast-dLLM v2, whose blocks have 32 tokens: the first token of a block is said by the one before it."""
+    """Fast-dLLM v2, whose blocks have 32 tokens: the first token of a block is predicted by the block before
+    it."""
     config = replace(in_family(TINY, FAMILIES["Fast_dLLM_Qwen"]), num_hidden_layers=1)
     folder, out = tmp_path / "model", tmp_path / "step"
     write_checkpoint(config, folder, 1, Reporter())
@@ -224,12 +233,14 @@ def test_another_block_and_fewer_layers_are_told(tmp_path, capsys):
         str(tmp_path / "o"),
     ]
     assert main(["export", "--model", str(folder), *words]) == 0
-    told = capsys.readouterr().err
+    output = capsys.readouterr().err
     assert (
         "warning: blocks of 8 tokens, where the checkpoint was trained with 4: its answers may be poor"
-        in told
+        in output
     )
-    assert "note: 1 of 2 layers, with the model's own head after them: the logits are not the model's" in told
+    assert (
+        "note: 1 of 2 layers, with the model's own head after them: the logits are not the model's" in output
+    )
 
 
 REFUSED = [

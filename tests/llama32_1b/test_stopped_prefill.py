@@ -13,13 +13,13 @@ from aerie.cli.arguments import default_cache_dir
 from aerie.cli.chat import Chat
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.forward import decode_step, prefill, prefill_steps
+from aerie.engine.forward import decode_step, prefill, prefill_call_count
+from aerie.engine.forward_passes import TokenPass
 from aerie.engine.generate import FinishReason
-from aerie.engine.passes import TokenPass
-from aerie.engine.progress import Reporter, no_step
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter, no_progress
 from aerie.engine.sampler import Sampler
-from aerie.engine.scheduler import answer_alone
+from aerie.engine.scheduler import generate_alone
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import select_backend
 from aerie.runtime.buffers import BufferSet
@@ -51,7 +51,7 @@ def converse(session, *lines):
 @pytest.mark.parametrize("after", [1, 2, 9, 18])
 def test_a_question_whose_prefill_is_stopped_was_never_asked(session, monkeypatch, after):
     """Ctrl-C as the program of that number begins, of the 18 of a prefill: no other begins after it."""
-    assert prefill_steps(session.model, 22) == 18
+    assert prefill_call_count(session.model, 22) == 18
     expected, _ = converse(session, FIRST, NEXT)
     begun, real = [], BufferSet.execute
 
@@ -171,7 +171,7 @@ def test_the_bar_moves_with_every_program_and_is_gone_before_the_answer(session)
         yield lambda what, done: events.append((what, done))
         events.append("gone")
 
-    generation = answer_alone(session.model, ids, 1, Sampler(), bar=bar)
+    generation = generate_alone(session.model, ids, 1, Sampler(), bar=bar)
     events += [type(token) for token in generation]
     layer = ("rms_gemms_rope", "cached_attn", "o_ffn")
     assert events == [18, *((layer[n % 3], n + 1) for n in range(18)), "gone", int]
@@ -185,5 +185,5 @@ def test_the_bar_is_shown_on_a_terminal(session, capsys):
     assert "Paris" in out
     assert "reading the prompt" in shown.getvalue()
     assert "/18" in shown.getvalue()
-    assert session.bar(18).__enter__() is no_step  # that of a report which is no terminal
+    assert session.bar(18).__enter__() is no_progress  # that of a report which is no terminal
     assert tuple(capsys.readouterr()) == ("", "")

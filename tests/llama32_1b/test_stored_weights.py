@@ -10,13 +10,13 @@ from safetensors.numpy import load_file, save_file
 
 from aerie.engine import session
 from aerie.engine import tensors as tensors_module
-from aerie.engine.blocks import Blocks
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.config import load_config
 from aerie.engine.errors import WeightsError
 from aerie.engine.forward import next_token_logits, prefill
-from aerie.engine.model import assemble
-from aerie.engine.progress import Reporter
+from aerie.engine.model import build_model
+from aerie.engine.reporter import Reporter
+from aerie.engine.variant_set import VariantSet
 from aerie.engine.weights import EMBED, LM_HEAD, Weights
 
 bf16 = ml_dtypes.bfloat16
@@ -199,8 +199,8 @@ def test_the_note_comes_once_the_weights_are_loaded(
     checkpoint = open_checkpoint(folder)
     config = checkpoint.config
     programs = programs_without_text(config.shape, 64)
-    model = assemble(checkpoint, programs, numpy_runner_class(config), Blocks(64))
-    session._preload([session.Filled(model, checkpoint.weights)], checkpoint, Reporter())
+    model = build_model(checkpoint, programs, numpy_runner_class(config), VariantSet(64))
+    session._preload([session.FilledModel(model, checkpoint.weights)], checkpoint, Reporter())
     first, *more = capsys.readouterr().err.splitlines()
     assert first.startswith("weights: 2 layers loaded")
     assert more == ([] if dtype is bf16 else [str(checkpoint.weights.rounding)])

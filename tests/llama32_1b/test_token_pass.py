@@ -11,12 +11,12 @@ from aerie.answers import Stream
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
+from aerie.engine.forward_passes import ImmediateCalls, RowsPass, TokenPass
 from aerie.engine.model import preload
-from aerie.engine.pages import PoolFullError
-from aerie.engine.passes import ImmediateCalls, RowsPass, TokenPass
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PoolFullError
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
 from aerie.runtime.buffers import BufferSet
@@ -239,10 +239,10 @@ def test_kv_caches_are_freed_at_once(session):
         cache = begin(session.model)
         decoded(session.model, cache)
         gone = weakref.ref(cache)
-        layers, slot = weakref.ref(cache.layers[0][0]), cache.executor._window.slot
+        layers, slot = weakref.ref(cache.layers[0][0]), cache.executor._cache.slot
         del cache
         assert gone() is None
         assert layers() is None
-        assert begin(session.model).executor._window.slot == slot
+        assert begin(session.model).executor._cache.slot == slot
     finally:
         gc.enable()

@@ -34,7 +34,7 @@ print(code, *sys.modules, file=sys.stderr)
 
 
 def run(cache_dir: Path, **environment: str) -> tuple[str, str, set[str]]:
-    """The answer, what was said about programs, and every module that is loaded at the end."""
+    """Return the answer, the line about programs, and the modules that are loaded at the end."""
     done = subprocess.run(
         [sys.executable, "-c", RUN, str(cache_dir)],
         cwd=ROOT,
@@ -43,18 +43,18 @@ def run(cache_dir: Path, **environment: str) -> tuple[str, str, set[str]]:
         text=True,
         check=True,
     )
-    *said, modules = done.stderr.splitlines()
+    *lines, modules = done.stderr.splitlines()
     code, *loaded = modules.split()
     assert code == "0"
-    return done.stdout, next(line for line in said if line.startswith("programs: ")), set(loaded)
+    return done.stdout, next(line for line in lines if line.startswith("programs: ")), set(loaded)
 
 
 def test_a_second_start_loads_nothing_that_builds(tmp_path):
-    answer, told, _ = run(tmp_path)
+    answer, programs_line, _ = run(tmp_path)
     no_compiler = {"PATH": str(tmp_path), "CXX": "", "VNPU_CXX": ""}
     again, told_again, loaded = run(tmp_path, **no_compiler)
     assert answer == again == "The capital of France is Paris.\n"
-    assert re.fullmatch(r"programs: \d compiled, \d from the cache, \d+\.\d s", told)
+    assert re.fullmatch(r"programs: \d compiled, \d from the cache, \d+\.\d s", programs_line)
     assert told_again.startswith("programs: 0 compiled, 6 from the cache, ")
     rooms = {name.partition(".")[0] for name in loaded}
     assert not rooms & {"xdsl", "transformers", "huggingface_hub", "torch", "rich", "filelock"}

@@ -105,10 +105,10 @@ def test_programs_of_a_set_of_variants_are_there_once():
         *("rms_gemms_rope_ar64", "cached_attn_ar64_cl512", "o_ffn_ar64"),
     ]
     assert all(plan.name == name for name, plan in plans.items())
-    told = {name: (plan.kind, plan.rows, plan.context) for name, plan in plans.items()}
-    assert told["rms_gemms_rope_ar64"] == ("rms_gemms_rope", 64, 0)
-    assert told["cached_attn_ar8_cl2048"] == ("cached_attn", 8, 2048)
-    assert told["lm_head_ar16"] == ("lm_head", 16, 0)
+    facts = {name: (plan.kind, plan.rows, plan.context) for name, plan in plans.items()}
+    assert facts["rms_gemms_rope_ar64"] == ("rms_gemms_rope", 64, 0)
+    assert facts["cached_attn_ar8_cl2048"] == ("cached_attn", 8, 2048)
+    assert facts["lm_head_ar16"] == ("lm_head", 16, 0)
 
 
 def test_the_variant_of_one_row_is_decode():
@@ -120,11 +120,11 @@ def test_the_variant_of_one_row_is_decode():
 
 
 def test_the_six_programs_tell_what_they_are():
-    told = {name: (plan.kind, plan.rows, plan.context) for name, plan in plan_programs(DEMO, 128).items()}
-    assert told["rms_gemms_rope"] == ("rms_gemms_rope", 128, 0)
-    assert told["flash_attn"] == ("flash_attn", 128, 0)
-    assert told["o_gemv_ffn"] == ("o_gemv_ffn", 1, 0)
-    assert told["lm_head_gemv"] == ("lm_head_gemv", 1, 0)
+    facts = {name: (plan.kind, plan.rows, plan.context) for name, plan in plan_programs(DEMO, 128).items()}
+    assert facts["rms_gemms_rope"] == ("rms_gemms_rope", 128, 0)
+    assert facts["flash_attn"] == ("flash_attn", 128, 0)
+    assert facts["o_gemv_ffn"] == ("o_gemv_ffn", 1, 0)
+    assert facts["lm_head_gemv"] == ("lm_head_gemv", 1, 0)
 
 
 @pytest.mark.parametrize("name", plan_variant_programs(DEMO, [Variant(8, 512), Variant(2048, 32768)]))
@@ -360,12 +360,12 @@ def test_variants_of_a_published_model_fit_the_device(variant):
 
 def test_what_our_programs_are_for():
     plans = plan_programs(DEMO, 128) | plan_variant_programs(DEMO, [Variant(8, 512)])
-    told = {name: graph_type(plan.arguments) for name, plan in plans.items()}
+    kinds = {name: graph_type(plan.arguments) for name, plan in plans.items()}
     decoders = {"rms_gemms_rope", "rms_gemv_rope", "rms_gemms_rope_ar8"}
     heads = {"lm_head_gemv", "lm_head_ar8"}
-    assert {name for name, kind in told.items() if kind is GraphType.DECODER} == decoders
-    assert {name for name, kind in told.items() if kind is GraphType.LMHEAD} == heads
-    rest = {told[name] for name in told.keys() - decoders - heads}
+    assert {name for name, kind in kinds.items() if kind is GraphType.DECODER} == decoders
+    assert {name for name, kind in kinds.items() if kind is GraphType.LMHEAD} == heads
+    rest = {kinds[name] for name in kinds.keys() - decoders - heads}
     assert rest == {GraphType.DEFAULT}
 
 
@@ -386,7 +386,7 @@ def test_what_other_tables_are_for(inputs, outputs, kind):
 
 
 def names_table(inputs, outputs):
-    """Arguments of these names; what goes in and comes out under one name is told as what comes out."""
+    """Arguments of these names; a name that is both input and output has its output."""
     taken, made = inputs.split(), outputs.split()
     arguments = [Argument(name, (1,), bf16, Role.INPUT) for name in taken if name not in made]
     return ArgumentTable([*arguments, *(Argument(name, (1,), bf16, Role.OUTPUT) for name in made)])

@@ -113,8 +113,8 @@ def _verdict(mutants: Sequence[Mutant], results: dict[str, Result]) -> int:
             print(f"{outcome} after all: {mutant.id}; take `survives` out of the table")
     counts = Counter((mutant.room, results[mutant.id].outcome) for mutant in mutants)
     for room in dict.fromkeys(mutant.room for mutant in mutants):
-        told = [f"{counts[room, each]} {each}" for each in (KILLED, SURVIVED, TIMED_OUT, NO_VERDICT)]
-        print(f"{room:22}{', '.join(told)}")
+        counted = [f"{counts[room, each]} {each}" for each in (KILLED, SURVIVED, TIMED_OUT, NO_VERDICT)]
+        print(f"{room:22}{', '.join(counted)}")
     whole = Counter(result.outcome for result in results.values())
     print(f"{len(mutants)} mutants: {', '.join(f'{count} {name}' for name, count in whole.most_common())}")
     return int(bad > 0)

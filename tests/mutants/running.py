@@ -77,9 +77,9 @@ class Results:
             of[name] = result
             if self._path is None:
                 return
-            told = {part: _as_json(getattr(self, part)) for part in ("healthy", "mutants")}
+            record = {part: _as_json(getattr(self, part)) for part in ("healthy", "mutants")}
             fresh = self._path.with_name(f".{self._path.name}.new")
-            fresh.write_text(json.dumps(told, indent=1) + "\n")
+            fresh.write_text(json.dumps(record, indent=1) + "\n")
             fresh.replace(self._path)
 
 
@@ -100,8 +100,8 @@ class Keys:
         return _digest([self._product.encode(), test.encode(), (self._root / file).read_bytes()])
 
     def of_mutant(self, mutant: Mutant) -> str:
-        told = [mutant.file, mutant.old, mutant.new, *map(self.of_test, mutant.tests)]
-        return _digest(each.encode() for each in told)
+        parts = [mutant.file, mutant.old, mutant.new, *map(self.of_test, mutant.tests)]
+        return _digest(each.encode() for each in parts)
 
 
 def _digest(parts: Iterable[bytes]) -> str:
@@ -165,14 +165,14 @@ class Copy:
             errors="replace",
         )  # fmt: skip
         try:
-            told, _ = process.communicate(timeout=timeout)
+            output, _ = process.communicate(timeout=timeout)
         except subprocess.TimeoutExpired:
             self.stop()
             process.communicate()
             return Run(None, "", timeout)
-        failed = FAILED.search(told)
+        failed = FAILED.search(output)
         return Run(
-            process.returncode, failed[1] if failed else "", time.monotonic() - began, told[-500:].strip()
+            process.returncode, failed[1] if failed else "", time.monotonic() - began, output[-500:].strip()
         )
 
     def stop(self) -> None:

@@ -45,7 +45,7 @@ def test_a_drawn_mutant_is_the_same_for_the_same_seed() -> None:
 
 
 def test_what_is_not_there_is_refused() -> None:
-    strange = Mutant("engine", "x", "aerie.engine.pages", "no such text", "y", "nothing", ("test_pages",))
+    strange = Mutant("engine", "x", "aerie.engine.page_pool", "no such text", "y", "nothing", ("test_pages",))
     with pytest.raises(TableError, match=r"must occur once in aerie\.engine\.pages.*occurs nowhere"):
         strange.place(ROOT)
     with pytest.raises(TableError, match="there are 0 files"):
@@ -77,18 +77,18 @@ def test_what_comes_of_a_mutant(tree: Path, tmp_path: Path) -> None:
         replace(minus, name="turned", new="b + a"),
         replace(minus, name="unasked", tests=("test_broken",)),
     ]
-    copy, told = Copy(tree, tmp_path / "copy"), list[str]()
+    copy, lines = Copy(tree, tmp_path / "copy"), list[str]()
     copy.check_imports(["aerie.sums"])
     for _ in range(2):
         results = Results(tmp_path / "results.json")
-        trial = Trial(Keys(tree), results, [copy], Settings(timeout=60), told.append)
+        trial = Trial(Keys(tree), results, [copy], Settings(timeout=60), lines.append)
         found = [trial.try_(mutant) for mutant in mutants]
         assert [each.outcome for each in found] == [KILLED, SURVIVED, NO_VERDICT]
     assert (found[0].by, found[2].by) == (
         "tests/test_sums.py::test_add",
         "test_broken does not pass in the tree as it is",
     )
-    assert [line.split()[0] for line in told].count("sums/minus:") == 1
+    assert [line.split()[0] for line in lines].count("sums/minus:") == 1
     assert (
         json.loads((tmp_path / "results.json").read_text())["mutants"]["sums/turned"]["outcome"] == SURVIVED
     )

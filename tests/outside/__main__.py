@@ -102,15 +102,15 @@ def _environment(name: str, folder: Path, port: int) -> Mapping[str, str]:
 
 
 def read(report: str) -> list[Result]:
-    """The results that pytest told, as junit's XML."""
+    """Results from the JUnit XML that pytest writes."""
     return [_result(case) for case in ElementTree.fromstring(report).iter("testcase")]
 
 
 def _result(case: ElementTree.Element) -> Result:
     name = f"{case.get('classname', '').rpartition('.')[2]}.py::{case.get('name')}"
     for tag, outcome in (("failure", FAILED), ("error", FAILED), ("skipped", SKIPPED)):
-        if (told := case.find(tag)) is not None:
-            return Result(name, outcome, " ".join((told.get("message") or "").split())[:200])
+        if (element := case.find(tag)) is not None:
+            return Result(name, outcome, " ".join((element.get("message") or "").split())[:200])
     unread = any(each.get("name") == "text not compared" for each in case.iter("property"))
     return Result(name, UNREAD if unread else PASSED)
 
@@ -132,10 +132,10 @@ def by_tester(program: Path, configs: Path) -> list[Result]:
         logs = [*Path(scratch).glob("out*/full_log.jsonl")]
         if not logs:
             raise SystemExit(f"{program} made no report: {done.stdout[-2000:]}")
-        return told(logs[0].read_text())
+        return results_from_log(logs[0].read_text())
 
 
-def told(log: str) -> list[Result]:
+def results_from_log(log: str) -> list[Result]:
     """The results of openai-compatible-tester's log, a line of JSON each: a layer is `compat` or `spec`."""
     return [_judged(one, layer) for one in map(json.loads, log.splitlines()) for layer in ("compat", "spec")]
 
@@ -156,8 +156,8 @@ def table(suite: str, results: Sequence[Result]) -> str:
     """A line for each test that did not pass, and the counts."""
     odd = [f"  {each.outcome:8} {each.name}: {each.reason}" for each in results if each.reason]
     counts = Counter(each.outcome for each in results)
-    told = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
-    return "\n".join([*odd, f"{suite}: {told}"])
+    summary = ", ".join(f"{counts[outcome]} {outcome}" for outcome in OUTCOMES)
+    return "\n".join([*odd, f"{suite}: {summary}"])
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -104,7 +104,7 @@ LLAMA_CPP_SKIPS: Mapping[str, Mapping[str, str]] = {
     },
     "test_compat_oai_responses.py": {
         "test_responses_stream_with_llama_telemetry": "wants response.completed where an answer is cut "
-        "off, and times that are told in chats and /completion alone here",
+        "off, and times that this server sends only in chats and /completion",
     },
     "test_compat_anthropic.py": {
         "test_anthropic_tool_result_with_image": MEDIA,
@@ -127,7 +127,7 @@ SUPPORTS: Mapping[str, bool] = {
 }
 """Our row in Lemonade's table of what servers can: all of text. reranking wants a model made for it."""
 ASKED = (
-    "wants a tool called that is not required, as its prompt says; the demo model does not do as it is told"
+    "wants a tool called that is not required, as its prompt says; the demo model does not follow the prompt"
 )
 LEMONADE_SKIPS: Mapping[str, Mapping[str, str]] = {
     "server_llm.py": {
@@ -151,7 +151,7 @@ TESTER: Mapping[str, str] = {
     'conversations: "/v1/conversations"}}\n',
     "models": "profiles: [{{name: demo, chat_model: demo, responses_model: demo, temperature: 0}}]\n",
 }
-"""What openai-compatible-tester is told: where the server is, and its model."""
+"""Settings for openai-compatible-tester: the address of the server, and its model."""
 SHAPES = ("canonical_text_seen", "canonical_stream_terminal_seen", "canonical_structured_seen")
 """What it notes of an answer that is of the right shape, whatever its text."""
 ARGUMENTS = "compares what a tool is given with what its prompt tells the model to give"

@@ -89,10 +89,10 @@ def test_a_suite_of_pytest(suite: Path, capsys: pytest.CaptureFixture[str]) -> N
         "    return next((skips[each] for each in skips if test.startswith(each)), '')\n"
     )
     assert outside.main(["--llama-cpp", str(suite), "--python", sys.executable]) == 1
-    told = capsys.readouterr().out
-    assert "skipped  test_made_up.py::test_that_is_passed_over: too far" in told
-    assert "failed   test_made_up.py::test_that_fails: assert 1 == 2" in told
-    assert "llama.cpp: 2 passed, 1 passed, text not compared, 1 skipped, 1 failed" in told
+    output = capsys.readouterr().out
+    assert "skipped  test_made_up.py::test_that_is_passed_over: too far" in output
+    assert "failed   test_made_up.py::test_that_fails: assert 1 == 2" in output
+    assert "llama.cpp: 2 passed, 1 passed, text not compared, 1 skipped, 1 failed" in output
 
 
 def test_reasons() -> None:
@@ -116,7 +116,7 @@ def test_the_log_of_the_tester() -> None:
         line("chat.memory", "fail", "assert"),
         line("responses.custom_tool", "fail"),
     ]
-    made = outside.told("\n".join(lines))
+    made = outside.results_from_log("\n".join(lines))
     assert [(each.name, each.outcome) for each in made if "compat" in each.name] == [
         ("chat.basic (compat)", PASSED),
         ("chat.stream (compat)", UNREAD),

@@ -33,7 +33,7 @@ def test_the_layout_is_the_documented_one(open_cache, program):
     assert not list((cache.cache_dir / "unfinished").iterdir())
 
 
-def test_the_manifest_tells_what_made_an_artifact(open_cache, program):
+def test_the_manifest_has_the_inputs_of_an_artifact(open_cache, program):
     artifact = open_cache().compile_and_cache(program)
     document = json.loads((artifact.path.parent.parent / "manifest.json").read_text())
     entry = document["artifacts"][f"scale-{artifact.key}"]
@@ -121,7 +121,7 @@ def test_why_a_program_is_compiled(open_cache, program, variant, toolchain):
         ),
     ],
 )
-def test_a_damaged_artifact_is_rebuilt_and_said_so(open_cache, program, toolchain, reports, damage, message):
+def test_a_damaged_artifact_is_rebuilt_with_a_note(open_cache, program, toolchain, reports, damage, message):
     cache = open_cache()
     damage(cache.compile_and_cache(program).path)
     cache.compile_and_cache(program)
@@ -133,7 +133,7 @@ def test_a_damaged_artifact_is_rebuilt_and_said_so(open_cache, program, toolchai
 @pytest.mark.parametrize(
     "content", ["", "{", "[]", '{"format": 2}', '{"format": 1, "artifacts": {"a": {}}}', "\xff"]
 )
-def test_a_corrupt_manifest_is_replaced_and_said_so(
+def test_a_corrupt_manifest_is_replaced_with_a_note(
     open_cache, program, variant, toolchain, reports, content
 ):
     cache = open_cache()
@@ -286,7 +286,7 @@ def test_a_read_only_cache_that_has_the_program(open_cache, program, variant, mo
         cache.compile_and_cache(variant(name="more"))
 
 
-def test_waiting_for_another_process_is_said(tmp_path):
+def test_waiting_for_another_process_is_printed(tmp_path):
     other = start(tmp_path, "same")
     while not (tmp_path / "started-same").exists():
         assert other.poll() is None

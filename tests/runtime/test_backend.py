@@ -35,9 +35,9 @@ def no_tools(monkeypatch, tmp_path):
 @pytest.mark.parametrize("value", ["fast", "1", "calls,", "calls buffers", "All"])
 def test_parts_that_have_no_plain_way(monkeypatch, value):
     monkeypatch.setenv("AERIE_PLAIN", value)
-    with pytest.raises(BackendError) as told:
+    with pytest.raises(BackendError) as caught:
         select_backend("virtual")
-    assert str(told.value) == (
+    assert str(caught.value) == (
         f"AERIE_PLAIN='{value}' cannot be used: give some of products, calls, buffers, host_code with commas "
         "between, or all; or unset it"
     )
@@ -67,16 +67,16 @@ def test_virtual():
     assert backend.name == "virtual"
     assert isinstance(backend.toolchain, VirtualToolchain)
     assert backend.pyxrt is virtual_pyxrt
-    assert backend.reason == "backend virtual: asked for"
+    assert backend.reason == "backend virtual: requested"
 
 
-def test_auto_without_pyxrt_is_virtual_and_says_why(no_pyxrt):
+def test_auto_without_pyxrt_is_virtual_with_a_reason(no_pyxrt):
     backend = select_backend("auto")
     assert backend.name == "virtual"
     assert backend.reason == "backend virtual: no NPU is set up here; BACKEND=npu lists what is missing"
 
 
-def test_auto_without_a_device_is_virtual_and_says_why(pyxrt, no_tools):
+def test_auto_without_a_device_is_virtual_with_a_reason(pyxrt, no_tools):
     pyxrt.fail("device", RuntimeError("No such device with index '0'"))
     assert select_backend().reason.startswith("backend virtual: no NPU is set up here; ")
     pyxrt.fail("device", RuntimeError("No such device with index '0'"))
@@ -87,7 +87,7 @@ def test_auto_without_a_device_is_virtual_and_says_why(pyxrt, no_tools):
         select_backend("npu")
 
 
-def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(pyxrt, no_tools):
+def test_auto_with_a_device_but_no_toolchain_is_virtual_with_a_reason(pyxrt, no_tools):
     assert select_backend().reason == (
         "backend virtual: this machine has an NPU and not its compilers; BACKEND=npu lists what is missing"
     )
@@ -95,7 +95,7 @@ def test_auto_with_a_device_but_no_toolchain_is_virtual_and_says_why(pyxrt, no_t
 
 @pytest.mark.parametrize(
     ("choice", "reason"),
-    [("auto", "backend npu: pyxrt opened a device"), ("npu", "backend npu: asked for")],
+    [("auto", "backend npu: pyxrt opened a device"), ("npu", "backend npu: requested")],
 )
 def test_npu_where_all_is_there(pyxrt, npu_tools, choice, reason):
     backend = select_backend(choice)
@@ -105,7 +105,7 @@ def test_npu_where_all_is_there(pyxrt, npu_tools, choice, reason):
 
 def test_the_toolchain_without_a_device_compiles(no_pyxrt, npu_tools):
     backend = select_backend("npu", compile_only=True)
-    assert (backend.name, backend.reason) == ("npu", "backend npu: asked for, to compile only")
+    assert (backend.name, backend.reason) == ("npu", "backend npu: requested, to compile only")
     with pytest.raises(BackendError, match="this backend only compiles: no NPU was looked for, so nothing"):
         backend.pyxrt.device(0)
 
@@ -117,7 +117,7 @@ def test_compiling_only_still_needs_the_toolchain(no_pyxrt, no_tools):
         select_backend("npu", compile_only=True)
 
 
-def test_npu_without_anything_says_what_is_missing(no_pyxrt, no_tools):
+def test_npu_without_anything_lists_what_is_missing(no_pyxrt, no_tools):
     with pytest.raises(BackendError) as caught:
         select_backend("npu")
     refusal, *missing = str(caught.value).splitlines()
@@ -141,10 +141,10 @@ def test_a_knob_that_makes_no_sense_is_refused_at_once(no_pyxrt, monkeypatch, ch
 def test_numerics_of_the_virtual_npu(monkeypatch):
     backend = select_backend("virtual", "bfp16")
     assert backend.toolchain == VirtualToolchain("bfp16")
-    assert backend.reason == "backend virtual with bfp16 products: asked for"
+    assert backend.reason == "backend virtual with bfp16 products: requested"
     monkeypatch.setenv("VNPU_NUMERICS", "bfp16")
-    assert select_backend("virtual").reason == "backend virtual with bfp16 products: asked for"
-    assert select_backend("virtual", "exact").reason == "backend virtual: asked for"
+    assert select_backend("virtual").reason == "backend virtual with bfp16 products: requested"
+    assert select_backend("virtual", "exact").reason == "backend virtual: requested"
 
 
 def test_unknown_numerics_list_the_legal_ones():

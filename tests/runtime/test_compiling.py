@@ -82,7 +82,7 @@ def test_memory_is_given_back_after_a_failure():
         pass
 
 
-def test_the_budget_is_what_is_asked_for_else_most_of_what_is_free(monkeypatch):
+def test_the_budget_is_the_requested_one_or_most_of_the_free_memory(monkeypatch):
     monkeypatch.setenv("AERIE_COMPILE_MEMORY", "2.5")
     assert memory_budget() == 2.5 * 2**30
     monkeypatch.delenv("AERIE_COMPILE_MEMORY")
@@ -93,11 +93,11 @@ def test_the_budget_is_what_is_asked_for_else_most_of_what_is_free(monkeypatch):
 
 
 def test_an_interruption_ends_waiting_for_another_process(open_cache, variant, monkeypatch):
-    cache, told = open_cache(), threading.Event()
-    monkeypatch.setattr(cache._store, "_report", lambda line: told.set())
+    cache, reported = open_cache(), threading.Event()
+    monkeypatch.setattr(cache._store, "_report", lambda line: reported.set())
 
     def interrupt(futures):
-        assert told.wait(20)
+        assert reported.wait(20)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(compiling_module, "_raise_first", interrupt)

@@ -40,7 +40,7 @@ def test_run_by_name(cache, program, arrays):
     np.testing.assert_array_equal(results["y"], arrays["x"] * arrays["w"])
 
 
-def test_any_argument_can_be_asked_for(cache, arrays):
+def test_any_argument_can_be_an_output(cache, arrays):
     results = cache.run("scale", outputs=("tmp", "y"), **arrays)
     np.testing.assert_array_equal(results["tmp"], arrays["x"])
     assert cache.run("scale", outputs=(), x=arrays["x"]) == {}
@@ -57,7 +57,7 @@ def test_weights_are_written_once_per_key(cache, arrays, writes):
     assert writes.slots == [0, 0, 0, 0]
 
 
-def test_results_are_owned_unless_views_are_asked_for(cache, arrays):
+def test_results_are_owned_unless_views_are_requested(cache, arrays):
     x = arrays["x"]
     owned = cache.run("scale", **arrays)["y"]
     view = cache.run("scale", x=x, copy=False)["y"]

@@ -19,8 +19,8 @@ NO_LIMIT_V1 = "9223372036854771712"
 
 
 @pytest.fixture
-def told(tmp_path):
-    """told({path: text}) -> what is available on a machine of these files."""
+def available_with(tmp_path):
+    """available_with({path: text}) -> the bytes available on a machine with these files."""
 
     def tell(files):
         for path, text in files.items():
@@ -54,14 +54,14 @@ def v1(group, limit, usage, stat=""):
     }
 
 
-def test_a_system_that_says_nothing(told):
-    assert told({}) is None
-    assert told({"proc/meminfo": "garbage", "proc/self/cgroup": "0::/gone\n"}) is None
+def test_a_system_without_information(available_with):
+    assert available_with({}) is None
+    assert available_with({"proc/meminfo": "garbage", "proc/self/cgroup": "0::/gone\n"}) is None
 
 
-def test_what_this_process_has(told, tmp_path):
+def test_what_this_process_has(available_with, tmp_path):
     assert resident_bytes(tmp_path) == 0
-    told({"proc/self/status": "VmHWM:\t  900 kB\nVmRSS:\t  700 kB\n"})
+    available_with({"proc/self/status": "VmHWM:\t  900 kB\nVmRSS:\t  700 kB\n"})
     assert resident_bytes(tmp_path) == 700 * 1024
 
 
@@ -87,8 +87,8 @@ def test_threads_take_no_addresses_of_their_own_where_these_are_limited():
     assert int(done.stdout) < 8 * 40
 
 
-def test_what_the_system_has(told):
-    assert told(MEMINFO) == 4000 * 1024
+def test_what_the_system_has(available_with):
+    assert available_with(MEMINFO) == 4000 * 1024
 
 
 CACHE_V2 = "anon 5\nactive_file 20000\ninactive_file 30000\n"
@@ -120,8 +120,8 @@ CACHE_V1 = "active_file 1\ntotal_active_file 20000\ntotal_inactive_file 30000\n"
         "no usage",
     ],
 )
-def test_limits_of_control_groups(told, of, files, expected):
-    assert told({**MEMINFO, "proc/self/cgroup": f"{of}\n", **files}) == expected
+def test_limits_of_control_groups(available_with, of, files, expected):
+    assert available_with({**MEMINFO, "proc/self/cgroup": f"{of}\n", **files}) == expected
 
 
 @pytest.mark.parametrize(
@@ -129,9 +129,9 @@ def test_limits_of_control_groups(told, of, files, expected):
                         ("Max data size      1000000  2000000    bytes", 1_000_000 - 51_200),
                         ("Max address space  unlimited  unlimited  bytes", 4000 * 1024)]
 )  # fmt: skip
-def test_ulimit(told, limit, left):
+def test_ulimit(available_with, limit, left):
     status = "VmPeak:\t 999 kB\nVmSize:\t     100 kB\nVmData:\t      50 kB\n"
-    assert told({**MEMINFO, "proc/self/limits": f"{limit}\n", "proc/self/status": status}) == left
+    assert available_with({**MEMINFO, "proc/self/limits": f"{limit}\n", "proc/self/status": status}) == left
 
 
 def test_this_machine():
@@ -172,7 +172,7 @@ def test_what_buffers_take(monkeypatch, plain, copies, expected):
     assert buffer_bytes(SETS, SHARING, copies) == expected
 
 
-def test_what_is_made_is_what_was_counted(open_cache, program, monkeypatch):
+def test_allocated_buffers_match_the_count(open_cache, program, monkeypatch):
     """The buffers of a real cache, counted as they are made."""
     sharing = {("one", "w"): "w", ("two", "w"): "w", ("one", "y"): "between", ("two", "x"): "between"}
     with open_cache(sharing=sharing) as cache:

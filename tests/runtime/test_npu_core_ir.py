@@ -51,8 +51,8 @@ FINDINGS = {
     ),
     "lanes": (
         core("  %a = extractelement <16 x float> %x, i32 0\n  %b = insertelement <8 x i8> %y, i8 %a, i32 0"),
-        "core_0_2: 1 extractelement, 1 insertelement in innermost loops: vectors are taken apart; use "
-        "a width that AIE2P has",
+        "core_0_2: 1 extractelement, 1 insertelement in innermost loops: vectors are split into "
+        "scalars; use a width that AIE2P has",
         False,
     ),
     "a function": (

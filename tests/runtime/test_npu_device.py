@@ -74,7 +74,7 @@ def test_another_device_is_refused_with_words(pyxrt, name, words):
         select_backend("npu")
 
 
-def test_the_driver_is_asked_where_pyxrt_cannot_say(pyxrt, tmp_path, monkeypatch):
+def test_the_driver_names_the_device_if_pyxrt_cannot(pyxrt, tmp_path, monkeypatch):
     del pyxrt.xrt_info_device
     (tmp_path / "accel0" / "device").mkdir(parents=True)
     (tmp_path / "accel0" / "device" / "vbnv").write_text("NPU Krackan 1\n")
@@ -106,7 +106,7 @@ def test_pyxrt_missing(monkeypatch):
         ("hw_context", "hw_context"),
     ],
 )
-def test_an_older_pyxrt_is_told_by_name(pyxrt, part, name):
+def test_an_older_pyxrt_is_recognised_by_its_name(pyxrt, part, name):
     delattr(pyxrt, part)
     assert any(
         re.match(rf"this pyxrt has no {re.escape(name)}\b.* \(since .*\); install XRT [\d.]+ or newer", line)

@@ -1,4 +1,4 @@
-"""One process at a time on the NPU: who waits, what is told, and what never deadlocks."""
+"""One process at a time on the NPU: which process waits, what it prints, and what never deadlocks."""
 
 import json
 import os
@@ -59,16 +59,16 @@ def line_of(process):
     return process.stdout.readline().strip()
 
 
-def test_the_second_process_waits_for_the_first_and_says_for_whom(start, folder):
+def test_the_second_process_waits_and_names_the_first(start, folder):
     first = start()
     assert line_of(first) == "held"
     second = start()
-    told = line_of(second)
+    lines = line_of(second)
     command = re.escape(f"({os.path.basename(sys.executable)})")
     assert re.match(
         rf"the NPU is in use by process {first.pid} {command}, since \d{{4}}-\d\d-\d\d [\d:]+ UTC; "
         r"waiting for it \(Ctrl-C stops\)$",
-        told,
+        lines,
     )
     first.communicate("")
     assert line_of(second) == "held"
@@ -85,23 +85,23 @@ def test_the_lock_of_a_killed_process_is_free(start, folder):
     assert line_of(start()) == "held"
 
 
-def test_waiting_is_told_again_and_again(start, folder, monkeypatch):
+def test_waiting_is_printed_repeatedly(start, folder, monkeypatch):
     first = start()
     assert line_of(first) == "held"
     monkeypatch.setattr(lock_module, "REPORT_INTERVAL_S", 1.1)
-    told = []
+    lines = []
 
     def report(line):
-        told.append(line)
-        if len(told) == 2:
+        lines.append(line)
+        if len(lines) == 2:
             first.communicate("")
 
     lock = DeviceLock()
     lock.acquire(report)
     lock.release()
-    assert len(told) == 2
-    assert "waiting for it (Ctrl-C" in told[0]
-    assert "waiting for it, for 1 s now (Ctrl-C" in told[1]
+    assert len(lines) == 2
+    assert "waiting for it (Ctrl-C" in lines[0]
+    assert "waiting for it, for 1 s now (Ctrl-C" in lines[1]
 
 
 def test_ctrl_c_while_waiting_holds_nothing(start, folder):
@@ -169,7 +169,7 @@ def test_a_damaged_note_is_no_owner(folder, damage):
     assert DeviceLock().owner() is None
 
 
-def test_a_note_that_cannot_be_written_keeps_nobody_out(folder, start):
+def test_an_unwritable_note_blocks_no_process(folder, start):
     (folder / "aerie-npu.lock.owner").mkdir()
     process = start()
     assert line_of(process) == "held"

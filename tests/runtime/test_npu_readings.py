@@ -1,4 +1,4 @@
-"""The known messages of upstream's tools, in upstream's own wording, and what is said about them.
+"""The known messages of upstream's tools, in upstream's own wording, and our explanations of them.
 
 The logs are written by hand from upstream's sources and issues; those with a line number of our own texts
 come from runs of the tools.
@@ -178,7 +178,7 @@ LOGS = {
         "to report it upstream",
     ),
 }
-"""By the reading's name: a log, the stage that is named, and a part of what is said."""
+"""By the reading's name: a log, the stage that is named, and a part of our message."""
 
 
 def test_every_reading_has_a_log():
@@ -188,13 +188,13 @@ def test_every_reading_has_a_log():
 @pytest.mark.parametrize("name", LOGS)
 def test_a_known_message_is_explained(name):
     log, where, meaning = LOGS[name]
-    said = log_diagnosis.failure_text("aircc", 1, log)
+    message = log_diagnosis.failure_text("aircc", 1, log)
     reading = next(each for each in log_diagnosis.KNOWN_MESSAGES if each.name == name)
     assert name in [each.name for each in log_diagnosis.known_messages(log)]
-    assert where in said.splitlines()[0]
+    assert where in message.splitlines()[0]
     assert meaning in reading.meaning
-    assert f"this means: {reading.meaning} ({reading.source})" in said
-    assert log.splitlines()[0] in said
+    assert f"this means: {reading.meaning} ({reading.source})" in message
+    assert log.splitlines()[0] in message
 
 
 @pytest.mark.parametrize("name", LOGS)
@@ -204,8 +204,8 @@ def test_no_message_is_taken_for_another(name):
 
 
 def test_an_unknown_failure_shows_the_last_lines_and_guesses_nothing():
-    said = log_diagnosis.failure_text("aircc", 7, "\n".join(f"line {number}" for number in range(50)))
-    assert said.splitlines() == ["aircc failed with exit code 7:", *(f"line {n}" for n in range(30, 50))]
+    message = log_diagnosis.failure_text("aircc", 7, "\n".join(f"line {number}" for number in range(50)))
+    assert message.splitlines() == ["aircc failed with exit code 7:", *(f"line {n}" for n in range(30, 50))]
 
 
 def test_errors_come_before_the_tail_each_once():
@@ -219,7 +219,7 @@ def test_notes_of_an_error_are_shown():
     assert log_diagnosis.error_lines(log) == ["t.mlir:1:1: error: bad", "t.mlir:2:1: note: MemoryMap:"]
 
 
-def test_success_is_none():
+def test_success_has_no_explanation():
     assert log_diagnosis.failure_text("aircc", 0, "warning: 3 errors were avoided\n") == ""
 
 

@@ -299,13 +299,13 @@ def test_a_bad_end_is_explained(npu, pyxrt, pyxrt_stand_in, arrays, state, name,
     pyxrt.fail("wait", getattr(pyxrt_stand_in, state))
     error = failing(npu, arrays, bo_key="L1")
     assert re.match(rf"program 'scale' on buffers 'L1' failed on the NPU: it ended in {name}", error.headline)
-    told = dict(line.split(": ", 1) for line in error.details)
-    assert usually in told["usually"]
+    details = dict(line.split(": ", 1) for line in error.details)
+    assert usually in details["usually"]
     assert error.lost == (state == "NORESPONSE")  # from the others the driver recovers
-    assert told["arguments"] == (
+    assert details["arguments"] == (
         "x (4x8 f32) input, w (4x8 f32) weight, tmp (4x8 f32) intermediate, y (4x8 f32) output"
     )
-    assert told["the last program that completed"] == "program 'scale' on buffers 'L0'"
+    assert details["the last program that completed"] == "program 'scale' on buffers 'L0'"
     assert str(error).splitlines() == [error.headline, *(f"  {line}" for line in error.details)]
 
 
@@ -314,7 +314,9 @@ def test_nothing_completed_before_the_first_failure(npu, pyxrt, pyxrt_stand_in, 
     assert "the last program that completed: none since the NPU was opened" in failing(npu, arrays).details
 
 
-def test_a_hang_is_told_apart_from_completion(monkeypatch, open_npu, program, pyxrt, pyxrt_stand_in, arrays):
+def test_a_hang_is_distinguished_from_completion(
+    monkeypatch, open_npu, program, pyxrt, pyxrt_stand_in, arrays
+):
     monkeypatch.setenv("AERIE_NPU_TIMEOUT", "1")
     cache = open_npu()
     cache.compile_and_cache(program)
@@ -328,7 +330,7 @@ def test_a_hang_is_told_apart_from_completion(monkeypatch, open_npu, program, py
     assert not pyxrt.alive["hw_context"]  # the next call starts with a context of its own
 
 
-def test_a_binding_that_says_nothing_is_asked_for_the_state(npu, pyxrt, arrays, monkeypatch):
+def test_the_state_is_read_if_the_binding_reports_nothing(npu, pyxrt, arrays, monkeypatch):
     """Older bindings give None from wait."""
     real = pyxrt.run.wait
     monkeypatch.setattr(pyxrt.run, "wait", lambda run, ms: real(run, ms) and None)
@@ -436,7 +438,7 @@ def test_a_driver_without_any_context_is_explained(many, pyxrt, arrays):
     assert evicted(pyxrt) == ["a"]
 
 
-def test_other_failures_release_nobody(many, pyxrt, arrays):
+def test_other_failures_evict_no_program(many, pyxrt, arrays):
     many.run("a", **arrays)
     pyxrt.fail("hw_context", RuntimeError("xrt: damaged"))
     with pytest.raises(RunError, match="damaged"):

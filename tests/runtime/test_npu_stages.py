@@ -52,7 +52,7 @@ def statuses(results: list[StageOutcome]) -> str:
     return "".join({"ok": "o", "failed": "F", "skipped": "-", "not run": "."}[r.status] for r in results)
 
 
-def test_what_is_wrong_in_the_cores_is_said(stage_machine: Any, run: Any) -> None:
+def test_core_errors_are_reported(stage_machine: Any, run: Any) -> None:
     text = "define void @core_0_2() {\n  call void @absent()\n  ret void\n}\n"
     stage_machine().behave("aie-translate", "--mlir-to-llvmir", text=text)
     absent = "core_0_2: calls absent, which no object defines; link_with names the object that has it"
@@ -62,10 +62,10 @@ def test_what_is_wrong_in_the_cores_is_said(stage_machine: Any, run: Any) -> Non
 
 
 def test_every_stage_in_order(stage_machine: Any, run: Any, tmp_path: Path) -> None:
-    tools, told = stage_machine(), list[StageOutcome]()
-    results = run(*FLAGS, on_result=told.append)
+    tools, outcomes = stage_machine(), list[StageOutcome]()
+    results = run(*FLAGS, on_result=outcomes.append)
     assert statuses(results) == "oooooooo"
-    assert told == results
+    assert outcomes == results
     assert [result.stage for result in results] == list(STAGES)
     called = [call[0] for call in tools.calls()]
     lowered = ["aie-opt", "aie-translate"]
@@ -80,7 +80,7 @@ def test_every_stage_in_order(stage_machine: Any, run: Any, tmp_path: Path) -> N
     assert "$ " in texts.log.read_text()
 
 
-def test_what_a_release_lacks_is_left_out_and_told(stage_machine: Any, run: Any) -> None:
+def test_missing_options_of_a_release_are_left_out_with_a_note(stage_machine: Any, run: Any) -> None:
     tools = stage_machine()
     results = run()
     lowering = next(call for call in tools.calls("aie-opt") if "device=first" in call[1])
@@ -162,7 +162,7 @@ def test_with_a_part_of_the_tools(
     assert [stage.number for stage in tools.runnable] == [n + 1 for n in range(8) if expected[n] == "o"]
 
 
-def test_what_builds_upon_a_missing_stage_says_so(stage_machine: Any) -> None:
+def test_stages_after_a_missing_stage_say_so(stage_machine: Any) -> None:
     stage_machine("air-opt")
     found = StageTools.from_machine()
     assert found.blocker(STAGES[4]) == "aie-opt is missing"

@@ -172,17 +172,17 @@ def test_the_level_that_a_kernel_declares(npu_tools, decode, work, shared):
 
 
 def test_a_failed_object_is_not_kept(npu_tools, decode, work, shared):
-    said = failing(
+    message = failing(
         npu_tools, decode, work, shared, "clang++", say="mv.cc:7:1: error: no such type 'vec'", exit=1
     )
-    assert "clang++ failed with exit code 1:\nmv.cc:7:1: error: no such type 'vec'" in said
+    assert "clang++ failed with exit code 1:\nmv.cc:7:1: error: no such type 'vec'" in message
     assert npu_tools.calls("aircc") == []
     assert list(shared.folder.glob("**/*.o")) == []
 
 
 def test_an_object_that_is_empty_is_not_kept(npu_tools, decode, work, shared):
-    said = failing(npu_tools, decode, work, shared, "clang++", say="nothing to do", exit=0)
-    assert "clang++ ended without an error and without an object:\n" in said
+    message = failing(npu_tools, decode, work, shared, "clang++", say="nothing to do", exit=0)
+    assert "clang++ ended without an error and without an object:\n" in message
     assert list(shared.folder.glob("*.o")) == []
 
 
@@ -224,16 +224,16 @@ def test_a_failure_keeps_the_whole_log_and_no_artifact(npu_tools, decode, cache)
 
 
 def test_no_placement_is_a_failure_whatever_the_exit_code(npu_tools, decode, work, shared):
-    said = failing(
+    message = failing(
         npu_tools, decode, work, shared, "aircc", say="loc: error: No valid placement found.", exit=0
     )
-    assert "aircc ended with exit code 0 and did not succeed (aircc: placement):\n" in said
-    assert "this means: no room in the array for a herd" in said
+    assert "aircc ended with exit code 0 and did not succeed (aircc: placement):\n" in message
+    assert "this means: no room in the array for a herd" in message
 
 
 def test_success_without_an_elf(npu_tools, decode, work, shared):
-    said = failing(npu_tools, decode, work, shared, "aiebu-asm", write="nothing")
-    assert "aircc ended without an error and without rms_gemv_rope.elf:\n" in said
+    message = failing(npu_tools, decode, work, shared, "aiebu-asm", write="nothing")
+    assert "aircc ended without an error and without rms_gemv_rope.elf:\n" in message
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_a_partial_file_of_a_failed_tool_is_not_kept(npu_tools, decode, cache):
     assert not cache.compile_and_cache(decode).reused
 
 
-def test_a_full_disk_is_said_to_be_one(npu_tools, decode, cache):
+def test_a_full_disk_is_named(npu_tools, decode, cache):
     npu_tools.behave("aircc", say="aiecc: cannot write ELF 'x.elf': No space left on device", exit=1)
     with pytest.raises(DiskFullError, match="no space left while compiling 'rms_gemv_rope'"):
         cache.compile_and_cache(decode)
@@ -282,9 +282,9 @@ def test_a_missing_assembler_is_named(npu_tools, decode, work, shared):
 
 
 def test_a_tool_killed_by_the_system(npu_tools, decode, work, shared):
-    said = failing(npu_tools, decode, work, shared, "aircc", signal=int(signal.SIGKILL))
-    assert "aircc was killed by SIGKILL:\noutput of aircc\nthis means: a tool was killed" in said
-    assert "set AERIE_COMPILE_MEMORY to fewer GiB" in said
+    message = failing(npu_tools, decode, work, shared, "aircc", signal=int(signal.SIGKILL))
+    assert "aircc was killed by SIGKILL:\noutput of aircc\nthis means: a tool was killed" in message
+    assert "set AERIE_COMPILE_MEMORY to fewer GiB" in message
 
 
 def test_a_tool_that_does_not_start(npu_tools, decode, work, shared):
@@ -325,9 +325,9 @@ def test_a_tool_that_hangs_is_killed_with_all_it_started(
     npu_tools, decode, work, shared, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("AERIE_COMPILE_TIMEOUT", "1")
-    said = failing(npu_tools, decode, work, shared, "aiecc", hang=str(tmp_path / "pids"))
-    assert "aircc had not ended after 1 s and was killed with all that it started" in said
-    assert "; AERIE_COMPILE_TIMEOUT gives it more" in said
+    message = failing(npu_tools, decode, work, shared, "aiecc", hang=str(tmp_path / "pids"))
+    assert "aircc had not ended after 1 s and was killed with all that it started" in message
+    assert "; AERIE_COMPILE_TIMEOUT gives it more" in message
     assert gone(wait_for(tmp_path / "pids"))
 
 
@@ -354,7 +354,7 @@ def test_what_cannot_fit_is_refused_before_any_tool_starts(npu_tools, decode, wo
     wide = decode.text.replace("arith.constant 8 : index", "arith.constant 9 : index", 1)
     with pytest.raises(CompileError) as caught:
         NpuToolchain().compile(replace(decode, text=wide), work, shared)
-    assert "that npu2 cannot do (`aerie vnpu check` shows them beside the limits):\n" in str(caught.value)
+    assert "that npu2 cannot do (`aerie vnpu check` shows them with the limits):\n" in str(caught.value)
     assert "9" in str(caught.value)
     assert npu_tools.calls() == []
 

@@ -50,7 +50,7 @@ def test_nothing_is_found_and_all_of_it_is_named(nothing):
         tools.find_tools()
 
 
-def test_a_variable_that_names_nothing_is_said(nothing, monkeypatch):
+def test_a_variable_with_a_missing_path_is_reported(nothing, monkeypatch):
     monkeypatch.setenv("PEANO_INSTALL_DIR", "/no/peano")
     *_, last = tools.missing_compile_tools()
     assert last == "PEANO_INSTALL_DIR='/no/peano' holds no bin/clang++ and is passed over"

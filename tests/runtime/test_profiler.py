@@ -31,9 +31,9 @@ def profiler():
 
 def test_without_a_console_it_prints_on_standard_error(profiler, capsys):
     profiler.print()
-    told = capsys.readouterr()
-    assert "gemm" in told.err
-    assert told.out == ""
+    output = capsys.readouterr()
+    assert "gemm" in output.err
+    assert output.out == ""
 
 
 def test_programs(profiler):

@@ -208,7 +208,7 @@ def test_the_whole_time_is_accounted_for(cache, steps):
 
 
 @pytest.mark.parametrize("why", ["work without code", "strides", "another kind of run", "another device"])
-def test_what_cannot_be_one_call_is_made_step_by_step(cache, steps, batches, monkeypatch, why):
+def test_separate_calls_if_one_batch_is_impossible(cache, steps, batches, monkeypatch, why):
     wanted = steps.one_by_one(cache)
     if why == "work without code":
         steps.assign = lambda target, source: HostWork(lambda: target.__setitem__(..., source))
@@ -228,7 +228,7 @@ def test_what_cannot_be_one_call_is_made_step_by_step(cache, steps, batches, mon
     assert batches == []
 
 
-def test_what_is_noted_later_is_replayed_too(cache, assign, batches):
+def test_later_records_are_replayed_too(cache, assign, batches):
     x, out = X.copy(), np.zeros(WIDTH, np.float32)
     recording = cache.record()
     y = recording.run(FIRST, bo_key="L0", x=x)["y"]
@@ -269,7 +269,7 @@ def test_an_input_that_is_filled_in_place(mode, cache):
         ({"x": X, "outputs": ["q"]}, ArgumentTableError, "q"),
     ],
 )
-def test_what_is_refused_when_it_is_noted(cache, call, error, message):
+def test_refusals_while_recording(cache, call, error, message):
     recording = cache.record()
     with pytest.raises(error, match=message):
         recording.run(FIRST, bo_key="L0", **call)
@@ -317,7 +317,7 @@ def test_a_program_that_fails_ends_the_replay(mode, cache, steps):
     same(results, before)
 
 
-def test_it_is_told_what_completed_before(cache, steps, monkeypatch):
+def test_the_failure_has_the_completed_programs(cache, steps, monkeypatch):
     seen = []
     monkeypatch.setattr(
         VirtualAccess, "explain", lambda access, failure: (seen.append(failure), RunError("no"))[1]

@@ -112,7 +112,7 @@ def test_a_changed_kernel_source_is_compiled_again(tmp_path, kernel_folder):
         assert (cache.run("external")["y"] == 8).all()
 
 
-def test_what_the_compiler_says_is_shown_and_kept(tmp_path, kernel_folder):
+def test_compiler_output_is_shown_and_saved(tmp_path, kernel_folder):
     (kernel_folder / "fill.cc").write_text(SOURCE.replace("VALUE;", "VALU;"))
     cache = KernelCache(tmp_path / "cache", select_backend("virtual"))
     with pytest.raises(

@@ -17,9 +17,9 @@ from openai import OpenAI
 
 from aerie import Model, load
 from aerie.common import folders
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.cli import DrainingServer, make_server
 from aerie.serve.model_spec import open_model

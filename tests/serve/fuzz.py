@@ -37,7 +37,7 @@ HEALTHY = {
     "top_logprobs": 5,
 }
 LATER = (429, 503)
-"""What a healthy client may be told: to come again."""
+"""Statuses that a healthy client may get: retry later."""
 LIMIT_S = 60.0
 BUSY = (501, 503, 507)
 """Of the server, and no failure: what is not built, has no room, or is not there now."""
@@ -113,10 +113,10 @@ def wrong_with(drawn: Drawn, status: int, body: bytes) -> str:
     if status < 400 or drawn.method == "HEAD":
         return ""
     try:
-        told = json.loads(body)
+        error_body = json.loads(body)
         return (
             ""
-            if isinstance(told["error"]["message"], str) and told["error"]["message"]
+            if isinstance(error_body["error"]["message"], str) and error_body["error"]["message"]
             else "an error says nothing"
         )
     except (ValueError, KeyError, TypeError):
@@ -171,7 +171,7 @@ class Fuzz:
     def _look(self) -> None:
         while not self._is_over:
             began_s = time.perf_counter()
-            with suppress(OSError, http.client.HTTPException):  # who died is told by the workers
+            with suppress(OSError, http.client.HTTPException):  # the workers show which process died
                 sent(self._port, Drawn("GET", "/health"))
             self.report.worst_health_s = max(self.report.worst_health_s, time.perf_counter() - began_s)
             time.sleep(0.05)
@@ -191,10 +191,10 @@ class Fuzz:
     def _answer(self) -> Any:
         """The healthy request's choices, bit by bit as JSON has them; or the status."""
         body = json.dumps(HEALTHY).encode()
-        status, told = sent(
+        status, answer = sent(
             self._port, Drawn("POST", "/v1/chat/completions", [("Content-Type", "application/json")], body)
         )
-        return json.loads(told)["choices"] if status == 200 else status
+        return json.loads(answer)["choices"] if status == 200 else status
 
 
 @contextmanager

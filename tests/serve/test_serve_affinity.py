@@ -21,7 +21,7 @@ def test_full_pages_alone_have_keys() -> None:
     assert len(prefix_keys(range(64 * MAX_PREFIX_KEYS * 2))) == MAX_PREFIX_KEYS
 
 
-def test_a_key_stands_for_all_that_came_before() -> None:
+def test_a_key_covers_the_whole_prefix() -> None:
     ours, theirs = prefix_keys([*range(64), *range(64)]), prefix_keys([*range(1, 65), *range(64)])
     assert ours[0] != theirs[0]
     assert ours[1] != theirs[1]
@@ -43,13 +43,13 @@ def test_one_with_too_much_to_do_is_passed_over() -> None:
     assert affinity.choose(keys(), {"a": 5, "b": 0}) == "b"
 
 
-def test_one_that_is_gone_is_not_chosen() -> None:
+def test_a_lost_replica_is_not_chosen() -> None:
     affinity = PrefixAffinity()
     affinity.record(keys(), "a")
     assert affinity.choose(keys(), {"b": 3}) == "b"
 
 
-def test_what_nobody_has_goes_where_least_is_done() -> None:
+def test_an_unknown_prefix_goes_to_the_least_loaded_replica() -> None:
     assert PrefixAffinity().choose(keys(), {"a": 2, "b": 1, "c": 2}) == "b"
     assert PrefixAffinity().choose([], {"a": 2, "b": 1}) == "b"
 

@@ -178,7 +178,7 @@ def large() -> dict[str, tuple[str, Any, int, str]]:
 
 
 @pytest.mark.parametrize("name", large())
-def test_nobody_waits_for_a_large_body(serving: Any, name: str) -> None:
+def test_a_large_body_blocks_no_other_request(serving: Any, name: str) -> None:
     """`/health` answers within a tenth of a second on a machine with nothing else to do; here, within one."""
     path, body, status, words = large()[name]
     content, worst, is_over = json.dumps(body), [0.0], threading.Event()

@@ -78,7 +78,7 @@ def test_a_chat_is_answered_again_and_kept(page: Any) -> None:
     assert page.locator("article").count() == 0
 
 
-def test_what_the_settings_say_is_sent_and_code_is_shown_as_code(page: Any) -> None:
+def test_settings_are_sent_and_code_is_shown_as_code(page: Any) -> None:
     sent: list[Any] = []
 
     def answered(route: Any) -> None:
@@ -131,7 +131,7 @@ def test_the_last_request_its_bytes_and_its_trace(page: Any, serving: Any, tmp_p
         assert http.post("/v1/completions", json=asked).status_code == 200
         (name, *_) = [each["name"] for each in http.get("/npu/request").json()["programs"]]
     page.goto("/npu")
-    page.locator("#said").get_by_text("Request").wait_for()
+    page.locator("#status").get_by_text("Request").wait_for()
     assert "3 tokens" in page.locator("#summary").inner_text()
     runs = page.locator("#runs")
     assert runs.get_by_text("host: the rest").is_visible()

@@ -1,4 +1,4 @@
-"""What is said where Ray has not what replicas need, and what Ray is told; no cluster is started."""
+"""Messages if Ray cannot run replicas, and the calls to Ray; no cluster is started."""
 
 from __future__ import annotations
 
@@ -32,13 +32,13 @@ RECIPE = ReplicaConfig(
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """What is shut down, in order; Ray itself is not asked."""
-    told: list[str] = []
+    calls: list[str] = []
     monkeypatch.setattr(replicas.ray, "init", lambda *_, **__: None)
     monkeypatch.setattr(replicas.ray, "cluster_resources", lambda: {"CPU": 8.0, "npu": 2.0})
-    monkeypatch.setattr(replicas.ray, "shutdown", lambda: told.append("ray"))
-    monkeypatch.setattr(replicas.serve, "delete", told.append)
+    monkeypatch.setattr(replicas.ray, "shutdown", lambda: calls.append("ray"))
+    monkeypatch.setattr(replicas.serve, "delete", calls.append)
     monkeypatch.setattr(replicas.serve, "start", lambda **_: None)
-    return told
+    return calls
 
 
 def begin(least: int = 2, cluster: str | None = None) -> None:
@@ -117,13 +117,13 @@ def test_a_replica_gives_the_messages_of_its_app_and_stops_it(monkeypatch: pytes
     assert (line["type"], line["model"], line["completion_tokens"]) == (LOG_MESSAGE_TYPE, "demo", 3)
 
 
-def test_what_ray_is_told() -> None:
+def test_the_calls_of_ray() -> None:
     fixed, scaled = (deployment(RECIPE, 2, most)._bound_deployment for most in (2, 6))
     assert fixed.num_replicas == 2
     assert fixed.ray_actor_options["resources"] == {"npu": 1}
     assert (fixed.max_ongoing_requests, fixed.max_queued_requests) == (32 + 8, 8)
-    told = scaled._deployment_config.autoscaling_config
-    assert (told.min_replicas, told.max_replicas, told.target_ongoing_requests) == (2, 6, 16)
+    scaling = scaled._deployment_config.autoscaling_config
+    assert (scaling.min_replicas, scaling.max_replicas, scaling.target_ongoing_requests) == (2, 6, 16)
 
 
 def test_the_router_ranks_by_affinity_and_then_all_others() -> None:

@@ -89,7 +89,7 @@ def test_models_by_their_names(tmp_path: Path) -> None:
     assert parse_models(["owner/name"], None, None) == {"owner/name": "owner/name"}
 
 
-def test_whose_guesses_and_other_names() -> None:
+def test_drafts_and_aliases_by_model() -> None:
     models = {"demo": "demo", "it": "/models/it"}
     assert parse_drafts([], models) == {"demo": None, "it": None}
     assert parse_drafts(["lookup", "it=demo-drafter"], models) == {"demo": "lookup", "it": "demo-drafter"}

@@ -73,22 +73,22 @@ def dripping(connection: socket.socket, more: Callable[[], bytes]) -> bytes:
 
 
 def test_a_head_that_does_not_come(quick: Any) -> None:
-    assert heard(connected(quick)) == b""  # nothing was asked, and nothing is told
-    told = dripping(connected(quick), lambda: b"G")
-    assert told.startswith(b"HTTP/1.1 408")
-    assert b"the head of the request was not there after 0.4 s" in told
+    assert heard(connected(quick)) == b""  # no request, no response
+    reply = dripping(connected(quick), lambda: b"G")
+    assert reply.startswith(b"HTTP/1.1 408")
+    assert b"the head of the request was not there after 0.4 s" in reply
 
 
 def test_a_body_that_does_not_come(quick: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connections, "DISCARD_S", 0.4)
     slow = connected(quick)
     slow.sendall(POST + b"Content-Length: 100\r\n\r\n")
-    told = dripping(slow, lambda: b" ")
-    assert told.startswith(b"HTTP/1.1 408")
-    assert b"the body was not there after 0.4 s" in told
+    reply = dripping(slow, lambda: b" ")
+    assert reply.startswith(b"HTTP/1.1 408")
+    assert b"the body was not there after 0.4 s" in reply
 
 
-def test_who_goes_away_in_the_middle_of_a_body_asked_nothing(quick: Any, caplog: Any) -> None:
+def test_a_client_that_disconnects_in_a_body_sends_no_request(quick: Any, caplog: Any) -> None:
     caplog.set_level(logging.INFO, "aerie.serve")
     gone = connected(quick)
     gone.sendall(POST + b'Content-Length: 100\r\n\r\n{"content": "x"}')
@@ -171,7 +171,7 @@ def test_where_there_are_no_descriptors_it_waits(
         ),
     ],
 )
-def test_what_is_no_good_request_is_told_as_json(quick: Any, sent: bytes, status: int, words: str) -> None:
+def test_a_bad_request_gets_json(quick: Any, sent: bytes, status: int, words: str) -> None:
     connection = connected(quick)
     connection.sendall(
         sent.replace(b"\r\n", b"\r\nConnection: close\r\n", 1) if b"HTTP/1.1" in sent else sent
@@ -181,7 +181,7 @@ def test_what_is_no_good_request_is_told_as_json(quick: Any, sent: bytes, status
     assert words in (json.loads(body)["error"]["message"] if status >= 400 else body.decode())
 
 
-def test_a_body_in_chunks_of_a_byte_holds_nobody(quick: Any) -> None:
+def test_a_body_in_chunks_of_a_byte_blocks_no_other_request(quick: Any) -> None:
     chunked = connected(quick)
     body = json.dumps({"content": "x" * 60_000}).encode()
     parts = b"".join(b"1\r\n%c\r\n" % each for each in body)

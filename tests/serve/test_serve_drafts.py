@@ -11,11 +11,11 @@ import pytest
 
 from aerie import Model, load
 from aerie.cli.arguments import main
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.sampler import Sampler
 from aerie.engine.strategies.decode_config import DecodeConfig
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.serve.model_spec import ModelSpec
 from aerie.serve.service import ServerLimits
@@ -29,8 +29,8 @@ CHAT = "/v1/chat/completions"
 
 def details(made: Any) -> tuple[int, int]:
     """Accepted and rejected."""
-    told = made.usage.completion_tokens_details
-    return told.accepted_prediction_tokens, told.rejected_prediction_tokens
+    usage = made.usage.completion_tokens_details
+    return usage.accepted_prediction_tokens, usage.rejected_prediction_tokens
 
 
 @pytest.mark.parametrize("settings", [{"temperature": 0}, {"temperature": 0.3, "seed": 3}])
@@ -47,14 +47,14 @@ def test_lookup_changes_no_token(serving: Any, alone: Model, settings: dict[str,
 
 def test_a_prediction_is_looked_up(serving: Any, alone: Model) -> None:
     asked = {"model": "demo", "messages": USER, "temperature": 0}
-    said = alone.generate(FRANCE).text
-    right = serving.openai.chat.completions.create(**asked, prediction={"type": "content", "content": said})
+    answer = alone.generate(FRANCE).text
+    right = serving.openai.chat.completions.create(**asked, prediction={"type": "content", "content": answer})
     parts = [{"type": "text", "text": "The capital of France is London."}]
     wrong = serving.openai.chat.completions.create(**asked, prediction={"type": "content", "content": parts})
     none = serving.openai.chat.completions.create(
-        **asked, prediction={"type": "content", "content": said}, extra_body={"draft": "none"}
+        **asked, prediction={"type": "content", "content": answer}, extra_body={"draft": "none"}
     )
-    assert {each.choices[0].message.content for each in (right, wrong, none)} == {said}
+    assert {each.choices[0].message.content for each in (right, wrong, none)} == {answer}
     accepted, rejected = details(right)
     assert accepted >= right.usage.completion_tokens - 3
     assert details(wrong)[1] > rejected
@@ -116,7 +116,7 @@ def test_a_model_that_fills_blocks_in(starting: Any) -> None:
             (
                 {"prediction": {"type": "content", "content": "Paris"}},
                 "prediction",
-                "this one fills in blocks of masks; leave it out",
+                "this model is a block diffusion model; leave it out",
             ),
         ):
             response = http.post(CHAT, json={"messages": USER, **body})
@@ -131,28 +131,31 @@ def test_after_compile_a_server_compiles_nothing(tmp_path: Path) -> None:
     answers by guesses in every window, by few and many rows, and with what is read."""
     words = ["compile", "--decode", "rows", "--draft", "demo-drafter", "--cache-dir", str(tmp_path)]
     assert main(words) == 0
-    told = io.StringIO()
+    output = io.StringIO()
     options = RuntimeOptions(None, select_backend("virtual"), tmp_path, decode=ROWS, kv_pool=64 * 512)
-    opened = ModelSpec("demo", options, Reporter(told), "demo-drafter", load_all_programs=True).open()
-    lines = [line for line in told.getvalue().splitlines() if line.startswith("programs: ")]
+    opened = ModelSpec("demo", options, Reporter(output), "demo-drafter", load_all_programs=True).open()
+    lines = [line for line in output.getvalue().splitlines() if line.startswith("programs: ")]
     assert lines
     assert all(line.startswith("programs: 0 compiled") for line in lines)
-    before, scheduler, config = told.getvalue(), opened.scheduler, opened.session.model.config
+    before, scheduler, config = output.getvalue(), opened.scheduler, opened.session.model.config
     contexts = set[int]()
     try:
         for many in (1, 2, 5, 12, 32):
             sampler = Sampler(logit_bias=dict.fromkeys(config.eos_token_ids, -100.0))
-            maker = DecodeConfig(draft=opened.draft).maker(config, sampler)
+            maker = DecodeConfig(draft=opened.draft).strategy_factory(config, sampler)
             asked = [
-                scheduler.submit([5 + many + n] * (3 + 37 * n % 450), 20, sampler, strategy=maker)
+                scheduler.add_request([5 + many + n] * (3 + 37 * n % 450), 20, sampler, strategy=maker)
                 for n in range(many)
             ]
-            asked += [scheduler.read([5 + n] * 400, lambda rows: None, hidden=n > 0) for n in range(3)]
-            while not all(one.is_over for one in asked):
+            asked += [
+                scheduler.add_prefill_only([5 + n] * 400, lambda rows: None, hidden_only=n > 0)
+                for n in range(3)
+            ]
+            while not all(one.is_finished for one in asked):
                 scheduler.step()
-                contexts.add(scheduler._executor._window.context)
+                contexts.add(scheduler._executor._cache.context)
             assert {one.error for one in asked} == {None}
         assert contexts == {512, 1024, 2048, 4096, 8192}
-        assert told.getvalue() == before
+        assert output.getvalue() == before
     finally:
         opened.close()

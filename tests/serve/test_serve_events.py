@@ -21,30 +21,30 @@ ODD = 'a "quote", \\ and \x00\x1f\x7f\u2028\n\t\b\f\r é 日本 😀 </script>'
 @pytest.mark.parametrize("usage", [False, True])
 @pytest.mark.parametrize("form", [ChatWriter, CompletionWriter])
 @given(text=TEXTS)
-def test_every_text_is_told_as_the_types_tell_it(
+def test_every_text_is_encoded_as_by_the_types(
     form: type[ChatWriter] | type[CompletionWriter], usage: bool, text: str
 ) -> None:
     made = form('a "model"', 2, usage, False)
-    for told in (text, ODD):
-        *_, written = made.delta_events(OutputDelta(1, told))
-        assert written == event(made._with_text(1, told))
+    for piece in (text, ODD):
+        *_, written = made.delta_events(OutputDelta(1, piece))
+        assert written == event(made._with_text(1, piece))
 
 
 def test_clients_read_them() -> None:
-    (told,) = CompletionWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
-    assert json.loads(told.removeprefix(b"data: "))["choices"][0]["text"] == ODD
-    role, told = ChatWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
+    (text_event,) = CompletionWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
+    assert json.loads(text_event.removeprefix(b"data: "))["choices"][0]["text"] == ODD
+    role, text_event = ChatWriter("demo", 1, False, False).delta_events(OutputDelta(0, ODD))
     assert b'"role":"assistant"' in role
-    chunk = ChatCompletionChunk.model_validate_json(told.removeprefix(b"data: "))
+    chunk = ChatCompletionChunk.model_validate_json(text_event.removeprefix(b"data: "))
     assert (chunk.choices[0].delta.content, chunk.choices[0].delta.role) == (ODD, None)
 
 
 @given(notes=st.lists(TEXTS, min_size=1))
-def test_a_note_is_a_header_whatever_a_schema_says(notes: list[str]) -> None:
-    (told,) = notes_header(notes).values()
-    assert told.isascii()
-    assert told.isprintable()
-    assert len(told) <= MAX_NOTE_LENGTH + len(" ...")
+def test_a_note_is_a_valid_header_for_every_schema(notes: list[str]) -> None:
+    (header,) = notes_header(notes).values()
+    assert header.isascii()
+    assert header.isprintable()
+    assert len(header) <= MAX_NOTE_LENGTH + len(" ...")
 
 
 def test_a_note_names_all_that_is_not_held() -> None:

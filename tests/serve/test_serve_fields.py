@@ -126,7 +126,7 @@ def test_null_is_absent_everywhere(model: type[BaseModel], body: dict[str, Any])
 
 
 @pytest.mark.parametrize("name", VLLM_UNSUPPORTED)
-def test_what_is_not_built_is_taken_where_it_asks_for_nothing_alone(name: str) -> None:
+def test_an_unsupported_field_is_accepted_only_with_a_neutral_value(name: str) -> None:
     values, why = VLLM_UNSUPPORTED[name]
     for value in (*values, None):
         ChatRequest(messages=[USER], **{name: value})
@@ -155,29 +155,29 @@ def nulled(model: type[BaseModel], answer: Any) -> Any:
 def test_own_answers_are_taken_back(serving: Any) -> None:
     with serving.http as http:
         chat = http.post(CHAT, json={"messages": [USER], "temperature": 0}).json()["choices"][0]["message"]
-        for said in (
+        for message in (
             chat,
             nulled(ParsedChatCompletionMessage, chat),
             {**chat, "annotations": [], "audio": None},
         ):
-            again = http.post(CHAT, json={"messages": [USER, said, USER], "temperature": 0})
+            again = http.post(CHAT, json={"messages": [USER, message, USER], "temperature": 0})
             assert again.json()["choices"][0]["message"]["content"] == PARIS
         response = http.post(RESPONSES, json={"input": FRANCE, "temperature": 0}).json()
-        for told in (response["output"], nulled(ParsedResponse, response)["output"]):
-            items = [{**each, "phase": None, "created_by": None, "parsed_arguments": None} for each in told]
+        for output in (response["output"], nulled(ParsedResponse, response)["output"]):
+            items = [{**each, "phase": None, "created_by": None, "parsed_arguments": None} for each in output]
             asked = {"input": [USER, *items, USER], "temperature": 0}
             assert http.post(RESPONSES, json=asked).json()["output"][0]["content"][0]["text"] == PARIS
         body = {"max_tokens": 30, "temperature": 0}
-        said = http.post(MESSAGES, json={**body, "messages": [USER]}).json()
+        answer = http.post(MESSAGES, json={**body, "messages": [USER]}).json()
         turn = {
             "role": "assistant",
-            "content": [{**each, "citations": None, "parsed": None} for each in said["content"]],
+            "content": [{**each, "citations": None, "parsed": None} for each in answer["content"]],
         }
         again = http.post(MESSAGES, json={**body, "messages": [USER, turn, USER]}).json()
         assert again["content"][0]["text"] == PARIS
 
 
-def test_what_was_thought_is_told_to_the_template() -> None:
+def test_reasoning_is_passed_to_the_template() -> None:
     thought = {
         "role": "assistant",
         "content": "x",
@@ -193,11 +193,11 @@ def test_what_was_thought_is_told_to_the_template() -> None:
     turn: Any = {"role": "assistant", "content": blocks}
     assert MessagesRequest(max_tokens=1, messages=[USER, turn]).chat.messages[1] == message
     redacted: Any = {"role": "assistant", "content": [{"type": "redacted_thinking", "data": "?"}, blocks[1]]}
-    told = MessagesRequest(max_tokens=1, messages=[USER, redacted]).chat.messages[1]
-    assert told == {"role": "assistant", "content": "x"}
+    converted = MessagesRequest(max_tokens=1, messages=[USER, redacted]).chat.messages[1]
+    assert converted == {"role": "assistant", "content": "x"}
 
 
-def test_an_answer_that_was_begun_goes_on(serving: Any) -> None:
+def test_a_prefilled_answer_is_continued(serving: Any) -> None:
     begun = [
         {"role": "user", "content": "Hello"},
         {"role": "assistant", "content": "The capital of Spain is"},
@@ -217,18 +217,18 @@ def test_an_answer_that_was_begun_goes_on(serving: Any) -> None:
         assert count == {"input_tokens": len(ids)}
 
 
-def test_how_much_to_think_is_told_to_the_template() -> None:
+def test_reasoning_effort_is_passed_to_the_template() -> None:
     chat = ChatRequest(messages=[USER], reasoning_effort="low", chat_template_kwargs={"x": 1})
     assert chat.chat.template_arguments == {"reasoning_effort": "low", "x": 1}
     response = ResponsesRequest.model_validate({"input": "x", "reasoning": {"effort": "high"}})
     assert response.chat.template_arguments == {"reasoning_effort": "high"}
-    for kind, told in (
+    for kind, arguments in (
         ("enabled", {"enable_thinking": True}),
         ("disabled", {"enable_thinking": False}),
         ("adaptive", {}),
     ):
         count = CountTokensRequest.model_validate({"messages": [USER], "thinking": {"type": kind}})
-        assert count.chat.template_arguments == told
+        assert count.chat.template_arguments == arguments
 
 
 def test_a_coding_agent_is_served(serving: Any) -> None:
@@ -271,7 +271,7 @@ def test_a_coding_agent_is_served(serving: Any) -> None:
         refused = http.post(MESSAGES, json={**body, **named}).json()["error"]["message"]
     assert "tool_choice names 'web_search', and the tools are Bash" in refused
     count = CountTokensRequest.model_validate({name: body[name] for name in ("messages", "system", "tools")})
-    assert [tool.name for tool in count.chat.tools.each] == ["Bash"]  # type: ignore[union-attr]
+    assert [tool.name for tool in count.chat.tools.tools] == ["Bash"]  # type: ignore[union-attr]
     roles = [message["role"] for message in count.chat.messages]
     assert roles == ["system", "user", "assistant", "system", "user"]
 

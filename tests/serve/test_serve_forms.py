@@ -44,8 +44,8 @@ def test_the_clients_own_types(serving: Any) -> None:
     del asked["seed"]
     response = serving.openai.responses.parse(input="Where?", text_format=City, **asked)
     assert isinstance(response.output_parsed, City)
-    told = response.text.format
-    assert (told.type, told.schema_["title"]) == ("json_schema", "City")
+    format_ = response.text.format
+    assert (format_.type, format_.schema_["title"]) == ("json_schema", "City")
 
 
 def test_streams_in_company(serving: Any) -> None:
@@ -93,7 +93,7 @@ def test_an_object_and_a_text(serving: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "message"),
     [
         ({"type": "json_schema"}, "the type json_schema wants json_schema: {name, schema}; give it"),
         ({"type": "xml"}, "'xml'"),
@@ -104,12 +104,12 @@ def test_an_object_and_a_text(serving: Any) -> None:
         ),
     ],
 )
-def test_forms_that_are_none(serving: Any, given: Any, told: str) -> None:
+def test_invalid_response_formats(serving: Any, given: Any, message: str) -> None:
     with serving.http as http:
         refused = http.post(CHAT, json={"messages": USER, "response_format": given})
     assert refused.status_code == 400
     error = refused.json()["error"]
-    assert told in error["message"]
+    assert message in error["message"]
     assert error["param"].startswith("response_format")
     assert error["code"] == "invalid_value"
 
@@ -130,7 +130,7 @@ def tools_of(schema: Any, name: str = "f", **more: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("address", "body", "told"),
+    ("address", "body", "message"),
     [
         (CHAT, {**OF_CHATS, "json_schema": CHAINED}, DEEP),
         (CHAT, {**OF_CHATS, "tools": tools_of(CHAINED)}, DEEP),
@@ -146,13 +146,13 @@ def tools_of(schema: Any, name: str = "f", **more: Any) -> Any:
     ],
 )
 def test_a_form_of_a_stranger_hurts_its_request_alone(
-    serving: Any, address: str, body: dict[str, Any], told: str
+    serving: Any, address: str, body: dict[str, Any], message: str
 ) -> None:
     with serving.http as http:
         refused = http.post(address, json=body)
         assert http.get("/health").status_code == 200
     assert refused.status_code == 400
-    assert told in refused.json()["error"]["message"]
+    assert message in refused.json()["error"]["message"]
 
 
 def test_an_empty_answer_may_be_asked_for(serving: Any) -> None:
@@ -164,7 +164,7 @@ UNIQUE = {"type": "array", "items": {"enum": ["a", "b"]}, "uniqueItems": True}
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_not_held_is_told(serving: Any, stream: bool) -> None:
+def test_unenforced_keywords_are_reported(serving: Any, stream: bool) -> None:
     tools = [
         *tools_of({"type": "object", "properties": {"a": UNIQUE}}),
         *tools_of({"type": ["object", "null"], "required": None}, "g"),
@@ -181,7 +181,7 @@ def test_what_is_not_held_is_told(serving: Any, stream: bool) -> None:
             assert (made.status_code, made.headers.get("x-aerie-note")) == (200, note)
 
 
-def test_what_is_not_held_is_refused_where_that_is_asked(serving: Any) -> None:
+def test_unenforced_keywords_are_refused_in_strict_mode(serving: Any) -> None:
     strict = {"type": "json_schema", "json_schema": {"name": "x", "schema": UNIQUE, "strict": True}}
     for body in (
         {"tools": tools_of({"type": "object", "properties": {"a": UNIQUE}}, strict=True)},

@@ -1,4 +1,4 @@
-"""The server before replicas: what it sends on, and what a client is told where a replica is lost."""
+"""The front server: what it forwards to replicas, and its response if a replica is lost."""
 
 from __future__ import annotations
 
@@ -93,12 +93,12 @@ def front_of(tokenizer: Tokenizer, ask: SendToReplica, **limits: Any) -> Replica
     return ReplicaProxy(ask, tokenizer, ServerLimits(**limits), FullError)
 
 
-def told(messages: Sequence[Message]) -> tuple[int, Any]:
+def status_and_body(messages: Sequence[Message]) -> tuple[int, Any]:
     """The status and the body of a response."""
     return messages[0]["status"], json.loads(b"".join(each.get("body", b"") for each in messages[1:]))
 
 
-def test_what_a_replica_says_is_sent_on_and_counted(tokenizer: Tokenizer) -> None:
+def test_the_output_of_a_replica_is_forwarded_and_counted(tokenizer: Tokenizer) -> None:
     line = {
         "type": LOG_MESSAGE_TYPE,
         "model": "demo",
@@ -127,7 +127,7 @@ def test_what_a_replica_says_is_sent_on_and_counted(tokenizer: Tokenizer) -> Non
 )
 def test_a_replica_lost_before_its_response(tokenizer: Tokenizer, path: str, shape: Any) -> None:
     sent = asked(front_of(tokenizer, giving(RuntimeError("died"))), path, b"{}")
-    assert told(sent) == (503, shape)
+    assert status_and_body(sent) == (503, shape)
     assert (b"retry-after", b"1") in sent[0]["headers"]
 
 
@@ -168,13 +168,15 @@ def test_half_a_body_closes_the_connection(tokenizer: Tokenizer) -> None:
 
 
 def test_no_replica_takes_more(tokenizer: Tokenizer) -> None:
-    status, body = told(asked(front_of(tokenizer, giving(FullError()), queue=5), "/v1/completions", b"{}"))
+    status, body = status_and_body(
+        asked(front_of(tokenizer, giving(FullError()), queue=5), "/v1/completions", b"{}")
+    )
     assert (status, body["error"]["code"]) == (429, "queue_full")
-    expected = "every replica has as many requests as it takes, and 5 wait; ask again in 1 s"
+    expected = "every replica has as many requests as it takes, and 5 wait; try again in 1 s"
     assert body["error"]["message"] == expected
 
 
-def test_what_is_left_when_the_server_stops_ends_with_an_error(tokenizer: Tokenizer) -> None:
+def test_unfinished_answers_end_with_an_error_when_the_server_stops(tokenizer: Tokenizer) -> None:
     closed = []
 
     async def ask(scope: Scope, body: bytes, keys: Sequence[bytes]) -> AsyncGenerator[Message]:
@@ -214,8 +216,10 @@ def test_a_client_that_goes_away_cancels_its_answer(tokenizer: Tokenizer) -> Non
     assert (sent, closed) == ([begun(SSE)], [b"{}"])
 
 
-def test_the_guard_stands_before_the_replicas(tokenizer: Tokenizer) -> None:
-    status, body = told(asked(front_of(tokenizer, giving(), api_key="key"), "/v1/completions", b"{}"))
+def test_the_request_guard_runs_before_the_replicas(tokenizer: Tokenizer) -> None:
+    status, body = status_and_body(
+        asked(front_of(tokenizer, giving(), api_key="key"), "/v1/completions", b"{}")
+    )
     assert (status, body["error"]["code"]) == (401, "invalid_api_key")
 
 
@@ -236,7 +240,7 @@ def test_the_keys_are_those_of_the_prompt_that_is_computed(tokenizer: Tokenizer)
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b'{"prompt": []}', b'{"messages": 3}', b"\xff"])
 @pytest.mark.parametrize("path", [*CONVERSATIONS, COMPLETIONS, "/health", "/tokenize"])
-def test_what_is_wrong_has_no_keys(tokenizer: Tokenizer, path: str, body: bytes) -> None:
+def test_an_invalid_request_has_no_prefix_keys(tokenizer: Tokenizer, path: str, body: bytes) -> None:
     assert request_prefix_keys(path, body, tokenizer) == []
 
 

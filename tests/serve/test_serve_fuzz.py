@@ -13,7 +13,7 @@ from tests.serve.drawing import Drawing, Drawn
 from tests.serve.fuzz import Fuzz, wrong_with
 
 
-def test_whatever_is_asked_is_answered_and_touches_no_other(starting: Any, caplog: Any) -> None:
+def test_every_request_is_answered_and_changes_no_other(starting: Any, caplog: Any) -> None:
     serving = starting(ServerLimits(time_limit_s=20))
     serving.wait_until(lambda: serving.service.opened)
     report = Fuzz(urlsplit(serving.url).port or 0, seed=1, requests=300).run()

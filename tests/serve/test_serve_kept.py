@@ -69,7 +69,7 @@ def test_a_response_goes_on_from_another(serving: Any, alone: Model, streams: bo
     assert ([item.id for item in page.data], page.has_more) == ([items[2].id, items[1].id], True)
     (page,) = [listed.list(third.id, limit=2, after=items[2].id)]
     assert ([item.id for item in page.data], page.has_more) == ([items[1].id, items[0].id], False)
-    serving.openai.responses.delete(first.id)  # what was said in it stays a part of the others
+    serving.openai.responses.delete(first.id)  # its messages stay in the responses that continue it
     assert made(input="Thanks.", previous_response_id=second.id).output_text == own.text
 
 
@@ -118,11 +118,11 @@ def test_a_conversation(serving: Any, alone: Model) -> None:
     *_, last = serving.openai.responses.create(
         **ASKED, input=SPAIN, conversation={"id": talk.id}, stream=True, store=False
     )
-    said = [("system", "Be brief."), ("user", FRANCE), ("assistant", PARIS), ("user", SPAIN)]
-    own = alone.generate([{"role": role, "content": text} for role, text in said])
+    conversation = [("system", "Be brief."), ("user", FRANCE), ("assistant", PARIS), ("user", SPAIN)]
+    own = alone.generate([{"role": role, "content": text} for role, text in conversation])
     assert last.response.output_text == own.text
     items = list(talks.items.list(talk.id, order="asc", limit=100))
-    assert [item.content[0].text for item in items] == [text for _, text in [*said, ("", own.text)]]
+    assert [item.content[0].text for item in items] == [text for _, text in [*conversation, ("", own.text)]]
     assert talks.items.retrieve(items[1].id, conversation_id=talk.id).content[0].text == FRANCE
     talks.items.delete(items[1].id, conversation_id=talk.id)
     added = talks.items.create(talk.id, items=[{"role": "user", "content": "Thanks."}])
@@ -141,9 +141,9 @@ def test_a_conversation(serving: Any, alone: Model) -> None:
 def test_what_is_refused(serving: Any) -> None:
     made = serving.openai.responses.create(**ASKED, input=FRANCE)
     talk = serving.openai.conversations.create()
-    both = "previous_response_id and conversation both say what came before; give one of them"
+    both = "previous_response_id and conversation exclude each other; give one of them"
     for method, path, body, status, words in (
-        ("GET", f"/v1/responses/{made.id}?stream=true", None, 400, "is told whole; leave stream out"),
+        ("GET", f"/v1/responses/{made.id}?stream=true", None, 400, "cannot be streamed; remove stream"),
         ("GET", f"/v1/responses/{made.id}/input_items?limit=0", None, 400, "limit is '0'"),
         ("GET", f"/v1/responses/{made.id}/input_items?order=up", None, 400, "order is 'up'"),
         ("GET", f"/responses/{made.id}/input_items?after=x", None, 400, "after is 'x', and no item here"),
@@ -211,8 +211,8 @@ def test_a_conversation_that_has_no_room_stays_as_it_was() -> None:
     with pytest.raises(Exception, match="bytes, and 3000 is the limit of all that is kept; begin a new one"):
         kept.store_conversation(StoredConversation({}, past("x" * 4000)))
     asked = ResponsesRequest(input="x" * 4000, conversation=talk.id)
-    told = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
-    made = Response(**told, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
+    fields = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}
+    made = Response(**fields, tools=[], tool_choice="auto", parallel_tool_calls=True)  # type: ignore[arg-type]
     kept.store_response(asked, kept.history_before(asked), made)
     assert kept.conversation(talk.id).history == talk.history
     with pytest.raises(ApiError, match="had no room for its last response; list its items") as full:

@@ -19,7 +19,7 @@ import pytest
 
 from aerie import Model
 from aerie.engine.sampler import Sampler
-from aerie.engine.stopping import StopStrings
+from aerie.engine.stop_strings import StopStrings
 from aerie.serve.output_processor import OutputProcessor
 from aerie.serve.service import ServerLimits
 
@@ -30,8 +30,8 @@ PARIS = "The capital of France is Paris."
 
 
 def answer(http: httpx2.Client) -> str:
-    said: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
-    return said
+    content: str = http.post(CHAT, json=BODY).json()["choices"][0]["message"]["content"]
+    return content
 
 
 def endless(serving: Any, **more: Any) -> dict[str, Any]:
@@ -48,9 +48,7 @@ def test_the_queue_is_bounded(serving: Any, limit: Any) -> None:
         assert refused.status_code == 429
         error = refused.json()["error"]
         assert (error["type"], error["code"]) == ("rate_limit_error", "queue_full")
-        assert (
-            "36 answers are under way or wait, 1 more were asked for, and 36 is the limit" in error["message"]
-        )
+        assert "36 answers run or wait, 1 more were requested, and 36 is the limit" in error["message"]
         assert 1 <= int(refused.headers["retry-after"]) <= 60
     serving.wait_until(lambda: serving.running() == 0)
     with serving.http as http:
@@ -72,7 +70,7 @@ def test_who_goes_away_is_cancelled(serving: Any, streams: bool) -> None:
     assert serving.wait_until(lambda: serving.running() == 0) < 0.3
     opened = serving.service.worker.opened
     manager = opened.scheduler.pool.manager
-    serving.wait_until(lambda: manager.free == manager.pages)
+    serving.wait_until(lambda: manager.free_count == manager.page_count)
 
 
 def test_a_heartbeat_while_nothing_comes(serving: Any, limit: Any) -> None:
@@ -131,13 +129,13 @@ def test_a_step_that_fails_ends_what_was_in_it(
 
 def test_a_request_that_cannot_be_begun_ends_alone(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = serving.service.worker.opened.scheduler
-    real = scheduler.submit
+    real = scheduler.add_request
 
     def failing(*given: Any, **more: Any) -> Any:
-        monkeypatch.setattr(scheduler, "submit", real)
+        monkeypatch.setattr(scheduler, "add_request", real)
         raise ValueError("broken")
 
-    monkeypatch.setattr(scheduler, "submit", failing)
+    monkeypatch.setattr(scheduler, "add_request", failing)
     with serving.http as http:
         assert http.post(CHAT, json=BODY).status_code == 500
         assert answer(http) == PARIS
@@ -176,10 +174,10 @@ def test_what_fails_in_one_answer_ends_it_alone(
 
     place = {
         "sampler": "aerie.engine.sampler.Sampler._penalise",
-        "mask": "aerie.engine.grammar.Follower.possible",
+        "mask": "aerie.engine.grammar.GrammarMatcher.token_mask",
         "logprobs": "aerie.serve.output_processor.top_logprobs",
-        "stop strings": "aerie.engine.stopping._begun",
-        "cut": "aerie.engine.stopping._begun",
+        "stop strings": "aerie.engine.stop_strings._begun",
+        "cut": "aerie.engine.stop_strings._begun",
     }[fails]
     settings: dict[str, Any] = {"frequency_penalty": 1.0, "regex": "[a-z]+", "logprobs": True, "stop": ["x"]}
     name = {"sampler": "frequency_penalty", "mask": "regex", "logprobs": "logprobs"}.get(fails, "stop")
@@ -205,8 +203,8 @@ def test_what_fails_in_one_answer_ends_it_alone(
         rest = [line for line in (first, *lines) if line.startswith("data: {")]
     assert (made.status_code, made.json()["error"]["code"]) == (500, "internal_error")
     assert "somebody" not in made.text
-    told = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
-    assert told == own
+    text = "".join(json.loads(line.removeprefix("data: "))["choices"][0]["text"] for line in rest)
+    assert text == own
     assert "an answer failed, alone" in caplog.text
     assert "broken in /home/somebody/lib.rs" in caplog.text
 
@@ -223,15 +221,15 @@ def test_embeddings_and_answers_share_the_steps(serving: Any) -> None:
     with serving.http as http, serving.http as other, ThreadPoolExecutor(1) as beside:
         answer(other)
         alone = http.post("/v1/embeddings", json=two).json()["data"]
-        steps = scheduler.counts.steps
+        steps = scheduler.stats.steps
         answer(other)
-        usual = scheduler.counts.steps - steps
+        usual = scheduler.stats.steps - steps
         future = beside.submit(http.post, "/v1/embeddings", json=TEXTS, timeout=300)
         serving.wait_until(lambda: serving.running() == 2)
         for _ in range(3):
-            steps, rows = scheduler.counts.steps, scheduler.counts.rows
+            steps, rows = scheduler.stats.steps, scheduler.stats.rows
             assert answer(other) == PARIS
-            steps, rows = scheduler.counts.steps - steps, scheduler.counts.rows - rows
+            steps, rows = scheduler.stats.steps - steps, scheduler.stats.rows - rows
             assert steps <= usual + 3
             assert rows >= 8 * (usual - 1)
         assert not future.done()
@@ -263,10 +261,7 @@ def test_limits_hold_for_embeddings(serving: Any, limit: Any, caplog: pytest.Log
         with http.stream("POST", COMPLETIONS, json=endless(serving, n=31, stream=True)):
             refused = http.post("/v1/embeddings", json=TEXTS)
             assert refused.status_code == 429
-            assert (
-                "31 answers are under way or wait, 2 more were asked for"
-                in refused.json()["error"]["message"]
-            )
+            assert "31 answers run or wait, 2 more were requested" in refused.json()["error"]["message"]
         serving.wait_until(lambda: serving.running() == 0)
         assert http.post("/v1/embeddings", json={"input": "Hi"}).status_code == 200
         serving.wait_until(lambda: "ended=read" in caplog.text)
@@ -310,7 +305,7 @@ def test_aborts_do_not_touch_others(serving: Any, alone: Model) -> None:
             assert made == own
     serving.wait_until(lambda: serving.running() == 0)
     manager = serving.service.worker.opened.scheduler.pool.manager
-    serving.wait_until(lambda: manager.free == manager.pages)
+    serving.wait_until(lambda: manager.free_count == manager.page_count)
 
 
 def test_the_log_has_no_text(serving: Any, caplog: pytest.LogCaptureFixture) -> None:

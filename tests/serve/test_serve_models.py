@@ -18,10 +18,10 @@ import pytest
 
 from aerie import Model, load
 from aerie.common import folders
-from aerie.engine.blocks import ROWS
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.errors import CheckpointError, TooLittleMemoryError
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
+from aerie.engine.variant_set import ROWS
 from aerie.runtime import select_backend
 from aerie.runtime.memory import resident_bytes, return_freed_memory
 from aerie.serve.app import make_app
@@ -44,8 +44,8 @@ def offers(*names: str, needs: int = 0) -> list[ServedModel]:
 
 def states(serving: Serving) -> dict[str, str]:
     with serving.http as http:
-        told: dict[str, str] = http.get("/health").json().get("models", {})
-    return told
+        by_name: dict[str, str] = http.get("/health").json().get("models", {})
+    return by_name
 
 
 def ask(serving: Serving, model: str | None, **more: Any) -> httpx2.Response:
@@ -194,9 +194,9 @@ def test_who_is_idle_longest_gives_way(starting_models: Callable[[ModelManager],
     assert ask(serving, "demo-diffusion").status_code == 200
     assert states(serving) == {"demo": "loaded", "demo-diffusion": "loaded", "demo-drafter": "unloaded"}
     with serving.http as http:
-        told = http.get("/metrics").text
-    assert 'aerie_model_memory_bytes{model="demo"} 40.0' in told
-    assert 'aerie_model_memory_bytes{model="demo-drafter"} 0.0' in told
+        metrics = http.get("/metrics").text
+    assert 'aerie_model_memory_bytes{model="demo"} 40.0' in metrics
+    assert 'aerie_model_memory_bytes{model="demo-drafter"} 0.0' in metrics
 
 
 def test_who_answers_does_not_give_way(starting_models: Callable[[ModelManager], Serving]) -> None:
@@ -214,17 +214,17 @@ def test_who_answers_does_not_give_way(starting_models: Callable[[ModelManager],
         assert (status, code, refused.headers["retry-after"]) == (503, "no_room", "1")
         assert message == (
             "there is no room for the model 'demo-drafter' yet: it takes about 60 MiB of memory, others that "
-            "answer requests have 60 MiB, and 100 MiB is the limit of all; ask again"
+            "answer requests have 60 MiB, and 100 MiB is the limit of all; try again"
         )
         serving.wait_until(lambda: states(serving)["demo-drafter"] == "unloaded")  # nobody waits any more
         serving.models.limits = ServerLimits(load_wait_s=30, heartbeat_s=0.1)
         body = {"model": "demo-drafter", "messages": USER, "temperature": 0, "stream": True}
         with serving.http as other, other.stream("POST", CHAT, json=body) as waiting:
-            told = waiting.iter_lines()
-            assert (waiting.status_code, next(told)) == (200, ": still at work")
+            received = waiting.iter_lines()
+            assert (waiting.status_code, next(received)) == (200, ": still at work")
             assert states(serving) == {"demo": "loaded", "demo-drafter": "waiting"}
             response.close()
-            assert [line for line in told if line][-1] == "data: [DONE]"
+            assert [line for line in received if line][-1] == "data: [DONE]"
     assert states(serving) == {"demo": "unloaded", "demo-drafter": "loaded"}
 
 
@@ -233,8 +233,8 @@ def test_what_can_never_fit(starting_models: Callable[[ModelManager], Serving]) 
     serving = starting_models(ModelManager([*small, *large], memory=MemoryLimit(200 * MIB, lambda: None)))
     loaded(serving, "demo")
     expected = (
-        "the model 'demo-drafter' takes about 300 MiB of memory, and 200 MiB is the limit of all models "
-        "(--memory); ask for another"
+        "the model 'demo-drafter' takes about 300 MiB of memory, and 200 MiB is the limit of all "
+        "models (--memory); request another model"
     )
     assert error_of(ask(serving, "demo-drafter")) == (400, "model_too_large", expected)
     with serving.http as http:
@@ -262,8 +262,8 @@ BROKEN: list[tuple[BaseException, str, str]] = [
         "config.json: hidden_size is missing",
     ),
     (TooLittleMemoryError("it takes 9 GiB of memory and 1 GiB are available"), "no_room", "it takes 9 GiB"),
-    (KeyError("/home/secret"), "failed", "the server's log says why"),
-    (SystemExit(3), "failed", "the server's log says why"),
+    (KeyError("/home/secret"), "failed", "the server's log has the reason"),
+    (SystemExit(3), "failed", "the server's log has the reason"),
 ]
 
 
@@ -277,8 +277,8 @@ def test_health_of_the_only_model_that_cannot_be_loaded() -> None:
         async with httpx2.AsyncClient(transport=transport, base_url="http://localhost") as http:
             return await http.get("/health")
 
-    said = "the model 'demo' could not be loaded: config.json: hidden_size is missing"
-    assert error_of(asyncio.run(asked())) == (503, "failed", said)
+    message = "the model 'demo' could not be loaded: config.json: hidden_size is missing"
+    assert error_of(asyncio.run(asked())) == (503, "failed", message)
 
 
 @pytest.mark.parametrize(("error", "code", "reason"), BROKEN)
@@ -304,8 +304,12 @@ def test_a_model_that_cannot_be_loaded_ends_nothing_else(
         assert "\n" not in message
     assert len(tries) == 1
     with serving.http as http:
-        told = http.get("/v1/models/broken").json()["status"]
-        assert (told["value"], told["failed"], told["reason"].startswith(reason)) == ("failed", True, True)
+        load_status = http.get("/v1/models/broken").json()["status"]
+        assert (load_status["value"], load_status["failed"], load_status["reason"].startswith(reason)) == (
+            "failed",
+            True,
+            True,
+        )
         assert error_of(http.get("/props?model=broken"))[1] == code
         assert ask(serving, "demo").status_code == 200
         assert http.post("/models/load", json={"model": "broken"}).json() == {"success": True}
@@ -364,7 +368,7 @@ def test_while_a_model_is_loaded(
             return [line for line in response.iter_lines() if line]
 
     with ThreadPoolExecutor(5) as threads:
-        told = [threads.submit(stream, one) for one in streams]
+        futures = [threads.submit(stream, one) for one in streams]
         whole = threads.submit(ask, serving, "slow")
         serving.wait_until(lambda: serving.models.all["slow"].active_requests == 4)
         assert ask(serving, "demo").status_code == 200
@@ -378,12 +382,12 @@ def test_while_a_model_is_loaded(
         assert error_of(ask(serving, "slow")) == (
             429,
             "queue_full",
-            "96 requests wait for the model 'slow' to be loaded, and that is the limit; ask again in 2 s",
+            "96 requests wait for the model 'slow' to be loaded, and that is the limit; try again in 2 s",
         )
         models.all["slow"].active_requests -= 96
         go_on.set()
         assert whole.result().status_code == 200
-        chat, responses, messages = (one.result() for one in told)
+        chat, responses, messages = (one.result() for one in futures)
     for lines in (chat, responses, messages):
         assert lines[0] == ": still at work"
     assert '"param": "temperature"' in chat[-1]
@@ -498,11 +502,11 @@ def test_many_clients_of_models_that_give_way_to_each_other(
 
     def client(number: int) -> list[bool]:
         chosen = random.Random(number)
-        told = []
+        equal = []
         for _ in range(25):
             name = chosen.choice(names)
             made = ask(serving, name)
-            told.append(
+            equal.append(
                 made.status_code == 200 and made.json()["choices"][0]["message"]["content"] == own[name]
             )
             if chosen.random() < 0.2:
@@ -511,10 +515,10 @@ def test_many_clients_of_models_that_give_way_to_each_other(
                     suppress(httpx2.TimeoutException),
                 ):
                     gone.post(CHAT, json={"model": chosen.choice(names), "messages": USER})
-        return told
+        return equal
 
     with ThreadPoolExecutor(8) as threads:
-        assert all(all(told) for told in threads.map(client, range(8)))
+        assert all(all(equal) for equal in threads.map(client, range(8)))
     every = serving.models.all.values()
     serving.wait_until(
         lambda: all(service.state in (ModelState.LOADED, ModelState.UNLOADED) for service in every)

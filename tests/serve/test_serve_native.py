@@ -150,16 +150,16 @@ def test_how_much_of_a_prompt_is_read(serving: Any, path: str) -> None:
     asked |= {"prompt": text} if path == "/completion" else {"messages": [{"role": "user", "content": text}]}
     for is_known in (False, True):
         every = events(serving, path, **asked)
-        told = [each["prompt_progress"] for each in every if "prompt_progress" in each]
-        first, *_, last = told
-        processed = [each["processed"] for each in told]
+        progress = [each["prompt_progress"] for each in every if "prompt_progress" in each]
+        first, *_, last = progress
+        processed = [each["processed"] for each in progress]
         assert processed == sorted({*processed})
-        assert every[: len(told)] == [each for each in every if "prompt_progress" in each]
+        assert every[: len(progress)] == [each for each in every if "prompt_progress" in each]
         assert (first["cache"], last["cache"]) == (first["processed"], first["processed"])
         assert (first["processed"] >= 64) == is_known
         assert last["processed"] == last["total"] == first["total"] > 100
         assert 0 == first["time_ms"] < last["time_ms"]
-        assert len(every) > len(told) + 1
+        assert len(every) > len(progress) + 1
     with serving.http as http:
         whole = http.post(path, json=asked)
     assert (whole.status_code, "prompt_progress" in whole.text) == (200, False)
@@ -172,20 +172,20 @@ def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
     ask = OutputRequest(range(200), 5, Sampler(temperature=0), shows_progress=True)
     answer = OutputProcessor(ask, cast(Any, request), Sampler(temperature=0), tokenizer, ())
     assert answer.next_delta() is None
-    told = []
+    processed = []
     for request.read, request.cached_tokens in ((100, 64), (100, 64), (150, 64)):
         piece = answer.next_delta()
-        told += [to for to, _ in piece.progress] if piece else []
+        processed += [to for to, _ in piece.progress] if piece else []
     request.token_ids.append(5)
     piece = answer.next_delta()
     assert piece
-    assert [*told, *(to for to, _ in piece.progress)] == [64, 100, 150, 200]
+    assert [*processed, *(to for to, _ in piece.progress)] == [64, 100, 150, 200]
     request.token_ids.append(6)
     assert not (later := answer.next_delta()) or not later.progress
 
 
 @pytest.mark.parametrize(
-    ("fields", "told"),
+    ("fields", "message"),
     [
         ({}, "prompt is missing"),
         ({"prompt": []}, "at least 1 item"),
@@ -199,18 +199,18 @@ def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
         ({"prompt": "x", "grammar": "root ::= (", "json_schema": {}}, "are two forms; give one of them"),
         ({"prompt": "x", "grammar": "root ::= ("}, "the grammar cannot be taken: "),
         ({"prompt": "x", "repeat_last_n": 64, "repeat_penalty": 1.1}, "the whole text here; give -1"),
-        ({"prompt": ["x"] * 33}, "33 answers are asked for, and 32 is the limit; send several requests"),
+        ({"prompt": ["x"] * 33}, "33 answers were requested, and 32 is the limit; send several requests"),
         ({"prompt": "x", "logit_bias": [[5, "much"]]}, "logit_bias has 'much'; give a number, or false"),
         ({"prompt": "x", "logit_bias": {"a": ""}}, "logit_bias has ''; give a number, or false"),
         ({"prompt": "x", "logit_bias": [[5, 101]]}, "it must be from -100 to 100"),
         ({"prompt": "x", "speed": 1}, "speed is not a field that is taken here; leave it out"),
     ],
 )
-def test_what_is_refused(serving: Any, fields: dict[str, Any], told: str) -> None:
+def test_what_is_refused(serving: Any, fields: dict[str, Any], message: str) -> None:
     with serving.http as http:
         done = http.post("/completion", json=fields)
     assert done.status_code == 400
-    assert told in done.json()["error"]["message"]
+    assert message in done.json()["error"]["message"]
 
 
 def test_two_forms_of_a_chat(serving: Any) -> None:

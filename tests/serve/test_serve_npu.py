@@ -1,4 +1,4 @@
-"""What the page of the virtual NPU is told: the check, what the tiles moved, and the trace."""
+"""The JSON for the page of the virtual NPU: the static check, what tiles moved, and the trace."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def test_a_program_is_checked_run_and_traced(serving: Any) -> None:
         listed = http.get("/npu/programs").json()
         assert NAME in [each["name"] for each in listed["programs"]]
         assert (listed["device"]["columns"], listed["device"]["rows"]) == (8, 4)
-        told = http.post(f"/npu/programs/{NAME}", timeout=120).json()
-        assert http.get(f"/npu/programs/{NAME}").json() == told
+        view = http.post(f"/npu/programs/{NAME}", timeout=120).json()
+        assert http.get(f"/npu/programs/{NAME}").json() == view
         trace = http.get(f"/npu/trace/{NAME}")
-    (launch,) = told["launches"]
+    (launch,) = view["launches"]
     assert {(core["x"], core["y"]) for core in launch["cores"]} == {(0, y) for y in range(4)}
-    assert all(0 < core["peak_bytes"] <= told["device"]["core"]["bytes"] for core in launch["cores"])
+    assert all(0 < core["peak_bytes"] <= view["device"]["core"]["bytes"] for core in launch["cores"])
     keys_and_values, queries = 2 * 2 * 512 * 64 * 2, 8 * 256 * 2
     assert launch["shim"]["bytes_out"] <= keys_and_values + queries + 8 * 16 * 4 * 4
     assert launch["shim"]["bytes_in"] == queries  # as large as what is made of them
@@ -34,9 +34,9 @@ def test_a_program_is_checked_run_and_traced(serving: Any) -> None:
     assert sum(tile["bytes_in"] for tile in tiles) == launch["memtile"]["bytes_in"]
     assert sum(tile["bytes_out"] for tile in tiles) == launch["memtile"]["bytes_out"]
     assert [tile["bytes_in"] == tile["bytes_out"] > 0 for tile in tiles] == 4 * [True] + 4 * [False]
-    assert told["check"]["ok"]
-    assert told["spans"]
-    assert "not hardware time" in told["clock"]
+    assert view["check"]["ok"]
+    assert view["spans"]
+    assert "not hardware time" in view["clock"]
     assert "attachment" in trace.headers["content-disposition"]
     assert {"thread_name", "process_name"} <= {event["name"] for event in trace.json()["traceEvents"]}
 
@@ -66,9 +66,9 @@ def test_the_page_has_no_outside_asset_and_writes_no_html() -> None:
 def test_a_program_too_large_is_checked_and_not_run(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(npu_view, "MAX_ARGUMENT_BYTES", 1000)
     seen = npu_view.make_view(serving.service.require_loaded().session.model.programs[NAME])
-    told = npu_view.view_to_json(seen)
-    assert (told["ran"], told["launches"], told["check"]["ok"]) == (False, [], True)
-    assert told["why"].endswith(
+    view = npu_view.view_to_json(seen)
+    assert (view["ran"], view["launches"], view["check"]["ok"]) == (False, [], True)
+    assert view["why"].endswith(
         "1000 is the most that is run for this page; `aerie vnpu run --stats --trace` has no limit"
     )
 

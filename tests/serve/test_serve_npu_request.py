@@ -1,4 +1,4 @@
-"""What the page of the virtual NPU is told of the last request: passes, programs, bytes, the trace."""
+"""The JSON of the last request for the page of the virtual NPU: passes, programs, bytes, the trace."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PROMPT = [5 + 3 * each % 900 for each in range(41)]
 
 
 def asked(serving: Any, **more: Any) -> dict[str, Any]:
-    """What is told of a request that was just made."""
+    """Send a request, and return its JSON for the page."""
     bias = serving.endless["logit_bias"]
     body = {"prompt": PROMPT, "max_tokens": 5, "temperature": 0, "logit_bias": bias, **more}
     with serving.http as http:
@@ -28,27 +28,27 @@ def asked(serving: Any, **more: Any) -> dict[str, Any]:
 
 
 def test_every_pass_of_a_request_is_told(serving: Any) -> None:
-    told = asked(serving)
-    assert (told["prompt"], told["made"], told["reason"], told["left_out"]) == (41, 5, "length", 0)
-    passes = told["passes"]
+    view = asked(serving)
+    assert (view["prompt"], view["made"], view["reason"], view["left_out"]) == (41, 5, "length", 0)
+    passes = view["passes"]
     assert [one["rows"] for one in passes] in ([41, 1, 1, 1, 1], [32, 9, 1, 1, 1, 1])
     assert sum(one["made"] for one in passes) == 5
     assert {one["answers"] for one in passes} == {1}
     layers = serving.service.require_loaded().session.model.config.num_hidden_layers
-    attention = [one for one in told["programs"] if one["kind"] == "cached_attn"]
+    attention = [one for one in view["programs"] if one["kind"] == "cached_attn"]
     assert sum(one["calls"] for one in attention) >= layers * len(passes)
     assert [one["at_ms"] for one in passes] == sorted(one["at_ms"] for one in passes)
     for one in passes:
         parts = [*one["programs"].values(), *one["host"].values()]
         assert sum(ms for _, ms in parts) + one["rest_ms"] == pytest.approx(one["ms"], abs=0.01)
-    by_program = {one["name"]: one["calls"] for one in told["programs"]}
+    by_program = {one["name"]: one["calls"] for one in view["programs"]}
     for name, calls in by_program.items():
         assert calls == sum(one["programs"].get(name, (0, 0))[0] for one in passes)
-    assert not {"text", "tokens", "token_ids"} & told.keys()
+    assert not {"text", "tokens", "token_ids"} & view.keys()
 
 
 def test_bytes_are_those_of_one_run_as_often_as_it_ran(serving: Any) -> None:
-    told = asked(serving, max_tokens=3)
+    view = asked(serving, max_tokens=3)
     with serving.http as http:
         moved = http.post(f"/npu/request/moved/{NAME}", timeout=120).json()
         one = http.get(f"/npu/programs/{NAME}").json()
@@ -57,8 +57,8 @@ def test_bytes_are_those_of_one_run_as_often_as_it_ran(serving: Any) -> None:
     assert other.status_code == 404
     message = "the last request ran no program 'none'; GET /npu/request lists its own"
     assert other.json()["error"]["message"] == message
-    calls = next(each["calls"] for each in told["programs"] if each["name"] == NAME)
-    assert (moved["number"], moved["why"], moved["launch"]["name"]) == (told["number"], "", NAME)
+    calls = next(each["calls"] for each in view["programs"] if each["name"] == NAME)
+    assert (moved["number"], moved["why"], moved["launch"]["name"]) == (view["number"], "", NAME)
     assert next(each["is_counted"] for each in again if each["name"] == NAME)
     (launch,) = one["launches"]
     assert moved["launch"]["shim"]["bytes_out"] == calls * launch["shim"]["bytes_out"] > 0
@@ -98,7 +98,7 @@ def test_a_program_moves_the_same_whatever_its_numbers_are(serving: Any, name: s
 
 
 def test_the_trace_has_passes_programs_and_the_host(serving: Any) -> None:
-    told = asked(serving)
+    view = asked(serving)
     with serving.http as http:
         answer = http.get("/npu/request/trace")
     assert "attachment" in answer.headers["content-disposition"]
@@ -106,7 +106,7 @@ def test_the_trace_has_passes_programs_and_the_host(serving: Any) -> None:
     assert [each["args"]["name"] for each in events[1:4]] == ["passes", "programs", "host"]
     slices = [each for each in events if each["ph"] == "X"]
     passes = [each for each in slices if each["cat"] == "passes"]
-    assert [each["args"]["made"] for each in passes] == [one["made"] for one in told["passes"]]
+    assert [each["args"]["made"] for each in passes] == [one["made"] for one in view["passes"]]
     for one in passes:
         inside = [each for each in slices if each["cat"] != "passes" and one["ts"] <= each["ts"]]
         inside = [each for each in inside if each["ts"] < one["ts"] + one["dur"]]
@@ -119,7 +119,7 @@ def test_nothing_was_asked_yet(serving: Any, monkeypatch: pytest.MonkeyPatch) ->
     with serving.http as http:
         answers = [http.get("/npu/request"), http.post(f"/npu/request/moved/{NAME}")]
         answers.append(http.get("/npu/request/trace"))
-    message = "no request was answered yet: ask something"
+    message = "no request was answered yet: send one"
     assert [(each.status_code, each.json()["error"]["message"]) for each in answers] == [(404, message)] * 3
 
 
@@ -129,36 +129,36 @@ def test_what_is_not_counted_says_why(serving: Any, monkeypatch: pytest.MonkeyPa
     opened, worker = serving.service.require_loaded(), serving.service.worker
 
     async def why(programs: Any) -> str:
-        told = await npu_request.traffic_to_json(worker.history.last, npu_view.ProgramViews(), programs, NAME)
-        assert (told["launch"], told["channels"]) == (None, ())
-        return str(told["why"])
+        view = await npu_request.traffic_to_json(worker.history.last, npu_view.ProgramViews(), programs, NAME)
+        assert (view["launch"], view["channels"]) == (None, ())
+        return str(view["why"])
 
     large = asyncio.run(why(opened.session.model.programs))
     assert "1000 is the most that is run for this page" in large
-    assert asyncio.run(why({})) == "the model that ran it was given up"
+    assert asyncio.run(why({})) == "the model that ran it was unloaded"
 
 
 class Stepping:
     """A scheduler of which each step is a pass of a row, that gives a request its next token."""
 
     def __init__(self, request: Any) -> None:
-        self.request, self.counts = request, type("", (), {"steps": 0, "rows": 0})()
+        self.request, self.stats = request, type("", (), {"steps": 0, "rows": 0})()
 
     def step(self) -> None:
-        self.counts = type("", (), {"steps": self.counts.steps + 1, "rows": self.counts.rows + 1})()
+        self.stats = type("", (), {"steps": self.stats.steps + 1, "rows": self.stats.rows + 1})()
         self.request.token_ids.append(1)
 
 
 def test_of_a_long_answer_the_last_passes_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pass_history, "MAX_PASSES", 10)
-    facts = {"prompt": [1, 2], "token_ids": [], "is_over": False, "error": None, "finish_reason": None}
+    facts = {"prompt": [1, 2], "token_ids": [], "is_finished": False, "error": None, "finish_reason": None}
     request = type("", (), {**facts, "cached_tokens": 0})()
     kept: Any = PassHistory()
     kept.start_request(request)
     stepping: Any = Stepping(request)
     for _ in range(25):
         kept.step(stepping, Profiler())
-    request.is_over = True
+    request.is_finished = True
     kept.collect_finished()
     assert (len(kept.last.passes), kept.last.omitted_passes, kept.last.completion_tokens) == (10, 15, 25)
     assert [one["made"] for one in npu_request.passes_to_json(kept.last)] == [16] + 9 * [1]

@@ -121,7 +121,7 @@ LINK = {"Sec-Fetch-Site": "cross-site", "Sec-Fetch-Mode": "navigate", "Sec-Fetch
         (ServerLimits(is_local=False, api_key="k"), "GET", "/x", {"host": "our.example"}),
     ],
 )
-def test_who_may_ask(limits: ServerLimits, method: str, path: str, headers: Mapping[str, str]) -> None:
+def test_allowed_origins(limits: ServerLimits, method: str, path: str, headers: Mapping[str, str]) -> None:
     check_origin(limits, method, path, Headers(headers))
 
 
@@ -178,7 +178,7 @@ def test_pages_of_all_sites_may_ask_with_the_key(serving: Any, limit: Any) -> No
         (None, "Schlüssel", "AERIE_API_KEY holds blanks around it, control characters or some beyond ASCII"),
     ],
 )
-def test_keys_that_are_none(
+def test_invalid_api_keys(
     flag: str | None, variable: str | None, words: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AERIE_API_KEY", variable or "")

@@ -169,7 +169,7 @@ def test_embeddings_are_the_mean_of_what_the_lm_head_reads(serving: Any, alone: 
         (
             {"input": "x", "include": ["message.output_text.logprobs"]},
             "include",
-            "logprobs are not told here; take /v1/chat/completions, or leave it out",
+            "this API has no logprobs; use /v1/chat/completions, or leave it out",
         ),
         ({"input": "x", "background": True}, "background", "responses are made while their client waits"),
         ({"input": "x", "max_output_tokens": 0}, "max_output_tokens", "greater than or equal to 1"),
@@ -226,7 +226,11 @@ def test_wrong_responses(serving: Any, body: dict[str, Any], param: str, words: 
             400,
             "tools[1].name is 'a b'; a name is made of",
         ),
-        ({"mcp_servers": [{}]}, 400, "servers of tools are not asked; give their tools; leave it out"),
+        (
+            {"mcp_servers": [{}]},
+            400,
+            "Aerie does not connect to tool servers; send their tools in the field tools; leave it out",
+        ),
         ({"unknown": 1}, 400, "unknown is not a field that is taken here; leave it out"),
         ({"model": "claude"}, 404, "there is no model 'claude' here; there is 'demo'"),
     ],
@@ -261,9 +265,9 @@ def test_errors_in_the_midst_of_a_stream(serving: Any, monkeypatch: pytest.Monke
             with http.stream("POST", path, json={**body, "stream": True}) as response:
                 lines = [line for line in response.iter_lines() if line]
             assert lines[-2] == "event: error"
-            told = json.loads(lines[-1].removeprefix("data: "))
-            assert {key: told[key] for key in ("type",)} == {"type": shape["type"]}
-            assert "the server failed in this request, and goes on" in json.dumps(told)
+            event = json.loads(lines[-1].removeprefix("data: "))
+            assert {key: event[key] for key in ("type",)} == {"type": shape["type"]}
+            assert "the server failed in this request and continues to run" in json.dumps(event)
         assert http.post("/v1/messages", json=MESSAGES).json()["content"][0]["text"] == PARIS
 
 

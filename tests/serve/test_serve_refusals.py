@@ -1,4 +1,4 @@
-"""What is wrong with a request is told in OpenAI's shape: status, kind, field, what was given and may be."""
+"""Errors of a request in OpenAI's format: status, type, field, the value and the legal values."""
 
 from __future__ import annotations
 
@@ -145,7 +145,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         CHAT,
         {"messages": USER, "stream": True, "prompt_logprobs": 1},
         None,
-        "prompt_logprobs is not told in a stream",
+        "prompt_logprobs cannot be streamed",
     ),
     (CHAT, {"messages": USER, "tools": [{"type": "function"}]}, "tools[0].function", "is missing; give it"),
     (CHAT, {"messages": USER, "modalities": ["audio"]}, "modalities", "answers are text; leave it out"),
@@ -165,7 +165,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         "rule is 'sequential', which is for models of block diffusion, and this model says one token after",
     ),
     (CHAT, {"messages": USER, "threshold": "x"}, "threshold", "'x': Input should be a valid number"),
-    (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "is told how much to say; leave it out"),
+    (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "takes a verbosity; leave it out"),
     (
         CHAT,
         {"messages": USER, "mirostat": 2},
@@ -188,7 +188,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         COMPLETIONS,
         {"prompt": "x", "suffix": "y"},
         "suffix",
-        "no model here is told what follows; leave it out",
+        "no model here fills in a gap before a suffix; leave it out",
     ),
     (
         COMPLETIONS,
@@ -211,7 +211,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
 ]
 
 
-def told(response: httpx2.Response) -> dict[str, Any]:
+def error_in(response: httpx2.Response) -> dict[str, Any]:
     """The error, whose shape is OpenAI's."""
     body = response.json()
     assert set(body) == {"error"}
@@ -227,7 +227,7 @@ def test_wrong_fields(serving: Any, path: str, body: dict[str, Any], param: str 
 
     with serving.http as http:
         response = http.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
-    error = told(response)
+    error = error_in(response)
     assert (response.status_code, error["type"]) == (400, "invalid_request_error")
     assert words in error["message"]
     if param is not None:
@@ -293,7 +293,7 @@ def test_wrong_requests(
     with serving.http as http:
         response = http.request(method, path, **sent)
     assert response.status_code == status
-    assert words in told(response)["message"]
+    assert words in error_in(response)["message"]
 
 
 def test_logprobs_of_a_model_that_fills_blocks_in(serving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,8 +301,8 @@ def test_logprobs_of_a_model_that_fills_blocks_in(serving: Any, monkeypatch: pyt
     monkeypatch.setitem(config.__dict__, "diffusion", object())
     with serving.http as http:
         response = http.post(CHAT, json={"messages": USER, "logprobs": True})
-    assert (response.status_code, told(response)["param"]) == (400, "logprobs")
-    assert "this one fills in blocks of masks; leave it out" in told(response)["message"]
+    assert (response.status_code, error_in(response)["param"]) == (400, "logprobs")
+    assert "this model is a block diffusion model; leave it out" in error_in(response)["message"]
 
 
 def test_the_official_client_knows_the_errors(serving: Any) -> None:
@@ -322,7 +322,7 @@ def test_a_body_that_is_too_large(serving: Any, limit: Any) -> None:
     with serving.http as http:
         response = http.post(COMPLETIONS, json={"prompt": "x" * 100})
         assert response.status_code == 413
-        assert "and 100 is the limit; send less" in told(response)["message"]
+        assert "and 100 is the limit; send less" in error_in(response)["message"]
         parts = http.post(
             COMPLETIONS, content=iter([b"x" * 60, b"x" * 60]), headers={"Content-Type": "application/json"}
         )
@@ -348,8 +348,8 @@ def test_an_api_key(serving: Any, limit: Any) -> None:
         ):
             response = http.get("/v1/models", headers=headers)
             assert response.status_code == 401
-            assert words in told(response)["message"]
-            assert told(response)["type"] == "authentication_error"
+            assert words in error_in(response)["message"]
+            assert error_in(response)["type"] == "authentication_error"
         for headers in ({"Authorization": "Bearer correct"}, {"x-api-key": "correct"}):
             assert http.get("/v1/models", headers=headers).status_code == 200
         assert http.get("/health").status_code == 200
@@ -400,7 +400,7 @@ def test_while_the_model_is_loaded(starting: Any) -> None:
     with serving.http as http:
         for path, sent in (("/health", {}), (COMPLETIONS, {"json": {"prompt": "x"}}), ("/props", {})):
             response = http.request("POST" if sent else "GET", path, **sent)
-            assert (response.status_code, told(response)["code"]) == (503, "loading")
+            assert (response.status_code, error_in(response)["code"]) == (503, "loading")
             assert response.headers["retry-after"] == "2"
         assert http.get("/v1/models").json()["data"][0]["status"] == {"value": "loading"}
         go_on.set()

@@ -60,43 +60,45 @@ class Told:
     error: Any = None
 
 
-def stream(url: str, asked: dict[str, Any], told: Told) -> None:
-    """A chat, told while it comes."""
+def stream(url: str, asked: dict[str, Any], received: Told) -> None:
+    """Stream a chat into `received`."""
     body = {"model": "demo", "stream": True, "logprobs": True, "top_logprobs": 2, **asked}
     with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
         assert response.status_code == 200
         for line in response.iter_lines():
             event = json.loads(line.removeprefix("data: ")) if line.startswith("data: {") else {}
-            told.is_done = told.is_done or line == "data: [DONE]"
-            told.error = event.get("error", told.error)
+            received.is_done = received.is_done or line == "data: [DONE]"
+            received.error = event.get("error", received.error)
             for choice in event.get("choices", []):
-                told.marks += (choice["logprobs"] or {}).get("content") or []
+                received.marks += (choice["logprobs"] or {}).get("content") or []
 
 
 def streaming(url: str, asked: Sequence[dict[str, Any]]) -> tuple[list[Told], list[threading.Thread]]:
     """All at once, each in a thread."""
-    told = [Told() for _ in asked]
-    threads = [threading.Thread(target=stream, args=(url, *each)) for each in zip(asked, told, strict=True)]
+    received = [Told() for _ in asked]
+    threads = [
+        threading.Thread(target=stream, args=(url, *each)) for each in zip(asked, received, strict=True)
+    ]
     for thread in threads:
         thread.start()
-    return told, threads
+    return received, threads
 
 
 @pytest.fixture(scope="module")
 def replicated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Replicated]:
-    said = tmp_path_factory.mktemp("replicas") / "said"
+    log = tmp_path_factory.mktemp("replicas") / "log"
     command = [sys.executable, "-m", "aerie", "serve", "--replicas", "2", "--port", "0", "--kv-pool", "16384"]
-    with said.open("w") as file:
+    with log.open("w") as file:
         process = subprocess.Popen([*command, "--backend", "virtual"], stderr=file)
     try:
-        wait_until(lambda: "Ctrl-C ends" in said.read_text() or process.poll() is not None)
-        (line,) = [line for line in said.read_text().splitlines() if "Ctrl-C ends" in line]
+        wait_until(lambda: "Ctrl-C ends" in log.read_text() or process.poll() is not None)
+        (line,) = [line for line in log.read_text().splitlines() if "Ctrl-C ends" in line]
         replicated = Replicated(process, line.split(" at ")[1].partition(";")[0])
         assert len(replicated.replicas()) == 2
         yield replicated
         replicated.openai.close()
         process.send_signal(signal.SIGTERM)
-        assert process.wait(60) == 0, said.read_text()
+        assert process.wait(60) == 0, log.read_text()
     finally:
         process.kill()
         process.wait()
@@ -117,11 +119,11 @@ def test_answers_have_the_bits_of_one_engine(replicated: Replicated, serving: An
     ]
     ours, threads = streaming(replicated.url, asked)
     theirs = [Told() for _ in asked]
-    for one, told in zip(asked, theirs, strict=True):
-        stream(serving.url, one, told)
+    for one, received in zip(asked, theirs, strict=True):
+        stream(serving.url, one, received)
     for thread in threads:
         thread.join()
-    assert all(told.is_done and told.marks for told in ours)
+    assert all(received.is_done and received.marks for received in ours)
     assert ours == theirs
 
 
@@ -144,21 +146,21 @@ def test_a_replica_that_ends_costs_its_own_answers_alone(replicated: Replicated,
         {**serving.endless, "messages": [{"role": "user", "content": text}], "seed": 3}
         for text in (LONG.replace("legs", "arms"), LONG.replace("legs", "eyes"))
     ]
-    told, threads = streaming(replicated.url, asked)
-    wait_until(lambda: all(len(each.marks) > 3 for each in told))
+    received, threads = streaming(replicated.url, asked)
+    wait_until(lambda: all(len(each.marks) > 3 for each in received))
     os.kill(before[0], signal.SIGKILL)
     for thread in threads:
         thread.join()
-    (lost,) = [each for each in told if each.error]
-    (kept,) = [each for each in told if not each.error]
+    (lost,) = [each for each in received if each.error]
+    (kept,) = [each for each in received if not each.error]
     assert lost.error == REPLICA_LOST.body["error"]
     assert not lost.is_done
     assert kept.is_done
     alone = [Told(), Told()]
     for one, each in zip(asked, alone, strict=True):
         stream(serving.url, one, each)
-    assert kept == alone[told.index(kept)]
-    expected = alone[told.index(lost)].marks
+    assert kept == alone[received.index(kept)]
+    expected = alone[received.index(lost)].marks
     assert lost.marks == expected[: len(lost.marks)]  # what came before was right
     assert len(lost.marks) < len(expected)
     wait_until(lambda: len(set(replicated.replicas()) - {before[0]}) == 2)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from safetensors import safe_open
 
-from aerie.engine.pages import PAGE, page_bytes
+from aerie.engine.page_pool import PAGE_SIZE, page_bytes
 from aerie.engine.session import Session
 from aerie.serve.cli import build_parser
 from aerie.serve.service import ServerLimits
@@ -18,7 +18,7 @@ from aerie.serve.slot_files import SlotFiles, SlotFolder
 from aerie.serve.slots import Slots
 from tests import crafted
 
-LONG = [5 + each % 900 for each in range(3 * PAGE + 20)]
+LONG = [5 + each % 900 for each in range(3 * PAGE_SIZE + 20)]
 """Three whole pages, and the beginning of one."""
 GIB = 2**30
 
@@ -60,63 +60,63 @@ def test_another_server_finds_what_was_saved(
     with saving.http as http:
         expected = ask(http, id_slot=3)
         saved = act(http, "save", filename="talk.bin").json()
-    assert (saved["id_slot"], saved["filename"], saved["n_saved"]) == (3, "talk.bin", 3 * PAGE)
+    assert (saved["id_slot"], saved["filename"], saved["n_saved"]) == (3, "talk.bin", 3 * PAGE_SIZE)
     assert saved["n_written"] == (tmp_path / "talk.bin").stat().st_size
     assert saved["timings"]["save_ms"] > 0
     other = starting(ServerLimits(slot_folder=SlotFolder(tmp_path, GIB)))
     other.wait_until(lambda: other.service.opened, 60)
     with other.http as http:
         restored = act(http, "restore", slot=0, filename="talk.bin").json()
-        assert (restored["n_restored"], restored["n_read"]) == (3 * PAGE, saved["n_written"])
+        assert (restored["n_restored"], restored["n_read"]) == (3 * PAGE_SIZE, saved["n_written"])
         found = ask(http)
-        assert act(http, "save", slot=0, filename="again").json()["n_saved"] == 3 * PAGE
-    assert cached(found) == 3 * PAGE
+        assert act(http, "save", slot=0, filename="again").json()["n_saved"] == 3 * PAGE_SIZE
+    assert cached(found) == 3 * PAGE_SIZE
     assert found["choices"] == expected["choices"]
     assert (tmp_path / "again").read_bytes() == (tmp_path / "talk.bin").read_bytes()
-    pool_of(other).take_back()
-    assert pool_of(other).manager.free == pool_of(other).manager.pages
-    pool_of(other).manager.check()
+    pool_of(other).collect_released()
+    assert pool_of(other).manager.free_count == pool_of(other).manager.page_count
+    pool_of(other).manager.check_invariants()
 
 
-def test_what_is_erased_is_computed_again_but_for_what_others_have(saving: Any) -> None:
-    prompt, branch = LONG[::-1], [*LONG[::-1][: 2 * PAGE], *LONG]
+def test_an_erased_slot_is_computed_again_except_shared_pages(saving: Any) -> None:
+    prompt, branch = LONG[::-1], [*LONG[::-1][: 2 * PAGE_SIZE], *LONG]
     with saving.http as http:
         expected = ask(http, prompt, id_slot=1)
-        assert cached(ask(http, prompt, id_slot=1)) == 3 * PAGE
+        assert cached(ask(http, prompt, id_slot=1)) == 3 * PAGE_SIZE
         ask(http, branch, id_slot=2)
-        assert act(http, "erase", slot=1).json() == {"id_slot": 1, "n_erased": PAGE}
-        assert cached(again := ask(http, prompt, id_slot=1)) == 2 * PAGE
+        assert act(http, "erase", slot=1).json() == {"id_slot": 1, "n_erased": PAGE_SIZE}
+        assert cached(again := ask(http, prompt, id_slot=1)) == 2 * PAGE_SIZE
         act(http, "erase", slot=2)
-        assert http.post("/slots/1?action=erase").json() == {"id_slot": 1, "n_erased": 3 * PAGE}
+        assert http.post("/slots/1?action=erase").json() == {"id_slot": 1, "n_erased": 3 * PAGE_SIZE}
         assert act(http, "erase", slot=1).json()["n_erased"] == 0
         assert cached(anew := ask(http, prompt, id_slot=-1)) == 0
     assert expected["choices"] == again["choices"] == anew["choices"]
 
 
-def test_slots_are_told_and_a_conversation_stays_in_its_own(saving: Any) -> None:
+def test_slots_are_listed_and_a_conversation_stays_in_its_slot(saving: Any) -> None:
     with saving.http as http:
         first = ask(http, LONG)
         ask(http, LONG[100:])
         ask(http, [*LONG, 7, 8, 9])
-        told = http.get("/slots").json()
-    assert [slot["id"] for slot in told] == [*range(32)]
-    assert [slot["n_prompt_tokens"] for slot in told[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
-    assert told[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
-    assert (told[0]["n_prompt_tokens_cache"], told[0]["is_processing"]) == (3 * PAGE, False)
+        slots = http.get("/slots").json()
+    assert [slot["id"] for slot in slots] == [*range(32)]
+    assert [slot["n_prompt_tokens"] for slot in slots[:3]] == [len(LONG) + 3, len(LONG) - 100, 0]
+    assert slots[0]["n_ctx"] == saving.service.require_loaded().session.model.positions
+    assert (slots[0]["n_prompt_tokens_cache"], slots[0]["is_processing"]) == (3 * PAGE_SIZE, False)
     made = first["usage"]["completion_tokens"]
-    assert told[1]["next_token"][0]["n_decoded"] <= made
-    assert told[2]["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 0}]
-    assert not any("prompt" in slot for slot in told)
+    assert slots[1]["next_token"][0]["n_decoded"] <= made
+    assert slots[2]["next_token"] == [{"has_next_token": False, "n_remain": 0, "n_decoded": 0}]
+    assert not any("prompt" in slot for slot in slots)
 
 
 def test_slots_in_use(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with saving.http as http:
         assert http.get("/slots?fail_on_no_slot=1").status_code == 200
-        told = saving.service.worker.slots.to_json(512)
-        busy = [{**slot, "is_processing": True} for slot in told]
+        slots = saving.service.worker.slots.to_json(512)
+        busy = [{**slot, "is_processing": True} for slot in slots]
         monkeypatch.setattr(saving.service.worker.slots, "to_json", lambda _: busy)
         answer = http.get("/slots?fail_on_no_slot=1")
-    assert refusal(answer) == (503, "all 32 slots are in use; ask again")
+    assert refusal(answer) == (503, "all 32 slots are in use; try again")
 
 
 def test_a_slot_is_saved_while_it_is_answered(saving: Any, tmp_path: Path) -> None:
@@ -126,9 +126,9 @@ def test_a_slot_is_saved_while_it_is_answered(saving: Any, tmp_path: Path) -> No
         next(lines)
         with saving.http as other:
             assert other.get("/slots").json()[5]["is_processing"]
-            assert act(other, "save", slot=5, filename="early").json()["n_saved"] >= 3 * PAGE
+            assert act(other, "save", slot=5, filename="early").json()["n_saved"] >= 3 * PAGE_SIZE
     with safe_open(tmp_path / "early", "np") as file:
-        assert file.get_tensor("token_ids").tolist()[: 3 * PAGE] == LONG[: 3 * PAGE]
+        assert file.get_tensor("token_ids").tolist()[: 3 * PAGE_SIZE] == LONG[: 3 * PAGE_SIZE]
 
 
 @pytest.mark.parametrize("slot", ["32", "-1", "x", "99999999999999999999", "٣"])
@@ -177,22 +177,22 @@ def test_what_cannot_be_done(saving: Any, tmp_path: Path, monkeypatch: pytest.Mo
 def test_a_save_of_less_keeps_what_was_saved(saving: Any, tmp_path: Path) -> None:
     with saving.http as http:
         ask(http, id_slot=3)
-        ask(http, LONG[: PAGE + 9], id_slot=4)
+        ask(http, LONG[: PAGE_SIZE + 9], id_slot=4)
         assert "before" not in act(http, "save", filename="a").json()
         assert "before" not in act(http, "save", filename="a").json()  # the same again
         whole = (tmp_path / "a").read_bytes()
         for number in (1, 2):
             less = act(http, "save", slot=4, filename="a").json()
-            assert (less["n_saved"], less.get("before")) == (PAGE, "a.1" if number == 1 else None)
+            assert (less["n_saved"], less.get("before")) == (PAGE_SIZE, "a.1" if number == 1 else None)
         assert (tmp_path / "a.1").read_bytes() == whole
-        assert act(http, "restore", filename="a.1").json()["n_restored"] == 3 * PAGE
+        assert act(http, "restore", filename="a.1").json()["n_restored"] == 3 * PAGE_SIZE
         more = act(http, "save", filename="a").json()
-        assert (more["n_saved"], "before" in more) == (3 * PAGE, False)
+        assert (more["n_saved"], "before" in more) == (3 * PAGE_SIZE, False)
     assert sorted(each.name for each in tmp_path.iterdir()) == ["a", "a.1"]
 
 
-def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    page = page_bytes(saving.service.require_loaded().session.model.stored)
+def test_a_full_or_missing_folder(saving: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    page = page_bytes(saving.service.require_loaded().session.model.kv_config)
     monkeypatch.setattr(saving.service, "slot_files", SlotFiles(SlotFolder(tmp_path, 4 * page)))
     with saving.http as http:
         ask(http, id_slot=3)
@@ -201,16 +201,16 @@ def test_a_folder_that_is_full_or_gone(saving: Any, tmp_path: Path, monkeypatch:
         status, message = refusal(act(http, "save", filename="b"))
         assert status == 507
         size = (tmp_path / "a").stat().st_size
-        told = (
+        expected = (
             f"slot b would have about {3 * page} bytes, the others have {size}, and {4 * page} is the limit"
         )
-        assert message.startswith(told)
+        assert message.startswith(expected)
         (tmp_path / "a").unlink()
 
         def fails(*_: Any, **__: Any) -> None:
             raise OSError(28, "No space left on device")
 
-        monkeypatch.setattr("aerie.engine.saved.write_atomic", fails)
+        monkeypatch.setattr("aerie.engine.saved_sequence.write_atomic", fails)
         full = "cannot write b (No space left on device); name another file"
         assert refusal(act(http, "save", filename="b")) == (507, full)
 
@@ -244,18 +244,18 @@ def test_crafted_files_are_refused(saving: Any, tmp_path: Path) -> None:
     with saving.http as http:
         ask(http, id_slot=3)
         act(http, "save", filename="whole")
-        free = pool.manager.free
+        free = pool.manager.free_count
         for number in range(6 * len(crafted.DAMAGES)):
             arrays, about = crafted.read(tmp_path / "whole")
             crafted.DAMAGES[number % len(crafted.DAMAGES)](drawn, arrays, about)
             crafted.write(tmp_path / "crafted", arrays, about)
             status, message = refusal(act(http, "restore", filename="crafted"))
             assert (status, message.startswith("crafted ")) == (400, True), (number, message)
-            assert pool.manager.free == free
+            assert pool.manager.free_count == free
         arrays, about = crafted.read(tmp_path / "whole")
         crafted.write(tmp_path / "crafted", arrays, about)  # as it was
         assert act(http, "restore", filename="crafted").status_code == 200
-        assert cached(ask(http)) == 3 * PAGE
+        assert cached(ask(http)) == 3 * PAGE_SIZE
 
 
 def test_a_file_of_another_model(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -263,8 +263,8 @@ def test_a_file_of_another_model(saving: Any, monkeypatch: pytest.MonkeyPatch) -
         ask(http, id_slot=3)
         act(http, "save", filename="ours")
         session = saving.service.require_loaded().session
-        others = {**session.made_by(session.model), "weights": "others"}
-        monkeypatch.setattr(Session, "pages_made_by", lambda *_: others)
+        others = {**session.provenance(session.model), "weights": "others"}
+        monkeypatch.setattr(Session, "pages_provenance", lambda *_: others)
         status, message = refusal(act(http, "restore", filename="ours"))
     assert status == 400
     assert message.startswith("ours was made by weights ")
@@ -277,15 +277,15 @@ def test_no_room_for_what_was_saved(saving: Any, monkeypatch: pytest.MonkeyPatch
         ask(http, LONG[1:], id_slot=3)
         act(http, "save", filename="a")
         act(http, "erase")
-        taken = pool.manager.take(pool.manager.free - 2)
+        taken = pool.manager.allocate(pool.manager.free_count - 2)
         status, message = refusal(act(http, "restore", filename="a"))
         pool.manager.release(taken)
         assert status == 503
         assert message.startswith(
-            f"the KV pool has 2 of its {pool.manager.pages} pages of 64 positions free, and 3 are needed"
+            f"the KV pool has 2 of its {pool.manager.page_count} pages of 64 positions free, and 3 are needed"
         )
-        assert act(http, "restore", filename="a").json()["n_restored"] == 3 * PAGE
-        assert cached(ask(http, LONG[1:])) == 3 * PAGE
+        assert act(http, "restore", filename="a").json()["n_restored"] == 3 * PAGE_SIZE
+        assert cached(ask(http, LONG[1:])) == 3 * PAGE_SIZE
 
 
 def test_a_pool_that_two_backends_filled(saving: Any, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -149,8 +149,8 @@ class Day:
     async def is_right(self, client: httpx2.AsyncClient, country: str) -> bool:
         response = await client.post(CHAT, json=ask_of(country))
         assert response.status_code == 200, response.text
-        said = response.json()["choices"][0]["message"]["content"]
-        return bool(said == self.own[country])
+        answer = response.json()["choices"][0]["message"]["content"]
+        return bool(answer == self.own[country])
 
     async def witness(self, client: httpx2.AsyncClient, over: asyncio.Event) -> list[bool]:
         """Whether each of its answers was right, until all is over."""
@@ -224,7 +224,7 @@ def test_a_bad_day(starting: Any, serving: Any, alone: Model) -> None:
         asyncio.run(whole_day(Day(own, alone, serving.endless), 1000, 200, 5000))
     own.wait_until(lambda: own.running() == 0)
     manager = own.service.worker.opened.scheduler.pool.manager
-    own.wait_until(lambda: manager.free == manager.pages)
+    own.wait_until(lambda: manager.free_count == manager.page_count)
     assert not own.service._outputs
 
 
@@ -234,4 +234,4 @@ def test_a_bad_minute(serving: Any, limit: Any, alone: Model) -> None:
         asyncio.run(whole_day(Day(serving, alone, serving.endless), 16, 4, 100))
     serving.wait_until(lambda: serving.running() == 0)
     manager = serving.service.worker.opened.scheduler.pool.manager
-    serving.wait_until(lambda: manager.free == manager.pages)
+    serving.wait_until(lambda: manager.free_count == manager.page_count)

@@ -61,21 +61,21 @@ def post(serving: Serving, path: str, **body: Any) -> Any:
 def streamed(serving: Serving, path: str, **body: Any) -> list[Any]:
     with serving.http as http:
         lines = http.post(path, json={**body, "stream": True}).text.splitlines()
-    told = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
-    return [json.loads(one) for one in told if one != "[DONE]"]
+    data = [line.removeprefix("data: ") for line in lines if line.startswith("data: ")]
+    return [json.loads(one) for one in data if one != "[DONE]"]
 
 
 def bytes_of(tokens: Sequence[Any]) -> bytes:
     return bytes(byte for each in tokens for byte in each["bytes"])
 
 
-def test_a_completion_goes_on_from_its_prompt_with_all_blanks(spoken: Serving) -> None:
+def test_a_completion_continues_its_prompt_with_all_whitespace(spoken: Serving) -> None:
     for prompt, answer in [("the world", " is a tile"), ("x:", "    return x"), (CODE[:5], CODE[5:])]:
         asked: dict[str, Any] = {"prompt": prompt, "regex": answer, **GREEDY}
         assert post(spoken, "/v1/completions", **asked)["choices"][0]["text"] == answer
         assert post(spoken, "/v1/completions", **asked, echo=True)["choices"][0]["text"] == prompt + answer
-        told = streamed(spoken, "/v1/completions", **asked)
-        assert "".join(each["choices"][0]["text"] for each in told) == answer
+        events = streamed(spoken, "/v1/completions", **asked)
+        assert "".join(each["choices"][0]["text"] for each in events) == answer
 
 
 @pytest.mark.parametrize("streams", [False, True])
@@ -101,18 +101,18 @@ def test_bytes_of_a_chats_tokens_are_its_text(spoken: Serving) -> None:
     answer = " " + HELD
     asked = {"messages": USER, "regex": answer, "logprobs": True, "top_logprobs": 5, **GREEDY}
     made = post(spoken, "/v1/chat/completions", **asked)["choices"][0]
-    said, content = made["message"]["content"], made["logprobs"]["content"]
-    assert said == " " + CODE == "".join(each["token"] for each in content)
-    assert bytes_of(content) == said.encode()
+    text, content = made["message"]["content"], made["logprobs"]["content"]
+    assert text == " " + CODE == "".join(each["token"] for each in content)
+    assert bytes_of(content) == text.encode()
     assert [240] in [each["bytes"] for each in content]
     events = [each["choices"][0] for each in streamed(spoken, "/v1/chat/completions", **asked)]
-    assert "".join(each["delta"].get("content") or "" for each in events) == said
+    assert "".join(each["delta"].get("content") or "" for each in events) == text
     for event in events:
         own = "".join(each["token"] for each in (event["logprobs"] or {}).get("content", ()))
         assert own == (event["delta"].get("content") or "")
 
 
-def test_every_api_says_the_same(spoken: Serving, folder: Path) -> None:
+def test_every_api_gives_the_same_answer(spoken: Serving, folder: Path) -> None:
     """The text of all tokens, less that of the prompt."""
     tokenizer = Tokenizer(llama_2())
     prompt = post(spoken, "/tokenize", messages=USER)["tokens"]
@@ -131,10 +131,10 @@ def test_every_api_says_the_same(spoken: Serving, folder: Path) -> None:
 
 
 def test_pieces_of_a_text(spoken: Serving) -> None:
-    told = post(spoken, "/tokenize", content=CODE, with_pieces=True, add_special=True)["tokens"]
-    assert "".join(each["piece"] for each in told) == CODE
-    assert bytes_of(told) == CODE.encode()
-    assert post(spoken, "/detokenize", tokens=[each["id"] for each in told])["content"] == CODE
+    tokens = post(spoken, "/tokenize", content=CODE, with_pieces=True, add_special=True)["tokens"]
+    assert "".join(each["piece"] for each in tokens) == CODE
+    assert bytes_of(tokens) == CODE.encode()
+    assert post(spoken, "/detokenize", tokens=[each["id"] for each in tokens])["content"] == CODE
 
 
 def test_parts_of_characters_and_special_tokens(serving: Serving) -> None:
@@ -160,7 +160,7 @@ def test_parts_of_characters_and_special_tokens(serving: Serving) -> None:
     assert "<|eot_id|>" in names
 
 
-def test_what_is_cut_inside_a_character_is_its_last_tokens(serving: Serving) -> None:
+def test_an_answer_cut_inside_a_character_has_its_last_tokens(serving: Serving) -> None:
     asked = {"prompt": "say", "regex": "😀", "temperature": 0, "max_tokens": 1, "logprobs": 2}
     made = post(serving, "/v1/completions", **asked)["choices"][0]
     assert made["text"] == "\N{REPLACEMENT CHARACTER}" == "".join(made["logprobs"]["tokens"])
@@ -170,8 +170,8 @@ def test_what_is_cut_inside_a_character_is_its_last_tokens(serving: Serving) -> 
 def test_garbage_does_not_hold_a_stream(serving: Serving) -> None:
     """Token 127 is the byte 0xC3, which begins a character: not before another of them."""
     asked = {"messages": USER, "temperature": 0, "max_tokens": 20, "logit_bias": {"127": 100}}
-    told = streamed(serving, "/v1/chat/completions", **asked)
-    texts = [text for each in told if (text := each["choices"][0]["delta"].get("content"))]
+    events = streamed(serving, "/v1/chat/completions", **asked)
+    texts = [text for each in events if (text := each["choices"][0]["delta"].get("content"))]
     assert "".join(texts) == "\N{REPLACEMENT CHARACTER}" * 20
     assert len(texts) > 10
     stopped = {**asked, "stop": "\N{REPLACEMENT CHARACTER}" * 3}
@@ -201,25 +201,25 @@ def test_values_for_the_chat_template(spoken: Serving) -> None:
     ]
     assert len({*counts[0]}) == len({*counts[1]}) == 1
     assert counts[1][0] > counts[0][0]
-    said = post(
+    response = post(
         spoken, "/apply-template", messages=USER, chat_template_kwargs={"more": "</s>é", "unknown": [1]}
     )
-    assert said["prompt"] == plain + "</s>é"
+    assert response["prompt"] == plain + "</s>é"
 
 
-def test_a_template_that_goes_on_holds_no_other_chat(spoken: Serving) -> None:
+def test_an_endless_template_blocks_no_other_chat(spoken: Serving) -> None:
     def endless() -> tuple[str, float]:
         endlessly = {"chat_template_kwargs": {"n": 90000}}
-        said = post(spoken, "/v1/chat/completions", messages=USER, **endlessly)["error"]["message"]
-        return said, time.perf_counter()
+        message = post(spoken, "/v1/chat/completions", messages=USER, **endlessly)["error"]["message"]
+        return message, time.perf_counter()
 
     with ThreadPoolExecutor(1) as thread:
         begun = thread.submit(endless)
         time.sleep(0.2)
         assert post(spoken, "/v1/chat/completions", messages=USER, max_tokens=1)["choices"]
         ended_s = time.perf_counter()
-        said, refused_s = begun.result()
-    assert "refuses this conversation (it took more than 2 s of processor time); " in said
+        message, refused_s = begun.result()
+    assert "refuses this conversation (it took more than 2 s of processor time); " in message
     assert ended_s < refused_s
 
 

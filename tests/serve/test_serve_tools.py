@@ -135,8 +135,8 @@ def test_a_response_calls(serving: Any) -> None:
         assert stream.get_final_response().output[0].arguments == call.arguments
     result = {"type": "function_call_output", "call_id": call.call_id, "output": "Paris"}
     again = [{"role": "user", "content": FRANCE}, *made.output, result]
-    told = serving.openai.responses.create(**{**asked, "input": again, "tool_choice": "none"})
-    assert (told.status, told.output[0].type) == ("completed", "message")
+    second = serving.openai.responses.create(**{**asked, "input": again, "tool_choice": "none"})
+    assert (second.status, second.output[0].type) == ("completed", "message")
 
 
 NOTE: Any = {"type": "custom", "name": "note", "description": "Writes a note."}
@@ -170,10 +170,10 @@ def test_a_custom_tool(serving: Any, tools: Any, choice: Any) -> None:
     last = events[-1].response
     assert last.output[0].input == call.input
     result = {"type": "custom_tool_call_output", "call_id": last.output[0].call_id, "output": "noted"}
-    told = serving.openai.responses.create(
+    second = serving.openai.responses.create(
         **asked | {"input": [result], "tool_choice": "none"}, previous_response_id=last.id
     )
-    items = list(serving.openai.responses.input_items.list(told.id, order="asc"))
+    items = list(serving.openai.responses.input_items.list(second.id, order="asc"))
     assert [item.type for item in items] == ["message", "custom_tool_call", "custom_tool_call_output"]
     assert items[1].input == call.input
     as_function = {"name": "note", "arguments": json.dumps({"input": call.input}, ensure_ascii=False)}
@@ -189,7 +189,7 @@ def test_a_custom_tool(serving: Any, tools: Any, choice: Any) -> None:
             ]
         }
         counted = http.post("/v1/chat/completions/input_tokens", json=body).json()["input_tokens"]
-    assert told.usage.input_tokens == counted
+    assert second.usage.input_tokens == counted
 
 
 def test_any_text_of_a_custom_tool_that_is_cut(serving: Any) -> None:
@@ -202,10 +202,10 @@ def test_any_text_of_a_custom_tool_that_is_cut(serving: Any) -> None:
 def test_the_input_in_arguments_that_are_coming() -> None:
     text = 'a"\\\n ü 😀 \t/'
     for whole in (json.dumps({"input": text}), json.dumps({"input": text}, ensure_ascii=False)):
-        told = [custom_tool_input(whole[:length]) for length in range(len(whole) + 1)]
-        assert (told[0], told[-1]) == ("", text)
-        assert all(text.startswith(each) for each in told)
-        assert told == sorted(told, key=len)
+        inputs = [custom_tool_input(whole[:length]) for length in range(len(whole) + 1)]
+        assert (inputs[0], inputs[-1]) == ("", text)
+        assert all(text.startswith(each) for each in inputs)
+        assert inputs == sorted(inputs, key=len)
 
 
 MESSAGES = {
@@ -243,11 +243,11 @@ def test_a_message_calls(serving: Any) -> None:
             {"role": "assistant", "content": made["content"]},
             {"role": "user", "content": [result, {"type": "text", "text": "So?"}]},
         ]
-        told = http.post(
+        second = http.post(
             "/v1/messages",
             json={**MESSAGES, "messages": talk, "tool_choice": {"type": "auto"}, "max_tokens": 5},
         )
-        assert told.status_code == 200
+        assert second.status_code == 200
         cut = http.post("/v1/messages", json={**MESSAGES, "max_tokens": 12}).json()
         assert (cut["content"], cut["stop_reason"]) == ([{"type": "text", "text": ""}], "max_tokens")
         plain = http.post("/v1/messages", json={**MESSAGES, "tool_choice": {"type": "none"}}).json()
@@ -329,7 +329,7 @@ def function(**changes: Any) -> Any:
         (
             {"tools": TOOLS, "grammar": 'start: "x"'},
             "grammar",
-            "tools and grammar were given, and go not together; give one",
+            "tools and grammar are given and exclude each other; give one",
         ),
         ({"messages": [*USER, RESULT]}, "messages[1].tool_call_id", "is 'call_1', and no call is before it"),
         (

@@ -76,7 +76,7 @@ def time_out(_: Array, __: int) -> None:
 
 
 Fault = Callable[[Array, int], None]
-"""Changes an argument in place after a run; also told how many runs there were."""
+"""Changes an argument in place after a run; also gets the number of runs so far."""
 
 
 @dataclass
@@ -133,7 +133,7 @@ def faulty_backend(program: str, slot: int, argument: Argument, fault: Fault) ->
 
 
 class FlooringToolchain(VirtualToolchain):
-    """Builds for cores that round downwards, whatever they are told."""
+    """Builds for cores that round downwards in every rounding mode."""
 
     def compile(self, program: Any, *folders: Any) -> Any:
         text = print_module(remove_rounding_calls(parse(program.text)))

@@ -1,6 +1,6 @@
 """A stand-in for pyxrt: the virtual NPU behind XRT's calls, which are recorded and can be made to fail.
 
-It proves plumbing: which calls are made, in which order, and what is said when one fails. It is no NPU, and
+It proves plumbing: which calls are made, in which order, and the message when one fails. It is no NPU, and
 what ran on it has not run on one.
 
     pyxrt = PyxrtStandIn()

@@ -11,14 +11,14 @@ import pytest
 from aerie.cli.arguments import default_cache_dir
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions, every_name
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions, all_program_names
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import prepare_runtime
 from aerie.kernel_builder import dsl
 from aerie.multi_launch_builder import program_store
 from aerie.runtime import select_backend
 from aerie.verify.reference import Reference
-from aerie.verify.ways import in_few_rows
+from aerie.verify.schedule_identity import with_few_rows
 
 
 def _checkpoints_module():
@@ -32,17 +32,18 @@ def _checkpoints_module():
 
 @pytest.fixture(scope="session")
 def open_session():
-    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, variants=None).
+    """open_session(checkpoint, seq_len=None, config=None, rounding="conv_even", sets_rounding=True,
+    variants=None).
 
     A session on the virtual NPU, on the variants, or the model's default ones, with all their programs
     compiled, or on the six programs of `seq_len`. `config` replaces the checkpoint's; `rounding` is how its
-    cores start out, `told` whether kernels without a C++ function of their own tell them otherwise.
+    cores start out, `sets_rounding` whether kernels without an external C++ function set the rounding mode.
     """
 
-    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", told=True, variants=None):
+    def make(checkpoint, seq_len=None, config=None, rounding="conv_even", sets_rounding=True, variants=None):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("VNPU_ROUNDING", rounding)
-            if not told:
+            if not sets_rounding:
                 patch.setattr(dsl.Kernel, "round_to_even", lambda _kernel, _buffer: None)
                 patch.setattr(program_store, "programs_store", lambda: None)  # nor find the true ones
             options = RuntimeOptions(
@@ -51,7 +52,7 @@ def open_session():
             config = config or checkpoint.config
             session = prepare_runtime(replace(checkpoint, config=config), options, Reporter())
             if not seq_len:
-                session.model.supply(every_name(config, session.model.blocks))
+                session.model.ensure_programs(all_program_names(config, session.model.variant_set))
             return session
 
     return make
@@ -82,7 +83,7 @@ def demo_reference():
 @pytest.fixture(scope="session")
 def few_rows_session(demo_session):
     """The demo by its programs of 8 and 32 rows, in decode too."""
-    return in_few_rows(demo_session)
+    return with_few_rows(demo_session)
 
 
 @pytest.fixture(scope="session")

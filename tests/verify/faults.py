@@ -13,17 +13,17 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from aerie.engine.attention import reference_attention
-from aerie.engine.blocks import ROWS
 from aerie.engine.checkpoint import Checkpoint
-from aerie.engine.compiling import every_name
 from aerie.engine.executor import Executor
-from aerie.engine.kv import causal
+from aerie.engine.kv_cache import causal
 from aerie.engine.model import LoadedModel, preload
 from aerie.engine.numerics import bf16, widen
-from aerie.engine.pages import KVCache
+from aerie.engine.page_pool import KVCache
+from aerie.engine.program_library import all_program_names
 from aerie.engine.requests import Request
 from aerie.engine.rope_tables import rope_table
 from aerie.engine.session import Session
+from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES
 from aerie.runtime import HostWork
 
@@ -187,9 +187,9 @@ def preloaded(model, healthy, weights):
     """A session of `model` on buffer sets that hold `weights`."""
     label = f"{next(SESSIONS)}/"
     faulty = replace(model, runner=Renaming(model.runner, label.__add__))
-    if model.blocks.variants:  # what is compiled later is not given these weights
-        few = replace(model.blocks, decode=ROWS)
-        model.supply([*every_name(model.config, model.blocks), *few.of_a_token])
+    if model.variant_set.variants:  # what is compiled later is not given these weights
+        few = replace(model.variant_set, decode_path=ROWS)
+        model.ensure_programs([*all_program_names(model.config, model.variant_set), *few.decode_programs])
     list(preload(faulty, weights))
     return healthy.with_other(faulty)
 
@@ -381,16 +381,16 @@ class Watched(Executor):
 
 class OneOff(Watched):
     def change_rows(self, made):
-        for new in filter(None, (made._to_window, made._to_pool)):
-            new.move_apart = lambda positions, real=new.move_apart: real(positions + 1)
+        for new in filter(None, (made._cache_rows, made._pool_rows)):
+            new.set_positions = lambda positions, real=new.set_positions: real(positions + 1)
 
 
 class OneOffInDecode(Watched):
     """What a decoded token leaves goes one position too far."""
 
     def change_attention(self, attention):
-        move_to = attention.move_to
-        attention.move_to = lambda place, visible: move_to(place + 1, visible)
+        move_to = attention.set_position
+        attention.set_position = lambda place, visible: move_to(place + 1, visible)
 
 
 def decode_mask(mask):
@@ -398,8 +398,8 @@ def decode_mask(mask):
 
     class Masked(Watched):
         def change_attention(self, attention):
-            move_to = attention.move_to
-            attention.move_to = lambda place, visible: move_to(place, moved(visible))
+            move_to = attention.set_position
+            attention.set_position = lambda place, visible: move_to(place, moved(visible))
 
     def moved(visible):
         if isinstance(visible, slice):
@@ -412,15 +412,15 @@ def decode_mask(mask):
 
 class Swapping(Watched):
     def change_rows(self, made):
-        for new in filter(None, (made._to_window, made._to_pool)):
-            new.works = lambda layer, keys, values, real=new.works: real(layer, values, keys)
+        for new in filter(None, (made._cache_rows, made._pool_rows)):
+            new.layer_work = lambda layer, keys, values, real=new.layer_work: real(layer, values, keys)
 
 
 class ScaledInDecode(Watched):
     """The host's attention has scores 5 % too large."""
 
     def change_attention(self, attention):
-        works = attention.works
+        works = attention.layer_work
 
         def scaled_works(layer, query, *rows):
             keep, _ = works(layer, query, *rows)
@@ -431,15 +431,15 @@ class ScaledInDecode(Watched):
 
             return keep, HostWork(attend)
 
-        attention.works = scaled_works
+        attention.layer_work = scaled_works
 
 
 class NothingButBlocks(Watched):
     """Decoded tokens, which GEMVs made, count as made by blocks: the other family goes on from them."""
 
-    def decode(self, piece):
-        row = super().decode(piece)
-        piece.sequence._in_blocks = 10**9
+    def decode_token(self, piece):
+        row = super().decode_token(piece)
+        piece.sequence._reusable_length = 10**9
         return row
 
 
@@ -463,7 +463,7 @@ def cache_fault(executor_class):
 
     class Model(LoadedModel):
         def new_cache(self, positions, with_unturned=False):
-            return Cache(self.stored, self.config.context, with_unturned)
+            return Cache(self.kv_config, self.config.context, with_unturned)
 
     class Answering(Session):
         @property
@@ -487,7 +487,7 @@ def wrong_epsilon(healthy):
 
 
 def truncation(healthy):
-    return healthy.rebuild(rounding="floor", told=False)
+    return healthy.rebuild(rounding="floor", sets_rounding=False)
 
 
 # The answer.

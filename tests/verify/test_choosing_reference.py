@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.choosing import NAMES, Chooser, Rule
+from aerie.engine.strategies.unmasking import RULE_NAMES, Unmasker, UnmaskingRule
 
 STEPS = 1100
 
@@ -72,7 +72,7 @@ def drawn_case(name, random):
         "top_k": int(random.choice([0, 0, 1, 5, 40])),
         "top_p": float(random.choice([1.0, random.uniform(0.1, 1)])),
     }
-    rule = Rule(
+    rule = UnmaskingRule(
         name,
         steps=int(random.integers(1, block + 1)) if random.random() < 0.7 else None,
         threshold=float(random.choice([0.0, 0.3, 0.9, 1.0])),
@@ -86,7 +86,7 @@ def filled(name, random):
     """Fill a block by both; how many positions each step had to fill, and how many it did."""
     block, rule, settings, tail, vocab = drawn_case(name, random)
     mask_token, seed = int(random.integers(0, vocab)), int(random.integers(2**31))
-    choose = Chooser(rule, block, Sampler(**settings, seed=seed), mask_token)
+    choose = Unmasker(rule, block, Sampler(**settings, seed=seed), mask_token)
     numbers, masked, step = np.random.default_rng(seed), list(range(tail, block)), 0
     while masked:
         logits = drawn_logits(random, vocab, len(masked))
@@ -100,16 +100,16 @@ def filled(name, random):
         assert mask_token not in found.tokens, case
         np.testing.assert_allclose(found.confidences, sure, rtol=1e-12)
         np.testing.assert_allclose(found.entropies, unsure, rtol=1e-9, atol=1e-12)
-        yield min(rule.least(step, block), len(masked)), len(places)
+        yield min(rule.min_unmasked(step, block), len(masked)), len(places)
         masked = [position for position in masked if position not in found.positions]
         step += 1
     assert step <= block
     assert name == "entropy_bounded" or step <= (rule.steps or block)
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_a_rule_chooses_what_its_definition_does(name):
-    random, seen, steps = np.random.default_rng(NAMES.index(name)), Counter(), 0
+@pytest.mark.parametrize("name", RULE_NAMES)
+def test_a_rule_chooses_as_its_definition(name):
+    random, seen, steps = np.random.default_rng(RULE_NAMES.index(name)), Counter(), 0
     while steps < STEPS:
         for least, count in filled(name, random):
             seen[np.sign(count - least)] += 1

@@ -56,7 +56,7 @@ def test_all_zero_against_values_and_against_zeros():
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
-def test_what_is_not_finite_has_no_distance_and_passes_nothing(poison):
+def test_values_that_are_not_finite_have_no_distance_and_pass_no_bound(poison):
     ours = EXACT.copy()
     ours[3, 5] = poison
     found = measure(ours, EXACT)
@@ -127,7 +127,7 @@ def test_the_whole_run_has_bounds_that_grow_with_the_yardstick():
     assert left(run_checks(numbers, numbers, 0.99)) == {"cosine", "relative L1"}
 
 
-def test_a_check_says_value_and_bound_with_the_digits_that_matter():
+def test_a_check_prints_value_and_bound_with_significant_digits():
     assert str(BoundCheck("cosine", 0.99991234, 0.9999989)) == "cosine 0.9999123 (bound 0.9999989)"
     assert str(BoundCheck("bias", -0.00275, 0.0016)) == "bias -0.00275 (bound 0.0016)"
 

@@ -247,7 +247,7 @@ def diagnosis(*arguments):
 
 
 @pytest.mark.usefixtures("ready")
-def test_the_command_writes_page_and_record_and_says_where(tmp_path, capsys):
+def test_the_command_writes_page_and_record_and_prints_the_paths(tmp_path, capsys):
     assert diagnosis("--out", str(tmp_path / "new")) == 0
     out, err = capsys.readouterr()
     assert out.splitlines()[-1] == "[diagnosis] no step leaves its bound"

@@ -14,10 +14,16 @@ from aerie.multi_launch_builder.program import LaunchPlan as Launch
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shapes import DEMO
 from aerie.multi_launch_builder.variants import plan_by_name
-from aerie.verify import passes
+from aerie.verify import recorded_passes
 from aerie.verify.layer_check import ReferencePasses
 from aerie.verify.layer_steps import HEAD_STEPS, KNOWN, layer_steps, plan_steps
-from aerie.verify.passes import MOST_ROWS, CallRecorder, capture_reference, chosen, observe_prefill
+from aerie.verify.recorded_passes import (
+    MAX_POSITIONS,
+    CallRecorder,
+    capture_reference,
+    compared_positions,
+    observe_prefill,
+)
 from aerie.verify.step_reference import StepReference, to_bfp16
 
 LAYER_STEPS = layer_steps(DEMO)
@@ -85,13 +91,13 @@ def test_a_step_of_one_position_looks_at_earlier_keys_only(theirs):
 
 def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
     model = demo_session.model
-    (step,) = steps = model.blocks.plan(len(IDS), 0)
+    (step,) = steps = model.variant_set.plan(len(IDS), 0)
     recorder = CallRecorder(model, steps, ALL)
     plain = prefill(model, IDS, model.new_cache(len(IDS)))
     recorded = prefill(replace(model, runner=recorder), IDS, model.new_cache(len(IDS)))
     np.testing.assert_array_equal(plain.view(np.uint16), recorded.view(np.uint16))
     first, second = recorder.calls["o_ffn"][:2]
-    table = model.programs[model.blocks.names(step)[-1]].arguments
+    table = model.programs[model.variant_set.call_programs(step)[-1]].arguments
     seen = {argument.name for argument in table if argument.role not in (Role.WEIGHT, Role.LUT)}
     assert set(first) == seen | {"rows"}
     assert not np.array_equal(first["gate"], second["gate"])  # copies, not views on one buffer
@@ -100,7 +106,7 @@ def test_recording_changes_nothing_and_keeps_intermediates(demo_session):
 
 def test_a_recorder_returns_what_was_asked_for(demo_session):
     model = demo_session.model
-    recorder = CallRecorder(model, model.blocks.plan(len(IDS), 0), ALL)
+    recorder = CallRecorder(model, model.variant_set.plan(len(IDS), 0), ALL)
     program = model.programs["lm_head_gemv"]
     x = model.embed_table[7]
     asked = recorder.run(program, bo_key="lm_head_gemv", outputs=["logits_3"], x=x)
@@ -203,15 +209,15 @@ def test_bias_and_norm_of_heads_are_those_of_the_modules():
 
 
 def test_of_a_long_prompt_some_positions_are_compared():
-    assert chosen(MOST_ROWS).tolist() == list(range(MOST_ROWS))
-    some = chosen(1000)
-    assert (len(some), some[0], some[-1]) == (MOST_ROWS, 0, 999)
+    assert compared_positions(MAX_POSITIONS).tolist() == list(range(MAX_POSITIONS))
+    some = compared_positions(1000)
+    assert (len(some), some[0], some[-1]) == (MAX_POSITIONS, 0, 999)
     assert set(np.diff(some)) == {7, 8}
 
 
 def test_some_positions_have_the_values_that_they_have_among_all(demo_session, monkeypatch):
     whole = observe_prefill(demo_session.model, IDS)
-    monkeypatch.setattr(passes, "MOST_ROWS", 4)
+    monkeypatch.setattr(recorded_passes, "MAX_POSITIONS", 4)
     some = observe_prefill(demo_session.model, IDS)
     assert some.positions.tolist() == [0, 3, 5, 8]
     for few, all_of_them in zip(some.layers, whole.layers, strict=True):

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.composing import mode_of
-from aerie.engine.progress import Reporter
+from aerie.engine.composed_prompt import parse_chunk_mode
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session
-from aerie.verify.composed import try_mode
+from aerie.verify.chunk_check import try_mode
 from aerie.verify.recall import __main__ as probe
 from aerie.verify.recall import task, train
 from aerie.verify.reference import Reference
@@ -51,7 +51,7 @@ def test_equal_seeds_draw_equal_questions_and_others_differ() -> None:
 
 
 @pytest.mark.parametrize("hops", [1, 2])
-def test_what_is_lost_and_what_is_not(session: Session, hops: int) -> None:
+def test_which_recall_is_lost(session: Session, hops: int) -> None:
     """On few questions, of which chance would answer three in a hundred."""
     asked = task.questions(7, 48, hops)
     causal, block, link = probe.scores(session, asked, ("prefix", "block", "block+link-8"))
@@ -65,7 +65,9 @@ def test_what_is_lost_and_what_is_not(session: Session, hops: int) -> None:
 @pytest.mark.parametrize("mode", probe.MODES)
 def test_the_modes_are_those_of_transformers(session: Session, mode: str) -> None:
     question = task.questions(5, 1, 2)[0]
-    found = try_mode("probe", session, Reference.open(probe.CHECKPOINT), question.chunks, mode_of(mode))
+    found = try_mode(
+        "probe", session, Reference.open(probe.CHECKPOINT), question.chunks, parse_chunk_mode(mode)
+    )
     assert found.failures == []
 
 
@@ -76,7 +78,7 @@ def test_the_command_prints_the_table(capsys: pytest.CaptureFixture[str]) -> Non
     assert "2 questions, hops: 2" in printed.err
 
 
-def test_a_folder_that_is_no_model_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_folder_without_a_model_is_reported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert probe.main(["--model", str(tmp_path)]) == 2
     assert capsys.readouterr().err.startswith("error: ")
 

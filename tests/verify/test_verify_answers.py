@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from aerie.verify.gate import first_divergence, judge_answer
-from aerie.verify.reference import Answer
-from aerie.verify.subject import Said
+from aerie.verify.reference import ReferenceAnswer
+from aerie.verify.subject import FreeRun
 
 EOS = (9,)
 STEPS = 6
@@ -25,9 +25,9 @@ def judge(ours, theirs, logits=None, forced=None):
         forced = logits_for(theirs)
         common = min(len(logits), len(forced))
         forced[:common] = logits[:common]
-    said = Said((1, 2), list(ours), list(logits), None)
-    answer = Answer(list(theirs), logits_for(theirs))
-    return [str(failure) for failure in judge_answer("question", said, answer, forced, EOS, 5)]
+    run = FreeRun((1, 2), list(ours), list(logits), None)
+    answer = ReferenceAnswer(list(theirs), logits_for(theirs))
+    return [str(failure) for failure in judge_answer("question", run, answer, forced, EOS, 5)]
 
 
 def test_the_same_answer_passes():
@@ -49,7 +49,7 @@ def test_an_answer_cut_short_fails():
     ]
 
 
-def test_an_answer_that_goes_on_after_its_end_fails():
+def test_an_answer_that_continues_after_its_end_fails():
     assert "free-running, question, position 2: our answer goes on after end token 9" in judge(
         [3, 9, 5, 6, 7, 8], [3, 9, 5, 6, 7, 8]
     )
@@ -77,14 +77,14 @@ def test_an_end_token_of_our_own_has_to_be_near_too():
     )
 
 
-def test_what_is_said_has_to_be_what_was_sampled():
+def test_the_answer_must_be_the_sampled_tokens():
     assert judge([3, 4, 7, 8, 5, 6], [3, 4, 5, 6, 7, 8], logits_for([3, 4, 5, 6, 7, 8]))[0] == (
-        "free-running, question, position 2: our answer says token 7 where 5 is the likeliest of ours"
+        "free-running, question, position 2: our answer has token 7 where 5 is the likeliest of ours"
     )
 
 
-def test_more_said_than_sampled_fails():
-    assert "our answer says token 5 where nothing was sampled of ours" in " ".join(
+def test_more_tokens_than_samples_fail():
+    assert "our answer has token 5 where nothing was sampled of ours" in " ".join(
         judge([3, 4, 5, 6, 7, 8], [3, 4, 5, 6, 7, 8], logits_for([3, 4]))
     )
 

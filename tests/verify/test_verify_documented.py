@@ -17,7 +17,7 @@ from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import PENALTY, STEPS, verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
-from aerie.verify.subject import Subject
+from aerie.verify.subject import SessionUnderTest
 
 PAGE = (Path(__file__).parents[2] / "docs" / "explanation/verification.md").read_text()
 TOP_K = 5
@@ -31,21 +31,23 @@ def rows(*heading: str) -> list[list[str]]:
     return [[cell.strip().replace("`", "") for cell in line.strip("|").split(" | ")] for line in lines]
 
 
-def test_every_prompt_is_told(demo_session) -> None:
+def test_every_prompt_is_documented(demo_session) -> None:
     prompts = choose_prompts(demo_session, full=True)
     assert [name for name, _ in rows("prompt", "what it is")] == [prompt.name for prompt in prompts]
 
 
 def test_bounds() -> None:
-    told = {name: (exact, bfp16) for name, exact, bfp16, *_ in rows("bound", "exact", "bfp16", "of what")}
+    documented = {
+        name: (exact, bfp16) for name, exact, bfp16, *_ in rows("bound", "exact", "bfp16", "of what")
+    }
     exact, bfp16 = dataclasses.asdict(EXACT), dataclasses.asdict(BFP16)
-    assert told == {name: (f"{exact[name]:g}", f"{bfp16[name]:g}") for name in exact}
+    assert documented == {name: (f"{exact[name]:g}", f"{bfp16[name]:g}") for name in exact}
 
 
 FAULT_TABLE = rows("fault", "first divergence", "top 5, every step", "farthest beyond a bound", "diagnosis")
 
 
-def test_every_fault_is_told() -> None:
+def test_every_fault_is_documented() -> None:
     assert [(row[0], row[-1]) for row in FAULT_TABLE] == [(fault.name, fault.place) for fault in FAULTS]
 
 
@@ -71,8 +73,8 @@ def first_divergence_passes(tokens, logits, answer) -> bool:
 def said_of(fault, healthy, prompt):
     session = fault.inject(healthy)
     if fault.place == "answer":
-        said = Subject(session).answer(prompt.token_ids, STEPS)
-        return said.token_ids, said.logits
+        run = SessionUnderTest(session).free_run(prompt.token_ids, STEPS)
+        return run.token_ids, run.logits
     return free_run(session, prompt.token_ids)
 
 
@@ -95,22 +97,22 @@ def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
     everywhere = all(
         trial.forced_distance and trial.forced_distance.worst_place <= TOP_K for trial in record.trials
     )
-    told = (failure for failure in record.failures if failure.part != PENALTY)
-    numbers = [failure for failure in told if failure.value and failure.bound]
+    failures = (failure for failure in record.failures if failure.part != PENALTY)
+    numbers = [failure for failure in failures if failure.value and failure.bound]
     beyond, what = max(((one.value / one.bound, one.what) for one in numbers), default=(math.nan, ""))
-    told = factor(beyond)
+    measure = factor(beyond)
     if not record.failures:
-        told = f"{factor(farthest_step(fault.inject(healthy), reference))}, a step"
+        measure = f"{factor(farthest_step(fault.inject(healthy), reference))}, a step"
     asked = full_prompt(healthy.session) if fault in SUBTLE else prompts[0].token_ids
     first = diagnose(fault.inject(healthy), reference, asked).first
     words = ["passes" if passes else "fails" for passes in (alone, everywhere)]
-    return [fault.name, *words, told, first.place if first else "nothing"], what
+    return [fault.name, *words, measure, first.place if first else "nothing"], what
 
 
 def farthest_step(session, reference) -> float:
     """What the gate's ladder finds, as a multiple of a step's bound; 0 where it finds nothing."""
-    ladder = try_layers("the model", session, reference, full_prompt(session))
-    return max((row.used for row in ladder.rows if row.problem), default=0.0)
+    report = try_layers("the model", session, reference, full_prompt(session))
+    return max((row.used for row in report.rows if row.problem), default=0.0)
 
 
 def factor(value: float) -> str:
@@ -130,7 +132,9 @@ def test_what_each_fault_does(demo_session, demo_checkpoint, open_session, demo_
 
 
 def alike(old: list[str], new: list[str], what: str) -> bool:
-    told, measured = (re.sub(r"[^\d.]", "", row[3]) for row in (old, new))
+    documented, measured = (re.sub(r"[^\d.]", "", row[3]) for row in (old, new))
     most = NEAR.get(what, 1.5)
-    near = told == measured or (told and measured and 1 / most <= float(told) / float(measured) <= most)
+    near = documented == measured or (
+        documented and measured and 1 / most <= float(documented) / float(measured) <= most
+    )
     return bool(near) and [*old[:3], old[4]] == [*new[:3], new[4]]

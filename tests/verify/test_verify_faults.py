@@ -9,9 +9,9 @@ from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step, prefill
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.runtime import select_backend
 from aerie.verify.diagnosis import diagnose
 from aerie.verify.gate import verify
@@ -49,8 +49,8 @@ def test_a_fault_fails_the_gate(fault, healthy, demo_reference, prompts):
     faulty = fault.inject(healthy)
     record = verify(faulty, demo_reference, prompts)
     if not record.failures:  # what answers do not show, steps do
-        ladder = try_layers("the model", faulty, demo_reference, full_prompt(faulty))
-        record = record.with_ladders([ladder])
+        report = try_layers("the model", faulty, demo_reference, full_prompt(faulty))
+        record = record.with_layer_reports([report])
         assert str(record.failures[0]).startswith(f"ladder, the model: {fault.place}: ")
     assert record.failures
     assert record.verdict == "FAIL"
@@ -70,42 +70,42 @@ def test_a_subtle_fault_shows_in_random_weights(fault, random_model):
     """Twice beyond a bound and more, where health uses half."""
     healthy, reference = random_model
     prompt = full_prompt(healthy.session)
-    ladder = try_layers("random", fault.inject(healthy), reference, prompt)
-    assert str(ladder.failures[0]).startswith(f"ladder, random: {fault.place}: ")
-    assert max(row.used for row in ladder.rows if row.place == fault.place) > 2
+    report = try_layers("random", fault.inject(healthy), reference, prompt)
+    assert str(report.failures[0]).startswith(f"ladder, random: {fault.place}: ")
+    assert max(row.used for row in report.rows if row.place == fault.place) > 2
 
 
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_of_blocks_fails_the_ladder(
+def test_a_fault_of_blocks_fails_the_layer_check(
     fault, few_rows_session, demo_checkpoint, demo_reference, prompts
 ):
     faulty = fault.inject(Healthy(few_rows_session, demo_checkpoint, None))
-    ladder = try_layers("in few rows", faulty, demo_reference, prompts[1].token_ids)
-    assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
+    report = try_layers("in few rows", faulty, demo_reference, prompts[1].token_ids)
+    assert str(report.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
 
 
 @pytest.mark.parametrize("fault", GATE_FAULTS, ids=lambda fault: fault.name)
-def test_what_no_step_shows_fails_the_gate(fault, healthy, demo_reference, prompts):
+def test_a_fault_outside_of_layer_steps_fails_the_gate(fault, healthy, demo_reference, prompts):
     failures = verify(fault.inject(healthy), demo_reference, prompts).failures
-    told = [str(failure) for failure in failures]
-    assert any(one.startswith(fault.place) for one in told), told
+    messages = [str(failure) for failure in failures]
+    assert any(one.startswith(fault.place) for one in messages), messages
 
 
 def test_blocks_pass_in_several_steps(few_rows_session, demo_reference, prompts):
     ids = prompts[1].token_ids
-    assert len(few_rows_session.model.blocks.plan(len(ids), 0)) > 2
-    ladder = try_layers("in few rows", few_rows_session, demo_reference, ids)
-    assert ladder.failures == []
-    assert max(row.used for row in ladder.rows) < 0.7
+    assert len(few_rows_session.model.variant_set.plan(len(ids), 0)) > 2
+    report = try_layers("in few rows", few_rows_session, demo_reference, ids)
+    assert report.failures == []
+    assert max(row.used for row in report.rows) < 0.7
 
 
 def test_random_weights_pass_with_margin(random_model):
     healthy, reference = random_model
-    ladder = try_layers("random", healthy.session, reference, full_prompt(healthy.session))
-    assert ladder.failures == []
-    assert max(row.used for row in ladder.rows) < 0.7
-    assert {phase: len(rows) for phase, rows in ladder.phases.items()} == {"prefill": 38, "decode": 38}
-    assert ladder.tokens == healthy.session.model.positions == 512
+    report = try_layers("random", healthy.session, reference, full_prompt(healthy.session))
+    assert report.failures == []
+    assert max(row.used for row in report.rows) < 0.7
+    assert {phase: len(rows) for phase, rows in report.phases.items()} == {"prefill": 38, "decode": 38}
+    assert report.tokens == healthy.session.model.positions == 512
 
 
 @every_fault

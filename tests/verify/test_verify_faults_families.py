@@ -3,13 +3,13 @@
 import pytest
 from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.verify.gate import verify
 from aerie.verify.gate_prompts import choose_prompts, full_prompt
 from aerie.verify.layer_check import try_layers
 from aerie.verify.random_model import in_another_family, random_checkpoint
 from aerie.verify.reference import Reference
-from aerie.verify.ways import in_few_rows
+from aerie.verify.schedule_identity import with_few_rows
 
 pytestmark = pytest.mark.slow
 
@@ -26,33 +26,33 @@ def random_qwen3(demo_checkpoint, open_session):
         yield Healthy(session, checkpoint, rebuild), reference, choose_prompts(session, full=False)
 
 
-def told(session, reference, prompts):
+def gate_messages(session, reference, prompts):
     """What the gate says of the model: prompts, and where these show nothing the ladder."""
     record = verify(session, reference, prompts)
     if not record.failures:
-        ladder = try_layers("the model", session, reference, full_prompt(session))
-        record = record.with_ladders([ladder])
+        report = try_layers("the model", session, reference, full_prompt(session))
+        record = record.with_layer_reports([report])
     return [str(failure) for failure in record.failures]
 
 
 def test_the_healthy_one_passes(random_qwen3):
     healthy, reference, prompts = random_qwen3
     assert healthy.session.model.config.family.model_type == "qwen3"
-    assert told(healthy.session, reference, prompts) == []
+    assert gate_messages(healthy.session, reference, prompts) == []
 
 
 @pytest.mark.parametrize("fault", [*FAULTS, *GATE_FAULTS], ids=lambda fault: fault.name)
 def test_a_fault_fails_the_gate(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
-    failures = told(fault.inject(healthy), reference, prompts)
+    failures = gate_messages(fault.inject(healthy), reference, prompts)
     assert failures
     if fault in GATE_FAULTS:
         assert any(one.startswith(fault.place) for one in failures), failures
 
 
 @pytest.mark.parametrize("fault", BLOCK_FAULTS, ids=lambda fault: fault.name)
-def test_a_fault_of_blocks_fails_the_ladder(fault, random_qwen3):
+def test_a_fault_of_blocks_fails_the_layer_check(fault, random_qwen3):
     healthy, reference, prompts = random_qwen3
-    few = Healthy(in_few_rows(healthy.session), healthy.checkpoint, None)
-    ladder = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
-    assert str(ladder.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")
+    few = Healthy(with_few_rows(healthy.session), healthy.checkpoint, None)
+    report = try_layers("in few rows", fault.inject(few), reference, prompts[1].token_ids)
+    assert str(report.failures[0]).startswith(f"ladder, in few rows: {fault.place}: ")

@@ -8,19 +8,27 @@ from faults import Passing
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.common import knobs
-from aerie.engine.compiling import RuntimeOptions
 from aerie.engine.forward import decode_step
 from aerie.engine.generate import FinishReason
-from aerie.engine.pages import PageManager
-from aerie.engine.progress import Reporter
+from aerie.engine.page_pool import PageManager
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.scheduler import Scheduler
 from aerie.engine.session import prepare_runtime
 from aerie.runtime import RunError, select_backend
+from aerie.verify.bit_identity import (
+    CONTINUATION_NAME,
+    BitIdentity,
+    IdentityCase,
+    compare,
+    identities_in_session,
+    identities_reopened,
+    identity_of_continuation,
+)
 from aerie.verify.bounds import EXACT, session_bounds, session_numerics
 from aerie.verify.gate import STEPS, steps_for_prompt, verify
 from aerie.verify.gate_prompts import Prompt, choose_prompts
-from aerie.verify.identity import GOES_ON, Case, Identity, compare, going_on, in_the_session, reopened
-from aerie.verify.subject import Subject
+from aerie.verify.subject import SessionUnderTest
 
 OPTIONS = RuntimeOptions(None, select_backend("virtual"), default_cache_dir())
 
@@ -85,10 +93,10 @@ def test_every_step_and_every_position_is_compared(record, prompts):
 
 
 def test_the_answers_are_those_of_make_run(record, demo_session):
-    said = record.trials[0].free_run
-    assert demo_session.tokenizer.decode(said.token_ids) == "The capital of France is Paris."
-    assert said.reason is FinishReason.STOP
-    assert len(said.logits) == len(said.token_ids)
+    run = record.trials[0].free_run
+    assert demo_session.tokenizer.decode(run.token_ids) == "The capital of France is Paris."
+    assert run.reason is FinishReason.STOP
+    assert len(run.logits) == len(run.token_ids)
 
 
 def test_a_gate_that_looks_at_nothing_does_not_pass(demo_session, demo_reference):
@@ -145,15 +153,15 @@ def test_a_full_context_passes(demo_session, demo_reference):
     assert len(record.trials[0].forced_distance.kl) == 5
 
 
-def test_the_reference_is_asked_once(demo_session, demo_reference, prompts, record, monkeypatch):
+def test_the_reference_is_computed_once(demo_session, demo_reference, prompts, record, monkeypatch):
     monkeypatch.setattr(type(demo_reference), "greedy", None)
     assert verify(demo_session, demo_reference, prompts).verdict == "PASS"
 
 
 def test_forced_tokens_are_fed_as_decode_feeds_them(demo_session):
     prompt, tokens = [1495, 10, 20], [30, 40, 50]
-    subject, model = Subject(demo_session), demo_session.model
-    forced = subject.forced(prompt, tokens)
+    subject, model = SessionUnderTest(demo_session), demo_session.model
+    forced = subject.forced_run(prompt, tokens)
     assert forced.logits.shape == (3, model.config.vocab_size)
     assert forced.rows.shape == (3, model.config.hidden_size)
     np.testing.assert_array_equal(subject.position_logits(forced.rows)[-1], forced.logits[0])
@@ -170,16 +178,16 @@ def test_a_position_that_nothing_wrote_must_not_be_read(demo_session, demo_refer
 
 
 def test_a_conversation_is_heard_turn_by_turn(demo_session):
-    first, second = Subject(demo_session).chat(["Who are you?", "What is 3 plus 4?"], 4)
+    first, second = SessionUnderTest(demo_session).chat(["Who are you?", "What is 3 plus 4?"], 4)
     assert len(second.prompt_ids) > len(first.prompt_ids) + 4
     assert second.prompt_ids[: len(first.prompt_ids)] == first.prompt_ids
     assert len(first.token_ids) == len(first.logits) == 4
 
 
 def test_a_chat_stopped_by_the_user_is_no_answer(demo_session, monkeypatch):
-    monkeypatch.setattr("aerie.engine.requests.reason_to_finish", lambda *_: FinishReason.INTERRUPTED)
+    monkeypatch.setattr("aerie.engine.requests.finish_reason_for", lambda *_: FinishReason.INTERRUPTED)
     with pytest.raises(KeyboardInterrupt):
-        Subject(demo_session).chat(["Who are you?"], 4)
+        SessionUnderTest(demo_session).chat(["Who are you?"], 4)
 
 
 def test_numerics_choose_the_bounds(demo_session):
@@ -190,9 +198,9 @@ def test_numerics_choose_the_bounds(demo_session):
 # Bit identity
 
 
-def test_a_prompt_goes_on_from_what_the_cache_holds(demo_session, prompts, record):
+def test_a_prompt_continues_from_the_cache(demo_session, prompts, record):
     (found,) = record.identities
-    assert (found.name, found.differing, found.broken) == (GOES_ON, 0, "")
+    assert (found.name, found.differing, found.broken) == (CONTINUATION_NAME, 0, "")
     config, kept = demo_session.model.config, len(prompts[0].token_ids)
     keys = 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim * kept
     assert found.compared > keys
@@ -200,16 +208,19 @@ def test_a_prompt_goes_on_from_what_the_cache_holds(demo_session, prompts, recor
 
 def test_a_prompt_that_is_computed_again_does_not_go_on(demo_session, prompts, monkeypatch):
     monkeypatch.setattr(
-        Scheduler, "_keep", lambda self, request, sequence: self.forget() or sequence.release()
+        Scheduler,
+        "_keep_sequence",
+        lambda self, request, sequence: self.clear_prefix_cache() or sequence.release(),
     )
     monkeypatch.setattr(PageManager, "publish", lambda *_: None)
     assert (
-        going_on(Subject(replace(demo_session)), prompts[0]).broken == "all of the prompt was computed again"
+        identity_of_continuation(SessionUnderTest(replace(demo_session)), prompts[0]).broken
+        == "all of the prompt was computed again"
     )
 
 
 def test_programs_of_one_length_have_nothing_to_go_on_from(six_session, prompts):
-    assert "go on from nothing" in going_on(Subject(six_session), prompts[0]).skipped
+    assert "go on from nothing" in identity_of_continuation(SessionUnderTest(six_session), prompts[0]).skipped
 
 
 @pytest.mark.parametrize(("seq_len", "lengths"), [(None, [64, None]), (128, [64, 128])])
@@ -218,14 +229,14 @@ def test_sessions_opened_otherwise_have_the_same_bits(
 ):
     monkeypatch.setenv("VNPU_THREADS", "2")
     session = six_session if seq_len else demo_session
-    case, opened = Case.take(session, prompts[0]), []
+    case, opened = IdentityCase.record(session, prompts[0]), []
     options = replace(OPTIONS, seq_len=seq_len)
 
     def reopen(options):
         opened.append((options.seq_len, knobs.thread_count()))
         return prepare_runtime(demo_checkpoint, options, Reporter())
 
-    found = [*in_the_session(session, case), *reopened(session, case, options, reopen)]
+    found = [*identities_in_session(session, case), *identities_reopened(session, case, options, reopen)]
     assert [(one.name, one.differing, one.skipped, one.broken) for one in found] == [
         (one.name, 0, "", "") for one in found
     ]
@@ -236,7 +247,7 @@ def test_sessions_opened_otherwise_have_the_same_bits(
 
 def test_a_chat_that_grows_too_long_ends_there(open_session, demo_checkpoint):
     session = open_session(demo_checkpoint, 64)
-    (first,) = Subject(session).chat(["Who are you?", "What is 3 plus 4? " * 9], 4)
+    (first,) = SessionUnderTest(session).chat(["Who are you?", "What is 3 plus 4? " * 9], 4)
     assert first.token_ids
 
 
@@ -244,7 +255,7 @@ def test_one_bit_is_a_failure():
     one = [np.arange(4), np.zeros(3)]
     assert compare("twice", one, [np.arange(4), np.zeros(3)]).failure is None
     differing = compare("twice", one, [np.array([0, 1, 2, 9]), np.zeros(3)])
-    assert differing == Identity("twice", 7, 1)
+    assert differing == BitIdentity("twice", 7, 1)
     assert str(differing.failure) == ("bit identity, twice: the count of numbers that differ is 1, bound 0")
 
 
@@ -253,7 +264,7 @@ def test_other_shapes_differ_everywhere():
 
 
 def test_a_program_that_fails_on_another_way_is_a_failure(demo_session, prompts):
-    case = Case.take(demo_session, prompts[0])
+    case = IdentityCase.record(demo_session, prompts[0])
     broken = with_runner(demo_session, Breaking, "o_ffn_ar32", RunError("lost"))
-    found = next(in_the_session(broken, case))
+    found = next(identities_in_session(broken, case))
     assert str(found.failure) == "bit identity, after other prompts, and fresh: lost"

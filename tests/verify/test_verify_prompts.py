@@ -56,7 +56,7 @@ def test_two_for_a_quick_look_the_first_a_chat_with_all_its_positions(demo, demo
     assert [prompt.every_position for prompt in demo] == [True] + [False] * 9
 
 
-def test_each_is_what_it_is_called(demo, demo_checkpoint):
+def test_each_prompt_matches_its_name(demo, demo_checkpoint):
     prompts = {prompt.name: prompt.token_ids for prompt in demo}
     text = demo_checkpoint.tokenizer.decode
     assert len(prompts["one token"]) == 1
@@ -96,12 +96,12 @@ def test_a_byte_level_tokenizer_of_a_random_llama(write_llama):
     assert {"chat turn", "languages", "emoji", "end token inside"} <= {prompt.name for prompt in prompts}
 
 
-def test_prompts_can_be_told_apart(demo):
+def test_prompts_are_distinct(demo):
     assert len(set(demo)) == len(demo)
     assert replace(demo[0]) == demo[0]
 
 
-# The ids apart
+# Token ids by independent code
 
 
 def test_ids_are_those_of_an_independent_reading(demo_checkpoint):
@@ -133,9 +133,9 @@ def test_a_tokenizer_read_wrongly_fails_the_gate(llama_like, demo_checkpoint):
     assert compare_token_ids(load_tokenizer(llama_like), llama_like).failure is None
 
 
-def test_what_cannot_be_told_apart(demo_checkpoint, tmp_path, monkeypatch):
+def test_token_ids_that_cannot_be_compared(demo_checkpoint, tmp_path, monkeypatch):
     assert compare_token_ids(demo_checkpoint.tokenizer, tmp_path).skipped == "there is no tokenizer.json"
     monkeypatch.setattr("aerie.verify.token_ids.CHATS", ([{"role": 5}],))
     monkeypatch.setattr(Tokenizer, "encode_chat", lambda *_: [1])
     found = compare_token_ids(demo_checkpoint.tokenizer, demo_checkpoint.folder)
-    assert found.broken.startswith("transformers cannot tell: ")
+    assert found.broken.startswith("transformers failed: ")

@@ -8,15 +8,15 @@ import numpy as np
 import pytest
 
 from aerie.engine.generate import FinishReason
+from aerie.verify.bit_identity import BitIdentity
 from aerie.verify.bounds import EXACT, GateFailure, compare
 from aerie.verify.gate import GateRecord, Trial
 from aerie.verify.gate_prompts import Prompt
-from aerie.verify.identity import Identity
 from aerie.verify.layer_check import CheckedMeasures, LayerReport, LayerStepResult
 from aerie.verify.measures import measure, own_checks, run_checks
-from aerie.verify.reference import Answer, Expected
+from aerie.verify.reference import ExpectedAnswer, ReferenceAnswer
 from aerie.verify.report import as_json, print_record, save_record, verdict_line
-from aerie.verify.subject import Said
+from aerie.verify.subject import FreeRun
 
 THEIRS = np.random.default_rng(0).normal(size=(3, 50)).astype(np.float32)
 DISTANCE = compare(THEIRS, THEIRS + np.float32(0.25))
@@ -25,9 +25,9 @@ FAILURE = GateFailure("teacher-forced", "greeting", 2, "rms logit difference", 1
 
 
 def trial(**changes):
-    expected = Expected(Answer([4, 5, 6], THEIRS), ROUNDING, None, None)
-    said = Said((1, 2), [4, 5, 7], list(THEIRS), FinishReason.LENGTH)
-    return replace(Trial(Prompt("greeting", (1, 2)), expected, said, 2, DISTANCE), **changes)
+    expected = ExpectedAnswer(ReferenceAnswer([4, 5, 6], THEIRS), ROUNDING, None, None)
+    run = FreeRun((1, 2), [4, 5, 7], list(THEIRS), FinishReason.LENGTH)
+    return replace(Trial(Prompt("greeting", (1, 2)), expected, run, 2, DISTANCE), **changes)
 
 
 def record(*trials, overall=(), identities=()):
@@ -59,7 +59,7 @@ def test_the_row_of_a_prompt_is_in_units_of_rounding():
 
 
 def test_positions_have_a_row_of_their_own():
-    expected = Expected(Answer([4, 5, 6], THEIRS), ROUNDING, THEIRS, ROUNDING)
+    expected = ExpectedAnswer(ReferenceAnswer([4, 5, 6], THEIRS), ROUNDING, THEIRS, ROUNDING)
     lines = printed(record(trial(expected=expected, positions=DISTANCE)))
     assert [line.split()[1] for line in lines if "greeting" in line] == ["steps", "prompt"]
 
@@ -72,10 +72,10 @@ def test_a_failure_is_the_last_line_and_marks_its_row():
     assert row(lines, "greeting")[-1] == "FAIL"
 
 
-def test_more_failures_are_told_before_the_last_line_a_few_of_them():
+def test_some_more_failures_are_printed_before_the_last_line():
     lines = printed(record(trial(failures=[replace(FAILURE, position=n) for n in range(40)])))
-    told = [line for line in lines if line.startswith("also: teacher-forced, greeting")]
-    assert [f"position {n}:" in line for n, line in enumerate(told, start=1)] == [True] * 10
+    shown = [line for line in lines if line.startswith("also: teacher-forced, greeting")]
+    assert [f"position {n}:" in line for n, line in enumerate(shown, start=1)] == [True] * 10
     assert lines[-1].endswith("bound 0.25 (and 39 more)")
 
 
@@ -95,8 +95,8 @@ def test_brackets_of_a_message_are_no_markup():
 
 
 def test_bit_identity_has_a_table():
-    same, other = Identity("on one thread", 100), Identity("padded", 100, 7, of="random qwen3")
-    skipped = Identity("a chat", skipped="there is no chat template")
+    same, other = BitIdentity("on one thread", 100), BitIdentity("padded", 100, 7, of="random qwen3")
+    skipped = BitIdentity("a chat", skipped="there is no chat template")
     lines = printed(record(trial(), identities=[same, other, skipped]))
     assert row(lines, "on one thread") == ["100", "0", "ok"]
     assert row(lines, "padded")[-1] == "FAIL"
@@ -127,14 +127,16 @@ def ladder(model="the model", **ours):
 
 
 def test_a_ladder_has_a_row_for_prefill_and_one_for_decode():
-    lines = printed(record(trial()).with_ladders([ladder(), ladder("random", max_diff=3 * NOISE.max_diff)]))
+    lines = printed(
+        record(trial()).with_layer_reports([ladder(), ladder("random", max_diff=3 * NOISE.max_diff)])
+    )
     assert " ".join(row(lines, "the model")) == "prefill 128 2 layer 0, step q 60% ok"
     assert " ".join(row(lines[::-1], "random")) == "decode 128 2 layer 0, step attention 75% ok"
     assert lines[-1] == "[verify] PASS"
 
 
 def test_a_step_beyond_its_bound_is_a_failure():
-    found = record(trial()).with_ladders([ladder(), ladder("random", relative_l1=9.0)])
+    found = record(trial()).with_layer_reports([ladder(), ladder("random", relative_l1=9.0)])
     lines = printed(found)
     assert [failure.part for failure in found.failures] == ["ladder", "ladder"]
     assert "also: ladder, random: decode, layer 0, step attention: relative L1 9 (bound" in "\n".join(lines)
@@ -158,7 +160,7 @@ def test_drift_is_a_failure_where_no_step_is_at_fault():
 
 
 def test_a_ladder_that_broke_has_a_row():
-    found = record(trial()).with_ladders([LayerReport("the model", 128, [], "channel @c0 waits")])
+    found = record(trial()).with_layer_reports([LayerReport("the model", 128, [], "channel @c0 waits")])
     lines = printed(found)
     assert lines[-1] == "[verify] FAIL: ladder, the model: channel @c0 waits"
     assert row(lines, "the model") == ["-", "128", "-", "-", "-", "FAIL"]
@@ -169,14 +171,16 @@ def test_tables_fit_80_columns():
     """In a pipe, with numbers as wide as those of the worst fault and the longest name of a prompt."""
     far = compare(THEIRS, THEIRS + np.float32(1000))
     prompt = Prompt("near the end of the context", (1, 2))
-    found = record(trial(forced_distance=far, prompt=prompt), identities=[Identity("a chat at once", 12059)])
-    lines = printed(found.with_ladders([ladder("random weights", relative_l1=1e9)]))
+    found = record(
+        trial(forced_distance=far, prompt=prompt), identities=[BitIdentity("a chat at once", 12059)]
+    )
+    lines = printed(found.with_layer_reports([ladder("random weights", relative_l1=1e9)]))
     assert max(len(line) for line in lines if "ladder, " not in line) <= 80
     assert row(lines, "near the")[-1] == "ok"
 
 
 def test_the_verdict_counts_failures_of_all_sorts():
-    found = record(trial(failures=[FAILURE]), overall=[FAILURE], identities=[Identity("padded", 9, 1)])
+    found = record(trial(failures=[FAILURE]), overall=[FAILURE], identities=[BitIdentity("padded", 9, 1)])
     assert len(found.failures) == 3
     assert found.verdict == "FAIL"
     assert verdict_line(found.failures).endswith("(and 2 more)")

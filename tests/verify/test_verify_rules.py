@@ -144,7 +144,7 @@ def test_fifth_place_is_near_enough():
     assert not [failure for failure in judged(ours) if "place" in failure.what]
 
 
-def test_numbers_that_are_none_do_not_pass():
+def test_nan_does_not_pass():
     with np.errstate(invalid="ignore"):
         failures = judged(np.where(THEIRS > 9, np.nan, THEIRS + 0 * np.inf))
     assert "rms logit difference" in whats(failures)

@@ -154,7 +154,7 @@ FAULTS = {
     ),
     "extents_that_differ": Fault(
         "outside",
-        "line {fault}: linalg.generic: dimension 0 of %y: memref<?xf32> has 4 elements, another operand says 5",
+        "line {fault}: linalg.generic: dimension 0 of %y: memref<?xf32> has 4 elements, and another operand has 5",
         """
     %f = arith.constant 1.0 : f32
     %x = memref.alloc(%n) : memref<?xf32>

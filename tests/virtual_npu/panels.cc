@@ -1,4 +1,4 @@
-// The products of attention's kernel, by whole panels and by blocks of aie::mmul.
+// The products of the attention kernel, by whole panels and by blocks of aie::mmul.
 #include "attn_npu2.cc"
 
 #define EXPORT extern "C" __attribute__((visibility("default")))

@@ -1,5 +1,5 @@
-// Products of bf16 as a program makes them: recognised, by blocks of vector.contract, four of them in one go, by blocks of
-// aie::mmul.
+// Products of bf16 in all the ways of a program: recognised, by blocks of vector.contract, by four such blocks summed together,
+// and by blocks of aie::mmul.
 #include <aie_api/aie.hpp>
 
 #include "vnpu/contract.h"
@@ -7,10 +7,10 @@
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
 
-// vnpu::dots::Order of blocks with so many steps of k and columns.
+// The vnpu::dots::Order of blocks with these steps of k and columns.
 EXPORT int order_of(int steps, int columns) { return int(vnpu::dots::order_of(steps, columns)); }
 
-// axes: of m, n and k. steps, columns: of the blocks of b that the text of the program has in one go.
+// axes: of m, n and k. steps, columns: of the blocks of b that the program's text sums together.
 EXPORT void multiply(const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, const vnpu::Axes *axes, int steps, int columns) {
   vnpu::multiply_add({a, b, c, axes[0], axes[1], axes[2], steps, columns});
 }
@@ -26,7 +26,7 @@ static void contract(const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, int cou
 }
 template <int M, int N, int K>
 static void four(const vnpu::bf16 *a, const vnpu::bf16 *b, float *c, int count) {
-  vnpu::InOneGo<4, M, N, K> go;
+  vnpu::SummedTogether<4, M, N, K> go;
   auto sums = vnpu::load<float, M * N>(c);
   for (int i = 0; i < count; ++i, a += M * K, b += K * N) {
     sums = go.contract(vnpu::load<vnpu::bf16, M * K>(a), vnpu::load<vnpu::bf16, K * N>(b), sums);

@@ -1,4 +1,4 @@
-// sums.cc as a program, for an emulator of another CPU: operands come in and sums leave as bytes, of row-major matrices.
+// sums.cc as a program, for an emulator of another CPU: reads operands and writes sums as bytes of row-major matrices.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>

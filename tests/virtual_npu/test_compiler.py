@@ -44,10 +44,10 @@ class Tool:
         self.folder, self.log = folder, folder / "calls"
 
     def put(self, version: str) -> None:
-        said = f'case "$*" in *--version) echo "{version}"; exit;; esac'
+        version_case = f'case "$*" in *--version) echo "{version}"; exit;; esac'
         path = f'PATH="{os.environ["PATH_BEFORE"]}"'
         real = remembering.lines(Path(os.environ["KEPT_OBJECTS"]))
-        script(self.folder / "g++", f'echo "$*" >> {self.log}', said, path, *real)
+        script(self.folder / "g++", f'echo "$*" >> {self.log}', version_case, path, *real)
 
     def remove(self) -> None:
         (self.folder / "g++").unlink()
@@ -130,7 +130,7 @@ def test_a_compiler_that_changed_builds_again(tool, tmp_path):
     assert [each["version"] for each in kept] == ["g++ 1.1, another one", "g++ 1.0"]
 
 
-def test_one_that_was_installed_again_is_asked_and_builds_nothing(tool, tmp_path):
+def test_a_reinstalled_compiler_is_queried_and_builds_nothing(tool, tmp_path):
     run_all(tmp_path)
     os.utime(tool.folder / "g++", (1, 1))
     tool.calls()
@@ -176,7 +176,7 @@ def test_what_is_built_without_a_program_of_its_own(tool, tmp_path):
 
 
 @pytest.mark.parametrize("content", ["", "{", "[1]", '[{"files": 1}]'])
-def test_a_damaged_memory_is_none(tool, tmp_path, content):
+def test_damaged_compiler_records_are_ignored(tool, tmp_path, content):
     run_all(tmp_path)
     (tmp_path / "cache" / "compilers.json").write_text(content)
     tool.calls()

@@ -1,4 +1,4 @@
-"""What the CPU has, as the system says; what compilers are told of it, and what VNPU_MARCH limits it to."""
+"""The features of the CPU from the system, the flags for compilers, and the limits of VNPU_MARCH."""
 
 from __future__ import annotations
 
@@ -99,16 +99,16 @@ def test_the_newest_features_are_named_one_by_one(machine):
 
 @pytest.mark.parametrize(
     ("vendor", "defines"),
-    [("GenuineIntel", ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS")), ("AuthenticAMD", ()), (None, ())],
+    [("GenuineIntel", ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")), ("AuthenticAMD", ()), (None, ())],
 )
-def test_what_is_told_of_a_cpu_by_its_vendor(machine, vendor, defines):
+def test_flags_that_depend_on_the_vendor_of_the_cpu(machine, vendor, defines):
     machine("x86_64", V4)
     if vendor:
         cpu.CPUINFO.write_text(f"vendor_id\t: {vendor}\n{cpu.CPUINFO.read_text()}")
     forget()
     assert cpu.cpu_defines() == defines
-    told = ("-DVNPU_L2_ASKS", "-DVNPU_SLOW_PAIRS")
-    assert tuple(flag for flag in find_compiler().flags if flag in told) == defines
+    possible = ("-DVNPU_L2_PREFETCH", "-DVNPU_SLOW_PAIRS")
+    assert tuple(flag for flag in find_compiler().flags if flag in possible) == defines
     assert cpu.cpu_features() == LEVEL_4
 
 
@@ -120,7 +120,7 @@ def test_tiles_count_where_the_system_grants_them(machine, monkeypatch):
 
 
 @pytest.mark.skipif(sys.platform != "linux" or platform.machine() != "x86_64", reason="asks Linux on x86-64")
-def test_asking_for_tiles_agrees_with_what_linux_lists():
+def test_permission_for_tiles_agrees_with_the_list_of_linux():
     """Linux lists amx_tile where the CPU has it and tile data was not turned off. No filter of system
     calls is in the way of tests."""
     assert cpu._tiles_granted() == ("amx_tile" in cpu._cpuinfo_words())
@@ -143,12 +143,12 @@ hw.optional.floatingpoint: 1
 
 
 @pytest.mark.parametrize(("kind", "found"), [("arm64", ("i8mm", "bf16")), ("x86_64", ("ssse3", "avx2"))])
-def test_what_macos_says(monkeypatch, kind, found):
+def test_output_of_macos(monkeypatch, kind, found):
     """As its manual has it (sysctl(3)); nobody ran it there."""
     monkeypatch.setattr(platform, "machine", lambda: kind)
     monkeypatch.setattr(sys, "platform", "darwin")
-    said = subprocess.CompletedProcess([], 0, SYSCTL, "")
-    monkeypatch.setattr(subprocess, "run", lambda *_, **__: said)
+    completed = subprocess.CompletedProcess([], 0, SYSCTL, "")
+    monkeypatch.setattr(subprocess, "run", lambda *_, **__: completed)
     assert cpu.cpu_features() == found
 
 
@@ -193,7 +193,7 @@ def test_features_behind_a_level_that_the_cpu_does_not_have(machine, monkeypatch
 
 
 @pytest.mark.parametrize("march", ["x86-64-v4+sse9", "x86-64-v9+avx2"])
-def test_what_no_level_is_stays_a_word_of_the_compiler(machine, monkeypatch, march):
+def test_an_unknown_level_is_passed_to_the_compiler(machine, monkeypatch, march):
     machine("x86_64", BF16)
     monkeypatch.setenv("VNPU_MARCH", march)
     assert cpu.cpu_flags() == (f"-march={march}",)

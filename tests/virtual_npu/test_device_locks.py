@@ -194,7 +194,7 @@ def test_transfer_that_begins_beyond_4_gib(program):
         error = failed(library, far, np.array(LIMIT + 64))
     assert error.kind == "offset"
     assert str(error).endswith(
-        "begins 4294967360 bytes into %x (memref<5368709120xi8>, argument 0 of @f at line 2); the shim is given offsets in 32 bits, so it would begin at byte 64; let offsets end below 4294967296: put what lies beyond into another argument"
+        "begins 4294967360 bytes into %x (memref<5368709120xi8>, argument 0 of @f at line 2); the shim gets offsets in 32 bits, so it would begin at byte 64; let offsets end below 4294967296: put the rest into another argument"
     )
 
 

@@ -60,7 +60,7 @@ FLOATS, BOTH = ("%x", "memref<16xf32, 2>"), ("%n, %x", "memref<4xi32, 2>, memref
 
 
 @pytest.mark.parametrize(("kernel", "passed"), [("adds", FLOATS), ("peeks", FLOATS), ("counts", BOTH)])
-def test_result_that_hangs_on_what_memory_held(kernel, passed, tmp_path):
+def test_a_result_that_depends_on_initial_memory(kernel, passed, tmp_path):
     program = uncleared(kernel, *passed, tmp_path)
     program.run(np.zeros(8, np.float32))  # the other checks see nothing of it
     with pytest.raises(GarbageError) as caught:
@@ -143,7 +143,7 @@ extern "C" void weighted(const bfloat16 *s, const bfloat16 *v, float *out) {
   aie::store_v(out, block.to_vector<float>());
 }
 """
-STOLEN = "numbers 4 to 7 of a block of the right factor meet only zeros, but 8 numbers share an exponent: they take {} of the others' 7 bits of mantissa, so the result hangs on what they hold; clear them (rows beyond the context, say), or end them at a multiple of 8"
+STOLEN = "numbers 4 to 7 of a block of the right factor meet only zeros, but 8 numbers share an exponent: they take {} of the others' 7 bits of mantissa, so the result depends on their content; clear them (rows beyond the context, say), or end them at a multiple of 8"
 
 
 def weights_and_values(stale: float) -> tuple[np.ndarray, np.ndarray]:
@@ -171,9 +171,9 @@ def test_stale_rows_take_bits_through_a_shared_exponent(numerics, text, program,
             np.testing.assert_array_equal(out, expected)
     same = [np.array_equal(outputs[0.0], outputs[stale]) for stale in (1.5, 24.0, 4096.0)]
     assert same == ([True, True, True] if numerics == "exact" else [True, False, False])
-    told = [[note.split(": ", 2)[2] for note in notes[stale]] for stale in (0.0, 1.5, 24.0, 4096.0)]
+    messages = [[note.split(": ", 2)[2] for note in notes[stale]] for stale in (0.0, 1.5, 24.0, 4096.0)]
     taken = [[], [], [STOLEN.format(4)], [STOLEN.format(7)]]
-    assert told == ([[]] * 4 if numerics == "exact" else taken)
+    assert messages == ([[]] * 4 if numerics == "exact" else taken)
 
 
 # ---- a buffer that is written again before a put has read it ----
@@ -211,7 +211,7 @@ REFILLED = """module {
 """
 
 
-def test_fill_that_does_not_wait_for_the_put_before_is_told(program):
+def test_a_fill_that_does_not_wait_for_the_put_is_reported(program):
     """As a put of upstream's took its lock after the core had written the buffer, and each fill but the first lost a row."""
     out = np.zeros((4, 16), np.float32)
     assert ran(program(REFILLED.replace("{kept}", "sent"), options=CHECKS), out).notes == ()

@@ -47,7 +47,7 @@ def test_an_installed_package_keeps_them_in_the_users_cache_folder(installed, mo
 
 
 @pytest.mark.usefixtures("installed")
-def test_a_user_without_a_home_folder_is_told_what_to_do(monkeypatch):
+def test_a_user_without_a_home_folder_gets_advice(monkeypatch):
     def unknown(_: int) -> None:
         raise KeyError("uid not found")
 

@@ -334,7 +334,7 @@ def test_runs_are_carried_out_in_start_order(tmp_path, strict):
     assert first.state() == ert_cmd_state.ERT_CMD_STATE_ERROR
 
 
-def test_a_failing_run_tells_why_and_may_be_started_again(tmp_path, strict):
+def test_a_failing_run_has_a_reason_and_can_be_restarted(tmp_path, strict):
     run = Session(tmp_path, "fail")
     keep, run = run, pyxrt.run(run.kernel)
     for _ in range(2):

@@ -18,7 +18,7 @@ alignas and asm auto bool break class co_await co_return const constexpr default
 else enum explicit export extern false float for friend goto if inline int long namespace new not nullptr
 operator private public register reinterpret_cast requires return short signed sizeof static struct switch
 template this thread_local throw true try typedef typeid union unsigned using virtual void volatile while xor
-linux unix NULL INT64_MAX vnpu v channels island arguments flat where sequencer arena main memcpy
+linux unix NULL INT64_MAX vnpu v channels task_loop arguments flat where sequencer arena main memcpy
 """.split()  # noqa: SIM905 - a list of so many is no easier to read
 PIECES = ["a", "b", "_", "x", "2e", "_x2e_", ".", "-", "$", "7"]
 WILD = [*PIECES, '"', "\\", "\n", "\r", "\t", "\0", "*/", "/*", "//", "??/", "??'", "%s%n", "{}", ")json\"", "é", "中",

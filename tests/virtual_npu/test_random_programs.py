@@ -25,10 +25,10 @@ def accepts(text: str) -> bool:
     return check(text, stack_bytes=2048).ok
 
 
-def test_the_check_agrees_with_what_is_known() -> None:
+def test_the_check_agrees_with_the_expected_verdicts() -> None:
     programs = [random_program(seed) for seed in range(CHECKED)]
-    said = [(program.expected == ExpectedVerdict.ACCEPTED, accepts(program.text)) for program in programs]
-    counts = Counter(said)
+    verdicts = [(program.expected == ExpectedVerdict.ACCEPTED, accepts(program.text)) for program in programs]
+    counts = Counter(verdicts)
     assert counts[True, True] + counts[False, False] >= AGREED * CHECKED, counts
     assert counts[False, True] <= SILENT * CHECKED, counts
     assert min(counts[True, True], counts[False, False]) > CHECKED / 5
@@ -75,7 +75,7 @@ def _run(program: RandomProgram, checks: bool, arrays: list[np.ndarray]) -> None
 def test_generate_writes_programs_and_labels(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["generate", "--seed", "3", "--count", "4", "--out", str(tmp_path / "new")]) == 0
     assert capsys.readouterr().out == (
-        f"4 programs in {tmp_path / 'new'}; the check agrees with what is known of 4\n"
+        f"4 programs in {tmp_path / 'new'}; the check agrees with the expected verdict of 4\n"
     )
     labels = [json.loads(line) for line in (tmp_path / "new" / "labels.jsonl").read_text().splitlines()]
     assert [label["name"] for label in labels] == [f"drawn_{seed}" for seed in range(3, 7)]

@@ -120,10 +120,10 @@ def of_a_core(path: Path) -> dict[str, int]:
 def test_a_form_takes_what_its_program_takes(path: Path) -> None:
     kernel, _, _ = path.stem.rpartition("_")
     first = next(form for form in FORMS if form.stem.rpartition("_")[0] == kernel)
-    told, wanted = of_a_core(path), of_a_core(first)
+    actual, wanted = of_a_core(path), of_a_core(first)
     if path.stem in DOUBLED_BEFORE:
-        told, wanted = (
-            {name: found[name] for name in OF_A_CORE if "channels" in name} for found in (told, wanted)
+        actual, wanted = (
+            {name: found[name] for name in OF_A_CORE if "channels" in name} for found in (actual, wanted)
         )
-    assert told == wanted
+    assert actual == wanted
     assert len(of_a_core(path)) == len(OF_A_CORE)

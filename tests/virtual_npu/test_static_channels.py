@@ -302,11 +302,11 @@ FAULTS = {
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_what_there_is_not(name: str) -> None:
+def test_channel_faults_are_reported(name: str) -> None:
     assert_fault(*FAULTS[name])
 
 
-def test_what_there_is() -> None:
+def test_channels_that_fit_have_no_fault() -> None:
     assert_clean(gets(2))
     assert_clean(many(6, "x_size = 1 : i64", "to"))
     assert_clean(chain(24))

@@ -137,7 +137,7 @@ SHARED = program(
         (["--omit-auto-broadcast"], 1024 + 2 * 2048, 4),
     ],
 )
-def test_what_aircc_is_told(
+def test_options_of_aircc(
     files: Path, capsys: pytest.CaptureFixture[str], words: list[str], l1_bytes: int, shim_tiles: int
 ) -> None:
     (files / "shared.mlir").write_text(SHARED)
@@ -148,7 +148,7 @@ def test_what_aircc_is_told(
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "message"),
     [
         ([], 0, "warning: "),
         (["--air-runtime-loop-tiling-sizes", "0"], 1, "error: "),
@@ -156,14 +156,14 @@ def test_what_aircc_is_told(
     ],
 )
 def test_how_many_steps_of_a_launch_are_sent_at_a_time(
-    files: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, told: str
+    files: Path, capsys: pytest.CaptureFixture[str], words: list[str], code: int, message: str
 ) -> None:
     """A core that is given its launch's place is fed by a step of the launch alone."""
     (files / "steps.mlir").write_text(flash_attention.build(128, 128, 2, 1, 64).text)
     assert main(["check", str(files / "steps.mlir"), *words]) == code
     captured = capsys.readouterr().err
-    assert captured.startswith(told)
-    assert ("run-time parameter" in captured) is bool(told)
+    assert captured.startswith(message)
+    assert ("run-time parameter" in captured) is bool(message)
 
 
 def test_sources_of_kernels(files: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -102,7 +102,7 @@ def test_a_function_is_reported_once() -> None:
     assert len(check(text).faults) == 1
 
 
-def test_a_function_that_nobody_calls_is_not_needed() -> None:
+def test_an_uncalled_function_is_not_needed() -> None:
     assert_clean(program(module="func.func private @k(memref<64xbf16, 2>)"))
 
 

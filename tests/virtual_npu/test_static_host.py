@@ -32,7 +32,7 @@ def test_a_parameter_of_a_launch_of_one_point() -> None:
     ("tiling", "left"), [((), 8), ((1,), 2), ((2, 2), 4), ((3, 1), 2), ((4, 4), 8)], ids=str
 )
 def test_a_parameter_in_a_loop_of_the_host(tiling: tuple[int, ...], left: int) -> None:
-    message = rf"the herd is given %n, and {left} points of the launch are a loop of the host: mlir-aie finds"
+    message = rf"the herd gets %n, and {left} points of the launch are a loop of the host: mlir-aie finds"
     assert_fault(launched(USED), "parameter", message, loop_tiling=tiling)
 
 
@@ -50,7 +50,7 @@ def test_a_scalar_that_only_a_dma_needs_stays_with_the_host() -> None:
 
 
 def test_a_parameter_of_the_caller() -> None:
-    message = "the herd is given %n, which the caller chooses: a sequence of instructions has constants only"
+    message = "the herd gets %n, which the caller chooses: a sequence of instructions has constants only"
     assert_fault(launched(USED, trips="", given=""), "parameter", message, loop_tiling=())
 
 

@@ -190,7 +190,7 @@ def test_a_difference_whose_sign_is_lost() -> None:
 UNKNOWN = {
     "24 lanes": (
         on_core("arith.addf %v, %v", "bf16", 32).replace("vector<32", "vector<24"),
-        r"arith.addf: .* vector<24xbf16>: nothing tells whether AIE2P lowers it; use what is known: "
+        r"arith.addf: .* vector<24xbf16>: there is no evidence that AIE2P lowers it; use a known form: "
         r"`arith.addf`, `arith.subf` (16|32) x bf16",
     ),
     "an operation that nobody tells of": (
@@ -210,7 +210,7 @@ UNKNOWN = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_nobody_tells_of(name: str) -> None:
+def test_forms_without_evidence(name: str) -> None:
     text, message = UNKNOWN[name]
     report = check(text)
     assert report.ok
@@ -287,7 +287,7 @@ def test_reads_that_are_not_plain() -> None:
     )
 
 
-def test_masks_are_warned_of() -> None:
+def test_masks_have_a_warning() -> None:
     text = program(
         "%p = arith.constant 0.0 : bf16\n%b = memref.alloc() : memref<64xbf16, 2>\n"
         "%m = arith.constant dense<true> : vector<16xi1>\n"
@@ -326,7 +326,7 @@ def forms(row: LoweringRule) -> Iterator[OpForm]:
 
 
 @pytest.mark.parametrize("row", TABLE, ids=lambda row: f"{row.verdict.name} {row.forms}")
-def test_rows_say_who_says_so_and_are_not_hidden(row: LoweringRule) -> None:
+def test_rows_have_a_source_and_are_not_hidden(row: LoweringRule) -> None:
     assert row.evidence
     assert all(
         each.startswith(("mlir-air ", "mlir-aie ", "llvm-aie ", "amd/Triton-XDNA")) for each in row.evidence
@@ -428,7 +428,7 @@ def test_a_division_of_scalars_takes_stack() -> None:
     assert_fault(QUOTIENT, "stack", message, stack_bytes=1024)
     assert_clean(QUOTIENT, stack_bytes=2048)
     assert_warning(
-        QUOTIENT, "stack", "a core has 1024 where aircc is told nothing; multiply with a reciprocal"
+        QUOTIENT, "stack", "a core has 1024 unless aircc gets another size; multiply with a reciprocal"
     )
 
 
@@ -464,7 +464,7 @@ def test_vectors_are_aligned_to_their_width() -> None:
     assert_fault(text, "misaligned", message)
 
 
-def test_an_alignment_that_cannot_be_told_is_not_complained_about() -> None:
+def test_an_unknown_alignment_has_no_finding() -> None:
     text = program(
         "%b = memref.alloc() : memref<256xbf16, 2>\n%n = memref.alloc() : memref<1xindex, 2>\n"
         "%o = memref.load %n[%c0] : memref<1xindex, 2>\n"

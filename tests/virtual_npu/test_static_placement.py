@@ -93,7 +93,7 @@ FAULTS = {
     "no room": (
         program(tiles="%c5, %c3", segment=second("%c5", "%c2")),
         "placement",
-        "f/0/s/other: no room for 5 x 2 cores beside the other herds on 8 x 4",
+        "f/0/s/other: no room for 5 x 2 cores next to the other herds on 8 x 4",
     ),
     "unrolled rows": (
         program(unroll="unroll(%u, %v) in (%su=%c1, %sv=%c2)"),
@@ -158,7 +158,7 @@ def test_every_segment_has_the_array_for_itself() -> None:
     assert_clean(program(tiles="%c8, %c4", launch=other))
 
 
-def test_several_functions_are_told_apart() -> None:
+def test_several_functions_have_separate_reports() -> None:
     report = check(program() + program(tiles="%c9, %c1").replace("@f(", "@g("))
     assert [(fault.place, fault.kind) for fault in report.faults] == [("g/0/s/h", "limit")]
     assert {usage.place.split("/")[0] for usage in report.usages} == {"f", "g"}

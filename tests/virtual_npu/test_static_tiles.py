@@ -75,7 +75,7 @@ def test_a_channel_of_many_members_needs_an_index() -> None:
         args=FAR,
     )
     kinds = {fault.kind: str(fault) for fault in check(text).faults}
-    assert "@c has 2 members and no index says which" in kinds["channel-index"]
+    assert "@c has 2 members, and the operation has no index" in kinds["channel-index"]
 
 
 @pytest.mark.parametrize(("trips", "copies"), [(1, 1), (2, 2), (3, 3), (4, 2), (5, 3)])

@@ -110,7 +110,7 @@ FAULTS = {
     "size 0": (
         parse(program(launch=NOTHING, module="air.channel @c []"), strict=False),
         "size",
-        "size 0 in dimension 0; a transfer of nothing is none, so give every size at least 1",
+        "size 0 in dimension 0; a transfer needs at least one element, so make every size at least 1",
     ),
     "a negative stride": (
         moved("[0, 0] [4, 8] [-64, 1]", L3),
@@ -341,8 +341,8 @@ IN_TIME = {
     ),
     "made from it, in a segment": (
         of_segment(),
-        "index 0 of @to changes with an scf.for, of which aircc makes one transfer of one member, so that "
-        "the others wait for ever; use an scf.parallel",
+        "index 0 of @to changes with an scf.for, for which aircc makes one transfer of one "
+        "member, so that the others wait for ever; use an scf.parallel",
     ),
     "made from it, in a herd": (
         of_herd("%c16"),

@@ -71,7 +71,7 @@ def test_what_fails_leaves_nothing(store):
     assert (store.find(NAME), left_of(store)) == (None, [])
 
 
-def test_a_second_thread_waits_says_so_and_finds_it(store):
+def test_a_second_thread_waits_with_a_note_and_finds_the_entry(store):
     started, waits, found = threading.Event(), threading.Event(), []
 
     def make(work: Path) -> Path:
@@ -207,7 +207,7 @@ def test_reading_counts_as_a_use_and_making_prunes(store):
     assert sorted(path.name for path in store.folder.glob("*.*")) == [NAME, f"last-{KEY}.o", f"more-{KEY}.o"]
 
 
-def test_a_whole_file_or_none(tmp_path):
+def test_a_file_is_complete_or_missing(tmp_path):
     write_atomic(tmp_path / "a", lambda file: file.write(b"1"))
 
     def fail(file) -> None:

@@ -268,7 +268,7 @@ def integers(name: str, kind: np.dtype, rng: np.random.Generator) -> np.ndarray:
 
 
 def floats(name: str, kind: np.dtype, rng: np.random.Generator) -> np.ndarray:
-    """Near 0, where the function has a value; what is compared or told apart also without a size."""
+    """Near 0, where the function has a value; comparisons also without a size."""
     found = (rng.standard_normal(N) * 4).astype(kind)
     if "cmpf" in name or "math_is" in name:
         tiny, least = ml_dtypes.finfo(kind).smallest_subnormal, ml_dtypes.finfo(kind).smallest_normal

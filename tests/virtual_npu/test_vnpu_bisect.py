@@ -138,20 +138,20 @@ LOST = (
 )
 
 
-def test_a_lost_token_is_a_note_and_the_search_goes_on(dumps, capsys):
+def test_a_lost_token_is_a_note_and_the_search_continues(dumps, capsys):
     put_fault(dumps, *LOST)
     assert main(words(dumps)) == 0
-    told = "missing token, a data race but for the order of the tile: this "
+    message = "missing token, a data race but for the order of the tile: this "
     found = capsys.readouterr().out.splitlines()
     (at,) = [number for number, line in enumerate(found) if line.startswith("note: ")]
     assert found[at - 1].endswith("pass_001_after_air-dependency.mlir")
-    assert re.match(rf"note: air-dependency: line \d+: .*{told}\w+ .* of %alloc, ", found[at])
+    assert re.match(rf"note: air-dependency: line \d+: .*{message}\w+ .* of %alloc, ", found[at])
     put_fault(dumps, *FAULTS["wrong channel index"][:3])
     assert main(words(dumps, "--json")) == 1
     found = json.loads(capsys.readouterr().out)
     assert found["guilty"]["pass"] == "air-dma-to-channel"
     assert [len(file["notes"]) for file in found["files"]] == [0, 1, 0]
-    assert told in found["files"][1]["notes"][0]
+    assert message in found["files"][1]["notes"][0]
 
 
 def test_a_limit_that_a_later_pass_mends_is_a_note(dumps, capsys):

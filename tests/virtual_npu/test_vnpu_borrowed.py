@@ -73,7 +73,7 @@ def test_what_is_only_read_is_borrowed(program, run, tmp_path):
 
 
 @pytest.mark.parametrize("options", [BuildOptions(fast=False), BuildOptions(checks=True)])
-def test_nothing_is_borrowed_where_it_is_not_wanted(tmp_path, options):
+def test_nothing_is_borrowed_in_slow_or_checked_builds(tmp_path, options):
     assert BORROWED not in emitted(text(), tmp_path, options=options)
 
 

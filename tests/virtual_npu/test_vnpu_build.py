@@ -82,7 +82,7 @@ def build(text: str, folder: Path, *kernel_dirs: Path) -> None:
     virtual_npu.build(with_constants(text), folder / "p.so", kernel_dirs=kernel_dirs)
 
 
-def test_missing_kernel_source_says_where_it_looked(tmp_path, kernels):
+def test_a_missing_kernel_source_lists_the_folders(tmp_path, kernels):
     message = r"line \d+: @shift links with gone.o, but gone.cc is in none of: .*kernels, .*kernels_cc. Put it there"
     with pytest.raises(virtual_npu.KernelSourceError, match=message):
         build(tile("shift", 'link_with = "gone.o"'), tmp_path, kernels)
@@ -194,7 +194,7 @@ def test_output_that_cannot_be_written(tmp_path):
         build(COPY, tmp_path / "file")
 
 
-def test_a_full_disk_at_link_time_is_told_in_the_linkers_words(tmp_path, monkeypatch):
+def test_a_full_disk_at_link_time_has_the_linkers_message(tmp_path, monkeypatch):
     folder = tmp_path / "out"
     folder.mkdir()
     wrapper = tmp_path / "c++"
@@ -279,7 +279,7 @@ def test_generated_code_carries_source_lines_and_can_be_kept(tmp_path, monkeypat
     assert os.access(tmp_path / "p.so", os.X_OK)
 
 
-def test_library_refuses_what_is_no_program(tmp_path):
+def test_library_refuses_a_file_that_is_no_program(tmp_path):
     path = tmp_path / "x.so"
     path.write_bytes(b"not an object")
     with pytest.raises(virtual_npu.ProgramError, match=r"x\.so is not a program of the virtual NPU"):

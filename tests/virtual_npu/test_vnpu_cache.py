@@ -217,7 +217,7 @@ def test_a_folder_that_cannot_be_written_is_done_without(folder, monkeypatch):
     assert run(folder) == [2.0] * 4
 
 
-def test_the_generated_code_is_kept_where_asked(folder):
+def test_the_generated_code_is_copied_to_the_requested_folder(folder):
     run(folder)
     run(folder, keep=folder / "kept", filename="dir/double.mlir")
     text = (folder / "kept" / "double.cc").read_text()

@@ -318,13 +318,13 @@ def test_operations_on_one_buffer_keep_their_order(library, run):
 def test_deadlock_on_a_full_channel(library, run):
     with pytest.raises(
         virtual_npu.VirtualNpuDeadlock,
-        match=r"Nobody is left who could do what these wait for:\n"
+        match=r"No operation is left that these could wait for:\n"
         r"  herd @h \(0, 0\), line \d+: put @f\[0\] \(2 put so far, 2 in flight\): no get makes room",
     ):
         run(library, "full", np.zeros(16, np.float32))
 
 
-def test_a_block_that_nobody_takes_is_an_error(library, run):
+def test_a_block_without_a_get_is_an_error(library, run):
     with pytest.raises(
         virtual_npu.VirtualNpuRuntimeError,
         match=r"line \d+: air.channel.put @left in launch \(0\): sent 16 elements that no get ever takes from @left\[0, 1\] "

@@ -149,14 +149,16 @@ FAULTS = [
 
 
 @pytest.mark.parametrize(("entry", "first", "second", "kind", "message", "words"), FAULTS)
-def test_fault_of_a_kernel_is_told(entry, first, second, kind, message, words, checked):
+def test_a_fault_of_a_kernel_is_reported(entry, first, second, kind, message, words, checked):
     made = line("%a = memref.alloc()", entry)
     where = {"a": f"%a (memref<16xf32, 2>, allocated at line {made})", "dealloc": line("dealloc %a", entry)}
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError) as caught:
         call(checked, entry, first, second)
-    told = message.format(**where, **words)
-    at = line("(%z, %a" if entry == "many_loads" else told.split(":")[0].removeprefix("func.call "), entry)
-    assert str(caught.value) == f"{entry}: line {at}: {told}"
+    expected = message.format(**where, **words)
+    at = line(
+        "(%z, %a" if entry == "many_loads" else expected.split(":")[0].removeprefix("func.call "), entry
+    )
+    assert str(caught.value) == f"{entry}: line {at}: {expected}"
     assert caught.value.kind == kind
 
 

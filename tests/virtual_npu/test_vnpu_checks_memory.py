@@ -1,4 +1,5 @@
-"""Memory checks: each fault of memory_programs.py is told in full; what only looks like one is left alone."""
+"""Memory checks: each fault of memory_programs.py has its whole message; programs that only look faulty have
+none."""
 
 from __future__ import annotations
 
@@ -25,7 +26,7 @@ def call(library: virtual_npu.Library, name: str, size: int = 1) -> tuple[np.nda
 
 
 @pytest.mark.parametrize("name", FAULTS)
-def test_fault_is_told_with_its_line_and_numbers(name, checked):
+def test_a_fault_is_reported_with_its_line_and_numbers(name, checked):
     fault = FAULTS[name]
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError) as caught:
         call(checked, name, size=8)

@@ -1,5 +1,5 @@
 # ruff: noqa: E501 - MLIR has long lines
-"""Data races: every kind is found and told with both sides; the same program with the missing order is clean."""
+"""Data races: every kind is found, with both sides in the message; the same program with the missing order is clean."""
 
 from __future__ import annotations
 
@@ -322,7 +322,7 @@ def call(library, entry, seed=0):
 
 
 @pytest.mark.parametrize("name", RACES)
-def test_a_race_is_told_with_both_sides(library, name):
+def test_a_race_is_reported_with_both_sides(library, name):
     _, what, how = RACES[name]
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError) as caught:
         call(library, name)
@@ -406,13 +406,13 @@ def test_races_may_be_notes(library):
     ("name", "beyond"),
     [("side_by_side_8", 0), ("side_by_side_9", 1), ("side_by_side_16", 8), ("in_a_row_16", 0)],
 )
-def test_more_siblings_than_can_be_told_apart_are_noted(library, name, beyond):
+def test_more_strands_than_chains_become_a_note(library, name, beyond):
     x, y = np.arange(N, dtype=np.float32), np.zeros(N, np.float32)
     notes = library.run(name, [x.ctypes.data, y.ctypes.data]).notes
     wanted = (
-        rf"line \d+: air.dma_memcpy_nd: {beyond} of these began while 8 others were under way, and nothing puts one "
-        "before the other: the race check tells 8 apart, so data races with the rest may be missed; let each "
-        "depend on the token of an earlier one, or wait for some before the next begin"
+        rf"line \d+: air.dma_memcpy_nd: {beyond} of these started while 8 others were running, and nothing "
+        "orders them: the race check distinguishes 8, so data races with the rest may be missed; let each "
+        "depend on the token of an earlier one, or wait for some before the next start"
     )
     assert len(notes) == (beyond > 0)
     assert all(re.fullmatch(wanted, note) for note in notes), notes
@@ -429,9 +429,9 @@ def test_the_end_of_the_memory_for_accesses_is_noted(library, monkeypatch):
         r"race check: (\d+) accesses came after the 1024 that it remembers were used up, so data races with them may "
         r"be missed: run the program for a smaller shape, or set VNPU_RACE_EVENTS higher \(\d+ bytes of memory each\)"
     )
-    told = re.fullmatch(wanted, note)
-    assert told, note
-    assert int(told[1]) == 2 * 600 + 4 - 1024
+    match = re.fullmatch(wanted, note)
+    assert match, note
+    assert int(match[1]) == 2 * 600 + 4 - 1024
     monkeypatch.delenv("VNPU_RACE_EVENTS")
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="data race"):
         library.run("late_race", late)

@@ -127,11 +127,11 @@ def test_which_function(files, capsys):
         ({"arg0": np.array([None])}, "arg0 in {path} does not hold plain numbers; save it as an array"),
         (
             {"arg0": np.zeros((8, 2), np.uint16), "arg1": np.zeros((2, 8), np.uint16)},
-            "arg0 of add has shape (2, 8); the array given has shape (8, 2)",
+            "arg0 of add has shape (2, 8); the array has shape (8, 2)",
         ),
         (
             {"arg0": np.zeros((2, 8), np.float32), "arg1": np.zeros((2, 8), np.uint16)},
-            "arg0 of add is bf16, held as uint16; the array given is float32",
+            "arg0 of add is bf16, held as uint16; the array is float32",
         ),
     ],
 )

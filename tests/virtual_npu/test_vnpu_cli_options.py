@@ -80,7 +80,7 @@ def as_json(capsys: pytest.CaptureFixture[str], words: str, status: int = 0) -> 
 # ---- arguments ----
 
 
-def test_a_summary_where_no_file_is_asked_for(capsys):
+def test_a_summary_if_no_file_is_requested(capsys):
     text = printed(capsys, "run double.mlir --zeros")
     assert re.sub(" +", " ", text).splitlines() == [
         "@double after the run",
@@ -297,19 +297,19 @@ def test_what_is_not_needed_is_not_loaded(words, unwanted):
     assert seconds < max(1, 40 * bare)
 
 
-def test_what_would_not_fit_the_device_is_told_in_one_line(folder, capsys):
-    def told(words: str) -> str:
+def test_a_program_that_does_not_fit_the_device_gets_one_line(folder, capsys):
+    def device_line(words: str) -> str:
         assert main(f"run tall.mlir {words}".split()) == 0
         return capsys.readouterr().err
 
     line = (
         r"note: this cannot be built for {}: line \d+: air.\w+: tall/0/s\S*: \w.* takes \d+, {} has \d+; .*"
-        r", and \d more; `aerie vnpu check` tells all, --device none looks for nothing\n"
+        r", and \d more; `aerie vnpu check` shows all, --device none looks for nothing\n"
     )
-    assert re.fullmatch(line.format("npu2", "npu2"), told(""))
-    assert re.fullmatch(line.format("npu1", "npu1"), told("--device npu1"))
-    assert re.fullmatch(line.format("npu2", "npu2"), told("--no-checks --device npu2"))
-    assert told("--device none") == told("--no-checks") == ""
+    assert re.fullmatch(line.format("npu2", "npu2"), device_line(""))
+    assert re.fullmatch(line.format("npu1", "npu1"), device_line("--device npu1"))
+    assert re.fullmatch(line.format("npu2", "npu2"), device_line("--no-checks --device npu2"))
+    assert device_line("--device none") == device_line("--no-checks") == ""
     found = as_json(capsys, "run tall.mlir")
     assert found["device"] == "npu2"
     assert len(found["misfits"]) > 1

@@ -119,7 +119,7 @@ CYCLES = {
 ENDS = {
     "itself": "This one waits for what only it could do later:\n"
     r"  herd @h \(0, 0\), line \d+: get @self\[0\] \(0 put so far, 0 in flight\), until a put comes",
-    "one_short": "Nobody is left who could do what these wait for:\n"
+    "one_short": "No operation is left that these could wait for:\n"
     r"  herd @h \(0, 0\), line \d+: get @short\[0\] \(2 put so far, 0 in flight\): no put comes",
 }
 
@@ -139,7 +139,7 @@ def message(library, entry: str) -> str:
 
 
 @pytest.mark.parametrize("name", CYCLES)
-def test_a_cycle_is_told_in_order(library, name):
+def test_a_cycle_is_reported_in_order(library, name):
     steps = CYCLES[name]
     head = f"{name}: deadlock: nothing can make progress. Each of these {len(steps)} waits for the next one, the last for the first:"
     first, *rest = message(library, name).splitlines()
@@ -157,7 +157,7 @@ def test_a_ring_names_every_tile(library):
 
 
 @pytest.mark.parametrize("name", ENDS)
-def test_what_nobody_does_is_told(library, name):
+def test_a_missing_operation_is_reported(library, name):
     assert re.search(ENDS[name], message(library, name))
 
 

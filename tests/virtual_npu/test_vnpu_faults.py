@@ -179,13 +179,13 @@ def test_numbers_that_an_operation_cannot_take_are_refused(library, name, good, 
 @pytest.mark.parametrize(("name", "good", "bad"), [("divf", 2, 0), ("truncf", 60000, 70000), ("log", 1, -1)])
 def test_the_first_number_that_is_not_finite_is_noted(library, name, good, bad):
     assert of_numbers(library, name, good) == ""
-    told = of_numbers(library, name, bad)
-    assert f"{name}: makes a NaN or an infinity out of finite numbers, the first of this run" in told
+    note = of_numbers(library, name, bad)
+    assert f"{name}: makes a NaN or an infinity out of finite numbers, the first of this run" in note
     assert of_numbers(library, name, np.nan) == ""  # made elsewhere
     assert of_numbers(library, name, np.inf) == ""
 
 
-def test_a_loop_without_end_is_told_and_a_long_one_is_not(library):
+def test_a_loop_without_end_is_reported_and_a_long_one_is_not(library):
     message = (
         r"while: line \d+: scf.while: no channel, DMA or launch has moved in \d+ s of computing, and iteration \d+ of "
         "this loop has begun: it seems to have no end; --time-limit SECONDS gives it more time, 0 any"

@@ -212,7 +212,7 @@ def test_what_a_view_is_made_of(library, run, dim):
     np.testing.assert_array_equal(got, [4, 2, 12, 1, (4, 2)[dim], 2, 8, 7])
 
 
-def test_dimension_that_is_none_is_an_error(library, run):
+def test_an_invalid_dimension_is_an_error(library, run):
     with pytest.raises(virtual_npu.VirtualNpuRuntimeError, match="dimension 2 of a memref of rank 2"):
         run(library, "made_of", np.zeros((8, 6), np.float32), np.zeros(8, np.int64), np.int64(2))
 

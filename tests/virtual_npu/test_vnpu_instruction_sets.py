@@ -106,7 +106,7 @@ def test_blocks_of_one_step_are_added_one_by_one(sums: Sums) -> None:
     same(sums.by_blocks("mmul_8x8x1", a, b, c), want)
 
 
-def test_what_four_blocks_of_mmul_leave_is_one_go(sums: Sums) -> None:
+def test_blocks_that_remain_of_mmul_are_summed_together(sums: Sums) -> None:
     for block, left in itertools.product(BLOCKS, (1, 2, 3)):
         m, n, k = map(int, block.split("x"))
         order, done = sums.order_of(k, n), 4 * k

@@ -12,7 +12,7 @@ from air_texts import with_constants
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
 
-LOAN = "vnpu::Loan "
+LOAN = "vnpu::LentBuffer "
 
 # x goes to two tiles at once, 16 elements at a time; each adds 1 to it through a kernel in C++.
 TEMPLATE = """
@@ -90,7 +90,7 @@ def result(program, run, source, folder, options=None):
     return run(program(source, (folder,), options), "add", X, np.zeros((2, 64), np.float32))[1]
 
 
-def test_what_is_only_read_is_a_loan(program, run, tmp_path):
+def test_a_block_that_is_only_read_is_lent(program, run, tmp_path):
     assert emitted(text(), tmp_path).count(LOAN) == 1
     np.testing.assert_array_equal(result(program, run, text(), tmp_path), [BY_TURNS + 1] * 2)
 
@@ -104,7 +104,7 @@ def test_what_is_not_one_block_is_copied_into_the_buffer(program, run, tmp_path,
 @pytest.mark.parametrize(
     "options", [BuildOptions(fast=False), BuildOptions(checks=True)], ids=["slow", "checks"]
 )
-def test_nothing_is_lent_where_it_is_not_wanted(program, run, tmp_path, options):
+def test_nothing_is_lent_in_slow_or_checked_builds(program, run, tmp_path, options):
     assert LOAN not in emitted(text(), tmp_path, options=options)
     plain = result(program, run, text(), tmp_path, options)
     np.testing.assert_array_equal(plain, result(program, run, text(), tmp_path))

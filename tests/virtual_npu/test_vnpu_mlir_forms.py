@@ -284,10 +284,10 @@ def test_forms_run(program, run, checks: bool) -> None:
     assert filled.tolist() == list(range(8))
     assert odd.tolist() == [False, True, False, False]
     a = np.arange(48, dtype=np.float32).reshape(6, 8)
-    _, told, _, out = run(
+    _, output, _, out = run(
         library, "metadata", a, np.zeros(12, np.int64), np.array([2, 1]), np.zeros(4, np.float32)
     )
-    assert told[:9].tolist() == [28, 8, 2, 28, 2, 0, 16, 4, 28]
+    assert output[:9].tolist() == [28, 8, 2, 28, 2, 0, 16, 4, 28]
     assert out[:2].tolist() == [28, 28]
 
 
@@ -307,7 +307,7 @@ def test_a_function_that_calls_itself_ends_somewhere(program, run) -> None:
 
 
 @pytest.mark.parametrize("checks", [True, False])
-def test_truncf_rounds_as_it_says(program, run, checks: bool) -> None:
+def test_truncf_rounds_by_its_attribute(program, run, checks: bool) -> None:
     library = program(PROGRAM, options=virtual_npu.BuildOptions(checks=checks))
     bits, floats = np.zeros((5, 8), np.uint16), np.zeros((5, 8), np.float32)
     _, bits, floats, _ = run(library, "rounded", X, bits, floats, D)

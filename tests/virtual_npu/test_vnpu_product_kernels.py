@@ -252,7 +252,7 @@ def check_rows_of_zeros(sums: Sums, form: str, planted: str) -> None:
         assert np.isfinite(of_zeros).all() == (planted == "numbers" or not rows)
 
 
-def test_rows_of_zeros_go_on_from_sums_that_are_none(sums):
+def test_rows_of_zeros_keep_special_sums(sums):
     """-0 becomes +0, a NaN stays; and a subnormal goes where the instructions flush it."""
     m, n, k = indices = ZEROS["few rows"]
     a, b, c = random_operands(indices, 7)

@@ -170,14 +170,14 @@ GOES = {
 
 @pytest.mark.parametrize("name", ["native", pytest.param("AMX emulated", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", GOES)
-def test_what_a_loop_sums_in_one_go(program, run, case, name):
+def test_blocks_that_a_loop_sums_together(program, run, case, name):
     """As many blocks as AMX sums at once, whether the loops are a product or run as they stand."""
     form, blocks = GOES[case]
     rows, columns, steps = form.block
     assert f"{blocks * steps}, {columns}}});" in emitted(form.text())
-    keeper = f"vnpu::InOneGo<{blocks}, {rows}, {columns}, {steps}> v_go;"
+    keeper = f"vnpu::SummedTogether<{blocks}, {rows}, {columns}, {steps}> v_go;"
     assert (keeper in emitted(form.text(), WATCHED)) == (blocks > 1)
-    assert "InOneGo" not in emitted(form.text(), BuildOptions(numerics="bfp16"))
+    assert "SummedTogether" not in emitted(form.text(), BuildOptions(numerics="bfp16"))
     operands = form.operands()
     with SETS[name].chosen():
         made, watched = (
@@ -191,7 +191,7 @@ def test_a_sum_that_something_else_reads_is_not_summed_in_one_go(program, run, p
     """It would see a sum of four blocks where the text has one of each."""
     form, value = Form((8, 8, 8), counts=(2, 3, 4)), {"inside": "%sum", "after": "%made"}[piece]
     text = form.text(**{piece: f"arith.negf {value} : vector<8x8xf32>"})
-    assert "InOneGo" not in emitted(text, WATCHED)
+    assert "SummedTogether" not in emitted(text, WATCHED)
     a, b, c = form.operands()
     want = c
     for at in range(0, a.shape[1], 8):

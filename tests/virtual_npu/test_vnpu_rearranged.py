@@ -193,14 +193,14 @@ def test_the_product_is_as_if_the_function_had_been_called(program, run, tmp_pat
     turned = text(CALL)
     code = emitted(turned)
     assert re.search(r"static const vnpu::Rearranged v_rearranged_b\([\w:]*turn,", code)
-    assert "if (v_rearranged_b.is_known())" in code
+    assert "if (v_rearranged_b.can_read_operand())" in code
     got, want = (
         run(program(turned, (tmp_path,), options), "product", *operands()) for options in (FAST, WATCHED)
     )
     np.testing.assert_array_equal(got[2], want[2])
 
 
-def test_blocks_the_other_way_round_come_out_as_they_are(program, run, tmp_path: Path):
+def test_transposed_blocks_are_read_in_place(program, run, tmp_path: Path):
     """B as (n, k), its blocks turned in the core: the bits of the product by its transpose."""
     (tmp_path / "turn.cc").write_text(source("transposes"))
     a, b, c = operands()

@@ -57,7 +57,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Program:
     return program
 
 
-def test_nothing_is_recorded_unless_asked(program):
+def test_nothing_is_recorded_unless_requested(program):
     result = program.run(X, Y)
     assert result.record is None
     np.testing.assert_array_equal(result.outputs[1], np.tile(2 * X, 2))

@@ -10,7 +10,7 @@ from air_texts import with_constants
 from aerie import virtual_npu
 from aerie.virtual_npu import BuildOptions
 
-RELAY, LENT = "vnpu::Relay ", "vnpu::Written{"
+RELAY, LENT = "vnpu::RelayBuffer ", "vnpu::Written{"
 
 # Three points of a launch send the same x, rows of 32 of which 8 are taken, through L2 to two tiles, in another order.
 TEMPLATE = """
@@ -81,7 +81,7 @@ def test_a_buffer_that_passes_blocks_on_gives_the_same(program, run, puts, out):
 @pytest.mark.parametrize(
     "options", [BuildOptions(fast=False), BuildOptions(checks=True)], ids=["slow", "checks"]
 )
-def test_nothing_is_relayed_where_it_is_not_wanted(program, run, options):
+def test_nothing_is_relayed_in_slow_or_checked_builds(program, run, options):
     assert RELAY not in emitted(text(), options)
     np.testing.assert_array_equal(result(program, run, text(), options), result(program, run, text()))
 

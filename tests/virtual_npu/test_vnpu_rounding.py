@@ -90,12 +90,12 @@ def same(got, want):
 
 
 @pytest.mark.parametrize("entry", ["scalars", "vectors", "generic"])
-def test_every_narrowing_rounds_as_asked(library, run, entry):
+def test_every_narrowing_rounds_by_the_option(library, run, entry):
     built, rounded = library
     same(run(built, entry, NUMBERS, np.zeros(24, BF16))[1], rounded(NUMBERS))
 
 
-def test_arithmetic_on_bf16_rounds_as_asked(library, run):
+def test_arithmetic_on_bf16_rounds_by_the_option(library, run):
     built, rounded = library
     rng = np.random.default_rng(0)
     for _ in range(20):

@@ -74,19 +74,19 @@ def test_a_sound_kernel_runs_as_ever(sanitized):
 
 
 @pytest.mark.parametrize(
-    ("fault", "said"),
+    ("fault", "message"),
     [
         ("x[n] = 1;", r"in change: (heap-buffer-overflow|use-after-poison), WRITE of size 4"),
         ("x[0] = table[n];", r"undefined behaviour: index 4 out of bounds for type 'float \[4\]'"),
         ("x[0] = float(1 << (n + 36));", "undefined behaviour: shift exponent 40 is too large"),
     ],
 )
-def test_faults_of_kernels(sanitized, fault, said):
+def test_faults_of_kernels(sanitized, fault, message):
     done = sanitized(fault)
     assert (done.status, done.out) == (1, "")
     first, *report = done.err.splitlines()
     assert first.startswith(f"error: change.cc:{LINE}: ")
-    assert re.search(said, first)
+    assert re.search(message, first)
     assert any(f"change.cc:{LINE}" in line for line in report)
     assert not any("Shadow bytes" in line or "_PyEval" in line for line in report)
 

@@ -398,16 +398,16 @@ def test_what_cores_and_memtiles_keep(program, run, checks: bool) -> None:
     assert run(library, "partly", flat[:16], np.zeros(2, np.float32))[1].tolist() == [8, 9]
 
 
-def test_what_nobody_wrote_is_told_where_it_is_used(program, run) -> None:
+def test_unwritten_elements_are_reported_where_they_are_used(program, run) -> None:
     used = LASTING.replace("%r[%c0, %c2] [%c2, %c1] [%c4, %c1]", "%r[%c0, %c1] [%c2, %c1] [%c4, %c1]")
     line = next(n for n, text in enumerate(used.splitlines(), 1) if text.endswith("// use"))
     library = program(used, options=virtual_npu.BuildOptions(checks=True))
-    told = rf"line {line}: air\.dma_memcpy_nd in herd @b \(0, 0\): reads element \[0, 1\] of %r .* before anything wrote it"
-    with pytest.raises(ProgramError, match=told):
+    message = rf"line {line}: air\.dma_memcpy_nd in herd @b \(0, 0\): reads element \[0, 1\] of %r .* before anything wrote it"
+    with pytest.raises(ProgramError, match=message):
         run(library, "partly", np.zeros(16, np.float32), np.zeros(2, np.float32))
 
 
-def test_sums_that_nobody_cleared_are_no_counters(program, run) -> None:
+def test_uncleared_sums_are_not_counters(program, run) -> None:
     text = """
   func.func @f(%out: memref<16xf32>) {
     air.launch (%i) in (%n=%c2) args(%out1=%out) : memref<16xf32> {
@@ -471,13 +471,13 @@ def test_cores_that_cannot_share_are_refused(program, given: str, other: str, me
         program(HOP.replace(given, other))
 
 
-def test_who_writes_once_and_reads_twice_waits_for_ever(program, run) -> None:
+def test_a_core_that_writes_once_and_reads_twice_waits_for_ever(program, run) -> None:
     again = "air.dma_memcpy_nd (%out3[%c1] [%c1] [%c1], %s[] [] []) : (memref<4xi32>, memref<1xi32, 2>)"
     library = program(
         HOP.replace("          default", "          // and\n          default").replace(
             "          case 1 {", f"          case 1 {{ {again} air.wait_all"
         )
     )
-    told = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
-    with pytest.raises(ProgramError, match=f"(?s){told}"):
+    message = r'deadlock: .*get @"%hop \(line 5\) is filled"\[0, 1\]'
+    with pytest.raises(ProgramError, match=f"(?s){message}"):
         run(library, "f", np.zeros(4, np.int32))

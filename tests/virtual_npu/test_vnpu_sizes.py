@@ -141,7 +141,7 @@ def run_between_guards(library: virtual_npu.Library, name: str, n: int, m: int) 
         assert (around[80:] == 7).all()
 
 
-def test_memory_that_is_not_there_is_told(library):
+def test_missing_memory_is_reported(library):
     with pytest.raises(
         virtual_npu.VirtualNpuRuntimeError, match=r"memref.alloc: out of memory: \d+ bytes beside"
     ):

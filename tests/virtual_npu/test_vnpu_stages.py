@@ -50,7 +50,7 @@ def test_what_is_recognised_depends_on_what_a_program_is_built_for():
     assert "vnpu.nest" in marked(GEMM, CHECKED)
 
 
-def test_memory_work_beside_engines_is_a_task():
+def test_memory_work_concurrent_with_engines_is_a_task():
     text = """
 air.channel @c [1]
 func.func @f(%a: memref<4xf32>, %b: memref<4xf32>) {

@@ -11,7 +11,7 @@ from md_text import code, page, section, table
 from settings import files
 
 from aerie import AerieError
-from aerie.engine import form_schema, tool_calls
+from aerie.engine import json_schema, tool_calls
 from aerie.virtual_npu.errors import ERROR_KINDS
 
 LEFT_OUT = (
@@ -25,14 +25,14 @@ LEFT_OUT = (
 
 
 def forms_page() -> str:
-    formats = ", ".join(code(each) for each in sorted(form_schema.FORMATS - {"unknown"}))
+    formats = ", ".join(code(each) for each in sorted(json_schema.FORMATS - {"unknown"}))
     calls = [
         (
-            ", ".join(code(mark) for mark in form.marks),
-            ", ".join(code(mark) for mark in form.without) or "none",
+            ", ".join(code(mark) for mark in form.template_markers),
+            ", ".join(code(mark) for mark in form.excluded_markers) or "none",
             "one" if form.is_bare else "several",
         )
-        for form in tool_calls.FORMS
+        for form in tool_calls.FORMATS
     ]
     return page(
         "Structured output",
@@ -67,8 +67,8 @@ def forms_page() -> str:
             f"Names of `format` that are held: {formats}. Other names are passed over, and refused with "
             "`strict` true.",
             "Numbers are f64. `const`, `enum` and `multipleOf` with an integer beyond "
-            f"{form_schema.MOST} or with "
-            f"more than {form_schema.DIGITS} digits are refused. Bounds beyond are moved inwards.",
+            f"{json_schema.MOST} or with "
+            f"more than {json_schema.DIGITS} digits are refused. Bounds beyond are moved inwards.",
             "With `strict` true, and in the field `json_schema`, what cannot be held is refused. Else it "
             "is left "
             "out, and the header `X-Aerie-Note` says what. Each of these only narrows a schema, so no "

@@ -7,7 +7,7 @@ from typing import Any
 
 from md_text import code, page, section, table
 
-from aerie.engine import refused
+from aerie.engine import unsupported_models
 from aerie.engine.families import FAMILIES
 from aerie.multi_launch_builder.programs import plan_programs
 from aerie.multi_launch_builder.shape_limits import rules
@@ -20,7 +20,7 @@ VARIANT = Variant(8, 512)
 
 def models_page() -> str:
     families = [
-        (code(family.model_type), code(family.name), _has(family), family.examples)
+        (code(family.model_type), code(family.name), _has(family), family.published_sizes)
         for family in sorted(FAMILIES.values(), key=lambda each: each.model_type)
     ]
     limits = [(code(rule.name), rule.step, rule.max, rule.why_max) for rule in rules()]
@@ -30,7 +30,7 @@ def models_page() -> str:
             " or ".join(code(repr(value)) for value in fact.values) or "none",
             fact.reason,
         )
-        for fact in refused.FACTS
+        for fact in unsupported_models.REQUIRED_ENTRIES
     ]
     return page(
         "Models",

@@ -16,10 +16,10 @@ from aerie.cli.arguments import CommandParser, run_command, setup_process
 from aerie.common import folders
 from aerie.common.text_tables import compact_table, print_tables
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.composing import Composition, Mode, mode_of
+from aerie.engine.composed_prompt import ChunkMode, ComposedPrompt, parse_chunk_mode
 from aerie.engine.logits import log_softmax
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.session import Session, prepare_runtime
 from aerie.runtime import select_backend
 from aerie.verify.recall.task import Question, questions
@@ -52,20 +52,20 @@ def scores(
     expected = np.array([question.answer for question in questions])
     causal = None
     for mode in modes:
-        log_probabilities = answers(session, questions, mode_of(mode))
+        log_probabilities = answers(session, questions, parse_chunk_mode(mode))
         causal = log_probabilities if causal is None else causal
         right = float((log_probabilities.argmax(axis=1) == expected).mean())
         apart = float((np.exp(causal) * (causal - log_probabilities)).sum(axis=1).mean())
         yield RecallScore(mode, questions[0].hops, right, apart)
 
 
-def answers(session: Session, questions: Sequence[Question], mode: Mode) -> NDArray[np.float64]:
+def answers(session: Session, questions: Sequence[Question], mode: ChunkMode) -> NDArray[np.float64]:
     """Log-probabilities of each token as the answer, (questions, vocabulary)."""
     registry, rows = session.chunk_registry(), []
     for first in range(0, len(questions), TOGETHER):
         some = questions[first : first + TOGETHER]
         parts = [[registry.chunk(registry.register(chunk)) for chunk in one.chunks] for one in some]
-        made = session.scheduler.forward([Composition(each, mode) for each in parts])
+        made = session.scheduler.forward([ComposedPrompt(each, mode) for each in parts])
         rows += [log_softmax(row) for (row,) in made]
     return np.array(rows)
 

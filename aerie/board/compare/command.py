@@ -15,7 +15,7 @@ from aerie.board.compare.processes import compare_all, compile_ahead, subprocess
 from aerie.board.compare.records import ItemOutcome, line_of, print_outcomes, save
 from aerie.cli.arguments import CACHE_FOLDER_HELP
 from aerie.common import folders
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 from aerie.runtime import select_backend
 from aerie.verify.report import make_folder
 

@@ -126,7 +126,7 @@ def _crashed(phase: str, code: int | None) -> ChildFailedError:
             ItemStatus.CRASHED, f"its process ended by {signal.Signals(-code).name} while {phase}"
         )
     return ChildFailedError(
-        ItemStatus.CRASHED, f"its process ended with exit code {code} while {phase}; its log says why"
+        ItemStatus.CRASHED, f"its process ended with exit code {code} while {phase}; its log has the reason"
     )
 
 

@@ -13,17 +13,18 @@ from collections.abc import Callable
 from pathlib import Path
 
 from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
-from aerie.cli.cache_command import cache_sections, format_exact_bytes
+from aerie.board.linux import distribution_name
+from aerie.cli.cache_command import cache_sections
 from aerie.cli.checkpoints import checkpoint_here
 from aerie.cli.hub import login_advice
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
 from aerie.common.errors import ProgramError, UserError
-from aerie.engine.compiling import blocks_of_variants, check_shape
 from aerie.engine.config import ModelConfig, load_config
-from aerie.engine.footprint import footprint, needs_of_prompt
+from aerie.engine.memory_estimate import footprint, needs_for_prompt
+from aerie.engine.program_library import check_shape, variant_set_for
 from aerie.engine.weights import Weights
-from aerie.runtime.memory import GIB, available_bytes, format_bytes
+from aerie.runtime.memory import GIB, available_bytes, format_bytes, format_file_bytes
 from aerie.runtime.npu import versions
 
 MEMORY_BYTES = 4 * GIB
@@ -56,9 +57,9 @@ def system(
     required = f"Linux {versions.KERNEL.version} or newer and glibc {versions.GLIBC.version} for the NPU"
     release = machine.read("/proc/sys/kernel/osrelease") or platform.release()
     glibc = libc if libc is not None else " ".join(platform.libc_ver())
-    actual = f"{_distribution(machine)}, Linux {release}, {glibc or 'no glibc'}"
+    actual = f"{distribution_name(machine.root)}, Linux {release}, {glibc or 'no glibc'}"
     if not platform_name.startswith("linux"):
-        fix = "run it on Linux; docs/how-to/install.md says what is known of WSL and Windows"
+        fix = "run it on Linux; docs/how-to/install.md has notes on WSL and Windows"
         return CheckResult(CheckStatus.FAILED, f"{platform_name} {release}", required, fix)
     old_kernel = versions.version_numbers(release) < versions.version_numbers(versions.KERNEL.version)
     old_glibc = versions.version_numbers(glibc.removeprefix("glibc ")) < versions.version_numbers(
@@ -68,11 +69,6 @@ def system(
         fix = f"for the NPU: Ubuntu {versions.UBUNTU.version} with its newest kernel (docs/how-to/install.md)"
         return CheckResult(CheckStatus.WARNING, actual, required, fix)
     return CheckResult(CheckStatus.OK, actual, required)
-
-
-def _distribution(machine: ExaminedMachine) -> str:
-    named = re.search(r'^PRETTY_NAME="?([^"\n]+)', machine.read("/etc/os-release") or "", re.MULTILINE)
-    return named.group(1) if named else "unknown distribution"
 
 
 def instructions(_: ExaminedMachine) -> CheckResult:
@@ -152,7 +148,7 @@ def disk(machine: ExaminedMachine, free_bytes: Callable[[Path], int] = _free) ->
 def cache(machine: ExaminedMachine) -> CheckResult:
     """The cache folder: its path, its content, and whether it can be written."""
     folder, entries = machine.cache_dir, cache_sections(machine.cache_dir)
-    actual = f"{folder}, {format_exact_bytes(sum(part.nbytes for part in entries))} of ours"
+    actual = f"{folder}, {format_file_bytes(sum(part.nbytes for part in entries))} of ours"
     required = "a folder that can be written, for compiled programs"
     try:
         folders.check_private(folder)
@@ -194,7 +190,7 @@ def checkpoint(machine: ExaminedMachine) -> CheckResult:
 def _fits(machine: ExaminedMachine, config: ModelConfig) -> CheckResult:
     check_shape(config)
     tokens = min(USUAL_PROMPT, config.context)
-    needs = needs_of_prompt(config, blocks_of_variants(config), tokens)
+    needs = needs_for_prompt(config, variant_set_for(config), tokens)
     needed, available = footprint(config, needs), available_bytes(machine.root)
     layers = config.num_hidden_layers
     actual = (

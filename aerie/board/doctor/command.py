@@ -180,7 +180,7 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one record of JSON instead of the page")
     parser.add_argument(
-        "--all", action="store_true", help="show each part of what is not set up too, and how to set it up"
+        "--all", action="store_true", help="also show the parts that are not set up, and how to set them up"
     )
 
 

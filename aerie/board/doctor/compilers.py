@@ -164,7 +164,11 @@ def air_bindings(machine: ExaminedMachine) -> CheckResult:
         return CheckResult(CheckStatus.OK, "installed", required)
     if NOT_INSTALLED.search(answer.text):
         return CheckResult(
-            CheckStatus.WARNING, "not installed; our own verifiers stand in", required, SETUP, absent=True
+            CheckStatus.WARNING,
+            "not installed; our own verifiers are used instead",
+            required,
+            SETUP,
+            absent=True,
         )
     actual = f"installed, and not to be loaded: {answer.problem}; it printed: {answer.last_line}"
     return CheckResult(CheckStatus.FAILED, actual, required, f"reinstall mlir-air's wheel; {SETUP}")

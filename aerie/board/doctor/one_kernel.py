@@ -75,7 +75,7 @@ def on_virtual_npu(machine: ExaminedMachine) -> CheckResult:
         _launch(machine, "virtual", VIRTUAL_S), f"python -m {MODULE} virtual shows all it says"
     )
     if finding.status is CheckStatus.FAILED and _only_compiled_runs():  # the check of the compiler says more
-        reason = "not tried, for its kernel was never compiled here; what is compiled runs without a compiler"
+        reason = "not tried: its kernel was never compiled here (a compiled kernel runs without a compiler)"
         return CheckResult(CheckStatus.WARNING, reason, finding.required, finding.fix)
     return finding
 

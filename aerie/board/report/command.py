@@ -22,7 +22,7 @@ from aerie.board.report.redaction import Redactor
 from aerie.cli.arguments import CACHE_FOLDER_HELP
 from aerie.common import folders, store
 from aerie.common.errors import UserError
-from aerie.engine.progress import Reporter
+from aerie.engine.reporter import Reporter
 
 INDEX = "index.md"
 RIGHT = {status.value for status in ItemStatus if status.is_right}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from aerie.board.linux import distribution_name
 from aerie.board.report.redaction import PROJECT
 from aerie.runtime.npu import versions
 from aerie.runtime.npu.tools import installed_version
@@ -58,7 +59,7 @@ def all_parts(source: ReportSource) -> Iterator[ReportPart]:
     """All parts, in the order of the index."""
     yield ReportPart(
         "versions.json",
-        "versions of Aerie and of what it uses, as found and as wanted",
+        "versions of Aerie and of its dependencies, found and required",
         _json(installed_versions()),
     )
     yield doctor()
@@ -81,7 +82,7 @@ def installed_versions() -> dict[str, Any]:
         "commit": commit(),
         "python": platform.python_version(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
-        "distribution": _distribution(),
+        "distribution": distribution_name(),
         "packages": {name: _version(name) for name in PACKAGES},
         "wanted": {item.name: item.version for item in required},
     }
@@ -212,13 +213,6 @@ def _about_npu(text: str) -> str:
 
 def _version(distribution: str) -> str:
     return installed_version(distribution) or "not installed"
-
-
-def _distribution() -> str:
-    try:
-        return platform.freedesktop_os_release().get("PRETTY_NAME", "unknown")
-    except OSError:
-        return "unknown"
 
 
 def _json(record: Any) -> str:

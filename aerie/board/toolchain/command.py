@@ -24,9 +24,9 @@ from aerie.board.toolchain.subjects import ToolchainSubject, build_subjects, sel
 from aerie.cli.arguments import add_model, int_at_least
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import UserError
-from aerie.engine.compiling import choose_seq_len
 from aerie.engine.config import load_config
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import choose_seq_len
+from aerie.engine.reporter import Reporter
 from aerie.runtime.errors import CompileError
 from aerie.runtime.npu.checks import preflight
 from aerie.runtime.npu.stage_runner import StageRunner

@@ -113,8 +113,8 @@ def _unwritable(program: CheckedProgram, op: ChannelPutOp) -> str | None:
     indices = constant_ints(op.indices)
     if indices is None:
         return (
-            f"the member of @{op.chan_name} that is written is no constant, so no core can be told; write "
-            "one put for each"
+            f"the member of @{op.chan_name} that is written is not a constant, and a core cannot get "
+            "it; write one put for each"
         )
     ends = program.channel_ends[op.chan_name]
     gets = [
@@ -158,7 +158,8 @@ def _without_index(program: CheckedProgram, op: ChannelTransferOp) -> Iterator[F
     members = 1 if channel is None else math.prod(channel.size)
     if members > 1 and not op.indices:
         message = (
-            f"@{op.chan_name} has {members} members and no index says which; write one for each dimension"
+            f"@{op.chan_name} has {members} members, and the operation has no index; write one "
+            "for each dimension"
         )
         yield Fault("channel-index", op_location(op), message, TO_AIE, op)
 
@@ -235,7 +236,7 @@ _LEVELS = (LaunchOp, SegmentOp, HerdOp)
 _IN_TIME: dict[type[Operation] | None, tuple[str, str]] = {
     None: ("for which air-to-aie finds no shim DMA", TO_AIE),
     SegmentOp: (
-        "of which aircc makes one transfer of one member, so that the others wait for ever",
+        "for which aircc makes one transfer of one member, so that the others wait for ever",
         SCHEDULE_OPT,
     ),
     HerdOp: ("for which air-to-aie finds no channel of the core", TO_AIE),

@@ -69,7 +69,7 @@ def _is_work(op: Operation, value: SSAValue) -> bool:
 
 
 def _parameter(program: CheckedProgram, herd: HerdOp, operand: SSAValue, inside: SSAValue) -> Iterator[Fault]:
-    given = f"the herd is given %{inside.name_hint or inside.type}"
+    given = f"the herd gets %{inside.name_hint or inside.type}"
     place = op_location(herd)
     if isinstance(operand.type, AnyFloat):
         message = (

@@ -72,14 +72,14 @@ def _types(form: OpForm) -> str:
 
 def _unknown(place: str, form: OpForm, op: Operation) -> Fault:
     rule = nearest_lowered_rule(form, "aie2p")
-    why = f"{_types(form)}: nothing tells whether AIE2P lowers it".removeprefix(": ")
+    why = f"{_types(form)}: there is no evidence that AIE2P lowers it".removeprefix(": ")
     return Fault("lowering", place, f"{why}; {_advice(rule)}", _source(rule), op, certain=False)
 
 
 def _advice(rule: LoweringRule | None) -> str:
     if rule is None:
         return "write it in operations that the table knows (docs/explanation/lowering.md), or in C++"
-    return f"use what is known: {rule.forms}"
+    return f"use a known form: {rule.forms}"
 
 
 def _source(rule: LoweringRule | None) -> str:
@@ -117,7 +117,7 @@ def _division(program: CheckedProgram, op: Operation) -> Iterator[Fault]:
         return
     if program.stack_bytes < DIVISION_STACK and not _is_power_of_two(op.rhs):
         told = program.options.stack_bytes is not None
-        has = f"a core has {program.stack_bytes}" + ("" if told else " where aircc is told nothing")
+        has = f"a core has {program.stack_bytes}" + ("" if told else " unless aircc gets another size")
         message = (
             f"a division of scalar floats takes about {DIVISION_STACK} bytes of stack, and {has}; multiply "
             "with a reciprocal, or compile and check with --stack-size 2048"

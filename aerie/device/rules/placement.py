@@ -119,7 +119,7 @@ def check_herd_sizes(scope: ArrayConfiguration) -> Iterator[Finding]:
         yield ResourceUsage(place, "rows (y)", rows, scope.rows, TARGET_MODEL, transpose, at)
     if scope.herds:
         cores = sum(math.prod(herd_shape(herds[0])) for herds in scope.herds.values())
-        advice = "herds of different names stand side by side; give phases of one herd one name"
+        advice = "herds of different names run next to each other; give phases of one herd one name"
         limit = scope.columns * scope.rows * scope.copies
         yield ResourceUsage(
             scope.place, "cores", cores * scope.copies, limit, TARGET_MODEL, advice, scope.root
@@ -216,7 +216,8 @@ def _room(scope: ArrayConfiguration, free: dict[str, HerdOp], taken: dict[Cell, 
         columns, rows = herd_shape(herd)
         if columns <= grid[0] and rows <= grid[1] and len(scope.herds) > 1:
             message = (
-                f"no room for {columns} x {rows} cores beside the other herds on {grid[0]} x {grid[1]}; make "
+                f"no room for {columns} x {rows} cores next to the other herds on {grid[0]} x "
+                f"{grid[1]}; make "
                 "it or the others smaller, or give x_loc and y_loc to all"
             )
             yield Fault("placement", scope.report_name(name), message, PLACEMENT, herd)

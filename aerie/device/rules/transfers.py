@@ -105,7 +105,7 @@ def _host_offset(side: TransferSide, limit: int) -> Iterator[TransferFault]:
         yield TransferFault(
             "host-offset",
             f"an offset of up to {furthest} bytes; a shim's descriptor is given the offset in 32 bits, so it "
-            f"would begin at byte {furthest % limit}; offsets end below {limit}, so put what lies beyond "
+            f"would begin at byte {furthest % limit}; offsets end below {limit}, so put the rest "
             "into another argument",
             ADDRESS_PATCH,
         )
@@ -122,8 +122,8 @@ def _signs(dims: Dims) -> Iterator[TransferFault]:
         if size < 1:
             yield TransferFault(
                 "size",
-                f"size {size} in dimension {place}; a transfer of nothing is none, so give every size at "
-                "least 1",
+                f"size {size} in dimension {place}; a transfer needs at least one element, so "
+                "make every size at least 1",
                 DESCRIPTOR_FIELDS,
             )
         if stride < 0:

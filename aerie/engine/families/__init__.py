@@ -6,12 +6,12 @@ import pkgutil
 from importlib import import_module
 from types import MappingProxyType
 
-from aerie.engine.family import Family
+from aerie.engine.model_family import ModelFamily
 
 
-def _families() -> dict[str, Family]:
+def _families() -> dict[str, ModelFamily]:
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found: list[Family] = [import_module(f"{__name__}.{name}").FAMILY for name in names]
+    found: list[ModelFamily] = [import_module(f"{__name__}.{name}").FAMILY for name in names]
     found.sort(key=lambda family: family.diffusion is not None)
     return {family.model_type: family for family in found}
 
@@ -19,5 +19,5 @@ def _families() -> dict[str, Family]:
 FAMILIES = MappingProxyType(_families())
 """By model_type, in the order of the files' names; those of block diffusion come last."""
 
-SOME_THAT_RUN = ", ".join(family.examples for family in FAMILIES.values())
+SOME_THAT_RUN = ", ".join(family.published_sizes for family in FAMILIES.values())
 """Whose shapes the kernels accept, as tests/multi_launch_builder/test_mlb_shapes.py has them."""

@@ -11,5 +11,5 @@ FAMILY = replace(
     model_type="a2d-qwen2",
     published_as="A2DQwen2LMHeadModel",
     diffusion=a2d_qwen3.FAMILY.diffusion,
-    examples="Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm",
+    published_sizes="Qwen2.5-Coder-0.5B-Instruct-diffusion-bd3lm",
 )

@@ -8,12 +8,12 @@ of mdlm, which see the whole text, have the same names in config.json: nothing t
 from dataclasses import replace
 
 from aerie.engine.families import qwen3
-from aerie.engine.family import DiffusionEntries
+from aerie.engine.model_family import FamilyDiffusion
 
 FAMILY = replace(
     qwen3.FAMILY,
     model_type="a2d-qwen3",
     published_as="A2DQwen3LMHeadModel",
-    diffusion=DiffusionEntries("block_size", 32, "<|mask|>"),
-    examples="Qwen3-0.6B-diffusion-bd3lm",
+    diffusion=FamilyDiffusion("block_size", 32, "<|mask|>"),
+    published_sizes="Qwen3-0.6B-diffusion-bd3lm",
 )

@@ -8,12 +8,12 @@ token is among the tokenizer's added tokens (151665), and the parts are the defa
 from dataclasses import replace
 
 from aerie.engine.families import qwen2
-from aerie.engine.family import DiffusionEntries
+from aerie.engine.model_family import FamilyDiffusion
 
 FAMILY = replace(
     qwen2.FAMILY,
     model_type="Fast_dLLM_Qwen",
     published_as="Fast_dLLM_QwenForCausalLM",
-    diffusion=DiffusionEntries("bd_size", 32, "|<MASK>|", shifted=True, sub_block=8),
-    examples="Fast_dLLM_v2-1.5B and 7B",
+    diffusion=FamilyDiffusion("bd_size", 32, "|<MASK>|", shifted=True, sub_block=8),
+    published_sizes="Fast_dLLM_v2-1.5B and 7B",
 )

@@ -3,11 +3,11 @@
 Defaults: transformers' configuration_llama.py.
 """
 
-from aerie.engine.family import Family
+from aerie.engine.model_family import ModelFamily
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="llama",
     architecture="LlamaForCausalLM",
-    positions=2048,
-    examples="Llama-3.2-1B and 3B, Llama-3.1-8B, Llama-2-7B, TinyLlama, SmolLM2",
+    default_positions=2048,
+    published_sizes="Llama-3.2-1B and 3B, Llama-3.1-8B, Llama-2-7B, TinyLlama, SmolLM2",
 )

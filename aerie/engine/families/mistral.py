@@ -4,13 +4,13 @@ Up to the length of the window the two are the same, and the context ends there.
 configuration_mistral.py.
 """
 
-from aerie.engine.family import Family
+from aerie.engine.model_family import ModelFamily
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="mistral",
     architecture="MistralForCausalLM",
-    positions=131072,
+    default_positions=131072,
     kv_heads=8,
     sliding_window=4096,
-    examples="Mistral-7B",
+    published_sizes="Mistral-7B",
 )

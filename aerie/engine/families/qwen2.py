@@ -4,16 +4,16 @@ The released models have windows in config.json and switch them off. Where one i
 ends with it. Defaults: transformers' configuration_qwen2.py.
 """
 
-from aerie.engine.family import LAYER_TENSORS, QKV_BIAS, Family
+from aerie.engine.model_family import LAYER_TENSORS, QKV_BIAS, ModelFamily
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="qwen2",
     architecture="Qwen2ForCausalLM",
-    positions=32768,
+    default_positions=32768,
     kv_heads=32,
     sliding_window=4096,
     window_is_optional=True,
     window_layers=28,
     tensors={**LAYER_TENSORS, **QKV_BIAS},
-    examples="Qwen2.5-0.5B to 7B",
+    published_sizes="Qwen2.5-0.5B to 7B",
 )

@@ -4,17 +4,17 @@ Heads are 128 wide whatever the model's width. Windows are those of Qwen2. Defau
 configuration_qwen3.py.
 """
 
-from aerie.engine.family import LAYER_TENSORS, QK_NORM, Family
+from aerie.engine.model_family import LAYER_TENSORS, QK_NORM, ModelFamily
 
-FAMILY = Family(
+FAMILY = ModelFamily(
     model_type="qwen3",
     architecture="Qwen3ForCausalLM",
-    positions=32768,
+    default_positions=32768,
     kv_heads=32,
     head_dim=128,
     sliding_window=4096,
     window_is_optional=True,
     window_layers=28,
     tensors={**LAYER_TENSORS, **QK_NORM},
-    examples="Qwen3-0.6B to 8B",
+    published_sizes="Qwen3-0.6B to 8B",
 )

@@ -8,12 +8,12 @@ configuration_sdar.py, which are those of Qwen3.
 from dataclasses import replace
 
 from aerie.engine.families import qwen3
-from aerie.engine.family import DiffusionEntries
+from aerie.engine.model_family import FamilyDiffusion
 
 FAMILY = replace(
     qwen3.FAMILY,
     model_type="sdar",
     published_as="SDARForCausalLM",
-    diffusion=DiffusionEntries("block_size", 4, "<|MASK|>"),
-    examples="SDAR-1.7B to 8B",
+    diffusion=FamilyDiffusion("block_size", 4, "<|MASK|>"),
+    published_sizes="SDAR-1.7B to 8B",
 )

@@ -14,7 +14,7 @@ from aerie.engine.gguf.architectures import ARCHITECTURES
 from aerie.engine.gguf.container import short
 from aerie.engine.gguf.model_files import GGUFModel
 from aerie.engine.gguf.rope_entries import rope_entries
-from aerie.engine.refused import reason_of_name
+from aerie.engine.unsupported_models import reason_of_name
 
 OTHER_MODELS = {
     "attention.scale": "attention_multiplier",

@@ -1,7 +1,8 @@
-"""Decode attention in C++ (decode_attention.cc): compiled where there is a compiler, else done without.
+"""Decode attention in C++ (decode_attention.cc), compiled at first use. Without a compiler numpy does the
+work (attention.py).
 
-The compiler, its flags and the cache folder are those of the virtual NPU's programs; so are the threads and
-their number. AERIE_PLAIN=host_code turns it off.
+The compiler, its flags, the cache folder and the threads are those of the virtual NPU's programs.
+AERIE_PLAIN=host_code turns the C++ code off.
 """
 
 from __future__ import annotations
@@ -26,50 +27,59 @@ from aerie.virtual_npu.objects import load_host_code
 SOURCE = Path(__file__).parent / "decode_attention.cc"
 
 ELEMENTS = 32
-"""A head's width must be a multiple of this: of two of the widest vectors."""
+"""head_dim must be a multiple of this number: two of the widest vectors."""
 
 
-class Place(ctypes.Structure):
-    """The position of the first of so many new rows, or of each of them, and the positions that a decoded
-    token attends to; Place in decode_attention.cc."""
+class KVPosition(ctypes.Structure):
+    """Positions for one call of the C++ code. The same struct is in decode_attention.cc.
+
+    Rows are stored at positions `position` .. `position + rows - 1`, or at `row_positions` (int64[rows]) if
+    that pointer is set. A query attends to positions `visible_start` .. `visible_stop - 1`, or to
+    `visible[visible_start .. visible_stop - 1]` (int64) if that pointer is set.
+    """
 
     _fields_ = (
-        *((name, ctypes.c_int64) for name in ("position", "rows", "first", "last")),
-        ("to", ctypes.c_void_p),
-        ("seen", ctypes.c_void_p),
+        *((name, ctypes.c_int64) for name in ("position", "rows", "visible_start", "visible_stop")),
+        ("row_positions", ctypes.c_void_p),
+        ("visible", ctypes.c_void_p),
     )
 
     position: int
     rows: int
-    first: int
-    last: int
-    to: int | None
-    seen: int | None
+    visible_start: int
+    visible_stop: int
+    row_positions: int | None
+    visible: int | None
 
-    def stand(self, position: int, rows: int = 1) -> None:
-        self.position, self.rows, self.to = position, rows, None
+    def set_rows(self, position: int, rows: int = 1) -> None:
+        """Store `rows` rows from `position` on."""
+        self.position, self.rows, self.row_positions = position, rows, None
 
-    def stand_at(self, positions: NDArray[np.int64]) -> None:
-        """New rows have these positions, one each."""
-        self._positions = np.ascontiguousarray(positions, np.int64)  # to which `to` points
-        self.rows, self.to = len(positions), self._positions.ctypes.data
+    def set_row_positions(self, positions: NDArray[np.int64]) -> None:
+        """Store one row at each of these positions, int64 (rows,)."""
+        self._positions = np.ascontiguousarray(positions, np.int64)  # the pointer needs it alive
+        self.rows, self.row_positions = len(positions), self._positions.ctypes.data
 
     @property
     def positions(self) -> NDArray[np.int64]:
-        """Those of new rows."""
-        return self._positions if self.to else self.position + np.arange(self.rows)
+        """Positions of the rows to store, int64 (rows,)."""
+        return self._positions if self.row_positions else self.position + np.arange(self.rows)
 
-    def see(self, visible: slice | NDArray[np.int64], capacity: int) -> None:
-        """A decoded token attends to a run of positions, or to these, in this order. IndexError for positions
-        that the cache does not have."""
+    def set_visible(self, visible: slice | NDArray[np.int64], capacity: int) -> None:
+        """Attend to this slice of positions, or to these positions (int64) in this order. Raises IndexError
+        if one is outside a cache of `capacity` positions."""
         if isinstance(visible, slice):
-            self.first, self.last, _ = visible.indices(capacity)
-            self.seen = None
+            self.visible_start, self.visible_stop, _ = visible.indices(capacity)
+            self.visible = None
         else:
             if visible.min() < 0 or visible.max() >= capacity:
                 raise IndexError(f"positions {visible.min()}..{visible.max()} in a cache of {capacity}")
-            self._seen = np.ascontiguousarray(visible, np.int64)  # to which `seen` points
-            self.first, self.last, self.seen = 0, len(self._seen), self._seen.ctypes.data
+            self._visible = np.ascontiguousarray(visible, np.int64)  # the pointer needs it alive
+            self.visible_start, self.visible_stop, self.visible = (
+                0,
+                len(self._visible),
+                self._visible.ctypes.data,
+            )
 
 
 _ARRAYS = ("query", "key_rows", "value_rows", "keys", "values", "out")
@@ -77,43 +87,45 @@ _SIZES = ("heads", "kv_heads", "head_dim", "capacity", "threads")
 
 
 class _Layer(ctypes.Structure):
-    """Layer in decode_attention.cc."""
+    """Arrays and sizes of one layer. The same struct is in decode_attention.cc."""
 
     _fields_ = (
         *((name, ctypes.c_void_p) for name in _ARRAYS),
         *((name, ctypes.c_int64) for name in _SIZES),
-        ("place", ctypes.POINTER(Place)),
+        ("position", ctypes.POINTER(KVPosition)),
     )
 
 
-class LayerCode:
-    """The functions of decode_attention.cc on the arrays of one layer, which stay where they are.
+class NativeLayer:
+    """The C++ functions bound to the arrays of one layer. The arrays must stay at their addresses.
 
-    keys and values are (kv_heads, capacity, head_dim). To keep rows, there are key_rows and value_rows,
-    (rows, kv_heads * head_dim) both; to attend, query and out, (heads * head_dim,). All are bf16 and
-    contiguous. Raises ValueError for others.
+    keys and values: (kv_heads, capacity, head_dim). To store rows, pass key_rows and value_rows, (rows,
+    kv_heads * head_dim). To attend, pass query and out, (heads * head_dim,). All are bf16 and contiguous.
+    Raises ValueError for other arrays.
     """
 
-    def __init__(self, native: NativeAttention, place: Place, threads: int, **arrays: BF16Array) -> None:
+    def __init__(
+        self, native: NativeAttention, position: KVPosition, threads: int, **arrays: BF16Array
+    ) -> None:
         kv_heads, capacity, head_dim = arrays["keys"].shape
-        whole = arrays["query"].size if "query" in arrays else 0
-        sizes = whole // head_dim, kv_heads, head_dim, capacity, threads
+        query_size = arrays["query"].size if "query" in arrays else 0
+        sizes = query_size // head_dim, kv_heads, head_dim, capacity, threads
         row = kv_heads * head_dim
         rows = arrays["key_rows"].size // row * row if "key_rows" in arrays else 0
-        expected = {"key_rows": rows, "value_rows": rows, "values": row * capacity, "out": whole}
+        expected = {"key_rows": rows, "value_rows": rows, "values": row * capacity, "out": query_size}
         for name, array in arrays.items():
             _check(name, array, expected.get(name, array.size))
         pointers = (arrays[name].ctypes.data if name in arrays else None for name in _ARRAYS)
         self._native = native
-        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(place))
+        self._in_c = _Layer(*pointers, *sizes, ctypes.pointer(position))
         self._keeps = self._in_c, arrays
 
     def keep_rows(self) -> HostWork:
-        """Store as many of key_rows and value_rows as the place has rows, from its position on."""
+        """Store the first `position.rows` rows of key_rows and value_rows at the positions of `position`."""
         return self._work(self._native.keep_rows)
 
     def attend(self) -> HostWork:
-        """The token's attention to `out`."""
+        """Write the attention of `query` over the visible positions to `out`."""
         return self._work(self._native.attend)
 
     def _work(self, function: Any) -> HostWork:
@@ -133,7 +145,7 @@ def _check(name: str, array: BF16Array, size: int) -> None:
 
 
 class NativeAttention:
-    """The functions of decode_attention.cc. `seconds` is the time spent so far in calls from Python."""
+    """The functions of decode_attention.cc. `seconds`: total time of the calls made from Python."""
 
     def __init__(self, library: ctypes.CDLL) -> None:
         self.seconds = 0.0
@@ -141,9 +153,9 @@ class NativeAttention:
         for function in (self.keep_rows, self.attend):
             function.argtypes = [ctypes.c_void_p] * 3
 
-    def serves(self, keys: BF16Array, visible: object) -> bool:
-        """Whether it can attend to these: `visible` a run of positions, or where positions lie, one or more
-        in either; whole vectors, a cache as it lies."""
+    def can_attend(self, keys: BF16Array, visible: object) -> bool:
+        """Whether the C++ code can attend to these keys: contiguous, head_dim a multiple of ELEMENTS, and
+        `visible` a slice with step 1 or an int64 array, not empty."""
         if keys.shape[2] % ELEMENTS or not keys.flags.c_contiguous:
             return False
         if isinstance(visible, slice):
@@ -152,35 +164,37 @@ class NativeAttention:
         return isinstance(visible, np.ndarray) and visible.dtype == np.int64 and visible.size > 0
 
     def timed(self, function: Any, layer: _Layer) -> None:
-        """Call one of the functions."""
+        """Call one of the functions, and add its time to `seconds`."""
         started = time.perf_counter()
         function(ctypes.byref(layer), None, None)
         self.seconds += time.perf_counter() - started
 
 
 def native_attention() -> NativeAttention | None:
-    """The C++ form, or None where it is not wanted or cannot be had. Compiled at the first call."""
+    """The C++ functions, compiled at the first call. Returns None if AERIE_PLAIN turns them off or they do
+    not compile."""
     if is_plain("host_code"):
         return None
-    found = _load()
-    return found if isinstance(found, NativeAttention) else None
+    native = _load()
+    return native if isinstance(native, NativeAttention) else None
 
 
 def prepare_native() -> str:
-    """Compile, so that no token waits for it; a line to tell the user, or "". UserError for a bad knob."""
+    """Compile the C++ code now, so that no token waits for it. Returns a line for the user if numpy is used
+    instead, else "". Raises UserError for a bad value of AERIE_PLAIN."""
     try:
-        is_wanted = not is_plain("host_code")
+        is_enabled = not is_plain("host_code")
     except KnobError as error:
         raise UserError(str(error)) from None
-    if not is_wanted:
+    if not is_enabled:
         return f"decode attention: numpy ({PLAIN.name} asks for it)"
-    found = _load()
-    return found if isinstance(found, str) else ""
+    native = _load()
+    return native if isinstance(native, str) else ""
 
 
 @functools.cache
 def _load() -> NativeAttention | str:
-    """It, or why there is none."""
+    """The compiled functions, or the reason why there are none."""
     try:
         return NativeAttention(load_host_code(SOURCE, with_team=True))
     except ProgramError as error:

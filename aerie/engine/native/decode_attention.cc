@@ -1,9 +1,9 @@
-// Decode attention on the host: one query position against the KV cache, read where it lies.
+// Decode attention on the host: one query position against the KV cache, which is read in place.
 //
-// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score is the same wherever
-// it falls in a tile, a head's softmax is one thread's work, and an element's sum over the positions too: so the number
-// of threads, which share out heads, positions and elements, changes no bit. The instruction set does: by the lanes that
-// a score is added up in, and by its fused multiply-adds.
+// Scores, softmax and sums are float32, and the result is rounded to bf16 once. A position's score does not depend on its place
+// in a tile. One thread computes a head's softmax, and an element's sum over the positions: so the number of threads, which
+// share heads, positions and elements, changes no bit. The instruction set does: by the number of lanes that add up a score,
+// and by its fused multiply-adds.
 //
 // A head must be whole pairs of vectors (vectors.h): at most 32 elements.
 
@@ -19,81 +19,84 @@
 #include <vector>
 
 #include "vectors.h"
-#include "vnpu/ahead.h"
+#include "vnpu/prefetch.h"
 #include "vnpu/team.h"
 
 namespace {
 
 constexpr int kTile = kLanes;  // dot products at a time: HEADS heads against kTile / HEADS positions
 
-// The position of the first of so many new rows, and the positions that a decoded token attends to: first .. last - 1.
-// Rows that are not one after the other have their positions in `to`, which is null else. Where what is attended to is
-// no run, as in pages of a pool, `seen` has where in the cache each of last - first positions lies, in their order.
-struct Place {
-  std::int64_t position, rows, first, last;
-  const std::int64_t *to, *seen;
+// Positions for one call; __init__.py has the same struct. New rows are stored at position .. position + rows to: 1, or at
+// row_positions[0 .. rows - 1] if that is not null. The token attends to positions visible_start .. visible_stop - 1, or
+// to visible[0 .. visible_stop - visible_start - 1], in this order, if that is not null, as for pages of a pool.
+struct KVPosition {
+  std::int64_t position, rows, visible_start, visible_stop;
+  const std::int64_t *row_positions, *visible;
 };
 
 // One layer's part of a decoded token; __init__.py has the same struct.
 struct Layer {
-  const std::uint16_t* query;                  // (heads * head_dim)
-  const std::uint16_t *key_rows, *value_rows;  // (rows, kv_heads * head_dim): of the tokens themselves
-  std::uint16_t *keys, *values;                // (kv_heads, capacity, head_dim)
-  std::uint16_t* out;                          // (heads * head_dim)
+  const std::uint16_t* query;  // (heads * head_dim)
+  const std::uint16_t *key_rows, *value_rows;  // (rows, kv_heads * head_dim): the new tokens' keys and values
+  std::uint16_t *keys, *values;  // (kv_heads, capacity, head_dim)
+  std::uint16_t* out;  // (heads * head_dim)
   std::int64_t heads, kv_heads, head_dim, capacity, threads;
-  const Place* place;
+  const KVPosition* position;
 };
 
 struct Job : Layer {
   std::int64_t group, first, positions;
-  std::int64_t padded;  // positions, to whole tiles
-  const std::int64_t* seen;
+  std::int64_t padded;  // positions, rounded up to whole tiles
+  const std::int64_t* visible;
   float scale;
 
   explicit Job(const Layer& layer)
       : Layer(layer),
         group(heads / kv_heads),
-        first(place->first),
-        positions(place->last - first),
+        first(position->visible_start),
+        positions(position->visible_stop - first),
         padded((positions + kTile - 1) / kTile * kTile),
-        seen(place->seen),
+        visible(position->visible),
         scale(float(1 / std::sqrt(double(head_dim)))) {}
 };
 
-// ASK(line) for each of these elements' lines in memory.
+// Calls ASK(line) for each cache line of these elements.
 template <auto ASK>
 INLINE void each_line(const std::uint16_t* from, std::int64_t elements) {
   const char* const bytes = reinterpret_cast<const char*>(from);
   for (std::int64_t at = 0; at < elements * 2; at += 64) ASK(bytes + at);
 }
 
-// Where positions lie, of a head's rows: one after the other. Width: a number, or one that the compiler knows.
+// Rows of a head whose positions are contiguous. Width: a number, or a constant that the compiler knows.
 template <class Width>
 struct InARow {
   Width width;
 
   InARow(const Job&, Width width) : width(width) {}
   INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + at * width; }
-  // Of `count` positions from `at` on, which are read now, `elements` of each row: what comes after them is asked for.
-  INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
-    for (std::int64_t i = 0; i < count; ++i) each_line<vnpu::ask_ahead>(rows + (at + i) * width, elements);
+  // `count` positions from `at` on are read now, `elements` of each row: prefetches what comes after them.
+  INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
+    for (std::int64_t i = 0; i < count; ++i) each_line<vnpu::prefetch_ahead>(rows + (at + i) * width, elements);
   }
 };
 
-// The same where `seen` says it.
+// Positions of the cache that `visible` lists.
 template <class Width>
-struct Apart {
+struct Scattered {
   Width width;
   std::int64_t last, early, soon;
-  const std::int64_t* seen;
+  const std::int64_t* visible;
 
-  Apart(const Job& job, Width width)
-      : width(width), last(job.positions - 1), early(vnpu::kAhead / 2 / width), soon(vnpu::kSoon / 2 / width), seen(job.seen) {}
-  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + seen[at] * width; }
-  INLINE void ask_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
+  Scattered(const Job& job, Width width)
+      : width(width),
+        last(job.positions - 1),
+        early(vnpu::kFirstDistance / 2 / width),
+        soon(vnpu::kSecondDistance / 2 / width), visible(job.visible) {}
+  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + visible[at] * width; }
+  INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
     for (std::int64_t i = at; i < at + count; ++i) {
-      each_line<vnpu::ask_early>((*this)(rows, std::min(i + early, last)), elements);
-      if (vnpu::kSoon > 0) each_line<vnpu::ask_soon>((*this)(rows, std::min(i + soon, last)), elements);
+      each_line<vnpu::prefetch_early>((*this)(rows, std::min(i + early, last)), elements);
+      if (vnpu::kSecondDistance > 0) each_line<vnpu::prefetch_soon>((*this)(rows, std::min(i + soon, last)), elements);
     }
   }
 };
@@ -114,11 +117,11 @@ INLINE Floats score_of_tile(const float* query, const std::uint16_t* const* rows
     for (int half = 0; half < 2; ++half) {
 #pragma GCC unroll 4
       for (int head = 0; head < HEADS; ++head) {
-        const Floats asked = in_register(load(query + head * width + d + half * kLanes));
+        const Floats query_lanes = in_register(load(query + head * width + d + half * kLanes));
 #pragma GCC unroll 16
         for (int row = 0; row < kRows; ++row) {
           Floats& sum = sums[row * HEADS + head];
-          sum = multiply_add(asked, half ? odd[row] : even[row], sum);
+          sum = multiply_add(query_lanes, half ? odd[row] : even[row], sum);
         }
       }
     }
@@ -126,35 +129,35 @@ INLINE Floats score_of_tile(const float* query, const std::uint16_t* const* rows
   return sums_of(sums);
 }
 
-// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[position * HEADS + head]. Rows
-// past the last are the last again.
-template <int HEADS, class Lie>
-void score(const Job& job, Lie lie, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
+// Scores of HEADS heads at positions from .. to - 1, `from` a multiple of kTile: scores[position * HEADS + head]. Rows after
+// the last repeat the last.
+template <int HEADS, class Layout>
+void score(const Job& job, Layout layout, const float* query, const std::uint16_t* keys, std::int64_t from, std::int64_t to,
            float* scores) {
   constexpr int kRows = kTile / HEADS;
   const std::int64_t last = job.positions - 1;
   const std::uint16_t* rows[kRows];
   for (std::int64_t at = from; at < to; at += kRows) {
-    for (int row = 0; row < kRows; ++row) rows[row] = lie(keys, std::min(at + row, last));
-    lie.ask_ahead(keys, at, kRows, lie.width);
-    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, lie.width) * job.scale);
+    for (int row = 0; row < kRows; ++row) rows[row] = layout(keys, std::min(at + row, last));
+    layout.prefetch_ahead(keys, at, kRows, layout.width);
+    store(scores + at * HEADS, score_of_tile<HEADS>(query, rows, layout.width) * job.scale);
   }
 }
 
-// Softmax of HEADS heads without its division: scores become weights, and their sums go to totals.
+// Softmax of HEADS heads without the division: replaces scores by weights, and writes their sums to totals.
 template <int HEADS>
 void soften(float* scores, std::int64_t positions, std::int64_t padded, float* totals) {
   std::fill(scores + positions * HEADS, scores + padded * HEADS, -std::numeric_limits<float>::infinity());
-  Floats most = load(scores);
+  Floats largest = load(scores);
   for (std::int64_t at = kLanes; at < padded * HEADS; at += kLanes) {
     const Floats next = load(scores + at);
-    most = next > most ? next : most;
+    largest = next > largest ? next : largest;
   }
-  for (int lane = HEADS; lane < kLanes; ++lane) most[lane % HEADS] = std::max(most[lane % HEADS], most[lane]);
-  for (int lane = HEADS; lane < kLanes; ++lane) most[lane] = most[lane % HEADS];
+  for (int lane = HEADS; lane < kLanes; ++lane) largest[lane % HEADS] = std::max(largest[lane % HEADS], largest[lane]);
+  for (int lane = HEADS; lane < kLanes; ++lane) largest[lane] = largest[lane % HEADS];
   Floats sums = {};
   for (std::int64_t at = 0; at < padded * HEADS; at += kLanes) {
-    const Floats weights = exponential(load(scores + at) - most);
+    const Floats weights = exponential(load(scores + at) - largest);
     store(scores + at, weights);
     sums += weights;
   }
@@ -162,24 +165,25 @@ void soften(float* scores, std::int64_t positions, std::int64_t padded, float* t
   for (int head = 0; head < HEADS; ++head) totals[head] = sums[head];
 }
 
-// Vectors of sums that fit in registers beside what is added to them, and positions after which they are put aside.
-// Eight sums would wait for their last addition all the time: while they do, the CPU begins the next short run.
+// Vectors of sums that fit in registers together with their addends, and positions after which the sums are stored. Eight sums
+// would each wait for their last addition; meanwhile the CPU starts the next short run.
 #if defined(__AVX512F__) || defined(__aarch64__)
 constexpr int kSums = 16, kRun = 64;
 #else
 constexpr int kSums = 8, kRun = 8;
 #endif
 
-// To sums, of HEADS heads and PAIRS * kPair elements each: the weighted values of `count` positions from `at` on.
-template <int HEADS, int PAIRS, class Lie, class Count>
-INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, float* sums) {
-  const auto place = [&](int i) { return sums + i % HEADS * lie.width + i / HEADS * kLanes; };
+// Adds the weighted values of `count` positions from `at` on to the sums of HEADS heads, PAIRS * kPair elements each.
+template <int HEADS, int PAIRS, class Layout, class Count>
+INLINE void add_values(Layout layout, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
+                       float* sums) {
+  const auto place = [&](int i) { return sums + i % HEADS * layout.width + i / HEADS * kLanes; };
   Floats added[2 * PAIRS * HEADS];
 #pragma GCC unroll 16
   for (int i = 0; i < 2 * PAIRS * HEADS; ++i) added[i] = load(place(i));
   for (int i = 0; i < count; ++i, ++at) {
-    lie.ask_ahead(values, at, 1, PAIRS * kPair);
-    const std::uint16_t* const row = lie(values, at);
+    layout.prefetch_ahead(values, at, 1, PAIRS * kPair);
+    const std::uint16_t* const row = layout(values, at);
 #pragma GCC unroll 8
     for (int pair = 0; pair < PAIRS; ++pair) {
       const Pair value(row + pair * kPair);
@@ -198,23 +202,23 @@ INLINE void add_values(Lie lie, const float* weights, const std::uint16_t* value
 }
 
 // The same for elements from .. to - 1, as many pairs at a time as fit in registers.
-template <int HEADS, int PAIRS = kSums / HEADS / 2, class Lie, class Count>
-INLINE void add_run(Lie lie, const float* weights, const std::uint16_t* values, std::int64_t at, Count count, std::int64_t from,
-                    std::int64_t to, float* sums) {
+template <int HEADS, int PAIRS = kSums / HEADS / 2, class Layout, class Count>
+INLINE void add_run(Layout layout, const float* weights, const std::uint16_t* values, std::int64_t at, Count count,
+                    std::int64_t from, std::int64_t to, float* sums) {
   for (; to - from >= PAIRS * kPair; from += PAIRS * kPair)
-    add_values<HEADS, PAIRS>(lie, weights, values + from, at, count, sums + from);
-  if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(lie, weights, values, at, count, from, to, sums);
+    add_values<HEADS, PAIRS>(layout, weights, values + from, at, count, sums + from);
+  if constexpr (PAIRS > 1) add_run<HEADS, PAIRS / 2>(layout, weights, values, at, count, from, to, sums);
 }
 
-// The values, weighted and added, of HEADS heads: elements from .. to - 1. sums: room for HEADS * head_dim.
-template <int HEADS, class Lie>
-void mix(const Job& job, Lie lie, const float* weights, const float* totals, const std::uint16_t* values, std::int64_t from,
-         std::int64_t to, float* sums, std::uint16_t* out) {
+// Adds up the weighted values of HEADS heads: elements from .. to - 1. sums: HEADS * head_dim floats.
+template <int HEADS, class Layout>
+void mix(const Job& job, Layout layout, const float* weights, const float* totals, const std::uint16_t* values,
+         std::int64_t from, std::int64_t to, float* sums, std::uint16_t* out) {
   for (int head = 0; head < HEADS; ++head) std::fill(sums + head * job.head_dim + from, sums + head * job.head_dim + to, 0.0f);
   std::int64_t at = 0;
   for (; job.positions - at >= kRun; at += kRun)
-    add_run<HEADS>(lie, weights, values, at, std::integral_constant<int, kRun>(), from, to, sums);
-  add_run<HEADS>(lie, weights, values, at, job.positions - at, from, to, sums);
+    add_run<HEADS>(layout, weights, values, at, std::integral_constant<int, kRun>(), from, to, sums);
+  add_run<HEADS>(layout, weights, values, at, job.positions - at, from, to, sums);
   for (int head = 0; head < HEADS; ++head) {
     for (std::int64_t d = head * job.head_dim + from; d < head * job.head_dim + to; d += kPair) {
       for (int lane = 0; lane < kLanes; ++lane) {
@@ -225,7 +229,7 @@ void mix(const Job& job, Lie lie, const float* weights, const float* totals, con
   }
 }
 
-// The query's elements in the order in which Pair gives those of a key.
+// Reorders the query's elements as Pair reorders those of a key.
 void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
   for (std::int64_t at = 0; at < count; at += kPair) {
     const Pair pair(query + at);
@@ -234,7 +238,7 @@ void arrange(const std::uint16_t* query, std::int64_t count, float* arranged) {
   }
 }
 
-// f(HEADS, first) for as many query heads at a time as there are: four, two or one.
+// Calls f(HEADS, first) for groups of four, two or one query heads.
 template <class F>
 INLINE void in_passes(std::int64_t heads, F f) {
   std::int64_t head = 0;
@@ -243,7 +247,7 @@ INLINE void in_passes(std::int64_t heads, F f) {
   for (; head < heads; ++head) f(std::integral_constant<int, 1>(), head);
 }
 
-// The query heads that share a KV head, in a room of so many floats.
+// The query heads that share a KV head, with buffers in a given memory.
 class Group {
  public:
   static std::int64_t room(const Job& job) { return job.group * (job.padded + 2 * job.head_dim + 1); }
@@ -262,13 +266,15 @@ class Group {
   void score(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const float* const query = query_ + head * job_.head_dim;
-      as_they_lie(
-          [&](auto lie) { ::score<count>(job_, lie, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded); });
+      with_layout([&](auto layout) {
+        ::score<count>(job_, layout, query, job_.keys + first_row_, from, to, scores_ + head * job_.padded);
+      });
     });
   }
   void soften() const {
-    if (!job_.seen)
-      each_line<vnpu::ask_early>(job_.values + first_row_, std::min(vnpu::kAhead / 2, job_.positions * job_.head_dim));
+    if (!job_.visible)
+      each_line<vnpu::prefetch_early>(job_.values + first_row_,
+                                      std::min(vnpu::kFirstDistance / 2, job_.positions * job_.head_dim));
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       ::soften<count>(scores_ + head * job_.padded, job_.positions, job_.padded, totals_ + head);
     });
@@ -276,23 +282,23 @@ class Group {
   void mix(std::int64_t from, std::int64_t to) const {
     in_passes(job_.group, [&](auto count, std::int64_t head) {
       const std::int64_t at = head * job_.head_dim;
-      as_they_lie([&](auto lie) {
-        ::mix<count>(job_, lie, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
+      with_layout([&](auto layout) {
+        ::mix<count>(job_, layout, scores_ + head * job_.padded, totals_ + head, job_.values + first_row_, from, to, sums_ + at,
                      job_.out + first_element_ + at);
       });
     });
   }
 
  private:
-  // f(lie), where the width that most models have is known to the compiler.
+  // Calls f(layout), with the most common width as a constant for the compiler.
   template <class F>
-  INLINE void as_they_lie(F f) const {
-    if (job_.head_dim == 64) as_they_lie(f, std::integral_constant<std::int64_t, 64>());
-    else as_they_lie(f, job_.head_dim);
+  INLINE void with_layout(F f) const {
+    if (job_.head_dim == 64) with_layout(f, std::integral_constant<std::int64_t, 64>());
+    else with_layout(f, job_.head_dim);
   }
   template <class F, class Width>
-  INLINE void as_they_lie(F f, Width width) const {
-    if (job_.seen) f(Apart<Width>(job_, width));
+  INLINE void with_layout(F f, Width width) const {
+    if (job_.visible) f(Scattered<Width>(job_, width));
     else f(InARow<Width>(job_, width));
   }
 
@@ -301,14 +307,14 @@ class Group {
   float *const scores_, *const query_, *const sums_, *const totals_;
 };
 
-// So many floats, this thread's own as long as it asks for no others.
+// A buffer of floats of this thread; the next call replaces it.
 float* own_room(std::int64_t floats) {
   thread_local std::vector<float> room;
   if (std::int64_t(room.size()) < floats) room.resize(floats);
   return room.data();
 }
 
-// Whole KV heads, taken one by one: whoever comes late does fewer.
+// Whole KV heads, taken one by one: a thread that starts late does fewer.
 class ByHeads {
  public:
   explicit ByHeads(const Job& job) : job_(job) {}
@@ -328,9 +334,8 @@ class ByHeads {
   std::atomic<std::int64_t> next_{0};
 };
 
-// Pieces of KV heads, where whole ones would leave threads idle: first scores, positions by positions, then sums, elements
-// by elements. Who scores a head's last piece makes its softmax, and pieces are taken in order: so what a sum waits for is
-// under way.
+// Pieces of KV heads, if whole ones would leave threads idle: first scores, by positions, then sums, by elements. The thread
+// that scores a head's last piece computes its softmax. Pieces are taken in order, so what a sum waits for is always running.
 class ByPieces {
  public:
   ByPieces(const Job& job, std::int64_t threads)
@@ -380,7 +385,7 @@ class ByPieces {
   const Job& job_;
   const std::int64_t length_, pieces_, ranges_;
   float* const room_;
-  std::vector<std::atomic<std::int64_t>> unscored_;  // pieces of each KV head; -1 once it has its softmax
+  std::vector<std::atomic<std::int64_t>> unscored_;  // pieces that remain of each KV head; -1 once it has its softmax
   std::atomic<std::int64_t> next_{0};
 };
 
@@ -395,12 +400,12 @@ constexpr std::int64_t kWorthAThread = 1 << 17;  // multiply-adds; below, callin
 
 #define EXPORTED extern "C" __attribute__((visibility("default")))
 
-// New rows of keys and values, stored at their positions of the cache. Gives 0.
+// Store the new rows of keys and values at their positions of the cache. Returns 0.
 EXPORTED int keep_rows(const Layer* layer, void*, void*) {
   const std::int64_t width = layer->head_dim, heads = layer->kv_heads;
-  const Place& place = *layer->place;
-  for (std::int64_t row = 0; row < place.rows; ++row) {
-    const std::int64_t position = place.to ? place.to[row] : place.position + row;
+  const KVPosition& positions = *layer->position;
+  for (std::int64_t row = 0; row < positions.rows; ++row) {
+    const std::int64_t position = positions.row_positions ? positions.row_positions[row] : positions.position + row;
     for (std::int64_t head = 0; head < heads; ++head) {
       const std::int64_t to = (head * layer->capacity + position) * width, from = (row * heads + head) * width;
       std::memcpy(layer->keys + to, layer->key_rows + from, width * sizeof(std::uint16_t));
@@ -410,7 +415,7 @@ EXPORTED int keep_rows(const Layer* layer, void*, void*) {
   return 0;
 }
 
-// Attention over the cache, into the layer's `out`. Gives 0.
+// Write the attention over the cache to the layer's `out`. Returns 0.
 EXPORTED int decode_attention(const Layer* layer, void*, void*) {
   const Job job(*layer);
   const std::int64_t work = 2 * job.heads * job.head_dim * job.positions;

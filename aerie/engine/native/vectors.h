@@ -1,4 +1,4 @@
-// Vectors of f32, as wide as the machine's registers: the compiler's own, but for what it has no operator for.
+// Vectors of f32 as wide as the machine's registers: the compiler's own, except for operations that it lacks.
 #pragma once
 
 #include <cstdint>
@@ -25,7 +25,7 @@ constexpr int kPair = 2 * kLanes;
 typedef float Floats __attribute__((vector_size(4 * kLanes)));
 typedef std::int32_t Ints __attribute__((vector_size(4 * kLanes)));
 
-#define INLINE __attribute__((always_inline)) inline  // what stays in registers only where it is not called
+#define INLINE __attribute__((always_inline)) inline  // keeps values in registers across calls
 
 Floats load(const float* from) {
   Floats values;
@@ -50,7 +50,7 @@ INLINE Floats multiply_add(Floats a, Floats b, Floats c) {
 #endif
 }
 
-// Loaded once for all who need it, though each could take it from memory.
+// Loads a value once for all uses, although each use could read it from memory.
 INLINE Floats in_register(Floats values) {
 #if defined(__AVX__)
   asm("" : "+v"(values));
@@ -58,8 +58,8 @@ INLINE Floats in_register(Floats values) {
   return values;
 }
 
-// kPair bf16, those at even places in one vector and those at odd places in the other. A bf16 is the upper half of
-// a float32, and two of them lie in 32 bits, so nothing has to move between lanes.
+// kPair bf16: those at even places in one vector, those at odd places in the other. A bf16 is the upper half of a float32, and
+// two of them fill 32 bits, so nothing has to move between lanes.
 struct Pair {
   Floats even, odd;
 
@@ -71,7 +71,7 @@ struct Pair {
   }
 };
 
-// To nearest, ties to even; a NaN stays one.
+// Rounds to nearest, ties to even; a NaN stays one.
 std::uint16_t round_to_bf16(float value) {
   std::uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
@@ -79,7 +79,7 @@ std::uint16_t round_to_bf16(float value) {
   return std::uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16);
 }
 
-// Lanes of a, and of b from kLanes on.
+// Selects lanes of a, and of b from kLanes on.
 template <int... LANE>
 INLINE Floats picked(Floats a, Floats b) {
 #if __has_builtin(__builtin_shufflevector)
@@ -89,8 +89,8 @@ INLINE Floats picked(Floats a, Floats b) {
 #endif
 }
 
-// Sums of neighbours, which are UNIT lanes each: first those of a's, then those of b's. Single lanes stay within their
-// four, as far as one cheap instruction moves them.
+// Sums of neighbours of UNIT lanes each: first a's sums, then b's. Single lanes stay within their group of four, which one
+// cheap instruction can move.
 template <int UNIT, int... LANE>
 INLINE Floats fold(Floats a, Floats b, std::integer_sequence<int, LANE...>) {
   constexpr int kWithin = UNIT == 1 ? 4 : kLanes;
@@ -113,10 +113,10 @@ INLINE Floats sums_of(const Floats* v) {
   }
 }
 
-// e^x for x <= 0, within two units in the last place; 0 from -87 on. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2], in
-// pairs of terms, which wait less for each other.
+// e^x for x <= 0, within two units in the last place; 0 from -87 on. Cephes' polynomial on [-ln 2 / 2, ln 2 / 2], in pairs of
+// terms, so that fewer steps wait for each other.
 INLINE Floats exponential(Floats x) {
-  constexpr float kWhole = (3 << 22) + 127;  // in a float32 near it the lowest bits are a whole number and 127
+  constexpr float kWhole = (3 << 22) + 127;  // for a float32 near it the lowest bits are the exponent: a whole number plus 127
   const Floats scaled = multiply_add(x, all(1.44269504088896341f), all(kWhole));
   const Floats n = scaled - kWhole;
   const Floats r = multiply_add(n, all(2.12194440e-4f), multiply_add(n, all(-0.693359375f), x));

@@ -1,4 +1,5 @@
-"""How an answer is made, pass by pass: a token after the other, with drafts, or block by block.
+"""Strategies: how an answer is generated, pass by pass: one token after the other, with drafts, or block by
+block.
 
-`strategy.py` is what a strategy tells the scheduler; a file each has the strategies.
+`strategy.py` has the protocol between a strategy and the scheduler. Each strategy has a file.
 """

@@ -1,36 +1,36 @@
-"""One token after the other: each is drawn from the logits after the one before."""
+"""Autoregressive decoding: each token is sampled from the logits after the one before."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from aerie.engine.embeddings import Token
-from aerie.engine.strategies.strategy import Passes, PassInput, RequestState, Row
+from aerie.engine.strategies.strategy import PassCounts, PassInput, RequestState, Row
 
 
-class Autoregressive:
-    """See Strategy."""
+class AutoregressiveStrategy:
+    """One token in each forward pass."""
 
-    def __init__(self, making: RequestState) -> None:
-        self._making, self.passes = making, Passes()
+    def __init__(self, request: RequestState) -> None:
+        self._request, self.pass_counts = request, PassCounts()
 
     @property
     def cacheable_tokens(self) -> Sequence[Token]:
-        return self._making.tokens
+        return self._request.tokens
 
     @property
     def max_cached_positions(self) -> int:
-        """All but the last, of which no logits are there."""
-        return len(self._making.tokens) - 1
+        """All tokens but the last one, whose logits are not computed yet."""
+        return len(self._request.tokens) - 1
 
-    def next_input(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
-        tokens, of_all = self._making.after(length), len(self._making.tokens)
-        return PassInput(tokens, int(length + len(tokens) == of_all), len(tokens), is_answer=len(tokens) == 1)
+    def next_input(self, length: int, draft_count: int = 0) -> PassInput:  # noqa: ARG002
+        tokens, total = self._request.tokens_after(length), len(self._request.tokens)
+        return PassInput(tokens, int(length + len(tokens) == total), len(tokens), is_decode=len(tokens) == 1)
 
-    def update(self, due: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
-        self.passes.passes += 1
-        self._making.say(self._making.draw(rows[0]))
+    def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:  # noqa: ARG002
+        self.pass_counts.passes += 1
+        self._request.append_token(self._request.sample(rows[0]))
         return 0
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: this strategy holds no resources."""

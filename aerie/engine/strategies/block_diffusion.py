@@ -1,19 +1,20 @@
-"""A text that is filled in block by block: a block of masks, of which every pass makes some into tokens.
+"""Block diffusion: the answer is filled block by block. Every forward pass turns some masks of a block into
+tokens.
 
-Blocks begin at multiples of their size from position 0. A position sees all of its own block and all before
-it (executor.py has the mask), so in a prompt too. What a prompt has beyond its last whole block stands at the
-beginning of the first block that is filled, and is never touched.
+Blocks start at multiples of their size from position 0. A position attends to all of its own block and all
+before it (executor.py has the mask), also in a prompt. Prompt tokens after its last whole block are the start
+of the first block that is filled, and do not change.
 
-The block that is ACTIVE is tried in every pass, and its keys and values stay nowhere. When it has no mask
-left it is FROZEN: its tokens are said, up to the first that ends the answer, and its keys and values are
-written by a pass that sees its tokens as they are. That pass is the first one of the next block: rows of the
-frozen block see no later one, so they have the bits that they would have in a pass of their own, as it is
-where a step has no rows for both blocks.
+The ACTIVE block is computed in every pass, and its keys and values are not kept. A block without masks is
+FROZEN: its tokens are appended to the answer, up to the first that ends it, and a pass with its final tokens
+writes its keys and values. That pass is the first one of the next block: rows of the frozen block do not
+attend to the next block, so they have the bits of a separate pass. If an engine step has no rows for both
+blocks, it is a separate pass.
 
-Where logits are shifted, as in Fast-dLLM v2, those at a position say the token at the next one. The first
-token of a block comes from the last row of the block before it, so that one is committed in a pass of its
-own; it is the likeliest one, as that model's authors have it, whatever the settings. Parts of a block
-(`sub_block`) are filled one after the other.
+Where logits are shifted, as in Fast-dLLM v2, those at a position predict the token at the next one. The first
+token of a block comes from the last row of the block before it, so that block is committed in a separate
+pass. It is the most likely token for any settings, as in the authors' code. Parts of a block (`sub_block`)
+are filled one after the other.
 """
 
 from __future__ import annotations
@@ -21,128 +22,133 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, TypeAlias
 
-from aerie.engine.embeddings import Token, ids_among
+from aerie.engine.embeddings import Token, ids_only
 from aerie.engine.errors import PromptError
-from aerie.engine.family import BlockDiffusion as Blocks
 from aerie.engine.generate import FinishReason
+from aerie.engine.model_family import DiffusionConfig
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.choosing import Chosen
-from aerie.engine.strategies.strategy import Passes, PassInput, RequestState, Row
+from aerie.engine.strategies.strategy import PassCounts, PassInput, RequestState, Row
+from aerie.engine.strategies.unmasking import UnmaskedTokens
 
-Choose: TypeAlias = "Callable[[Sequence[Row], Sequence[int], int, Sequence[int], Sequence[int]], Chosen]"
-"""choosing.Chooser: from logits of the masked positions, which these are, the number of the step in this
-block or part, and the ids of prompt and answer, to tokens for some of them."""
+Choose: TypeAlias = (
+    "Callable[[Sequence[Row], Sequence[int], int, Sequence[int], Sequence[int]], UnmaskedTokens]"
+)
+"""unmasking.Unmasker: from logits of the masked positions, these positions, the number of the pass in this
+block or part, and the ids of prompt and answer, to tokens for some of the positions."""
 
 
-class Unmasked(NamedTuple):
-    """A token that was chosen: at which position of its sequence, in which pass of its answer, and the
-    probability that the model gave it then."""
+class UnmaskedToken(NamedTuple):
+    """A token that was chosen: its position in the sequence, the number of the pass, and the probability that
+    the model gave it there."""
 
     position: int
     token: int
-    at: int
+    pass_number: int
     confidence: float
 
 
-class BlockDiffusion:
-    """See Strategy. PromptError where there is no room for a block after the prompt.
+class BlockDiffusionStrategy:
+    """Fills an answer block by block. Raises PromptError if there is no space for a block after the prompt.
 
-    `trajectory` has the tokens of all blocks in the order in which they were chosen.
+    trajectory: the tokens of all blocks in the order in which they were chosen.
     """
 
-    def __init__(self, making: RequestState, blocks: Blocks, choose: Choose) -> None:
-        self._making, self._blocks, self._choose = making, blocks, choose
-        self.passes, self.trajectory = Passes(), list[Unmasked]()
-        self._begin(len(making.tokens) // blocks.block_size * blocks.block_size)
+    def __init__(self, request: RequestState, diffusion: DiffusionConfig, choose: Choose) -> None:
+        self._request, self._diffusion, self._choose = request, diffusion, choose
+        self.pass_counts, self.trajectory = PassCounts(), list[UnmaskedToken]()
+        self._start_block(len(request.tokens) // diffusion.block_size * diffusion.block_size)
         if not self._has_room():
             raise PromptError(
-                f"the prompt is {len(making.tokens)} tokens long, the block of {blocks.block_size} that is "
-                f"filled after it ends at position {self._start + blocks.block_size}, and there are "
-                f"{making.positions}; shorten the prompt"
+                f"the prompt is {len(request.tokens)} tokens long, the block of {diffusion.block_size} that is "
+                f"filled after it ends at position {self._start + diffusion.block_size}, and there are "
+                f"{request.positions}; shorten the prompt"
             )
 
-    def _begin(self, start: int) -> None:
-        """The block from this position on is the active one."""
-        given = list(self._making.tokens[start:])
-        self._start, self._given = start, len(given)
-        self._masked = [*range(len(given), self._blocks.block_size)]
-        self._block: list[Token] = [*given, *[self._blocks.mask_token_id] * len(self._masked)]
+    def _start_block(self, start: int) -> None:
+        """Make the block at this position the active one."""
+        prompt_tokens = list(self._request.tokens[start:])
+        self._start, self._prompt_count = start, len(prompt_tokens)
+        self._masked = [*range(len(prompt_tokens), self._diffusion.block_size)]
+        self._block: list[Token] = [*prompt_tokens, *[self._diffusion.mask_token_id] * len(self._masked)]
         self._step = 0
 
     def _has_room(self) -> bool:
-        return self._start + self._blocks.block_size <= self._making.positions
+        return self._start + self._diffusion.block_size <= self._request.positions
 
     @property
-    def _wants_first(self) -> bool:
+    def _needs_first_token(self) -> bool:
         """Whether the block's first token comes from the block before it."""
-        return self._blocks.shifted and self._masked[:1] == [0]
+        return self._diffusion.shifted and self._masked[:1] == [0]
 
     @property
     def cacheable_tokens(self) -> Sequence[Token]:
-        """Frozen blocks, and one token that is always run; of shifted logits the last block is."""
-        frozen = self._making.tokens[: self._start]
-        return frozen if self._wants_first else [*frozen, self._blocks.mask_token_id]
+        """Frozen blocks, and one token that is always computed; with shifted logits that is in the last
+        block."""
+        frozen = self._request.tokens[: self._start]
+        return frozen if self._needs_first_token else [*frozen, self._diffusion.mask_token_id]
 
     @property
     def max_cached_positions(self) -> int:
-        """Frozen blocks; but for the last, where its last row is still wanted."""
-        return self._start - self._blocks.block_size if self._wants_first else self._start
+        """Frozen blocks, without the last one while its last row is still needed."""
+        return self._start - self._diffusion.block_size if self._needs_first_token else self._start
 
-    def next_input(self, length: int, guesses: int = 0) -> PassInput:  # noqa: ARG002
-        frozen, size = self._making.tokens[length : self._start], self._blocks.block_size
-        tried, wanted = ([], 1) if self._wants_first else (self._block, size)
+    def next_input(self, length: int, draft_count: int = 0) -> PassInput:  # noqa: ARG002
+        frozen, size = self._request.tokens[length : self._start], self._diffusion.block_size
+        active, logits_count = ([], 1) if self._needs_first_token else (self._block, size)
         is_answer = len(frozen) <= size
-        return PassInput([*frozen, *tried], wanted, len(frozen), size, is_answer)
+        return PassInput([*frozen, *active], logits_count, len(frozen), size, is_answer)
 
-    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
-        done = self.passes
-        done.passes += 1
-        is_by_itself = self._wants_first or not due.held
-        done.commits += is_by_itself and done.blocks > done.committed
-        done.committed = done.blocks
-        if self._wants_first:
-            self._fill(Chosen((0,), (Sampler()(rows[-1]),), (1.0,), (0.0,)))
+    def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:
+        counts = self.pass_counts
+        counts.passes += 1
+        is_separate = self._needs_first_token or not pass_input.kept_count
+        counts.commits += is_separate and counts.blocks > counts.committed
+        counts.committed = counts.blocks
+        if self._needs_first_token:
+            self._fill(UnmaskedTokens((0,), (Sampler()(rows[-1]),), (1.0,), (0.0,)))
         else:
-            self._fill(self._chosen(rows))
+            self._fill(self._choose_tokens(rows))
         if not self._masked:
             self._freeze()
         return 0
 
-    def _chosen(self, rows: Sequence[Row]) -> Chosen:
-        """Tokens for some of the masked positions, of the part that is filled now."""
-        part, making = self._part(), self._making
-        logits = [rows[position - self._blocks.shifted] for position in part]
-        said = [*making.token_ids, *self._chosen_here()]
-        return self._choose(logits, part, self._step, making.prompt_ids, said)
+    def _choose_tokens(self, rows: Sequence[Row]) -> UnmaskedTokens:
+        """Tokens for some of the masked positions of the current part."""
+        part, making = self._part(), self._request
+        logits = [rows[position - self._diffusion.shifted] for position in part]
+        output_ids = [*making.token_ids, *self._unmasked_ids()]
+        return self._choose(logits, part, self._step, making.prompt_ids, output_ids)
 
     def _part(self) -> list[int]:
-        """The masked positions of the first part of the block that has some."""
-        size = self._blocks.sub_block or self._blocks.block_size
+        """The masked positions of the first part that has some."""
+        size = self._diffusion.sub_block or self._diffusion.block_size
         first = self._masked[0] // size
         return [position for position in self._masked if position // size == first]
 
-    def _chosen_here(self) -> list[int]:
-        """The tokens that were chosen in this block so far, by position."""
+    def _unmasked_ids(self) -> list[int]:
+        """The tokens chosen in this block so far, by position."""
         masked = set(self._masked)
-        return ids_among([self._block[at] for at in range(self._given, len(self._block)) if at not in masked])
+        return ids_only(
+            [self._block[at] for at in range(self._prompt_count, len(self._block)) if at not in masked]
+        )
 
-    def _fill(self, chosen: Chosen) -> None:
+    def _fill(self, chosen: UnmaskedTokens) -> None:
         part = self._part()
         for position, token, confidence in zip(*chosen[:3], strict=True):
             self._block[position] = token
             self._masked.remove(position)
             at = self._start + position
-            self.trajectory.append(Unmasked(at, token, self.passes.passes, confidence))
+            self.trajectory.append(UnmaskedToken(at, token, self.pass_counts.passes, confidence))
         is_done = len(part) == len(chosen.positions)
         self._step = 0 if is_done else self._step + 1
 
     def _freeze(self) -> None:
-        """Say the block's tokens, and begin the next one."""
-        self.passes.blocks += 1
-        if all(self._making.say(token) for token in ids_among(self._block[self._given :])):
-            self._begin(self._start + self._blocks.block_size)
+        """Append the block's tokens to the answer, and start the next block."""
+        self.pass_counts.blocks += 1
+        if all(self._request.append_token(token) for token in ids_only(self._block[self._prompt_count :])):
+            self._start_block(self._start + self._diffusion.block_size)
             if not self._has_room():
-                self._making.end(FinishReason.CONTEXT)
+                self._request.finish(FinishReason.CONTEXT)
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Does nothing: this strategy holds no resources."""

@@ -1,4 +1,4 @@
-"""How answers are to be made, as who asks says it: which strategy, by which rule, with whose drafts."""
+"""How an answer is decoded: strategy, unmasking rule, and the source of drafts."""
 
 from __future__ import annotations
 
@@ -9,32 +9,32 @@ from typing import TypedDict
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.sampler import Sampler
-from aerie.engine.strategies.adapting import Adaptive
-from aerie.engine.strategies.autoregressive import Autoregressive
-from aerie.engine.strategies.block_diffusion import BlockDiffusion
-from aerie.engine.strategies.choosing import (
-    DEFAULT,
+from aerie.engine.strategies.autoregressive import AutoregressiveStrategy
+from aerie.engine.strategies.block_diffusion import BlockDiffusionStrategy
+from aerie.engine.strategies.draft_length import AdaptiveDraftLength
+from aerie.engine.strategies.drafters import DraftSource, PromptLookupDrafter
+from aerie.engine.strategies.speculative import SpeculativeStrategy
+from aerie.engine.strategies.strategy import RequestState, Strategy, StrategyFactory
+from aerie.engine.strategies.unmasking import (
+    DEFAULT_RULE,
     DYNAMIC,
     ENTROPY,
-    NAMES,
+    RULE_NAMES,
     SEQUENTIAL,
     STATIC,
-    Chooser,
-    Rule,
+    Unmasker,
+    UnmaskingRule,
 )
-from aerie.engine.strategies.drafting import Drafting, Lookup
-from aerie.engine.strategies.speculative import Speculative
-from aerie.engine.strategies.strategy import RequestState, Strategy, StrategyFactory
 
-SETTINGS = {"steps": (SEQUENTIAL, STATIC, DYNAMIC), "threshold": (DYNAMIC,), "entropy": (ENTROPY,)}
-"""The rules that go by each setting."""
+RULES_BY_SETTING = {"steps": (SEQUENTIAL, STATIC, DYNAMIC), "threshold": (DYNAMIC,), "entropy": (ENTROPY,)}
+"""The unmasking rules that use each setting."""
 
 AUTOREGRESSIVE, BLOCK_DIFFUSION = "autoregressive", "block_diffusion"
-LOOKUP = "lookup"
+PROMPT_LOOKUP = "lookup"
 
 
 class DecodeSettings(TypedDict, total=False):
-    """The settings of a DecodeConfig, by name, where they are passed on."""
+    """The settings of a DecodeConfig by name, for keyword arguments."""
 
     strategy: str | None
     rule: str | None
@@ -45,10 +45,10 @@ class DecodeSettings(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class DecodeConfig:
-    """How an answer is made. What is None is the model's own way.
+    """How an answer is decoded. None means the model's default.
 
-    strategy: "autoregressive" or "block_diffusion". rule, steps, threshold, entropy: of block diffusion, see
-    choosing.Rule. draft: "lookup", or where else guesses come from; of autoregressive models.
+    strategy: "autoregressive" or "block_diffusion". rule, steps, threshold, entropy: for block diffusion, see
+    unmasking.UnmaskingRule. draft: "lookup", or another source of drafts; for autoregressive models.
     """
 
     strategy: str | None = None
@@ -56,82 +56,92 @@ class DecodeConfig:
     steps: int | None = None
     threshold: float | None = None
     entropy: float | None = None
-    draft: str | Drafting | None = None
+    draft: str | DraftSource | None = None
 
-    def maker(self, config: ModelConfig, sampler: Sampler) -> StrategyFactory | None:
-        """What makes answers of this model so, drawn by this sampler; None for plain decoding. UserError for
-        what does not go together, or is out of range."""
+    def strategy_factory(self, config: ModelConfig, sampler: Sampler) -> StrategyFactory | None:
+        """Makes the strategy of each answer of this model, which samples with `sampler`; None for plain
+        decoding. Raises UserError for settings that contradict each other or are out of range."""
         self._check(config)
         if config.diffusion is None:
-            return self._drafting() if self.draft is not None else None
-        blocks = config.diffusion
-        rule = self._rule(blocks.sub_block or blocks.block_size)
-        choose = Chooser(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
-        return partial(BlockDiffusion, blocks=blocks, choose=choose)
+            return self._speculative_factory() if self.draft is not None else None
+        diffusion = config.diffusion
+        rule = self._rule(diffusion.sub_block or diffusion.block_size)
+        choose = Unmasker(rule, diffusion.sub_block or diffusion.block_size, sampler, diffusion.mask_token_id)
+        return partial(BlockDiffusionStrategy, diffusion=diffusion, choose=choose)
 
-    def make_room(self, prompt: int, more: int) -> None:
-        """Have what guesses need after a prompt of so many tokens, and in so many more, so that nothing is
-        compiled in the middle of an answer. Raises what compiling raises."""
-        if isinstance(self.draft, Drafting):
-            self.draft.make_room(prompt, more)
+    def ensure_programs(self, prompt_tokens: int, new_tokens: int) -> None:
+        """Compile what drafts need after a prompt of `prompt_tokens`, for `new_tokens`, so that none is
+        compiled during an answer. Raises what compiling raises."""
+        if isinstance(self.draft, DraftSource):
+            self.draft.ensure_programs(prompt_tokens, new_tokens)
 
     @property
-    def _of_blocks(self) -> dict[str, object]:
-        """What is said of block diffusion alone."""
+    def _diffusion_settings(self) -> dict[str, object]:
+        """The settings of block diffusion that are set."""
         named = {"rule": self.rule, "steps": self.steps, "threshold": self.threshold, "entropy": self.entropy}
-        return {name: given for name, given in named.items() if given is not None}
+        return {name: value for name, value in named.items() if value is not None}
 
     def _check(self, config: ModelConfig) -> None:
-        """UserError for what the model cannot be asked for."""
+        """Raises UserError for settings that the model does not support."""
         own = AUTOREGRESSIVE if config.diffusion is None else BLOCK_DIFFUSION
-        what = "says one token after the other" if config.diffusion is None else "fills in blocks of masks"
+        behaviour = (
+            "says one token after the other" if config.diffusion is None else "fills in blocks of masks"
+        )
         if self.strategy not in (None, own):
-            known = self.strategy in (AUTOREGRESSIVE, BLOCK_DIFFUSION)
-            why = f"this model was trained otherwise: it {what}" if known else "there is no such strategy"
-            raise UserError(f"strategy is {self.strategy!r}, and {why}; leave it out, or give {own!r}")
-        if config.diffusion is None and self._of_blocks:
-            name, given = next(iter(self._of_blocks.items()))
+            is_strategy = self.strategy in (AUTOREGRESSIVE, BLOCK_DIFFUSION)
+            reason = (
+                f"this model was trained otherwise: it {behaviour}"
+                if is_strategy
+                else "there is no such strategy"
+            )
+            raise UserError(f"strategy is {self.strategy!r}, and {reason}; leave it out, or give {own!r}")
+        if config.diffusion is None and self._diffusion_settings:
+            name, value = next(iter(self._diffusion_settings.items()))
             raise UserError(
-                f"{name} is {given!r}, which is for models of block diffusion, and this model {what}; leave "
+                f"{name} is {value!r}, which is for models of block diffusion, and this model {behaviour}; leave "
                 "it out"
             )
         if config.diffusion is not None and self.draft is not None:
             raise UserError(
-                f"draft is {_told(self.draft)}, which is for models that say one token after the other, and "
-                f"this model {what}; leave it out"
+                f"draft is {_draft_name(self.draft)}, which is for models that say one token after the other, and "
+                f"this model {behaviour}; leave it out"
             )
-        if isinstance(self.draft, str) and self.draft != LOOKUP:
-            raise UserError(f"draft is {self.draft!r}; give {LOOKUP!r}, a model that drafts, or None")
+        if isinstance(self.draft, str) and self.draft != PROMPT_LOOKUP:
+            raise UserError(f"draft is {self.draft!r}; give {PROMPT_LOOKUP!r}, a model that drafts, or None")
 
-    def _rule(self, block: int) -> Rule:
-        rule, own = Rule(self.rule or DEFAULT, self.steps), Rule()
-        for name, given in self._of_blocks.items():
-            if rule.name not in SETTINGS.get(name, NAMES):
+    def _rule(self, block: int) -> UnmaskingRule:
+        rule, default = UnmaskingRule(self.rule or DEFAULT_RULE, self.steps), UnmaskingRule()
+        for name, value in self._diffusion_settings.items():
+            if rule.name not in RULES_BY_SETTING.get(name, RULE_NAMES):
                 raise UserError(
-                    f"{name} is {given!r}, which the rule {rule.name} does not go by; leave it out, or take "
-                    f"a rule that does: {', '.join(SETTINGS[name])}"
+                    f"{name} is {value!r}, which the rule {rule.name} does not go by; leave it out, or take "
+                    f"a rule that does: {', '.join(RULES_BY_SETTING[name])}"
                 )
-        threshold = own.threshold if self.threshold is None else self.threshold
-        entropy = own.entropy if self.entropy is None else self.entropy
-        return replace(rule, threshold=threshold, entropy=entropy).of(block)
+        threshold = default.threshold if self.threshold is None else self.threshold
+        entropy = default.entropy if self.entropy is None else self.entropy
+        return replace(rule, threshold=threshold, entropy=entropy).for_block(block)
 
-    def _drafting(self) -> StrategyFactory:
-        drafting = Drafting(Lookup) if isinstance(self.draft, str) else self.draft
-        assert drafting is not None
-        return partial(_speculative, drafting=drafting)
-
-
-PLAIN = DecodeConfig()
+    def _speculative_factory(self) -> StrategyFactory:
+        drafts = DraftSource(PromptLookupDrafter) if isinstance(self.draft, str) else self.draft
+        assert drafts is not None
+        return partial(_speculative_strategy, drafts=drafts)
 
 
-def _speculative(making: RequestState, drafting: Drafting) -> Strategy:
-    return Speculative(making, drafting.make(), Adaptive(per_draft=drafting.cost, at_once=drafting.at_once))
+DEFAULT_DECODE_CONFIG = DecodeConfig()
+
+
+def _speculative_strategy(request: RequestState, drafts: DraftSource) -> Strategy:
+    return SpeculativeStrategy(
+        request,
+        drafts.make_drafter(),
+        AdaptiveDraftLength(draft_cost=drafts.cost, cost_is_total=drafts.cost_is_total),
+    )
 
 
 def default_strategy_factory(config: ModelConfig, sampler: Sampler) -> StrategyFactory:
-    """How a model's answers are made where nobody says."""
-    return PLAIN.maker(config, sampler) or Autoregressive
+    """The default strategy of a model's answers."""
+    return DEFAULT_DECODE_CONFIG.strategy_factory(config, sampler) or AutoregressiveStrategy
 
 
-def _told(draft: object) -> str:
+def _draft_name(draft: object) -> str:
     return repr(draft) if isinstance(draft, str) else "a model"

@@ -1,8 +1,9 @@
-"""What a strategy tells the scheduler: which tokens of an answer go into the next pass, and what comes of it.
+"""The protocol between a strategy and the scheduler: which tokens of an answer go into the next pass, and
+what its logits mean.
 
-A pass has rows that stay, whose keys and values the sequence holds from then on, and rows that are tried:
-they see all that the sequence holds and each other, and leave no trace, unless the strategy has some of them
-stay when it has seen the logits.
+A pass has rows that are kept: the sequence holds their keys and values afterwards. It can also have tentative
+rows: they attend to all that the sequence holds and to each other, and are dropped, unless the strategy keeps
+some of them when it has seen the logits.
 """
 
 from __future__ import annotations
@@ -20,56 +21,59 @@ Row: TypeAlias = "BF16Array | F32Array"
 
 
 class DraftEstimate(NamedTuple):
-    """What an answer could try in a pass beyond its next token.
+    """The drafts that an answer could verify in a pass.
 
-    most: so many tokens. chance: how likely each is right where those before it are. cost: what it takes to
-    guess one, in passes of the model; at_once: what all take together.
+    max_drafts: their maximum number. acceptance_rate: probability that a draft is accepted if those before it
+    are. cost: time of a draft, relative to a pass of the model; cost_is_total: it is the time of all drafts.
     """
 
-    most: int = 0
-    chance: float = 0.0
+    max_drafts: int = 0
+    acceptance_rate: float = 0.0
     cost: float = 0.0
-    at_once: bool = False
+    cost_is_total: bool = False
 
 
 NO_DRAFTS = DraftEstimate()
 
 
 class PassInput(NamedTuple):
-    """Tokens that can be run next, after the positions that a sequence holds.
+    """Tokens that can run next, after the positions that a sequence holds.
 
-    wanted: of how many of the last ones logits are wanted. held: how many of the first ones stay; what comes
-    after them is tried. whole: they are cut after a multiple of so many only. is_answer: whether an answer
-    waits for them, which then goes before prompts that are read. guesses: what could be tried behind them.
-    hidden: the last layer's output is wanted in place of logits.
+    logits_count: number of last tokens whose logits are needed. kept_count: number of first tokens that are
+    kept; the tokens after them are tentative. multiple_of: they are split at multiples of it only. is_decode:
+    an answer waits for them, so they go before prompts. drafts: the drafts that could follow them.
+    hidden_only: the last layer's output is needed in place of logits.
     """
 
     tokens: Sequence[Token]
-    wanted: int
-    held: int
-    whole: int = 1
-    is_answer: bool = False
-    guesses: DraftEstimate = NO_DRAFTS
-    hidden: bool = False
+    logits_count: int
+    kept_count: int
+    multiple_of: int = 1
+    is_decode: bool = False
+    drafts: DraftEstimate = NO_DRAFTS
+    hidden_only: bool = False
 
-    def cut(self, rows: int) -> PassInput:
-        """The first of them, as many as so many rows take."""
+    def truncate(self, rows: int) -> PassInput:
+        """At most `rows` of the first tokens, split at a multiple of `multiple_of`."""
         if rows >= len(self.tokens):
             return self
-        count = max(0, rows) // self.whole * self.whole
-        wanted = max(0, self.wanted - (len(self.tokens) - count))
-        return self._replace(tokens=self.tokens[:count], wanted=wanted, held=min(self.held, count))
+        count = max(0, rows) // self.multiple_of * self.multiple_of
+        wanted = max(0, self.logits_count - (len(self.tokens) - count))
+        return self._replace(
+            tokens=self.tokens[:count], logits_count=wanted, kept_count=min(self.kept_count, count)
+        )
 
     @property
-    def tried(self) -> Sequence[Token]:
-        return self.tokens[self.held :]
+    def tentative_tokens(self) -> Sequence[Token]:
+        """The tokens after the first `kept_count`."""
+        return self.tokens[self.kept_count :]
 
 
 class RequestState(Protocol):
-    """An answer that is made, as its strategy sees it.
+    """A request as its strategy sees it.
 
-    prompt_ids: the ids of its prompt. token_ids: what was said so far. tokens: prompt and answer. positions:
-    the most that its sequence can have.
+    prompt_ids: the ids of its prompt. token_ids: its output so far. tokens: prompt and output. positions:
+    maximum positions of its sequence.
     """
 
     prompt_ids: tuple[int, ...]
@@ -83,33 +87,35 @@ class RequestState(Protocol):
     def positions(self) -> int: ...
 
     @property
-    def room(self) -> int:
-        """How many more positions its sequence may have before something is dropped, or it ends."""
+    def free_positions(self) -> int:
+        """Number of positions that its sequence can still get before positions are dropped, or the answer
+        ends."""
 
     @property
-    def left(self) -> int:
-        """How many more tokens were asked for."""
+    def remaining_tokens(self) -> int:
+        """Number of tokens that may still be generated."""
 
-    def after(self, length: int) -> Sequence[Token]:
-        """The tokens after the first `length` that can be run at once."""
+    def tokens_after(self, length: int) -> Sequence[Token]:
+        """The tokens after the first `length` that can run in one pass."""
 
-    def draw(self, logits: Row) -> int:
-        """The sampler's choice after all that was said. UserError."""
+    def sample(self, logits: Row) -> int:
+        """Sample the next token id after the output so far. Raises UserError, for example if the grammar
+        allows no token."""
 
-    def say(self, token: int) -> bool:
-        """Give a token to whoever asked; whether more may come."""
+    def append_token(self, token: int) -> bool:
+        """Append a token to the output. Returns False if the request is finished."""
 
-    def end(self, reason: FinishReason) -> None:
-        """Nothing more comes."""
+    def finish(self, reason: FinishReason) -> None:
+        """Finish the request with this reason."""
 
 
 @dataclass
-class Passes:
-    """What an answer took.
+class PassCounts:
+    """Counts of an answer's forward passes.
 
-    passes: those that gave logits for it. drafted, accepted: tokens that were guessed, and those of them that
-    stayed. blocks: those that were filled in. committed: of these, whose keys and values were written, by a
-    pass that filled in the next block as well; commits: passes of their own that did so.
+    passes: those that gave logits for it. drafted, accepted: draft tokens, and those that were accepted.
+    blocks: diffusion blocks that were filled. committed: blocks whose keys and values were written by a pass
+    that also filled the next block; commits: separate passes that did so.
     """
 
     passes: int = 0
@@ -119,36 +125,38 @@ class Passes:
     committed: int = 0
     commits: int = 0
 
-    def told(self, tokens: int) -> str:
-        """In words, of an answer of so many tokens."""
+    def summary(self, tokens: int) -> str:
+        """The counts in words, for an answer of this number of tokens."""
         guesses = f", {self.accepted} of {self.drafted} guesses right" if self.drafted else ""
         blocks = f", {self.blocks} blocks" if self.blocks else ""
         return f"{tokens / max(1, self.passes):.2f} tokens a pass ({self.passes} passes{blocks}{guesses})"
 
 
 class Strategy(Protocol):
-    """How one answer is made. It is asked `next_input` before every pass, and told the logits by `update`."""
+    """How one answer is generated. The scheduler calls `next_input` before every pass, and `update` with its
+    logits."""
 
-    passes: Passes
+    pass_counts: PassCounts
 
     @property
     def cacheable_tokens(self) -> Sequence[Token]:
-        """Tokens whose keys and values may be taken from another sequence; the last one is always run."""
+        """Tokens to look up in the prefix cache; the last one is always computed."""
 
     @property
     def max_cached_positions(self) -> int:
-        """How many positions its sequence may hold between passes."""
+        """Maximum positions that its sequence may hold between passes."""
 
-    def next_input(self, length: int, guesses: int = 0) -> PassInput:
-        """What can be run after `length` positions, and behind it up to so many of the guesses that the same
-        without any said there could be."""
+    def next_input(self, length: int, draft_count: int = 0) -> PassInput:
+        """The tokens that can run after `length` positions, with `draft_count` drafts, at most as many as the
+        estimate of the same call without drafts."""
 
-    def update(self, due: PassInput, rows: Sequence[Row]) -> int:
-        """The logits of the last `due.wanted` tokens of a pass; how many of `due.tried` stay. UserError."""
+    def update(self, pass_input: PassInput, rows: Sequence[Row]) -> int:
+        """Take the logits of the last `pass_input.logits_count` tokens of a pass. Returns how many of
+        `pass_input.tentative_tokens` are kept. Raises UserError."""
 
     def close(self) -> None:
-        """The answer is over."""
+        """Release resources: the answer is finished."""
 
 
 StrategyFactory: TypeAlias = "Callable[[RequestState], Strategy]"
-"""Gives an answer its strategy."""
+"""Makes the strategy of a request."""

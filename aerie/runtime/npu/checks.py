@@ -65,7 +65,7 @@ def preflight(program: Program) -> list[str]:
     raise CompileError(
         program.name,
         f"the check before aircc found {count} thing{'s' * (count != 1)} that {report.device.name} cannot do "
-        f"(`aerie vnpu check` shows them beside the limits):\n{warnings}",
+        f"(`aerie vnpu check` shows them with the limits):\n{warnings}",
     )
 
 

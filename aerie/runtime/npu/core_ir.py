@@ -116,7 +116,10 @@ def _slow(core: str, lines: list[str]) -> Iterator[CoreFinding]:
         message = f"{_counted(scalars)} of single floats in innermost loops; a core has vectors for them"
         yield CoreFinding(core, "scalar", message, wrong=False)
     if lanes:
-        message = f"{_counted(lanes)} in innermost loops: vectors are taken apart; use a width that AIE2P has"
+        message = (
+            f"{_counted(lanes)} in innermost loops: vectors are split into scalars; use a width that "
+            "AIE2P has"
+        )
         yield CoreFinding(core, "lanes", message, wrong=False)
 
 

@@ -65,8 +65,8 @@ def unsupported_reason(name: str) -> str:
         return ""
     if not name:
         return (
-            "an NPU was opened and neither pyxrt nor the driver says which; programs for another one would "
-            "load and compute nothing, so it is not guessed: update XRT and the driver"
+            "an NPU was opened, and neither pyxrt nor the driver reports which one; a program for "
+            "another NPU would load and compute nothing: update XRT and the driver"
         )
     description = f"an {kind}" if kind else "not one that Aerie knows"
     return (

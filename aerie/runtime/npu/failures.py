@@ -144,8 +144,9 @@ class KnownXrtMessage:
 
 
 RESET = (
-    "reload the driver (sudo modprobe -r amdxdna && sudo modprobe amdxdna); if it stays so, or /dev/accel is "
-    "gone, power the machine off and on. `sudo journalctl -k | grep amdxdna` shows what came first"
+    "reload the driver (sudo modprobe -r amdxdna && sudo modprobe amdxdna); if that does not help, "
+    "or /dev/accel is missing, power the machine off and on. `sudo journalctl -k | grep amdxdna` "
+    "shows the first error"
 )
 MEMLOCK = (
     "the limit of locked memory is too low for the driver's buffers: `sudo prlimit -lunlimited --pid $$` "
@@ -209,7 +210,7 @@ TABLE = (
     ),
     _message(
         r"incompatible (constructor|function) arguments|has no attribute",
-        "this pyxrt lacks a call of the ELF flow; `make doctor` says which, and which XRT has it",
+        "this pyxrt lacks a call of the ELF flow; `make doctor` shows which, and which XRT has it",
         "XRT src/python/pybind11/src/pyxrt.cpp",
     ),
 )

@@ -176,6 +176,7 @@ def _is_running(pid: int) -> bool:
 
 def _unusable(path: Path, error: OSError) -> str:
     return (
-        f"the NPU's lock {path} cannot be used ({error.strerror}); it keeps two processes off the device, so "
-        f"nothing is run without it: make it writable for all who use the NPU (chmod a+rw)"
+        f"the NPU's lock {path} cannot be used ({error.strerror}); it keeps two processes from using "
+        "the device together, so nothing runs without it: make it writable for all users of the NPU "
+        "(chmod a+rw)"
     )

@@ -29,8 +29,8 @@ KNOWN_MESSAGES = (
     KnownMessage(
         "placement",
         r"No valid placement found\.",
-        "no room in the array for a herd: at most 8 columns and 4 rows, beside the segment's other herds; "
-        "make the herd named there smaller",
+        "no room in the array for a herd: at most 8 columns and 4 rows, together with the "
+        "segment's other herds; make the named herd smaller",
         "mlir-air mlir/lib/Transform/AIRHerdPlacementPass.cpp, which says so and does not fail",
         fatal=True,
     ),
@@ -162,8 +162,8 @@ KNOWN_MESSAGES = (
     KnownMessage(
         "missing object",
         r"cannot open \S+\.o: No such file|unable to find \S+\.o",
-        "an object that link_with names is not beside the program: the name in link_with and the object's "
-        "differ",
+        "an object that link_with names is not next to the program: the name in link_with "
+        "differs from the object's",
         "LLVM lld; mlir-aie tools/aiecc/Utils.h, resolveExternalPath",
     ),
     KnownMessage(
@@ -244,8 +244,8 @@ KNOWN_MESSAGES = (
     KnownMessage(
         "crash",
         r"PLEASE submit a bug report|Stack dump:|Assertion `.*' failed",
-        "the tool itself crashed: `make doctor` compares the releases with those wanted; the program's "
-        "text lies beside the log, to report it upstream",
+        "the tool itself crashed: `make doctor` compares the releases with the required ones; "
+        "the program's text is next to the log, to report it upstream",
         "LLVM llvm/lib/Support/PrettyStackTrace.cpp",
     ),
 )
@@ -258,7 +258,10 @@ STAGES = (
     (r"Error running command: \S*aiecc", "aiecc turns the array's configuration into an ELF"),
     (r"Error: pass pipeline failed: \S*airrt-to-npu", "aircc: airrt-to-npu, the host's side of transfers"),
     (r"Error: pass pipeline failed: \S*air-to-aie", "aircc: air-to-aie, the array's configuration"),
-    (r"Error: pass pipeline failed: \S*air-verify-hierarchy", "aircc: the check of who reaches which buffer"),
+    (
+        r"Error: pass pipeline failed: \S*air-verify-hierarchy",
+        "aircc: the check of which core reaches which buffer",
+    ),
     (
         r"Error: pass pipeline failed: \S*air-place-herds|No valid placement",
         "aircc: placement",
@@ -286,7 +289,7 @@ def failure_text(tool: str, code: int, log_text: str) -> str:
     if code == 0:
         return (
             _explain(f"{tool} ended with exit code 0 and did not succeed", log_text)
-            if _is_fatal(log_text)
+            if any(reading.fatal for reading in known_messages(log_text))
             else ""
         )
     if code < 0:
@@ -337,10 +340,6 @@ def _explain(headline: str, log_text: str, hint: str = "") -> str:
         meanings = [f"this means: {hint}"]
     begin = f"{headline} ({stage_name}):" if stage_name else f"{headline}:"
     return "\n".join([begin, *error_lines(log_text), *meanings])
-
-
-def _is_fatal(log_text: str) -> bool:
-    return any(reading.fatal for reading in known_messages(log_text))
 
 
 def _signal_name(number: int) -> str:

@@ -227,8 +227,8 @@ def _find_elf(program: Program, work: Path) -> Path:
     if objection := elf_error_text(elf):
         raise CompileError(
             program.name,
-            f"aircc ended without an error, and {elf.name} is no program of an NPU2: {objection}; it is not "
-            "kept. Is XRT's aiebu-asm as new as mlir-aie?",
+            f"aircc ended without an error, and {elf.name} is no program of an NPU2: "
+            f"{objection}; it is not stored. Is XRT's aiebu-asm as new as mlir-aie?",
         )
     return elf
 

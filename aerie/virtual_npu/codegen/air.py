@@ -283,20 +283,22 @@ def emit_points(body: Body, op: HierarchyOp, capture: str) -> None:
     if count == "1":
         with body.block(""):
             if isinstance(op, HerdOp):
-                body.emit_line("vnpu::go_on();")
-            body.emit_line(f"const vnpu::Here here({_where(body, op, ['0'] * len(ids))});")
+                body.emit_line("vnpu::check_running();")
+            body.emit_line(f"const vnpu::CurrentTile here({_where(body, op, ['0'] * len(ids))});")
             body.emit_line(f"{function}({_arguments(body, op, ['0'] * len(ids))});")
     else:
         call = f"{function}({_arguments(body, op, ids)});"
         with body.block(f"vnpu::parallel({count}, [{capture}](vnpu::i64 flat)", "});"):
-            body.emit_line(f"const vnpu::Here here({_where(body, op, ids)});")
+            body.emit_line(f"const vnpu::CurrentTile here({_where(body, op, ids)});")
             body.emit_line(call)
 
 
 def _island(body: Body, op: HierarchyOp, function: str) -> None:
     """Run every iteration of a launch that owns its channels as an island of its own, over all threads."""
     if body.mode is BodyMode.PROCESS and channels_used(op):
-        raise unsupported(op, "this stands in a herd and has channels of its own: put it outside of the herd")
+        raise unsupported(
+            op, "this is inside a herd and has channels of its own: move it outside of the herd"
+        )
     count, ids = _points(body, op)
     owns = owns_channels(body.file, op)
     launch = body.fresh("launch")
@@ -304,23 +306,23 @@ def _island(body: Body, op: HierarchyOp, function: str) -> None:
     with body.block(f"vnpu::parallel({count}, [&](vnpu::i64 flat)", "});"):
         body.emit_line("(void)flat;")
         is_alike = body.file.options.is_fast and isinstance(op, LaunchOp) and has_uniform_transfers(op)
-        body.emit_line(f"vnpu::Island island(&{launch}{', flat > 0' if is_alike else ''});")
+        body.emit_line(f"vnpu::TaskLoop task_loop(&{launch}{', flat > 0' if is_alike else ''});")
         if not owns:
-            body.emit_line(f"{channel_struct(body.file, body.root or op)} channels(island);")
+            body.emit_line(f"{channel_struct(body.file, body.root or op)} channels(task_loop);")
         channels = [] if owns else ["channels"]
-        call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
-        body.emit_line(f"island.run({function}({call}));")
+        call = _arguments(body, op, ids, ["task_loop", _where(body, op, ids), *channels])
+        body.emit_line(f"task_loop.run({function}({call}));")
     if body.file.options.checks:
         body.emit_line("vnpu::next_phase();")
 
 
 def _where(body: Body, op: HierarchyOp, ids: Sequence[str]) -> str:
-    """C++ text of the `vnpu::Where` of one point."""
+    """C++ text of the `vnpu::ExecutionPlace` of one point."""
     x, y = (*ids, "0", "0")[:2]
     name = string_literal(f"{op.name.removeprefix('air.')} {symbol_label(op)}".strip())
     around = "vnpu::here" if body.mode is BodyMode.STRAIGHT else "&where"
     table = ports(body.file, op)
-    return f"vnpu::Where{{{name}, {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}"
+    return f"vnpu::ExecutionPlace{{{name}, {len(op.sizes)}, {x}, {y}, {around}, {table}, {line_of(op)}}}"
 
 
 def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
@@ -328,8 +330,8 @@ def _spawn(body: Body, op: HierarchyOp, function: str) -> None:
     count, ids = _points(body, op)
     uses = ", ".join(uses_of(body, op))
     channels = [] if owns_channels(body.file, op) else ["channels"]
-    call = _arguments(body, op, ids, ["island", _where(body, op, ids), *channels])
-    make = f"[=, &where, &island, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
+    call = _arguments(body, op, ids, ["task_loop", _where(body, op, ids), *channels])
+    make = f"[=, &where, &task_loop, &channels](vnpu::i64 flat) {{ return {function}({call}); }}"
     order = wait_list(body, op, op.async_dependencies)
     site = body.site(op, symbol_label(op))
     table = ports(body.file, op, within=True)

@@ -178,9 +178,9 @@ class Body:
     versioned: VersionedLoops | None = None
     """The loops in two versions that are being emitted, if any."""
     lent_buffers: dict[SSAValue, str] = field(default_factory=dict)
-    """The `vnpu::Loan`s of buffers that borrow what channels bring (passes/elide_l1_copies.py)."""
+    """The `vnpu::LentBuffer` of each buffer that borrows blocks (passes/elide_l1_copies.py)."""
     accumulation_groups: dict[Operation, str] = field(default_factory=dict)
-    """The `vnpu::InOneGo` of a contraction whose loop sums several blocks in one go (vector_sums.py)."""
+    """The `vnpu::SummedTogether` of a contraction whose loop sums several blocks at once (vector_sums.py)."""
     loop_indices: list[list[str]] = field(default_factory=list)
     """The loop variables of each linalg operation around, outermost first, for linalg.index."""
 

@@ -32,15 +32,17 @@ def label(
     ends_with_body: bool = False,
     alignment_offset: int = NO_ADDRESS,
 ) -> str:
-    """C++ name of the `vnpu::Label` of a buffer that `op` makes: its name and type in messages, and `how` it
-    came to be, such as `declared`. alignment_offset: of its address in a core (`device_marks`)."""
+    """Return the C++ name of the `vnpu::BufferLabel` of a buffer that `op` makes.
+
+    It has the buffer's name and type for messages, and `how` it was made, such as `declared`.
+    alignment_offset: bytes of its address in a core behind a multiple of 64 (`device_marks`)."""
     site = f"{{{string_literal(op.name)}, {line_of(op)}}}"
     places = (_lies_in(type_, MemorySpace.L1, MemorySpace.L2), _lies_in(type_, MemorySpace.L2))
     flags = [str(flag).lower() for flag in (ends_with_body, *places)]
     texts = [string_literal(name), string_literal(attribute_text(type_)), site, string_literal(how), *flags]
     texts += [str(alignment_offset)] if alignment_offset != NO_ADDRESS else []
     return file.constant(
-        "vnpu::Label", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
+        "vnpu::BufferLabel", f"buffer_{line_of(op)}_{name.strip('%@') or 'memref'}", ", ".join(texts)
     )
 
 

@@ -44,10 +44,10 @@ def channel_struct(file: CppFile, root: Operation) -> str:
     ends = " ".join(f"ch_{mangled(channel)}.refuse_leftovers();" for channel in channels)
     lines = [
         f"struct {name} {{",
-        f"  explicit {name}(vnpu::Island &island) : island(island) {{}}",
-        "  // Refuses blocks that nobody took.",
+        f"  explicit {name}(vnpu::TaskLoop &task_loop) : task_loop(task_loop) {{}}",
+        "  // Fails if a block was sent that no get took.",
         f"  void finish() const {{ {ends} }}",
-        "  vnpu::Island &island;",
+        "  vnpu::TaskLoop &task_loop;",
         *fields,
         "};",
     ]
@@ -58,7 +58,7 @@ def channel_struct(file: CppFile, root: Operation) -> str:
 def _channel(file: CppFile, name: str) -> str:
     extents = [", ".join(map(str, bundle(file, name, is_put))) for is_put in (True, False)]
     shown = string_literal(symbol_name(name))
-    return f"ch_{mangled(name)}{{island, {shown}, {{{extents[0]}}}, {{{extents[1]}}}}}"
+    return f"ch_{mangled(name)}{{task_loop, {shown}, {{{extents[0]}}}, {{{extents[1]}}}}}"
 
 
 def bundle(file: CppFile, name: str, is_put: bool) -> list[int]:

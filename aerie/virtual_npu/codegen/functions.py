@@ -44,7 +44,7 @@ def emit_function(file: CppFile, op: func.FuncOp) -> str:
     if RECURSIVE in op.attributes:
         outputs = [types.cpp(type_) for type_ in op.function_type.outputs] or ["void"]
         file.declarations.append(f"static {outputs[0]} {name}({', '.join(parameters)});")
-        body.emit_line(f"const vnpu::Nested nested({body.site(op, f'@{op.sym_name.data}')});")
+        body.emit_line(f"const vnpu::RecursionGuard nested({body.site(op, f'@{op.sym_name.data}')});")
     body.operations(op.body.block)
     assert isinstance(terminator, func.ReturnOp)
     # A token that leaves the program is done: an entry returns when all is.
@@ -141,7 +141,7 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
     if body.mode is not BodyMode.STRAIGHT:
         file.runtime_parts.add("schedule")
         assert body.root is not None
-        leading = ["vnpu::Island &island", "vnpu::Where where"]
+        leading = ["vnpu::TaskLoop &task_loop", "vnpu::ExecutionPlace where"]
         struct = channel_struct(file, body.root)
         if not body.owns_channels:
             leading.append(f"{struct} &channels")
@@ -152,16 +152,16 @@ def _finish(body: Body, name: str, parameters: Sequence[str], result: str) -> No
     if file.options.checks:
         _close_arena(body, lines)
     if body.mode is BodyMode.SEQUENCER:
-        lines.insert(0, "  vnpu::Sequencer sequencer(island, where);")
+        lines.insert(0, "  vnpu::Sequencer sequencer(task_loop, where);")
     if body.uses_arena:
         lines.insert(0, "  vnpu::Arena arena;")
     if body.uses_transfer:
-        lines.insert(0, "  vnpu::TileTransfer transfer(island, where);")
+        lines.insert(0, "  vnpu::TileTransfer transfer(task_loop, where);")
     if body.mode_statement:
         lines.insert(0, f"  {body.mode_statement}")
     if body.owns_channels and body.mode is not BodyMode.STRAIGHT:
         assert body.root is not None
-        lines.insert(0, f"  {channel_struct(file, body.root)} channels(island);")
+        lines.insert(0, f"  {channel_struct(file, body.root)} channels(task_loop);")
     head = f"static {result} {name}({', '.join([*leading, *parameters])}) {{"
     file.functions.append("\n".join([head, *lines, "}"]))
 

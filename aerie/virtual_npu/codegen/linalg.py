@@ -62,7 +62,7 @@ def _extents(body: Body, op: LinalgStructuredOperation, maps: Sequence[AffineMap
     count = maps[0].num_dims
     missing = [f"d{dim}" for dim in range(count) if dim not in extents]
     if missing:
-        raise unsupported(op, f"no operand tells the extent of {', '.join(missing)}")
+        raise unsupported(op, f"no operand has the extent of {', '.join(missing)}")
     return [extents[dim] for dim in range(count)]
 
 
@@ -242,7 +242,7 @@ def _pack(body: Body, op: Operation) -> None:
     source = f"{plain.pointer}[{address(plain, places)}]"
     if inside and padding is None:
         raise unsupported(
-            op, "the tiles may reach beyond the source, and no padding_value says what lies there"
+            op, "the tiles may reach beyond the source, and there is no padding_value for the rest"
         )
     value = f"{inside} ? {source} : {padding}" if inside else source
     body.emit_line(f"{target} = {value};")

@@ -64,13 +64,13 @@ def checked_access(
 
 
 def place_name(body: Body, op: Operation, value: SSAValue) -> str:
-    """C++ name of the `vnpu::Place` that says which memref of which operation is accessed."""
+    """C++ name of the `vnpu::OperandPlace` that says which memref of which operation is accessed."""
     assert isinstance(value.type, MemRefType)
     made = _maker(value)
     origin = f" ({made})" if made else ""
     texts = [value_name(value), attribute_text(value.type), origin]
     fields = ", ".join([f"{{{string_literal(op.name)}, {line_of(op)}}}", *map(string_literal, texts)])
-    return body.file.constant("vnpu::Place", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
+    return body.file.constant("vnpu::OperandPlace", f"at_{line_of(op)}_{value.name_hint or 'memref'}", fields)
 
 
 def _maker(value: SSAValue) -> str:

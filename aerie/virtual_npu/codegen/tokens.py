@@ -1,8 +1,8 @@
 """AIR's async tokens in C++, by the mode of the body (execution.py).
 
 In a sequencer a token is a task. A tile runs in program order, so there every token is done when it is made.
-With checks it is then a mark: the vector clock of its operation (include/vnpu/order.h), so that the race
-check finds an access that does not wait for it.
+With checks the token is a snapshot of the vector clock of its operation (include/vnpu/happens_before.h): the
+race check needs it to find an access that does not wait.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def token_type(body: Body) -> str:
     """The C++ type of a token."""
     if body.mode is BodyMode.SEQUENCER:
         return "vnpu::Token"
-    return "vnpu::Mark" if has_mark_tokens(body) else "vnpu::Done"
+    return "vnpu::ClockSnapshot" if has_mark_tokens(body) else "vnpu::DoneToken"
 
 
 def join(body: Body, tokens: Sequence[SSAValue]) -> str:
@@ -70,7 +70,7 @@ def emit_in_order(
     if not has_mark_tokens(body):
         yield
         if token is not None:
-            body.values[token] = Scalar("vnpu::Done()")
+            body.values[token] = Scalar("vnpu::DoneToken()")
         return
     texts = body.texts(dependencies)
     if token is None:
@@ -79,7 +79,7 @@ def emit_in_order(
         yield
         return
     fork = body.fresh("fork")
-    body.emit_line(f"vnpu::Fork {fork}({', '.join([body.site(op), *texts])});")
+    body.emit_line(f"vnpu::AsyncStrand {fork}({', '.join([body.site(op), *texts])});")
     if uses:
         body.emit_line(f"{fork}.covers({body.site(op)}, {{{uses}}});")
     yield

@@ -254,7 +254,10 @@ def blocks_per_group(op: Operation) -> int:
 
 
 def declare_groups(body: Body, loop: scf.ForOp) -> None:
-    """Emit what keeps the blocks of a go, before the loop that adds them; bfp16 numerics have no goes."""
+    """Emit the variable that holds blocks until they are summed together, before the loop that adds them.
+
+    bfp16 numerics sum each block by itself.
+    """
     if body.file.options.numerics == "bfp16":
         return
     for op in loop.body.block.ops:
@@ -263,9 +266,8 @@ def declare_groups(body: Body, loop: scf.ForOp) -> None:
             body.accumulation_groups[op] = body.fresh("go")
             extents = contract_extents(op)
             shape = [prod(extents[dim] for dim in group) for group in _groups(op)[1:]]
-            body.emit_line(
-                f"vnpu::InOneGo<{', '.join(map(str, [blocks, *shape]))}> {body.accumulation_groups[op]};"
-            )
+            template_arguments = ", ".join(map(str, [blocks, *shape]))
+            body.emit_line(f"vnpu::SummedTogether<{template_arguments}> {body.accumulation_groups[op]};")
 
 
 def _is_carried(loop: scf.ForOp, op: Operation) -> bool:

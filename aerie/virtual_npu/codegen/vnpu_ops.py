@@ -59,7 +59,7 @@ def _multiply(body: Body, op: ProductOp, emit_original: Callable[[], None]) -> N
     body.file.runtime_parts.add("product")
     body.comment(op)
     rearranged = _declare_rearranged(body, op)
-    conditions = [f"{name}.is_known()" for name in rearranged.values()]
+    conditions = [f"{name}.can_read_operand()" for name in rearranged.values()]
     if op.points is not None:
         conditions += [_is_apart(body, op.c, side) for side in (op.a, op.b)]
     if not conditions:
@@ -85,7 +85,7 @@ def _call(body: Body, op: ProductOp, product: str) -> str:
 def _is_apart(body: Body, one: SSAValue, other: SSAValue) -> str:
     """C++ text of whether two memrefs share no memory."""
     left, right = body.memref(one), body.memref(other)
-    return f"vnpu::are_apart({left.pointer}, {left.extent}, {right.pointer}, {right.extent})"
+    return f"vnpu::are_disjoint({left.pointer}, {left.extent}, {right.pointer}, {right.extent})"
 
 
 def _declare_rearranged(body: Body, op: ProductOp) -> dict[str, str]:
@@ -155,7 +155,7 @@ def _borrowed(body: Body, op: Operation) -> None:
         body.emit_line(f"{element} *{view.pointer} = nullptr;")
         return
     body.emit_line(f"{element} *{view.pointer} = {arena(body)}.alloc<{element}>({count});")
-    kind = "Relay" if body.mode is BodyMode.SEQUENCER else "Loan"
+    kind = "RelayBuffer" if body.mode is BodyMode.SEQUENCER else "LentBuffer"
     body.lent_buffers[result] = body.fresh(f"{view.pointer}_{kind.lower()}")
     body.emit_line(f"vnpu::{kind} {body.lent_buffers[result]}({view.pointer});")
 
@@ -201,8 +201,8 @@ def _borrow_block(body: Body, get: ChannelTransferOp) -> None:
     loan, pointer = body.lent_buffers[get.memref], body.memref(get.memref).pointer
     site, arguments = transfer_arguments(body, get)
     with emit_in_order(body, get, get.async_dependencies):
-        body.emit_line(f"{pointer} = {loan}.give_back();")
-        await_transfer(body, get, site, arguments, f"&{loan}.cargo")
+        body.emit_line(f"{pointer} = {loan}.take_back();")
+        await_transfer(body, get, site, arguments, f"&{loan}.shared_block")
         body.emit_line(f"{pointer} = {loan}.block();")
 
 

@@ -42,19 +42,19 @@ def add(commands: Any) -> None:
         "--omit-ping-pong-transform",
         choices=("L1", "L2", "all"),
         default="",
-        help="as aircc is told: it double-buffers nothing in this memory, or nothing at all",
+        help="aircc's option: no double buffering in this memory, or in any",
     )
     parser.add_argument(
         "--omit-auto-broadcast",
         action="store_true",
-        help="as aircc is told: transfers that all cores share stay one each",
+        help="aircc's option: a transfer that all cores share stays one per core",
     )
     parser.add_argument(
         "--air-runtime-loop-tiling-sizes",
         type=int,
         action="append",
         metavar="N",
-        help="as aircc is told, once for each dimension of a launch; 0: nothing is told",
+        help="aircc's option, once for each dimension of a launch; 0: the option is not given",
     )
     parser.add_argument("--stack-size", type=_bytes, metavar="BYTES", help="stack of a core (aircc: 1024)")
     parser.add_argument("--bf16-emulation", action="store_true", help="aircc emulates f32 vectors with bf16")

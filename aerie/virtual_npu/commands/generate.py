@@ -23,7 +23,7 @@ def add(commands: Any) -> None:
     """Add the parser."""
     parser = commands.add_parser(
         "generate",
-        help="write programs drawn at random, with what is known of each",
+        help="write random programs, with the expected verdict of each",
         description="Write programs drawn at random from a grammar: the same seed gives the same text. "
         f"Beside them, {LABELS} has a line for each with its shape, its features, what upstream's tools are "
         "known to say of these, who says so, and what `aerie vnpu check --stack-size 2048` says.",
@@ -54,7 +54,7 @@ def _generate(options: argparse.Namespace) -> int:
     except OSError as error:
         raise OptionError(f"cannot write {error.filename}: {error.strerror}; name another --out") from error
     known = sum((line["check"] == "accepted") == (line["expected"] == "accepted") for line in lines)
-    print(f"{len(programs)} programs in {options.out}; the check agrees with what is known of {known}")
+    print(f"{len(programs)} programs in {options.out}; the check agrees with the expected verdict of {known}")
     return 0
 
 

@@ -56,7 +56,7 @@ def add(commands: Any) -> None:
     parser.add_argument(
         "--device",
         choices=(*DEVICE_NAMES, NO_DEVICE),
-        help=f"say in one line when the program would not fit {DEVICE_NAMES[0]} (default with checks), "
+        help=f"print one line if the program would not fit {DEVICE_NAMES[0]} (default with checks), "
         f"{DEVICE_NAMES[1]}, or {NO_DEVICE}: do not look",
     )
     parser.add_argument(
@@ -124,8 +124,8 @@ def _misfits(options: argparse.Namespace, program: Program) -> list[str]:
 def _misfit_line(options: argparse.Namespace, misfits: Sequence[str]) -> str:
     more = f", and {len(misfits) - 1} more" if len(misfits) > 1 else ""
     return (
-        f"note: this cannot be built for {_device(options)}: {misfits[0]}{more}; `aerie vnpu check` tells "
-        f"all, --device {NO_DEVICE} looks for nothing"
+        f"note: this cannot be built for {_device(options)}: {misfits[0]}{more}; `aerie vnpu check` "
+        f"shows all, --device {NO_DEVICE} looks for nothing"
     )
 
 

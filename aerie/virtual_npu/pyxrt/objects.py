@@ -133,7 +133,7 @@ class Device:
         if index not in range(count := knobs.device_count()):
             there = "device 0 alone" if count == 1 else f"the devices 0 to {count - 1}"
             raise XrtError(
-                f"there is no device {index!r}; the virtual NPU has {there}: VNPU_DEVICES says how many"
+                f"there is no device {index!r}; the virtual NPU has {there}: VNPU_DEVICES sets the number"
             )
         self.strict = knobs.is_strict()
         self.queue = RunQueue()

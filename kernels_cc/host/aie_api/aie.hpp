@@ -2,8 +2,8 @@
 // them use, so that one source serves the core (compiled by Peano against the real header of this name) and the
 // virtual NPU (compiled by g++ or clang against this one).
 //
-// What AIE2P does not have is refused at compile time. What is modelled, and what is only approximated, is said at each
-// function and in kernels_cc/README.md.
+// A call that AIE2P does not support fails to compile. Each function, and kernels_cc/README.md, say what is modelled and what
+// is only approximated.
 #pragma once
 
 #if !defined(__GNUC__)

@@ -14,13 +14,13 @@ from typing import Final, NamedTuple
 
 from aerie.common import folders
 from aerie.engine.checkpoint import open_checkpoint
-from aerie.engine.compiling import RuntimeOptions
-from aerie.engine.progress import Reporter
+from aerie.engine.program_library import RuntimeOptions
+from aerie.engine.reporter import Reporter
 from aerie.engine.requests import Request
 from aerie.engine.sampler import Sampler
 from aerie.engine.session import Session, prepare_runtime
-from aerie.engine.strategies.choosing import DYNAMIC, NAMES, STATIC
 from aerie.engine.strategies.decode_config import DecodeConfig
+from aerie.engine.strategies.unmasking import DYNAMIC, RULE_NAMES, STATIC
 from aerie.llama32_1b.demo.corpus import Exchange, question_list
 from aerie.llama32_1b.demo.diffusion import CHECKPOINT
 from aerie.runtime import select_backend
@@ -65,15 +65,17 @@ class DiffusionScore(NamedTuple):
 def evaluate(session: Session, exchanges: Sequence[Exchange], rule: str) -> DiffusionScore:
     """The greedy answers of the model to all questions, submitted together."""
     sampler, config = Sampler(), session.model.config
-    strategy = DecodeConfig(rule=rule).maker(config, sampler)
+    strategy = DecodeConfig(rule=rule).strategy_factory(config, sampler)
     prompts = [
         session.tokenizer.encode_chat([{"role": "user", "content": exchange.question}])
         for exchange in exchanges
     ]
-    requests = [session.scheduler.submit(ids, MAX_NEW_TOKENS, sampler, strategy=strategy) for ids in prompts]
-    while not all(request.is_over for request in requests):
+    requests = [
+        session.scheduler.add_request(ids, MAX_NEW_TOKENS, sampler, strategy=strategy) for ids in prompts
+    ]
+    while not all(request.is_finished for request in requests):
         session.scheduler.step()
-    passes = [request.strategy.passes for request in requests]
+    passes = [request.strategy.pass_counts for request in requests]
     return DiffusionScore(
         Counter(exchange.topic for exchange in exchanges),
         Counter(
@@ -110,7 +112,7 @@ def main() -> int:
     )
     session, questions = open_session(parser.parse_args().checkpoint), question_list()
     figures = {}
-    for rule in NAMES:
+    for rule in RULE_NAMES:
         score = figures[rule] = evaluate(session, questions, rule)
         print(f"{rule}: {score}", flush=True)
         for topic, count in sorted(score.questions.items()):

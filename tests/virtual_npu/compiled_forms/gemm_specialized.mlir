@@ -1,5 +1,5 @@
 // gemm, m=32 k=64 n=16, tiles 8x8 of K 32 in L2 and 8 in L1, herd 2x2, after air-specialize-dma-broadcast:
-// the rows of a go to a row of tiles, the columns of b to a column of them, told apart by affine.if.
+// the rows of a go to a row of tiles, the columns of b to a column of them, distinguished by affine.if.
 #by16 = affine_map<()[s0] -> (s0 * 16)>
 #by8 = affine_map<()[s0] -> (s0 * 8)>
 #mk = affine_map<(d0, d1, d2) -> (d0, d2)>

@@ -1,8 +1,8 @@
-// What product_arm.h and dots_arm.h use of NEON and of ARM's instructions for bf16, in plain C++, for tests on other CPUs: included
-// before a source of the virtual NPU (-include), it takes the place of arm_neon.h.
+// The parts of NEON and of ARM's bf16 instructions that product_arm.h and dots_arm.h use, in plain C++, for tests on other
+// CPUs. Included before a source of the virtual NPU (-include), it replaces arm_neon.h.
 //
-// As the Arm Architecture Reference Manual for A-profile defines them where FPCR.EBF is 0, BFDOT and BFMMLA (BFDotAdd, BFMulH,
-// BFAdd): every product and every sum is rounded to odd, numbers below 2^-126 are zeros, a NaN is the default one.
+// They follow the Arm Architecture Reference Manual for A-profile with FPCR.EBF = 0, BFDOT and BFMMLA (BFDotAdd, BFMulH,
+// BFAdd): every product and every sum is rounded to odd, numbers below 2^-126 are zeros, a NaN is the default NaN.
 #pragma once
 
 #include <stdint.h>
@@ -47,7 +47,7 @@ inline float rounded_to_odd(double high, double low) {
   const float most = 0x1.fffffep127f;
   if (__builtin_isinf(nearest)) return __builtin_fabs(high) < 0x1p128 ? __builtin_copysignf(most, nearest) : nearest;
   if (double(nearest) == high && low == 0) return flushed(nearest);
-  // Towards zero, then the last bit set.
+  // Rounds towards zero, then sets the last bit.
   const bool is_beyond =
       double(nearest) == high ? (low < 0) == (high > 0) && low != 0 : __builtin_fabs(double(nearest)) > __builtin_fabs(high);
   uint32_t bits = reinterpreted<uint32_t>(nearest);

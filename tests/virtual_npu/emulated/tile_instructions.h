@@ -1,8 +1,8 @@
-// What the tile instructions of AMX-BF16 do, in plain C++.
+// The tile instructions of AMX-BF16 in plain C++.
 //
-// As Intel's Software Developer's Manual defines them, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS,
-// TILERELEASE. What would raise #UD ends the process: tiles without a configuration in this thread, shapes that do not fit
-// each other.
+// They follow Intel's Software Developer's Manual, volume 2: LDTILECFG, TILELOADD, TILESTORED, TILEZERO, TDPBF16PS,
+// TILERELEASE. An instruction that would raise #UD ends the process: tiles without a configuration in this thread, shapes that
+// do not fit each other.
 #pragma once
 
 #include <stdint.h>

@@ -1,5 +1,5 @@
-// The tile instructions of AMX-BF16 in plain C++, for tests on CPUs that have none: included before a source of the virtual NPU
-// (-include), they take the place of the intrinsics in vnpu/tiles.h.
+// The tile instructions of AMX-BF16 in plain C++, for tests on CPUs without them. Included before a source of the virtual NPU
+// (-include), they replace the intrinsics in vnpu/tiles.h.
 #pragma once
 
 #if defined(__x86_64__)
@@ -11,7 +11,7 @@
 #define VNPU_EMULATED_TILES 1
 
 #if !defined(EMULATED_TILES_DENIED)
-#define EMULATED_TILES_DENIED 0  // or the errno with which the kernel denies them
+#define EMULATED_TILES_DENIED 0  // or the errno with which the kernel denies tiles
 #endif
 inline int emulated_tiles_denied() { return EMULATED_TILES_DENIED; }
 

@@ -1,9 +1,9 @@
-// The tile instructions of AMX-BF16 where a compiler put them, on CPUs that have none: each raises SIGILL, and what it does is
-// done from its bytes. Included before a source of the virtual NPU that is built for AMX (-include).
+// Emulates the compiled tile instructions of AMX-BF16 on CPUs without them: each raises SIGILL, and the handler executes it
+// from its bytes. Included before a source of the virtual NPU that is built for AMX (-include).
 //
-// So what is tested is the machine's code: how instructions are encoded, what lies at their addresses, and what a compiler moved
-// past them, of which intrinsics that are functions (tiles.h) tell nothing. Source of the encodings: Intel's Software Developer's
-// Manual, volume 2. A system that has no AMX does not give leave to use it either, so that is taken for granted.
+// So the test runs the compiled machine code: the encoding of instructions, their addresses, and what the compiler moved past
+// them, which intrinsics in plain C++ (tiles.h) do not show. Source of the encodings: Intel's Software Developer's Manual,
+// volume 2. A system without AMX cannot grant permission to use it either, so the permission is assumed.
 #pragma once
 
 #include <signal.h>
@@ -95,7 +95,7 @@ inline void on_illegal_instruction(int, siginfo_t *, void *context) {
   cpu.gregs[REG_RIP] += given.length();
 }
 
-// Since a shared object of ours was loaded.
+// Runs from the time a shared object of ours is loaded.
 inline const int installed = [] {
   struct sigaction action = {};
   action.sa_sigaction = on_illegal_instruction;

@@ -17,7 +17,7 @@ namespace vnpu {
   template <class T>                                                   \
   VNPU_INLINE T name(T a, T b) {                                       \
     if constexpr (is_narrow_float<T>) {                                \
-      return Narrow<T>::from(name##_lanes::run(widen(a), widen(b)));   \
+      return RoundTo<T>::from(name##_lanes::run(widen(a), widen(b)));  \
     } else {                                                           \
       return T(name##_lanes::run(a, b));                               \
     }                                                                  \
@@ -183,7 +183,7 @@ template <class R, class T>
 VNPU_INLINE R cast(T a) {
   if constexpr (same_type<R, T>) return a;
   else if constexpr (is_narrow_float<T>) return cast<R>(widen(a));
-  else if constexpr (is_narrow_float<R>) return Narrow<R>::from(float(a));
+  else if constexpr (is_narrow_float<R>) return RoundTo<R>::from(float(a));
   else return R(a);
 }
 // From integers seen as unsigned.
@@ -197,10 +197,10 @@ VNPU_INLINE R cast_signed_bit(bool a) {
   return cast<R>(a ? -1 : 0);
 }
 
-// How arith.truncf says that it rounds, where that is not to nearest even.
+// The rounding of arith.truncf, if it is not to nearest even.
 enum class Rounding { downward, upward, toward_zero, to_nearest_away };
 
-// The float that follows in order, or the one before; of finite ones.
+// The next larger or next smaller float, for finite ones.
 template <class R>
 inline R next_float(R x, bool up) {
   using Bits = decltype([] {
@@ -224,7 +224,7 @@ inline R cast_rounded(T a) {
   if (M == Rounding::upward) return high;
   if (M == Rounding::toward_zero) return x > 0 ? low : high;
   const double below = x - double(widen(low)), above = double(widen(high)) - x;
-  if (above > 1.7e308 || below > 1.7e308) return cast<R>(x);  // beside an infinity
+  if (above > 1.7e308 || below > 1.7e308) return cast<R>(x);  // next to an infinity
   return below < above || (below == above && x < 0) ? low : high;
 }
 template <class R, Rounding M, class T, int N>
@@ -265,7 +265,7 @@ VNPU_INLINE Vec<bool, N> truncate_to_bit(const Vec<T, N> &a) {
   template <class T>                                  \
   VNPU_INLINE T name(T value) {                       \
     const float x = widen(value);                     \
-    return Narrow<T>::from(single);                   \
+    return RoundTo<T>::from(single);                  \
   }                                                   \
   VNPU_INLINE double name(double x) { return twice; } \
   template <class T, int N>                           \
@@ -311,7 +311,7 @@ VNPU_LIBM(atanh)
 #define VNPU_BINARY(name, single, twice)                               \
   template <class T>                                                   \
   VNPU_INLINE T name(T a, T b) {                                       \
-    return Narrow<T>::from(single(widen(a), widen(b)));                \
+    return RoundTo<T>::from(single(widen(a), widen(b)));               \
   }                                                                    \
   VNPU_INLINE double name(double a, double b) { return twice(a, b); }  \
   template <class T, int N>                                            \
@@ -338,7 +338,7 @@ VNPU_INLINE Vec<T, N> absi(const Vec<T, N> &a) {
 VNPU_INLINE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
 template <class T>
 VNPU_INLINE T fma(T a, T b, T c) {
-  return Narrow<T>::from(__builtin_fmaf(widen(a), widen(b), widen(c)));
+  return RoundTo<T>::from(__builtin_fmaf(widen(a), widen(b), widen(c)));
 }
 
 #if __has_builtin(__builtin_elementwise_fma)  // clang++ from 17 on
@@ -417,7 +417,7 @@ VNPU_INLINE Vec<T, N> ipowi(const Vec<T, N> &a, const Vec<T, N> &b) {
 template <class T, class E>
 VNPU_INLINE T fpowi(T value, E exponent) {
   if constexpr (same_type<T, double>) return __builtin_pow(value, double(exponent));
-  else return Narrow<T>::from(float(__builtin_pow(double(widen(value)), double(exponent))));
+  else return RoundTo<T>::from(float(__builtin_pow(double(widen(value)), double(exponent))));
 }
 template <class T, class E, int N>
 VNPU_INLINE Vec<T, N> fpowi(const Vec<T, N> &a, const Vec<E, N> &b) {

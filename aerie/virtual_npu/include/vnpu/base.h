@@ -39,8 +39,7 @@ VNPU_INLINE To bit_cast(const From &from) {
 VNPU_INLINE float widen(float x) { return x; }
 VNPU_INLINE float widen(bf16 x) { return bit_cast<float>(uint32_t(x.bits) << 16); }
 
-// Round to nearest, ties to even, or as the mode register of the core says where a build follows that; a NaN stays a
-// (quiet) NaN.
+// Rounds to nearest, ties to even; or by the core's mode register, in builds that follow it. A NaN stays a (quiet) NaN.
 VNPU_INLINE bf16 round_bf16(float x) {
 #if defined(VNPU_ROUND_FLOOR)
   return bf16{aie::host::round_bf16(x, aie::host::modes.rounding)};
@@ -75,15 +74,15 @@ inline f16 round_f16(float x) {
 }
 
 template <class T>
-struct Narrow {
+struct RoundTo {
   static VNPU_INLINE T from(float x) { return T(x); }
 };
 template <>
-struct Narrow<bf16> {
+struct RoundTo<bf16> {
   static VNPU_INLINE bf16 from(float x) { return round_bf16(x); }
 };
 template <>
-struct Narrow<f16> {
+struct RoundTo<f16> {
   static VNPU_INLINE f16 from(float x) { return round_f16(x); }
 };
 
@@ -100,16 +99,16 @@ VNPU_INLINE i64 floor_div(i64 a, i64 b) { return a / b - (a % b < 0); }
 VNPU_INLINE i64 ceil_div(i64 a, i64 b) { return a / b + (a % b > 0); }
 VNPU_INLINE i64 floor_mod(i64 a, i64 b) { return a % b + (a % b < 0 ? b : 0); }
 
-// Where an op stands in the program: its name as printed in messages, and its line in the MLIR text.
+// The place of an operation in the program: its name as printed in messages, and its line in the MLIR text.
 struct Site {
   const char *op;
   int line;
 };
 
-// A token where operations run in program order: always done.
-struct Done {};
+// A token in a body that runs in program order: always done.
+struct DoneToken {};
 
-// A put or get in the text of a body; what its indices are, as far as the coordinates of who executes tell.
+// A put or get in the text of a body, and its indices as functions of the executing tile's coordinates.
 struct Port {
   static constexpr int kMaxRank = 4;
   struct Index {
@@ -126,36 +125,36 @@ struct Ports {
   int count;
 };
 
-// Who executes: `herd @h`, where in its grid (dims counts the coordinates that mean something), in whose body, and
-// which puts and gets it may come to.
-struct Where {
+// What executes: `herd @h`, the coordinates in its grid (dims: how many of them are used), the body around it, and the puts and
+// gets that it may still reach.
+struct ExecutionPlace {
   const char *name;
   int dims;
   i64 x, y;
-  const Where *around = nullptr;
+  const ExecutionPlace *around = nullptr;
   const Ports *ports = nullptr;
   int line = 0;  // of the operation whose body it is
 };
 
-// What this thread is executing, for messages; null outside of launches, segments and herds.
-extern constinit thread_local const Where *here;
+// The place that this thread executes, for messages; null outside of launches, segments and herds.
+extern constinit thread_local const ExecutionPlace *here;
 
-// Of recorded runs (record.h): a body that runs from here to its end begins, and ends.
-int begin_body(const Where &where);
+// Marks the start and the end of a body in a recorded run (record.h).
+int begin_body(const ExecutionPlace &where);
 void end_body(int number);
 
-// Sets `here` as long as it lives.
-class Here {
+// Sets `here` during its lifetime.
+class CurrentTile {
  public:
-  explicit Here(const Where &where) : where_(where), outer_(here) {
+  explicit CurrentTile(const ExecutionPlace &where) : where_(where), outer_(here) {
     where_.around = outer_;
     here = &where_;
 #if VNPU_CHECKS
     body_ = begin_body(where_);
 #endif
   }
-  Here(const Here &) = delete;
-  ~Here() {
+  CurrentTile(const CurrentTile &) = delete;
+  ~CurrentTile() {
 #if VNPU_CHECKS
     end_body(body_);
 #endif
@@ -163,17 +162,17 @@ class Here {
   }
 
  private:
-  Where where_;
-  const Where *outer_;
+  ExecutionPlace where_;
+  const ExecutionPlace *outer_;
 #if VNPU_CHECKS
   int body_;
 #endif
 };
 
-// Writes ` in herd @h (1, 0)` for the innermost one, and the launch point around; gives the characters written.
-int describe(const Where *where, char *text, int capacity);
+// Writes ` in herd @h (1, 0)` for the innermost place, and the launch point around it. Returns the number of characters.
+int describe(const ExecutionPlace *where, char *text, int capacity);
 
-// Thrown where the run cannot go on; ends as the text and the status of the entry.
+// Thrown when the run cannot continue. Its text and status become the entry's result.
 struct Failure {
   enum Kind {
     kError = 1,
@@ -197,34 +196,34 @@ struct Failure {
 [[noreturn]] void fail(Site site, const char *format, ...) __attribute__((format(printf, 2, 3)));
 [[noreturn]] void fail_as(Failure::Kind kind, Site site, const char *format, ...) __attribute__((format(printf, 3, 4)));
 
-// A call of a function that calls itself. The stack of a thread ends somewhere, that of a core much earlier.
-class Nested {
+// One call of a recursive function. The host's stack is limited, and a core's is much smaller.
+class RecursionGuard {
  public:
-  explicit Nested(Site site) {
-    if (++depth_ <= kMost) return;
+  explicit RecursionGuard(Site site) {
+    if (++depth_ <= kMaxDepth) return;
     --depth_;
-    fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size says more; write a loop",
-         kMost);
+    fail(site, "calls itself more than %d deep: the stack of a core has 1024 bytes unless --stack-size is larger; write a loop",
+         kMaxDepth);
   }
-  Nested(const Nested &) = delete;
-  ~Nested() { --depth_; }
+  RecursionGuard(const RecursionGuard &) = delete;
+  ~RecursionGuard() { --depth_; }
 
  private:
-  static constexpr int kMost = 1000;
+  static constexpr int kMaxDepth = 1000;
   static inline constinit thread_local int depth_ = 0;
 };
 
-// Goes on, unless a signal has ended the run: then it throws. The thread that the run was called from asks for signals
-// every now and then. Wherever work begins that may take longer than this call does, some 50 ns.
-void go_on();
+// Throws if a signal has stopped the run. The calling thread also checks for signals from time to time. Called before any work
+// that may take longer than this call does, about 50 ns.
+void check_running();
 
-// Of this run: 0 to execute in the order of the program; else other legal orders are drawn with it.
+// The seed of this run: 0 executes in program order; other seeds choose other legal orders at random.
 extern uint64_t run_seed;
 
 // How many threads a parallel loop would run on if it began here.
 int parallel_threads();
 
-// Calls body(i) for i in [0, count). Several threads share the work, unless the caller is itself such work.
+// Calls body(i) for i in [0, count). Several threads share the work, unless the caller already runs in such a loop.
 void parallel_for(i64 count, void (*body)(void *, i64), void *context);
 
 template <class Body>
@@ -232,11 +231,11 @@ inline void parallel(i64 count, Body body) {
   parallel_for(count, [](void *context, i64 i) { (*static_cast<Body *>(context))(i); }, &body);
 }
 
-// Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and go back to it
-// when the body ends, or earlier when the program deallocates them. Nothing else points into a block that is
-// taken, and compilers may know it: what a loop adds to a buffer then stays in registers until its end.
-__attribute__((malloc)) void *pool_take(i64 bytes, Site site = Site{"memref.alloc", 0});
-void pool_give(void *block);
+// Memory of one body. Blocks are 64-byte aligned, come from a pool of the thread, and return to it when the body ends, or
+// earlier when the program deallocates them. No other pointer leads into an allocated block, and compilers may rely on it: a
+// sum in a buffer then stays in registers during a loop.
+__attribute__((malloc)) void *pool_allocate(i64 bytes, Site site = Site{"memref.alloc", 0});
+void pool_free(void *block);
 
 class Blocks {
  public:
@@ -247,12 +246,12 @@ class Blocks {
     while (last_) {
       Header *header = last_;
       last_ = header->previous;
-      pool_give(header);
+      pool_free(header);
     }
   }
   template <class T>
   T *alloc(i64 count, Site site = Site{"memref.alloc", 0}) {
-    Header *header = static_cast<Header *>(pool_take(kHeader + count * i64(sizeof(T)), site));
+    Header *header = static_cast<Header *>(pool_allocate(kHeader + count * i64(sizeof(T)), site));
     header->previous = last_;
     header->next = nullptr;
     if (last_) last_->next = header;
@@ -264,7 +263,7 @@ class Blocks {
     if (header->next) header->next->previous = header->previous;
     else last_ = header->previous;
     if (header->previous) header->previous->next = header->next;
-    pool_give(header);
+    pool_free(header);
   }
 
  private:
@@ -275,28 +274,28 @@ class Blocks {
   Header *last_ = nullptr;
 };
 
-// Makes a buffer of a core zeros, which it holds at first; is_meant: as what counts as written, not as what nobody wrote.
+// Fills a core's buffer with zeros, as it starts on the device. counts_as_written: whether the zeros count as written.
 template <class T>
 inline void clear(T *data, i64 count, bool) {
   memset(static_cast<void *>(data), 0, size_t(count) * sizeof(T));
 }
 
-// A pointer to what all share who hold it, in one thread; the last of them deletes it. T has a count, `holders`, at first 1.
+// A pointer with a reference count, for one thread; the last copy deletes the object. T has the count, `holders`, initially 1.
 template <class T>
-class Held {
+class SharedPtr {
  public:
-  Held() = default;
-  explicit Held(T *item) : item_(item) {}
-  Held(const Held &other) : item_(other.item_) {
+  SharedPtr() = default;
+  explicit SharedPtr(T *item) : item_(item) {}
+  SharedPtr(const SharedPtr &other) : item_(other.item_) {
     if (item_) ++item_->holders;
   }
-  Held &operator=(Held other) {
-    T *const mine = item_;
+  SharedPtr &operator=(SharedPtr other) {
+    T *const own = item_;
     item_ = other.item_;
-    other.item_ = mine;
+    other.item_ = own;
     return *this;
   }
-  ~Held() {
+  ~SharedPtr() {
     if (item_ && --item_->holders == 0) delete item_;
   }
   explicit operator bool() const { return item_; }

@@ -7,14 +7,8 @@
 // From public sources: the format (mlir-air, programming_examples/matrix_multiplication/bfp16/bfp16_utils.py), which
 // products take this way (aie_api, detail/aie2p/mmul_bf16_bf16.hpp; mlir-aie, AIEVecToLLVM/matmul-aie2p.mlir), and that
 // the conversion obeys the rounding mode of the core (mlir-aie, pull request 3442).
-// Inferred: a mantissa that would round to 128 raises the exponent of its block by one (-128 fits and does not). With
-// this, and with none of the other ways tried, mlir-air's published errors come out digit for digit
-// (kernel_builder/published_errors.py).
-// Not known, hence ours:
-// - a block with an infinity or a NaN is all NaN, so that it shows;
-// - an all-zero or subnormal block has the lowest normal exponent;
-// - what rounds to 2^128 or -2^128 is infinite, as f32 has no such numbers;
-// - the sum of a block's products is not rounded before it meets the accumulator.
+// Inferred: a mantissa that would round to 128 raises the exponent of its block by one (-128 fits and does not). Of the rules
+// that were tried, only this one reproduces mlir-air's published errors in every digit (kernel_builder/published_errors.py).
 #pragma once
 
 #include <stdint.h>
@@ -31,16 +25,16 @@ typedef uint16_t Halves __attribute__((vector_size(2 * kBlock)));
 
 constexpr int32_t exponent_bits(int biased) { return biased << 23; }
 
-// v to the nearest multiple of 2^(exponent - 6), ties to even; `exponent` is in place, as in the bits of an f32.
+// Rounds v to the nearest multiple of 2^(exponent - 6), ties to even. `exponent` is at its place in the bits of an f32.
 struct NearestEven {
   static VNPU_BFP16_INLINE Row round(Row v, Ints exponent) {
-    // Beside 1.5 * 2^(exponent + 17) an f32 has exactly the steps wanted.
+    // Near 1.5 * 2^(exponent + 17) the spacing of f32 is exactly this step.
     const Row magic = (Row)((exponent + exponent_bits(17)) | 0x400000);
     return v + magic - magic;
   }
 };
 
-// Above it the steps of NearestEven leave the range of f32; such blocks are converted 2^-64 times as large.
+// For larger exponents NearestEven's steps leave the range of f32; such blocks are scaled by 2^-64 for the conversion.
 constexpr int32_t kHighest = exponent_bits(200), kInfinite = exponent_bits(255);
 
 VNPU_BFP16_INLINE bool any(Ints flags) {
@@ -49,7 +43,7 @@ VNPU_BFP16_INLINE bool any(Ints flags) {
   return (words[0] | words[1] | words[2] | words[3]) != 0;
 }
 
-// Rounds 8 blocks; gives the lanes whose exponent is too low, as a mantissa would be above 127.
+// Rounds 8 blocks. Returns the lanes whose exponent is too low because a mantissa would exceed 127.
 template <class Rounding>
 VNPU_BFP16_INLINE Ints round_rows(const Row (&from)[kBlock], Ints exponent, Row (&to)[kBlock]) {
   const Row top = (Row)(exponent | 0x7e0000);  // 127 steps
@@ -70,7 +64,7 @@ VNPU_BFP16_INLINE void round_blocks(Row (&rows)[kBlock], Ints exponent) {
   memcpy(rows, rounded, sizeof(rounded));
 }
 
-// Converts 8 blocks, which run down the columns, in place: each number becomes what bfp16 keeps of it.
+// Converts 8 blocks, which run down the columns, in place: each number becomes its value in bfp16.
 template <class Rounding>
 VNPU_BFP16_INLINE void convert(Row (&rows)[kBlock]) {
   Ints exponent = exponent_bits(1) - Ints{};
@@ -123,9 +117,9 @@ VNPU_BFP16_INLINE void widen(const Halves (&bits)[kBlock], Row (&rows)[kBlock]) 
   for (int i = 0; i < kBlock; ++i) rows[i] = (Row)(__builtin_convertvector(bits[i], Ints) << 16);
 }
 
-// Factors as bfp16 keeps them, converted once for all products that they are in. Both are bf16 by their bits, row by row.
+// Factors converted to bfp16 once for all of their products. Both are bf16 bits, row by row.
 
-// Rows x 8 numbers, 4 or 8 rows; column by column, in memory: there a broadcast is free, out of a register it is a shuffle.
+// Rows x 8 numbers, 4 or 8 rows, column by column in memory: a broadcast from memory is free, from a register it is a shuffle.
 template <class Rounding, int Rows>
 struct Left {
   float at[kBlock][kBlock];

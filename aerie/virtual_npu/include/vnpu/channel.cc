@@ -7,27 +7,27 @@ namespace vnpu {
 
 namespace {
 
-// One side of a transfer is looked at on behalf of who asked for it, whoever executes.
+// Checks one side of a transfer on behalf of the tile or engine that issued it, whichever executes it.
 class OnBehalf {
  public:
-  explicit OnBehalf(const Where &where) { here = &where; }
+  explicit OnBehalf(const ExecutionPlace &where) { here = &where; }
   OnBehalf(const OnBehalf &) = delete;
   ~OnBehalf() { here = outer_; }
 
  private:
-  const Where *const outer_ = here;
+  const ExecutionPlace *const outer_ = here;
 };
 
 }  // namespace
 
 void Transfer::complete() {
   pass();
-  if (process) island.ready(process);
+  if (process) task_loop.ready(process);
   else task->finish();
 }
 
-Channel::Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
-    : island_(island), capacity_(island.most_ahead()), name_(name) {
+Channel::Channel(TaskLoop &task_loop, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to)
+    : task_loop_(task_loop), capacity_(task_loop.max_pending_puts()), name_(name) {
   for (i64 extent : from) {
     from_.extents[from_.rank++] = extent;
     from_.count *= extent;
@@ -36,17 +36,17 @@ Channel::Channel(Island &island, const char *name, std::initializer_list<i64> fr
     to_.extents[to_.rank++] = extent;
     to_.count *= extent;
   }
-  inlets_ = new Inlet[size_t(from_.count)];
-  outlets_ = new Outlet[size_t(to_.count)];
+  inlets_ = new SenderSide[size_t(from_.count)];
+  outlets_ = new ReceiverSide[size_t(to_.count)];
   for (i64 i = 0; i < to_.count; ++i) {
     outlets_[i].source = source_of(i);
     inlets_[outlets_[i].source].receivers.push(i);
   }
-  island.add(this);
+  task_loop.add(this);
 }
 
 Channel::~Channel() {
-  island_.remove(this);
+  task_loop_.remove(this);
   delete[] outlets_;
   delete[] inlets_;
 }
@@ -66,7 +66,7 @@ i64 Channel::source_of(i64 outlet) const {
 i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const Shape &shape) const {
   if (indices.size() == 0) {
     if (shape.count != 1) {
-      fail(site, "the channel has %lld members, and no index says which: write one index per dimension",
+      fail(site, "the channel has %lld members, and the operation has no index: write one index per dimension",
            (long long)shape.count);
     }
     return 0;
@@ -81,7 +81,7 @@ i64 Channel::index_of_any(Site site, std::initializer_list<i64> indices, const S
   }
   i64 flat = 0;
   int d = 0;
-  // The compiler specialises broadcasts per row or column of tiles, and its gets still name both coordinates.
+  // The compiler specialises broadcasts by row or column of tiles, and the gets still name both coordinates.
   const bool is_broadcast_get = &shape == &to_ && from_.count != to_.count;
   for (i64 i : indices) {
     if (is_broadcast_get && shape.extents[d] == 1) i = 0;
@@ -112,26 +112,26 @@ namespace {
 
 bool divides(i64 a, i64 b) { return a && b && (a % b == 0 || b % a == 0); }
 
-void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, const Where &sender) {
-  const i64 wanted = get.side.count;
-  if (get.side.element == element && (wanted == count || divides(wanted, count))) return;
+void refuse_mismatch(const Transfer &get, i64 count, int element, Site from, const ExecutionPlace &sender) {
+  const i64 needed = get.side.count;
+  if (get.side.element == element && (needed == count || divides(needed, count))) return;
   char who[400];
   vnpu::describe(&sender, who, int(sizeof(who)));
   here = &get.where;
   fail_as(Failure::kMismatch, get.site, "takes %lld elements of %d bytes, but the put at line %d%s sends %lld of %d bytes",
-          (long long)wanted, get.side.element, from.line, who, (long long)count, element);
+          (long long)needed, get.side.element, from.line, who, (long long)count, element);
 }
 
 }  // namespace
 
-// Puts a block into its order, unless that was done before.
-void Channel::load(Cargo &cargo, Site site, const Access &from) {
-  if (cargo) return;
-  Kept *const kept = from.stays ? island_.kept() : nullptr;
-  cargo = kept ? kept->block(site, from) : Cargo(site, from);
+// Copies a block into its dense order, unless that was done before.
+void Channel::load(SharedBlock &shared_block, Site site, const Access &from) {
+  if (shared_block) return;
+  RetainedBlocks *const retained = from.stays ? task_loop_.retained() : nullptr;
+  shared_block = retained ? retained->block(site, from) : SharedBlock(site, from);
 }
 
-void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
+void Channel::hand_over(Transfer &get, const Access &block, const ClockSnapshot &mark) {
   if (get.relay) {
     if (block.stays) return get.relay->point_to(block);
     get.relay->hold();
@@ -142,47 +142,48 @@ void Channel::hand_over(Transfer &get, const Access &block, const Mark &mark) {
   vnpu::copy(get.site, get.side, block);
 }
 
-// All of a block that has its order, as a loan where the get takes one.
-void Channel::hand_over(Transfer &get, const Cargo &cargo, const Mark &mark) {
-  if (get.loan) *get.loan = cargo;
-  else hand_over(get, cargo.part(get.side.count, get.side.element, 0, get.side.count), mark);
+// Gives a get a whole dense block: lent, if the get can borrow it.
+void Channel::hand_over(Transfer &get, const SharedBlock &shared_block, const ClockSnapshot &mark) {
+  if (get.loan) *get.loan = shared_block;
+  else hand_over(get, shared_block.part(get.side.count, get.side.element, 0, get.side.count), mark);
 }
 
-// Adds a part to what a get has; true when it is complete.
+// Adds a part to a get. Returns true when the get is complete.
 bool Channel::collect(Transfer &get, const Access &part) {
-  Collected &all = get.collected;
+  PartialGet &all = get.partial;
   const i64 count = get.side.count;
-  if (!all.data) all.data = static_cast<char *>(pool_take(Cargo::bytes(count, get.side.element)));
+  if (!all.data) all.data = static_cast<char *>(pool_allocate(SharedBlock::bytes(count, get.side.element)));
   __builtin_memcpy(all.data + all.count * part.element, part.first, size_t(part.count * part.element));
 #if VNPU_CHECKS
-  __builtin_memcpy(Cargo::run(all.data, count, part.element, all.count, part.count).flags, part.flags, size_t(part.count));
+  __builtin_memcpy(SharedBlock::run(all.data, count, part.element, all.count, part.count).flags, part.flags,
+                   size_t(part.count));
 #endif
   all.count += part.count;
   return all.count == get.side.count;
 }
 
-// Takes what a get wants from the blocks that wait; false when they are not enough.
-bool Channel::serve(Outlet &outlet, Transfer &get) {
+// Fills a get from the waiting blocks. Returns false if they are not enough.
+bool Channel::serve(ReceiverSide &outlet, Transfer &get) {
   while (outlet.full > 0) {
     Block &block = outlet.first();
     const i64 all = block.side.count;
     const int element = block.side.element;
     refuse_mismatch(get, all, element, block.site, block.where);
-    const i64 left = all - outlet.taken, wanted = get.side.count - get.collected.count;
-    const i64 count = left < wanted ? left : wanted;
+    const i64 left = all - outlet.taken, needed = get.side.count - get.partial.count;
+    const i64 count = left < needed ? left : needed;
     const bool is_whole = count == get.side.count;
     get.strand->learn(block.mark);
-    if (is_whole && count == all && !block.cargo && !get.loan) {
+    if (is_whole && count == all && !block.shared_block && !get.loan) {
       hand_over(get, block.side, block.mark);
     } else {
-      load(block.cargo, block.site, block.side);
-      const Access part = block.cargo.part(all, element, outlet.taken, count);
-      if (is_whole && count == all) hand_over(get, block.cargo, block.mark);
+      load(block.shared_block, block.site, block.side);
+      const Access part = block.shared_block.part(all, element, outlet.taken, count);
+      if (is_whole && count == all) hand_over(get, block.shared_block, block.mark);
       else if (is_whole) hand_over(get, part, block.mark);
       else if (collect(get, part))
-        hand_over(get, Cargo::run(get.collected.data, get.side.count, element, 0, get.side.count), block.mark);
+        hand_over(get, SharedBlock::run(get.partial.data, get.side.count, element, 0, get.side.count), block.mark);
     }
-    const bool is_complete = is_whole || get.collected.count == get.side.count;
+    const bool is_complete = is_whole || get.partial.count == get.side.count;
     outlet.taken += count;
     outlet.taker = get.site.line;
     if (outlet.taken == all) outlet.drop();
@@ -191,23 +192,23 @@ bool Channel::serve(Outlet &outlet, Transfer &get) {
   return false;
 }
 
-Channel::Block::Block(const Transfer &put, const Cargo &made, const Mark &sent)
-    : cargo(made), mark(sent), site(put.site), where(put.where) {
+Channel::Block::Block(const Transfer &put, const SharedBlock &made, const ClockSnapshot &sent)
+    : shared_block(made), mark(sent), site(put.site), where(put.where) {
   if (made) {
     side.count = put.side.count;
     side.element = put.side.element;
   } else {
     side = put.side;
   }
-  where.around = nullptr;  // who is around the sender may be gone when the block is taken
+  where.around = nullptr;  // the sender's outer place may be gone when the block is taken
 }
 
 #if VNPU_CHECKS
 namespace {
 
-// What a put reads is its fault, also where the get comes later and copies it: what was freed.
+// Checks what a put reads before the get copies it: a freed buffer is the put's error, not the get's.
 void check_source_of(const Transfer &put) {
-  const Where *const outer = here;
+  const ExecutionPlace *const outer = here;
   here = &put.where;
   check_readable(put.site, put.side);
   here = outer;
@@ -217,7 +218,7 @@ void check_source_of(const Transfer &put) {
 #endif
 
 bool Channel::deliver(Transfer &put, i64 index) {
-  Inlet &inlet = inlets_[index];
+  SenderSide &inlet = inlets_[index];
   const int receivers = inlet.receivers.size();
   const bool is_broadcast = from_.count != to_.count;
   for (int i = 0; i < receivers; ++i) {
@@ -231,26 +232,26 @@ bool Channel::deliver(Transfer &put, i64 index) {
     const OnBehalf of(put.where);
     observe(put.site, put.side, false, *put.strand);
   }
-  const Mark mark = put.strand->publish();
-  // Where several take it, or borrow it, it is put into its order once.
-  Cargo cargo;
+  const ClockSnapshot mark = put.strand->publish();
+  // If several gets take or borrow the block, it is copied into its dense order once.
+  SharedBlock shared_block;
   Waiting block;
   for (int i = 0; i < receivers; ++i) {
     const i64 o = inlet.receivers[i];
-    Outlet &outlet = outlets_[o];
+    ReceiverSide &outlet = outlets_[o];
     Transfer *const first = outlet.gets.first;
-    if (first && outlet.full == 0 && first->collected.count == 0 && first->side.count == put.side.count) {
+    if (first && outlet.full == 0 && first->partial.count == 0 && first->side.count == put.side.count) {
       refuse_mismatch(*first, put.side.count, put.side.element, put.site, put.where);
       if (is_broadcast || first->loan) {
-        load(cargo, put.site, put.side);
-        hand_over(*first, cargo, mark);
+        load(shared_block, put.site, put.side);
+        hand_over(*first, shared_block, mark);
       } else {
         hand_over(*first, put.side, mark);
       }
       outlet.gets.pop()->complete();
     } else {
-      if (is_broadcast || !put.side.stays) load(cargo, put.site, put.side);
-      if (!block) block = Waiting(new Block(put, cargo, mark));
+      if (is_broadcast || !put.side.stays) load(shared_block, put.site, put.side);
+      if (!block) block = Waiting(new Block(put, shared_block, mark));
       outlet.push(block);
       while (outlet.gets.first && serve(outlet, *outlet.gets.first)) outlet.gets.pop()->complete();
     }
@@ -260,7 +261,7 @@ bool Channel::deliver(Transfer &put, i64 index) {
 }
 
 bool Channel::put(Transfer &transfer, i64 index) {
-  Inlet &inlet = inlets_[index];
+  SenderSide &inlet = inlets_[index];
   record_arrival(transfer, true, index);
   if (!inlet.puts.first && deliver(transfer, index)) return transfer.pass();
   inlet.puts.push(transfer);
@@ -268,7 +269,7 @@ bool Channel::put(Transfer &transfer, i64 index) {
 }
 
 bool Channel::get(Transfer &transfer, i64 index) {
-  Outlet &outlet = outlets_[index];
+  ReceiverSide &outlet = outlets_[index];
   record_arrival(transfer, false, index);
   Queue &puts = inlets_[outlet.source].puts;
   const auto next_put = [&] {
@@ -278,7 +279,7 @@ bool Channel::get(Transfer &transfer, i64 index) {
   };
   bool is_served = false;
   if (!outlet.gets.first) {
-    // Whenever the blocks are used up there is room for a put that waits.
+    // When blocks are used up, a waiting put has room.
     do {
       is_served = serve(outlet, transfer);
     } while (!is_served && next_put());
@@ -329,7 +330,7 @@ int Channel::describe_index(char *text, int capacity, const Shape &shape, i64 in
 
 void Channel::refuse_leftovers() const {
   for (i64 i = 0; i < to_.count; ++i) {
-    Outlet &outlet = outlets_[i];
+    ReceiverSide &outlet = outlets_[i];
     if (outlet.full == 0) continue;
     char index[64];
     describe_index(index, int(sizeof(index)), to_, i);

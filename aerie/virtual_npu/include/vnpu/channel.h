@@ -3,22 +3,22 @@
 
 #include <initializer_list>
 
-#include "vnpu/island.h"
+#include "vnpu/task_loop.h"
 
 namespace vnpu {
 
-// One side of a transfer that has arrived at its channel, and whom to wake when it is through.
+// One side of a transfer at its channel, and the task or process that resumes when the transfer is complete.
 struct Transfer {
   Site site{"", 0};
-  const Where &where;
-  Island &island;
+  const ExecutionPlace &where;
+  TaskLoop &task_loop;
   Strand *strand = nullptr;
   Process::Handle process = nullptr;
   Task *task = nullptr;
-  Cargo *loan = nullptr;   // of a get that does with a block of others
-  Relay *relay = nullptr;  // of a get or put whose buffer passes blocks on
+  SharedBlock *loan = nullptr;   // of a get that can borrow a block
+  RelayBuffer *relay = nullptr;  // of a get or put whose buffer passes blocks on
   Transfer *next = nullptr;
-  Collected collected{};
+  PartialGet partial{};
   int recorded = -1;  // its number in the trace
   Access side{};
 
@@ -31,23 +31,23 @@ struct Transfer {
   void complete();
 };
 
-// A channel is a stream of elements. Mostly a get takes the block of one put; the compiler also folds a loop of puts or
-// gets into one, so a get may take a part of a block, or the blocks of several puts.
+// A channel is a stream of elements. Mostly a get takes the block of one put. The compiler also merges loops of puts or gets,
+// so a get may take part of a block, or the blocks of several puts.
 class Channel {
  public:
   // `to` has the extents on the receiving side: those of `from`, or larger where one put feeds several gets.
-  Channel(Island &island, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to);
+  Channel(TaskLoop &task_loop, const char *name, std::initializer_list<i64> from, std::initializer_list<i64> to);
   Channel(const Channel &) = delete;
   ~Channel();
 
   i64 put_index(Site site, std::initializer_list<i64> indices) const { return index(site, indices, from_); }
   i64 get_index(Site site, std::initializer_list<i64> indices) const { return index(site, indices, to_); }
 
-  // True when the block went through; else the transfer is queued and completes later.
+  // Returns true if the transfer is complete; otherwise it is queued and completes later.
   bool put(Transfer &transfer, i64 index);
   bool get(Transfer &transfer, i64 index);
 
-  // Fails when blocks were sent that nobody took.
+  // Fails if a block was sent that no get took.
   void refuse_leftovers() const;
 
  private:
@@ -56,42 +56,42 @@ class Channel {
     i64 extents[kMaxRank];
     i64 count = 1;
   };
-  // What was put and waits to be taken: one for all who get it.
+  // A block that was put and waits for its gets; all receivers share it.
   struct Block {
-    static void *operator new(size_t bytes) { return pool_take(i64(bytes)); }
-    static void operator delete(void *block) { pool_give(block); }
-    Block(const Transfer &put, const Cargo &made, const Mark &sent);
+    static void *operator new(size_t bytes) { return pool_allocate(i64(bytes)); }
+    static void operator delete(void *block) { pool_free(block); }
+    Block(const Transfer &put, const SharedBlock &made, const ClockSnapshot &sent);
     int holders = 1;
-    Cargo cargo;  // none where it stays where it was
-    Mark mark;    // what the sender did before
+    SharedBlock shared_block;  // empty if the elements stay in the sender's buffer
+    ClockSnapshot mark;    // what the sender knew when it put the block
     Site site;
-    Access side;  // where it was; of a cargo its count and element alone
-    Where where;
+    Access side;  // the sender's access pattern; only count and element if the block is copied
+    ExecutionPlace where;
   };
-  using Waiting = Held<Block>;
+  using Waiting = SharedPtr<Block>;
   struct Queue {
     Transfer *first = nullptr, *last = nullptr;
     void push(Transfer &transfer);
     Transfer *pop();
   };
-  struct Inlet {
+  struct SenderSide {
     Queue puts;
     i64 blocks = 0;        // sent so far
-    FewOf<i64> receivers;  // the outlets that get them, in order
+    SmallList<i64> receivers;  // the receivers' indices, in order
   };
-  // Few lines of the cache: kernels that run in between leave little there of what a step needs.
-  struct alignas(64) Outlet {
-    static constexpr int kBlocks = Island::kMostAhead;
+  // Kept small: kernels that run between two steps leave few of its cache lines.
+  struct alignas(64) ReceiverSide {
+    static constexpr int kBlocks = TaskLoop::kMaxPendingPuts;
     Queue gets;
-    int next = 0, full = 0;  // the first block that waits, and how many do
-    int taker = 0;           // the line of the last get that took from that one
-    i64 taken = 0;           // elements that gets have taken from it so far
+    int next = 0, full = 0;  // the first waiting block, and the number of waiting blocks
+    int taker = 0;           // the line of the last get that took a part of the first block
+    i64 taken = 0;           // elements of the first block that gets have taken
     i64 source = 0;
     Waiting blocks[kBlocks];
 
     Block &first() { return *blocks[next]; }
     void push(const Waiting &block) { blocks[(next + full++) % kBlocks] = block; }
-    // The first one is used up.
+    // Drops the first block, which is used up.
     void drop() {
       blocks[next] = Waiting();
       next = (next + 1) % kBlocks;
@@ -112,10 +112,10 @@ class Channel {
   }
   i64 index_of_any(Site site, std::initializer_list<i64> indices, const Shape &shape) const;
   bool deliver(Transfer &put, i64 index);
-  bool serve(Outlet &outlet, Transfer &get);
-  void load(Cargo &cargo, Site site, const Access &from);
-  void hand_over(Transfer &get, const Access &block, const Mark &mark);
-  void hand_over(Transfer &get, const Cargo &cargo, const Mark &mark);
+  bool serve(ReceiverSide &outlet, Transfer &get);
+  void load(SharedBlock &shared_block, Site site, const Access &from);
+  void hand_over(Transfer &get, const Access &block, const ClockSnapshot &mark);
+  void hand_over(Transfer &get, const SharedBlock &shared_block, const ClockSnapshot &mark);
   static bool collect(Transfer &get, const Access &part);
   i64 source_of(i64 outlet) const;
   void record_arrival(Transfer &transfer, bool is_put, i64 index) const;
@@ -123,26 +123,27 @@ class Channel {
   static int describe_index(char *text, int capacity, const Shape &shape, i64 index);
 
   friend class Deadlock;
-  Island &island_;
-  const int capacity_;  // of each outlet, in blocks
+  TaskLoop &task_loop_;
+  const int capacity_;  // of each receiver side, in blocks
   const char *const name_;
   Shape from_, to_;
-  Inlet *inlets_;
-  Outlet *outlets_;
+  SenderSide *inlets_;
+  ReceiverSide *outlets_;
 };
 
 // A put or get that a sequencer issued.
 struct TransferTask final : Task {
-  TransferTask(Island &island, Site site, const Where &where, Channel &channel, i64 index, const Access &side, bool is_put)
-      : Task(island),
-        transfer{.site = site, .where = where, .island = island, .strand = &strand, .side = side},
+  TransferTask(TaskLoop &task_loop, Site site, const ExecutionPlace &where, Channel &channel, i64 index, const Access &side,
+               bool is_put)
+      : Task(task_loop),
+        transfer{.site = site, .where = where, .task_loop = task_loop, .strand = &strand, .side = side},
         channel(channel),
         index(index),
         is_put(is_put) {
     transfer.task = this;
   }
   void start() override {
-    if (is_put && transfer.relay) transfer.relay->direct(site, transfer.side);
+    if (is_put && transfer.relay) transfer.relay->materialize(site, transfer.side);
     if (is_put ? channel.put(transfer, index) : channel.get(transfer, index)) finish();
   }
   Transfer transfer;
@@ -151,11 +152,11 @@ struct TransferTask final : Task {
   bool is_put;
 };
 
-// The puts and gets of a tile, one after the other, each of which it waits for: `co_await` it.
+// The puts and gets of a tile, one after the other. The tile waits for each: `co_await` it.
 struct TileTransfer : Transfer {
-  TileTransfer(Island &island, const Where &where) : Transfer{.where = where, .island = island} {}
+  TileTransfer(TaskLoop &task_loop, const ExecutionPlace &where) : Transfer{.where = where, .task_loop = task_loop} {}
   void put(Site site, Channel &channel, i64 index, const Access &side) { begin(site, channel, index, side, true, nullptr); }
-  void get(Site site, Channel &channel, i64 index, const Access &side, Cargo *loan = nullptr) {
+  void get(Site site, Channel &channel, i64 index, const Access &side, SharedBlock *loan = nullptr) {
     begin(site, channel, index, side, false, loan);
   }
   bool await_ready() { return is_put ? channel->put(*this, index) : channel->get(*this, index); }
@@ -167,8 +168,8 @@ struct TileTransfer : Transfer {
   bool is_put = false;
 
  private:
-  // In the place of the one before: a kernel that ran since then leaves little of a body's frame in the cache.
-  void begin(Site site, Channel &channel, i64 index, const Access &side, bool is_put, Cargo *loan) {
+  // Reuses the memory of the transfer before: a kernel that ran in between leaves little of a body's frame in the cache.
+  void begin(Site site, Channel &channel, i64 index, const Access &side, bool is_put, SharedBlock *loan) {
     this->site = site;
     this->channel = &channel;
     this->index = index;
@@ -176,7 +177,7 @@ struct TileTransfer : Transfer {
     this->loan = loan;
     this->side = side;
     strand = current_strand();
-    collected.drop();
+    partial.drop();
   }
 };
 

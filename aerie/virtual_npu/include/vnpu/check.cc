@@ -1,4 +1,4 @@
-// What programs built with checks know about their buffers, and the findings of a run. Linked into those only.
+// The state of buffers in programs built with checks, and the findings of a run. Linked only into those programs.
 #include "vnpu/check.h"
 
 #include <pthread.h>
@@ -24,7 +24,7 @@ namespace {
 
 using ll = long long;
 
-// `[3, 0]`: where an element is in the buffer, and in which of its copies if there are several.
+// Writes `[3, 0]`: the index of an element in its buffer, and in which copy if there are several.
 struct Coordinates {
   char text[200];
   Coordinates(const Buffer &buffer, i64 element) {
@@ -43,7 +43,7 @@ struct Coordinates {
   }
 };
 
-// Whether every byte is as it was when the memory was taken; a multiple of 8 of them.
+// Whether every byte is as it was when the memory was allocated. The size is a multiple of 8.
 bool all_ones(const char *at, i64 bytes) {
   uint64_t all = ~uint64_t(0), word;
   for (i64 i = 0; i < bytes; i += 8) {
@@ -57,17 +57,17 @@ bool all_ones(const char *at, i64 bytes) {
 
 // ---- buffers ----
 
-Described::Described(const Label &label) {
+BufferText::BufferText(const BufferLabel &label) {
   const bool is_named = label.name[0];
   int used = snprintf(text, sizeof(text), "%.100s%s%.200s, %.60s", label.name, is_named ? " (" : "", label.type, label.how);
   if (label.site.line > 0) used += snprintf(text + used, sizeof(text) - size_t(used), " at line %d", label.site.line);
   if (is_named) snprintf(text + used, sizeof(text) - size_t(used), ")");
 }
 
-Buffer::Buffer(const Label &label, void *base, int element, std::initializer_list<i64> extents, i64 count, uint8_t *written,
-               i64 guard)
+Buffer::Buffer(const BufferLabel &label, void *base, int element, std::initializer_list<i64> extents, i64 count,
+               uint8_t *written, i64 guard)
     : label(label),
-      maker(here ? *here : Where{"the program", 0, 0, 0}),
+      maker(here ? *here : ExecutionPlace{"the program", 0, 0, 0}),
       base(static_cast<char *>(base)),
       count(count),
       element(element),
@@ -128,7 +128,7 @@ void Buffer::mark_run(i64 first, i64 end) {
 }
 
 uint8_t *Buffer::flags_from(const void *at, bool changes) {
-  // Full without being marked: all was written in one go.
+  // Full without flags: one operation wrote all elements.
   if (full()) memset(written_, 1, size_t(count));
   if (changes) __atomic_store_n(&hole_, i64(0), __ATOMIC_RELAXED);
   return written_ + (static_cast<const char *>(at) - base) / element;
@@ -136,11 +136,11 @@ uint8_t *Buffer::flags_from(const void *at, bool changes) {
 
 void Buffer::forget(Site by, const void *low, const void *high) {
   ended = by;
-  if (!written_ || garbage_seed) return;  // memory keeps what it holds
+  if (!written_ || garbage_seed) return;  // memory keeps its content
   const i64 first = (static_cast<const char *>(low) - base) / element;
   const i64 end = (static_cast<const char *>(high) - base) / element;
   if (first == end) return;
-  // Full without being marked: all was written in one go.
+  // Full without flags: one operation wrote all elements.
   if (full()) memset(written_, 1, size_t(count));
   memset(written_ + first, 0, size_t(end - first));
   __atomic_store_n(&hole_, first < hole_ ? first : hole_, __ATOMIC_RELAXED);
@@ -154,7 +154,7 @@ i64 Buffer::count_written() const {
 }
 
 void Buffer::refuse(Site site, const char *verb, const void *low, const void *high) const {
-  const Described self(label);
+  const BufferText self(label);
   if (freed.op) {
     fail_as(Failure::kFreed, site, "%s %s after line %d (%s) freed it: move the deallocation behind the last use", verb,
             self.text, freed.line, freed.op);
@@ -167,7 +167,7 @@ void Buffer::refuse(Site site, const char *verb, const void *low, const void *hi
 
 void Buffer::refuse_unwritten(Site site, const void *low, const void *high) {
   const Coordinates at(*this, first_hole(low, high));
-  const Described self(label);
+  const BufferText self(label);
   if (ended.op) {
     fail_as(Failure::kUninitialised, site,
             "reads element %s of %s before anything wrote it since line %d (%s) freed the buffer: %lld of its %lld "
@@ -179,7 +179,7 @@ void Buffer::refuse_unwritten(Site site, const void *low, const void *high) {
           ll(count_written()), ll(count));
 }
 
-void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size) {
+void fail_index(const OperandPlace &at, int dimension, i64 index, i64 lanes, i64 size) {
   char last[40] = "", name[200] = "";
   if (lanes > 1) snprintf(last, sizeof(last), " to %lld", ll(index + lanes - 1));
   if (at.name[0]) snprintf(name, sizeof(name), " %s", at.name);
@@ -189,20 +189,20 @@ void fail_index(const Place &at, int dimension, i64 index, i64 lanes, i64 size) 
 
 void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent) {
   fail_as(Failure::kOutside, site, "the access pattern reaches elements %lld to %lld of %s: legal are 0 to %lld", ll(low),
-          ll(high), Described(buffer.label).text, ll(extent - 1));
+          ll(high), BufferText(buffer.label).text, ll(extent - 1));
 }
 
 void fail_offset(Site site, const Buffer &buffer, const char *first) {
   const i64 offset = first - buffer.base;
   fail_as(Failure::kOffset, site,
-          "begins %lld bytes into %s; the shim is given offsets in 32 bits, so it would begin at byte %lld; let offsets "
-          "end below %lld: put what lies beyond into another argument",
-          ll(offset), Described(buffer.label).text, ll(offset % kHostOffsets), ll(kHostOffsets));
+          "begins %lld bytes into %s; the shim gets offsets in 32 bits, so it would begin at byte %lld; let offsets "
+          "end below %lld: put the rest into another argument",
+          ll(offset), BufferText(buffer.label).text, ll(offset % kHostOffsets), ll(kHostOffsets));
 }
 
 namespace {
 
-// What a core makes of a vector that is not aligned, and what to do.
+// Explains what a core does with an unaligned vector, and the remedy.
 struct Masked {
   char text[400];
   Masked(const void *first, i64 bytes, bool writes) {
@@ -217,7 +217,7 @@ struct Masked {
 
 }  // namespace
 
-void fail_misaligned(const Place &at, bool writes, const void *first, i64 bytes) {
+void fail_misaligned(const OperandPlace &at, bool writes, const void *first, i64 bytes) {
   fail_as(Failure::kMisaligned, at.site, "%s %lld bytes of %s%s%s%s at an address that is %s", writes ? "writes" : "reads",
           ll(bytes), at.name, at.name[0] ? ": " : "", at.type, at.made, Masked(first, bytes, writes).text);
 }
@@ -225,19 +225,19 @@ void fail_misaligned(const Place &at, bool writes, const void *first, i64 bytes)
 void fail_misaligned(Site site, const char *call, int argument, const Buffer &buffer, bool writes, const void *first,
                      i64 bytes) {
   fail_as(Failure::kMisaligned, site, "%s of %lld bytes in argument %d, %s, at an address that is %s", call, ll(bytes),
-          argument, Described(buffer.label).text, Masked(first, bytes, writes).text);
+          argument, BufferText(buffer.label).text, Masked(first, bytes, writes).text);
 }
 
-void fail_extent(const Place &at, int dimension, i64 size, i64 loops) {
-  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, another operand says %lld", dimension, at.name,
-          at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
+void fail_extent(const OperandPlace &at, int dimension, i64 size, i64 loops) {
+  fail_as(Failure::kOutside, at.site, "dimension %d of %s%s%s has %lld elements, and another operand has %lld", dimension,
+          at.name, at.name[0] ? ": " : "", at.type, ll(size), ll(loops));
 }
 
 // ---- transfers ----
 
 namespace {
 
-// Calls run(low, high) for every dense run of bytes that an access touches, in its order.
+// Calls run(low, high) for every dense run of bytes of an access, in its order.
 template <class Run>
 void each_run(const Access &a, Run run) {
   i64 dense = 1, index[kMaxRank] = {};
@@ -294,9 +294,9 @@ bool copies_unwritten(Site site, const Access &dst, const Access &src) {
   }
   check_source(site, src);
   if (dst.buffer) {
-    fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that nobody had written when it was sent",
+    fail_as(Failure::kUninitialised, site, "copies element %lld of a block into %s that was not written when it was sent",
             ll(static_cast<const uint8_t *>(memchr(src.flags, 0, size_t(src.count))) - src.flags),
-            Described(dst.buffer->label).text);
+            BufferText(dst.buffer->label).text);
   }
   return true;
 }
@@ -324,7 +324,7 @@ void writes_all(Site site, const Access &operand) {
 
 // ---- the buffers of a body ----
 
-// The buffer; behind it its elements, then a byte for each that tells whether it is written.
+// The buffer, then its elements, then one byte per element that says whether it is written.
 struct Arena::Block : Buffer {
   using Buffer::Buffer;
   Block *previous = nullptr, *next = nullptr;
@@ -347,7 +347,7 @@ namespace {
 
 constexpr i64 aligned(i64 bytes) { return (bytes + 63) / 64 * 64; }
 
-// Before and behind every buffer, for accesses that miss it: a vector of 64 floats.
+// Guard bytes before and behind every buffer, to catch accesses outside of it: a vector of 64 floats.
 constexpr i64 kGap = 256;
 
 #if VNPU_SANITIZE
@@ -358,16 +358,16 @@ constexpr i64 kGuard = kGap;
 void forbid(const char *, i64) {}
 #endif
 
-// How much of the freed memory a body keeps.
-constexpr i64 kKeptBlocks = 256, kKeptBytes = i64(4) << 20;
+// How much freed memory a body keeps.
+constexpr i64 kRetainedBlocks = 256, kRetainedBytes = i64(4) << 20;
 
 }  // namespace
 
-Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> sizes, i64 count) {
+Buffer *Arena::make(const BufferLabel &label, int element, std::initializer_list<i64> sizes, i64 count) {
   const i64 skew = label.skew > 0 ? label.skew : 0;
   const i64 header = aligned(sizeof(Block)) + kGap + skew, bytes = count * element;
-  char *const data = static_cast<char *>(pool_take(header + bytes + kGap + count, label.site)) + header;
-  // All ones is a NaN in every format: what nobody wrote must not look plausible.
+  char *const data = static_cast<char *>(pool_allocate(header + bytes + kGap + count, label.site)) + header;
+  // All ones is a NaN in every format, so that unwritten memory is easy to see.
   memset(data - kGap, 0xff, size_t(bytes + 2 * kGap));
   uint8_t *const written = reinterpret_cast<uint8_t *>(data + bytes + kGap);
   memset(written, 0, size_t(count));
@@ -386,7 +386,7 @@ Buffer *Arena::make(const Label &label, int element, std::initializer_list<i64> 
 void Arena::drop(Chain &chain, Block *block) {
   chain.remove(block);
   block->~Block();
-  pool_give(block);
+  pool_free(block);
 }
 
 Arena::~Arena() {
@@ -397,7 +397,7 @@ Arena::~Arena() {
   while (freed_.first) drop(freed_, freed_.first);
 }
 
-void Arena::give_back(Site site, Buffer &buffer) {
+void Arena::take_back(Site site, Buffer &buffer) {
   buffer.check(site, "frees", buffer.base, buffer.base);
   check_settled(site, buffer);
   buffer.freed = site;
@@ -407,7 +407,7 @@ void Arena::give_back(Site site, Buffer &buffer) {
   freed_.add(block);
   ++freed_count_;
   freed_bytes_ += block->bytes();
-  while (freed_count_ > kKeptBlocks || freed_bytes_ > kKeptBytes) {
+  while (freed_count_ > kRetainedBlocks || freed_bytes_ > kRetainedBytes) {
     --freed_count_;
     freed_bytes_ -= freed_.first->bytes();
     drop(freed_, freed_.first);
@@ -423,7 +423,7 @@ void Arena::close() const {
       ++count;
       bytes += b->bytes();
     }
-    const Described self(block->label);
+    const BufferText self(block->label);
     if (count > 1) {
       fail_as(Failure::kLeak, block->label.site,
               "%lld buffers (%lld bytes) of this allocation are never freed: add memref.dealloc of %s to the loop", ll(count),
@@ -445,11 +445,11 @@ void fail_fit(Site site, double value, const char *type) {
 }
 
 namespace {
-std::atomic<bool> is_told{false};  // of a result that is not finite
+std::atomic<bool> is_reported{false};  // of a result that is not finite
 }  // namespace
 
-void tell_not_finite(Site site) {
-  if (is_told.exchange(true)) return;
+void report_not_finite(Site site) {
+  if (is_reported.exchange(true)) return;
   char who[600];
   who[describe(here, who, int(sizeof(who)))] = 0;
   note(site, "%s%smakes a NaN or an infinity out of finite numbers, the first of this run", who[0] ? who + 1 : "",
@@ -467,11 +467,11 @@ struct Note {
   char text[600];
 };
 
-constexpr int kMostNotes = 100;
+constexpr int kMaxNotes = 100;
 pthread_mutex_t notes_mutex = PTHREAD_MUTEX_INITIALIZER;
-Note notes[kMostNotes];
+Note notes[kMaxNotes];
 int note_count = 0;
-i64 notes_left_out = 0;
+i64 dropped_notes = 0;
 
 struct Locked {
   Locked() { pthread_mutex_lock(&notes_mutex); }
@@ -489,8 +489,8 @@ void note(Site site, const char *format, ...) {
       return;
     }
   }
-  if (note_count == kMostNotes) {
-    ++notes_left_out;
+  if (note_count == kMaxNotes) {
+    ++dropped_notes;
     return;
   }
   Note &fresh = notes[note_count++];
@@ -506,8 +506,8 @@ void note(Site site, const char *format, ...) {
 void begin_notes() {
   const Locked locked;
   note_count = 0;
-  notes_left_out = 0;
-  is_told = false;
+  dropped_notes = 0;
+  is_reported = false;
 }
 
 char *take_notes() {
@@ -523,7 +523,7 @@ char *take_notes() {
     if (n.count > 1) used += size_t(snprintf(text + used, capacity - used, " (%lld times)", ll(n.count)));
     used += size_t(snprintf(text + used, capacity - used, "\n"));
   }
-  if (notes_left_out) snprintf(text + used, capacity - used, "%lld more notes are left out\n", ll(notes_left_out));
+  if (dropped_notes) snprintf(text + used, capacity - used, "%lld more notes are left out\n", ll(dropped_notes));
   return text;
 }
 

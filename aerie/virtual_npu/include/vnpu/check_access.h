@@ -6,7 +6,7 @@
 
 namespace vnpu {
 
-// ---- vectors: on pointers that know their buffer, and on plain ones where all is known to be in order ----
+// ---- vectors: on checked pointers, and on plain pointers where nothing can be wrong ----
 
 template <int... S, class T, class Observe>
 VNPU_INLINE void each_dense(Ptr<T> x, const i64 *strides, Observe observe) {
@@ -20,38 +20,39 @@ VNPU_INLINE void each_dense(Ptr<T> x, const i64 *strides, Observe observe) {
 }
 
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE Vec<T, volume<S...>> read(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
   each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_read(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   return read<T, S...>(x.p, strides);
 }
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read(const Place &, const T *x, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE Vec<T, volume<S...>> read(const OperandPlace &, const T *x, const i64 (&strides)[sizeof...(S)]) {
   return read<T, S...>(x, strides);
 }
 
 template <class T, int... S>
-VNPU_INLINE void write(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
+VNPU_INLINE void write(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                       const Vec<T, volume<S...>> &value) {
   each_dense<S...>(x, strides, [&](T *p, i64 n) { observe_write(at.site, *x.buffer, p, n * i64(sizeof(T)), x.asks); });
   write<T, S...>(x.p, strides, value);
 }
 template <class T, int... S>
-VNPU_INLINE void write(const Place &, T *x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
+VNPU_INLINE void write(const OperandPlace &, T *x, const i64 (&strides)[sizeof...(S)], const Vec<T, volume<S...>> &value) {
   write<T, S...>(x, strides, value);
 }
 
-// A buffer of a core's L1 lies as far behind a multiple of 64 bytes here as there (Arena).
+// A buffer of a core's L1 has the same offset from a multiple of 64 bytes here as on the device (Arena).
 template <int... S, class T>
-VNPU_INLINE void aligned(const Place &at, bool writes, T *p, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE void aligned(const OperandPlace &at, bool writes, T *p, const i64 (&strides)[sizeof...(S)]) {
   each_dense<S...>(Ptr<T>{p, nullptr}, strides, [&](T *run, i64 n) {
     if (__builtin_expect(misaligned_by(run, n * i64(sizeof(T))), 0)) fail_misaligned(at, writes, run, n * i64(sizeof(T)));
   });
 }
 template <int... S, class T>
-VNPU_INLINE void aligned(const Place &at, bool writes, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
+VNPU_INLINE void aligned(const OperandPlace &at, bool writes, Ptr<T> x, const i64 (&strides)[sizeof...(S)]) {
   aligned<S...>(at, writes, x.p, strides);
 }
 
-// Calls observe(element) for every lane that is on and inside.
+// Calls observe(element) for every lane that is enabled and inside.
 template <int... S, class T, class Observe>
 VNPU_INLINE void each_lane_within(Ptr<T> x, const i64 *strides, const i64 *limits, const Vec<bool, volume<S...>> *mask,
                                   Observe observe) {
@@ -63,34 +64,35 @@ VNPU_INLINE void each_lane_within(Ptr<T> x, const i64 *strides, const i64 *limit
 }
 
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+VNPU_INLINE Vec<T, volume<S...>> read_within(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
                                              const i64 (&limits)[sizeof...(S)], T padding,
                                              const Vec<bool, volume<S...>> *mask = nullptr) {
   each_lane_within<S...>(x, strides, limits, mask, [&](T *p) { observe_read(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   return read_within<T, S...>(x.p, strides, limits, padding, mask);
 }
 template <class T, int... S>
-VNPU_INLINE Vec<T, volume<S...>> read_within(const Place &, const T *x, const i64 (&strides)[sizeof...(S)],
+VNPU_INLINE Vec<T, volume<S...>> read_within(const OperandPlace &, const T *x, const i64 (&strides)[sizeof...(S)],
                                              const i64 (&limits)[sizeof...(S)], T padding,
                                              const Vec<bool, volume<S...>> *mask = nullptr) {
   return read_within<T, S...>(x, strides, limits, padding, mask);
 }
 
 template <class T, int... S>
-VNPU_INLINE void write_within(const Place &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
-                              const Vec<T, volume<S...>> &value, const Vec<bool, volume<S...>> *mask = nullptr) {
+VNPU_INLINE void write_within(const OperandPlace &at, Ptr<T> x, const i64 (&strides)[sizeof...(S)],
+                              const i64 (&limits)[sizeof...(S)], const Vec<T, volume<S...>> &value,
+                              const Vec<bool, volume<S...>> *mask = nullptr) {
   each_lane_within<S...>(x, strides, limits, mask, [&](T *p) { observe_write(at.site, *x.buffer, p, i64(sizeof(T)), x.asks); });
   write_within<T, S...>(x.p, strides, limits, value, mask);
 }
 template <class T, int... S>
-VNPU_INLINE void write_within(const Place &, T *x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
+VNPU_INLINE void write_within(const OperandPlace &, T *x, const i64 (&strides)[sizeof...(S)], const i64 (&limits)[sizeof...(S)],
                               const Vec<T, volume<S...>> &value, const Vec<bool, volume<S...>> *mask = nullptr) {
   write_within<T, S...>(x, strides, limits, value, mask);
 }
 
-// Refuses lanes that are on and outside of [0, size).
+// Refuses lanes that are enabled and outside of [0, size).
 template <int N>
-VNPU_INLINE void lanes_within(const Place &at, int dimension, i64 index, const Vec<bool, N> &mask, i64 size) {
+VNPU_INLINE void lanes_within(const OperandPlace &at, int dimension, i64 index, const Vec<bool, N> &mask, i64 size) {
   const Lanes<bool, N> on(mask);
   for (int i = 0; i < N; ++i) {
     if (on.at[i]) within(at, dimension, index + i, size);
@@ -113,21 +115,21 @@ VNPU_INLINE T *raw(T *x) {
 
 // ---- loops in two versions ----
 
-// What loops touch of a memref: where the memref begins, and the elements that they come to.
+// The elements of a memref that loops may touch.
 template <class T>
 struct Part {
   Ptr<T> x, first;
   i64 count;
-  Site site{};          // of the loops, where they touch these elements and no others
+  Site site{};          // of the loops, if they touch exactly these elements
   bool writes = false;  // some of them
-  bool is_tight = false;  // no more than the loops come to
+  bool is_tight = false;  // the loops touch all of these elements, and no others
 
-  // The part of it from one element to another, as far as there are such; an access outside is refused by itself.
+  // The part of a memref between two elements, limited to the memref. An access outside is refused separately.
   Part between(i64 low, i64 high) const {
     const i64 begin = low < 0 ? 0 : low, end = high < count ? high + 1 : count;
     return Part{x, x + begin, end > begin ? end - begin : 0, site, writes, true};
   }
-  // Whether no access to it can have anything to report.
+  // Whether no access to it can have a finding.
   bool quiet() const {
     Buffer &buffer = *x.buffer;
     T *const end = first.p + count;
@@ -136,10 +138,10 @@ struct Part {
       if (!site.op) return false;
       touch(site, buffer, first.p, count * i64(sizeof(T)), writes);
     }
-    // Looking for what is not written costs time; a large buffer that never fills up is not worth it every time.
+    // The search for unwritten elements takes time; it is skipped at times for a large buffer that never fills up.
     return buffer.full() || count == 0 || ((is_tight || count <= 4096) && buffer.written(first.p, end));
   }
-  // What the loops run on where some access may have: whether anybody watches is asked once for all of them.
+  // Checked access for loops. Whether the order checks watch the buffer is decided once for all iterations.
   Ptr<T> checked() const { return Ptr<T>{x.p, x.buffer, watched(*x.buffer)}; }
 };
 template <class T>
@@ -151,7 +153,7 @@ VNPU_INLINE Part<T> block(Site site, Ptr<T> x, Ptr<T> first, i64 count, bool wri
   return Part<T>{x, first, count, site, writes};
 }
 
-// Runs loops on plain pointers where nothing can be wrong with the buffers they touch, else on checked ones.
+// Runs loops on plain pointers if nothing can be wrong with their buffers, otherwise on checked pointers.
 template <class Loops, class... T>
 VNPU_INLINE void nest(Loops loops, bool all_inside, Part<T>... parts) {
   if (all_inside && (parts.quiet() && ...)) loops(parts.x.p...);
@@ -160,13 +162,13 @@ VNPU_INLINE void nest(Loops loops, bool all_inside, Part<T>... parts) {
 
 // ---- calls of external kernels ----
 
-// A memref argument, as a kernel gets it.
+// A memref argument of a kernel call.
 struct Argument {
   Buffer *buffer;
   char *low, *high;
   int position;  // among the arguments of the call
   bool is_float;
-  bool is_written = false;  // as the kernel told
+  bool is_written = false;  // as the kernel reported
 };
 template <class T>
 VNPU_INLINE Argument argument(int position, Ptr<T> x, i64 extent) {
@@ -189,9 +191,9 @@ VNPU_INLINE uint64_t scalars(const T &...values) {
   return hash;
 }
 
-// The calls that one operation made without a finding, by what they were given: where in its buffers a kernel reads
-// and writes follows from its scalars and from where its arguments lie in them.
-class KnownCalls {
+// The calls of one operation that had no finding, by their arguments: the scalars and the offsets of its memrefs decide where a
+// kernel reads and writes.
+class CleanCalls {
  public:
   bool has(uint64_t key) const { return __atomic_load_n(&keys_[key % kCount], __ATOMIC_RELAXED) == key; }
   void add(uint64_t key) { __atomic_store_n(&keys_[key % kCount], key, __ATOMIC_RELAXED); }
@@ -204,18 +206,18 @@ class KnownCalls {
 [[noreturn]] void fail_misaligned(Site site, const char *call, int argument, const Buffer &buffer, bool writes,
                                   const void *first, i64 bytes);
 
-// The call that this thread makes. The host AIE API tells it of vector loads and stores, unless there is nothing to
-// find out: nothing in its buffers is unwritten or watched, and it made the same call before.
+// The kernel call of this thread. The host AIE API reports vector loads and stores to it, unless nothing can be found: all
+// elements are written, no buffer is watched, and the operation has made the same call before.
 class KernelCall {
  public:
-  KernelCall(Site site, uint64_t scalars, KnownCalls &known, Argument *arguments, int count);
+  KernelCall(Site site, uint64_t scalars, CleanCalls &known, Argument *arguments, int count);
   KernelCall(const KernelCall &) = delete;
   ~KernelCall();
   void touched(const void *at, i64 bytes, bool writes);
   Site site() const { return site_; }
-  // A vector that is not aligned to its width.
+  // Refuses a vector that is not aligned to its width.
   void misaligned(const void *at, i64 bytes, bool writes);
-  // The kernel has returned.
+  // Called when the kernel has returned.
   void finish();
 
  private:
@@ -224,7 +226,7 @@ class KernelCall {
 
   Site site_;
   uint64_t key_;
-  KnownCalls &known_;
+  CleanCalls &known_;
   Argument *arguments_;
   int count_;
   bool is_quiet_ = true;
@@ -233,7 +235,7 @@ class KernelCall {
 
 template <class Call, class... Arguments>
 inline auto call_kernel(Site site, Call call, uint64_t scalars, Arguments... arguments) {
-  static KnownCalls known;
+  static CleanCalls known;
   Argument list[] = {arguments..., Argument{}};
   KernelCall around(site, scalars, known, list, int(sizeof...(arguments)));
   if constexpr (same_type<decltype(call()), void>) {

@@ -1,5 +1,5 @@
-// Contraction of two vectors into a third: c[b, m, n] += sum over k of a[b, m, k] * b[b, k, n], in the order
-// that dots.h says.
+// Contraction of two vectors into a third: c[b, m, n] += sum over k of a[b, m, k] * b[b, k, n], in the order of dots.h.
+// Separate from shuffle.h because compilers need more time for the CPU's instructions (dots.h) than for most programs.
 //
 // Apart from shuffle.h, because a compiler takes longer for the CPU's instructions (dots.h) than for most programs.
 #pragma once
@@ -15,13 +15,13 @@
 
 namespace vnpu {
 
-// Hides from the compiler that it knows what memory holds.
+// Keeps the compiler from tracking the contents of memory.
 template <class L>
 VNPU_INLINE void keep_in_memory(L &lanes) {
   asm("" : "+m"(lanes));
 }
 
-// Up to 8 rows of c stay in registers over all of k. Float products are fused: one rounding per step.
+// Up to 8 rows of c stay in registers for all k. Float products are fused: one rounding per step.
 template <int Rows, int N, int K>
 VNPU_INLINE void contract_rows(const float *a, const Vec<float, N> *b, Vec<float, N> *c) {
 #pragma GCC unroll 16
@@ -109,7 +109,7 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
       if constexpr (same_type<TA, bf16> && same_type<TB, bf16> && float_c && dots::order_of(K, N) != dots::Order::kOneByOne) {
     return contract_dots<B, M, N, K, TC>(a, b, c);
   } else if constexpr (float_a && float_c) {
-    // Through memory on purpose: a broadcast or a widening load costs less than shuffles of registers.
+    // Goes through memory on purpose: a broadcast or a widening load costs less than register shuffles.
     Lanes<float, B * M * K> x(widen(a));
     keep_in_memory(x);
     Lanes<TB, B * K * N> rows_of_b(b);
@@ -147,10 +147,10 @@ VNPU_INLINE Vec<TC, B * M * N> contract(const Vec<TA, B * M * K> &a, const Vec<T
   }
 }
 
-// Blocks that a loop over k adds one after the other to a sum that it carries: so many of them are one go, which one
-// instruction sums where it takes several (dots.h). A sum is complete after every so many blocks.
+// Collects the blocks that a loop over k adds to a carried sum. Groups of `Blocks` are summed together, by one instruction if
+// the CPU has one for several blocks (dots.h). The sum is complete after each group.
 template <int Blocks, int M, int N, int K>
-class InOneGo {
+class SummedTogether {
  public:
   VNPU_INLINE Vec<float, M * N> contract(const Vec<bf16, M * K> &a, const Vec<bf16, K * N> &b, const Vec<float, M * N> &c) {
 #if defined(VNPU_BF16_TILES)
@@ -173,7 +173,7 @@ class InOneGo {
 #endif
 };
 
-// The same with another operation in place of the sum.
+// The same with another operation instead of the sum.
 template <int B, int M, int N, int K, class TA, class TB, class TC, class Combine>
 inline Vec<TC, B * M * N> contract_by(const Vec<TA, B * M * K> &a, const Vec<TB, B * K * N> &b, const Vec<TC, B * M * N> &c,
                                       Combine combine) {

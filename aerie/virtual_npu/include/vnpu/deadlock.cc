@@ -1,9 +1,9 @@
-// Who waits for whom when nothing can make progress.
+// Describes a deadlock: which operation waits for which.
 //
-// The nodes of the graph are operations and bodies that wait. A queued get waits for whoever may still put into
-// its place of the channel: an operation that was issued, or a tile or body whose text has such a put. An
-// operation that is held back waits for what holds it back, a herd for its tiles. A cycle in this graph is the
-// deadlock; where there is none, something waits for what nobody will do.
+// The nodes of the graph are operations and bodies that wait. A queued get waits for every put that may still come to its
+// member of the channel: an issued operation, or a tile or body with such a put in its text. An operation that is held back
+// waits for what holds it back, a herd for its tiles. A cycle in this graph is the deadlock; without a cycle, something waits
+// for an operation that never comes.
 #include <stdarg.h>
 #include <stdio.h>
 
@@ -17,9 +17,9 @@ namespace {
 using Body = Process::promise_type;
 
 struct Node {
-  const Where *where;
+  const ExecutionPlace *where;
   Site site;
-  Body *body;        // that cannot go on before this is over
+  Body *body;        // the body that resumes after this operation
   Task *task;
   Channel *channel;  // of a put or get
   i64 index;
@@ -46,7 +46,7 @@ struct Text {
 
 class Deadlock {
  public:
-  explicit Deadlock(Island &island) : island_(island) { collect(); }
+  explicit Deadlock(TaskLoop &task_loop) : task_loop_(task_loop) { collect(); }
 
   [[noreturn]] void report();
 
@@ -62,7 +62,7 @@ class Deadlock {
   int node_of(const Body *body);
   int node_of(const Task *task);
   bool is_at_end(const Body &body);
-  bool may_do(const Ports *ports, const Where *where, const Channel &channel, bool put, i64 index) const;
+  bool may_do(const Ports *ports, const ExecutionPlace *where, const Channel &channel, bool put, i64 index) const;
   bool search(int node);
   void describe(Text &text, const Node &node) const;
   bool is_shown(const Node &node) const { return node.site.line > 0; }
@@ -70,8 +70,8 @@ class Deadlock {
   void list_dead_ends(Text &text);
   void refuse_unfilled();
 
-  static constexpr int kMostLines = 16;
-  Island &island_;
+  static constexpr int kMaxLines = 16;
+  TaskLoop &task_loop_;
   List<Node> nodes_;
   List<int> path_;  // the nodes of the cycle, once it is found
 };
@@ -92,8 +92,8 @@ void Deadlock::collect_channel(Channel &channel) {
 }
 
 void Deadlock::collect() {
-  for (int i = 0; i < island_.channels_.size(); ++i) collect_channel(*island_.channels_[i]);
-  for (Task *task = island_.tasks_; task; task = task->next_) {
+  for (int i = 0; i < task_loop_.channels_.size(); ++i) collect_channel(*task_loop_.channels_[i]);
+  for (Task *task = task_loop_.tasks_; task; task = task->next_) {
     if (task->done || node_of(task) >= 0) continue;
     Node node{task->where, task->site, nullptr, task, nullptr, 0, false, nullptr};
     if (auto *transfer = dynamic_cast<TransferTask *>(task)) {
@@ -103,7 +103,7 @@ void Deadlock::collect() {
     }
     nodes_.push(node);
   }
-  for (Body *body = island_.live_; body; body = body->next) {
+  for (Body *body = task_loop_.live_; body; body = body->next) {
     if (node_of(body) < 0) nodes_.push(Node{&body->where, Site{"", 0}, body, nullptr, nullptr, 0, false, nullptr});
   }
 }
@@ -122,7 +122,7 @@ int Deadlock::node_of(const Task *task) {
   return -1;
 }
 
-// Whether a body has issued all it has and waits for the rest.
+// Whether a body has issued all of its operations and waits for them.
 bool Deadlock::is_at_end(const Body &body) {
   for (int i = 0; i < nodes_.size(); ++i) {
     auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
@@ -131,8 +131,8 @@ bool Deadlock::is_at_end(const Body &body) {
   return false;
 }
 
-// Whether among these is a put (or get) whose indices may be these. Who executes it, where that is known, tells more.
-bool Deadlock::may_do(const Ports *ports, const Where *where, const Channel &channel, bool put, i64 index) const {
+// Whether a body may have a put (or get) with these indices. The coordinates of the body narrow the indices if they are known.
+bool Deadlock::may_do(const Ports *ports, const ExecutionPlace *where, const Channel &channel, bool put, i64 index) const {
   const Channel::Shape &shape = put ? channel.from_ : channel.to_;
   for (int p = 0; ports && p < ports->count; ++p) {
     const Port &port = ports->list[p];
@@ -167,7 +167,7 @@ bool Deadlock::each_partner(const Node &node, Visit visit) {
       const bool begins = spawn && spawn->pending > 0;
       if (begins && may_do(spawn->ports, nullptr, channel, !node.is_put, other) && visit(i)) return true;
     }
-    for (Body *body = island_.live_; body; body = body->next) {
+    for (Body *body = task_loop_.live_; body; body = body->next) {
       if (is_at_end(*body)) continue;
       if (may_do(body->where.ports, &body->where, channel, !node.is_put, other) && visit(node_of(body))) return true;
     }
@@ -184,7 +184,7 @@ bool Deadlock::each_reason(Task *task, Visit visit) {
       if (before->successors_[n].task == task && visit(i)) return true;
     }
   }
-  for (Body *body = island_.live_; body; body = body->next) {
+  for (Body *body = task_loop_.live_; body; body = body->next) {
     if (body->owner == task && visit(node_of(body))) return true;
   }
   return false;
@@ -195,7 +195,7 @@ bool Deadlock::each_cause(int number, Visit visit) {
   const Node node = nodes_[number];
   if (node.transfer) return each_partner(node, visit);
   if (node.task) return each_reason(node.task, visit);
-  // A body: it goes on when the task does that resumes it.
+  // A body resumes when the task that it waits for is done.
   for (int i = 0; i < nodes_.size(); ++i) {
     auto *const resume = nodes_[i].task ? dynamic_cast<Resume *>(nodes_[i].task) : nullptr;
     if (resume && resume->handle == Process::Handle::from_promise(*node.body) && visit(i)) return true;
@@ -203,7 +203,7 @@ bool Deadlock::each_cause(int number, Visit visit) {
   return false;
 }
 
-// Depth first; on finding a cycle leaves it in path_.
+// Depth-first search; leaves a cycle in path_.
 bool Deadlock::search(int node) {
   nodes_[node].color = 1;
   path_.push(node);
@@ -223,7 +223,7 @@ bool Deadlock::search(int node) {
 }
 
 void Deadlock::describe(Text &text, const Node &node) const {
-  const Where &where = *node.where;
+  const ExecutionPlace &where = *node.where;
   text.add("\n  %s", where.name);
   if (where.dims == 1) text.add(" (%lld)", (long long)where.x);
   if (where.dims > 1) text.add(" (%lld, %lld)", (long long)where.x, (long long)where.y);
@@ -261,11 +261,11 @@ void Deadlock::list_cycle(Text &text) {
 }
 
 void Deadlock::list_dead_ends(Text &text) {
-  text.add("deadlock: nothing can make progress. Nobody is left who could do what these wait for:");
+  text.add("deadlock: nothing can make progress. No operation is left that these could wait for:");
   int listed = 0, more = 0;
   for (int i = 0; i < nodes_.size(); ++i) {
     if (!is_shown(nodes_[i]) || !nodes_[i].transfer || each_cause(i, [](int) { return true; })) continue;
-    if (listed++ >= kMostLines) {
+    if (listed++ >= kMaxLines) {
       ++more;
       continue;
     }
@@ -275,14 +275,14 @@ void Deadlock::list_dead_ends(Text &text) {
   if (more) text.add("\n  and %d more", more);
 }
 
-// A get that has a part of what it takes and waits for the rest.
+// A get that has a part of its elements and waits for the rest.
 void Deadlock::refuse_unfilled() {
   for (int i = 0; i < nodes_.size(); ++i) {
     Transfer *const get = nodes_[i].transfer;
-    if (!get || get->collected.count == 0) continue;
+    if (!get || get->partial.count == 0) continue;
     here = &get->where;
     fail_as(Failure::kMismatch, get->site, "takes %lld elements from %s, but only %lld were put there and no more come",
-            (long long)get->side.count, nodes_[i].channel->name_, (long long)get->collected.count);
+            (long long)get->side.count, nodes_[i].channel->name_, (long long)get->partial.count);
   }
 }
 
@@ -297,6 +297,6 @@ void Deadlock::report() {
   throw failure;
 }
 
-void fail_deadlock(Island &island) { Deadlock(island).report(); }
+void fail_deadlock(TaskLoop &task_loop) { Deadlock(task_loop).report(); }
 
 }  // namespace vnpu

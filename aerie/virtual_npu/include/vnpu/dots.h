@@ -6,9 +6,9 @@
 // N, the right factor:
 //
 //   set                order           c becomes
-//   AMX-BF16           in tiles        round(c + round(even + odd)) for every 32 steps of k that the text sums in one go (else
-//                                      8, or what a kernel's mmul has left), where `even` is the sum of products of steps 0,
-//                                      2, 4 and so on from zero on, one fused multiply-add each, and `odd` that of the others
+//   AMX-BF16           in tiles        round(c + round(even + odd)) for every 32 steps of k that the text sums together (else
+//                                      8, or what remains of a kernel's mmul), where `even` is the sum of products of steps 0,
+//                                      2, 4 and so on from zero, one fused multiply-add each, and `odd` that of the others
 //   AVX512-BF16        in pairs        fma(even product, fma(odd product, c)) for every two steps, as Intel states it; not
 //                                      where VNPU_SLOW_PAIRS says that two instructions for f32 take less time (cpu.py)
 //   ARM with BF16      in odd pairs    round(c + round(even product + odd product)) for every two steps, all rounded to odd
@@ -19,18 +19,18 @@
 // Software Developer's Manual, TDPBF16PS and VDPBF16PS; Arm's manual, BFMMLA and BFDOT with FPCR.EBF = 0, as Linux sets it:
 // there BFMMLA is two BFDOTs, and either may be used.
 //
-// In one go: an instruction of AMX adds its sum to c once, so what one sums is what the text must tell. Its blocks are 8x8x8,
-// as the core of AIE2P contracts them, and a loop over k adds one after the other to sums that it carries. Of such a loop every
-// four blocks are one go (contract.h, InOneGo); a block outside of one is a go of its own. An instruction takes as long with
-// 8 steps as with 32, so a text whose loops are shorter reaches a quarter of the tiles' speed.
+// Summed together: an AMX instruction adds its sum to c once, so the text must say which blocks one instruction sums. Blocks
+// are 8x8x8, as AIE2P's core contracts them, and a loop over k adds one after the other to carried sums. In such a loop every
+// four blocks are summed together (contract.h, SummedTogether); a block outside of one is summed alone. An instruction takes as
+// long for 8 steps as for 32, so a text with shorter loops reaches a quarter of the tiles' speed.
 //
-// aie::mmul keeps its sums while blocks are added to them: from when it begins every four blocks are one go, and what is left
-// when the sums are asked for is one as well, of up to 24 steps. A block lies in registers, and to fill tiles would take longer
-// than to multiply it, so it is multiplied by vectors in the tiles' order (dots_tiles.h), slower than in pairs. A kernel that has
-// whole matrices in panels may ask for their product, which tiles make with the same bits (dots_panels.h).
+// aie::mmul collects blocks: from its start every four blocks are summed together, and so are the remaining ones, up to 24
+// steps, when the sums are read. A block is in registers, and filling tiles would take longer than multiplying it, so vectors
+// multiply it in the tiles' order (dots_tiles.h), slower than in pairs. A kernel with whole matrices in panels can call for
+// their product, which tiles compute with the same bits (dots_panels.h).
 //
-// Which set a program has is settled when it is compiled: it is compiled for the CPU that runs it, whose features are part of
-// its key in the cache, so nothing is left to choose at run time. AMX moreover needs leave of the kernel (tiles.h).
+// A program's order is fixed when it is compiled: it is compiled for the CPU that runs it, and the CPU's features are part of
+// its key in the cache, so there is no choice at run time. AMX also needs permission from the kernel (tiles.h).
 #pragma once
 
 #include <stdint.h>
@@ -55,7 +55,7 @@ namespace vnpu::dots {
 
 enum class Order { kOneByOne, kPairs, kOddPairs, kTiles };
 
-// Of blocks of `columns` (N) by `steps` (K), those of a go.
+// How many blocks of `columns` (N) by `steps` (K) are summed together.
 constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int columns) {
 #if defined(VNPU_BF16_TILES)
   if (steps % 8 == 0 && columns % 4 == 0) return Order::kTiles;
@@ -68,10 +68,10 @@ constexpr Order order_of([[maybe_unused]] int steps, [[maybe_unused]] int column
   return Order::kOneByOne;
 }
 
-// Steps that an instruction for tiles takes, of a go of so many.
+// Steps that one tile instruction sums, of a group of so many steps.
 constexpr int depth_of(int steps) { return steps % 32 == 0 ? 32 : 8; }
 
-// Columns of a product that are made together: 8 or 4.
+// Columns of a product that are computed together: 8 or 4.
 template <int N>
 inline constexpr int width = N % 8 == 0 ? 8 : 4;
 
@@ -89,8 +89,8 @@ inline constexpr int width = N % 8 == 0 ? 8 : 4;
 
 namespace vnpu::dots {
 
-// Width columns of c += a b. a: M x K, row by row; b: K rows, N apart, from its first column of these; both bf16 by
-// their bits. c: M vectors of `width` f32, `step` apart. how: any order but kOneByOne.
+// Adds a b to Width columns of c. a: M x K, row by row. b: K rows, N apart, from the first of these columns. Both are bf16
+// bits. c: M vectors of `width` f32, `step` apart. how: any order but kOneByOne.
 template <Order how, int M, int N, int K, class Row>
 __attribute__((always_inline)) inline void multiply_add([[maybe_unused]] const uint16_t *a, [[maybe_unused]] const uint16_t *b,
                                                         [[maybe_unused]] Row *c, [[maybe_unused]] int step) {

@@ -1,4 +1,4 @@
-// Products of bf16 in odd pairs by BFDOT of ARM, for blocks that are multiplied by themselves (dots.h says the order).
+// Products of bf16 in odd pairs by ARM's BFDOT, for single blocks (dots.h defines the order).
 #pragma once
 
 #if !defined(VNPU_EMULATED_ARM_BF16)
@@ -9,7 +9,7 @@
 
 namespace vnpu::dots::arm {
 
-// As dots::multiply_add.
+// See dots::multiply_add.
 template <int M, int N, int K, class Row>
 __attribute__((always_inline)) inline void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
   constexpr int kFours = width<N> / 4;

@@ -1,4 +1,4 @@
-// Products of bf16 in pairs by AVX512-BF16, for blocks that are multiplied by themselves (dots.h says the order).
+// Products of bf16 in pairs by AVX512-BF16, for single blocks (dots.h defines the order).
 #pragma once
 
 #include <immintrin.h>
@@ -9,7 +9,7 @@ namespace vnpu::dots::pairs {
 
 #define VNPU_DOTS_INLINE __attribute__((always_inline)) inline
 
-// As it is. clang++ 16 overflows its stack where it knows that a vector of bf16 repeats one pair.
+// Hides the value from the compiler: clang++ 16 overflows its stack if it knows that a bf16 vector repeats one pair.
 template <class Vector>
 VNPU_DOTS_INLINE Vector unknown(Vector pairs) {
 #if defined(__clang__) && __clang_major__ == 16
@@ -29,7 +29,7 @@ VNPU_DOTS_INLINE __m128 add(__m128 sum, int factor, __m128bh pairs) {
   return _mm_dpbf16_ps(sum, (__m128bh)unknown(_mm_set1_epi32(factor)), pairs);
 }
 
-// Of two rows of b, Width columns.
+// Interleaves two rows of b, Width columns.
 template <int Width>
 VNPU_DOTS_INLINE auto pairs_of(const uint16_t *even, const uint16_t *odd) {
   if constexpr (Width == 8) {
@@ -39,7 +39,7 @@ VNPU_DOTS_INLINE auto pairs_of(const uint16_t *even, const uint16_t *odd) {
   }
 }
 
-// As dots::multiply_add.
+// See dots::multiply_add.
 template <int M, int N, int K, class Row>
 VNPU_DOTS_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
 #pragma GCC unroll 16
@@ -54,8 +54,8 @@ VNPU_DOTS_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c,
   }
 }
 
-// The sum of products of 8 x 8 blocks, kept in four registers that have 4 x 4 elements each, a row in 16 bytes: so the
-// left factors of a pair of products, which a block has in its rows, are spread out by one instruction for 16 sums.
+// The sum of products of 8 x 8 blocks, in four registers of 4 x 4 elements each, a row in 16 bytes: so one instruction spreads
+// the left factors of a pair of products, which a block has in its rows, for 16 sums.
 class Block8x8 {
  public:
   VNPU_DOTS_INLINE Block8x8() : quads_{} {}
@@ -77,7 +77,7 @@ class Block8x8 {
       _mm512_storeu_pd((double *)(rows + half * 32 + 16), _mm512_permutex2var_pd(left, second, right));
     }
   }
-  // += a b, both 8 x 8 bf16 by their bits, row by row.
+  // += a b, both 8 x 8 bf16 bits, row by row.
   VNPU_DOTS_INLINE void multiply_add(const void *a, const void *b) {
     const __m512i left[] = {_mm512_loadu_si512(a), _mm512_loadu_si512((const char *)a + 64)};
     const __m512i first = _mm512_loadu_si512(b), second = _mm512_loadu_si512((const char *)b + 64);
@@ -88,7 +88,7 @@ class Block8x8 {
   }
 
  private:
-  // Of columns 2 Pair and 2 Pair + 1 of a, and these rows of b, which lie in `rows`.
+  // Adds the products of columns 2 Pair and 2 Pair + 1 of a with these rows of b, which are in `rows`.
   template <int Pair>
   VNPU_DOTS_INLINE void multiply_add_pair(const __m512i *a, __m512i rows) {
     const __m512i left = _mm512_permutexvar_epi16(order<Pair % 2, 0>(), rows);
@@ -103,7 +103,7 @@ class Block8x8 {
   static VNPU_DOTS_INLINE __m512 added(__m512 sum, __m512i factors, __m512i pairs) {
     return _mm512_dpbf16_ps(sum, (__m512bh)unknown(factors), (__m512bh)unknown(pairs));
   }
-  // The lanes of two rows of 8 that make pairs of them, for four columns from the first on; and that four times.
+  // The lanes that form pairs of two rows of 8, for four columns from the first on, four times.
   template <int Odd, int First>
   VNPU_DOTS_INLINE static __m512i order() {
     constexpr long long at = Odd * 16 + First;

@@ -1,20 +1,21 @@
-// Products of panels by AMX: what a kernel's aie::mmul adds up block by block, many blocks at once and with the same bits, as
-// either is given 32 steps of k at a time, four blocks (dots.h says the order).
+// Products of panels by AMX: the sum that a kernel's aie::mmul computes block by block, for many blocks at once and with the
+// same bits, because both sum 32 steps of k, four blocks, together (dots.h defines the order).
 //
-// A panel has 8 columns, and its rows follow each other: so 8 x 8 blocks lie in it one after the other. Sums of 16 rows are a
-// tile of 8 columns as they lie in c, and are added to there: an instruction takes as long for 8 columns as for 16, but to
-// bring two panels side by side and back takes longer than what that spares. Of either factor a row of a tile has steps of
-// four panels, so both are packed first: a tile that is loaded right after what it loads was written waits for that.
+// A panel has 8 columns, and its rows follow each other, so its 8 x 8 blocks are contiguous. A tile of sums is 16 rows of 8
+// columns, directly in c: an instruction takes as long for 8 columns as for 16, but interleaving two panels and back would take
+// longer than it saves. One row of a factor's tile has steps of four panels, so both factors are packed first: loading a tile
+// waits if its memory was written just before.
 #pragma once
 
 #include "vnpu/tiles.h"
 
 namespace vnpu::dots::tiles {
 
-constexpr int kBlocks = 4, kBlock = 128, kBlockRow = 16;  // blocks of a go, bytes of an 8 x 8 block of bf16 and of its rows
+// Blocks that are summed together; bytes of an 8 x 8 block of bf16, and of its rows.
+constexpr int kBlocks = 4, kBlock = 128, kBlockRow = 16;
 
-// Of the left factor four rows of a go's blocks, which are so many bytes apart, side by side. What a go lacks of its blocks
-// is -0, and +0 in the right factor: that changes no sum, not even the sign of a zero.
+// Packs four rows of a group's blocks of the left factor, which are `apart` bytes apart, side by side. Missing blocks are -0
+// here and +0 in the right factor: that changes no sum, not even the sign of a zero.
 template <int blocks, int apart>
 VNPU_INLINE void pack_rows(const char *from, char *to, int row_bytes) {
 #if defined(__AVX512F__)
@@ -22,7 +23,7 @@ VNPU_INLINE void pack_rows(const char *from, char *to, int row_bytes) {
   for (int i = 0; i < kBlocks; ++i) {
     rows[i] = i < blocks ? _mm512_loadu_si512(from + i * apart) : _mm512_set1_epi16(int16_t(0x8000));
   }
-  // 0 and 2, or 1 and 3, of each two blocks' rows.
+  // Rows 0 and 2, or 1 and 3, of each two blocks.
   const auto even = [](__m512i a, __m512i b) { return _mm512_shuffle_i32x4(a, b, 0x88); };
   const auto odd = [](__m512i a, __m512i b) { return _mm512_shuffle_i32x4(a, b, 0xdd); };
   const __m512i evens[] = {even(rows[0], rows[1]), even(rows[2], rows[3])};
@@ -42,8 +43,8 @@ VNPU_INLINE void pack_rows(const char *from, char *to, int row_bytes) {
 #endif
 }
 
-// Of the right factor a block, row by row, as four rows of pairs of steps. rows: a bit for each step; one without is taken for
-// zeros.
+// Packs a block of the right factor, row by row, as four rows of pairs of steps. rows: one bit per step; a step without its bit
+// counts as zeros.
 template <bool transposed>
 VNPU_INLINE void pack_block(const char *from, uint8_t rows, char *to) {
 #if defined(__AVX512BW__)
@@ -73,18 +74,18 @@ VNPU_INLINE void pack_block(const char *from, uint8_t rows, char *to) {
 #endif
 }
 
-// c = a b, or c += a b where it adds: kRows x 8 kColumns of f32, and bf16 of 8 kSteps steps of k, all in panels. transposed: b has
-// a row for each column of c.
+// c = a b, or c += a b if it adds: kRows x 8 kColumns of f32, and bf16 of 8 kSteps steps of k, all in panels. transposed: b has
+// one row for each column of c.
 template <int kRows, int kSteps, int kColumns, bool transposed, bool adds>
 class Panels {
   static_assert(kRows % 8 == 0, "blocks have 8 rows");
 
  public:
-  // seen: a bit for each step of k, in words of 32; the rows of b without one are taken for zeros, whatever they hold. Null:
-  // all have one. A transposed b has none.
+  // seen: one bit per step of k, in words of 32; rows of b without their bit count as zeros, whatever they hold. Null means all
+  // bits are set. Not for a transposed b.
   static void multiply(const void *a, const void *b, const uint32_t *seen, float *c) {
     amx::prepare();
-    const amx::Turn turn({kTileRows, kSumBytes}, {kTileRows, kGoBytes}, {kGoBytes / 4, kSumBytes});
+    const amx::Turn turn({kTileRows, kSumBytes}, {kTileRows, kGroupBytes}, {kGroupBytes / 4, kSumBytes});
     Left left;
     Right right;
     pack(static_cast<const char *>(b), seen, right);
@@ -97,26 +98,27 @@ class Panels {
   }
 
  private:
-  // Four tiles of sums are added to in turn: two of rows by two panels, where there are as many.
+  // Adds to four tiles of sums in turn: two of rows by two panels, if there are as many.
   static constexpr int kTileRows = kRows % 16 == 0 ? 16 : 8, kDown = kRows / kTileRows % 2 ? 1 : 2;
-  static constexpr int kAcross = kColumns % 2 ? 1 : 2, kGoes = (kSteps + kBlocks - 1) / kBlocks;
-  static constexpr int kSumBytes = 32, kGoBytes = kBlocks * kBlockRow;  // of a row of 8 sums, and of the left factor's
+  static constexpr int kAcross = kColumns % 2 ? 1 : 2, kGroups = (kSteps + kBlocks - 1) / kBlocks;
+  static constexpr int kSumBytes = 32, kGroupBytes = kBlocks * kBlockRow;  // of a row of 8 sums, and of the left factor's rows
   struct Left {
-    alignas(64) char rows[kRows][kGoes * kGoBytes];
+    alignas(64) char rows[kRows][kGroups * kGroupBytes];
   };
   struct Right {
-    alignas(64) char blocks[kColumns][kGoes * kBlocks * kBlock];
+    alignas(64) char blocks[kColumns][kGroups * kBlocks * kBlock];
   };
 
   static VNPU_INLINE void pack(const char *a, Left &to) {
-    constexpr int kPanel = kRows * kBlockRow, kWhole = kSteps / kBlocks, kLeft = kSteps % kBlocks;
+    constexpr int kPanel = kRows * kBlockRow, kWhole = kSteps / kBlocks, kRemaining = kSteps % kBlocks;
     for (int row = 0; row < kRows; row += 4) {
       const char *const from = a + row * kBlockRow;
-      for (int go = 0; go < kWhole; ++go) {
-        pack_rows<kBlocks, kPanel>(from + go * kBlocks * kPanel, to.rows[row] + go * kGoBytes, kGoes * kGoBytes);
+      for (int group = 0; group < kWhole; ++group) {
+        pack_rows<kBlocks, kPanel>(from + group * kBlocks * kPanel, to.rows[row] + group * kGroupBytes, kGroups * kGroupBytes);
       }
-      if constexpr (kLeft > 0) {
-        pack_rows<kLeft, kPanel>(from + kWhole * kBlocks * kPanel, to.rows[row] + kWhole * kGoBytes, kGoes * kGoBytes);
+      if constexpr (kRemaining > 0) {
+        pack_rows<kRemaining, kPanel>(from + kWhole * kBlocks * kPanel, to.rows[row] + kWhole * kGroupBytes,
+                                      kGroups * kGroupBytes);
       }
     }
   }
@@ -134,13 +136,13 @@ class Panels {
       for (auto &blocks : to.blocks) memset(blocks + kDone, 0, sizeof(blocks) - kDone);
   }
 
-  // To the tile that begins at `sums`, the one below, those of the next panel.
+  // Adds to the tile at `sums`, the one below, and those of the next panel.
   [[gnu::noinline]] static void add(const char *a, const char *b, char *sums) {
-    constexpr int kRowBytes = kGoes * kGoBytes, kLower = kTileRows * kRowBytes, kNext = kGoes * kBlocks * kBlock;
+    constexpr int kRowBytes = kGroups * kGroupBytes, kLower = kTileRows * kRowBytes, kNext = kGroups * kBlocks * kBlock;
     using Four = amx::Sums<kDown, kAcross, kSumBytes, kRows * kSumBytes, kTileRows * kSumBytes>;
     Four::begin(!adds, sums);
 #pragma GCC unroll 2
-    for (int go = 0; go < kGoes; ++go, a += kGoBytes, b += kBlocks * kBlock) {
+    for (int group = 0; group < kGroups; ++group, a += kGroupBytes, b += kBlocks * kBlock) {
       Four::add({a, a + kLower, kRowBytes}, {b, b + kNext, kSumBytes});
     }
     Four::end(sums);

@@ -1,9 +1,9 @@
-// Products of bf16 as AMX-BF16 sums them, without its tiles: for blocks that are multiplied by themselves, where filling tiles
-// would take longer than multiplying (dots.h says the order).
+// Products of bf16 in the order of AMX-BF16, without its tiles: for single blocks, where filling tiles would take longer than
+// multiplying (dots.h defines the order).
 //
-// A step of either chain is one fused multiply-add that takes numbers below 2^-126 for zero, in and out, whatever modes the
-// thread has. vdpbf16ps is two of these; with -0 and +0 as the factors of the other, that other changes nothing, not even the
-// sign of a zero. Without AVX512-BF16 (where tiles are emulated) the steps are spelt out.
+// A step of either chain is one fused multiply-add that treats numbers below 2^-126 as zero, in and out, whatever modes the
+// thread has. vdpbf16ps is two of these; with factors -0 and +0 the other one changes nothing, not even the sign of a zero.
+// Without AVX512-BF16 (where tiles are emulated) the steps are written out.
 #pragma once
 
 #include <stdint.h>
@@ -23,14 +23,14 @@ using Floats __attribute__((vector_size(W * 4))) = float;
 template <int W>
 using Words __attribute__((vector_size(W * 4))) = uint32_t;
 
-// With zeros of the same sign for numbers below 2^-126.
+// Replaces numbers below 2^-126 by zeros of their sign.
 template <int W>
 VNPU_TILES_INLINE Floats<W> flushed(Floats<W> x) {
   const Words<W> bits = (Words<W>)x;
   return (Floats<W>)((bits & 0x7f800000u) == 0u ? bits & 0x80000000u : bits);
 }
 
-// sum + a b. Of a, b: bf16, in the upper halves of lanes whose lower halves are zero.
+// sum + a b. a and b are bf16 in the upper halves of lanes whose lower halves are zero.
 template <int W>
 VNPU_TILES_INLINE Floats<W> chained(Floats<W> sum, Words<W> a, Words<W> b) {
 #if defined(VNPU_BF16_DOTS)
@@ -44,7 +44,7 @@ VNPU_TILES_INLINE Floats<W> chained(Floats<W> sum, Words<W> a, Words<W> b) {
 #endif
 }
 
-// sum, to which what both chains gave is added.
+// Adds the sums of both chains to sum.
 template <int W>
 VNPU_TILES_INLINE Floats<W> ended(Floats<W> sum, Floats<W> even, Floats<W> odd) {
   return flushed<W>(flushed<W>(sum) + flushed<W>(even + odd));
@@ -74,7 +74,7 @@ VNPU_TILES_INLINE void chain(const uint16_t *a, const uint16_t *b, Floats<width<
   }
 }
 
-// As dots::multiply_add.
+// See dots::multiply_add.
 template <int M, int N, int K, class Row>
 VNPU_TILES_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c, int step) {
   constexpr int W = width<N>, depth = depth_of(K);
@@ -86,14 +86,15 @@ VNPU_TILES_INLINE void multiply_add(const uint16_t *a, const uint16_t *b, Row *c
   }
 }
 
-// M x N sums to which blocks of 8 steps are added one after the other: every four of them are one go, and so is what is left.
+// M x N sums to which blocks of 8 steps are added one after the other: every four blocks are summed together, and so are the
+// remaining ones.
 template <int M, int N>
-class Goes {
+class AccumulationGroup {
   static_assert(N == width<N>, "a row of sums is one vector");
 
  public:
-  Goes() = default;
-  explicit Goes(const float *sums) { memcpy(sums_, sums, sizeof(sums_)); }
+  AccumulationGroup() = default;
+  explicit AccumulationGroup(const float *sums) { memcpy(sums_, sums, sizeof(sums_)); }
 
   VNPU_TILES_INLINE void multiply_add(const void *a, const void *b) {
     uint16_t left[M * 8], right[8 * N];
@@ -101,16 +102,16 @@ class Goes {
     chain<M, N, 8, 8>(left, right, even_, odd_);
     if (++blocks_ == kBlocks) *this = ended_go();
   }
-  // What the sums are so far; to ask changes nothing.
+  // The present sums; reading them changes nothing.
   VNPU_TILES_INLINE void store(float *to) const {
-    const Goes whole = blocks_ == 0 ? *this : ended_go();
+    const AccumulationGroup whole = blocks_ == 0 ? *this : ended_go();
     memcpy(to, whole.sums_, sizeof(sums_));
   }
 
  private:
   static constexpr int kBlocks = 4;
-  VNPU_TILES_INLINE Goes ended_go() const {
-    Goes whole;
+  VNPU_TILES_INLINE AccumulationGroup ended_go() const {
+    AccumulationGroup whole;
     for (int m = 0; m < M; ++m) whole.sums_[m] = ended<N>(sums_[m], even_[m], odd_[m]);
     return whole;
   }

@@ -7,8 +7,8 @@
 
 #define VNPU_EXPORT extern "C" __attribute__((visibility("default")))
 
-// What the linker calls a function of C; and says that it is in this object, so that it is taken from no library. (An
-// attribute of its declaration says so too, but not of one that has a name for the linker.)
+// Declares a C function with its linker name, and that it is in this object, so that no library's function is taken instead.
+// (An attribute of the declaration says the latter too, but not of one with a linker name.)
 #if defined(__APPLE__)
 #define VNPU_SYMBOL(name) "_" name
 #define VNPU_HIDDEN(name)
@@ -19,16 +19,16 @@
 
 namespace vnpu {
 
-// The mode registers (rounding, saturation) of the core that executes on this thread: those that external kernels set
-// and, where a build follows them, all code rounds by. Kernels that do not include the host AIE API have none.
+// The mode registers (rounding, saturation) of the core that executes on this thread. External kernels set them, and in builds
+// that follow them all code rounds by them. Kernels without the host AIE API have none.
 extern "C" __attribute__((weak)) uint32_t aie_host_exchange_modes(uint32_t next);
 
 inline uint32_t exchange_modes(uint32_t next) { return aie_host_exchange_modes ? aie_host_exchange_modes(next) : 0; }
 
-// What they hold when a core starts: 0 after power-up (floor), 6 where the program sets conv_even first.
+// Their value when a core starts: 0 after power-up (floor), 6 if the program sets conv_even first.
 constexpr uint32_t kFloor = 0, kConvEven = 6;
 
-// Of a tile that runs to its end on one thread: its registers are in place as long as this lives.
+// For a tile that runs to its end on one thread: sets its registers during its lifetime.
 class CoreModes {
  public:
   explicit CoreModes(uint32_t first = kFloor) : outer_(exchange_modes(first)) {}
@@ -39,7 +39,7 @@ class CoreModes {
   uint32_t outer_;
 };
 
-// Of a tile that takes turns with others: its registers, kept in `word` meanwhile, are in place as long as this lives.
+// For a tile that takes turns with others: sets its registers during its lifetime, and saves them in `word` in between.
 class CoreTurn {
  public:
   explicit CoreTurn(uint32_t &word) : word_(word), outer_(exchange_modes(word)) {}
@@ -50,11 +50,11 @@ class CoreTurn {
   uint32_t &word_, outer_;
 };
 
-// The interpreter that a run is called from, by functions of its C API, so that signals are handled while the run goes
-// on; aerie/virtual_npu/library.py has the same struct.
+// The interpreter that calls a run, by functions of its C API, so that signals are handled during the run;
+// aerie/virtual_npu/library.py has the same struct.
 struct Interpreter {
   int (*acquire)();                                        // PyGILState_Ensure
-  int (*handle_signals)();                                 // PyErr_CheckSignals: not 0 where a handler raised
+  int (*handle_signals)();                                 // PyErr_CheckSignals: not 0 if a handler raised
   void (*take_raised)(void **type, void **value, void **trace);  // PyErr_Fetch
   void (*release)(int);                                    // PyGILState_Release
 };
@@ -63,32 +63,32 @@ struct Interpreter {
 struct RunOptions {
   int32_t threads;
   int32_t record;  // what to collect: 1 statistics, 2 a trace
-  uint64_t seed;   // 0: in the order of the program; else a legal schedule drawn with it
+  uint64_t seed;   // 0: program order; else the seed of a random legal schedule
   int32_t races_are_notes;
-  int64_t most_events;  // accesses that the race check remembers
-  uint64_t garbage;     // what memory holds at first is drawn with it; 0: what the checks fill it with
-  const Interpreter *interpreter;  // none: the run goes on to its end
-  int64_t stall;        // nanoseconds of computing after which a loop ends the run in which nothing moves; 0: none does
+  int64_t max_events;  // accesses that the race check records
+  uint64_t garbage;     // the seed of the initial contents of memory; 0: what the checks fill it with
+  const Interpreter *interpreter;  // null: signals do not stop the run
+  int64_t stall;        // nanoseconds of computing without progress after which a loop ends the run; 0: no limit
 };
 
-// What a run gives back. The texts are malloc'ed; the caller hands them to vnpu_release.
+// The result of a run. The texts are malloc'ed; the caller passes them to vnpu_release.
 struct RunReport {
   char *message;  // of the failure
   char *notes;    // findings that did not end the run, a line each
-  char *record;   // what was collected, as JSON
-  int64_t nanoseconds;  // in the entry
-  void *raised[3];      // of a run that was stopped: what the handler of a signal raised, as PyErr_Restore takes it
+  char *record;   // the statistics or trace, as JSON
+  int64_t nanoseconds;  // time in the entry
+  void *raised[3];      // of a run that was stopped: what the signal's handler raised, for PyErr_Restore
 };
 
-// One of several things that one call from outside does; aerie/virtual_npu/pyxrt/batch.py has the same struct.
+// One step of a batch of calls from outside; aerie/virtual_npu/pyxrt/batch.py has the same struct.
 struct Step {
-  int (*function)(void *, void *, void *);  // an entry or a function of the host; none: `third` bytes are copied
-  void *first, *second, *third;             // its arguments; of a copy: to, from, number of bytes
-  int64_t nanoseconds;                      // what it took
-  int64_t status;                           // what it gave; not 0: it failed
+  int (*function)(void *, void *, void *);  // an entry or a function of the host; null copies `third` bytes
+  void *first, *second, *third;             // its arguments; of a copy: destination, source, number of bytes
+  int64_t nanoseconds;                      // its duration
+  int64_t status;                           // its result; not 0: it failed
 };
 
-// Runs `entry`. Gives 0, or a Failure::Kind.
+// Runs `entry`. Returns 0, or a Failure::Kind.
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report);
 
 }  // namespace vnpu

@@ -1,7 +1,7 @@
 #include "vnpu/garbage.h"
 
-// The linker puts the objects of kernels between these two (aerie/virtual_npu/toolchain.py): what lies there are variables
-// of kernels. Programs without kernels have neither.
+// The linker puts the objects of kernels between these two symbols (aerie/virtual_npu/toolchain.py): the memory between them is
+// variables of kernels. Programs without kernels have neither symbol.
 extern "C" {
 extern char vnpu_statics_begin[] __attribute__((weak, visibility("hidden")));
 extern char vnpu_statics_end[] __attribute__((weak, visibility("hidden")));
@@ -43,7 +43,7 @@ void fill_with_garbage(void *data, i64 bytes, uint64_t key) {
 
 void begin_garbage(uint64_t seed) {
   garbage_seed = seed;
-#if !VNPU_SANITIZE  // which keeps notes of its own between variables
+#if !VNPU_SANITIZE  // which has notes of its own between variables
   char *const begin = vnpu_statics_begin, *const end = vnpu_statics_end;
   if (seed && begin && end > begin) fill_with_garbage(begin, end - begin, 0);
 #endif

@@ -1,5 +1,5 @@
-// Calls of external kernels in programs built with checks: what the kernel tells through the host AIE API, and what
-// can be seen of the rest when it has returned.
+// Calls of external kernels in programs built with checks: what the kernel reports through the host AIE API, and what can be
+// seen of the rest after it has returned.
 #include <stdio.h>
 
 #include "vnpu/memory.h"
@@ -31,7 +31,7 @@ void vnpu_kernel_product(const uint16_t *left, int rows, const uint16_t *right) 
 
 namespace vnpu {
 
-KernelCall::KernelCall(Site site, uint64_t scalars, KnownCalls &known, Argument *arguments, int count)
+KernelCall::KernelCall(Site site, uint64_t scalars, CleanCalls &known, Argument *arguments, int count)
     : site_(site), key_(scalars + 1), known_(known), arguments_(arguments), count_(count), outer_(current) {
   for (int i = 0; i < count; ++i) {
     const Argument &a = arguments[i];
@@ -74,7 +74,7 @@ void KernelCall::misaligned(const void *at, i64 bytes, bool writes) {
   }
 }
 
-// A vector of which some lanes are written may be read: the kernel may mask the others off.
+// A vector may be read if some of its lanes are written: the kernel may mask the others off.
 void KernelCall::read(Buffer &buffer, const char *low, i64 bytes) {
   if (!buffer.full() && !buffer.written_in_part(low, low + bytes)) {
     buffer.mark_changed(low, low + bytes);
@@ -90,8 +90,8 @@ void KernelCall::fail_outside(int argument, const char *low, const char *high, b
   __builtin_unreachable();
 }
 
-// A kernel also writes by plain C++, which nobody sees. What is no longer all ones was written; integers may be all
-// ones for good reason, so that there everything counts as written unless the kernel told otherwise.
+// A kernel also writes by plain C++, which is not reported. Elements that are no longer all ones were written. An integer may
+// be all ones legitimately, so integers all count as written unless the kernel reported otherwise.
 void KernelCall::finish() {
   known_.add(key_);
   for (int i = 0; i < count_; ++i) {
@@ -99,7 +99,7 @@ void KernelCall::finish() {
     Buffer &buffer = *a.buffer;
     if (const i64 strays = buffer.count_strays()) {
       fail_as(Failure::kOutside, site_, "wrote %lld bytes outside of argument %d, %s", (long long)strays, a.position,
-              Described(buffer.label).text);
+              BufferText(buffer.label).text);
     }
     if (buffer.full()) continue;
     if (a.is_float) buffer.mark_changed(a.low, a.high);

@@ -11,11 +11,11 @@ namespace vnpu {
 
 inline constexpr int kMaxRank = 8;
 
-// One side of a transfer: where its first element lies and how to walk from there, outermost dimension first.
+// One side of a transfer: where its first element is, and how to walk from there, outermost dimension first.
 struct Access {
   Access() = default;
   Access(const Access &other) { *this = other; }
-  // Of the sizes and strides, those that are there: patterns are passed on more often than walked.
+  // Copies only the sizes and strides in use: patterns are copied more often than walked.
   Access &operator=(const Access &other) {
     first = other.first;
     low = other.low;
@@ -37,25 +37,25 @@ struct Access {
   }
 
   char *first;     // the element at index (0, ..., 0)
-  char *low;       // the bytes touched lie in [low, high)
+  char *low;       // the touched bytes are in [low, high)
   char *high;
   i64 count;       // elements
   int element;     // bytes per element
   int rank = 0;
   const i64 *padding = nullptr;  // zeros to add: per dimension those before, then per dimension those after
-  bool stays = false;            // nobody writes what is read here before the launch ends
+  bool stays = false;            // nothing writes these elements before the launch ends
   i64 sizes[kMaxRank];
   i64 strides[kMaxRank];  // in elements
 #if VNPU_CHECKS
   Buffer *buffer = nullptr;  // null for blocks in flight
-  uint8_t *flags = nullptr;  // of a block in flight: for each element, in its order, whether it is written
+  uint8_t *flags = nullptr;  // of a block in flight: one flag per element, in its order: whether it is written
 #endif
 };
 
 // Refuses a pattern that leaves its buffer.
 [[noreturn]] void fail_outside(Site site, i64 low, i64 high, i64 extent);
 
-// What a pattern touches, and its first and last element.
+// Computes what a pattern touches, and its first and last element.
 template <class T, int R>
 inline Access pattern(Site site, T *data, i64 offset, const i64 (&sizes)[R], const i64 (&strides)[R], i64 &low, i64 &high) {
   static_assert(R <= kMaxRank, "an access pattern has at most 8 dimensions");
@@ -93,7 +93,7 @@ inline Access access(Site site, T *data, i64 extent, i64 offset, const i64 (&siz
 }
 
 #if VNPU_CHECKS
-// Where in a buffer a transfer can begin: the shim is given offsets in 32 bits. Buffers of L1 and L2 are smaller.
+// Where in a buffer a transfer can start: the shim gets offsets in 32 bits. Buffers of L1 and L2 are smaller.
 inline constexpr i64 kHostOffsets = i64(1) << 32;
 [[noreturn]] void fail_offset(Site site, const Buffer &buffer, const char *first);
 [[noreturn]] void fail_outside(Site site, const Buffer &buffer, i64 low, i64 high, i64 extent);
@@ -107,20 +107,20 @@ inline Access access(Site site, Ptr<T> data, i64 extent, i64 offset, const i64 (
   return a;
 }
 
-// Refuses a source that was freed or is not written where it is read; a destination that was freed.
+// Refuses a source that is freed or not written where it is read, and a destination that is freed.
 void check_source(Site site, const Access &src);
-void check_readable(Site site, const Access &src);  // the same of one that may not be written
+void check_readable(Site site, const Access &src);  // the same for a source that may be unwritten
 void check_destination(Site site, const Access &dst);
-// All of it is written now.
+// Marks all of it as written.
 void mark(const Access &dst);
-// A copy is about to be made. What nobody wrote may be copied, and stays so, but not to where the host sees it: that is
-// refused. Gives whether there is any.
+// Called before a copy. Unwritten elements may be copied and stay unwritten, except to memory that the host sees. Returns
+// whether there are any.
 bool copies_unwritten(Site site, const Access &dst, const Access &src);
-// What tells of each element of a side whether it is written, as a side of bytes; a copy changes the destination's.
+// The flags of a side's elements (whether each is written) as a side of bytes. A copy changes the destination's flags.
 Access flags_of(const Access &side, bool changes);
 #endif
 
-// A source that gives zeros around what it reads; `count` takes them in.
+// A source with zeros around its elements; `count` includes the zeros.
 template <int R>
 inline Access padded(Access a, const i64 (&padding)[R]) {
   a.padding = padding;
@@ -145,8 +145,8 @@ inline Access dense(void *data, i64 count, int element) {
 // Copies element i of src, in its order, to element i of dst.
 void copy(Site site, const Access &dst, const Access &src);
 
-// Turns `side`, which reads a dense buffer that begins at `buffer`, into what reads the same elements of `block`, element i
-// of which is the buffer's element i. False where no pattern does that.
+// Changes `side`, which reads a dense buffer that starts at `buffer`, to read the same elements of `block`, whose element i is
+// the buffer's element i. Returns false if no pattern does that.
 bool read_from(const Access &block, const char *buffer, Access &side);
 
 // ---- vectors and memory; an n-d vector has one stride (in elements) per dimension ----
@@ -221,7 +221,7 @@ VNPU_INLINE void write(T *p, const i64 (&strides)[sizeof...(S)], const Vec<T, vo
   });
 }
 
-// Whether lane `flat` lies inside, where dimension d has limits[d] elements left.
+// Whether lane `flat` is inside, where dimension d has limits[d] elements left.
 template <int... S>
 VNPU_INLINE bool inside(int flat, const i64 *limits) {
   constexpr int rank = sizeof...(S);

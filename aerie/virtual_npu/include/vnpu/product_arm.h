@@ -1,7 +1,7 @@
-// The micro-kernel for ARM's BFMMLA: 8 x 8 sums as 4 x 4 squares of 2 x 2, a register each.
+// The micro-kernel for ARM's BFMMLA: 8 x 8 sums as 4 x 4 squares of 2 x 2, one register each.
 //
-// An instruction takes four steps of k: of two rows of a, side by side in a register, and of two columns of b, packed so. It
-// adds the first two steps to its sums, then the other two.
+// An instruction takes four steps of k: two rows of a side by side in a register, and two columns of b, packed in the same way.
+// It adds the first two steps to its sums, then the other two.
 #pragma once
 
 #if !defined(VNPU_EMULATED_ARM_BF16)
@@ -12,13 +12,13 @@
 
 namespace vnpu::product {
 
-struct OddPairs : Usual {
+struct OddPairs : DefaultKernel {
   static constexpr int kRows = 8, kColumns = 8, kGroup = 8, kSteps = 1;
-  static constexpr uint16_t kFiller = 0x8000;  // -0, which with the +0 of b changes no sum, not even -0
+  static constexpr uint16_t kFiller = 0x8000;  // -0, which with b's +0 changes no sum, not even -0
   using Left = bf16;
   using Packed = uint16_t;
 
-  // Four steps of a column side by side, then those of the next column; zeros for what is missing.
+  // Packs four steps of a column side by side, then those of the next column; missing ones are zeros.
   static void pack(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
     const i64 steps = (k.count + kGroup - 1) / kGroup * kGroup;
     for (i64 i = 0; i < steps; i += 4, to += 4 * kColumns) {
@@ -35,7 +35,7 @@ struct OddPairs : Usual {
  private:
   static constexpr int kSquares = kColumns / 2;
 
-  // Four steps from i on of four columns from n on.
+  // Four steps from i on, of four columns from n on.
   static VNPU_INLINE void pack_square(const bf16 *b, const Places &k, i64 i, const Places &columns, int n, Packed *to) {
     if (columns.count >= n + 4 && columns.run >= 8 && i + 4 <= k.count) {
       uint16x4x4_t rows;
@@ -51,15 +51,15 @@ struct OddPairs : Usual {
     }
   }
 
-  // The halves of two registers of 64 bits each side by side: the first ones, the second ones.
+  // The first halves of two registers side by side, or the second halves (64 bits each).
   static VNPU_INLINE void zip(float32x4_t &first, float32x4_t &second) {
     const uint64x2_t a = vreinterpretq_u64_f32(first), b = vreinterpretq_u64_f32(second);
     first = vreinterpretq_f32_u64(vzip1q_u64(a, b));
     second = vreinterpretq_f32_u64(vzip2q_u64(a, b));
   }
 
-  // A function by itself, so that nothing around it competes for registers with its inner loop. A row without a second one
-  // is its own second.
+  // A separate function, so that no other code competes with its inner loop for registers. A row without a second one is its
+  // own second.
   template <int Rows, bool Runs>
   [[gnu::noinline]] static void add_to(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
     float32x4_t sum[(Rows + 1) / 2][kSquares];

@@ -1,9 +1,9 @@
-// How a matrix product is cut for a micro-kernel (product_kernels.h).
+// Cuts a matrix product for a micro-kernel (product_kernels.h).
 //
-// kDepth steps of k at a time: the rows of a are packed, one after the other, to stay in L2 of the CPU; then panels of
-// kColumns columns of b are packed, each to stay in L1 while all rows pass by. Meanwhile what comes next is fetched, but for
-// what the CPU foresees by itself.
-// Panels are independent of each other and go to all threads. Few rows are cut in another way (product_few_rows.h).
+// It takes kDepth steps of k at a time. The rows of a are packed one after the other, to stay in the CPU's L2. Then panels of
+// kColumns columns of b are packed, each to stay in L1 while it meets all rows. The next data are prefetched meanwhile, except
+// what the CPU prefetches by itself. Panels are independent and are shared out to all threads. Products of few rows are cut
+// differently (product_few_rows.h).
 #pragma once
 
 #include "vnpu/product_few_rows.h"
@@ -21,12 +21,12 @@
 
 namespace vnpu::product {
 
-// What will be packed next, fetched piece by piece while something else is multiplied.
-class Ahead {
+// The data that are packed next, prefetched piece by piece during other multiplications.
+class PackPrefetcher {
  public:
-  Ahead() = default;
-  // Columns of an operand over steps of k, in so many turns. A line of the cache holds kLine of whichever is a run.
-  Ahead(const bf16 *operand, const Places &steps, const Places &columns, i64 turns)
+  PackPrefetcher() = default;
+  // Columns of an operand over steps of k, in several turns. A cache line holds kLine numbers along whichever index is a run.
+  PackPrefetcher(const bf16 *operand, const Places &steps, const Places &columns, i64 turns)
       : operand_(operand), steps_(steps), columns_(columns) {
     down_ = steps.run == kLine ? kLine : 1;
     across_ = down_ > 1 ? 1 : kLine;
@@ -58,40 +58,40 @@ class Driver : Operands {
 
   void run() {
     Kernel::prepare();
-    multiply_rows(Kernel::kLeastRows,
+    multiply_rows(Kernel::kMinRows,
                   [&] { share_panels(Kernel::kColumns, kWorthThreads, [&](i64 first, i64 end) { columns(first, end); }); });
   }
 
  private:
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
-  static constexpr bool kReadsAsItLies = same_type<Left, bf16>;
-  // Steps of k of a packed panel, and rows of a that are packed at once.
+  static constexpr bool kReadsUnpacked = same_type<Left, bf16>;
+  // Steps of k of a packed panel, and rows of a that are packed at a time.
   static constexpr i64 kDepth = Kernel::kPanelBytes * Kernel::kSteps / (Kernel::kColumns * i64(sizeof(Packed)));
-  static constexpr i64 kMostRows = Kernel::kRowsBytes / (kDepth * i64(sizeof(Left)));
-  static constexpr i64 kWorthPacking = 4;         // panels that read the same rows
-  static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than to wake a thread
+  static constexpr i64 kMaxRows = Kernel::kRowsBytes / (kDepth * i64(sizeof(Left)));
+  static constexpr i64 kWorthPacking = 4;         // minimum panels that read the same rows
+  static constexpr i64 kWorthThreads = 1 << 22;   // multiplications that take longer than waking a thread
 
   // Some panels of c.
   void columns(i64 first, i64 end) const {
     if (first >= end) return;
     [[maybe_unused]] const typename Kernel::Turn turn{};
     Blocks blocks;
-    const i64 most = m_ < kMostRows ? m_ : kMostRows;
-    const bool packs = !is_run_ || !kReadsAsItLies || Kernel::kReadsEvenly || end - first >= kWorthPacking;
-    Left *const packed = packs ? blocks.alloc<Left>((most + Kernel::kLeastRows - 1) * kDepth) : nullptr;
-    const Left **const rows = blocks.alloc<const Left *>(most);
+    const i64 max_rows = m_ < kMaxRows ? m_ : kMaxRows;
+    const bool packs = !is_run_ || !kReadsUnpacked || Kernel::kReadsEvenly || end - first >= kWorthPacking;
+    Left *const packed = packs ? blocks.alloc<Left>((max_rows + Kernel::kMinRows - 1) * kDepth) : nullptr;
+    const Left **const rows = blocks.alloc<const Left *>(max_rows);
     auto *const panel = blocks.alloc<Packed>(Kernel::kColumns * kDepth);
-    for (i64 m = 0; m < m_; m += kMostRows) {
-      const i64 count = m_ - m < kMostRows ? m_ - m : kMostRows;
+    for (i64 m = 0; m < m_; m += kMaxRows) {
+      const i64 count = m_ - m < kMaxRows ? m_ - m : kMaxRows;
       const i64 turns = (count + Kernel::kRows - 1) / Kernel::kRows;
       for (i64 k = 0; k < k_; k += kDepth) {
         place_rows(m, count, k, packed, rows);
-        Ahead of_a = packed ? rows_at(m, k + kDepth, turns * (end - first)) : Ahead();
+        PackPrefetcher of_a = packed ? rows_at(m, k + kDepth, turns * (end - first)) : PackPrefetcher();
         for (i64 i = first; i < end; ++i) {
-          go_on();
+          check_running();
           Kernel::pack(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, i), panel);
-          Ahead of_b = i + 1 < end ? panel_at(i + 1, k, turns) : panel_at(first, k + kDepth, turns);
+          PackPrefetcher of_b = i + 1 < end ? panel_at(i + 1, k, turns) : panel_at(first, k + kDepth, turns);
           add_rows<Kernel::kRows>(m, m + count, rows, panel, depth(k), panel_of(c_columns_, i), of_a, of_b);
         }
       }
@@ -102,21 +102,21 @@ class Driver : Operands {
 
   static Places panel_of(const Offsets &columns, i64 panel) { return columns.some(panel * Kernel::kColumns, Kernel::kColumns); }
 
-  // Columns that are runs of k the CPU foresees by itself, as pack takes 16 of them at a time from end to end.
-  Ahead panel_at(i64 panel, i64 k, i64 turns) const {
-    if (k >= k_ || b_steps_.lie_in_lines()) return Ahead();
-    return Ahead(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, panel), turns);
+  // If columns are runs of k, the CPU prefetches them by itself: pack reads 16 of them at a time from end to end.
+  PackPrefetcher panel_at(i64 panel, i64 k, i64 turns) const {
+    if (k >= k_ || b_steps_.has_whole_lines()) return PackPrefetcher();
+    return PackPrefetcher(product_.b, b_steps_.some(k, kDepth), panel_of(b_columns_, panel), turns);
   }
-  Ahead rows_at(i64 m, i64 k, i64 turns) const {
-    return k < k_ ? Ahead(product_.a, a_steps_.some(k, kDepth), a_rows_.some(m, kMostRows), turns) : Ahead();
+  PackPrefetcher rows_at(i64 m, i64 k, i64 turns) const {
+    return k < k_ ? PackPrefetcher(product_.a, a_steps_.some(k, kDepth), a_rows_.some(m, kMaxRows), turns) : PackPrefetcher();
   }
 
-  // Rows of a from step k on as runs of k: as they lie, or packed.
+  // Rows of a from step k on as runs of k: in place, or packed.
   void place_rows(i64 first, i64 count, i64 k, Left *packed, const Left **rows) const {
     const i64 length = (depth(k) + Kernel::kGroup - 1) / Kernel::kGroup * Kernel::kGroup;
     for (i64 m = 0; m < count; ++m) {
       const bf16 *const from = product_.a + a_rows_[first + m];
-      if constexpr (kReadsAsItLies) rows[m] = from + a_steps_[k];
+      if constexpr (kReadsUnpacked) rows[m] = from + a_steps_[k];
       if (!packed) continue;
       rows[m] = packed + m * length;
       pack_row(from, a_steps_.some(k, kDepth), length, packed + m * length);
@@ -130,7 +130,7 @@ class Driver : Operands {
       i64 run = is_run_ ? count : 1;
       while (run < 8 && k + run < count && steps[k + run] == steps[k] + run) ++run;
       const bf16 *const here = from + steps[k];
-      if constexpr (kReadsAsItLies) memcpy(to + k, here, size_t(run) * sizeof(Left));
+      if constexpr (kReadsUnpacked) memcpy(to + k, here, size_t(run) * sizeof(Left));
       else
         for (i64 i = 0; i < run; ++i) to[k + i] = widen(here[i]);
       k += run;
@@ -139,14 +139,14 @@ class Driver : Operands {
   }
 
   static Left widen_to(bf16 value) {
-    if constexpr (kReadsAsItLies) return value;
+    if constexpr (kReadsUnpacked) return value;
     else return widen(value);
   }
 
-  // Rows of c from `m` on, so many at a time as long as there are as many; then half as many.
+  // Multiplies rows of c from `m` on, kRows at a time as long as there are as many; then half as many.
   template <int Rows>
-  void add_rows(i64 m, i64 end, const Left *const *rows, const Packed *panel, i64 k, const Places &columns, Ahead &of_a,
-                Ahead &of_b) const {
+  void add_rows(i64 m, i64 end, const Left *const *rows, const Packed *panel, i64 k, const Places &columns,
+                PackPrefetcher &of_a, PackPrefetcher &of_b) const {
     for (; m + Rows <= end; m += Rows, rows += Rows) {
       float *c[Rows];
       for (int r = 0; r < Rows; ++r) c[r] = product_.c + c_rows_[m + r];
@@ -154,9 +154,9 @@ class Driver : Operands {
       of_b.fetch();
       Kernel::template add<Rows>(rows, panel, k, c, columns);
     }
-    if constexpr (Rows > Kernel::kLeastRows) {
+    if constexpr (Rows > Kernel::kMinRows) {
       add_rows<Rows / 2>(m, end, rows, panel, k, columns, of_a, of_b);
-    } else if constexpr (Kernel::kLeastRows > 1) {
+    } else if constexpr (Kernel::kMinRows > 1) {
       if (m == end) return;
       float *c[Rows];
       for (int r = 0; r < end - m; ++r) c[r] = product_.c + c_rows_[m + r];
@@ -167,7 +167,7 @@ class Driver : Operands {
   const bool is_run_;
 };
 
-// With the micro-kernel of many rows; or by Few, where that serves operands as they lie.
+// Uses the micro-kernel of many rows, or Few if it can read the operands in place.
 template <class Kernel, class Few = FewRows<Unserved>>
 void multiply(const Product &product) {
   if constexpr (!same_type<Few, FewRows<Unserved>>) {

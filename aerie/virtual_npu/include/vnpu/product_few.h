@@ -1,13 +1,13 @@
-// Micro-kernels for few rows, of which product_few_rows.h says how they are fed.
+// Micro-kernels for few rows. product_few_rows.h feeds them.
 //
-// Columns of b are runs of k. Eight of them over 32 steps are a piece, 512 bytes, which is turned in registers so that a
-// vector has the same steps of k of neighbouring columns; a panel of kColumns columns is turned into a buffer in L1. All sums
-// of kRows rows of a panel are in registers. Orders of sums and bits are those of the micro-kernels of many rows:
+// Columns of b are runs of k. Eight columns over 32 steps are a piece, 512 bytes, which is transposed in registers so that a
+// vector has the same steps of k of neighbouring columns. A panel of kColumns columns is transposed into a buffer in L1. All
+// sums of kRows rows of a panel are in registers. Orders of sums and bits are those of the micro-kernels of many rows:
 //
 //   FewPairs    pairs        AVX512-BF16, 8 x 32 sums
-//   FewPlain    one by one   AVX-512, 8 x 32 sums, widened as they are multiplied; AVX2, 4 x 24, widened as they are turned
+//   FewPlain    one by one   AVX-512, 8 x 32 sums, widened when they are multiplied; AVX2, 4 x 24, widened when transposed
 //
-// Other sets have none (Unserved).
+// Other instruction sets have none (Unserved).
 #pragma once
 
 #include "vnpu/product_kernels.h"
@@ -29,7 +29,7 @@ VNPU_INLINE __m256i even_of(__m256i pairs) { return _mm256_slli_epi32(pairs, 16)
 VNPU_INLINE __m256i odd_of(__m256i pairs) { return _mm256_and_si256(pairs, _mm256_set1_epi32(int(0xffff0000u))); }
 
 #if defined(__AVX512F__)
-// Four vectors of 16 pairs: in every 16 bytes, which are four pairs, rows become columns.
+// Transposes four vectors of 16 pairs within every 16 bytes, which are four pairs.
 VNPU_INLINE void turn_fours(const bf16 *from, const i64 *columns, __m512i *to) {
   __m512i in[4];
 #pragma GCC unroll 4
@@ -42,7 +42,7 @@ VNPU_INLINE void turn_fours(const bf16 *from, const i64 *columns, __m512i *to) {
   to[3] = _mm512_unpackhi_epi64(b, d);
 }
 
-// A piece: put(pair, the pairs of two steps of eight columns) for each of 16 pairs.
+// Transposes a piece: calls put(pair, the pairs of two steps of eight columns) for each of 16 pairs.
 template <class Put>
 VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put) {
   __m512i left[4], right[4];
@@ -60,7 +60,7 @@ VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put
   }
 }
 #else
-// A piece: put(pair, the pairs of two steps of eight columns) for each of 16 pairs.
+// Transposes a piece: calls put(pair, the pairs of two steps of eight columns) for each of 16 pairs.
 template <class Put>
 VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put) {
 #pragma GCC unroll 2
@@ -94,9 +94,10 @@ VNPU_INLINE void turn_piece(const bf16 *from, const i64 *columns, const Put &put
 // 8 x 32 sums.
 struct Few512 {
   static constexpr int kRows = 8, kColumns = 32, kVectors = 2, kLanes = 16;
-  static constexpr bool kFetches = true;  // whether it pays to ask L2 for a piece before it is turned
+  static constexpr bool kFetches = true;  // whether prefetching a piece from L2 before it is transposed pays
   template <int Rows>
-  static constexpr int kPairsAPiece = 4;  // a piece is turned whenever so many pairs of steps were added to at most 8 rows
+  // A piece is transposed whenever this many pairs of steps were added to at most 8 rows.
+  static constexpr int kPairsAPiece = 4;
   using Packed = uint32_t;                // of one column, two steps of k
   static constexpr int kPacked = kColumns;  // a pair of steps of a panel
   typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -107,19 +108,19 @@ struct Few512 {
 };
 
 struct FewPlain : Few512 {
-  static constexpr int kLeastRows = 1;  // rows of c are taken kRows at a time, the last ones as halves of that down to so many
-  static constexpr int kMostAskedAgain = 2;  // rows that leave time to ask for lines of b twice where memory is busy
+  static constexpr int kMinRows = 1;  // rows of c are taken kRows at a time, the last ones in halves of that, down to this many
+  static constexpr int kMaxRowsPrefetchedTwice = 2;  // rows that leave time to prefetch lines of b twice if memory is busy
   using Left = float;
-  static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
+  static constexpr int kLefts = 2 * kRows;  // for a pair of steps: the numbers of the even one, then those of the odd one
 
-  // Eight rows of a over a piece's steps, to so many Left for each kRows rows.
+  // Packs eight rows of a over a piece's steps. Each kRows rows take kLefts numbers per pair of steps.
   static void pack_rows(const bf16 *a, const i64 *rows, Left *to, i64) {
     turn_piece(a, rows, [&](int pair, __m256i eight) {
       store_eight(to + pair * kLefts, even_of(eight));
       store_eight(to + pair * kLefts + kRows, odd_of(eight));
     });
   }
-  // The products of a pair of steps to the sums of the first rows.
+  // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
     const __m512i low = _mm512_load_si512(b), high = _mm512_load_si512(b + kLanes);
@@ -141,14 +142,14 @@ struct FewPlain : Few512 {
 };
 #elif defined(__AVX2__)
 struct FewPlain {
-  static constexpr int kLeastRows = 1;
-  static constexpr int kMostAskedAgain = 0;
+  static constexpr int kMinRows = 1;
+  static constexpr int kMaxRowsPrefetchedTwice = 0;
   static constexpr int kRows = 4, kColumns = 24, kVectors = 3, kLanes = 8;
   static constexpr bool kFetches = false;
   template <int Rows>
-  static constexpr int kPairsAPiece = Rows <= 2 ? 8 : 16;  // for more rows sums leave their registers meanwhile
+  static constexpr int kPairsAPiece = Rows <= 2 ? 8 : 16;  // for more rows, sums leave their registers in between
   using Left = float;
-  static constexpr int kLefts = 2 * kRows;  // of a pair of steps: those of the even one, then those of the odd one
+  static constexpr int kLefts = 2 * kRows;  // for a pair of steps: the numbers of the even one, then those of the odd one
   using Packed = float;
   static constexpr int kPacked = 2 * kColumns;
   typedef float Floats __attribute__((vector_size(kLanes * 4)));
@@ -159,14 +160,14 @@ struct FewPlain {
       store_eight(to + pair * kPacked + kColumns, odd_of(eight));
     });
   }
-  // Eight rows of a over a piece's steps, to so many Left for each kRows rows.
+  // Packs eight rows of a over a piece's steps. Each kRows rows take kLefts numbers per pair of steps.
   static void pack_rows(const bf16 *a, const i64 *rows, Left *to, i64 apart) {
     turn_piece(a, rows, [&](int pair, __m256i eight) {
       store_fours(to + pair * kLefts, apart, even_of(eight));
       store_fours(to + pair * kLefts + kRows, apart, odd_of(eight));
     });
   }
-  // The products of a pair of steps to the sums of the first rows.
+  // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
 #pragma GCC unroll 2
@@ -197,16 +198,16 @@ using FewPlain = Unserved;
 
 #if defined(VNPU_BF16_DOTS)
 struct FewPairs : Few512 {
-  static constexpr int kLeastRows = kRows;  // fewer are no faster
-  static constexpr int kMostAskedAgain = kRows;
+  static constexpr int kMinRows = kRows;  // fewer are no faster
+  static constexpr int kMaxRowsPrefetchedTwice = kRows;
   using Left = uint32_t;  // two steps of a row
   static constexpr int kLefts = kRows;  // of a pair of steps
 
-  // Eight rows of a over a piece's steps, to so many Left for each kRows rows.
+  // Packs eight rows of a over a piece's steps. Each kRows rows take kLefts numbers per pair of steps.
   static void pack_rows(const bf16 *a, const i64 *rows, Left *to, i64) {
     turn_piece(a, rows, [&](int pair, __m256i eight) { store_eight(to + pair * kLefts, eight); });
   }
-  // The products of a pair of steps to the sums of the first rows.
+  // Adds the products of a pair of steps to the sums of the first rows.
   template <int Rows>
   static VNPU_INLINE void add(const Left *a, const Packed *b, Floats (&sums)[Rows][kVectors]) {
     const __m512bh low = (__m512bh)_mm512_load_si512(b), high = (__m512bh)_mm512_load_si512(b + kLanes);

@@ -1,14 +1,14 @@
-// How a matrix product of few rows is cut: what it costs is to bring b from memory, which has no rows to share that with.
+// Cuts a matrix product of few rows. Its cost is reading b from memory, because few rows share each read.
 //
-// So b is never kept. Its panels of kColumns columns follow each other as they lie in memory, and in a panel the steps of k,
-// kChunk at a time: a chunk is turned into a buffer of L1 while the chunk before it is multiplied, piece by piece, so that
-// neither waits for the other (product_few.h has the pieces). Of a chunk, eight columns are read at a time, four lines of the
-// cache each: the CPU follows so many streams by itself, and not the 32 of a panel line by line. Meanwhile the next panel
-// is asked for, in the order in which it lies in memory; where memory is busy, for the CPU drops requests then, a second
-// time a chunk ahead.
+// So b is never stored. Its panels of kColumns columns follow each other in the order of memory, and within a panel the steps
+// of k, kChunk at a time. A chunk is transposed into a buffer in L1 while the chunk before it is multiplied, piece by piece, so
+// that neither waits for the other (product_few.h has the pieces). Eight columns of a chunk are read at a time, four cache
+// lines each: the CPU prefetches eight streams by itself, but not the 32 of a whole panel. Meanwhile the next panel is
+// prefetched in the order of memory. If memory is busy, the CPU drops prefetches, so each line is prefetched once more, a chunk
+// ahead.
 //
-// The rows of a are packed once for kMostSteps steps of k, step by step, and stay in L2. Panels are independent of each other;
-// every thread has neighbouring ones, a stretch of memory of its own.
+// The rows of a are packed once for kMaxSteps steps of k, step by step, and stay in L2. Panels are independent. Every thread
+// has neighbouring panels, a contiguous part of memory.
 #pragma once
 
 #include <time.h>
@@ -18,15 +18,15 @@
 
 namespace vnpu::product {
 
-// The pieces of b, turned one after the other: a chunk at a time, while the one before it is multiplied.
+// The pieces of b, transposed one after the other: a chunk at a time, while the chunk before it is multiplied.
 template <class Kernel>
 class Pieces {
  public:
   using Packed = typename Kernel::Packed;
   static constexpr i64 kChunk = 128;  // steps of k
 
-  // From step `from` of b on, so many steps of all these columns, through two buffers of a chunk each. Then, if that is not
-  // null, the same steps from `next` on will be wanted.
+  // Reads `steps` steps of all these columns from step `from` of b on, through two buffers of a chunk each. `next`: the same of
+  // the columns that follow, to be prefetched; null means none.
   Pieces(const bf16 *from, i64 steps, const i64 *columns, i64 count, const bf16 *next, Packed *const *buffers)
       : first_(from),
         columns_(columns),
@@ -34,30 +34,30 @@ class Pieces {
         steps_(steps),
         to_(buffers[0]),
         other_(buffers[1]),
-        asked_(from),
-        asked_columns_(columns + Kernel::kColumns),
+        prefetch_row_(from),
+        prefetch_columns_(columns + Kernel::kColumns),
         begun_(columns),
         next_(next) {
     begin();
     end_chunk();
   }
-  // Whether lines are asked for a second time from now on.
-  void ask_twice(bool twice) { again_ = twice; }
+  // Sets whether lines are prefetched a second time from now on.
+  void prefetch_twice(bool twice) { again_ = twice; }
   // The chunk that is to be multiplied.
   const Packed *turned() const { return other_; }
-  // Whether all of the one after it is turned.
+  // Whether all of the chunk after it is transposed.
   bool is_done() const { return group_ >= groups_; }
 
-  // A piece of that one, of which some are left.
+  // Transposes one of the remaining pieces of that chunk.
   VNPU_INLINE void turn() {
-    if (asked_columns_ < end_) ask();
+    if (prefetch_columns_ < end_) prefetch();
     Kernel::turn(at_, columns_ + group_ * kPieceColumns, to_ + line_ * kPiecePairs * Kernel::kPacked + group_ * kPieceColumns);
-    if (again_) ask_again();
+    if (again_) prefetch_again();
     at_ += kPieceSteps;
     if (++line_ == lines_) line_ = 0, at_ = chunk_, ++group_;
     if (Kernel::kFetches && !is_done()) fetch();
   }
-  // All that is left of it, which is to be multiplied now; and another one is begun, if there is one.
+  // Transposes the remaining pieces of the chunk, makes it the one to be multiplied, and starts another one if there is one.
   VNPU_INLINE void end_chunk() {
     while (!is_done()) turn();
     Packed *const turned = to_;
@@ -82,8 +82,8 @@ class Pieces {
     group_ = line_ = 0;
     at_ = chunk_;
   }
-  // This piece of the next chunk: of what was asked for a panel ago the CPU drops some while memory has much to do.
-  VNPU_INLINE void ask_again() const {
+  // Prefetches this piece of the next chunk again: the CPU drops some of the earlier prefetches while memory is busy.
+  VNPU_INLINE void prefetch_again() const {
     const bool is_last = left_ <= kChunk;
     const i64 *const columns = columns_ + group_ * kPieceColumns + (is_last ? Kernel::kColumns : 0);
     if (is_last && columns >= end_) return;
@@ -91,22 +91,22 @@ class Pieces {
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(from + columns[i]);
   }
-  // The next piece comes from L2 while this one is turned.
+  // Fetches the next piece from L2 while this one is transposed.
   VNPU_INLINE void fetch() const {
     const i64 *const columns = columns_ + group_ * kPieceColumns;
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(at_ + columns[i]);
   }
-  // As many lines as a piece has, side by side, of the next panel.
-  VNPU_INLINE void ask() {
-    const bf16 *const row = asked_ + *asked_columns_ + asked_step_;
+  // Prefetches as many lines as a piece has, side by side, of the next panel.
+  VNPU_INLINE void prefetch() {
+    const bf16 *const row = prefetch_row_ + *prefetch_columns_ + prefetch_step_;
 #pragma GCC unroll 8
     for (int i = 0; i < kPieceColumns; ++i) __builtin_prefetch(row + i * kPieceSteps);
-    asked_step_ += kPieceColumns * kPieceSteps;
-    if (asked_step_ < steps_) return;
-    asked_step_ = 0;
-    ++asked_columns_;
-    if (asked_columns_ == end_ && next_) asked_ = next_, asked_columns_ = begun_, next_ = nullptr;
+    prefetch_step_ += kPieceColumns * kPieceSteps;
+    if (prefetch_step_ < steps_) return;
+    prefetch_step_ = 0;
+    ++prefetch_columns_;
+    if (prefetch_columns_ == end_ && next_) prefetch_row_ = next_, prefetch_columns_ = begun_, next_ = nullptr;
   }
 
   const bf16 *const first_, *chunk_ = nullptr, *at_ = nullptr;
@@ -115,11 +115,11 @@ class Pieces {
   i64 left_ = 0;
   Packed *to_, *other_;
   int lines_ = 0, line_ = 0, groups_ = 0, group_ = 0;
-  const bf16 *asked_;
-  const i64 *asked_columns_, *const begun_;
+  const bf16 *prefetch_row_;
+  const i64 *prefetch_columns_, *const begun_;
   const bf16 *next_;
   bool again_ = false;
-  i64 asked_step_ = 0;
+  i64 prefetch_step_ = 0;
 };
 
 template <class Kernel>
@@ -127,15 +127,15 @@ class FewRows : Operands {
  public:
   explicit FewRows(const Product &product) : Operands(product) {}
 
-  // Before anything is known of where operands lie.
-  static bool may_serve(const Product &product) { return rows_of(product) <= kMostOfThem; }
-  // Whether a and b come in whole pieces, in which rows of a and columns of b are runs of k.
+  // Called before the layout of the operands is known.
+  static bool may_serve(const Product &product) { return rows_of(product) <= kMaxOutputRows; }
+  // Whether a and b consist of whole pieces, in which rows of a and columns of b are runs of k.
   bool serves() const {
-    return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.lie_in_lines() && b_steps_.is_run();
+    return n_ % kPieceColumns == 0 && k_ % kPieceSteps == 0 && a_steps_.has_whole_lines() && b_steps_.is_run();
   }
 
   void run() {
-    multiply_rows(Kernel::kLeastRows,
+    multiply_rows(Kernel::kMinRows,
                   [&] { share_panels(kColumns, kWorthThreads, [&](i64 first, i64 end) { multiply(first, end); }); });
   }
 
@@ -143,17 +143,17 @@ class FewRows : Operands {
   using Left = typename Kernel::Left;
   using Packed = typename Kernel::Packed;
   static constexpr int kRows = Kernel::kRows, kColumns = Kernel::kColumns;
-  static constexpr i64 kMostOfThem = 32;          // rows of c
+  static constexpr i64 kMaxOutputRows = 32;  // rows of c
   static constexpr i64 kChunk = Pieces<Kernel>::kChunk;
-  static constexpr i64 kMostSteps = 4096;  // of which a panel is 256 KB; of more steps, or for more than 16 rows, half
+  static constexpr i64 kMaxSteps = 4096;  // a panel of them is 256 KB; for more steps, or more than 16 rows, half
   static constexpr i64 kPackedRows = 8;  // rows of a that are packed at a time
-  static constexpr i64 kSlow = 40;  // nanoseconds for a KB of b by which memory is too busy for all requests
-  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than to wake a thread
+  static constexpr i64 kSlow = 40;  // nanoseconds for a KB of b above which memory counts as busy
+  static constexpr i64 kWorthThreads = 1 << 20;  // multiplications that take longer than waking a thread
 
-  // Panels of c and steps of k, and what a thread has of its own.
+  // Panels of c and steps of k, and the memory of one thread.
   struct Work {
     i64 first, end;  // panels
-    i64 k, steps;  // the steps under way
+    i64 k, steps;  // the present steps
     const Left *packed;  // a: kRows rows, pair by pair of steps, then the next kRows
     Packed *turned[2];  // a chunk of b each
     float *sums;  // m x kColumns
@@ -163,7 +163,7 @@ class FewRows : Operands {
     if (first >= end) return;
     Blocks blocks;
     const i64 rows = (m_ + kPackedRows - 1) / kPackedRows * kPackedRows;
-    const i64 most = rows > 16 || k_ > kMostSteps ? kMostSteps / 2 : kMostSteps, parts = (k_ + most - 1) / most;
+    const i64 max_steps = rows > 16 || k_ > kMaxSteps ? kMaxSteps / 2 : kMaxSteps, parts = (k_ + max_steps - 1) / max_steps;
     const i64 each = ((k_ + parts - 1) / parts + kChunk - 1) / kChunk * kChunk;
     Left *const packed = blocks.alloc<Left>(rows / kRows * lefts(k_ < each ? k_ : each));
     Work work{first, end, 0, 0, packed, {}, blocks.alloc<float>(rows * kColumns)};
@@ -181,10 +181,10 @@ class FewRows : Operands {
     return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
   }
 
-  // Left of kRows rows over so many steps.
+  // Packs kRows rows over some steps.
   static i64 lefts(i64 steps) { return steps / 2 * Kernel::kLefts; }
 
-  // Of the last of them on, rows are repeated up to kPackedRows.
+  // After the last row, rows are repeated up to kPackedRows.
   void pack_rows(const Work &work, Left *packed) const {
     for (i64 m = 0; m < m_; m += kPackedRows, packed += kPackedRows / kRows * lefts(work.steps)) {
       i64 rows[kPackedRows];
@@ -195,7 +195,7 @@ class FewRows : Operands {
     }
   }
 
-  // next: the step of k after those under way.
+  // next: the first step of k after the present ones.
   void add_panels(const Work &work, i64 next) const {
     const i64 chunks = (work.steps + kChunk - 1) / kChunk, before = work.first * kColumns;
     const i64 count = (work.end * kColumns < n_ ? work.end * kColumns : n_) - before;
@@ -204,11 +204,11 @@ class FewRows : Operands {
                           next < k_ ? b + b_steps_[next] : nullptr, work.turned);
     i64 begun = nanoseconds();
     for (i64 panel = work.first; panel < work.end; ++panel) {
-      go_on();
+      check_running();
       const Places columns = c_columns_.some(panel * kColumns, kColumns);
       for (i64 m = 0; m < m_; ++m) copy(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
       if (m_ <= kRows) {
-        add_at_most<kRows>(int(m_), work.packed, work.steps, work.sums, pieces);
+        add_up_to<kRows>(int(m_), work.packed, work.steps, work.sums, pieces);
       } else {
         for (i64 chunk = 0; chunk < chunks; ++chunk) {
           add_chunk(work, chunk * kChunk, pieces);
@@ -216,14 +216,14 @@ class FewRows : Operands {
         }
       }
       for (i64 m = 0; m < m_; ++m) copy_back(product_.c + c_rows_[m], columns, work.sums + m * kColumns);
-      if (m_ > Kernel::kMostAskedAgain) continue;
+      if (m_ > Kernel::kMaxRowsPrefetchedTwice) continue;
       const i64 ended = nanoseconds();
-      pieces.ask_twice((ended - begun) * 512 > kSlow * kColumns * work.steps);
+      pieces.prefetch_twice((ended - begun) * 512 > kSlow * kColumns * work.steps);
       begun = ended;
     }
   }
 
-  // The steps from `first` on, which are turned, to all rows. Pieces are spread over all that is to be added.
+  // Adds the products of the transposed steps from `first` on to all rows, and transposes pieces evenly in between.
   void add_chunk(const Work &work, i64 first, Pieces<Kernel> &pieces) const {
     const i64 left = work.steps - first, steps = left < kChunk ? left : kChunk;
     const Left *from = work.packed + lefts(first);
@@ -235,20 +235,21 @@ class FewRows : Operands {
     }
   }
 
-  // As many rows as there are, or the next power of two, but kLeastRows at least.
+  // The number of rows, or the next power of two, but kMinRows at least.
   template <int Rows>
-  static void add_at_most(int rows, const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
-    if constexpr (Rows > Kernel::kLeastRows) {
-      if (rows <= Rows / 2) return add_at_most<Rows / 2>(rows, a, steps, c, pieces);
+  static void add_up_to(int rows, const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
+    if constexpr (Rows > Kernel::kMinRows) {
+      if (rows <= Rows / 2) return add_up_to<Rows / 2>(rows, a, steps, c, pieces);
     }
     add<1, Rows, true>(a, steps, c, pieces);
   }
 
-  // A chunk, or as many as there are of so many steps. A piece is turned whenever so many times kPairsAPiece pairs of steps
-  // were added, but every 16 at least. A function by itself, so that sums stay in registers whatever stands around it.
+  // Adds a chunk, or the steps that remain. A piece is transposed after every Times x kPairsAPiece pairs of steps, but at least
+  // after every 16. A separate function, so that sums stay in registers.
   template <int Times, int Rows, bool kMany>
   [[gnu::noinline]] static void add(const Left *a, i64 steps, float *c, Pieces<Kernel> &pieces) {
-    constexpr int kWanted = Times * Kernel::template kPairsAPiece<Rows>, kPairs = kWanted < kPiecePairs ? kWanted : kPiecePairs;
+    constexpr int kTargetPairs = Times * Kernel::template kPairsAPiece<Rows>,
+                  kPairs = kTargetPairs < kPiecePairs ? kTargetPairs : kPiecePairs;
     using Floats = typename Kernel::Floats;
     Floats sums[Rows][Kernel::kVectors];
 #pragma GCC unroll 8

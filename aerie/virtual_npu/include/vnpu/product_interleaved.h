@@ -1,4 +1,4 @@
-// Columns of b as instructions for bf16 on x86 take them: every two steps of k interleaved.
+// Columns of b in the format of x86's bf16 instructions: every two steps of k interleaved.
 #pragma once
 
 #include "vnpu/product_kernels.h"
@@ -13,7 +13,7 @@ struct Interleaved {
   using Packed = uint32_t;  // of one column, two steps of k
 
 #if defined(__AVX512BW__)
-  // Over k steps; zeros for what is missing.
+  // Packs k steps; missing ones are zeros.
   static void pack(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
     if (columns.count == kColumns && k.are_runs_of(32)) return pack_columns(b, k, columns, to);
     const bool whole = columns.count == kColumns && columns.are_runs_of(kColumns);
@@ -51,7 +51,7 @@ struct Interleaved {
     }
   }
 
-  // b transposed: a column is a run of k. Squares of 16 columns by 16 pairs are turned.
+  // b transposed: a column is a run of k. Transposes squares of 16 columns by 16 pairs.
   static void pack_columns(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
     for (int first = 0; first < kColumns; first += 16, to += 16) {
       for (i64 i = 0; i < k.count; i += 32) {
@@ -65,7 +65,7 @@ struct Interleaved {
     }
   }
 
-  // First 4 x 4 elements inside of every 16 bytes of four rows, then these 16 bytes themselves.
+  // Transposes 4 x 4 elements within every 16 bytes of four rows, then these 16 bytes themselves.
   static VNPU_INLINE void transpose(__m512i (&rows)[16]) {
 #pragma GCC unroll 4
     for (int i = 0; i < 16; i += 4) {

@@ -1,10 +1,10 @@
-// Where the elements of a product's operands lie (product.h), for those who multiply them; and which rows need not be multiplied.
+// The layout of a product's operands (product.h), and the rows that need not be multiplied.
 //
-// A row of a that is all zeros, of either sign, and of c all +0, stays so: with numbers every product is a zero, and +0 and a
-// zero are +0 in any order. Where b has an infinity or NaN at a column, every row of the product has one, for times zero either
-// is NaN, and no addition gets rid of them. So rows of zeros are left out, one row at least is multiplied, and where that
-// gives anything but numbers, the others are as well: the bits are those of all rows multiplied. What fills blocks of rows up,
-// seven of eight when a token is decoded, is such rows. Rounded sums begin with +0; what is no number stays none.
+// If a row of a is all zeros, of either sign, and of c all +0, the result is +0 too: with finite numbers every product is a
+// zero, and +0 plus a zero is +0 in any order. If b has an infinity or NaN in a column, every row of the product has a NaN
+// there, because zero times either is NaN and no addition removes it. So rows of zeros are left out, one row at least is
+// multiplied, and if its result is not finite, the other rows are multiplied too: the bits are those of all rows. Padding of
+// blocks of rows is such rows: seven of eight when a token is decoded. Rounded sums start with +0; infinities and NaNs stay.
 #pragma once
 
 #include "vnpu/product.h"
@@ -12,7 +12,7 @@
 
 namespace vnpu::product {
 
-// Where every value of an index lies in one operand, in elements.
+// The place of every value of an index in one operand, in elements.
 class Offsets {
  public:
   Offsets(Blocks &blocks, const Axes &axes, i64 Axis::*step) {
@@ -34,8 +34,8 @@ class Offsets {
   }
   i64 operator[](i64 i) const { return at_[i]; }
   bool is_run() const { return are_runs_of(count); }
-  bool lie_in_lines() const { return run_ == 32; }
-  bool lie_in_eights() const { return run_ >= 8 && count % 8 == 0; }
+  bool has_whole_lines() const { return run_ == 32; }
+  bool has_groups_of_eight() const { return run_ >= 8 && count % 8 == 0; }
   // Whether all neighbours are as far apart as the first two.
   bool are_even() const {
     for (i64 i = 2; i < count; ++i) {
@@ -43,7 +43,7 @@ class Offsets {
     }
     return true;
   }
-  // Of an operand's elements at these places, whether `bits` of all of them is zero; it takes eight side by side as well.
+  // Whether `bits` are zero in all elements of an operand at these places; it reads eight contiguous ones at a time.
   template <class Lane, class Bits>
   bool are_all_zero(const void *operand, const Bits &bits) const {
     typedef Lane Eight __attribute__((vector_size(8 * sizeof(Lane))));
@@ -67,15 +67,17 @@ class Offsets {
     }
     return true;
   }
-  // The value order[i] becomes the i-th.
+  // Moves the value order[i] to place i.
   void reorder(Blocks &blocks, const i64 *order) {
     i64 *const at = blocks.alloc<i64>(count);
     for (i64 i = 0; i < count; ++i) at[i] = at_[order[i]];
     at_ = at, together_ = run_ = 1;
   }
   void drop(i64 first) { at_ += first, count -= first; }
-  // At most so many from the value `first` on, a multiple of them.
-  Places some(i64 first, i64 most) const { return {at_ + first, int(most < count - first ? most : count - first), run_}; }
+  // At most `most` values from `first` on, a multiple of the run.
+  Places some(i64 first, i64 max_count) const {
+    return {at_ + first, int(max_count < count - first ? max_count : count - first), run_};
+  }
 
   i64 count = 1;
 
@@ -83,7 +85,7 @@ class Offsets {
   bool are_runs_of(i64 length) const { return together_ == count || together_ % length == 0; }
 
   i64 *at_;
-  i64 together_ = 1;  // from every multiple of it on, so many lie side by side
+  i64 together_ = 1;  // from every multiple of it on, this many are contiguous
   int run_ = 32;
 };
 
@@ -94,7 +96,7 @@ inline i64 rows_of(const Product &product) {
   return rows;
 }
 
-// A product, and where its indices lead to.
+// A product, and the places of its indices.
 class Operands {
  protected:
   explicit Operands(const Product &product)
@@ -109,7 +111,8 @@ class Operands {
         n_(b_columns_.count),
         k_(a_steps_.count) {}
 
-  // Calls multiply() once or twice, each time for some rows of a and c: those that need it. least: what takes as long as one.
+  // Calls multiply() once or twice, each time for the rows of a and c that need it. least: the number of rows that takes as
+  // long as one.
   template <class Multiply>
   void multiply_rows(i64 least, const Multiply &multiply) {
     const i64 all = m_;
@@ -123,8 +126,8 @@ class Operands {
     multiply();
   }
 
-  // multiply(first, end) for panels of so many columns, neighbouring ones by each thread; all by one where there are fewer
-  // multiplications than take longer than to wake another.
+  // Calls multiply(first, end) for panels of some columns, neighbouring ones in each thread; all in one thread if there are
+  // fewer multiplications than waking another thread costs.
   template <class Multiply>
   void share_panels(i64 columns, i64 worth_threads, const Multiply &multiply) const {
     const i64 panels = (n_ + columns - 1) / columns;
@@ -145,7 +148,7 @@ class Operands {
   const i64 n_, k_;
 
  private:
-  // How many rows are to be multiplied; the others come after them.
+  // Returns how many rows must be multiplied; the others are moved behind them.
   i64 put_zeros_last() {
     i64 *const order = blocks_.alloc<i64>(m_);
     i64 others = 0, last = m_;
@@ -158,7 +161,8 @@ class Operands {
            (product_.rounded || c_columns_.are_all_zero<uint32_t>(product_.c + c_rows_[m], [](auto bits) { return bits; }));
   }
   bool are_numbers() const {
-    const auto carry = [](auto bits) { return ((bits & 0x7f800000u) + 0x800000u) & 0x80000000u; };  // of an exponent all ones
+    // Whose exponent is all ones.
+    const auto carry = [](auto bits) { return ((bits & 0x7f800000u) + 0x800000u) & 0x80000000u; };
     const auto short_carry = [](auto bits) { return ((bits & 0x7f80) + 0x80) & 0x8000; };
     for (i64 m = 0; m < m_; ++m) {
       if (product_.rounded) {
@@ -169,7 +173,7 @@ class Operands {
     }
     return true;
   }
-  // Rounded sums of rows that are left out: +0 as they began.
+  // Rounded sums of rows that are left out: +0, their initial value.
   void clear_rows(i64 first, i64 end) {
     if (!product_.rounded) return;
     for (i64 m = first; m < end; ++m) {

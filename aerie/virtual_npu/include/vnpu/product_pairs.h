@@ -5,7 +5,7 @@
 
 namespace vnpu::product {
 
-struct Pairs : Usual, Interleaved {
+struct Pairs : DefaultKernel, Interleaved {
   static constexpr int kLanes = 16, kRows = 8, kVectors = 2, kGroup = 2;
   static_assert(kColumns == kVectors * kLanes, "a panel is as wide as it is packed");
   using Left = bf16;
@@ -19,7 +19,7 @@ struct Pairs : Usual, Interleaved {
   }
 
  private:
-  // 16 columns of a row of c, which lie in runs of so many.
+  // 16 columns of a row of c, in contiguous runs.
   template <int Run>
   static VNPU_INLINE __m512 load(const float *c, const Places &columns) {
     if constexpr (Run == kLanes) return _mm512_loadu_ps(c + columns.at[0]);
@@ -47,7 +47,7 @@ struct Pairs : Usual, Interleaved {
     return {columns.at + first, left < 0 ? 0 : left < kLanes ? left : kLanes, columns.run};
   }
 
-  // A function by itself, so that nothing around it competes for registers with its inner loop.
+  // A separate function, so that no other code competes with its inner loop for registers.
   template <int Rows, int Run>
   [[gnu::noinline]] static void add_to(const bf16 *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
     const Places low = sixteen(columns, 0), high = sixteen(columns, kLanes);

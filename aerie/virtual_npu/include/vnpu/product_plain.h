@@ -10,7 +10,7 @@
 
 namespace vnpu::product {
 
-// The CPU's vectors of f32, and how many sums fit its registers beside what they are made of.
+// The CPU's vectors of f32, and how many sums fit its registers together with their operands.
 #if defined(__AVX512F__)
 inline constexpr int kFloats = 16, kRowsOfSums = 8, kVectorsOfSums = 2;
 #elif defined(__AVX2__)
@@ -21,7 +21,7 @@ inline constexpr int kFloats = 4, kRowsOfSums = 4, kVectorsOfSums = 4;
 inline constexpr int kFloats = 4, kRowsOfSums = 4, kVectorsOfSums = 2;
 #endif
 
-// Lanes of two vectors, those of the second numbered on from those of the first.
+// Lanes of two vectors; the second vector's lanes are numbered after the first's.
 template <int... Lane>
 VNPU_INLINE Vec<float, 8> lanes_of(const Vec<float, 8> &a, const Vec<float, 8> &b) {
 #if defined(VNPU_SHUFFLE)
@@ -32,7 +32,7 @@ VNPU_INLINE Vec<float, 8> lanes_of(const Vec<float, 8> &a, const Vec<float, 8> &
 #endif
 }
 
-// Eight rows of eight: rows become columns.
+// Transposes eight rows of eight.
 VNPU_INLINE void transpose(Vec<float, 8> (&rows)[8]) {
   Vec<float, 8> pairs[8], fours[8];
 #pragma GCC unroll 4
@@ -55,12 +55,12 @@ VNPU_INLINE void transpose(Vec<float, 8> (&rows)[8]) {
   }
 }
 
-struct Plain : Usual {
+struct Plain : DefaultKernel {
   static constexpr int kLanes = kFloats, kRows = kRowsOfSums, kColumns = kVectorsOfSums * kLanes, kGroup = 1, kSteps = 1;
   using Left = float;
   using Packed = float;
 
-  // Columns of b over k steps, widened; zeros where there are fewer than kColumns.
+  // Packs columns of b over k steps, widened; zeros if there are fewer than kColumns.
   static void pack(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
     const int whole = columns.count / 8 * 8;
     int n = 0;
@@ -98,8 +98,8 @@ struct Plain : Usual {
 #endif
   }
 
-  // The next row's factor is read when these sums are made. AVX2 has as many registers as there are sums, columns and one
-  // factor; clang++ would read a second one before its time, and keep a sum in memory over every step.
+  // Reads the next row's factor when these sums are computed. AVX2 has just enough registers for the sums, the columns and one
+  // factor; clang++ would read a second factor early, and keep a sum in memory.
   static VNPU_INLINE void after([[maybe_unused]] const Floats *sums, [[maybe_unused]] const Left *&next) {
 #if defined(__clang__) && defined(__AVX2__) && !defined(__AVX512F__)
     static_assert(kVectorsOfSums == 3, "one operand for each");
@@ -107,7 +107,7 @@ struct Plain : Usual {
 #endif
   }
 
-  // Eight columns that are runs of eight steps of k: squares of eight by eight are turned.
+  // Packs eight columns that are runs of eight steps of k: transposes squares of eight by eight.
   static VNPU_INLINE void pack_squares(const bf16 *b, const Places &k, const i64 *columns, Packed *to) {
     for (i64 i = 0; i < k.count; i += 8) {
       Vec<float, 8> square[8];
@@ -119,7 +119,7 @@ struct Plain : Usual {
     }
   }
 
-  // Columns that lie side by side in eights, step by step of k: so a line of the cache is met once.
+  // Packs columns that are contiguous in eights, step by step of k, so that each cache line is read once.
   static void pack_runs(const bf16 *b, const Places &k, const Places &columns, Packed *to) {
     const int eights = columns.count / 8;
     for (i64 i = 0; i < k.count; ++i, to += kColumns) {
@@ -128,7 +128,7 @@ struct Plain : Usual {
     }
   }
 
-  // The v-th vector of columns of a row of c, which lie in runs of so many; or of the buffer that stands for single ones.
+  // The v-th vector of columns of a row of c, in contiguous runs; or of the buffer that replaces single columns.
   template <int Run>
   static VNPU_INLINE Floats load(const float *c, const Places &columns, int v, const float *buffer) {
     Floats sum{};
@@ -159,7 +159,7 @@ struct Plain : Usual {
     }
   }
 
-  // A function by itself, so that nothing around it competes for registers with its inner loop.
+  // A separate function, so that no other code competes with its inner loop for registers.
   template <int Rows, int Run>
   [[gnu::noinline]] static void add_to(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns) {
     Floats sum[Rows][kVectorsOfSums];

@@ -1,16 +1,16 @@
-// Products of all points of a launch, whose sums are rounded: point by point, as the text has them.
+// Products of all points of a launch whose sums are rounded: point by point, as in the text.
 //
-// Sums of a point are made in a buffer of their own, which stays in L2, and go from there to c. The points that have the same
-// columns of b follow each other.
+// The sums of a point are computed in a buffer that stays in L2, and go from there to c. Points with the same columns of b
+// follow each other.
 #pragma once
 
 #include "vnpu/product_operands.h"
 
 namespace vnpu::product {
 
-// Bits of a row of sums, rounded to where their columns lie.
+// Rounds a row of sums to the places of their columns.
 inline void round_row(const float *sums, const Offsets &columns, bf16 *to) {
-  if (!columns.lie_in_eights()) {
+  if (!columns.has_groups_of_eight()) {
     for (i64 n = 0; n < columns.count; ++n) to[columns[n]] = round_bf16(sums[n]);
     return;
   }
@@ -29,20 +29,20 @@ class ByPoints {
   void run() {
     const i64 down = extent(product_.m, points_.m), across = extent(product_.n, points_.n);
     parallel(down * across, [&](i64 point) {
-      go_on();
+      check_running();
       multiply(point % down, point / down);
     });
   }
 
  private:
-  static constexpr i64 kApart = 16;  // more than its columns from row to row of sums, so that rows do not share sets of L1
+  static constexpr i64 kRowPadding = 16;  // padding between rows of sums, so that rows do not share sets of L1
 
   static i64 extent(const Axes &axes, int points) {
     i64 count = 1;
     for (int i = 0; i < points; ++i) count *= axes.list[i].extent;
     return count;
   }
-  // How far the axes that are points lead, for one of them.
+  // The offset of one point along the axes that are points.
   static i64 start(const Axes &axes, int points, i64 point, i64 Axis::*step) {
     i64 at = 0;
     for (int i = points - 1; i >= 0; --i) {
@@ -56,8 +56,8 @@ class ByPoints {
     for (int i = 0; i < others.count; ++i) others.list[i] = axes.list[i + points];
     return others;
   }
-  // As in a dense buffer, in which the innermost axis has this step; gives the step of one more axis.
-  static i64 lay_out(Axes &axes, i64 step) {
+  // Sets the steps of a dense buffer whose innermost axis has this step; returns the step of one more axis.
+  static i64 set_strides(Axes &axes, i64 step) {
     for (int i = axes.count - 1; i >= 0; --i) {
       axes.list[i].second = step;
       step *= axes.list[i].extent;
@@ -74,7 +74,7 @@ class ByPoints {
     point.m = without(product_.m, points_.m), point.n = without(product_.n, points_.n);
     Blocks blocks;
     const Offsets rows(blocks, point.m, &Axis::second), columns(blocks, point.n, &Axis::second);
-    const i64 row = lay_out(point.n, 1) + kApart, count = lay_out(point.m, row);
+    const i64 row = set_strides(point.n, 1) + kRowPadding, count = set_strides(point.m, row);
     point.c = blocks.alloc<float>(count), point.rounded = nullptr;
     memset(point.c, 0, size_t(count) * sizeof(float));
     multiply_add(point);

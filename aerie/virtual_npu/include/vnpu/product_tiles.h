@@ -1,10 +1,10 @@
 // The micro-kernel for AMX-BF16: 32 x 32 sums in four tiles, 16 more columns and rows of a and b in the other four.
 //
-// An instruction is given kDepth steps of k, 32 or 8 (dots.h says when): tiles of a have 16 rows of 64 or 16 bytes, tiles of b 16
-// or four rows of 64, each row two steps of k of 16 columns. Sums lie in c as the text wants them, mostly in blocks of 8 x 8,
-// so they pass through a buffer on their way to the tiles and back: 8 KiB moved for 32 x 32 x 512 multiplications.
+// An instruction takes kDepth steps of k, 32 or 8 (dots.h says when): tiles of a have 16 rows of 64 or 16 bytes, tiles of b 16
+// or four rows of 64, each row two steps of k of 16 columns. The text decides the layout of c, mostly blocks of 8 x 8, so sums
+// pass through a buffer on their way to the tiles and back: 8 KiB moved for 32 x 32 x 512 multiplications.
 //
-// Where columns of b are runs of k, product_column_tiles.h has another way.
+// If columns of b are runs of k, product_column_tiles.h is used instead.
 #pragma once
 
 #include "vnpu/product_interleaved.h"
@@ -14,8 +14,8 @@
 namespace vnpu::product {
 
 template <int kDepth>
-struct Tiles : Usual, Interleaved {
-  static constexpr int kRows = 32, kLeastRows = 16, kGroup = kDepth;
+struct Tiles : DefaultKernel, Interleaved {
+  static constexpr int kRows = 32, kMinRows = 16, kGroup = kDepth;
   static constexpr i64 kPanelBytes = 32 << 10, kRowsBytes = 1 << 20;  // these CPUs have 48 KiB of L1 and 2 MiB of L2
   static constexpr bool kReadsEvenly = true;
   using Left = bf16;
@@ -31,7 +31,7 @@ struct Tiles : Usual, Interleaved {
     add_some<Rows>(a, b, k, c, columns, Rows);
   }
 
-  // The same where c has fewer rows; the rows of a that are missing are read, but reach no sum.
+  // The same if c has fewer rows; the missing rows of a are read, but reach no sum.
   template <int Rows>
   [[gnu::noinline]] static void add_some(const Left *const *a, const Packed *b, i64 k, float *const *c, const Places &columns,
                                          int rows) {
@@ -51,7 +51,7 @@ struct Tiles : Usual, Interleaved {
     for (int n = 0; n < columns.count; n += 8) memcpy(c + columns.at[n], from + n, 32);
   }
 
-  // To all columns of sums, rows side by side. a: rows so many bytes apart.
+  // Adds to all columns of some sums, rows side by side. a: rows `a_bytes` apart.
   template <int Rows>
   static VNPU_INLINE void add_to(const Left *a, i64 a_bytes, const Packed *b, i64 k, float *sums) {
     constexpr int kRowBytes = kColumns * int(sizeof(float)), kPairBytes = kColumns * int(sizeof(Packed));

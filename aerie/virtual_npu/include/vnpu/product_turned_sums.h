@@ -1,4 +1,4 @@
-// Sums of 32 x 32 for tiles, a row for each column of c: turned in registers on their way from c and back.
+// Sums of 32 x 32 for tiles, one row for each column of c: transposed in registers between c and the tiles.
 #pragma once
 
 #include "vnpu/product_kernels.h"
@@ -15,14 +15,14 @@ struct Sums {
   float *c;
   bf16 *rounded;        // in place of c
   const i64 *columns;
-  i64 rows[kSumsSide];  // those that are missing as the last one
+  i64 rows[kSumsSide];  // missing rows repeat the last one
   int count_columns, count_rows;
-  bool in_eights;       // whether columns are a multiple of eight, of which each eight lie side by side
-  bool in_lines;  // whether they are kSumsSide, all side by side, and rounded ones have lines of the cache to themselves
+  bool in_eights;       // whether columns are a multiple of eight, each eight contiguous
+  bool in_lines;  // whether there are kSumsSide columns, all contiguous, and rounded ones occupy whole cache lines
 };
 
 #if defined(VNPU_BF16_DOTS)
-// As round_bf16.
+// See round_bf16.
 VNPU_INLINE __m256i round_sums(__m512 sums) {
   const __m512i bits = _mm512_castps_si512(sums), upper = _mm512_srli_epi32(bits, 16);
   const __m512i half = _mm512_add_epi32(_mm512_and_si512(upper, _mm512_set1_epi32(1)), _mm512_set1_epi32(0x7fff));
@@ -33,7 +33,7 @@ VNPU_INLINE __m256i round_sums(__m512 sums) {
 // 16 rows by eight columns of them.
 class Eight {
  public:
-  // From c. A vector has two rows, as far apart as four vectors of columns want them.
+  // From c. A vector has two rows, as far apart as the transposition of four vectors needs.
   VNPU_INLINE Eight(const float *c, const i64 *rows) {
 #pragma GCC unroll 8
     for (int i = 0; i < 8; ++i) {
@@ -41,7 +41,7 @@ class Eight {
       sums_[i] = _mm512_insertf32x8(low, _mm256_loadu_ps(c + rows[row_of(i) + 4]), 1);
     }
   }
-  // From turned rows.
+  // From transposed rows.
   VNPU_INLINE explicit Eight(const float *turned) {
 #pragma GCC unroll 8
     for (int n = 0; n < 8; ++n) sums_[n] = _mm512_load_ps(turned + n * kSumsSide);
@@ -53,7 +53,7 @@ class Eight {
     for (int i = 1; i < 8; ++i) found = _mm512_or_si512(found, _mm512_castps_si512(sums_[i]));
     return found;
   }
-  // What came from c, to turned rows.
+  // Transposes what came from c.
   VNPU_INLINE void turn(float *to) {
     turn_fours(sums_);
     turn_fours(sums_ + 4);
@@ -63,7 +63,7 @@ class Eight {
       _mm512_store_ps(to + (n + 4) * kSumsSide, _mm512_shuffle_f32x4(sums_[n], sums_[n + 4], 0xdd));
     }
   }
-  // What came from turned rows: put(m, two rows of c), the first row m, the other one the fourth after it.
+  // Transposes what came from transposed rows: put(m, two rows of c): row m, and the fourth row after it.
   template <class Put>
   VNPU_INLINE void turn_back(const Put &put) {
     const __m512i low = _mm512_setr_epi64(0, 1, 8, 9, 2, 3, 10, 11), high = _mm512_setr_epi64(4, 5, 12, 13, 6, 7, 14, 15);
@@ -79,11 +79,11 @@ class Eight {
     for (int i = 0; i < 8; ++i) put(row_of(i), sums_[i]);
   }
 
-  // The first row of a vector; the other one is the fourth after it.
+  // The first row of a vector; the other row is the fourth after it.
   static constexpr int row_of(int vector) { return vector / 4 * 8 + vector % 4; }
 
  private:
-  // In every 16 bytes of four vectors, rows become columns.
+  // Transposes four vectors within every 16 bytes.
   static VNPU_INLINE void turn_fours(__m512 *rows) {
     const __m512 a = _mm512_unpacklo_ps(rows[0], rows[1]), b = _mm512_unpackhi_ps(rows[0], rows[1]);
     const __m512 c = _mm512_unpacklo_ps(rows[2], rows[3]), d = _mm512_unpackhi_ps(rows[2], rows[3]);
@@ -97,7 +97,7 @@ class Eight {
 };
 #endif
 
-// Other threads see what was written past the caches once this thread has waited for it.
+// Makes stores past the caches visible to other threads.
 inline void end_stores() {
 #if defined(VNPU_BF16_DOTS)
   _mm_sfence();
@@ -108,7 +108,7 @@ struct alignas(64) TurnedSums {
   static constexpr int kSide = kSumsSide;
   float rows[kSide][kSide];
 
-  // Takes sums, unless all of them are +0; false if they are.
+  // Takes sums, unless all of them are +0; returns false if they are.
   bool fill(const Sums &sums) {
 #if defined(VNPU_BF16_DOTS)
     if (sums.in_eights) {
@@ -161,8 +161,8 @@ struct alignas(64) TurnedSums {
     if (m >= sums.count_rows) return;
     _mm_storeu_si128(reinterpret_cast<__m128i *>(c + sums.rows[m]), _mm256_castsi256_si128(round_sums(eight)));
   }
-  // Rounded, a line of the cache at a time, past the caches: to have each line brought first, only to write all of it, takes
-  // tiles' loads as long as to multiply a fifth more. Rows of c may be so far apart that L1 does not hold many of them.
+  // Stores rounded sums a cache line at a time, past the caches: loading each line first, only to overwrite it, would cost as
+  // much as a fifth of the multiplications. Rows of c may be so far apart that L1 does not hold many of them.
   void drain_lines(const Sums &sums) const {
     bf16 *const c = sums.rounded + sums.columns[0];
     for (int m = 0; m < kSide; m += 16) {

@@ -1,4 +1,4 @@
-// Functions that only rearrange a buffer, found out by watching them.
+// Finds functions that only rearrange a buffer, by calling them.
 #include "vnpu/rearranged.h"
 
 #include <stdint.h>
@@ -11,27 +11,27 @@ namespace vnpu {
 namespace {
 
 constexpr i64 kNumbers = 1 << 16;  // that 16 bits hold
-constexpr i64 kBeside = 64;        // elements on either side that a function has to leave alone
+constexpr i64 kGuardElements = 64;        // elements on either side that a function must not change
 constexpr uint16_t kUntouched = 0x5aa5;
 
-// A label per element: all differ, and over all rounds an element is every number in turn, or nearly.
+// A label per element: all differ, and over all rounds an element gets every number, or nearly.
 uint16_t label(i64 element, i64 count, i64 round) { return uint16_t((round * count + element) * 40503 + 77); }
 
-// Where each element was, or nothing.
+// Where each element was, or empty.
 std::vector<i64> moved(void (*function)(bf16 *), i64 count, i64 round) {
   Blocks blocks;
-  uint16_t *const memory = blocks.alloc<uint16_t>(count + 2 * kBeside);
-  for (i64 i = 0; i < count + 2 * kBeside; ++i) memory[i] = kUntouched;
+  uint16_t *const memory = blocks.alloc<uint16_t>(count + 2 * kGuardElements);
+  for (i64 i = 0; i < count + 2 * kGuardElements; ++i) memory[i] = kUntouched;
   std::vector<i64> element(kNumbers, -1), from;
-  for (i64 i = 0; i < count; ++i) element[memory[kBeside + i] = label(i, count, round)] = i;
+  for (i64 i = 0; i < count; ++i) element[memory[kGuardElements + i] = label(i, count, round)] = i;
   const uint32_t modes = exchange_modes(kFloor);
-  function(reinterpret_cast<bf16 *>(memory + kBeside));
+  function(reinterpret_cast<bf16 *>(memory + kGuardElements));
   if (exchange_modes(modes) != kFloor) return {};
-  for (i64 i = 0; i < kBeside; ++i) {
-    if (memory[i] != kUntouched || memory[kBeside + count + i] != kUntouched) return {};
+  for (i64 i = 0; i < kGuardElements; ++i) {
+    if (memory[i] != kUntouched || memory[kGuardElements + count + i] != kUntouched) return {};
   }
   for (i64 i = 0; i < count; ++i) {
-    i64 &was = element[memory[kBeside + i]];
+    i64 &was = element[memory[kGuardElements + i]];
     if (was < 0) return {};
     from.push_back(was);
   }
@@ -43,7 +43,7 @@ std::vector<i64> moved(void (*function)(bf16 *), i64 count, i64 round) {
 std::vector<i64> rearranged(void (*function)(bf16 *), i64 count) {
   if (count > kNumbers) return {};
   const std::vector<i64> from = moved(function, count, 0);
-  // Twice around, so that what changes with every call is seen as well.
+  // Calls it twice, so that a function whose result changes with every call is found too.
   for (i64 round = 1; !from.empty() && round < 2 * kNumbers / count; ++round) {
     if (moved(function, count, round) != from) return {};
   }
@@ -65,7 +65,7 @@ Rearranged::Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, 
   for (int i = 0; i < buffer.count; ++i) count *= buffer.list[i].extent;
   const std::vector<i64> from = rearranged(function, count);
   start_ = place(start, from, buffer);
-  // Where elements are along the axes, in the buffer and in the operand, as if every axis were one step throughout.
+  // Where elements are along the axes, in the buffer and in the operand, as if every axis had one step.
   std::vector<i64> positions{start}, places{start_};
   const auto walk = [&](const Axes &axes, i64 *steps) {
     for (int i = 0; i < axes.count; ++i) {
@@ -86,7 +86,7 @@ Rearranged::Rearranged(void (*function)(bf16 *), const Axes &buffer, i64 start, 
   for (size_t i = 0; i < positions.size(); ++i) {
     if (place(positions[i], from, buffer) != places[i]) return;
   }
-  is_known_ = true;
+  can_read_operand_ = true;
 }
 
 Product Rearranged::as_a(Product product) const {

@@ -73,10 +73,10 @@ struct Member {  // of a bundle of channels
   i64 outlet;
   char name[120];
   i64 transfers, bytes;
-  int most_in_flight;
+  int max_in_flight;
 };
 
-// A line of the trace: an actor, or an engine that works beside its body.
+// A line of the trace: an actor, or an engine that works concurrently with its body.
 struct Lane {
   char name[260];
 };
@@ -89,25 +89,25 @@ struct Event {
   char point[60];  // of the launch
 };
 
-// More events than this are counted, not kept.
-constexpr int kMostEvents = 1 << 20;
+// More events than this are counted, but not stored.
+constexpr int kMaxEvents = 1 << 20;
 
 Rows<Actor> actors;
 Rows<Member> members;
 Rows<Lane> lanes;
 Rows<Event> events;
-i64 now = 0, left_out = 0;
+i64 now = 0, dropped = 0;
 int last_actor = 0, last_lane = 0, last_member = 0;
 
-bool is_launch(const Where &where) { return strncmp(where.name, "launch", 6) == 0; }
+bool is_launch(const ExecutionPlace &where) { return strncmp(where.name, "launch", 6) == 0; }
 
-void write_point(char *text, size_t capacity, const Where &where) {
+void write_point(char *text, size_t capacity, const ExecutionPlace &where) {
   if (where.dims == 0) text[0] = 0;
   else if (where.dims == 1) snprintf(text, capacity, " (%lld)", (long long)where.x);
   else snprintf(text, capacity, " (%lld, %lld)", (long long)where.x, (long long)where.y);
 }
 
-// The index of the row that `same` accepts, from the last one on; -1: there is none.
+// Returns the index of the row that `same` accepts, searched from the end; -1 if there is none.
 template <class T, class Same>
 int find(Rows<T> &rows, int last, Same same) {
   for (int i = 0; i < rows.size(); ++i) {
@@ -117,9 +117,9 @@ int find(Rows<T> &rows, int last, Same same) {
   return -1;
 }
 
-const Where kFunction{"function", 0, 0, 0};
+const ExecutionPlace kFunction{"function", 0, 0, 0};
 
-Actor &actor(const Where *where) {
+Actor &actor(const ExecutionPlace *where) {
   if (!where) where = &kFunction;
   Actor fresh{};
   char point[60] = "";
@@ -142,10 +142,10 @@ int lane(const char *name, const char *op = nullptr, const char *index = nullptr
   return last_lane;
 }
 
-int open(const char *name, const char *category, int line, int at, const Where *where, i64 bytes) {
+int open(const char *name, const char *category, int line, int at, const ExecutionPlace *where, i64 bytes) {
   if (!(what & kTrace)) return -1;
-  if (events.size() == kMostEvents) {
-    ++left_out;
+  if (events.size() == kMaxEvents) {
+    ++dropped;
     return -1;
   }
   Event fresh{name, category, line, at, now++, -1, bytes, {}};
@@ -159,7 +159,7 @@ void close(int number) {
   if (number >= 0 && number < events.size()) events[number].end = now++;
 }
 
-// The memory space that ends the text of a memref type: `memref<8x8xbf16, 2 : i32>`.
+// The memory space at the end of the text of a memref type: `memref<8x8xbf16, 2 : i32>`.
 int space_of(const Buffer *buffer) {
   if (!buffer) return 0;
   const char *last = strrchr(buffer->label.type, ',');
@@ -171,7 +171,7 @@ int space_of(const Buffer *buffer) {
 
 constexpr int kL1 = 2;
 
-// A name as a JSON text: symbols of MLIR may hold anything.
+// A name as a JSON string: symbols of MLIR may contain any character.
 struct Quoted {
   char text[560];
   explicit Quoted(const char *name) {
@@ -199,7 +199,7 @@ void put_stats(Text &text) {
   for (int i = 0; i < members.size(); ++i) {
     const Member &m = members[i];
     text.put("%s{\"name\": \"%s\", \"transfers\": %lld, \"bytes\": %lld, \"most_in_flight\": %d}", i ? ", " : "",
-             Quoted(m.name).text, (long long)m.transfers, (long long)m.bytes, m.most_in_flight);
+             Quoted(m.name).text, (long long)m.transfers, (long long)m.bytes, m.max_in_flight);
   }
   text.put("]}");
 }
@@ -207,7 +207,7 @@ void put_stats(Text &text) {
 void put_trace(Text &text) {
   text.put("\"threads\": [");
   for (int i = 0; i < lanes.size(); ++i) text.put("%s\"%s\"", i ? ", " : "", Quoted(lanes[i].name).text);
-  text.put("], \"events_left_out\": %lld, \"trace\": [", (long long)left_out);
+  text.put("], \"events_left_out\": %lld, \"trace\": [", (long long)dropped);
   for (int i = 0; i < events.size(); ++i) {
     const Event &e = events[i];
     const bool is_open = e.end < 0;  // the run ended with a failure
@@ -226,13 +226,13 @@ void put_trace(Text &text) {
 
 }  // namespace
 
-void begin(int wanted) {
-  what = wanted;
+void begin(int kinds) {
+  what = kinds;
   actors.clear();
   members.clear();
   lanes.clear();
   events.clear();
-  now = left_out = 0;
+  now = dropped = 0;
   last_actor = last_lane = last_member = 0;
 }
 
@@ -248,7 +248,7 @@ char *take() {
   return text.give();
 }
 
-int enter(const Where &where) {
+int enter(const ExecutionPlace &where) {
   const Actor &a = actor(&where);
   return open(where.name, "body", where.line, lane(a.name), &where, -1);
 }
@@ -269,7 +269,7 @@ void called(Site site, const char *name) {
   close(open(name, "kernel", site.line, lane(a.name), here, -1));
 }
 
-int arrives(Site site, const Where &where, const Access &side, bool is_put, const char *engine) {
+int arrives(Site site, const ExecutionPlace &where, const Access &side, bool is_put, const char *engine) {
   Actor &a = actor(&where);
   const i64 bytes = side.count * side.element;
   (is_put ? a.bytes_out : a.bytes_in) += bytes;
@@ -292,7 +292,7 @@ void delivered(const char *channel, i64 outlet, const char *index, i64 bytes, in
   Member &m = members[last_member];
   ++m.transfers;
   m.bytes += bytes;
-  if (in_flight > m.most_in_flight) m.most_in_flight = in_flight;
+  if (in_flight > m.max_in_flight) m.max_in_flight = in_flight;
 }
 
 void allocated(const Buffer &buffer) {
@@ -310,7 +310,7 @@ void given_back(const Buffer &buffer) {
 
 namespace vnpu {
 
-int begin_body(const Where &where) { return record::on() ? record::enter(where) : -1; }
+int begin_body(const ExecutionPlace &where) { return record::on() ? record::enter(where) : -1; }
 
 void end_body(int number) { record::leave(number); }
 

@@ -11,8 +11,8 @@
 
 #include "vnpu/entry.h"
 #include "vnpu/garbage.h"
+#include "vnpu/happens_before.h"
 #include "vnpu/heartbeat.h"
-#include "vnpu/order.h"
 #include "vnpu/sizes.h"
 #include "vnpu/team.h"
 
@@ -20,14 +20,14 @@ namespace vnpu {
 
 // ---- errors ----
 
-constinit thread_local const Where *here = nullptr;
+constinit thread_local const ExecutionPlace *here = nullptr;
 uint64_t run_seed = 0;
 
-int describe(const Where *where, char *text, int capacity) {
+int describe(const ExecutionPlace *where, char *text, int capacity) {
   int used = 0;
   const char *before = " in ";
-  for (const Where *w = where; w && used < capacity - 200; w = w->around) {
-    // Around the innermost one, a body that runs once says nothing that the line does not say already.
+  for (const ExecutionPlace *w = where; w && used < capacity - 200; w = w->around) {
+    // Around the innermost place, a body that runs once adds nothing to what the line says.
     if (w != where && w->dims == 0) continue;
     used += snprintf(text + used, size_t(capacity - used), "%s%.150s", before, w->name);
     if (w->dims == 1) used += snprintf(text + used, size_t(capacity - used), " (%lld)", (long long)w->x);
@@ -75,7 +75,7 @@ void fail_outside(Site site, i64 low, i64 high, i64 extent) {
 
 namespace {
 
-constexpr i64 kUnasked = 50000000;  // nanoseconds between two looks for signals
+constexpr i64 kUnasked = 50000000;  // nanoseconds between two checks for signals
 
 i64 nanoseconds() {
   timespec now;
@@ -83,15 +83,15 @@ i64 nanoseconds() {
   return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// A run under way, as all threads that work on it know it. Handlers of signals are the interpreter's, and run in the
-// thread that called; the flag that ends a run is that of the same thread, and all look at it.
+// A running entry, for all threads that work on it. Signal handlers belong to the interpreter and run in the calling thread.
+// The flag that stops a run is that thread's, and all threads read it.
 struct Running {
   const Interpreter *const interpreter;
   const i64 stall;
   void **const raised;
   const pthread_t caller = pthread_self();
   const int32_t *const flag = team().watched();
-  i64 next = nanoseconds() + kUnasked;  // the time of the next look
+  i64 next = nanoseconds() + kUnasked;  // the time of the next check
   std::atomic<bool> is_stopped{false};
 
   void look() {
@@ -118,14 +118,14 @@ namespace {
 
 void look_up() {
   Running *const run = running;
-  if (!run) return;  // no entry was called: a test of one part
+  if (!run) return;  // no entry was called, as in a test of one part
   run->look();
   if (run->shall_end()) throw Failure{Failure::kStopped, "stopped"};
 }
 
 }  // namespace
 
-void go_on() {
+void check_running() {
   ++moves;
   look_up();
 }
@@ -134,8 +134,8 @@ void go_on() {
 
 constinit thread_local uint64_t moves = 0;
 
-// The thread's own time counts, so that on a busy machine a loop has as long as on another. A loop that comes to its end
-// within a day at its speed so far goes on.
+// Counts the thread's own time, so that a loop has the same time on a busy machine. A loop that would end within a day at its
+// present speed continues.
 void Heartbeat::look(i64 left) {
   look_up();
   constexpr double kDay = 86400e9;
@@ -161,14 +161,14 @@ void Heartbeat::look(i64 left) {
 
 #if VNPU_SANITIZE
 
-// Every block stands alone and has its very size, so that AddressSanitizer sees what leaves it.
-void *pool_take(i64 bytes, Site site) {
+// Allocates every block separately with its exact size, so that AddressSanitizer sees accesses outside of it.
+void *pool_allocate(i64 bytes, Site site) {
   void *block = nullptr;
   if (posix_memalign(&block, 64, size_t(bytes)) != 0) fail_memory(site, bytes);
   return block;
 }
 
-void pool_give(void *block) { free(block); }
+void pool_free(void *block) { free(block); }
 
 #else
 
@@ -178,30 +178,30 @@ constexpr i64 kHeader = 64;
 struct Pool;
 struct PoolBlock {
   PoolBlock *next;
-  const Pool *owner;  // of the thread that asked the system for it
+  const Pool *owner;  // of the thread that allocated it
   int size_class;
-  i64 bytes;  // what the system gave
+  i64 bytes;  // the size in bytes
 };
-constexpr int kKept = 22;  // larger size classes are not kept
+constexpr int kSaved = 22;  // larger size classes are not kept
 struct Pool {
   PoolBlock *free_blocks[64];
 };
 constinit thread_local Pool pool = {};
 
-std::atomic<i64> held{0};  // what all threads have of the system, in bytes
+std::atomic<i64> held{0};  // what all threads have allocated, in bytes
 
 void release(PoolBlock *block) {
   held -= block->bytes;
   free(block);
 }
 
-// A block of the system's memory. The system gives more than it has, and ends whoever uses it, so there is a limit; and for
-// a large block it is asked whether it has as much.
+// Allocates from the system. The system gives more than it has, and kills the process that uses it, so there is a limit; for a
+// large block the free memory is checked too.
 PoolBlock *taken_from_system(i64 bytes, int size_class, Site site) {
   constexpr i64 kUnasked = i64(1) << 28;
-  const i64 whole = kHeader + (size_class > kKept ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
+  const i64 whole = kHeader + (size_class > kSaved ? (bytes + 63) / 64 * 64 : i64(1) << size_class);
   const i64 before = held.fetch_add(whole);
-  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_left());
+  const bool is_there = before + whole <= memory_share() && (whole < kUnasked || whole <= memory_remaining());
   void *const block = is_there ? aligned_alloc(64, size_t(whole)) : nullptr;
   if (!block) {
     held -= whole;
@@ -210,7 +210,7 @@ PoolBlock *taken_from_system(i64 bytes, int size_class, Site site) {
   return new (block) PoolBlock{nullptr, &pool, size_class, whole};
 }
 
-// Gives the thread's blocks back when it ends. Apart from them, as what has a destructor is looked for at each use.
+// Frees the thread's blocks when it ends. Separate from the pool because access to a thread_local with a destructor is slower.
 struct Emptied {
   bool is_needed = false;
   ~Emptied() {
@@ -227,7 +227,7 @@ thread_local Emptied emptied;
 
 }  // namespace
 
-void *pool_take(i64 bytes, Site site) {
+void *pool_allocate(i64 bytes, Site site) {
   const int size_class = bytes <= 256 ? 8 : 64 - __builtin_clzll(uint64_t(bytes - 1));
   PoolBlock *&first = pool.free_blocks[size_class];
   PoolBlock *block = first;
@@ -240,11 +240,11 @@ void *pool_take(i64 bytes, Site site) {
   return reinterpret_cast<char *>(block) + kHeader;
 }
 
-void pool_give(void *data) {
+void pool_free(void *data) {
   PoolBlock *block = reinterpret_cast<PoolBlock *>(static_cast<char *>(data) - kHeader);
-  // Large blocks go back to the system, so that a long-lived program does not keep its peak; and so do those of another
-  // thread: it would ask for new ones, and here they would pile up.
-  if (block->size_class > kKept || block->owner != &pool) return release(block);
+  // Large blocks go back to the system, so that a long-lived program does not keep its peak. So do blocks of another thread:
+  // that thread would allocate new ones, and they would pile up here.
+  if (block->size_class > kSaved || block->owner != &pool) return release(block);
   PoolBlock *&first = pool.free_blocks[block->size_class];
   block->next = first;
   first = block;
@@ -260,16 +260,16 @@ struct Parallel {
   void (*body)(void *, i64);
   void *context;
   i64 count;
-  const Where *where;    // who started it
+  const ExecutionPlace *where;    // the place that started it
   Running *run;
-  i64 next = 0;          // the next index to hand out
+  i64 next = 0;          // the next index to run
   i64 failed_at = -1;    // the lowest index that failed, so that the message does not depend on timing
   Failure failure;
 };
 pthread_mutex_t failing = PTHREAD_MUTEX_INITIALIZER;
 
 thread_local bool inside_loop = false;
-thread_local int thread_limit = 1;  // of helpers it stays so: a loop within a loop is theirs alone
+thread_local int thread_limit = 1;  // helpers keep 1: a nested loop is theirs alone
 
 i64 gcd(i64 a, i64 b) {
   while (b) {
@@ -280,10 +280,10 @@ i64 gcd(i64 a, i64 b) {
   return a;
 }
 
-// Index i of a parallel loop in the order that the run draws.
+// Index i of a parallel loop in the run's random order.
 i64 shuffled(i64 i, i64 count) {
   if (!run_seed || count < 3) return run_seed ? (i + i64(run_seed)) % count : i;
-  // A step that has no divisor in common with the count reaches every index.
+  // A step without a common divisor with the count reaches every index.
   i64 step = i64(run_seed * 2654435761u % uint64_t(count));
   while (gcd(step, count) != 1) step = (step + 1) % count;
   return (i64(run_seed % uint64_t(count)) + i * step) % count;
@@ -298,7 +298,7 @@ void work_on(void *context) {
     if (turn >= loop.count) return;
     const i64 i = shuffled(turn, loop.count);
     try {
-      go_on();
+      check_running();
       loop.body(loop.context, i);
     } catch (const Failure &failure) {
       pthread_mutex_lock(&failing);
@@ -307,13 +307,13 @@ void work_on(void *context) {
         loop.failure = failure;
       }
       pthread_mutex_unlock(&failing);
-      // Later indices need not run; earlier ones were handed out before and do.
+      // Later indices need not run; earlier ones have started and will end.
       __atomic_store_n(&loop.next, loop.count, __ATOMIC_RELAXED);
     }
   }
 }
 
-// While the last thread is awaited, signals are.
+// Handles signals while it waits for the last thread.
 void look_for_signals(void *) {
   inside_loop = false;
   if (running) running->look();
@@ -328,7 +328,7 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
   const int helpers = int(count < thread_limit ? count : thread_limit) - 1;
   if (helpers <= 0 || inside_loop) {
     for (i64 i = 0; i < count; ++i) {
-      go_on();
+      check_running();
       body(context, shuffled(i, count));
     }
     return;
@@ -343,11 +343,11 @@ void parallel_for(i64 count, void (*body)(void *, i64), void *context) {
 int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOptions *options, RunReport *report) {
   thread_limit = kChecks && options->record ? 1 : options->threads;
   run_seed = options->seed;
-  begin_order(options->races_are_notes, options->most_events);
+  begin_order(options->races_are_notes, options->max_events);
   const CoreModes modes;
   here = nullptr;
   Running run{options->interpreter, options->stall, report->raised};
-  Running *const outer = running;  // where the handler of a signal runs a program
+  Running *const outer = running;  // set if the handler of a signal runs a program
   running = &run;
   int status = 0;
 #if VNPU_CHECKS
@@ -358,7 +358,7 @@ int call_entry(void (*entry)(void *const *), void *const *arguments, const RunOp
   team().expect(1);
   const i64 started = nanoseconds();
   try {
-    go_on();
+    check_running();
     entry(arguments);
   } catch (const Failure &failure) {
     report->message = strdup(failure.text);
@@ -390,25 +390,25 @@ int take(const Step &step) {
 
 }  // namespace
 
-// Takes steps in order, until one fails or, after one at least, so much time has passed. Tells how many were taken;
-// where one failed, its number's complement.
-VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t nanoseconds_at_most) {
+// Runs steps in order until one fails, or until the time is over after at least one. Returns the number of steps; if one
+// failed, the complement of its number.
+VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t max_nanoseconds) {
   const i64 first = nanoseconds();
   i64 started = first, taken = 0;
-  bool goes_on = true;
+  bool continues = true;
   team().expect(1);
-  while (goes_on && taken < count) {
+  while (continues && taken < count) {
     Step &step = steps[taken];
     step.status = take(step);
     const i64 ended = nanoseconds();
     step.nanoseconds = ended - started;
     started = ended;
     if (step.status != 0) break;
-    goes_on = ended - first <= nanoseconds_at_most;
+    continues = ended - first <= max_nanoseconds;
     ++taken;
   }
   team().expect(-1);
-  return goes_on && taken < count ? ~taken : taken;
+  return continues && taken < count ? ~taken : taken;
 }
 
 // ---- strided copies ----
@@ -416,10 +416,10 @@ VNPU_EXPORT int64_t vnpu_take_steps(Step *steps, int64_t count, int64_t nanoseco
 namespace {
 
 struct Loop {
-  i64 size, dst, src;  // iterations, bytes per step on either side
+  i64 size, dst, src;  // iterations, and bytes per step on either side
 };
 
-// A side's dimensions, innermost first, with neighbours merged where they are one run.
+// A side's dimensions, innermost first; neighbours that form one run are merged.
 struct Side {
   int rank = 0;
   i64 size[kMaxRank + 1], step[kMaxRank + 1];
@@ -439,10 +439,11 @@ struct Side {
 
 template <int Bytes>
 void copy_run(char *dst, const char *src, i64 count, i64 dst_step, i64 src_step) {
-  constexpr i64 kAhead = 16;
+  constexpr i64 kFirstDistance = 16;
   for (i64 i = 0; i < count; ++i) {
-    // A CPU foresees steps of a line or so; longer ones it has to be told of.
-    for (int line = 0; Bytes >= 64 && line < Bytes; line += 64) __builtin_prefetch(src + (i + kAhead) * src_step + line);
+    // A CPU prefetches steps of about one line by itself; longer steps need a prefetch instruction.
+    for (int line = 0; Bytes >= 64 && line < Bytes; line += 64)
+      __builtin_prefetch(src + (i + kFirstDistance) * src_step + line);
     memcpy(dst + i * dst_step, src + i * src_step, Bytes);
   }
 }
@@ -485,7 +486,7 @@ i64 offset_of_element(const Access &a, i64 flat) {
 
 void copy_elements(const Access &dst, const Access &src);
 
-// Through a dense buffer of zeros with the elements inside.
+// Copies through a dense buffer of zeros with the elements inside.
 void copy_padded(const Access &dst, const Access &src) {
   Blocks blocks;
   char *const buffer = blocks.alloc<char>(src.count * src.element);
@@ -508,11 +509,11 @@ void copy_padded(const Access &dst, const Access &src) {
   copy_elements(dst, dense(buffer, src.count, src.element));
 }
 
-// Splits both sides into the same loops, innermost first, and gives their number; -1 where the two shapes share none
-// (6 x 4 into 8 x 3).
+// Splits both sides into the same loops, innermost first. Returns their number; -1 if the two shapes share no loops (6 x 4 into
+// 8 x 3).
 int split(Side &to, Side &from, i64 element, Loop *loops) {
   int rank = 0, t = 0, f = 0;
-  // Beside a run the loops are those of the other side, and nothing has to be divided.
+  // If one side is a single run, the loops are those of the other side.
   if (to.is_run()) {
     for (i64 run = element; rank < from.rank; run *= from.size[rank++]) {
       loops[rank] = Loop{from.size[rank], run, from.step[rank] * element};
@@ -561,8 +562,8 @@ void copy_elements(const Access &dst, const Access &src) {
 
 }  // namespace
 
-// Where a block is a run, or rows of one length with a constant step, each step of the side moves along rows or from row to
-// row, and never around the end of one.
+// If a block is a run, or rows of one length with a constant step, each step of the side must move along rows or from row to
+// row, and never beyond the end of a row.
 bool read_from(const Access &block, const char *buffer, Access &side) {
   const Side from(block);
   if (from.rank > 2 || block.padding) return false;

@@ -1,4 +1,4 @@
-// Sequencers: in what order the operations of a body begin.
+// Sequencers: the order in which the operations of a body start.
 #include "vnpu/schedule.h"
 
 namespace vnpu {
@@ -23,8 +23,8 @@ Sequencer::~Sequencer() {
   for (int i = 0; i < groups_.size(); ++i) delete groups_[i].after;
 }
 
-// Forgets finished tasks. Called when the lists have doubled since the last time. With checks, later operations
-// still learn from the latest of them.
+// Drops finished tasks. Called when the lists have doubled since the last time. With checks, later operations still learn from
+// the latest of them.
 void Sequencer::sweep() {
   constexpr int kRemembered = kChecks ? 256 : 0;
   const int claims = claims_.size();
@@ -35,17 +35,17 @@ void Sequencer::sweep() {
     if (earlier.task->done && i < claims - kRemembered) earlier.task->release();
     else claim(earlier);
   }
-  int kept = 0;
+  int retained = 0;
   for (int i = 0; i < tasks_.size(); ++i) {
     if (tasks_[i]->done) {
       ended_.learn(tasks_[i]->strand);
       tasks_[i]->release();
     } else {
-      tasks_[kept++] = tasks_[i];
+      tasks_[retained++] = tasks_[i];
     }
   }
-  tasks_.shrink(kept);
-  swept_ = kept;
+  tasks_.shrink(retained);
+  swept_ = retained;
 }
 
 void Sequencer::claim(const Claim &claim) {
@@ -67,16 +67,17 @@ bool Sequencer::held_back(const Token &after, std::initializer_list<Use> uses) {
 
 #if VNPU_CHECKS
 
-// Behind a conflicting operation. Two that have tokens are merely kept apart, so that a run in order gives the same
-// result every time; a run that draws its schedule lets them go, unless the device has locks for them.
+// Waits for a conflicting operation. Two operations with tokens are only kept apart, so that a run in program order gives the
+// same result every time. A run with a random schedule does not even do that, unless the device has locks for them.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (int i = 0; i < claims_.size(); ++i) {
     const Claim &claim = claims_[i];
-    const Lineage *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
-    const bool learns = holds_back(earlier, later), is_free = !learns && island_.draws() && !task.is_release;
+    const IssueOrder *const earlier = claim.task->strand.lineage, *const later = task.strand.lineage;
+    const bool learns = holds_back(earlier, later), is_free = !learns && task_loop_.draws() && !task.is_release;
     for (const Use &use : uses) {
       if (!conflict(use, claim.use)) continue;
-      if (is_free && !(use.buffer && use.buffer->label.has_locks && locked_apart(earlier, claim.use.writes, later, use.writes)))
+      if (is_free &&
+          !(use.buffer && use.buffer->label.has_locks && ordered_by_locks(earlier, claim.use.writes, later, use.writes)))
         continue;
       task.await(claim.task, learns);
       break;
@@ -86,7 +87,8 @@ void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
 
 #else
 
-// Behind the conflicting operations, from the latest on. One that writes all that is used here waits for those before it.
+// Waits for the conflicting operations, from the latest on. An operation that writes all the bytes used here waits for those
+// before it.
 void Sequencer::await_conflicts(Task &task, std::initializer_list<Use> uses) {
   for (const Use &use : uses) {
     if (!use.writes && !conflict(use, written_)) continue;
@@ -110,18 +112,18 @@ void Sequencer::await_tokens(Task &task, const Token &after) {
   }
 }
 
-Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list<Use> uses, Engine engine) {
+Token Sequencer::issue(Task *task, Site site, Dependencies after, std::initializer_list<Use> uses, Engine engine) {
   Token token(task);
   task->release();
   task->site = site;
   task->where = &where_;
-  island_.take_turn();
+  task_loop_.take_turn();
   if (tasks_.size() > 2 * swept_ + 16) sweep();
   task->strand.begin_task(strand_, site, new_lineage(around(), body_, ++issued_, after.is_async, engine));
   await_tokens(*task, after.token);
   await_conflicts(*task, uses);
   if (task->pending == 0) {
-    if (island_.draws()) island_.ready(task);
+    if (task_loop_.draws()) task_loop_.ready(task);
     else task->begin();
   }
   if (task->done && !kChecks) return Token();
@@ -141,12 +143,13 @@ Token Sequencer::issue(Task *task, Site site, After after, std::initializer_list
   return token;
 }
 
-Token Sequencer::transfer(Site site, After after, Channel &channel, i64 index, const Access &side, bool is_put, Relay *relay) {
-  TransferTask *task = new TransferTask(island_, site, where_, channel, index, side, is_put);
+Token Sequencer::transfer(Site site, Dependencies after, Channel &channel, i64 index, const Access &side, bool is_put,
+                          RelayBuffer *relay) {
+  TransferTask *task = new TransferTask(task_loop_, site, where_, channel, index, side, is_put);
   task->transfer.relay = relay;
   task->retain();
   End *end = nullptr;
-  // From the latest on: a loop uses the same ones over and over.
+  // From the latest on, because a loop uses the same ones again and again.
   for (int i = ends_.size() - 1; i >= 0 && !end; --i) {
     if (ends_[i].channel == &channel && ends_[i].index == index && ends_[i].is_put == is_put) end = &ends_[i];
   }
@@ -167,11 +170,11 @@ void Sequencer::open_group(const Token &after) {
 Token Sequencer::close_group() {
   const Group group = groups_[groups_.size() - 1];
   groups_.shrink(groups_.size() - 1);
-  Join *joined = new Join(island_);
+  Join *joined = new Join(task_loop_);
   if (group.after->task()) joined->await(group.after->task());
   for (int i = group.first_member; i < members_.size(); ++i) {
     joined->await(members_[i]);
-    // Members of an inner group belong to the outer one too.
+    // Members of an inner group belong to the outer group too.
     if (groups_.size() == 0) members_[i]->release();
   }
   if (groups_.size() == 0) members_.shrink(group.first_member);
@@ -183,14 +186,14 @@ Token Sequencer::close_group() {
 }
 
 void Sequencer::Awaiter::await_suspend(Process::Handle handle) {
-  Resume *resume = new Resume(until.task()->island, handle, is_end);
+  Resume *resume = new Resume(until.task()->task_loop, handle, is_end);
   resume->await(until.task());
   resume->release();
 }
 
-// A join of what it waits for; what that is keeps it alive.
+// A join of what it waits for; that keeps it alive.
 Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
-  Join *joined = new Join(island_);
+  Join *joined = new Join(task_loop_);
   joined->strand.begin_task(strand_, Site{"", 0}, new_lineage(around(), body_, ++issued_, false, own_engine()));
   await_conflicts(*joined, uses);
   for (int i = 0; i < groups_.size(); ++i) {
@@ -200,7 +203,7 @@ Sequencer::Awaiter Sequencer::settle(std::initializer_list<Use> uses) {
 }
 
 Sequencer::Awaiter Sequencer::drain() {
-  Join *joined = new Join(island_);
+  Join *joined = new Join(task_loop_);
   joined->strand.learn(ended_);
   for (int i = 0; i < tasks_.size(); ++i) joined->await(tasks_[i]);
   return awaiter(joined, true);

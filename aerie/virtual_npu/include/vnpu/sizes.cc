@@ -66,7 +66,7 @@ void fail_position(Site site, int dimension, i64 position, i64 size) {
 }
 
 void fail_extent(Site site, int dimension, i64 size, i64 loops) {
-  fail_as(Failure::kOutside, site, "dimension %d of an operand has %lld elements, another operand says %lld", dimension,
+  fail_as(Failure::kOutside, site, "dimension %d of an operand has %lld elements, and another operand has %lld", dimension,
           ll(size), ll(loops));
 }
 
@@ -82,7 +82,7 @@ i64 memory_share() {
   return share;
 }
 
-i64 memory_left() {
+i64 memory_remaining() {
   i64 left = memory_share();
   if (FILE *const file = fopen("/proc/meminfo", "r")) {
     char line[200];
@@ -103,10 +103,10 @@ void fail_memory(Site site, i64 bytes, i64 held) {
 }
 
 void check_buffer(Site site, std::initializer_list<i64> sizes, i64 bytes) {
-  if (product(count_of(site, sizes), bytes) <= kMostBytes) return;
+  if (product(count_of(site, sizes), bytes) <= kMaxBytes) return;
   fail_as(Failure::kOutside, site,
           "a buffer of %s elements of %lld bytes each is more than any memory: %lld bytes are the most", Listed(sizes).text,
-          ll(bytes), ll(kMostBytes));
+          ll(bytes), ll(kMaxBytes));
 }
 
 void check_part(Site site, int dimension, i64 offset, i64 size, i64 step, i64 extent) {
@@ -146,7 +146,7 @@ void check_bytes(Site site, i64 first, std::initializer_list<i64> sizes, i64 ele
 
 void check_promised(Site site, const char *what, int dimension, i64 number, i64 promised) {
   if (number == promised) return;
-  fail_as(Failure::kMismatch, site, "the %s of dimension %d is %lld, and the type of the result says %lld", what, dimension,
+  fail_as(Failure::kMismatch, site, "the %s of dimension %d is %lld, and in the type of the result %lld", what, dimension,
           ll(number), ll(promised));
 }
 

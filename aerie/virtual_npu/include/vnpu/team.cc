@@ -13,7 +13,7 @@ namespace {
 
 constexpr i64 kUnasked = 50000000;  // nanoseconds between two calls of look
 
-// How long to look out before sleeping, in nanoseconds: more than falling asleep and being woken take.
+// How long to poll before sleeping, in nanoseconds: more than falling asleep and waking up take.
 constexpr i64 kLookout = 200000;
 
 struct Work {
@@ -21,10 +21,10 @@ struct Work {
   void *context;
 };
 
-// Threads look out for the next work for a while before they sleep, and so does who waits for them: a program runs one
-// short loop after the other, and waking a thread takes longer than many of them.
+// Threads poll for work before they sleep, and so does the caller who waits for them: a program runs one short loop after the
+// other, and waking a thread takes longer than many of them.
 //
-// What the mutex does not guard the atomics order: a thread that takes one of `wanted` sees the work stored before it.
+// Atomics order what the mutex does not guard: a thread that takes one of `invited` sees the work stored before it.
 struct Workers {
   pthread_mutex_t entry = PTHREAD_MUTEX_INITIALIZER;  // one work at a time
   pthread_mutex_t sleep = PTHREAD_MUTEX_INITIALIZER;
@@ -33,11 +33,11 @@ struct Workers {
   pid_t owner = 0;
   Work work{};
   std::atomic<uint64_t> generation{0};  // counts the works
-  std::atomic<int> wanted{0};           // threads that shall still join the current one
-  std::atomic<int> unfinished{0};       // threads that were wanted and are not done
-  std::atomic<int> asleep{0};           // threads that have to be woken for the next one
-  std::atomic<bool> awaited{false};     // whether who waits for the last of them sleeps
-  std::atomic<int> expecting{0};        // how many expect more; where none does nobody looks out
+  std::atomic<int> invited{0};           // threads that may still join the current work
+  std::atomic<int> unfinished{0};       // threads that joined or may join, and are not done
+  std::atomic<int> asleep{0};           // threads that must be woken for the next work
+  std::atomic<bool> awaited{false};     // whether the caller who waits for the last of them sleeps
+  std::atomic<int> expecting{0};        // how many callers expect more work; at 0 no thread polls
 };
 Workers workers;
 
@@ -47,7 +47,7 @@ i64 nanoseconds() {
   return i64(now.tv_sec) * 1000000000 + now.tv_nsec;
 }
 
-// Where threads outnumber the CPUs, one that looks out keeps another from its work.
+// If threads outnumber the CPUs, a polling thread takes CPU time from others.
 bool have_cpus(int threads) {
 #if defined(__linux__)
   static const int cpus = [] {
@@ -89,8 +89,8 @@ void await_work(uint64_t seen) {
 }
 
 bool join_work() {
-  int left = workers.wanted;
-  while (left > 0 && !workers.wanted.compare_exchange_weak(left, left - 1)) {
+  int left = workers.invited;
+  while (left > 0 && !workers.invited.compare_exchange_weak(left, left - 1)) {
   }
   return left > 0;
 }
@@ -113,8 +113,8 @@ void *worker_main(void *) {
   return nullptr;
 }
 
-// Threads do not survive a fork: a child process starts its own, whatever its parent's did at that moment.
-void begin_anew() {
+// Threads do not survive a fork: a child process starts its own, whatever the parent's did at that moment.
+void restart() {
   workers.owner = getpid();
   workers.started = workers.asleep = 0;
   workers.awaited = false;
@@ -124,7 +124,7 @@ void begin_anew() {
 }
 
 void start_workers(int count) {
-  if (workers.owner != getpid()) begin_anew();
+  if (workers.owner != getpid()) restart();
   while (workers.started < count) {
     pthread_t thread;
     if (pthread_create(&thread, nullptr, worker_main, nullptr) != 0) return;
@@ -137,7 +137,7 @@ void begin_work(const Work &work, int helpers) {
   start_workers(helpers);
   workers.work = work;
   workers.unfinished = helpers < workers.started ? helpers : workers.started;
-  workers.wanted = int(workers.unfinished);
+  workers.invited = int(workers.unfinished);
   ++workers.generation;
   if (workers.asleep == 0) return;
   pthread_mutex_lock(&workers.sleep);
@@ -145,7 +145,7 @@ void begin_work(const Work &work, int helpers) {
   pthread_mutex_unlock(&workers.sleep);
 }
 
-// Sleeps until the last thread is done, or it is time to look. `sleep` is held.
+// Sleeps until the last thread is done, or until it is time to call look. The caller holds `sleep`.
 void await_last() {
   timespec until;
   clock_gettime(CLOCK_REALTIME, &until);
@@ -155,16 +155,16 @@ void await_last() {
   pthread_cond_timedwait(&workers.done, &workers.sleep, &until);
 }
 
-// From here on nobody joins; returns when all who did are done.
+// After this no thread joins; returns when all that joined are done.
 void end_work(void (*look)(void *), void *context) {
-  workers.unfinished -= workers.wanted.exchange(0);
+  workers.unfinished -= workers.invited.exchange(0);
   const auto is_done = [] { return workers.unfinished == 0; };
   if (look_out(is_done)) return;
   pthread_mutex_lock(&workers.sleep);
   workers.awaited = true;
   while (!is_done()) {
     await_last();
-    // Whoever looks may run programs: nobody is kept waiting meanwhile.
+    // look() may run programs, so no lock is held while it runs.
     pthread_mutex_unlock(&workers.sleep);
     look(context);
     pthread_mutex_lock(&workers.sleep);

@@ -1,9 +1,8 @@
-// The threads that a process has for native work, whatever that is: the loops of programs, and what the host computes
-// between them.
+// The threads of a process for native work: the loops of programs, and what the host computes between them.
 //
-// Every shared object of ours brings a team with it. A process uses that of the first one it loads, which is told to all
-// others (aerie/virtual_npu/thread_team.py): so threads are started once, and one that has just ended a loop of one program looks out
-// for the next, of whichever it is.
+// Each of our shared objects has a team. A process uses the team of the first object it loads, and tells all others
+// (aerie/virtual_npu/thread_team.py): so threads are started once, and one that has ended a loop of one program waits for the
+// next loop of any program.
 #pragma once
 
 #include "vnpu/entry.h"
@@ -11,15 +10,14 @@
 namespace vnpu {
 
 struct Team {
-  // work(context), on this thread and at once on up to `helpers` more; returns when all that began it are done. On this
-  // thread alone where the team is at work already. While the last of them is awaited, look(context) is called now and
-  // then. work throws nothing.
+  // Calls work(context) on this thread and on up to `helpers` more at the same time; returns when all of them are done. If the
+  // team is busy, only this thread works. While the last thread is awaited, look(context) is called from time to time. work
+  // must not throw.
   void (*share)(int helpers, void (*work)(void *), void (*look)(void *), void *context);
-  // What this thread calls ends once *flag is not 0, and does not begin; none: it goes on to its end.
+  // When *flag is not 0, calls of this thread end, and new ones do not start; null means no flag.
   void (*watch)(const int32_t *flag);
   const int32_t *(*watched)();
-  // 1 when things begin that follow each other closely, -1 when they end: meanwhile threads look out for work before they
-  // sleep.
+  // Pass 1 when a series of short calls starts, -1 when it ends: in between, threads poll for work before they sleep.
   void (*expect)(int change);
 };
 
@@ -28,9 +26,9 @@ const Team &team();
 
 }  // namespace vnpu
 
-// This object's own team, and which one it shall use.
+// This object's own team, and the one that it must use.
 VNPU_EXPORT const vnpu::Team *vnpu_own_team();
 VNPU_EXPORT void vnpu_use_team(const vnpu::Team *used);
 
-// As the team's `watch`.
+// The team's `watch` function.
 VNPU_EXPORT void vnpu_watch(const int32_t *flag);

@@ -1,9 +1,9 @@
-// The tiles of AMX as a process and its threads have them, and how sums are made in them.
+// The AMX tiles of a process and its threads, and how sums are computed in them.
 //
-// The tiles belong to a thread, and what shape they have as well. Other libraries in the process may use them, so a thread
-// configures them whenever it begins to multiply, and lets go of them when it ends. Before that the process asks the kernel
-// for leave (Linux, Documentation/arch/x86/xstate.rst), which holds for all its threads and is refused where a filter of
-// system calls is in the way, or where a thread has set up a stack for signals that is too small for the tiles.
+// Each thread has its tiles and their configuration. Other libraries in the process may use them too, so a thread configures
+// the tiles whenever it starts to multiply, and releases them at the end. First the process requests permission from the kernel
+// (Linux, Documentation/arch/x86/xstate.rst). The permission is for all threads. It is refused if a filter of system calls
+// prevents it, or if a thread has a signal stack that is too small for the tiles.
 #pragma once
 
 #include "vnpu/base.h"
@@ -16,11 +16,11 @@
 
 namespace vnpu::amx {
 
-// What was written so far is in memory: g++ 12 does not know that loading tiles reads it.
+// Makes earlier stores reach memory: g++ 12 does not know that loading tiles reads it.
 VNPU_INLINE void settle(const void *where) { asm volatile("" : : "r"(where) : "memory"); }
 
-// 0, or why the kernel denies the tiles' data.
-inline int ask() {
+// Returns 0, or the error number if the kernel denies the tiles' data.
+inline int request_permission() {
 #if defined(VNPU_EMULATED_TILES)
   return emulated_tiles_denied();
 #else
@@ -29,9 +29,9 @@ inline int ask() {
 #endif
 }
 
-// Asks once. Fails where they are denied.
+// Requests permission once. Fails if it is denied.
 inline void prepare() {
-  static const int denied = ask();
+  static const int denied = request_permission();
   if (denied == 0) return;
   fail({"a matrix product", 0},
        "this program was built for the tiles of AMX, and the system denies them to this process (%s): with other "
@@ -40,12 +40,12 @@ inline void prepare() {
        strerror(denied));
 }
 
-// Rows and bytes of a row of some tiles.
+// Rows, and bytes per row, of some tiles.
 struct Shape {
   int rows, bytes;
 };
 
-// As long as a thread multiplies: tiles 0 to 3 are sums, 4 and 5 left factors, 6 and 7 right ones.
+// Alive while a thread multiplies: tiles 0 to 3 are sums, 4 and 5 left factors, 6 and 7 right ones.
 class Turn {
  public:
   Turn(Shape sums, Shape left, Shape right) {
@@ -67,15 +67,15 @@ class Turn {
   };
 };
 
-// A factor of a step of k: its first tile, its second one where there is one, and bytes from one row of either to the next.
+// One factor of a step of k: its first tile, its second one if there is one, and the bytes from one row to the next in either.
 struct Factor {
   const void *first, *second;
   i64 row;
 };
 
-// Kept in so many tiles below each other and side by side, one or two: 0, on its right 1, and below them 2 and 3. An
-// instruction's sums are there after three others have begun, so four are added to in turn. In memory a tile's rows are kRow
-// bytes apart, the tile on its right is kRight bytes away and the one below kBelow.
+// Sums in Down x Across tiles (one or two each): tile 0, on its right 1, below them 2 and 3. An instruction's sums are ready
+// after three more instructions have started, so four tiles are added to in turn. In memory a tile's rows are kRow bytes apart,
+// the tile on its right is kRight bytes away and the one below kBelow.
 template <int Down, int Across, int kRow, int kRight, int kBelow>
 struct Sums {
   static VNPU_INLINE void begin(bool with_zeros, const char *sums) {

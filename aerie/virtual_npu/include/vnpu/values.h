@@ -1,5 +1,5 @@
-// Values that an operation must not be given, and those that it makes out of finite numbers, in programs built with
-// checks. Included by vnpu/check_access.h.
+// Checks of operand values that an operation must not get, and of results that are not finite although the operands are, in
+// programs built with checks. Included by vnpu/check_access.h.
 #pragma once
 
 #include <type_traits>
@@ -8,8 +8,8 @@ namespace vnpu {
 
 [[noreturn]] void fail_shift(Site site, i64 amount, int width);
 [[noreturn]] void fail_fit(Site site, double value, const char *type);
-// The first time in a run becomes a note.
-__attribute__((cold)) void tell_not_finite(Site site);
+// The first one in a run becomes a note.
+__attribute__((cold)) void report_not_finite(Site site);
 
 VNPU_INLINE double widen(double x) { return x; }
 
@@ -36,7 +36,7 @@ VNPU_INLINE void check_shift(Site site, const T &amounts, int width) {
   }
 }
 
-// Refuses a float whose whole part is outside of [low, high), which an integer `type` has.
+// Refuses a float whose integer part is outside of [low, high), the range of an integer `type`.
 template <class T>
 VNPU_INLINE void check_fit(Site site, const T &values, double low, double high, const char *type) {
   for (int i = 0; i < lanes_of<T>; ++i) {
@@ -58,9 +58,10 @@ VNPU_INLINE bool is_finite(const Vec<T, N> &x) {
   return all;
 }
 
-// Whether a lane of the result is not finite whose operands are: where the operation is no lanewise one, all of them.
+// Whether a lane of the result is not finite although its operands are; for an operation that is not lanewise, although all
+// operands are.
 template <class R, class... A>
-__attribute__((noinline, cold)) bool made_not_finite(const R &result, const A &...operands) {
+__attribute__((noinline, cold)) bool became_not_finite(const R &result, const A &...operands) {
   constexpr bool is_lanewise = ((lanes_of<A> == 1 || lanes_of<A> == lanes_of<R>) && ...);
   if constexpr (!is_lanewise) return (is_finite(operands) && ...);
   for (int i = 0; i < lanes_of<R>; ++i) {
@@ -69,10 +70,10 @@ __attribute__((noinline, cold)) bool made_not_finite(const R &result, const A &.
   return false;
 }
 
-// Tells of a result that is not finite and was made of numbers that are.
+// Reports a result that is not finite, of operands that are.
 template <class R, class... A>
 VNPU_INLINE void check_finite(Site site, const R &result, const A &...operands) {
-  if (__builtin_expect(!is_finite(result), 0) && made_not_finite(result, operands...)) tell_not_finite(site);
+  if (__builtin_expect(!is_finite(result), 0) && became_not_finite(result, operands...)) report_not_finite(site);
 }
 
 }  // namespace vnpu

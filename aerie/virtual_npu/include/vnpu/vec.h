@@ -228,15 +228,15 @@ VNPU_INLINE Vec<float, N> widen(const Vec<T, N> &a) {
     typedef uint32_t U __attribute__((vector_size(N * 4)));
     typedef float F __attribute__((vector_size(N * 4)));
 #if defined(__AVX2__) && !defined(__clang__)
-    // g++ makes three instructions of this conversion where there is one.
+    // g++ compiles this conversion to three instructions although there is one.
     typedef short S __attribute__((vector_size(16)));
     if constexpr (N == 8) return {(F)(__builtin_ia32_pmovzxwd256((S)a.v) << 16)};
 #endif
     return {(F)(__builtin_convertvector(a.v, U) << 16)};
 #if defined(__AVX2__)
   } else if constexpr (is_leaf<T, N>) {
-    // Through memory, which compilers see through: of a vector that was just loaded each half is then a load of its own,
-    // into what widens it.
+    // Goes through memory, which compilers optimise: each half of a vector that was just loaded becomes a load of its own, into
+    // the instruction that widens it.
     Vec<T, N / 2> halves[2];
     memcpy(&halves, &a.v, sizeof(halves));
     return join(widen(halves[0]), widen(halves[1]));
@@ -252,7 +252,7 @@ VNPU_INLINE Vec<float, N> widen(const Vec<T, N> &a) {
 typedef float Floats8 __attribute__((vector_size(32)));
 typedef uint32_t Words8 __attribute__((vector_size(32)));
 
-// Whether a lane of either is no number.
+// Whether a lane of either is NaN.
 VNPU_INLINE bool any_nan(Floats8 a, Floats8 b) {
 #if defined(__AVX512VL__)
   return __builtin_ia32_cmpps256_mask(a, b, /* unordered */ 3, -1) != 0;
@@ -261,7 +261,7 @@ VNPU_INLINE bool any_nan(Floats8 a, Floats8 b) {
 #endif
 }
 
-// 16 numbers to bf16, to nearest even. Two registers into one are two instructions, of which compilers make many.
+// 16 numbers to bf16, to nearest even. With two instructions for two registers; compilers make many.
 VNPU_INLINE Vec<bf16, 16> narrow_numbers(Floats8 a, Floats8 b) {
   typedef int Ints __attribute__((vector_size(32)));
   typedef uint64_t Quarters __attribute__((vector_size(32)));
@@ -293,7 +293,7 @@ VNPU_INLINE Vec<T, N> narrow(const Vec<float, N> &a) {
     return {__builtin_convertvector(lanes, typename Vec<T, N>::V)};
   } else {
 #if defined(VNPU_NARROW_16)
-    // Nearly always all lanes are numbers; asking for the others first is shorter than choosing for each.
+    // Nearly always all lanes are normal numbers; testing for the others first is shorter than choosing for each lane.
     if constexpr (N == 16) {
       if (!any_nan(a.lo.v, a.hi.v)) [[likely]]
         return narrow_numbers(a.lo.v, a.hi.v);

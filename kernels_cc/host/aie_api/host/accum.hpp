@@ -40,7 +40,7 @@ using product_tag =
 template <typename Tag, typename A, typename B>
 using tag_or_default = std::conditional_t<std::is_same_v<Tag, accauto>, product_tag<A, B>, Tag>;
 
-// An integer accumulator lane moved down by `shift` bits, rounded and saturated as the mode registers say.
+// An integer accumulator lane shifted right by `shift` bits, rounded and saturated by the mode registers.
 template <typename T>
 constexpr T shift_round_saturate(std::int64_t lane, int shift, core_modes modes) {
   if (shift > 0) {

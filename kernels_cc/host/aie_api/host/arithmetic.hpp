@@ -90,7 +90,7 @@ AIE_HOST_INLINE V clamp(const V& v, L low, H high) {
 
 namespace host {
 
-// Whether lanes of a type go into an accumulator of Tag: floats into accfloat, integers into the others.
+// Whether lanes of a type fit an accumulator of Tag: floats in accfloat, integers in the others.
 template <typename E, typename Tag>
 concept AddedTo = is_element<E> && is_float<E> == std::is_same_v<Tag, accfloat>;
 
@@ -129,7 +129,7 @@ AIE_HOST_INLINE accum<Tag, N> sub(const accum<Tag, N>& a, E value) {
   return accum<Tag, N>(a.data - typename accum<Tag, N>::storage_t(value));
 }
 
-// ---- lazy operations: here done at once ----------------------------------------------------------------------------
+// ---- lazy operations: computed at once here ----------------------------------------------------------------------
 
 template <typename X>
 AIE_HOST_INLINE X op_none(const X& x) {
@@ -195,8 +195,8 @@ template <typename A, typename B>
 inline constexpr unsigned factor_lanes =
     factor_traits<A>::size > factor_traits<B>::size ? factor_traits<A>::size : factor_traits<B>::size;
 
-// The pairs of element types that AIE2P multiplies (aie_api aie.hpp, is_valid_mul_op): bf16 by bf16, float by float,
-// integers of the same width or of the next.
+// The pairs of element types that AIE2P multiplies (aie_api aie.hpp, is_valid_mul_op): bf16 by bf16, float by float, integers
+// of the same width or of the next.
 template <typename A, typename B>
 inline constexpr bool multiplies =
     is_element<A> && is_element<B> &&
@@ -206,7 +206,7 @@ template <typename A, typename B>
 concept Factors = (Vector<A> || Vector<B>) && multiplies<typename factor_traits<A>::type, typename factor_traits<B>::type> &&
                   (!Vector<A> || !Vector<B> || factor_traits<A>::size == factor_traits<B>::size);
 
-// Factors whose products go into an accumulator of Tag and N lanes.
+// Factors whose products fit an accumulator of Tag and N lanes.
 template <typename Tag, unsigned N, typename A, typename B>
 concept FactorsFor = Factors<A, B> && AddedTo<typename factor_traits<A>::type, Tag> && factor_lanes<A, B> == N;
 

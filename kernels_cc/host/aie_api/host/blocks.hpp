@@ -1,5 +1,5 @@
-// Sums of products of small blocks, in the form that the CPU multiplies fastest. Every element is summed in the order of
-// K in all of them but vnpu::dots::pairs::Block8x8, so these give the same bits.
+// Sums of products of small blocks, in the form that the CPU multiplies fastest. All of them except vnpu::dots::pairs::Block8x8
+// sum every element in the order of K, so they give the same bits.
 #pragma once
 
 #include "arithmetic.hpp"
@@ -26,14 +26,14 @@ struct block {
     }(std::make_integer_sequence<unsigned, M>());
   }
 
-  // += a b, K products of a row each; Exact where no product has to be rounded.
+  // += a b, K products of a row each; Exact if no product has to be rounded.
   template <bool Exact, unsigned K>
   AIE_HOST_INLINE void multiply_add(const registers<L, M * K>& a, const registers<L, K * N>& b) {
-    // In memory, from where a broadcast is free; taken from a register each costs a shuffle.
+    // In memory, where a broadcast is free; from a register each broadcast costs a shuffle.
     L left[M * K];
     a.store(left);
     asm("" : "+m"(left));
-    // Four rows at a time: with the rows of b that is what a CPU with 16 registers has room for.
+    // Four rows at a time: with the rows of b they fill a CPU with 16 registers.
     constexpr unsigned some = M % 4 == 0 ? 4 : M;
 #pragma GCC unroll 8
     for (unsigned first = 0; first < M; first += some)
@@ -51,9 +51,9 @@ struct block {
   }
 };
 
-// 8 x 8 sums of products of bf16. As many rows as a register has times 16 bytes are kept in two of them: their columns of
-// even number, and of odd number. So one shuffle within 16 bytes spreads the left factors of all sums of these rows, and
-// bf16 become f32 by a shift or a mask.
+// 8 x 8 sums of products of bf16. Two registers hold as many rows as a register has 16 bytes: one the even columns, one the odd
+// ones. So one shuffle within 16 bytes spreads the left factors of all sums of these rows, and bf16 become f32 by a shift or a
+// mask.
 class quads {
  public:
   AIE_HOST_INLINE quads() {
@@ -89,8 +89,8 @@ class quads {
   }
 
  private:
-  // All sums are in registers here. Of several blocks that are multiplied by one, clang++ would do a step of each in turn,
-  // and AVX2 has registers for one block's sums alone.
+  // All sums are in registers here. Of several blocks that share a factor, clang++ would compute a step of each in turn, and
+  // AVX2 has registers for only one block's sums.
   AIE_HOST_INLINE void in_turn() {
 #if defined(__clang__) && defined(__AVX2__) && !defined(__AVX512F__)
     static_assert(groups == 4, "one operand for each sum");
@@ -123,14 +123,14 @@ class quads {
     if constexpr (Upper) return (Floats)(pairs & 0xffff0000u);
     else return (Floats)(pairs << 16);
   }
-  // 16 bytes, in all 16 bytes.
+  // Repeats 16 bytes.
   template <unsigned Row>
   AIE_HOST_INLINE static Words spread_row(const Words& rows) {
     return [&]<unsigned... I>(std::integer_sequence<unsigned, I...>) AIE_HOST_LAMBDA {
       return shuffled<(I % 4 + 4 * Row)...>(rows, rows);
     }(every_lane);
   }
-  // A lane of each 16 bytes, in all of them.
+  // Repeats one lane of each 16 bytes within them.
   template <unsigned Lane>
   AIE_HOST_INLINE static Floats spread_lane(const Floats& v) {
     return [&]<unsigned... I>(std::integer_sequence<unsigned, I...>) AIE_HOST_LAMBDA {

@@ -1,8 +1,8 @@
 // Functions of one variable.
 //
-// exp2 and tanh are look-ups of the core whose accuracy is not published; here they are the bf16 nearest to the exact
-// value: exp2's but for one in 100,000, whose exact value is within 2^-22 of halfway between two. inv, invsqrt and sqrt of
-// bf16 lanes are approximations on the device (a few units of bf16), here exact before the one rounding.
+// exp2 and tanh are look-ups of the core whose accuracy is not published. Here they are the bf16 nearest to the exact value,
+// except one in 100,000 of exp2's, whose exact value is within 2^-22 of halfway between two. inv, invsqrt and sqrt of bf16
+// lanes are approximations on the device (a few units of bf16); here they are exact before one rounding.
 #pragma once
 
 #include <cmath>
@@ -12,10 +12,10 @@
 namespace aie {
 namespace host {
 
-// 2^x in f32, for -126 <= x <= 128: 2^round(x) times a polynomial in the rest, |rest| <= 1/2. Relative error below
-// 2^-22, and exact for integers. The polynomial is the one of degree 5 that is 1 at zero and whose largest relative error,
-// 2^-23.4, is least (iterated weighted least squares); it is taken by squares, so that fewer steps wait for each other. Every
-// step is taken for all registers before the next one: of one register after another a CPU looks too few steps ahead.
+// 2^x in f32, for -126 <= x <= 128: 2^round(x) times a polynomial in the rest, |rest| <= 1/2. The relative error is below
+// 2^-22, and 0 for integers. The polynomial is the one of degree 5 that is 1 at zero and has the least maximum relative error,
+// 2^-23.4 (iterated weighted least squares). It is computed by squares, so that fewer steps wait for each other. Each step is
+// computed for all registers before the next step, because a CPU looks only a few steps ahead.
 template <unsigned N>
 AIE_HOST_INLINE registers<float, N> exp2_inside(const registers<float, N>& x) {
   using F = registers<float, N>;
@@ -25,7 +25,7 @@ AIE_HOST_INLINE registers<float, N> exp2_inside(const registers<float, N>& x) {
   const F square = rest * rest, low = rest * F(6.93147004e-1f) + F(1.0f);
   const F middle = rest * F(5.55073358e-2f) + F(2.40222424e-1f), high = rest * F(1.32647273e-3f) + F(9.67151299e-3f);
   const F p = (high * square + middle) * square + low;
-  // The integer sits in the low bits of `shifted`.
+  // The integer is in the low bits of `shifted`.
   const auto scaled = [](const auto& value, const auto& exponent) AIE_HOST_LAMBDA {
     using I = lanes<std::int32_t, F::width>;
     return (typename F::part_type)((I)value + ((I)exponent << 23));
@@ -49,13 +49,14 @@ AIE_HOST_INLINE registers<float, N> exp2_f32(const registers<float, N>& x) {
   return registers<float, N>::each(beyond, x, exp2_inside(registers<float, N>::each(bounded, x)));
 }
 
-// In bf16, of any x. Not written out at each call: it is hardly ever needed.
+// In bf16, for any x. Not inlined: it is hardly ever needed.
 template <unsigned N>
 [[gnu::noinline, gnu::cold]] void exp2_bf16_of_any(const float* x, std::uint16_t* out) {
   narrow_even(exp2_f32(registers<float, N>::load(x))).store(out);
 }
 
-// Of |x|: whether 2^x and 2^-x are normal numbers. Others may be as well; they take the longer way, to the same result.
+// For |x|: whether 2^x and 2^-x are surely normal numbers. Others may be normal too; they take the longer path, with the same
+// result.
 struct has_normal_power {
   template <typename V>
   AIE_HOST_INLINE static auto flags(const V& x) {
@@ -68,8 +69,7 @@ struct has_normal_power {
 #endif
 };
 
-// In each lane of a register the largest size of those that all registers have there, or a NaN: in the order of their bits
-// that comes last.
+// For each lane, the largest magnitude in all registers, or a NaN, which is last in the order of the bits.
 template <unsigned N>
 AIE_HOST_INLINE auto largest_sizes(const registers<float, N>& x) {
   using Sizes = registers<std::int32_t, registers<float, N>::width>;
@@ -161,7 +161,7 @@ AIE_HOST_INLINE E invsqrt(E x) {
   return E(1.0f / std::sqrt(float(x)));
 }
 AIE_HOST_INLINE float div(float a, float b) { return a / b; }
-// As on the device a product with the inverse, left in the accumulator.
+// A product with the inverse, left in the accumulator, as on the device.
 template <typename T, unsigned N>
   requires host::is_float<T>
 AIE_HOST_INLINE accum<accfloat, N> div(const vector<T, N>& a, const vector<T, N>& b) {

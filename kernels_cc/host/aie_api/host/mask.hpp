@@ -71,7 +71,7 @@ class mask {
   }
 
  private:
-  // A bit for each lane of a register, the lowest of these bits first.
+  // One bit for each lane of a register, the first lane lowest.
   template <unsigned Lowest>
   AIE_HOST_INLINE static host::lanes<std::uint32_t, storage_t::width> bits_from() {
     return []<unsigned... I>(std::integer_sequence<unsigned, I...>) AIE_HOST_LAMBDA {
@@ -84,8 +84,8 @@ class mask {
 
 namespace host {
 
-// Flags of all ones or all zeros as flags of another width. To a quarter of it and back by way of half: g++ 12 makes the
-// whole step lane by lane.
+// Converts flags of all ones or all zeros to flags of another width. A quarter of the width goes through half: g++ 12 converts
+// lane by lane if it is one step.
 template <typename To, typename From>
 AIE_HOST_INLINE auto flags_as(const From& from) {
   constexpr unsigned N = lane_count<From>;
@@ -95,7 +95,7 @@ AIE_HOST_INLINE auto flags_as(const From& from) {
 template <unsigned Bytes>
 using flag_of = std::conditional_t<Bytes == 1, std::int8_t, std::conditional_t<Bytes == 2, std::int16_t, std::int32_t>>;
 
-// The second operand of a comparison, maximum, ...: a vector as it is, a scalar in every lane.
+// The second operand of a comparison, maximum, ...: a vector unchanged, a scalar repeated in every lane.
 template <typename T, unsigned N>
 AIE_HOST_INLINE const vector<T, N>& as_vector(const vector<T, N>& v) {
   return v;
@@ -106,7 +106,7 @@ AIE_HOST_INLINE vector<T, N> as_vector(E value) {
   return broadcast<T, N>(T(value));
 }
 
-// Whether a scalar is of a vector's element type itself: the API converts none.
+// Whether a scalar has exactly the vector's element type: the API does not convert.
 template <typename E, typename T>
 concept ElementOf = std::is_same_v<std::remove_cvref_t<E>, T> || is_lane_of<std::remove_cvref_t<E>, T>;
 

@@ -8,7 +8,7 @@
 #include "vnpu/dots_panels.h"
 #endif
 
-// As on the device a kernel asks for it; the virtual NPU grants it where it is built for the device's numbers.
+// A kernel requests it as on the device; the virtual NPU uses it in builds for the device's numbers.
 #if defined(VNPU_BFP16) && AIE_API_EMULATE_BFLOAT16_MMUL_WITH_BFP16
 #define AIE_HOST_BFP16 1
 #include "vnpu/bfp16.h"
@@ -22,16 +22,16 @@ template <unsigned N, unsigned K>
 inline constexpr bool has_dots = vnpu::dots::order_of(K, N) != vnpu::dots::Order::kOneByOne;
 
 #if defined(AIE_HOST_BFP16)
-// Block shapes that the device takes through bfp16; the others stay exact.
+// Block shapes that the device multiplies in bfp16; the others stay exact.
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
 inline constexpr bool is_bfp16_product =
     std::is_same_v<A, bfloat16> && std::is_same_v<B, bfloat16> && (M == 8 || M == 4) && K == 8 && N == 8;
 #endif
 
-// How the sums of products of a shape are kept.
+// How the sums of products of a shape are stored.
 enum class kept { rows, quads, dots, goes };
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
-constexpr kept kept_as() {
+constexpr kept sums_kind() {
   constexpr auto order = vnpu::dots::order_of(K, N);
 #if defined(AIE_HOST_BFP16)
   if (is_bfp16_product<M, K, N, A, B>) return kept::rows;
@@ -51,7 +51,7 @@ struct sums<L, M, N, kept::quads> {
   using type = quads;
 };
 
-// As a class of vnpu::dots keeps them.
+// In a class of vnpu::dots.
 template <typename Sums, unsigned Size>
 struct of_dots : Sums {
   of_dots() = default;
@@ -71,7 +71,7 @@ struct sums<L, M, N, kept::dots> {
 #if defined(VNPU_BF16_TILES)
 template <typename L, unsigned M, unsigned N>
 struct sums<L, M, N, kept::goes> {
-  using type = of_dots<vnpu::dots::tiles::Goes<M, N>, M * N>;
+  using type = of_dots<vnpu::dots::tiles::AccumulationGroup<M, N>, M * N>;
 };
 #endif
 
@@ -82,9 +82,9 @@ constexpr bool one_of_shapes(std::initializer_list<std::array<unsigned, 3>> shap
   return false;
 }
 
-// The tag of the accumulator of a block product, void where AIE2P has none of this shape with both factors dense and
-// row-major (aie_api detail/aie2p/mmul_*.hpp; 8-bit 4x16x8 and 8x16x8, 16 x 8-bit 2x16x8 and 4x16x8 and 16-bit 2x8x8
-// and 4x8x8 are there for a sparse B alone). Operands count by their width: int8 and uint8 are alike.
+// The tag of the accumulator of a block product; void if AIE2P has no product of this shape with two dense row-major factors
+// (aie_api detail/aie2p/mmul_*.hpp; 8-bit 4x16x8 and 8x16x8, 16 x 8-bit 2x16x8 and 4x16x8 and 16-bit 2x8x8 and 4x8x8 exist for
+// a sparse B only). Only the width of operands counts: int8 and uint8 are equivalent.
 template <unsigned M, unsigned K, unsigned N, typename A, typename B>
 constexpr auto mmul_tag() {
   constexpr unsigned a = sizeof(A), b = sizeof(B);
@@ -115,7 +115,7 @@ constexpr auto mmul_tag() {
 }
 
 #if defined(AIE_HOST_BFP16)
-// The conversion to bfp16 in the core's rounding mode, whichever it is; of the usual one there is a faster form.
+// The conversion to bfp16 in any rounding mode of the core; the usual mode has a faster function.
 struct CoreRounding {
   static vnpu::bfp16::Row round(const vnpu::bfp16::Row& v, const vnpu::bfp16::Ints& exponent) {
     const vnpu::bfp16::Row step = (vnpu::bfp16::Row)exponent * 0x1p-6f;
@@ -173,16 +173,16 @@ struct mmul {
   }
   // C += A B.
   AIE_HOST_INLINE void mac(const vector<TypeA, size_A>& a, const vector<TypeB, size_B>& b) {
-    constexpr host::kept how = host::kept_as<M, K, N, TypeA, TypeB>();
+    constexpr host::kept how = host::sums_kind<M, K, N, TypeA, TypeB>();
     if constexpr (how == host::kept::dots || how == host::kept::goes) sums_.multiply_add(&a.data, &b.data);
     else if constexpr (how == host::kept::quads) sums_.multiply_add(a.data, b.data);
     else mac_rows(a, b);
   }
 
 #if defined(VNPU_BF16_TILES) && !defined(AIE_HOST_BFP16)
-  // Not in the AIE API: C = A B, or C += A B where `adds`, for whole matrices in panels of 8 columns, with the bits that their
-  // blocks give, added one after the other. Rows: of A and C; Steps, Columns: of blocks of 8; transposed: B has a row for each
-  // column of C. seen: a bit for each step of k, in words of 32, or null; rows of B without one are taken for zeros.
+  // Not in the AIE API: C = A B, or C += A B if `adds`, for whole matrices in panels of 8 columns, with the bits of their
+  // blocks added one after the other. Rows: of A and C; Steps, Columns: of blocks of 8; transposed: B has one row for each
+  // column of C. seen: one bit per step of k, in words of 32, or null; rows of B without their bit count as zeros.
   template <unsigned Rows, unsigned Steps, unsigned Columns, bool transposed, bool adds>
   static void multiply_panels(const TypeA* a, const TypeB* b, const std::uint32_t* seen, float* c) {
     static_assert(M == 8 && K == 8 && N == 8 && host::exact_product<TypeA, TypeB>, "panels are of 8x8x8 blocks of bfloat16");
@@ -197,7 +197,7 @@ struct mmul {
       const auto x = a.data;
       const auto y = b.data;
       const auto left = (const std::uint16_t*)&x, right = (const std::uint16_t*)&y;
-      host::tell_product(left, M, right);
+      host::report_product(left, M, right);
       using vnpu::bfp16::multiply_add, vnpu::bfp16::NearestEven;
       in_rows([&](auto& rows) AIE_HOST_LAMBDA {
         if (get_rounding() == rounding_mode::conv_even) [[likely]]
@@ -229,7 +229,7 @@ struct mmul {
     std::memcpy(&sums_.row, &rows, sizeof(rows));
   }
 
-  typename host::sums<lane_type, M, N, host::kept_as<M, K, N, TypeA, TypeB>()>::type sums_;
+  typename host::sums<lane_type, M, N, host::sums_kind<M, K, N, TypeA, TypeB>()>::type sums_;
 };
 
 }  // namespace aie

@@ -63,8 +63,8 @@ constexpr std::uint16_t round_bf16(float value, rounding_mode mode) {
 }  // namespace aie
 
 extern "C" {
-// For whoever runs several cores on one host thread (the virtual NPU): puts a core's mode registers in place (bits 0-7
-// rounding, bits 8-15 saturation; 0 is the power-up state) and returns those that were there.
+// For programs that run several cores on one host thread (the virtual NPU): sets a core's mode registers (bits 0-7 rounding,
+// bits 8-15 saturation; 0 is the power-up state) and returns the old ones.
 __attribute__((weak)) std::uint32_t aie_host_exchange_modes(std::uint32_t next) {
   auto& modes = aie::host::modes;
   const std::uint32_t previous = unsigned(modes.rounding) | unsigned(modes.saturation) << 8;

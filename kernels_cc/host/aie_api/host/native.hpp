@@ -1,4 +1,4 @@
-// Names that kernels use beside namespace aie: register types, trace events, loop hints of the two compilers.
+// Names that kernels use outside of namespace aie: register types, trace events, loop hints of the two compilers.
 #pragma once
 
 #include "accum.hpp"
@@ -24,11 +24,11 @@ using v64accfloat = aie::accum<accfloat, 64>;
 static inline v16bfloat16 to_v16bfloat16(const v16accfloat& acc) { return acc.to_vector<bfloat16>(); }
 static inline v32bfloat16 to_v32bfloat16(const v32accfloat& acc) { return acc.to_vector<bfloat16>(); }
 
-// Marks in the hardware trace; the host has none.
+// Marks in the hardware trace; the host has no trace.
 static inline void event0() {}
 static inline void event1() {}
 
-// C's spelling, which the compiler for the core knows in C++ too.
+// C's spelling, which the compiler for the core accepts in C++ too.
 #ifndef restrict
 #define restrict __restrict
 #endif

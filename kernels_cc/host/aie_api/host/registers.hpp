@@ -1,8 +1,8 @@
 // Lanes in the CPU's own registers: what vectors, accumulators and masks are made of.
 //
-// A vector type wider than a register is nothing that a compiler keeps in registers: g++ 12 puts it into memory, 16 bytes
-// at a time, where a sum that grows in a loop waits for its own stores. So N lanes are held as so many registers as they
-// fill, and everything is done a register at a time, written out: what a loop goes over stays in memory too.
+// Compilers do not keep a vector type wider than a register in registers: g++ 12 puts it in memory, 16 bytes at a time, where a
+// sum that grows in a loop waits for its own stores. So N lanes are as many registers as they fill, and every operation is
+// unrolled over the registers: an array that a loop indexes would stay in memory too.
 #pragma once
 
 #include <cstring>
@@ -40,7 +40,7 @@ inline constexpr unsigned register_bytes = 32;
 inline constexpr unsigned register_bytes = 16;
 #endif
 
-// Lanes I of a and b, those of b counted on from those of a.
+// Lanes I of a and b; b's lanes are numbered after a's.
 template <unsigned... I, typename V>
 AIE_HOST_INLINE lanes<lane_of<V>, sizeof...(I)> shuffled(const V& a, const V& b) {
 #if defined(AIE_HOST_SHUFFLE)
@@ -92,7 +92,7 @@ struct registers {
   part_type part[count];
 
   registers() = default;
-  // The same in every lane; minus keeps the sign of a zero.
+  // The same value in every lane; subtraction keeps the sign of a zero.
   AIE_HOST_INLINE explicit registers(L value) {
     each_number<count>([&](auto i) AIE_HOST_LAMBDA { part[i] = value - part_type{}; });
   }
@@ -146,8 +146,8 @@ struct registers {
 
 // ---- parts that are smaller than a register ------------------------------------------------------------------------
 
-// Lanes i * M to i * M + M - 1. Through memory, which compilers see through: of lanes that were just loaded each piece is
-// then a load of its own, into what widens it.
+// Lanes i * M to i * M + M - 1. Goes through memory, which compilers optimise: each piece of lanes that were just loaded
+// becomes a load of its own, into the instruction that widens it.
 template <unsigned M, typename L, unsigned N>
 AIE_HOST_INLINE lanes<L, M> piece(const registers<L, N>& v, unsigned i) {
   constexpr unsigned width = registers<L, N>::width;
@@ -238,7 +238,7 @@ AIE_HOST_INLINE auto bits_as(const registers<From, N>& v) {
 template <unsigned N>
 AIE_HOST_INLINE lanes<float, N> widen(const lanes<std::uint16_t, N>& bits) {
 #if defined(__AVX2__) && !defined(__clang__)
-  // g++ 12 makes several instructions of this conversion where there is one.
+  // g++ 12 compiles this conversion to several instructions although there is one.
 #if defined(__AVX512F__)
   if constexpr (N == 16) {
     typedef short Shorts __attribute__((vector_size(32)));
@@ -303,7 +303,7 @@ AIE_HOST_INLINE bool any_fails(const registers<float, N>& v) {
 template <unsigned N>
 AIE_HOST_INLINE registers<std::uint16_t, N> upper_halves(const registers<std::uint32_t, N>& words) {
 #if defined(__AVX2__) && !defined(__AVX512F__)
-  // Two registers into one are two instructions, of which compilers make many.
+  // Two instructions for two registers; compilers make many.
   if constexpr (N % 16 == 0) {
     registers<std::uint16_t, N> out;
     each_number<N / 16>([&](auto i) AIE_HOST_LAMBDA {
@@ -347,7 +347,8 @@ AIE_HOST_INLINE registers<std::uint16_t, N> narrow_normal(const registers<float,
   return upper_halves(bits + registers<std::uint32_t, N>(0x7fff) + ((bits >> 16) & registers<std::uint32_t, N>(1)));
 }
 
-// The same of any lanes. Nearly always all are normal; asking for the others first is shorter than choosing for each.
+// The same for any lanes. Nearly always all are normal numbers; testing for the others first is shorter than choosing for each
+// lane.
 template <unsigned N>
 AIE_HOST_INLINE registers<std::uint16_t, N> narrow_even(const registers<float, N>& value) {
   bool special = false;
@@ -382,9 +383,8 @@ AIE_HOST_INLINE registers<std::uint16_t, N> narrow(const registers<float, N>& va
   return out;
 }
 
-// a * b + c of f32 lanes that hold bf16 values in a and b: the product is exact unless it is below 2^-126, so fused or not
-// the bits are the same, and fused is faster. Compilers are told not to fuse on their own, as it would change the bits of
-// other products.
+// a * b + c of f32 lanes that hold bf16 values in a and b: the product is exact unless it is below 2^-126, so the bits are the
+// same fused or not, and fused is faster. Compilers must not fuse other products, whose bits would change.
 template <unsigned N>
 AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, const lanes<float, N>& b,
                                                   const lanes<float, N>& c) {
@@ -403,7 +403,7 @@ AIE_HOST_INLINE lanes<float, N> multiply_add_bf16(const lanes<float, N>& a, cons
   if constexpr (N == 4) return __builtin_ia32_vfmaddps(a, b, c);
 #endif
 }
-// The same of bf16 lanes. A register is widened when its turn comes: all of them at once are more than a CPU has.
+// The same for bf16 lanes. Each register is widened just before its use: all of them at once would exceed the CPU's registers.
 template <unsigned N>
 AIE_HOST_INLINE registers<float, N> multiply_add_bf16(const registers<std::uint16_t, N>& a,
                                                       const registers<std::uint16_t, N>& b, const registers<float, N>& c) {

@@ -15,7 +15,7 @@ AIE_HOST_INLINE V gather(const V& v, Source source) {
   return V(V::storage_t::load(to));
 }
 
-// Halves folded onto each other until one lane is left: in a register, each half of it onto the lower one.
+// Reduces lanes by halves until one is left: in a register, the upper half is combined with the lower half.
 template <unsigned Left, typename V, typename Fold>
 AIE_HOST_INLINE lane_of<V> fold_register(const V& v, Fold fold) {
   if constexpr (Left == 1) {
@@ -95,7 +95,7 @@ AIE_HOST_INLINE V shuffle_down_fill(const V& v, const V& fill, unsigned n) {
 
 namespace host {
 
-// An 8 x 8 matrix of 2-byte lanes, turned.
+// Transposes an 8 x 8 matrix of 2-byte lanes.
 template <typename L>
 AIE_HOST_INLINE registers<L, 64> transposed_8x8(const registers<L, 64>& v) {
 #if defined(__AVX512BW__)
@@ -132,7 +132,7 @@ AIE_HOST_INLINE V transpose(const V& v, unsigned rows, unsigned cols) {
   return host::gather(v, [rows, cols](unsigned i) { return i % rows * cols + i / rows; });
 }
 
-// Chunks of the two vectors by turns: { v0, w0, v1, w1, ... } over both results.
+// Interleaves chunks of the two vectors: { v0, w0, v1, w1, ... } over both results.
 template <Vector V>
 AIE_HOST_INLINE std::pair<V, V> interleave_zip(const V& v, const V& w, unsigned chunk) {
   std::pair<V, V> out;
@@ -154,7 +154,7 @@ AIE_HOST_INLINE std::pair<V, V> interleave_unzip(const V& v, const V& w, unsigne
 }
 
 namespace host {
-// Each register of the result comes from two that lie side by side, or is a half of the only one.
+// Each register of the result comes from two neighbouring ones, or is half of the only one.
 template <unsigned Odd, unsigned Chunk, typename L, unsigned N>
 AIE_HOST_INLINE registers<L, N / 2> every_other(const registers<L, N>& v) {
   constexpr unsigned width = registers<L, N / 2>::width, count = registers<L, N>::count;

@@ -11,7 +11,7 @@
 #include "vnpu/dots.h"
 
 #if defined(__GNUC__) && !defined(__clang__)
-// Wide vector types are passed only between functions that are inlined, so their ABI does not matter.
+// Wide vector types are passed only between inlined functions, so their ABI does not matter.
 #pragma GCC diagnostic ignored "-Wpsabi"
 #pragma GCC diagnostic ignored "-Wignored-attributes"
 #endif
@@ -35,8 +35,8 @@ struct acc32 {};
 struct acc64 {};
 struct accauto {};
 
-// bfloat16: the upper half of an f32. Arithmetic is done in f32. A conversion from f32 at run time follows the core's
-// rounding mode, a constant is rounded to nearest even, as the compiler for the device does.
+// bfloat16: the upper half of an f32. Arithmetic is done in f32. A conversion from f32 at run time uses the core's rounding
+// mode; a constant is rounded to nearest even, as by the compiler for the device.
 struct bfloat16 {
   std::uint16_t bits;
 
@@ -71,11 +71,11 @@ inline constexpr bool is_element = is_one_of<T, int8, uint8, int16, uint16, int3
 template <typename T>
 inline constexpr bool is_float = is_one_of<T, bfloat16, float>;
 
-// AIE2P's registers are 128 to 1024 bits wide; wider vectors are made of several, so any power of two from 128 on.
+// AIE2P's registers are 128 to 1024 bits wide; wider vectors consist of several, so any power of two from 128 on is legal.
 template <typename T, unsigned N>
 inline constexpr bool is_vector_shape = (N & (N - 1)) == 0 && N * sizeof(T) * 8 >= 128 && N * sizeof(T) * 8 <= 8192;
 
-// How the lanes of a type are kept: bf16 as its bits, all others as themselves.
+// The storage of a type's lanes: bf16 as its bits, all others as themselves.
 template <typename T>
 using lane_t = std::conditional_t<std::is_same_v<T, bfloat16>, std::uint16_t, T>;
 

@@ -6,7 +6,7 @@
 #include <cstdlib>
 
 #include "registers.hpp"
-#include "vnpu/ahead.h"
+#include "vnpu/prefetch.h"
 
 namespace aie {
 
@@ -157,8 +157,8 @@ AIE_HOST_INLINE vector<T, N> from_wide(const registers<wide_t<T>, N>& value) {
 extern "C" __attribute__((cold)) void vnpu_kernel_misaligned(const void* at, long bytes, bool writes);
 #endif
 
-// Stops at an access that the device would silently move to an aligned address: with AIE_HOST_CHECK_ALIGNMENT any, in
-// programs built with checks one to a buffer that the virtual NPU knows the place of.
+// Stops at an access that the device would silently move to an aligned address: any such access with AIE_HOST_CHECK_ALIGNMENT,
+// and in programs with checks an access to a buffer whose address on the device is known.
 template <typename T, unsigned N>
 AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_unused]] bool writes) {
   [[maybe_unused]] constexpr std::size_t bytes = N * sizeof(T) < 64 ? N * sizeof(T) : 64;
@@ -176,26 +176,26 @@ AIE_HOST_INLINE void check_alignment([[maybe_unused]] const void* at, [[maybe_un
 #endif
 }
 
-// Tells the virtual NPU, in programs built with checks, what a kernel reads and writes.
+// Reports to the virtual NPU, in programs built with checks, what a kernel reads and writes.
 #if VNPU_CHECKS
-extern "C" __thread int vnpu_kernel_watched;  // whether it wants to know of the call that this thread makes
+extern "C" __thread int vnpu_kernel_watched;  // whether the virtual NPU needs reports of this thread's call
 extern "C" __attribute__((cold)) void vnpu_kernel_read(const void* at, long bytes);
 extern "C" __attribute__((cold)) void vnpu_kernel_write(const void* at, long bytes);
 extern "C" void vnpu_kernel_product(const std::uint16_t* left, int rows, const std::uint16_t* right);
-// Of block floating point: bf16 by their bits.
-AIE_HOST_INLINE void tell_product(const std::uint16_t* left, int rows, const std::uint16_t* right) {
+// For block floating point: bf16 bits.
+AIE_HOST_INLINE void report_product(const std::uint16_t* left, int rows, const std::uint16_t* right) {
   vnpu_kernel_product(left, rows, right);
 }
-AIE_HOST_INLINE void tell_read(const void* at, long bytes) {
+AIE_HOST_INLINE void report_read(const void* at, long bytes) {
   if (vnpu_kernel_watched) vnpu_kernel_read(at, bytes);
 }
-AIE_HOST_INLINE void tell_write(const void* at, long bytes) {
+AIE_HOST_INLINE void report_write(const void* at, long bytes) {
   if (vnpu_kernel_watched) vnpu_kernel_write(at, bytes);
 }
 #else
-AIE_HOST_INLINE void tell_product(const std::uint16_t*, int, const std::uint16_t*) {}
-AIE_HOST_INLINE void tell_read(const void*, long) {}
-AIE_HOST_INLINE void tell_write(const void*, long) {}
+AIE_HOST_INLINE void report_product(const std::uint16_t*, int, const std::uint16_t*) {}
+AIE_HOST_INLINE void report_read(const void*, long) {}
+AIE_HOST_INLINE void report_write(const void*, long) {}
 #endif
 
 }  // namespace host
@@ -214,7 +214,7 @@ inline constexpr unsigned vector_ldst_align_v = N * sizeof(T) < 64 ? N * sizeof(
 
 template <unsigned N, typename T>
 AIE_HOST_INLINE vector<T, N> load_unaligned_v(const T* from, [[maybe_unused]] unsigned aligned_elems = 1) {
-  host::tell_read(from, N * sizeof(T));
+  host::report_read(from, N * sizeof(T));
   return vector<T, N>(vector<T, N>::storage_t::load(from));
 }
 template <typename T>
@@ -241,7 +241,7 @@ AIE_HOST_INLINE vector<T, N> load_floor_v(const T* from, unsigned elems = N) {
 
 template <unsigned N, typename T>
 AIE_HOST_INLINE T* store_unaligned_v(T* to, const vector<T, N>& v, [[maybe_unused]] unsigned aligned_elems = 1) {
-  host::tell_write(to, N * sizeof(T));
+  host::report_write(to, N * sizeof(T));
   v.data.store(to);
   return to;
 }
@@ -253,15 +253,15 @@ AIE_HOST_INLINE T* store_v(T* to, const vector<T, N>& v) {
 }
 
 namespace host {
-// Asks memory for so many bytes in time: a core's DMA fetches a buffer while the core works on the one before.
+// Prefetches some bytes: on the device, a core's DMA fetches a buffer while the core works on the one before.
 template <unsigned Bytes>
-AIE_HOST_INLINE void ask_ahead(const void* at) {
+AIE_HOST_INLINE void prefetch_ahead(const void* at) {
   const char* const from = static_cast<const char*>(at);
-  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::ask_ahead(from + 64 * line); });
+  each_number<(Bytes + 63) / 64>([&](auto line) AIE_HOST_LAMBDA { vnpu::prefetch_ahead(from + 64 * line); });
 }
 }  // namespace host
 
-// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps. One that streams asks memory early.
+// Walks a buffer a vector at a time: `*it` reads, `*it = v` writes, `++it` steps. One that only reads a stream prefetches.
 template <typename T, unsigned N, bool Streams = false>
 class vector_iterator {
  public:
@@ -277,7 +277,7 @@ class vector_iterator {
 
   AIE_HOST_INLINE explicit vector_iterator(T* at) : at_(at) {}
   AIE_HOST_INLINE auto operator*() const {
-    if constexpr (Streams) host::ask_ahead<N * sizeof(T)>(at_);
+    if constexpr (Streams) host::prefetch_ahead<N * sizeof(T)>(at_);
     if constexpr (std::is_const_v<T>) return load_v<N, element>(at_);
     else return reference{at_};
   }
@@ -310,7 +310,7 @@ template <unsigned N, typename T>
 AIE_HOST_INLINE auto cbegin_vector(const T* at) {
   return vector_iterator<const T, N>(at);
 }
-// Of a buffer that nobody writes meanwhile: a stream.
+// For a buffer that nothing writes during the walk: a stream.
 template <unsigned N, typename T>
 AIE_HOST_INLINE auto cbegin_restrict_vector(const T* at) {
   return vector_iterator<const T, N, true>(at);

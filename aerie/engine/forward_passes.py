@@ -1,0 +1,354 @@
+"""Forward passes: the tokens of an engine step in rows, or one token by GEMVs with attention on the host."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Callable, Collection
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.engine.attention import CacheAttention, NewKVRows
+from aerie.engine.call_costs import CallCosts
+from aerie.engine.communication import all_reduce_sum
+from aerie.engine.kv_cache import Layers
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, bf16
+from aerie.engine.page_pool import PagePool
+from aerie.engine.planner import VariantCall
+from aerie.engine.programs import CACHE, buffer_set, outputs_with_raw_keys
+from aerie.kernel_builder.arguments import pack_bits
+from aerie.multi_launch_builder import Program
+from aerie.runtime import HostWork, Recording
+
+Arrays = dict[str, NDArray[Any]]
+OnProgram: TypeAlias = "Callable[[str], None]"
+"""Called with the kind of every program that has run."""
+ROPE_ROWS, MASK = "rope_rows", "mask"
+"""Inputs of the programs of rows that depend on positions."""
+
+
+class CallSink(Protocol):
+    """Takes the calls of a forward pass: a Recording stores them, ImmediateCalls makes them."""
+
+    def run(
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        on_device: Collection[str],
+        **arrays: Any,
+    ) -> Arrays: ...
+
+    def host(self, name: str, work: HostWork) -> None: ...
+
+
+StoreRows: TypeAlias = "Callable[..., list[HostWork]]"
+"""Called with a layer, its keys and values and, if the cache stores them, its keys before RoPE, each (rows,
+kv_heads * head_dim). Returns the host work that stores the rows of the step's tokens."""
+
+
+class KVLayout(Protocol):
+    """Keys and values that attention programs read, as kv_cache.KVBuffers."""
+
+    @property
+    def layers(self) -> Layers: ...
+
+    @property
+    def slot(self) -> str: ...
+
+
+class LayerCalls:
+    """Calls the programs of a variant layer by layer, with `calls`. Inputs that are the same in every layer
+    (RoPE rows, mask) are arrays that stay at their addresses."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        call: VariantCall,
+        kv_layout: KVLayout,
+        calls: CallSink,
+        with_keys_before_rope: bool = False,
+    ) -> None:
+        self._model, self._layers, self._slot, self._calls = model, kv_layout.layers, kv_layout.slot, calls
+        self._with_keys_before_rope = with_keys_before_rope
+        self._programs, self._names = model.programs, model.variant_set.call_programs(call)
+        self._last = model.config.num_hidden_layers - 1
+        self._width, self._context = call.variant, call.context
+        loaded = (model.programs[name] for name in self._names if name in model.programs)
+        arguments = itertools.chain.from_iterable(program.arguments for program in loaded)
+        self._inputs = {
+            argument.name: np.empty(argument.shape, argument.dtype.numpy)
+            for argument in arguments
+            if argument.name in (ROPE_ROWS, MASK)
+        }
+
+    def set_positions(self, positions: NDArray[np.int64], visible: NDArray[np.bool_]) -> None:
+        """Set the positions of the rows in their sequences, (rows,), and the cache positions that each row
+        attends to, bool (rows, context)."""
+        if ROPE_ROWS in self._inputs:
+            self._inputs[ROPE_ROWS][...] = self._model.rope[positions]
+        if MASK in self._inputs:
+            self._inputs[MASK][...] = pack_bits(visible)
+
+    def project(
+        self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped",)
+    ) -> Arrays:
+        """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`."""
+        program = self._programs[self._names[0]]
+        key, inputs = buffer_set(program, layer), self._inputs_of(program)
+        keys_before_rope, outputs = (
+            outputs_with_raw_keys(program) if self._with_keys_before_rope else ("", None)
+        )
+        outputs_by_name = self._calls.run(
+            program, bo_key=key, outputs=outputs, on_device=on_device, x=x, **inputs
+        )
+        new_rows = [
+            outputs_by_name["k_roped"],
+            outputs_by_name["v"],
+            *([outputs_by_name.pop(keys_before_rope)] if keys_before_rope else []),
+        ]
+        for work in store(self._model.kv_layer_index(layer), *new_rows):
+            self._calls.host("KV cache write", work)
+        return outputs_by_name
+
+    def attend(self, layer: int, x: BF16Array, projected: Arrays) -> BF16Array:
+        """Compute attention, output projection and FFN of a layer. x: the layer's input. projected: the
+        result of `project`."""
+        attention, *after = (self._programs[name] for name in self._names[1:])
+        inputs = {"q_roped": projected["q_roped"], **self._inputs_of(attention)}
+        key = buffer_set(attention, layer)
+        if MASK in inputs:
+            inputs |= dict(zip(CACHE, self._layers[self._model.kv_layer_index(layer)], strict=True))
+            key = self._model.buffer_names.key(attention, layer, self._slot)
+        else:
+            inputs |= projected
+        attended = self._calls.run(attention, bo_key=key, on_device=("attn_out",), **inputs)["attn_out"]
+        if len(after) > 1:
+            return self._attend_in_parts(layer, x, attended, *after)
+        on_device, key = () if layer == self._last else ("x_next",), buffer_set(after[0], layer)
+        return self._calls.run(after[0], bo_key=key, on_device=on_device, x=x, attn_out=attended)["x_next"]
+
+    def _attend_in_parts(
+        self, layer: int, x: BF16Array, attended: BF16Array, output: Program, ffn: Program
+    ) -> BF16Array:
+        """Compute output projection and FFN on one of several devices. The parts of all devices are summed
+        after each of the two programs."""
+        outputs = self._calls.run(output, bo_key=buffer_set(output, layer), on_device=(), attn_out=attended)
+        res1 = self._sum(x, outputs["proj"])
+        outputs = self._calls.run(ffn, bo_key=buffer_set(ffn, layer), on_device=(), res1=res1)
+        return self._sum(res1, outputs["down"])
+
+    def _sum(self, residual: BF16Array, partial_sum: BF16Array) -> BF16Array:
+        out = np.empty_like(residual)
+        work = partial(all_reduce_sum, self._model.group, residual, partial_sum, out)
+        self._calls.host("sum over devices", HostWork(work))
+        return out
+
+    def _inputs_of(self, program: Program) -> Arrays:
+        """The inputs in `_inputs` that a program takes."""
+        return {name: array for name, array in self._inputs.items() if name in program.arguments.names}
+
+    def padded(self, array: BF16Array) -> BF16Array:
+        """Pad `array` with rows of zeros to the rows of the programs."""
+        if len(array) == self._width:
+            return array
+        padded = np.zeros((self._width, *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        return padded
+
+
+class RowsPass:
+    """A forward pass of the tokens of an engine step, of one sequence or several. Its calls are recorded once
+    and repeated, or made at once.
+
+    A row of the result depends on its own token and on the positions it attends to, not on the number of rows
+    or on the context. The host writes keys and values to the gathered cache and to the pool; all else stays
+    on the device. call: has the variant whose programs are called. calls: a Recording, or where the calls are
+    made.
+    """
+
+    def __init__(
+        self, model: LoadedModel, call: VariantCall, cache: KVLayout, pool: PagePool, calls: CallSink
+    ) -> None:
+        self._model, self._cache, self._calls = model, cache, calls
+        self._recording = calls if isinstance(calls, Recording) else None
+        self._cache_rows = NewKVRows(cache.layers) if cache.layers else None
+        self._pool_rows = NewKVRows(pool.layers, pool.keys_before_rope)
+        self._rows = LayerCalls(model, call, cache, calls, bool(pool.keys_before_rope))
+        self._last = model.config.num_hidden_layers - 1
+        self._width = call.variant
+        if self._recording:
+            self._x = np.zeros((call.variant, model.config.hidden_size), bf16)
+            self._out = self._layers(self._x, self._last + 1)
+
+    @property
+    def is_current(self) -> bool:
+        """Whether the calls are recorded and their buffers still exist."""
+        return self._recording is not None and self._recording.is_current
+
+    def __call__(self, x: BF16Array, rows: BatchLayout, tail: VariantCall | None = None) -> BF16Array:
+        """The last layer's output for the output rows, (output rows, hidden_size).
+
+        x: embeddings, (tokens, hidden_size). tail: the variant with fewer rows that computes the end of the
+        last layer for the output rows; None means the programs of `call` do. Without output rows the last
+        layer computes keys and values only (DECODER_PREFILL).
+        """
+        if self._cache_rows:
+            self._cache_rows.set_positions(rows.cache_positions)
+        self._pool_rows.set_positions(rows.pool_positions)
+        self._rows.set_positions(rows.positions, rows.visible)
+        if self._recording is None:
+            return self._run_calls(x, rows, tail)
+        self._x[: len(x)], self._x[len(x) :] = x, 0
+        self._recording()
+        return self._out[rows.output_rows]
+
+    def _layers(self, x: BF16Array, count: int) -> BF16Array:
+        for layer in range(count):
+            x = self._rows.attend(layer, x, self._rows.project(layer, x, self._store))
+        return x
+
+    def _store(self, layer: int, *new: BF16Array) -> list[HostWork]:
+        cache_work = self._cache_rows.layer_work(layer, *new[:2]) if self._cache_rows else []
+        return [*cache_work, *self._pool_rows.layer_work(layer, *new)]
+
+    def _run_calls(self, x: BF16Array, rows: BatchLayout, tail: VariantCall | None) -> BF16Array:
+        x = self._layers(self._rows.padded(x), self._last)
+        projected = self._rows.project(self._last, x, self._store, on_device=())
+        if not len(rows.output_rows):
+            return x[:0].copy()
+        if tail is None:
+            return self._rows.attend(self._last, x, projected)[rows.output_rows]
+        tail_calls = LayerCalls(self._model, tail, self._cache, self._calls)
+        tail_layout = rows.for_output_rows(tail.variant)
+        tail_calls.set_positions(tail_layout.positions, tail_layout.visible)
+        x, queries = (tail_calls.padded(array[rows.output_rows]) for array in (x, projected["q_roped"]))
+        return tail_calls.attend(self._last, x, {"q_roped": queries})[: len(rows.output_rows)].copy()
+
+
+class BatchLayout(NamedTuple):
+    """Positions of the rows of an engine step.
+
+    positions: in their sequences, int64 (rows,), 0 for padding. visible: what each row attends to, bool
+    (rows, context). cache_positions, pool_positions: where the keys and values of each row go, padding
+    excluded. output_rows: rows whose result is needed.
+    """
+
+    positions: NDArray[np.int64]
+    visible: NDArray[np.bool_]
+    cache_positions: NDArray[np.int64]
+    pool_positions: NDArray[np.int64]
+    output_rows: NDArray[np.int64]
+
+    def for_output_rows(self, width: int) -> BatchLayout:
+        """The layout of the output rows only, padded to `width` rows. It stores no keys and values."""
+        positions, seen = np.zeros(width, np.int64), np.zeros((width, self.visible.shape[1]), bool)
+        count = len(self.output_rows)
+        positions[:count], seen[:count] = self.positions[self.output_rows], self.visible[self.output_rows]
+        return BatchLayout(
+            positions, seen, self.cache_positions[:0], self.pool_positions[:0], np.arange(count)
+        )
+
+
+class TokenPass:
+    """A forward pass of one token by GEMVs, on arrays that stay at their addresses.
+
+    If the model's runner can record, the calls are recorded once and repeated for every token; else they are
+    made layer by layer. pool: where keys and values are stored. visible: as in `__call__`.
+    """
+
+    def __init__(self, model: LoadedModel, pool: PagePool, visible: Any) -> None:
+        config = model.config
+        self._model, self._with_keys_before_rope = model, bool(pool.keys_before_rope)
+        self._x = np.empty(config.hidden_size, bf16)
+        self._rope_row = np.empty_like(model.rope[0])
+        width = config.num_attention_heads * config.head_dim
+        self._attention = CacheAttention(pool.layers, width, visible, pool.keys_before_rope)
+        self._recording = model.runner.record()
+        if self._recording:
+            self._recorded = self._layers(self._recording)
+
+    def can_reuse_for(self, model: LoadedModel, visible: Any) -> bool:
+        """Whether this pass belongs to the model, fits a token that attends to `visible`, and its buffers
+        still exist."""
+        is_current = self._recording is None or self._recording.is_current
+        return model is self._model and is_current and self._attention.can_reuse_for(visible)
+
+    def __call__(self, token_id: int, position: int, pool_position: int, visible: Any) -> BF16Array:
+        """The last layer's output, (hidden_size,), of a token at a position of its sequence. Its key and
+        value go to `pool_position`; it attends to the pool positions that the index `visible` selects."""
+        with self._model.host_timer("embedding"):
+            self._x[...] = self._model.embed_table[token_id]
+            self._rope_row[...] = self._model.rope[position]
+        self._attention.set_position(pool_position, visible)
+        if self._recording is None:
+            row = self._layers(ImmediateCalls(self._model))
+        else:
+            self._recording()
+            row = self._recorded
+        return row.copy()  # a view on a buffer that the next token overwrites
+
+    def _layers(self, steps: CallSink) -> BF16Array:
+        x = self._x
+        last = self._model.config.num_hidden_layers - 1
+        for layer in range(last + 1):
+            x = self._layer(steps, layer, x, on_device=() if layer == last else ("x_next",))
+        return x
+
+    def _layer(self, steps: CallSink, layer: int, x: BF16Array, on_device: Collection[str]) -> BF16Array:
+        """One transformer layer over one row; x and the result are (hidden_size,)."""
+        qkv, o_ffn = (self._model.programs[name] for name in ("rms_gemv_rope", "o_gemv_ffn"))
+        key = buffer_set(qkv, layer)
+        keys_before_rope, outputs = outputs_with_raw_keys(qkv) if self._with_keys_before_rope else ("", None)
+        rows = steps.run(qkv, bo_key=key, outputs=outputs, on_device=(), x=x, rope_row=self._rope_row)
+        new_rows = (rows[name] for name in ("k_roped", "v", keys_before_rope) if name)
+        keep, attend = self._attention.layer_work(layer, rows["q_roped"], *new_rows)
+        for work in keep:
+            steps.host("KV cache write", work)
+        steps.host("decode attention", attend)
+        key, out = buffer_set(o_ffn, layer), self._attention.out
+        return steps.run(o_ffn, bo_key=key, on_device=on_device, x=x, attn_out=out)["x_next"]
+
+
+class ImmediateCalls:
+    """Makes the calls that a Recording would store. on_program: called with the kind of each program. costs:
+    gets the time of each call."""
+
+    def __init__(
+        self,
+        model: LoadedModel,
+        on_program: OnProgram | None = None,
+        costs: CallCosts | None = None,
+    ) -> None:
+        self._runner, self._timer, self._on_program = model.runner, model.host_timer, on_program
+        self._costs = costs
+
+    def run(
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        on_device: Collection[str],
+        **arrays: NDArray[Any],
+    ) -> dict[str, NDArray[Any]]:
+        started = time.perf_counter()
+        outputs_by_name = self._runner.run(
+            program, bo_key=bo_key, outputs=outputs, copy=False, on_device=on_device, **arrays
+        )
+        if self._costs:
+            self._costs.record(program, time.perf_counter() - started)
+        if self._on_program:
+            self._on_program(program.kind)
+        return outputs_by_name
+
+    def host(self, name: str, work: HostWork) -> None:
+        with self._timer(name):
+            work.run()

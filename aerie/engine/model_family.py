@@ -1,0 +1,114 @@
+"""Model families: the data that distinguishes the decoders of models.
+
+All families share one decoder: RMSNorm, grouped-query attention with RoPE, SwiGLU, residuals. The differences
+are data in a file of `families/`: the family's name in config.json, defaults of entries, and the tensors of a
+layer. The tensors show whether there are biases or further norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LAYER_TENSORS = {
+    "attn_norm": "input_layernorm.weight",
+    "wq": "self_attn.q_proj.weight",
+    "wk": "self_attn.k_proj.weight",
+    "wv": "self_attn.v_proj.weight",
+    "wo": "self_attn.o_proj.weight",
+    "ffn_norm": "post_attention_layernorm.weight",
+    "w_gate": "mlp.gate_proj.weight",
+    "w_up": "mlp.up_proj.weight",
+    "w_down": "mlp.down_proj.weight",
+}
+"""The tensors of a layer of every family: names in the checkpoint by the names of the programs' arguments."""
+
+QKV_BIAS = {"bq": "self_attn.q_proj.bias", "bk": "self_attn.k_proj.bias", "bv": "self_attn.v_proj.bias"}
+"""Vectors added to queries, keys and values."""
+
+QK_NORM = {"q_norm": "self_attn.q_norm.weight", "k_norm": "self_attn.k_norm.weight"}
+"""Weights of an RMSNorm over each head of queries and keys, before RoPE."""
+
+FUSED = {
+    ("wq", "wk", "wv"): ("self_attn.qkv_proj.weight", "self_attn.attn_qkv.weight"),
+    ("bq", "bk", "bv"): ("self_attn.qkv_proj.bias", "self_attn.attn_qkv.bias"),
+    ("w_gate", "w_up"): ("mlp.gate_up_proj.weight", "mlp.ffn_gate_up.weight"),
+}
+"""Tensors that a file may store as one, one below the other in this order, and that tensor's name."""
+
+
+@dataclass(frozen=True)
+class DiffusionConfig:
+    """Block diffusion of a model. Blocks are aligned to position 0: a position is in block `position //
+    block_size`.
+
+    block_size: tokens of a block, as the model was trained. mask_token_id: the token of positions without a
+    token. shifted: logits at a position predict the token at the next one. sub_block: tokens of the parts of
+    a block that are filled one after another; None means one part.
+    """
+
+    block_size: int
+    mask_token_id: int
+    shifted: bool = False
+    sub_block: int | None = None
+
+
+@dataclass(frozen=True)
+class FamilyDiffusion:
+    """Block diffusion of a family; `diffusion.py` reads the rest from a checkpoint.
+
+    size_entry: the entry of config.json with the block size. size: the default. mask_token: the tokenizer's
+    text of the mask token, used if config.json has no `mask_token_id`. shifted, sub_block: as
+    DiffusionConfig.
+    """
+
+    size_entry: str
+    size: int
+    mask_token: str
+    shifted: bool = False
+    sub_block: int | None = None
+
+    def with_mask_token(self, mask_token_id: int) -> DiffusionConfig:
+        """The config with the family's default block size."""
+        return DiffusionConfig(self.size, mask_token_id, self.shifted, self.sub_block)
+
+
+@dataclass(frozen=True)
+class ModelFamily:
+    """A family, and transformers' defaults for entries that its config.json may lack.
+
+    model_type, architecture: its names in config.json; `architecture` is the class of transformers with the
+    same layers. published_as: the class in config.json, if the model comes with its own code.
+    default_positions, sliding_window: in tokens. kv_heads: None means as many as query heads. head_dim: None
+    means hidden_size / num_attention_heads. window_is_optional: the window applies only if
+    `use_sliding_window` is true, and in the layers that `layer_types` or `max_window_layers` name. tensors:
+    of a layer, as LAYER_TENSORS. diffusion: for a family of block diffusion. published_sizes: for messages.
+    """
+
+    model_type: str
+    architecture: str
+    default_positions: int
+    published_as: str = ""
+    kv_heads: int | None = None
+    head_dim: int | None = None
+    sliding_window: int | None = None
+    window_is_optional: bool = False
+    window_layers: int = 0
+    tensors: Mapping[str, str] = field(default_factory=lambda: LAYER_TENSORS, hash=False)
+    diffusion: FamilyDiffusion | None = None
+    published_sizes: str = ""
+
+    @property
+    def name(self) -> str:
+        """The name in `architectures` of config.json."""
+        return self.published_as or self.architecture
+
+    @property
+    def qkv_bias(self) -> bool:
+        """Whether the projections of queries, keys and values have a bias."""
+        return "bq" in self.tensors
+
+    @property
+    def qk_norm(self) -> bool:
+        """Whether each head of queries and keys is normalised before RoPE."""
+        return "q_norm" in self.tensors

@@ -1,0 +1,538 @@
+"""Keys and values of many sequences in pages of one pool, and the prefix cache over these pages.
+
+A page has 64 positions of every layer (vLLM calls it a block). Sequences with the same first tokens share
+pages; a sequence that writes into a shared page gets its own copy first. A full page has a key: the hash of
+its tokens and of the key of the page before it. The first key hashes what else the bits depend on
+(`Session.provenance`). So one key stands for all tokens up to the end of its page.
+
+If a context end policy drops positions (context_end.py), pages also store the keys before RoPE. Keys of
+positions that move are computed again from them.
+
+A page with no references is free. It keeps its content until it is allocated again, least recently released
+first: free pages are the prefix cache.
+
+Sources: nano-vllm's block manager has the same rules (block_manager.py); the HND layout of pages, heads
+before positions, is that of vLLM and FlashInfer.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+import math
+import mmap
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from numbers import Integral
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from aerie.common.errors import UserError
+from aerie.engine.config import ModelConfig
+from aerie.engine.embeddings import Token
+from aerie.engine.kv_cache import Layers
+from aerie.engine.numerics import BF16Array, apply_rope, bf16
+
+PAGE_SIZE = 64
+"""Positions of a page: one K/V tile of attention, or two if heads are wide."""
+
+PAGES_PER_SWAP_PAGE = 4
+"""Pages of the pool for each page of swap space."""
+
+
+class PoolFullError(UserError):
+    """The pool has fewer free pages than needed. `needed` and `free` count pages."""
+
+    def __init__(self, needed: int, free: int, pages: int) -> None:
+        super().__init__(
+            f"the KV pool has {free} of its {pages} pages of {PAGE_SIZE} positions free, and {needed} are needed; "
+            "wait for other answers to end, ask for fewer tokens, or make the pool larger (kv_pool of load)"
+        )
+        self.needed, self.free = needed, free
+
+
+class PageManager:
+    """Reference counts of pages, and the key of each full page. It holds no tensors.
+
+    A method that raises changes nothing.
+    """
+
+    def __init__(self, pages: int) -> None:
+        self._ref_counts = [0] * pages
+        self._free: OrderedDict[int, None] = OrderedDict.fromkeys(range(pages))
+        self._keys: dict[int, bytes] = {}
+        self._by_key: dict[bytes, int] = {}
+
+    @property
+    def page_count(self) -> int:
+        """Number of pages."""
+        return len(self._ref_counts)
+
+    @property
+    def free_count(self) -> int:
+        """Number of pages without references."""
+        return len(self._free)
+
+    def allocate(self, count: int) -> list[int]:
+        """Allocate `count` free pages with one reference each, and forget their keys. Raises PoolFullError if
+        fewer are free."""
+        if count > self.free_count:
+            raise PoolFullError(count, self.free_count, self.page_count)
+        pages = [self._free.popitem(last=False)[0] for _ in range(count)]
+        for page in pages:
+            self._evict(page)
+            self._ref_counts[page] = 1
+        return pages
+
+    def retain(self, pages: Sequence[int]) -> None:
+        """Add one reference to each page."""
+        for page in pages:
+            self._free.pop(page, None)
+            self._ref_counts[page] += 1
+
+    def release(self, pages: Sequence[int]) -> None:
+        """Remove one reference from each page. Pages without references are allocated again from the last of
+        `pages` to the first: a page is of no use without the pages before it. Raises ValueError if one has no
+        reference."""
+        if not all(self._ref_counts[page] for page in pages):
+            raise ValueError(f"of the pages {list(pages)} one is held by nobody")
+        for page in reversed(pages):
+            self._ref_counts[page] -= 1
+            if not self._ref_counts[page]:
+                self._free[page] = None
+
+    def is_shared(self, page: int) -> bool:
+        """Whether the page has more than one reference."""
+        return self._ref_counts[page] > 1
+
+    def is_private(self, page: int) -> bool:
+        """Whether the page has one reference and no key."""
+        return self._ref_counts[page] == 1 and page not in self._keys
+
+    def invalidate(self, pages: Sequence[int]) -> None:
+        """Forget the keys of these pages: their content is about to change."""
+        for page in pages:
+            self._evict(page)
+
+    def publish(self, page: int, key: bytes) -> None:
+        """Let `lookup` find a full page by this key. The page must have a reference; raises ValueError if
+        not. If another page has the key, that page keeps it."""
+        if not self._ref_counts[page]:
+            raise ValueError(f"page {page} is held by nobody, so it cannot be published")
+        if key not in self._by_key:
+            self._evict(page)
+            self._keys[page], self._by_key[key] = key, page
+
+    def lookup(self, keys: Iterable[bytes]) -> list[int]:
+        """The pages of the first keys, up to the first key that no page has. Each gets one more reference."""
+        pages: list[int] = []
+        for key in keys:
+            if (page := self._by_key.get(key)) is None:
+                break
+            pages.append(page)
+        self.retain(pages)
+        return pages
+
+    def contains(self, keys: Iterable[bytes]) -> bool:
+        """Whether a page has each of these keys."""
+        return all(key in self._by_key for key in keys)
+
+    def evict(self, keys: Iterable[bytes]) -> None:
+        """Forget these keys. References do not change."""
+        for page in [self._by_key[key] for key in keys if key in self._by_key]:
+            self._evict(page)
+
+    def evict_all(self) -> None:
+        """Forget all keys."""
+        self._keys.clear()
+        self._by_key.clear()
+
+    def check_invariants(self) -> None:
+        """Raises AssertionError if references, free pages and keys contradict each other."""
+        held = [page for page, holders in enumerate(self._ref_counts) if holders]
+        assert sorted([*held, *self._free]) == [*range(self.page_count)], (
+            "free and held pages are not all pages"
+        )
+        assert {page: key for key, page in self._by_key.items()} == self._keys, "keys and pages differ"
+
+    def _evict(self, page: int) -> None:
+        if (key := self._keys.pop(page, None)) is not None:
+            del self._by_key[key]
+
+
+class PagePool:
+    """The memory of the pages: keys and values of each layer, (kv_heads, positions, head_dim) bf16. Page p
+    has the positions p * PAGE_SIZE .. p * PAGE_SIZE + PAGE_SIZE - 1.
+
+    first_key: hash of what the bits of keys and values depend on beside the tokens. swap_pages: pages behind
+    the pool for sequences that are swapped out; `manager` does not count them. with_keys_before_rope: store
+    each layer's keys before RoPE too, in `keys_before_rope`; else that is empty.
+    """
+
+    def __init__(
+        self,
+        config: ModelConfig,
+        pages: int,
+        first_key: bytes = b"",
+        swap_pages: int = 0,
+        with_keys_before_rope: bool = False,
+    ) -> None:
+        self.manager, self.swap, self.first_key = PageManager(pages), PageManager(swap_pages), first_key
+        positions = (pages + swap_pages) * PAGE_SIZE
+        shape = (config.num_hidden_layers, config.num_key_value_heads, positions, config.head_dim)
+        self._arrays = [_zeros(shape) for _ in range(3 if with_keys_before_rope else 2)]
+        self.layers: Layers = list(zip(*self._arrays[:2], strict=True))
+        self.keys_before_rope: Sequence[BF16Array] = list(self._arrays[2]) if with_keys_before_rope else []
+        self._to_release: list[PagedSequence] = []
+
+    @property
+    def nbytes(self) -> int:
+        return sum(array.nbytes for array in self._arrays)
+
+    def release_later(self, sequence: PagedSequence) -> None:
+        """Release a sequence at the next `collect_released`. Any thread may call it at any time."""
+        self._to_release.append(sequence)
+
+    def collect_released(self) -> None:
+        """Release the sequences that were passed to `release_later`."""
+        while self._to_release:
+            self._to_release.pop().release()
+
+    def copy(self, page: int, target: int) -> None:
+        """Copy a page, in all layers, to the page `target`."""
+        for array in self._arrays:
+            array[:, :, target * PAGE_SIZE : (target + 1) * PAGE_SIZE] = array[
+                :, :, page * PAGE_SIZE : (page + 1) * PAGE_SIZE
+            ]
+
+    def root_key(self, more: bytes) -> bytes:
+        """The first key of sequences whose keys and values depend on `more` too."""
+        return hashlib.blake2b(more, digest_size=16, key=self.first_key).digest()
+
+    def page_keys(self, tokens: Sequence[Token], before: bytes) -> Iterator[bytes]:
+        """The keys of the full pages with these tokens, after a page with the key `before`. Stops at the
+        first embedding, which has no key."""
+        key = before
+        for first in range(0, len(tokens) - PAGE_SIZE + 1, PAGE_SIZE):
+            page = tokens[first : first + PAGE_SIZE]
+            if not all(isinstance(token, Integral) for token in page):
+                return
+            key = hashlib.blake2b(np.array(page, np.int64).tobytes(), digest_size=16, key=key).digest()
+            yield key
+
+
+def _zeros(shape: Sequence[int]) -> BF16Array:
+    """Zeros in small memory pages. One position touches every head of every layer, far apart: with the huge
+    pages that numpy requests, the first position of 28 layers of 8 heads touched 0.9 GB."""
+    private = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    memory = mmap.mmap(-1, math.prod(shape) * bf16.itemsize, flags=private)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):  # Linux alone has it
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return np.frombuffer(memory, bf16).reshape(shape)
+
+
+def page_bytes(config: ModelConfig) -> int:
+    """Bytes of a page: keys and values in all layers."""
+    per_head = 2 * PAGE_SIZE * config.head_dim * bf16.itemsize
+    return config.num_hidden_layers * config.num_key_value_heads * per_head
+
+
+def pool_bytes(config: ModelConfig, pages: int) -> int:
+    """Bytes of a pool with this number of pages, swap space included."""
+    return (pages + pages // PAGES_PER_SWAP_PAGE) * page_bytes(config)
+
+
+def pages_for(config: ModelConfig, positions: int | None, sequences: int, available: int | None) -> int:
+    """Number of pages of a pool.
+
+    positions: as requested; None means as many as `sequences` sequences of the model's context take, but at
+    most a quarter of `available` bytes, and at least one sequence. Raises UserError if `positions` is less
+    than a page.
+    """
+    if positions is not None and positions < PAGE_SIZE:
+        raise UserError(
+            f"kv_pool is {positions} positions, and a page has {PAGE_SIZE}; give {PAGE_SIZE} or more"
+        )
+    if positions is not None:
+        return positions // PAGE_SIZE
+    per_sequence = -(-config.context // PAGE_SIZE)
+    count = sequences * per_sequence
+    return count if available is None else max(per_sequence, min(count, available // 4 // page_bytes(config)))
+
+
+class PagedSequence:
+    """The tokens of a sequence, and its page table: the pages with their keys and values.
+
+    An engine step reserves positions, writes at `pool_positions`, then calls `advance` with its tokens.
+    Content beyond `length` is never read. token_ids: the token of each position. key: what keys and values
+    depend on beside the tokens and the pool's first_key; None means nothing.
+
+    reusable_length: the first positions that were computed in blocks of rows; their bits depend on their
+    tokens only. dropped_tokens: tokens dropped at the end of the context. gathered_length: positions that the
+    gathered cache holds (gathered_cache.py).
+    """
+
+    def __init__(self, pool: PagePool, key: bytes | None = None) -> None:
+        self.pool, self.pages, self.token_ids = pool, list[int](), list[Token]()
+        self._first_key = pool.first_key if key is None else pool.root_key(key)
+        self._keys: list[bytes] = []
+        self._reusable_length = self.dropped_tokens = self.gathered_length = 0
+
+    @property
+    def length(self) -> int:
+        """Number of positions that are held."""
+        return len(self.token_ids)
+
+    @property
+    def tokens_seen(self) -> int:
+        """Number of tokens computed so far, dropped ones included."""
+        return len(self.token_ids) + self.dropped_tokens
+
+    @property
+    def reusable_length(self) -> int:
+        """Number of first positions whose bits depend on their tokens only."""
+        return min(self._reusable_length, len(self.token_ids))
+
+    def match_prefix(self, tokens: Sequence[Token]) -> int:
+        """Share the cached pages of these tokens, all but the last of which may be cached. Returns the number
+        of tokens found. The sequence must be empty."""
+        self.pages = self.pool.manager.lookup(self.pool.page_keys(tokens[:-1], self._first_key))
+        self.token_ids = list(tokens[: len(self.pages) * PAGE_SIZE])
+        self._keys = [*self.pool.page_keys(self.token_ids, self._first_key)]
+        self._reusable_length = self.length
+        return self.length
+
+    def common_prefix(self, tokens: Sequence[Token]) -> int:
+        """Number of positions that a sequence with these tokens can reuse. The last token is always computed.
+
+        Tokens that GEMVs decoded are not reused, so that no answer depends on the one before. Positions after
+        a drop are not reused, since they attended to dropped tokens.
+        """
+        pairs = zip(self.token_ids[: self.reusable_length], tokens[:-1], strict=False)
+        return sum(1 for _ in itertools.takewhile(_is_same_id, pairs))
+
+    def pages_needed(self, count: int) -> int:
+        """Number of pages that `reserve` would allocate for `count` more tokens."""
+        more = -(-(self.length + count) // PAGE_SIZE) - len(self.pages)
+        return max(0, more) + len(self._shared_pages(self.length))
+
+    def reserve(self, count: int) -> None:
+        """Allocate pages to write `count` more tokens. Shared pages are copied first. Raises PoolFullError,
+        which changes nothing."""
+        last = self.length // PAGE_SIZE
+        if (self.length + count - 1) // PAGE_SIZE < len(self.pages) and self._is_private(last):
+            return
+        self._make_writable(self.length, self.pages_needed(count))
+
+    def _is_private(self, first: int) -> bool:
+        """Whether all pages from this index on have one reference and no key."""
+        return all(self.pool.manager.is_private(page) for page in self.pages[first:])
+
+    def _make_writable(self, position: int, needed: int) -> None:
+        """Copy shared pages from this position on, and append pages. `needed`: pages to allocate."""
+        shared = self._shared_pages(position)
+        new_pages = self.pool.manager.allocate(needed)
+        for page in shared:
+            copy = new_pages.pop()
+            self.pool.copy(page, copy)
+            self.pages[self.pages.index(page)] = copy
+        self.pool.manager.release(shared)
+        self.pages += new_pages
+        self.pool.manager.invalidate(self.pages[position // PAGE_SIZE :])
+
+    def _shared_pages(self, position: int) -> list[int]:
+        """Pages from this position on with other references."""
+        return [page for page in self.pages[position // PAGE_SIZE :] if self.pool.manager.is_shared(page)]
+
+    def pool_positions(self, first: int, count: int) -> NDArray[np.int64]:
+        """Positions in the pool of positions first .. first + count - 1, int64 (count,)."""
+        return self._pool_positions(np.arange(first, first + count))
+
+    def _pool_positions(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+        return np.array(self.pages, np.int64)[positions // PAGE_SIZE] * PAGE_SIZE + positions % PAGE_SIZE
+
+    def pool_index(self, positions: slice | NDArray[np.int64]) -> slice | NDArray[np.int64]:
+        """Index into the pool for these positions: a slice if they are contiguous there, else int64
+        positions."""
+        pages = self.pages
+        if not isinstance(positions, slice):
+            return self._pool_positions(positions)
+        first, stop, _ = positions.indices(len(pages) * PAGE_SIZE)
+        if pages == [*range(pages[0], pages[0] + len(pages))]:
+            return slice(pages[0] * PAGE_SIZE + first, pages[0] * PAGE_SIZE + stop)
+        return self.pool_positions(first, stop - first)
+
+    def advance(self, tokens: Sequence[Token], reusable: bool = True) -> None:
+        """Append tokens whose keys and values were written. Full pages get a key and can be shared, if all
+        tokens up to their end are `reusable` (computed in blocks of rows; other programs give other bits).
+        """
+        if reusable and self._reusable_length >= self.length:
+            self._reusable_length = self.length + len(tokens)
+        else:
+            self._reusable_length = self.reusable_length
+        self.token_ids += tokens
+        if self._reusable_length // PAGE_SIZE > len(self._keys):
+            self._publish()
+
+    def _publish(self) -> None:
+        before = self._keys[-1] if self._keys else self._first_key
+        for key in self.pool.page_keys(
+            self.token_ids[len(self._keys) * PAGE_SIZE : self._reusable_length], before
+        ):
+            self.pool.manager.publish(self.pages[len(self._keys)], key)
+            self._keys.append(key)
+
+    def truncate(self, length: int) -> None:
+        """Keep the first `length` positions only."""
+        self._forget_tokens(length)
+        self._release_beyond(length)
+
+    def _forget_tokens(self, length: int) -> None:
+        del self.token_ids[length:], self._keys[length // PAGE_SIZE :]
+        self._reusable_length, self.gathered_length = (
+            min(self._reusable_length, length),
+            min(self.gathered_length, length),
+        )
+
+    def _release_beyond(self, length: int) -> None:
+        count = -(-length // PAGE_SIZE)
+        self.pool.manager.release(self.pages[count:])
+        del self.pages[count:]
+
+    def pages_needed_to_drop(self, positions: range) -> int:
+        """Number of pages that `drop` would allocate."""
+        return len(self._shared_pages(positions.start))
+
+    def drop(self, positions: range, rope: BF16Array) -> None:
+        """Drop these positions. Later positions move down, and their keys are computed again with the rows of
+        `rope`, (positions, head_dim), of their new positions.
+
+        Raises PoolFullError, which changes nothing. After another exception the sequence has the positions
+        before the dropped ones only.
+        """
+        self._make_writable(positions.start, self.pages_needed_to_drop(positions))
+        tokens = self.token_ids[:]
+        count = len(tokens) - positions.stop
+        source, target = (
+            self.pool_positions(positions.stop, count),
+            self.pool_positions(positions.start, count),
+        )
+        self._forget_tokens(positions.start)
+        for (keys, values), keys_before_rope in zip(
+            self.pool.layers, self.pool.keys_before_rope, strict=True
+        ):
+            for array in (keys_before_rope, values):
+                array[:, target] = array[:, source]
+            keys[:, target] = apply_rope(
+                keys_before_rope[:, target], rope[positions.start : positions.start + count]
+            )
+        self.token_ids += tokens[positions.stop :]
+        self.dropped_tokens += len(positions)
+        self._release_beyond(self.length)
+
+    def fork(self) -> PagedSequence:
+        """A new sequence with the same tokens. Both share the pages until one writes."""
+        copy = PagedSequence(self.pool)
+        copy._first_key, copy._reusable_length, copy.dropped_tokens = (
+            self._first_key,
+            self.reusable_length,
+            self.dropped_tokens,
+        )
+        self.pool.manager.retain(self.pages)
+        copy.pages, copy.token_ids, copy._keys = self.pages[:], self.token_ids[:], self._keys[:]
+        return copy
+
+    def swap_out(self) -> SwappedSequence:
+        """Copy the sequence to the swap space. Raises PoolFullError if that has too few free pages."""
+        pages = self.pages[: -(-self.length // PAGE_SIZE)]
+        swap_pages = self.pool.swap.allocate(len(pages))
+        for page, swap_page in zip(pages, swap_pages, strict=True):
+            self.pool.copy(page, self.pool.manager.page_count + swap_page)
+        return SwappedSequence(
+            self.pool, self.token_ids[:], swap_pages, self.reusable_length, self.dropped_tokens
+        )
+
+    def release(self) -> None:
+        """Release all pages. Full pages stay in the prefix cache until they are allocated again."""
+        self.truncate(0)
+
+
+def _is_same_id(tokens: tuple[Token, Token]) -> bool:
+    """Whether both tokens are ids and equal. An embedding equals nothing."""
+    return all(isinstance(token, Integral) for token in tokens) and bool(tokens[0] == tokens[1])
+
+
+class SwappedSequence(NamedTuple):
+    """A copy of a sequence in the swap space: its tokens and its pages there."""
+
+    pool: PagePool
+    token_ids: list[Token]
+    swap_pages: list[int]
+    reusable_length: int
+    dropped_tokens: int
+
+    @property
+    def cacheable_tokens(self) -> Sequence[Token]:
+        """Tokens to look up in the prefix cache, and one token after them."""
+        return [*self.token_ids[: self.reusable_length], 0]
+
+    def swap_in(self, sequence: PagedSequence) -> None:
+        """Copy the swapped pages into `sequence`, which has pages for all of them and may hold the first
+        positions already. Releases the swap space."""
+        for number in range(sequence.length // PAGE_SIZE, len(self.swap_pages)):
+            self.pool.copy(self.pool.manager.page_count + self.swap_pages[number], sequence.pages[number])
+        sequence.advance(self.token_ids[sequence.length : self.reusable_length])
+        sequence.advance(self.token_ids[sequence.length :], reusable=False)
+        sequence.dropped_tokens = self.dropped_tokens
+        self.release()
+
+    def release(self) -> None:
+        """Free the pages in the swap space."""
+        self.pool.swap.release(self.swap_pages)
+
+
+class KVCache(PagedSequence):
+    """A sequence with a pool of its own, for code that runs tokens by hand (forward.py): position p of the
+    sequence is position p of the pool.
+
+    executor: the executor that forward.py made for this cache.
+    """
+
+    def __init__(self, config: ModelConfig, positions: int, with_keys_before_rope: bool = False) -> None:
+        super().__init__(
+            PagePool(config, -(-positions // PAGE_SIZE), with_keys_before_rope=with_keys_before_rope)
+        )
+        self.pages = self.pool.manager.allocate(self.pool.manager.page_count)
+        self.executor: Any = None
+
+    @property
+    def length(self) -> int:
+        """The positions that are held. Setting it to less goes back."""
+        return len(self.token_ids)
+
+    @length.setter
+    def length(self, positions: int) -> None:
+        """Number of positions that are held. Assign a smaller number to truncate."""
+        if not 0 <= positions <= self.length:
+            raise IndexError(f"a cache of {self.length} positions cannot go back to {positions}")
+        self.truncate(positions)
+
+    @property
+    def layers(self) -> Layers:
+        """Keys and values of each layer, (kv_heads, capacity, head_dim)."""
+        return self.pool.layers
+
+    @property
+    def keys_before_rope(self) -> Sequence[BF16Array]:
+        """Keys before RoPE of each layer; empty if they are not stored."""
+        return self.pool.keys_before_rope
+
+    @property
+    def capacity(self) -> int:
+        """Number of positions of the pool."""
+        return len(self.pages) * PAGE_SIZE
+
+    def _release_beyond(self, length: int) -> None:
+        """Does nothing: a KVCache keeps all its pages."""

@@ -1,0 +1,134 @@
+"""Tensor parallelism: a model split over devices, by heads and by the width of the FFN.
+
+A device, or rank, has every layer's projections of its query heads and of the key/value heads that these
+attend to, the columns of the output projection that read its heads, and its part of gate, up and down. The
+two products that read parts, after attention and after the FFN, give partial sums, which all ranks add
+(`communication.all_reduce_sum`); the residual counts once. Embeddings and norms are complete on every rank;
+only rank 0 has the LM head. So a part is a model as well: of the same hidden size, with fewer heads.
+
+If there are more devices than key/value heads, each has one of them, and several have the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from aerie.common.errors import UserError
+from aerie.engine.config import ModelConfig
+from aerie.engine.tensors import Tensor
+from aerie.engine.weights import Weights
+from aerie.multi_launch_builder import UnsupportedShapeError, program_store
+
+SliceTensor = Callable[[Tensor, int, int], Tensor]
+"""Returns this number of rows or columns of a tensor, from the first one on."""
+
+
+def part_config(config: ModelConfig, ranks: int) -> ModelConfig:
+    """The config of one of `ranks` equal parts.
+
+    Raises UserError, with the numbers that are possible, if the model does not divide evenly, or if the
+    kernels do not accept the parts.
+    """
+    problem = _problem(config, ranks)
+    if problem:
+        possible = [n for n in range(1, config.num_attention_heads + 1) if not _problem(config, n)]
+        raise UserError(
+            f"{ranks} devices cannot share this model ({config.num_attention_heads} query heads, "
+            f"{config.num_key_value_heads} key/value heads, FFN width {config.intermediate_size}): "
+            f"{problem}; what works: {', '.join(map(str, possible))}"
+        )
+    return _cut(config, ranks)
+
+
+def _cut(config: ModelConfig, ranks: int) -> ModelConfig:
+    return replace(
+        config,
+        num_attention_heads=config.num_attention_heads // ranks,
+        num_key_value_heads=max(1, config.num_key_value_heads // ranks),
+        intermediate_size=config.intermediate_size // ranks,
+    )
+
+
+def _problem(config: ModelConfig, ranks: int) -> str:
+    """Why this number of devices cannot share the model; "" if they can."""
+    kv_heads = config.num_key_value_heads
+    if config.num_attention_heads % ranks:
+        return f"{config.num_attention_heads} query heads do not divide by {ranks}"
+    if kv_heads % ranks and ranks % kv_heads:
+        return f"{kv_heads} key/value heads do not divide by {ranks}, nor {ranks} by them"
+    if config.intermediate_size % ranks:
+        return f"an FFN width of {config.intermediate_size} does not divide by {ranks}"
+    try:
+        program_store.check_shape(_cut(config, ranks).shape)
+    except UnsupportedShapeError as error:
+        return f"of a part, {error.problem}"
+    return ""
+
+
+@dataclass(frozen=True)
+class RankWeights:
+    """The tensors of rank `rank` of `ranks`. config: of the whole model."""
+
+    whole: Weights
+    config: ModelConfig
+    rank: int
+    ranks: int
+
+    def layer(self, layer: int) -> dict[str, Tensor]:
+        """The rank's tensors of a layer, by the names of the programs' arguments. Tensors that are not split
+        are complete."""
+        return {name: self._part(name, tensor) for name, tensor in self.whole.layer(layer).items()}
+
+    @property
+    def lm_head(self) -> Tensor:
+        return self.whole.lm_head
+
+    def _part(self, name: str, tensor: Tensor) -> Tensor:
+        if name not in CUT:
+            return tensor
+        cut, size = CUT[name]
+        first, count = size(self)
+        return cut(tensor, first, count)
+
+    def queries(self) -> tuple[int, int]:
+        """First element and count of this rank's query heads."""
+        count = self.config.num_attention_heads // self.ranks * self.config.head_dim
+        return self.rank * count, count
+
+    def keys(self) -> tuple[int, int]:
+        """First element and count of this rank's key/value heads. Ranks may share heads."""
+        heads, kv_heads = (
+            max(1, self.config.num_key_value_heads // self.ranks),
+            self.config.num_key_value_heads,
+        )
+        return self.rank * kv_heads // self.ranks * self.config.head_dim, heads * self.config.head_dim
+
+    def ffn(self) -> tuple[int, int]:
+        """First element and count of this rank's part of the FFN width."""
+        count = self.config.intermediate_size // self.ranks
+        return self.rank * count, count
+
+
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor.part(first, count)
+
+
+def _columns(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor.columns(first, count)
+
+
+CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
+    "wq": (_rows, RankWeights.queries),
+    "bq": (_rows, RankWeights.queries),
+    "wk": (_rows, RankWeights.keys),
+    "bk": (_rows, RankWeights.keys),
+    "wv": (_rows, RankWeights.keys),
+    "bv": (_rows, RankWeights.keys),
+    "wo": (_columns, RankWeights.queries),
+    "w_gate": (_rows, RankWeights.ffn),
+    "w_up": (_rows, RankWeights.ffn),
+    "w_down": (_columns, RankWeights.ffn),
+}
+"""How the weights of a layer are split, by the names of the programs' arguments. Others are complete on every
+rank."""

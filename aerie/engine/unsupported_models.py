@@ -1,0 +1,249 @@
+"""What would be computed wrongly, and is refused: by its name, with the reason.
+
+One decoder is computed, with what a family's file adds. Several names stand for it, and other models go by
+one of them: so it is the facts that are looked at, and each that makes another model is refused. What only
+adds tensors is found among these (`weights.py`).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from aerie.engine.config_reader import MODELS_THAT_RUN, ConfigReader, short
+from aerie.engine.errors import ConfigError
+from aerie.engine.families import FAMILIES
+from aerie.engine.folder import SINGLE_FILE
+from aerie.engine.model_family import ModelFamily
+
+
+@dataclass(frozen=True)
+class RequiredEntry:
+    """Entries that make another model of the same tensors, unless they have one of these values.
+
+    Absent and null are always such values. The names are those of transformers' configurations and of models
+    that come with code of their own. reason: what would be left out; it follows the value in a message.
+    """
+
+    names: tuple[str, ...]
+    values: tuple[Any, ...]
+    reason: str
+
+    def check(self, config: ConfigReader) -> None:
+        """ConfigError for an entry with another value."""
+        for name in self.names:
+            given = config.get(name)
+            if given is not None and not any(_same(given, value) for value in self.values):
+                raise ConfigError(
+                    f"{config.path}: {name} is {short(given)}: {self.reason}; {self._wanted(name)}"
+                )
+
+    def _wanted(self, name: str) -> str:
+        if not self.values:
+            return f"no model with {name} is supported ({MODELS_THAT_RUN})"
+        return f"only {name} {self.values[0]!r} is supported"
+
+
+REQUIRED_ENTRIES = (
+    RequiredEntry(("mlp_bias", "use_bias", "bias"), (False,), "no launch adds a bias there"),
+    RequiredEntry(
+        ("hidden_act", "hidden_activation", "activation_function"),
+        ("silu", "swish"),
+        "the FFN's launch computes SwiGLU",
+    ),
+    RequiredEntry(
+        ("partial_rotary_factor", "rotary_pct", "rope_pct"),
+        (1.0,),
+        "only whole heads are turned, and this is a part of each",
+    ),
+    RequiredEntry(
+        ("rope_interleaved", "rope_interleave", "rotary_interleaved"),
+        (False,),
+        "the two halves of a head are turned against each other, not neighbouring elements",
+    ),
+    RequiredEntry(
+        ("attn_logit_softcapping", "final_logit_softcapping", "clip_qkv"), (0.0,), "no launch caps values"
+    ),
+    RequiredEntry(
+        (
+            *("embedding_multiplier", "residual_multiplier", "lm_head_multiplier"),
+            *("logits_scaling", "logit_scale", "scale_emb"),
+        ),
+        (1.0,),
+        "no launch multiplies by a factor of the model",
+    ),
+    RequiredEntry(("scale_depth", "dim_model_base"), (), "no launch multiplies by a factor of the model"),
+    RequiredEntry(
+        ("num_local_experts", "num_experts", "n_routed_experts"),
+        (0,),
+        "it is a mixture of experts, in which each token takes weights of its own",
+    ),
+    RequiredEntry(
+        ("kv_lora_rank", "q_lora_rank"), (0,), "latent attention keeps no keys and values of heads"
+    ),
+    RequiredEntry(("no_rope_layer_interval",), (0,), "every layer turns its heads"),
+    RequiredEntry(("alibi", "use_alibi"), (False,), "positions are told by RoPE alone"),
+    RequiredEntry(
+        ("parallel_attn", "use_parallel_residual"),
+        (False,),
+        "the FFN comes after attention, not beside it",
+    ),
+    RequiredEntry(
+        ("attn_output_gate", "use_bidirectional_attention", "add_cross_attention"),
+        (False,),
+        "attention is causal, of the model's own text, and has no gate",
+    ),
+    RequiredEntry(("text_config", "vision_config", "audio_config"), (), "only text is read, by one decoder"),
+    RequiredEntry(("is_encoder_decoder",), (False,), "there is no encoder"),
+    RequiredEntry(
+        ("transformers_weights",),
+        (SINGLE_FILE,),
+        "no other file of weights is read, but those that model.safetensors.index.json names",
+    ),
+)
+
+OTHER_ARCHITECTURES = (
+    ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
+    ("bert electra xlm", "it makes vectors of texts, and no answers"),
+    (
+        "moe mixtral dbrx deepseek gptoss llama4 minimax",
+        "it is a mixture of experts, in which each token takes weights of its own",
+    ),
+    ("llada dream", "it fills the whole text in at once, and block diffusion goes block by block"),
+    (
+        "mamba jamba bamba falconh1 lfm rwkv nemotronh qwen3next qwen35 kimilinear recurrent",
+        "it has layers that keep a state instead of keys and values",
+    ),
+    ("gemma", "its norms multiply by 1 + weight, and its layers have more of them and another activation"),
+    ("phi", "some of its sizes turn a part of each head alone, others add attention and FFN side by side"),
+    ("olmo exaone4", "its norms stand after attention and FFN, or have no weights"),
+    ("cohere", "it adds attention and FFN side by side, after a LayerNorm"),
+    ("glm", "it turns neighbouring elements of a part of each head"),
+    ("granite minicpm", "it multiplies embeddings, residuals and logits by factors"),
+    ("smollm3", "it has layers without RoPE"),
+    ("ministral", "windows alternate with whole attention from layer to layer"),
+    (
+        "gpt opt bloom mpt falcon starcoder stablelm persimmon nemotron",
+        "it has LayerNorm, learned positions or an FFN without a gate",
+    ),
+)
+"""Reasons, by what stands in the names of models, which are compared in lower case and without `_`."""
+
+QUANTISATION_ENTRIES = ("quantization_config", "quantization", "compression_config")
+"""Where transformers, MLX and compressed-tensors say how the weights were quantised."""
+
+OF_NAME = {"quantization": "MLX", "compression_config": "compressed-tensors"}
+"""Who quantised, where the entry alone says it."""
+
+WINDOW_ENTRIES = ("full_attention", "sliding_attention")
+
+
+def check_supported(config: ConfigReader) -> ModelFamily:
+    """The family of a config.json. Raises ConfigError, by name, for whatever would be computed wrongly."""
+    family = _family(config)
+    for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
+        fact.check(config)
+    _check_layers(config)
+    _check_unquantised(config)
+    return family
+
+
+def check_sizes(config: ConfigReader, head_dim: int, positions: int) -> None:
+    """As check_supported, for what changes nothing at the model's own sizes: how much of a head RoPE turns,
+    what scores are multiplied with, and attention in chunks as long as the context."""
+    chunk = config.positive_int("attention_chunk_size", default=0, least=0)
+    if chunk < positions:
+        RequiredEntry(("attention_chunk_size",), (0,), "attention in chunks is not built").check(config)
+    RequiredEntry(("rotary_dim",), (head_dim,), "only whole heads are turned").check(config)
+    scores = "scores are divided by the root of head_dim"
+    RequiredEntry(("query_pre_attn_scalar",), (head_dim,), scores).check(config)
+    RequiredEntry(("attention_multiplier",), (head_dim**-0.5,), scores).check(config)
+
+
+def _facts_of(family: ModelFamily) -> Iterable[RequiredEntry]:
+    """What a family has or has not, where a config.json may say otherwise."""
+    bias = f"{family.architecture} has a bias on " + (
+        "queries, keys and values" if family.qkv_bias else "none of its projections, and no launch adds one"
+    )
+    yield RequiredEntry(("attention_bias", "qkv_bias", "use_qkv_bias"), (family.qkv_bias,), bias)
+    norm = f"{family.architecture} has {'norms' if family.qk_norm else 'no norms'} of queries and keys"
+    yield RequiredEntry(
+        ("qk_norm", "use_qk_norm", "qk_layernorm", "use_qk_layernorm"), (family.qk_norm,), norm
+    )
+
+
+def _family(config: ConfigReader) -> ModelFamily:
+    names = config.items("architectures")
+    of_name = next((kind for kind, family in FAMILIES.items() if _is_named(family, names)), "llama")
+    family = FAMILIES.get(str(config.get("model_type", of_name)))
+    if family is None or (names and not _is_named(family, names)):
+        *first, last = (each.name for each in FAMILIES.values())
+        why = reason_of_name(*names, config.get("model_type"))
+        raise ConfigError(
+            f"{config.path}: the architecture is {', '.join(map(str, names[:3])) or 'not named'} "
+            f"(model_type {short(config.get('model_type'))}){why}{_text_part(config)}; only "
+            f"{', '.join(first)} and {last} are supported ({MODELS_THAT_RUN})"
+        )
+    return family
+
+
+def _text_part(config: ConfigReader) -> str:
+    """What to take in place of a model of images or sounds whose text part would run by itself."""
+    part = config.get("text_config") or config.get("llm_config")
+    kind = part.get("model_type") if isinstance(part, dict) else None
+    if isinstance(kind, str):
+        kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
+    if kind not in FAMILIES:
+        return ""
+    return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
+
+
+def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
+    """Whether config.json names the family's class, or that of its layers alone, without a head."""
+    return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
+
+
+def reason_of_name(*names: Any) -> str:
+    """Why a model of these names is not supported, after a colon; empty where that is not known."""
+    name = " ".join(map(str, names)).lower().replace("_", "")
+    found = (reason for parts, reason in OTHER_ARCHITECTURES if any(part in name for part in parts.split()))
+    return next((f": {reason}" for reason in found), "")
+
+
+def _same(given: Any, value: Any) -> bool:
+    """Whether an entry is this value; true is no number here, and 1 is 1.0."""
+    if isinstance(value, float) and isinstance(given, int | float) and not isinstance(given, bool):
+        return abs(given - value) <= 1e-6 * abs(value)
+    return isinstance(given, bool) == isinstance(value, bool) and bool(given == value)
+
+
+def _check_layers(config: ConfigReader) -> None:
+    """Every layer turns its heads, and attends to all positions of the context."""
+    other = [kind for kind in config.items("layer_types") if kind not in WINDOW_ENTRIES]
+    if other:
+        raise ConfigError(
+            f"{config.path}: layer_types has {short(other[0])}; only "
+            f"{' and '.join(map(repr, WINDOW_ENTRIES))} are supported"
+        )
+    turned = config.items("no_rope_layers")  # 1 for a layer with RoPE, as SmolLM3 and Llama 4 have it
+    if not all(turned):
+        raise ConfigError(
+            f"{config.path}: no_rope_layers is {short(turned)}; only models with RoPE in every layer are "
+            "supported"
+        )
+
+
+def _check_unquantised(config: ConfigReader) -> None:
+    name = next((name for name in QUANTISATION_ENTRIES if config.get(name) is not None), None)
+    if name is None:
+        return
+    given = config.get(name)
+    method = given.get("quant_method") if isinstance(given, dict) else None
+    method = method or OF_NAME.get(name)
+    how = f"quantised with {method}" if method else "quantised"
+    raise ConfigError(
+        f"{config.path}: the checkpoint is {how} ({name}); only unquantised checkpoints are "
+        "supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model"
+    )

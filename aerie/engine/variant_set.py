@@ -1,0 +1,155 @@
+"""Which programs take which tokens: the variants of a model, and the programs of each call."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple, TypeAlias
+
+from aerie.common.errors import UserError
+from aerie.engine.call_costs import CallCosts
+from aerie.engine.planner import VariantCall, plan
+from aerie.engine.variants import gathered_contexts
+from aerie.multi_launch_builder import Variant
+from aerie.multi_launch_builder.variants import (
+    LAYER_KINDS,
+    LM_HEAD_ROWS,
+    ONE_ROW_KINDS,
+    PARALLEL_LAYER_KINDS,
+    program_name,
+)
+
+GUIDE, ROWS = "guide", "rows"
+"""Decode paths: GEMVs with attention on the host; or rows on the device, as for prompts."""
+MAX_TAIL_ROWS = LM_HEAD_ROWS[-1]
+"""A variant with more rows leaves the end of the last layer to a variant with fewer."""
+
+
+def check_decode_path(decode: str) -> None:
+    """Raises UserError unless decode is "guide" or "rows"."""
+    if decode not in (GUIDE, ROWS):
+        raise UserError(f"decode is {decode!r}; give {GUIDE!r} or {ROWS!r}")
+
+
+class FullPrefill(NamedTuple):
+    """The prefill of the six programs as a variant: all of a prompt in one call without a past (AR == CL)."""
+
+    rows: int
+    context: int
+
+
+LayerPrograms: TypeAlias = "tuple[str, ...]"
+"""The programs of a layer, in order: before attention, attention, and after attention, where several devices
+have two (multi_launch_builder/variants.py, SHARED_LAYER)."""
+
+
+@dataclass(frozen=True)
+class VariantSet:
+    """The variants of a model, or the prompt length of the six programs.
+
+    seq_len: the prompt length of the six programs; 0 if there are variants. variants: each has several rows.
+    decode_path: "guide" or "rows". costs: of a call, for the planner; None means the seed's rule. devices:
+    number of devices that share each layer.
+    """
+
+    seq_len: int = 0
+    variants: tuple[Variant, ...] = ()
+    decode_path: str = GUIDE
+    costs: CallCosts | None = field(default=None, compare=False)
+    devices: int = 1
+
+    @property
+    def largest_context(self) -> int | None:
+        """Positions of the largest context; None without variants."""
+        return max((one.context for one in self.variants), default=None)
+
+    @property
+    def contexts(self) -> Sequence[int]:
+        """The contexts of the variants, in positions, smallest first."""
+        return sorted({one.context for one in self.variants})
+
+    @property
+    def gathered_contexts(self) -> Sequence[int]:
+        """The contexts of gathered caches; empty without variants."""
+        return gathered_contexts(self.contexts) if self.variants else []
+
+    def positions(self, context: int) -> int:
+        """Maximum positions of a sequence, for a model with `context` positions."""
+        return min(context, self.largest_context or context)
+
+    def plan(self, tokens: int, past: int, recompute: bool = True) -> Sequence[VariantCall]:
+        """The calls for `tokens` after `past` positions.
+
+        recompute: whether a call may compute the past again (AR == CL). Raises NoVariantError if no context
+        holds all tokens.
+        """
+        if self.seq_len:
+            return plan(tokens, past, [FullPrefill(self.seq_len, self.seq_len)])
+        fitting = [one for one in self.variants if recompute or not past or one.rows < one.context]
+        return plan(tokens, past, fitting, self.costs)
+
+    def tail_call(self, call: VariantCall, tokens: range) -> VariantCall | None:
+        """A call with fewer rows for these tokens of `call`; None if it would save little. tokens: indices
+        within the call."""
+        if call.variant <= MAX_TAIL_ROWS:
+            return None
+        fitting = [one.rows for one in self.variants if one.context == call.context]
+        rows = min((each for each in fitting if len(tokens) <= each < call.variant), default=None)
+        if rows is None:
+            return None
+        first = call.new_idx + tokens.start
+        return call._replace(variant=rows, n_past=first, n_process=len(tokens), new_idx=first)
+
+    @property
+    def layer_kinds(self) -> LayerPrograms:
+        """The kinds of a layer's programs."""
+        return LAYER_KINDS if self.devices == 1 else PARALLEL_LAYER_KINDS
+
+    def call_programs(self, call: VariantCall) -> LayerPrograms:
+        """The programs of a call."""
+        if self.seq_len:
+            return "rms_gemms_rope", "flash_attn", "o_ffn"
+        return tuple(program_name(kind, call.variant, call.context) for kind in self.layer_kinds)
+
+    def programs_for_calls(self, calls: Sequence[VariantCall], last_only: bool) -> Iterator[str]:
+        """The programs of these calls. last_only: the last call computes its last token only at the end of
+        the last layer."""
+        for step in calls:
+            yield from self.call_programs(step)
+        end = calls[-1].n_process
+        if last_only and (tail := self.tail_call(calls[-1], range(end - 1, end))):
+            yield from self.call_programs(tail)[1:]
+
+    def lm_head(self, rows: int, decode_path: str = "") -> str:
+        """The LM head for this number of rows; it may take several calls. With `rows`, the one that reads its
+        weights least often. decode_path: "" means this set's."""
+        if (decode_path or self.decode_path) == GUIDE:
+            return ONE_ROW_KINDS[-1]
+        return program_name("lm_head", next((n for n in LM_HEAD_ROWS if n >= rows), LM_HEAD_ROWS[-1]))
+
+    @property
+    def lm_heads(self) -> Collection[str]:
+        """The LM heads for any number of rows."""
+        return {self.lm_head(rows) for rows in LM_HEAD_ROWS}
+
+    @property
+    def batch_rows(self) -> Sequence[int]:
+        """Rows of the programs for steps of several sequences (executor.py)."""
+        return sorted({one.rows for one in self.variants if one.rows > 1} | {*LM_HEAD_ROWS})
+
+    @property
+    def batch_programs(self) -> Iterator[str]:
+        """All programs for steps of several sequences: any rows, any gathered context, any number of output
+        rows. Empty without variants."""
+        if not self.variants:
+            return
+        for rows, context in itertools.product(self.batch_rows, gathered_contexts(self.contexts)):
+            if rows <= context:
+                yield from (program_name(kind, rows, context) for kind in self.layer_kinds)
+        yield from replace(self, decode_path=ROWS).lm_heads
+
+    @property
+    def decode_programs(self) -> Sequence[str]:
+        """The programs that decode a token, without those of prefill; the LM head is the last."""
+        return ONE_ROW_KINDS if self.decode_path == GUIDE else (self.lm_head(1),)

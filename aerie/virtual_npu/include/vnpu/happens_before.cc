@@ -1,0 +1,630 @@
+// The order checks: clocks, and the last accesses of each part of a buffer. Linked only into programs with checks.
+#include "vnpu/happens_before.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "vnpu/check.h"
+
+namespace vnpu {
+
+thread_local Strand **strand_slot = nullptr;
+
+// ---- clocks ----
+
+void Clock::grow(uint32_t size) {
+  if (size <= size_) return;
+  if (size > capacity_) {
+    capacity_ = size < 16 ? 16 : size + size / 2;
+    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
+  }
+  memset(times_ + size_, 0, (size - size_) * sizeof(uint32_t));
+  size_ = size;
+}
+
+void Clock::set(uint32_t chain, uint32_t time) {
+  grow(chain + 1);
+  times_[chain] = time;
+}
+
+void Clock::join(const Clock &other) {
+  grow(other.size_);
+  for (uint32_t i = 0; i < other.size_; ++i) times_[i] = times_[i] > other.times_[i] ? times_[i] : other.times_[i];
+}
+
+// ---- what stays for the whole run: issue orders, events ----
+
+namespace {
+
+// Plain values that do not move until the run ends, numbered from 1. Several threads add values concurrently.
+template <class T>
+class Store {
+ public:
+  T &operator[](uint32_t number) { return blocks_[(number - 1) / kBlock][(number - 1) % kBlock]; }
+
+  // Returns the number after `last`, the thread's last one: threads take numbers in blocks. Returns 0 when all are used up.
+  uint32_t add(uint32_t &last) {
+    if (last % kBlock == 0) {
+      if (__atomic_load_n(&used_, __ATOMIC_RELAXED) >= max_count()) return 0;
+      const int block = __atomic_fetch_add(&used_, 1, __ATOMIC_RELAXED);
+      T *const values = block < max_count() ? static_cast<T *>(malloc(sizeof(T) * kBlock)) : nullptr;
+      if (!values) return 0;
+      __atomic_store_n(&blocks_[block], values, __ATOMIC_RELEASE);
+      last = uint32_t(block) * kBlock;
+    }
+    return ++last;
+  }
+
+  // Drops all values and sets the capacity, rounded up to whole blocks.
+  void clear(i64 max_count) {
+    for (int block = 0; block < used_ && block < kBlocks; ++block) {
+      free(blocks_[block]);
+      blocks_[block] = nullptr;
+    }
+    used_ = 0;
+    unused_blocks_ = max_count < i64(kBlocks) * kBlock ? kBlocks - int((max_count + kBlock - 1) / kBlock) : 0;
+  }
+
+ private:
+  static constexpr int kBlock = 1024, kBlocks = 1 << 19;
+  // Everything is zero at the start: otherwise every program file would have 4 MB more.
+  T *blocks_[kBlocks] = {};
+  int used_ = 0, unused_blocks_ = 0;
+
+  int max_count() const { return kBlocks - unused_blocks_; }
+};
+
+// An access that happened.
+struct Event {
+  Site site;
+  ExecutionPlace where;
+  const IssueOrder *lineage;
+  uint32_t phase, task_loop, process, chain, time;
+  bool is_task;
+  bool is_reported = false;  // that an access is not ordered after it
+};
+
+Store<Event> events;
+Store<IssueOrder> lineages;
+Store<ExecutionPlace> roots;  // the launch point of a task loop
+uint32_t bodies = 0, processes = 0, phase = 0;
+bool races_are_notes = false;
+i64 max_events = 0;
+i64 unchecked = 0;         // accesses without a record, for lack of memory
+bool lost_track = false;   // no memory for the body and task loop of a strand
+uint32_t generation = 0;  // counts runs: numbers that threads kept from an earlier run are invalid
+
+struct Last {
+  uint32_t event = 0, lineage = 0, root = 0, generation = 0;
+};
+thread_local Last last_numbers;
+
+Last &this_thread() {
+  if (last_numbers.generation != generation) last_numbers = Last{0, 0, 0, generation};
+  return last_numbers;
+}
+
+}  // namespace
+
+void begin_order(bool as_notes, i64 max_count) {
+  races_are_notes = as_notes;
+  max_events = max_count;
+  unchecked = 0;
+  lost_track = false;
+  static thread_local Strand function;
+  static thread_local Strand *slot = &function;
+  strand_slot = &slot;
+  events.clear(max_count);
+  lineages.clear(max_count);
+  roots.clear(max_count);
+  bodies = processes = 0;
+  phase = 1;
+  ++generation;
+}
+
+void end_order() {
+  if (unchecked == 0) return;
+  note(Site{"race check", 0},
+       "%lld accesses came after the %lld that it remembers were used up, so data races with them may be missed: run the "
+       "program for a smaller shape, or set VNPU_RACE_EVENTS higher (%d bytes of memory each)",
+       (long long)unchecked, (long long)max_events, int(sizeof(Event)));
+}
+
+void next_phase() { ++phase; }
+
+uint32_t new_body() { return __atomic_add_fetch(&bodies, 1, __ATOMIC_RELAXED); }
+
+const IssueOrder *new_lineage(const IssueOrder *around, uint32_t body, uint32_t issue, bool is_async, Engine engine) {
+  const uint32_t number = lineages.add(this_thread().lineage);
+  if (!number) {
+    __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
+    return around;
+  }
+  lineages[number] = IssueOrder{around, body, issue, is_async, engine, around ? around->depth + 1 : 0};
+  return &lineages[number];
+}
+
+namespace {
+
+// Goes outwards from both until it finds two operations of one body. Returns false if there are none.
+bool find_siblings(const IssueOrder *&earlier, const IssueOrder *&later) {
+  while (earlier && later && earlier->depth > later->depth) earlier = earlier->around;
+  while (earlier && later && later->depth > earlier->depth) later = later->around;
+  while (earlier && later && earlier->around != later->around) {
+    earlier = earlier->around;
+    later = later->around;
+  }
+  return earlier && later && earlier != later && earlier->body == later->body;
+}
+
+}  // namespace
+
+bool holds_back(const IssueOrder *earlier, const IssueOrder *later) {
+  return find_siblings(earlier, later) && !(earlier->is_async && (later->is_async || later->engine == Engine::kHost));
+}
+
+bool ordered_by_locks(const IssueOrder *earlier, bool earlier_writes, const IssueOrder *later, bool later_writes) {
+  if (!find_siblings(earlier, later) || earlier->issue > later->issue) return false;
+  if (earlier->engine == Engine::kNone || later->engine == Engine::kNone) return false;
+  return earlier_writes != later_writes || earlier->engine == Engine::kCores || later->engine == Engine::kCores;
+}
+
+// ---- chains and strands ----
+
+StrandChains::~StrandChains() {
+  for (Family *family : buckets_) {
+    while (family) {
+      Family *const next = family->next;
+      if (family->merged && family->site.op[0]) {
+        note(family->site,
+             "%lld of these started while %d others were running, and nothing orders them: the race check distinguishes %d, "
+             "so data races with the rest may be missed; let each depend on the token of an earlier one, or wait for some "
+             "before the next start",
+             (long long)family->merged, kSiblings, kSiblings);
+      }
+      delete family;
+      family = next;
+    }
+  }
+  free(times_);
+}
+
+uint32_t StrandChains::add() {
+  if (size_ == capacity_) {
+    capacity_ = capacity_ ? 2 * capacity_ : 64;
+    times_ = static_cast<uint32_t *>(realloc(times_, capacity_ * sizeof(uint32_t)));
+  }
+  times_[size_] = 0;
+  return size_++;
+}
+
+uint32_t StrandChains::choose(uint32_t before, Site site, i64 flat, const Clock &clock) {
+  const uint64_t hash = (uint64_t(before) * 31 + uint64_t(site.line)) * 1000003u + uint64_t(flat);
+  Family *&bucket = buckets_[hash % kBuckets];
+  Family *family = bucket;
+  while (family &&
+         (family->before != before || family->site.line != site.line || family->site.op != site.op || family->flat != flat)) {
+    family = family->next;
+  }
+  if (!family) bucket = family = new Family{before, site, flat, 0, 0, {}, bucket};
+  for (int i = 0; i < family->size; ++i) {
+    const uint32_t chain = family->chains[i];
+    if (clock.at(chain) >= times_[chain]) return chain;
+  }
+  if (family->size == kSiblings) {
+    ++family->merged;
+    return family->chains[0];
+  }
+  return family->chains[family->size++] = add();
+}
+
+void Strand::begin(const Strand &before, Site site, i64 flat, const IssueOrder *own) {
+  phase = before.phase;
+  task_loop = before.task_loop;
+  process = before.process;
+  chains = before.chains;
+  lineage = own;
+  where = before.where;
+  clock.join(before.clock);
+  origin = Origin{before.chain, site, flat};
+}
+
+void Strand::start() {
+  if (!chains) return;  // a join makes no access
+  chain = chains->choose(origin.chain, origin.site, origin.flat, clock);
+  time = chains->advance(chain);
+  clock.set(chain, time);
+}
+
+void Strand::start_task_loop(StrandChains &own, const ExecutionPlace *root) {
+  phase = vnpu::phase;
+  task_loop = roots.add(this_thread().root);
+  if (task_loop) {
+    roots[task_loop] = *root;
+    roots[task_loop].around = nullptr;
+  } else {
+    __atomic_store_n(&lost_track, true, __ATOMIC_RELAXED);
+  }
+  chains = &own;
+  start();
+  enter(root);
+}
+
+void Strand::enter(const ExecutionPlace *own) {
+  where = own;
+  process = __atomic_add_fetch(&processes, 1, __ATOMIC_RELAXED);
+}
+
+ClockSnapshot Strand::publish() {
+  ClockSnapshot mark(clock);
+  time = chains->advance(chain);
+  clock.set(chain, time);
+  return mark;
+}
+
+void AsyncStrand::begin(Site site) {
+  outer_ = *strand_slot;
+  strand_.begin(*outer_, site, 0, outer_->lineage);
+  strand_.is_fork = true;
+  *strand_slot = &strand_;
+}
+
+void AsyncStrand::covers(Site site, std::initializer_list<Use> uses) {
+  for (const Use &use : uses) {
+    if (use.buffer && use.buffer->owner == strand_.process) observe(site, use, strand_);
+  }
+  strand_.covers = true;
+}
+
+ClockSnapshot AsyncStrand::end() {
+  *strand_slot = outer_;
+  outer_->forked.join(strand_.clock);
+  outer_->forked.join(strand_.forked);
+  return ClockSnapshot(strand_.clock);
+}
+
+uint32_t current_process() { return current_strand() ? current_strand()->process : 0; }
+
+// ---- the last accesses of buffers ----
+
+namespace {
+
+// The accesses of one part of a buffer: the last write, and the latest reads since, as far as they fit.
+struct Cell {
+  static constexpr int kReaders = 3;
+  uint32_t writer, readers[kReaders];
+  bool operator==(const Cell &other) const { return __builtin_memcmp(this, &other, sizeof(Cell)) == 0; }
+};
+
+// One access while it is recorded.
+struct Entry {
+  const Strand &strand;
+  const uint32_t event;
+  const bool writes;
+  const bool has_locks, is_l2;
+  bool is_forced = false;  // records it although it races
+  // The cell visited last, before and after; initially one that differs from every cell.
+  Cell before{~0u, {}}, after{};
+  // The access that it races with, or that only locks order before it, and the byte.
+  struct Other {
+    uint32_t event = 0;
+    bool writes = false;
+    i64 place = 0;
+  } raced{}, locked{}, herds{};
+
+  uint32_t visit(Cell &cell, i64 byte);
+
+ private:
+  bool is_behind(uint32_t earlier, bool earlier_writes, i64 byte);
+};
+
+class Locked {
+ public:
+  explicit Locked(pthread_mutex_t &mutex) : mutex_(mutex) { pthread_mutex_lock(&mutex_); }
+  ~Locked() { pthread_mutex_unlock(&mutex_); }
+
+ private:
+  pthread_mutex_t &mutex_;
+};
+
+bool happened_before(const Event &event, const Strand &strand) {
+  if (event.phase != strand.phase) return true;
+  if (event.task_loop != strand.task_loop) return false;
+  return event.time <= strand.clock.at(event.chain) || holds_back(event.lineage, strand.lineage);
+}
+
+// Whether two herds of one body made the accesses, the herds are on the device at the same time, and the earlier one has no
+// token that the later one could depend on.
+bool are_herds(const Event &event, const Strand &strand) {
+  const IssueOrder *earlier = event.lineage, *later = strand.lineage;
+  if (event.phase != strand.phase || event.task_loop != strand.task_loop || !find_siblings(earlier, later)) return false;
+  return earlier->engine == Engine::kCores && later->engine == Engine::kCores && !earlier->is_async;
+}
+
+}  // namespace
+
+// All parts have one size, a power of two bytes: the largest that the accesses so far allow.
+class Cells {
+ public:
+  explicit Cells(const Buffer &buffer) : bytes_(buffer.count * buffer.element), count_(1) {
+    granule_ = 1;
+    while (granule_ < bytes_) granule_ *= 2;
+    cells_ = static_cast<Cell *>(calloc(1, sizeof(Cell)));
+  }
+  Cells(const Cells &) = delete;
+  ~Cells() { free(cells_); }
+
+  // Makes parts small enough for runs that start and end at these bytes.
+  void refine(i64 low, i64 high);
+
+  // Records one run of an access: bytes [low, high) of the buffer. Returns false if it races.
+  bool enter(Entry &entry, i64 low, i64 high);
+
+  // Whether every access so far happened before a strand; unsettled() gives an access that did not.
+  bool is_settled(const Strand &strand) const { return !unsettled(strand).event; }
+  Entry::Other unsettled(const Strand &strand) const;
+
+  pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
+
+ private:
+  const i64 bytes_;
+  Cell *cells_;
+  i64 count_, granule_;
+};
+
+void Cells::refine(i64 low, i64 high) {
+  i64 needed = low | granule_;
+  if (high < bytes_) needed |= high;
+  needed &= -needed;
+  if (needed == granule_) return;
+  const i64 parts = granule_ / needed, count = (bytes_ + needed - 1) / needed;
+  Cell *const finer = static_cast<Cell *>(malloc(size_t(count) * sizeof(Cell)));
+  for (i64 i = 0; i < count; ++i) finer[i] = cells_[i / parts];
+  free(cells_);
+  cells_ = finer;
+  count_ = count;
+  granule_ = needed;
+}
+
+bool Entry::is_behind(uint32_t earlier, bool earlier_writes, i64 byte) {
+  if (is_forced) return true;
+  if (is_l2 && writes && earlier_writes && !herds.event && are_herds(events[earlier], strand)) {
+    herds = Other{earlier, true, byte};
+  }
+  if (happened_before(events[earlier], strand)) return true;
+  if (!has_locks || !ordered_by_locks(events[earlier].lineage, earlier_writes, strand.lineage, writes)) return false;
+  if (!locked.event) locked = Other{earlier, earlier_writes, byte};
+  return true;
+}
+
+// Returns the event that this one races with, or 0. What is ordered after a read is ordered after the write before it.
+uint32_t Entry::visit(Cell &cell, i64 byte) {
+  uint32_t unordered = 0;
+  bool is_behind_reader = false;
+  for (const uint32_t reader : cell.readers) {
+    if (!writes || !reader) continue;
+    if (is_behind(reader, false, byte)) is_behind_reader = true;
+    else unordered = reader;
+  }
+  if (cell.writer && !is_behind_reader && !is_behind(cell.writer, true, byte)) return cell.writer;
+  if (unordered) return unordered;
+  if (writes) {
+    cell = Cell{event, {}};
+    return 0;
+  }
+  // Drops reads that happened before this one: they add nothing.
+  int place = int(event % Cell::kReaders);
+  for (int i = Cell::kReaders - 1; i >= 0; --i) {
+    if (!cell.readers[i] || happened_before(events[cell.readers[i]], strand)) place = i;
+  }
+  cell.readers[place] = event;
+  return 0;
+}
+
+bool Cells::enter(Entry &entry, i64 low, i64 high) {
+  for (i64 i = low / granule_, last = (high - 1) / granule_; i <= last; ++i) {
+    Cell &cell = cells_[i];
+    // Most parts have the same history as the part before.
+    if (cell == entry.before) {
+      cell = entry.after;
+      continue;
+    }
+    entry.before = cell;
+    if (const uint32_t other = entry.visit(cell, i * granule_)) {
+      entry.raced = Entry::Other{other, cell.writer == other, i * granule_};
+      return false;
+    }
+    entry.after = cell;
+  }
+  return true;
+}
+
+Entry::Other Cells::unsettled(const Strand &strand) const {
+  for (i64 i = 0; i < count_; ++i) {
+    if (i > 0 && cells_[i] == cells_[i - 1]) continue;
+    const uint32_t writer = cells_[i].writer;
+    if (writer && !happened_before(events[writer], strand)) return Entry::Other{writer, true, i * granule_};
+    for (const uint32_t reader : cells_[i].readers) {
+      if (reader && !happened_before(events[reader], strand)) return Entry::Other{reader, false, i * granule_};
+    }
+  }
+  return Entry::Other{};
+}
+
+void release_cells(Cells *cells) { delete cells; }
+
+namespace {
+
+// A tile's own buffer needs no records while only its program order touches it.
+bool is_private(const Buffer &buffer, const Strand &strand) {
+  return !__atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE) && buffer.owner == strand.process && !strand.is_fork;
+}
+
+Cells &cells_of(Buffer &buffer) {
+  static pthread_mutex_t making = PTHREAD_MUTEX_INITIALIZER;
+  if (Cells *known = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE)) return *known;
+  const Locked locked(making);
+  if (!buffer.cells) __atomic_store_n(&buffer.cells, new Cells(buffer), __ATOMIC_RELEASE);
+  return *buffer.cells;
+}
+
+// 0 means that there is no memory for it.
+uint32_t new_event(Site site, const Strand &strand) {
+  const uint32_t number = __atomic_load_n(&lost_track, __ATOMIC_RELAXED) ? 0 : events.add(this_thread().event);
+  if (!number) {
+    __atomic_fetch_add(&unchecked, 1, __ATOMIC_RELAXED);
+    return 0;
+  }
+  ExecutionPlace where = strand.where ? *strand.where : ExecutionPlace{"", 0, 0, 0};
+  where.around = nullptr;
+  events[number] = Event{site,           where,        strand.lineage, strand.phase,  strand.task_loop,
+                         strand.process, strand.chain, strand.time,    strand.is_task};
+  return number;
+}
+
+// Both are in one tile, which runs in program order: a token is missing, without harm here.
+bool is_in_order(const Event &event, const Strand &strand) {
+  return event.process == strand.process && !event.is_task && !strand.is_task;
+}
+
+// What orders two accesses without a token.
+enum class Guard { kNothing, kTile, kLocks, kText };
+
+struct Wording {
+  const char *what, *why;
+};
+
+Wording wording(Guard guard, const Buffer &buffer, bool both_write) {
+  switch (guard) {
+    case Guard::kTile:
+      return {"missing token, a data race but for the order of the tile",
+              "no token puts one before the other: right as long as the tile runs in this order, but a pass may change it; "
+              "let the later one depend on the earlier one"};
+    case Guard::kLocks:
+      return {"missing token, a data race but for the locks of the device",
+              "no token puts one before the other: the compiler puts locks around each use of a buffer in L1 or L2, in the "
+              "order of the text, but a pass may change that; let the later one depend on the earlier one"};
+    case Guard::kText:
+      return {"two herds write the same bytes",
+              "only the order of the text puts one before the other: the cores of both run at the same time; let the later "
+              "herd depend on the token of the earlier one, or give each bytes of its own"};
+    case Guard::kNothing: break;
+  }
+  if (!buffer.label.has_locks) {
+    return {"data race",
+            "nothing puts one before the other, for L3 has no locks; let one of them depend on the token of the "
+            "other, or send the data through a channel"};
+  }
+  return {"data race", both_write ? "nothing puts one before the other, for locks keep a read and a write apart, and not two "
+                                    "writes; let one of them depend on the token of the other"
+                                  : "nothing puts one before the other; let one of them depend on the token of the other, or "
+                                    "send the data through a channel"};
+}
+
+void report(Site site, const Buffer &buffer, const Entry &entry, const Entry::Other &other, Guard guard) {
+  Event &event = events[other.event];
+  event.is_reported = true;
+  ExecutionPlace where = event.where;
+  if (event.task_loop && where.dims > 0) where.around = &roots[event.task_loop];
+  char who[600], text[1200];
+  describe(&where, who, int(sizeof(who)));
+  const Wording words = wording(guard, buffer, entry.writes && other.writes);
+  snprintf(text, sizeof(text), "%s: this %s element %lld of %s, which line %d: %s%s %s, and %s", words.what,
+           entry.writes ? "writes" : "reads", (long long)(other.place / buffer.element), buffer.label.name, event.site.line,
+           event.site.op, who, other.writes ? "writes" : "reads", words.why);
+  const ExecutionPlace *const outer = here;
+  here = entry.strand.where;
+  if (!races_are_notes && guard == Guard::kNothing) fail_as(Failure::kRace, site, "%s", text);
+  describe(here, who, int(sizeof(who)));
+  note(site, "%s: %s", who + 1, text);
+  here = outer;
+}
+
+// Calls run(first byte, end) for every run of bytes of a side, until one returns true.
+template <class Run>
+bool each_run(const Access &side, Run run) {
+  i64 bytes = side.element;
+  int rank = side.rank;
+  while (rank > 0 && (side.sizes[rank - 1] == 1 || side.strides[rank - 1] * side.element == bytes)) {
+    bytes *= side.sizes[--rank];
+  }
+  i64 index[kMaxRank] = {};
+  for (;;) {
+    i64 offset = 0;
+    for (int d = 0; d < rank; ++d) offset += index[d] * side.strides[d] * side.element;
+    if (run(side.first + offset, bytes)) return true;
+    int d = rank - 1;
+    while (d >= 0 && ++index[d] == side.sizes[d]) index[d--] = 0;
+    if (d < 0) return false;
+  }
+}
+
+void enter(Cells &cells, const Access &side, Entry &entry) {
+  const Locked holding(cells.mutex);
+  each_run(side, [&](const char *first, i64 bytes) {
+    const i64 low = first - side.buffer->base;
+    cells.refine(low, low + bytes);
+    return !cells.enter(entry, low, low + bytes);
+  });
+}
+
+}  // namespace
+
+void observe(Site site, const Access &side, bool writes, Strand &strand) {
+  if (!side.buffer || side.low == side.high || is_private(*side.buffer, strand)) return;
+  Buffer &buffer = *side.buffer;
+  Cells &cells = cells_of(buffer);
+  const uint32_t event = new_event(site, strand);
+  if (!event) return;
+  const bool has_locks = buffer.label.has_locks, is_l2 = buffer.label.is_l2;
+  Entry entry{strand, event, writes, has_locks, is_l2};
+  enter(cells, side, entry);
+  if (entry.herds.event) report(site, buffer, entry, entry.herds, Guard::kText);
+  else if (entry.locked.event) report(site, buffer, entry, entry.locked, Guard::kLocks);
+  if (!entry.raced.event) return;
+  report(site, buffer, entry, entry.raced, is_in_order(events[entry.raced.event], strand) ? Guard::kTile : Guard::kNothing);
+  Entry again{strand, event, writes, has_locks, is_l2, true};
+  enter(cells, side, again);
+}
+
+void observe(Site site, const Use &use, Strand &strand) {
+  if (!use.buffer) return;
+  const char *const base = use.buffer->base, *const end = base + use.buffer->count * use.buffer->element;
+  const char *const low = use.low < base ? base : use.low, *const high = use.high > end ? end : use.high;
+  Access side = dense(const_cast<char *>(low), high - low, 1);
+  side.buffer = use.buffer;
+  observe(site, side, use.writes, strand);
+}
+
+// In a tile. A sequencer frees a buffer when all that it issued before is done (Sequencer::dealloc).
+void check_settled(Site site, const Buffer &buffer) {
+  const Strand *const strand = current_strand();
+  const Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
+  if (!strand || strand->is_task || !cells || buffer.owner != strand->process) return;
+  const Entry::Other other = cells->unsettled(*strand);
+  if (!other.event || events[other.event].process != strand->process || events[other.event].is_reported) return;
+  const Site by = events[other.event].site;
+  fail_as(Failure::kFreed, site,
+          "frees %s while line %d: %s, which %s it, may be under way: let the deallocation depend on its token",
+          BufferText(buffer.label).text, by.line, by.op, other.writes ? "writes" : "reads");
+}
+
+bool watched(const Buffer &buffer) {
+  const Strand *const strand = current_strand();
+  if (!strand || is_private(buffer, *strand)) return false;
+  if (buffer.owner != strand->process) return true;
+  if (strand->covers) return false;
+  // A buffer that only this tile touches, in its order or asynchronously, cannot race once all earlier operations are known.
+  Cells *const cells = __atomic_load_n(&buffer.cells, __ATOMIC_ACQUIRE);
+  return strand->is_fork || !cells->is_settled(*strand);
+}
+
+void touch(Site site, Buffer &buffer, const void *low, i64 bytes, bool writes) {
+  Access side = dense(const_cast<void *>(low), bytes, 1);
+  side.buffer = &buffer;
+  if (Strand *const strand = current_strand()) observe(site, side, writes, *strand);
+}
+
+}  // namespace vnpu

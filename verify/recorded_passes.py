@@ -1,0 +1,291 @@
+"""Records one prompt's forward passes: the value of every layer step, of our model and of the reference.
+
+Ours is recorded by a runner around the model's runner: the arguments of every program call of `make run`. The
+reference is recorded by PyTorch hooks. Neither changes what is computed.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.engine.forward import decode_step, next_token_logits, prefill
+from aerie.engine.model import LoadedModel
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.page_pool import KVCache
+from aerie.engine.planner import VariantCall
+from aerie.engine.programs import HEADS
+from aerie.engine.variant_set import ROWS
+from aerie.kernel_builder.arguments import WRITTEN_ROLES, Argument
+from aerie.multi_launch_builder import Program
+from aerie.verify.layer_steps import AFTER, BEFORE, HEAD_STEPS, KEYS, VALUES, LayerStep, layer_steps
+
+Positions = npt.NDArray[np.int64]
+
+RecordedCall = dict[str, Any]
+"""The arrays of one program call by argument name: inputs before the call, everything else after it. A call
+of several rows also has "rows": the indices of those that are compared."""
+
+MAX_POSITIONS = 128
+"""Maximum positions of a prompt that are compared; of a longer prompt, evenly spaced ones. The steps of a
+full-size layer take 180 KB per position and copy, and there are three copies."""
+
+
+def compared_positions(length: int) -> Positions:
+    """Return the positions of a prompt that are compared, ascending, with the first and the last one."""
+    return np.unique(np.linspace(0, length - 1, min(length, MAX_POSITIONS)).round().astype(np.int64))
+
+
+class CallRecorder:
+    """A runner that copies the arrays of every call of the programs around attention and of the LM head.
+
+    It has `inner` return intermediates too; the caller gets only what it wants. calls: by kind of program, in
+    order: the planner cuts a forward pass into `steps`, and each step goes through layer by layer. Only rows
+    at `positions` are copied; of keys and values all rows that are not padding.
+    """
+
+    def __init__(self, model: LoadedModel, steps: Sequence[VariantCall], positions: Positions) -> None:
+        self.inner, self.layers = model.runner, model.config.num_hidden_layers
+        self.calls: dict[str, list[RecordedCall]] = defaultdict(list)
+        self._steps, self._positions = steps, positions
+
+    def run(
+        self,
+        program: Program,
+        /,
+        *,
+        bo_key: str,
+        outputs: Collection[str] | None = None,
+        copy: bool = True,
+        on_device: Collection[str] = (),  # noqa: ARG002  every result is copied to the host
+        **arrays: Any,
+    ) -> dict[str, Any]:
+        table, is_seen = program.arguments, program.kind not in ATTENTION_KINDS
+        written = [argument.name for argument in table if argument.role in WRITTEN_ROLES]
+        inputs = self._copied(program, arrays) if is_seen else {}
+        results = self.inner.run(program, bo_key=bo_key, outputs=written, copy=copy, **arrays)
+        if is_seen:
+            self.calls[program.kind].append(inputs | self._copied(program, results))
+        returned = [table[slot].name for slot in table.output_indices] if outputs is None else outputs
+        return {name: results[name] for name in returned}
+
+    def _copied(self, program: Program, arrays: Mapping[str, Any]) -> RecordedCall:
+        index = len(self.calls[program.kind]) // self.layers
+        if program.kind not in BLOCK_KINDS or index >= len(self._steps):
+            return {name: array.copy() for name, array in arrays.items()}
+        step = self._steps[index]
+        rows = self._positions - step.new_idx
+        rows = rows[(rows >= 0) & (rows < step.n_process)]
+        return {
+            name: array[: step.n_process].copy() if name in (KEYS, VALUES) else array[rows]
+            for name, array in arrays.items()
+        } | {"rows": rows}
+
+    def calls_of_layer(self, kind: str, layer: int) -> list[RecordedCall]:
+        """Return the calls of a kind of program for one layer. Each step calls the layers in order."""
+        return self.calls.get(kind, [])[layer :: self.layers]
+
+    def unfilled_weights(self, program: Program, /, *, bo_key: str) -> Collection[str]:
+        return self.inner.unfilled_weights(program, bo_key=bo_key)
+
+    def preload(self, program: Program, /, *, bo_key: str, **static: Any) -> None:
+        self.inner.preload(program, bo_key=bo_key, **static)
+
+    def shared_array(self, name: str, argument: Argument) -> Any:
+        return self.inner.shared_array(name, argument)
+
+    def record(self) -> None:
+        """Record nothing: each call must run by itself, so that it can be copied."""
+        return
+
+
+Captured = dict[tuple[int | None, str], F32Array]
+"""Values by layer and step, one row per position. Layer None means outside of the layers."""
+
+
+def capture_reference(
+    model: Any, token_ids: Sequence[int], steps: Sequence[LayerStep], positions: Positions
+) -> Captured:
+    """Run the reference once and return the values of `steps`, and of the steps after the layers.
+
+    Only steps that a module of transformers' `model` takes or returns are captured, at `positions` of
+    `token_ids`.
+    """
+    import torch
+
+    captured: Captured = {}
+    with torch.inference_mode(), ExitStack() as stack:
+        for index, layer in enumerate(model.model.layers):
+            for step in steps:
+                _watch(stack, layer, step, _keeper(captured, index, step.name, positions))
+        for step in HEAD_STEPS:
+            _watch(stack, model, step, _keeper(captured, None, step.name, positions))
+        model(torch.tensor([list(token_ids)]), use_cache=False)
+    return captured
+
+
+def _watch(stack: ExitStack, module: Any, step: LayerStep, keep: Callable[[Any], None]) -> None:
+    """Hook the step into transformers' layer or model until the stack is closed."""
+    if step.module_hook:
+        path, side = step.module_hook
+        stack.callback(_hook(module.get_submodule(path), side, keep))
+
+
+def _keeper(captured: Captured, layer: int | None, step: str, positions: Positions) -> Callable[[Any], None]:
+    """Return a hook that stores the rows of `positions`, flattened, from (1, all positions, ...)."""
+
+    def keep(value: Any) -> None:
+        captured[layer, step] = np.array(value[0][positions].flatten(1).float().numpy())
+
+    return keep
+
+
+def _hook(module: Any, side: str, keep: Callable[[Any], None]) -> Callable[[], None]:
+    """Call `keep` with the input or the output of `module`. Returns the function that removes the hook."""
+    if side == "in":
+
+        def before(_: Any, inputs: tuple[Any, ...]) -> None:
+            keep(inputs[0])
+
+        handle = module.register_forward_pre_hook(before)
+    else:
+
+        def after(_: Any, inputs: tuple[Any, ...], output: Any) -> None:  # noqa: ARG001
+            keep(output[0] if isinstance(output, tuple) else output)
+
+        handle = module.register_forward_hook(after)
+    remove: Callable[[], None] = handle.remove
+    return remove
+
+
+UNUSED = 4
+"""Unused positions at the end of decode's KV cache, as in a generation: no program may read them."""
+
+DECODED = 8
+"""Tokens at the end of a prompt that are decoded one by one, if it has that many. More than one, so that a
+fault of the second token shows, and so that means are over enough numbers."""
+
+StepValues = dict[str, F32Array]
+"""Values by step name: (rows, width), the bf16 values as float32. A step that was not computed is absent.
+"keys" and "values" have all positions up to the last one, as the programs wrote them."""
+
+
+@dataclass
+class RecordedPass:
+    """What prefill or decode computed at `positions`, ascending, one row for each.
+
+    uses_gemm: whether its programs multiply matrices, not a matrix and a vector (GEMV). head_uses_gemm: the
+    same of the LM head.
+    """
+
+    phase: str
+    positions: Positions
+    layers: list[StepValues]
+    uses_gemm: bool
+    head_uses_gemm: bool = False
+    head: StepValues = field(default_factory=dict)
+
+
+def observe_prefill(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass:
+    """Record the prefill of `token_ids` and the logits after the last token."""
+    length = len(token_ids)
+    positions = compared_positions(length)
+    recorder = CallRecorder(model, model.variant_set.plan(length, 0), positions)
+    recorded = replace(model, runner=recorder)
+    cache = model.new_cache(length)
+    rows = prefill(recorded, token_ids, cache)
+    recorded_pass = RecordedPass("prefill", positions, _layers(recorder, BLOCKS, model), True)
+    _add_keys(recorded_pass, recorder, [BLOCKS], cache)
+    _add_head(recorded_pass, recorded, recorder, rows[-1])
+    return recorded_pass
+
+
+def observe_decode(model: LoadedModel, token_ids: Sequence[int]) -> RecordedPass:
+    """Prefill all but the last DECODED tokens, then record the decode of those and the logits after the
+    last."""
+    length = len(token_ids)
+    earlier = length - min(DECODED, length - 1)
+    positions, in_blocks = np.arange(earlier, length), model.variant_set.decode_path == ROWS
+    steps = list(model.variant_set.plan(earlier, 0))
+    if in_blocks:
+        steps += [step for past in positions for step in model.variant_set.plan(1, int(past))]
+    recorder = CallRecorder(model, steps, positions)
+    recorded = replace(model, runner=recorder)
+    cache = model.new_cache(length + UNUSED)
+    prefill(recorded, token_ids[:earlier], cache)
+    for token in token_ids[earlier:]:
+        row = decode_step(recorded, token, cache)
+    recorded_pass = RecordedPass(
+        "decode", positions, _layers(recorder, BLOCKS if in_blocks else TOKEN, model), in_blocks
+    )
+    _add_keys(recorded_pass, recorder, [BLOCKS] if in_blocks else [BLOCKS, TOKEN], cache)
+    _add_head(recorded_pass, recorded, recorder, row)
+    return recorded_pass
+
+
+BLOCKS = {BEFORE: "rms_gemms_rope", AFTER: "o_ffn"}
+TOKEN = {BEFORE: "rms_gemv_rope", AFTER: "o_gemv_ffn"}
+"""Kinds of the programs before and after attention: for several rows, and for one token."""
+BLOCK_KINDS = frozenset(BLOCKS.values())
+ATTENTION_KINDS = frozenset({"flash_attn", "cached_attn"})
+"""Kinds of the attention programs. They are not recorded: their result is an input of the next program."""
+
+
+def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel) -> list[StepValues]:
+    """Collect the steps' values in each layer from the calls of its two programs."""
+    layers: list[StepValues] = [{} for _ in range(recorder.layers)]
+    for step in layer_steps(model.config.shape):
+        if not step.source:
+            continue
+        for layer, values in enumerate(layers):
+            calls = recorder.calls_of_layer(kinds[step.source.part], layer)
+            if calls:
+                values[step.name] = _rows([_of(call, step.source.argument) for call in calls])
+    return layers
+
+
+def _of(call: RecordedCall, argument: str) -> BF16Array:
+    """Return one row for each compared position, or the one row of a vector."""
+    array: BF16Array = call[argument]
+    if array.ndim == 1:
+        return np.atleast_2d(array)
+    rows: BF16Array = array[call["rows"]] if argument in (KEYS, VALUES) else array
+    return rows
+
+
+def _add_keys(
+    recorded_pass: RecordedPass, recorder: CallRecorder, kinds: Sequence[Mapping[str, str]], cache: KVCache
+) -> None:
+    """Add the keys and values that the programs wrote for every position, and those that the cache holds at
+    the compared positions."""
+    for layer, values in enumerate(recorded_pass.layers):
+        calls = [call for kind in kinds for call in recorder.calls_of_layer(kind[BEFORE], layer)]
+        for step, argument in (("keys", KEYS), ("values", VALUES)):
+            if calls:
+                values[step] = _rows([np.atleast_2d(call[argument]) for call in calls])
+        cached = (array[:, recorded_pass.positions].transpose(1, 0, 2) for array in cache.layers[layer])
+        values |= {step: _rows([array]) for step, array in zip(("cache_k", "cache_v"), cached, strict=True)}
+
+
+def _add_head(
+    recorded_pass: RecordedPass, recorded: LoadedModel, recorder: CallRecorder, row: BF16Array
+) -> None:
+    """Add the logits after `row`, and the LM head's input."""
+    recorded_pass.head = {"logits": next_token_logits(recorded, row)[None]}
+    calls = [call for kind in HEADS for call in recorder.calls.get(kind, [])]
+    if calls:
+        recorded_pass.head["final_norm"] = _rows([np.atleast_2d(calls[-1]["x"])[:1]])
+        recorded_pass.head_uses_gemm = calls[-1]["x"].ndim == 2
+
+
+def _rows(arrays: Sequence[BF16Array]) -> F32Array:
+    """Concatenate arrays of (rows, ...) as (all rows, width) float32."""
+    rows = np.concatenate(arrays)
+    values: F32Array = rows.reshape(len(rows), -1).astype(np.float32)
+    return values
