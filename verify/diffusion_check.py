@@ -245,7 +245,8 @@ def try_forced(
     most, eos = _max_new_tokens(session, prompt), session.model.config.eos_token_ids
     passes = [*reference_passes(reference, blocks, prompt.token_ids, rule, most, eos)]
     sampler = Sampler()
-    chooser = _ScriptedChooser(Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
+    chooser = _ScriptedChooser(
+        Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
     )
     result = DiffusionResult(
         whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes})
@@ -307,7 +308,9 @@ def _run_ours(
         yield f"ours took {len(chooser.masked)} passes, and the reference {len(passes)}"
 
 
-def _step_numbers(masked: Sequence[Sequence[int]], made: Sequence[DiffusionPass | UnmaskedTokens]) -> Iterator[int]:
+def _step_numbers(
+    masked: Sequence[Sequence[int]], made: Sequence[DiffusionPass | UnmaskedTokens]
+) -> Iterator[int]:
     """Yield the step number of each pass in its block or sub-block."""
     step = left = 0
     for at, one in zip(masked, made, strict=True):
@@ -360,7 +363,8 @@ def try_free(
     """Check the sampled part."""
     blocks, bounds = _blocks(session), session_bounds(session)
     sampler = _sampler()
-    chooser = _ScriptedChooser(Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
+    chooser = _ScriptedChooser(
+        Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
     )
     name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
     failures = [

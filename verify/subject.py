@@ -149,13 +149,13 @@ class SessionUnderTest:
         """
         model = self.model
         cache = model.new_cache(len(prompt_ids) + len(token_ids))
-        contexts = [context for context in model.blocks.contexts if not model.seq_len]
-        buffers = [model.home.take(context) for context in _up_to(contexts, cache.capacity)]
+        contexts = [context for context in model.variant_set.contexts if not model.seq_len]
+        buffers = [model.kv_storage.allocate(context) for context in _up_to(contexts, cache.capacity)]
         for layers in (cache.layers, *(buffer.layers for buffer in buffers)):
             for array in itertools.chain.from_iterable(layers):
                 array.fill(UNWRITTEN_VALUE)
         for buffer in buffers:
-            model.home.give_back(buffer)  # the buffer that was given back last is taken next
+            model.kv_storage.free(buffer)  # the buffer that was freed last is allocated next
         rows = prefill(model, prompt_ids, cache)
         logits = [next_token_logits(model, rows[-1])]
         logits += [next_token_logits(model, decode_step(model, token, cache)) for token in token_ids[:-1]]

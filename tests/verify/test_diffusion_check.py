@@ -226,7 +226,11 @@ def test_the_references_loop_by_hand() -> None:
 
     blocks = FAMILIES["sdar"].diffusion
     assert blocks
-    passes = [*reference_passes(Counting(), blocks.with_mask_token(11), [1, 2, 3, 4, 5], UnmaskingRule(steps=2), 5, ())]  # type: ignore[arg-type]
+    passes = [
+        *reference_passes(
+            Counting(), blocks.with_mask_token(11), [1, 2, 3, 4, 5], UnmaskingRule(steps=2), 5, ()
+        )
+    ]  # type: ignore[arg-type]
     assert [one.tokens[4:] for one in passes] == [
         (5, 11, 11, 11), (5, 5, 6, 11), (5, 5, 6, 0, 11, 11, 11, 11), (5, 5, 6, 0, 1, 2, 11, 11)
     ]  # fmt: skip

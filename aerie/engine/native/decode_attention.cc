@@ -91,8 +91,11 @@ struct Scattered {
       : width(width),
         last(job.positions - 1),
         early(vnpu::kFirstDistance / 2 / width),
-        soon(vnpu::kSecondDistance / 2 / width), visible(job.visible) {}
-  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const { return rows + visible[at] * width; }
+        soon(vnpu::kSecondDistance / 2 / width),
+        visible(job.visible) {}
+  INLINE const std::uint16_t* operator()(const std::uint16_t* rows, std::int64_t at) const {
+    return rows + visible[at] * width;
+  }
   INLINE void prefetch_ahead(const std::uint16_t* rows, std::int64_t at, std::int64_t count, std::int64_t elements) const {
     for (std::int64_t i = at; i < at + count; ++i) {
       each_line<vnpu::prefetch_early>((*this)(rows, std::min(i + early, last)), elements);
