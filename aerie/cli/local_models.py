@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aerie.cli import package_models
 from aerie.cli.checkpoints import BUILT_IN_MODELS
@@ -29,6 +29,7 @@ from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, read_object
 from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.memory_estimate import footprint, needs_for_prompt
 from aerie.engine.program_library import check_shape, variant_set_for
+from aerie.engine.reporter import Reporter
 from aerie.engine.weights import Weights
 from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime.memory import available_bytes, format_bytes
@@ -64,10 +65,28 @@ class LocalModel:
         }
 
 
-def local_models(folders: Iterable[Path] = ()) -> Iterator[LocalModel]:
-    """All models that are found, by where they are. folders: further ones, with GGUF files or checkpoints."""
+def local_models(folders: Iterable[Path] = (), report: Reporter | None = None) -> list[LocalModel]:
+    """All models that are found, by where they are. folders: further ones, with GGUF files or checkpoints.
+    Raises CheckpointError for a folder that is none."""
+    found, models = [*_found(folders)], list[LocalModel]()
+    with (report or Reporter(quiet=True)).bar("looking at models", len(found)) as on_progress:
+        for number, model in enumerate(found):
+            on_progress("", number)  # the name of a file may be anything
+            models.append(model if isinstance(model, LocalModel) else described(*model))
+    return models
+
+
+class _Place(NamedTuple):
+    """Where a model is that is to be looked at."""
+
+    name: str
+    where: str
+    path: Path
+
+
+def _found(folders: Iterable[Path]) -> Iterator[LocalModel | _Place]:
     for name, folder in BUILT_IN_MODELS.items():
-        yield described(name, "comes with the project", folder)
+        yield _Place(name, "comes with the project", folder)
     yield from _of_packages()
     yield from _of_hub()
     for manifest in ollama_models():
@@ -75,9 +94,9 @@ def local_models(folders: Iterable[Path] = ()) -> Iterator[LocalModel]:
         if problem or manifest.model is None:
             yield LocalModel(name, "Ollama", problem=problem)
         else:
-            yield described(name, "Ollama", manifest.model)
+            yield _Place(name, "Ollama", manifest.model)
     for name, path in lm_studio_models():
-        yield described(LM_STUDIO + name, "LM Studio", path)
+        yield _Place(LM_STUDIO + name, "LM Studio", path)
     for folder in folders:
         yield from _in_folder(folder)
 
@@ -146,18 +165,18 @@ def _word(value: Any) -> str:
     return str(value)[:40] if isinstance(value, str | int) else ""
 
 
-def _of_packages() -> Iterator[LocalModel]:
+def _of_packages() -> Iterator[LocalModel | _Place]:
     for name, model in package_models.PACKAGE_MODELS.items():
         path = package_models.package_file(name)
         if path.is_file():
-            yield described(name, str(path.parent), path)
+            yield _Place(name, str(path.parent), path)
         else:
             size = model.wheel_size
             where = f"`aerie pull {name}` fetches {format_bytes(size)}"
             yield LocalModel(name, where, model.size, is_here=False)
 
 
-def _of_hub() -> Iterator[LocalModel]:
+def _of_hub() -> Iterator[_Place]:
     """What is in Hugging Face's cache: whole checkpoints, and GGUF files."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
@@ -167,9 +186,9 @@ def _of_hub() -> Iterator[LocalModel]:
         if snapshot is None:
             continue
         for path in gguf_files(snapshot, "**"):
-            yield described(f"{HUB}{name}:{path.relative_to(snapshot).as_posix()}", "Hugging Face", path)
+            yield _Place(f"{HUB}{name}:{path.relative_to(snapshot).as_posix()}", "Hugging Face", path)
         if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
-            yield described(name, "Hugging Face", snapshot)
+            yield _Place(name, "Hugging Face", snapshot)
 
 
 def _snapshot(folder: Path) -> Path | None:
@@ -182,14 +201,14 @@ def _snapshot(folder: Path) -> Path | None:
     return next((path for path in snapshots if path.name == commit), snapshots[-1] if snapshots else None)
 
 
-def _in_folder(folder: Path) -> Iterator[LocalModel]:
+def _in_folder(folder: Path) -> Iterator[_Place]:
     """A checkpoint, or the GGUF files in it and in the folders of it."""
     if any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-        yield described(str(folder), str(folder), folder)
+        yield _Place(str(folder), str(folder), folder)
     if not folder.is_dir():
         raise CheckpointError(f"{folder} is no folder; give one that holds GGUF files or checkpoints")
     for path in [*gguf_files(folder), *gguf_files(folder, "*")]:
-        yield described(str(path), str(folder), path)
+        yield _Place(str(path), str(folder), path)
     for path in sorted(folder.iterdir()):
         if path.is_dir() and any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-            yield described(str(path), str(folder), path)
+            yield _Place(str(path), str(folder), path)

@@ -17,6 +17,7 @@ from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.common.errors import UserError, own_command
 from aerie.common.shown_names import one_line
 from aerie.engine.errors import CheckpointError
+from aerie.engine.reporter import Reporter
 from aerie.runtime.memory import format_file_bytes
 
 DONE = 0
@@ -50,11 +51,11 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
 
 def models(arguments: argparse.Namespace) -> int:
     """List the models at hand, and whether they run here."""
-    found = local_models(folder.expanduser() for folder in arguments.folders)
+    found = local_models((folder.expanduser() for folder in arguments.folders), Reporter())
     if arguments.json:
         print(json.dumps([model.to_json() for model in found], indent=2))
     else:
-        _print_table([*found])
+        _print_table(found)
     return DONE
 
 
