@@ -1,4 +1,4 @@
-"""Find checkpoints by what people call them: names, folders, files, and what other programs fetched."""
+"""Find the checkpoint for a value of --model: a name, a folder, a file, or a model of another program."""
 
 from __future__ import annotations
 
@@ -70,7 +70,8 @@ def find_checkpoint(model: str) -> Path:
 
 
 def checkpoint_here(model: str) -> Path | None:
-    """As find_checkpoint, but nothing is fetched: None for what would be. Raises CheckpointError."""
+    """Return the folder or file of `model`; None if find_checkpoint would download it. Raises
+    CheckpointError if there is no such model."""
     if model in BUILT_IN_MODELS or Path(model).expanduser().exists():
         return find_checkpoint(model)
     if model in PACKAGE_MODELS and not is_fetched(model):
@@ -85,4 +86,4 @@ WITH_PREFIX = {
     LM_STUDIO: lambda model: find_lm_studio(model.removeprefix(LM_STUDIO)),
     HUB: find_hub_model,
 }
-"""Where models are looked up whose names begin so."""
+"""The lookup function for each prefix of a name."""

@@ -1,4 +1,4 @@
-"""Models of Hugging Face: from the local cache, or fetched once."""
+"""Models of Hugging Face. They are read from the local cache, and downloaded if it lacks them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ ALIASES = {"base": "meta-llama/Llama-3.2-1B", "instruct": "meta-llama/Llama-3.2-
 """Short names of the guide's models. A folder of the same name takes precedence."""
 
 HUB: Final = "hf:"
-"""Before an id, or an id, a colon and a GGUF file in it."""
+"""The prefix of hf:OWNER/NAME and hf:OWNER/NAME:FILE.gguf."""
 HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
 HUB_OTHERS = ["consolidated*", "original/*", "onnx/*"]
@@ -45,8 +45,8 @@ def cached_checkpoint(name: str) -> Path | None:
 
 
 def fetch_checkpoint(model: str) -> Path:
-    """The folder of a Hugging Face id or one of ALIASES, fetched if it is not in the local cache. Raises
-    CheckpointError."""
+    """Return the folder of a Hugging Face id or one of ALIASES; download it if the local cache lacks it.
+    Raises CheckpointError if that fails."""
     from huggingface_hub import constants, snapshot_download
 
     name = ALIASES.get(model, model)
@@ -62,20 +62,21 @@ def fetch_checkpoint(model: str) -> Path:
 
 
 def find_hub_model(model: str) -> Path:
-    """The folder or the file of `hf:OWNER/NAME` or `hf:OWNER/NAME:FILE.gguf`, fetched if it is not in the
-    local cache. Raises CheckpointError."""
+    """Return the folder of hf:OWNER/NAME or the file of hf:OWNER/NAME:FILE.gguf; download it if the local
+    cache lacks it. Raises CheckpointError if the name is malformed or the download fails."""
     name, file = _name_and_file(model)
     return _fetch_file(name, file) if file else fetch_checkpoint(name)
 
 
 def hub_model_here(model: str) -> Path | None:
-    """The same, or that of an id without prefix; None for what the local cache lacks."""
+    """Return the folder or file of a Hugging Face id, with or without prefix; None if the local cache lacks
+    it. Raises CheckpointError if the name is malformed."""
     name, file = _name_and_file(model)
     return cached_file(name, file) if file else cached_checkpoint(name)
 
 
 def _name_and_file(model: str) -> tuple[str, str]:
-    """The id, and the file in it or "". Raises CheckpointError."""
+    """Split a name into the id and the file, which may be "". Raises CheckpointError if it is malformed."""
     name, _, file = model.removeprefix(HUB).partition(":")
     name = ALIASES.get(name, name)
     if not HUB_ID.fullmatch(name) or (file and not _is_gguf_path(file)):
@@ -87,7 +88,8 @@ def _name_and_file(model: str) -> tuple[str, str]:
 
 
 def cached_file(name: str, file: str) -> Path | None:
-    """A file of a Hugging Face id, all its parts with it, in the local cache; None if it is not there."""
+    """Return a file of a Hugging Face id in the local cache; None if the cache lacks it or one of its
+    parts."""
     from huggingface_hub import hf_hub_download
 
     try:
@@ -125,7 +127,7 @@ def _size_of(name: str, parts: list[str]) -> str:
 
 
 def _parts(file: str) -> Iterator[str]:
-    """A file, or all parts of the model that it is the first part of."""
+    """Yield the names of all parts of a split model, or the one file."""
     part = PART.fullmatch(file)
     if part is None or int(part["count"]) > 999:
         yield file
@@ -135,7 +137,7 @@ def _parts(file: str) -> Iterator[str]:
 
 
 def _is_gguf_path(file: str) -> bool:
-    """Whether it is a path of a GGUF file in a repository, which leads out of none."""
+    """Whether `file` is a relative path of a GGUF file that stays in its repository."""
     parts = file.split("/")
     return (
         file.endswith(SUFFIX) and file.isprintable() and not {"", ".", ".."} & {*parts} and "\\" not in file
@@ -173,7 +175,7 @@ def _why_not(name: str, error: Exception) -> str:
 
 
 def advice_on_url(url: str) -> str:
-    """What to type in place of an address of the web."""
+    """Return what to type instead of a URL."""
     of_hub = re.match(
         r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<name>[^/?#]+/[^/?#]+)"
         r"(?:/(?:blob|resolve|raw)/[^/?#]+/(?P<file>[^?#]+))?",

@@ -1,7 +1,6 @@
-"""The models on this machine, each with what it is, and whether it runs here.
+"""List the models on this machine, with their sizes, architectures and weight types, and whether they run.
 
-A model is looked at as far as that is told without its weights: its config or metadata, and the names, shapes
-and types of its tensors.
+Only headers are read: the config or metadata, and the names, shapes and types of the tensors.
 """
 
 from __future__ import annotations
@@ -35,14 +34,15 @@ from aerie.multi_launch_builder import UnsupportedShapeError
 from aerie.runtime.memory import available_bytes, format_bytes
 
 USUAL_PROMPT = 512
-"""Tokens of the prompt that a model's memory is told for."""
+"""Prompt length, in tokens, for the memory estimate."""
 UNREADABLE = (AerieError, UnsupportedShapeError, OSError)
 
 
 @dataclass(frozen=True)
 class LocalModel:
-    """name: what --model takes. nbytes: of its files. problem: why it does not run; None where it does, and
-    where it is not here yet."""
+    """One model. name: the value of --model. where: which program or folder has it. nbytes: size of its
+    files. family: its architecture. weights: the types of its weights. problem: why it does not run; None if
+    it runs or is not downloaded yet. is_here: whether it is on this machine."""
 
     name: str
     where: str
@@ -66,9 +66,9 @@ class LocalModel:
 
 
 def local_models(folders: Iterable[Path] = (), report: Reporter | None = None) -> list[LocalModel]:
-    """All models that are found, by where they are. folders: further ones, with GGUF files or checkpoints.
-    Raises CheckpointError for a folder that is none."""
-    found, models = [*_found(folders)], list[LocalModel]()
+    """Return all models on this machine, grouped by place. folders: additional folders with GGUF files or
+    checkpoints. Raises CheckpointError if one of them is no folder."""
+    found, models = [*_places(folders)], list[LocalModel]()
     with (report or Reporter(quiet=True)).bar("looking at models", len(found)) as on_progress:
         for number, model in enumerate(found):
             on_progress("", number)  # the name of a file may be anything
@@ -77,14 +77,14 @@ def local_models(folders: Iterable[Path] = (), report: Reporter | None = None) -
 
 
 class _Place(NamedTuple):
-    """Where a model is that is to be looked at."""
+    """The path of a model whose header is not read yet."""
 
     name: str
     where: str
     path: Path
 
 
-def _found(folders: Iterable[Path]) -> Iterator[LocalModel | _Place]:
+def _places(folders: Iterable[Path]) -> Iterator[LocalModel | _Place]:
     for name, folder in BUILT_IN_MODELS.items():
         yield _Place(name, "comes with the project", folder)
     yield from _of_packages()
@@ -102,7 +102,7 @@ def _found(folders: Iterable[Path]) -> Iterator[LocalModel | _Place]:
 
 
 def described(name: str, where: str, path: Path) -> LocalModel:
-    """What is known of the model in a folder or a file."""
+    """Read the header of the model in a folder or a GGUF file. Errors become its `problem`."""
     model = LocalModel(name, where)
     try:
         gguf = find_gguf(path)
@@ -113,7 +113,8 @@ def described(name: str, where: str, path: Path) -> LocalModel:
 
 
 def _problem(path: Path) -> str | None:
-    """Why a model does not run here. Raises what is wrong with its files."""
+    """Why a model does not run in this process. Raises AerieError or UnsupportedShapeError if its files are
+    damaged or not supported."""
     config = load_config(path)
     check_shape(config)
     Weights(path, config)  # which looks at every tensor's shape and type
@@ -130,6 +131,7 @@ def _problem(path: Path) -> str | None:
 
 
 def _of_gguf(model: GGUFModel) -> dict[str, Any]:
+    """Return fields of LocalModel for a model in GGUF."""
     stored = Counter[str]()
     for entry in model.tensors.values():
         stored[entry.kind.name] += entry.size
@@ -142,7 +144,7 @@ def _of_gguf(model: GGUFModel) -> dict[str, Any]:
 
 
 def _of_folder(folder: Path) -> dict[str, Any]:
-    """Of safetensors."""
+    """Return fields of LocalModel for a folder with safetensors files."""
     files = [path for path in folder.glob("*.safetensors") if path.is_file()]
     about = {"nbytes": sum(path.stat().st_size for path in files)}
     try:
@@ -161,7 +163,7 @@ def _weights_of(config: dict[str, Any]) -> str:
 
 
 def _word(value: Any) -> str:
-    """A value of a config.json that is shown in a table."""
+    """Return a value of config.json as text for the table; "" if it is neither text nor a number."""
     return str(value)[:40] if isinstance(value, str | int) else ""
 
 
@@ -177,7 +179,7 @@ def _of_packages() -> Iterator[LocalModel | _Place]:
 
 
 def _of_hub() -> Iterator[_Place]:
-    """What is in Hugging Face's cache: whole checkpoints, and GGUF files."""
+    """Yield the checkpoints and the GGUF files in Hugging Face's cache."""
     from huggingface_hub.constants import HF_HUB_CACHE
 
     for folder in sorted(Path(HF_HUB_CACHE).glob("models--*--*")):
@@ -192,7 +194,7 @@ def _of_hub() -> Iterator[_Place]:
 
 
 def _snapshot(folder: Path) -> Path | None:
-    """That of the main branch, or the one that was fetched last."""
+    """Return the snapshot of the main branch, or the newest one; None if there is none."""
     try:
         commit = (folder / "refs" / "main").read_text().strip()
         snapshots = sorted((folder / "snapshots").iterdir(), key=lambda path: path.stat().st_mtime)
@@ -202,7 +204,7 @@ def _snapshot(folder: Path) -> Path | None:
 
 
 def _in_folder(folder: Path) -> Iterator[_Place]:
-    """A checkpoint, or the GGUF files in it and in the folders of it."""
+    """Yield the checkpoints and GGUF files in a folder and in its subfolders."""
     if any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
         yield _Place(str(folder), str(folder), folder)
     if not folder.is_dir():

@@ -1,7 +1,7 @@
-"""Models that other programs fetched: in Ollama's folder, and in LM Studio's.
+"""Models in the folders of Ollama and LM Studio.
 
-Names and manifests are anybody's text: a name has parts that each are a plain file name, and a manifest names
-its files by their SHA-256, so none leads out of its folder.
+Names and manifests are untrusted text. Each part of a name must be a plain file name, and a manifest must
+name its files by SHA-256, so no path leads out of the folder.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ MOST_NAMED: Final = 6
 
 @dataclass(frozen=True)
 class Manifest:
-    """What Ollama has under a name. kinds: of its layers, such as model, adapter, projector, template."""
+    """One model of Ollama. kinds: the kinds of its layers, such as model, adapter, projector. model:
+    the path of its GGUF file, which may not exist; None if no layer is a model in GGUF."""
 
     name: str
     path: Path
@@ -41,7 +42,7 @@ class Manifest:
     model: Path | None
 
     def problem(self) -> str | None:
-        """Why it cannot be run, beside what its file says; None where nothing is in the way."""
+        """Why the model cannot run, apart from the contents of its file. None if nothing prevents it."""
         if "adapter" in self.kinds:
             return "it is a LoRA adapter over a model; give the model that it was made for"
         if self.model is None:
@@ -52,14 +53,15 @@ class Manifest:
 
 
 def ollama_folders() -> list[Path]:
-    """Ollama's folders of models that are there: OLLAMA_MODELS, or those of the user and of its service."""
+    """Return Ollama's folders that exist: OLLAMA_MODELS if it is set, else the user's and the service's."""
     named = os.environ.get("OLLAMA_MODELS")
     usual = [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
     return [folder for folder in ([Path(named)] if named else usual) if (folder / "manifests").is_dir()]
 
 
 def find_ollama(name: str) -> Path:
-    """The GGUF file of a model of Ollama's, as NAME, NAME:TAG or USER/NAME:TAG. Raises CheckpointError."""
+    """Return the GGUF file of a model of Ollama. name: NAME, NAME:TAG or USER/NAME:TAG. Raises
+    CheckpointError if Ollama does not have it, or it cannot run."""
     *parts, tag = ollama_parts(name)
     folders = ollama_folders()
     for folder in folders:
@@ -81,7 +83,7 @@ def find_ollama(name: str) -> Path:
 
 
 def ollama_models() -> Iterator[Manifest]:
-    """All of Ollama's models on this machine, by their names. What is no manifest is passed over."""
+    """Yield all models of Ollama, sorted by path. Files that are no manifests are skipped."""
     for folder in ollama_folders():
         begin = folder / "manifests"
         for path in sorted(begin.rglob("*")):
@@ -95,7 +97,8 @@ def ollama_models() -> Iterator[Manifest]:
 
 
 def ollama_parts(name: str) -> tuple[str, ...]:
-    """Host, user, model and tag of a name as `ollama list` has it. Raises CheckpointError."""
+    """Split a name, as `ollama list` prints it, into host, user, model and tag. Raises CheckpointError if it
+    is none."""
     path, colon, tag = name.rpartition(":")
     if not colon or "/" in tag:
         path, tag = name, LATEST
@@ -113,7 +116,7 @@ def ollama_parts(name: str) -> tuple[str, ...]:
 
 
 def _ollama_name(host: str, user: str, model: str, tag: str) -> str:
-    """As `ollama list` has it."""
+    """Return the name that `ollama list` prints."""
     if host != REGISTRY:
         return f"{host}/{user}/{model}:{tag}"
     return f"{model}:{tag}" if user == LIBRARY else f"{user}/{model}:{tag}"
@@ -127,7 +130,9 @@ def _manifest(name: str, path: Path, folder: Path) -> Manifest:
     kinds = [_text(layer, "mediaType").removeprefix(LAYER) for layer in layers]
     digests = [_text(layer, "digest") for layer, kind in zip(layers, kinds, strict=True) if kind == "model"]
     if not all(map(DIGEST.fullmatch, digests)):
-        raise CheckpointError(f"{path} names a file by {digests[0]!r}, which is no SHA-256; pull it anew")
+        raise CheckpointError(
+            f"{path} names a file {digests[0]!r}, which is no SHA-256; `ollama pull {name}` fetches it anew"
+        )
     model = folder / "blobs" / digests[0].replace(":", "-") if digests else None
     return Manifest(name, path, kinds, model)
 
@@ -138,22 +143,23 @@ def _text(layer: Mapping[str, Any], key: str) -> str:
 
 
 def _those(names: Iterator[str]) -> str:
-    """What there is in place of what was looked for."""
+    """Return the part of a message that lists the models that exist; "" if there are none."""
     found = list(names)
     more = f" and {len(found) - MOST_NAMED} more" if len(found) > MOST_NAMED else ""
     return f"; it has {', '.join(found[:MOST_NAMED])}{more}" if found else ""
 
 
 def lm_studio_folders() -> list[Path]:
-    """LM Studio's folders of models that are there: where its settings say, and where they are without."""
+    """Return LM Studio's folder of models as a list: that of its settings or a default; empty if none
+    exists."""
     home = Path.home()
     usual = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
     return [folder for folder in (*_lm_studio_setting(home), *usual) if folder.is_dir()][:1]
 
 
-def _lm_studio_setting(home: Path) -> Iterator[Path]:
+def _lm_studio_setting(user_home: Path) -> Iterator[Path]:
     try:
-        settings = read_object(home / ".lmstudio" / "settings.json", CheckpointError)
+        settings = read_object(user_home / ".lmstudio" / "settings.json", CheckpointError)
     except (FileNotFoundError, CheckpointError):
         return
     if isinstance(named := settings.get("downloadsFolder"), str) and Path(named).is_absolute():
@@ -161,7 +167,8 @@ def _lm_studio_setting(home: Path) -> Iterator[Path]:
 
 
 def lm_studio_parts(name: str) -> list[str]:
-    """Publisher, name, and file where it is given. Raises CheckpointError."""
+    """Split PUBLISHER/NAME or PUBLISHER/NAME/FILE.gguf at its slashes. Raises CheckpointError if it is
+    neither."""
     parts = name.split("/")
     if len(parts) not in (2, 3) or not all(_is_file_name(part) for part in parts):
         raise CheckpointError(
@@ -172,8 +179,8 @@ def lm_studio_parts(name: str) -> list[str]:
 
 
 def find_lm_studio(name: str) -> Path:
-    """The GGUF file of a model of LM Studio's, as PUBLISHER/NAME or PUBLISHER/NAME/FILE.gguf. Raises
-    CheckpointError."""
+    """Return the folder or the GGUF file of a model of LM Studio. name: PUBLISHER/NAME or
+    PUBLISHER/NAME/FILE.gguf. Raises CheckpointError if it does not exist."""
     parts = lm_studio_parts(name)
     for folder in lm_studio_folders():
         path = folder.joinpath(*parts)
@@ -186,7 +193,7 @@ def find_lm_studio(name: str) -> Path:
 
 
 def lm_studio_models() -> Iterator[tuple[str, Path]]:
-    """All of LM Studio's files in GGUF, by names that find_lm_studio takes."""
+    """Yield the name for find_lm_studio and the path of each model of LM Studio in GGUF."""
     for folder in lm_studio_folders():
         for path in gguf_files(folder, "*/*"):
             yield path.relative_to(folder).as_posix(), path
@@ -197,8 +204,8 @@ def _is_file_name(part: str) -> bool:
 
 
 def gguf_files(folder: Path, below: str = "") -> Iterator[Path]:
-    """The models in GGUF in a folder: of several parts the first, and no projectors of images. below: a
-    pattern of the folders in it."""
+    """Yield the GGUF files in a folder, without image projectors, and only the first part of a split model.
+    below: a pattern of subfolders to search instead."""
     for path in sorted(folder.glob(f"{below}/*.gguf" if below else "*.gguf")):
         part = PART.fullmatch(path.name)
         if path.name.lower().startswith(BESIDE) or (part and int(part["number"]) != 1) or not path.is_file():

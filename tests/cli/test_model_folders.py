@@ -111,7 +111,10 @@ def test_without_ollama(monkeypatch, tmp_path):
         (manifest(("tensor", BLOB), ("json", BLOB)), "ollama:x: it has no model in GGUF, but json, tensor"),
         (manifest(), "ollama:x: it has no model in GGUF, but nothing"),
         (manifest(("model", "sha256:" + "0" * 64)), "is missing; `ollama pull x` fetches it"),
-        (manifest(("model", "sha256:../../../etc/passwd")), "which is no SHA-256; pull it anew"),
+        (
+            manifest(("model", "sha256:../../../etc/passwd")),
+            "which is no SHA-256; `ollama pull x` fetches it anew",
+        ),
         ('{"layers": 3}', "is no manifest of Ollama's; `ollama pull x` fetches it anew"),
         ('{"layers": [3]}', "is no manifest of Ollama's"),
         ('{"layers": [{"mediaType": 3, "digest": []}]}', "it has no model in GGUF, but"),

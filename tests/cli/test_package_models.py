@@ -109,8 +109,8 @@ def test_a_half_fetched_file_does_not_count(index):
 
 
 def test_an_interrupt_leaves_nothing(index, monkeypatch):
-    def interrupted(process, look):
-        look()
+    def interrupted(process, on_poll):
+        on_poll()
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
