@@ -35,22 +35,22 @@ COMMANDS: Final = (
     Command("models", "cli", "List the models at hand, and whether they run here."),
     Command("pull", "cli", "Fetch a model, so that later runs need no network."),
     Command("rm", "cli", "Remove a model that pull fetched from a package."),
-    Command("cache", "cli", "Show what is kept where, or clear it."),
+    Command("cache", "cli", "Show the caches, or clear them."),
     Command("serve", "serve", "Serve a model over HTTP, with OpenAI's API and a web page."),
-    Command("verify", "verify", "Say PASS or FAIL: the model against transformers in bf16."),
-    Command("diagnosis", "verify", "Name the first step that is not what transformers computes."),
+    Command("verify", "verify", "Print PASS or FAIL: the model against transformers in bf16."),
+    Command("diagnosis", "verify", "Name the first step that differs from transformers."),
     Command("doctor", "board", "Check every layer between Python and the NPU."),
     Command("setup-npu", "board", "Install upstream's wheels of the NPU compilers."),
     Command("compare", "board", "Run kernels and programs on the NPU and on the virtual NPU."),
-    Command("test-toolchain", "board", "Programs through upstream's compilers, stage by stage."),
-    Command("test-npu", "board", "All that wants a board, and one report at the end."),
+    Command("test-toolchain", "board", "Compile programs with upstream's compilers, stage by stage."),
+    Command("test-npu", "board", "Run every test that needs an NPU, and write one report."),
     Command("report", "board", "Gather what an issue needs in one file."),
 )
 """Commands for models and machines: the module's own command line has them under the same name."""
 
 TOOLS: Final = (
     Command("vnpu", "virtual_npu", "Run, check, build or translate an AIR program on the CPU."),
-    Command("kernels", "kernel_builder", "Look at the kernels and check them."),
+    Command("kernels", "kernel_builder", "List kernels, show one, check them."),
     Command("programs", "multi_launch_builder", "Write the programs of any shape as MLIR text."),
     Command("synthetic", "llama32_1b.synthetic", "Write a checkpoint with random weights, to measure with."),
     Command("air", "air_dialect", "Parse a module in the AIR dialect, verify it and print it."),

@@ -2,7 +2,7 @@
 
 A checkpoint may come with code, with pickles, and with entries that name more of both on the Hub, and
 transformers looks for them in several places. Nothing of a checkpoint is run: transformers gets a folder
-without any of it, and is told to trust nothing.
+without any of it, and the option to trust no code.
 """
 
 from __future__ import annotations

@@ -432,7 +432,7 @@ REGULAR: IndexAnalysis[bool] = IndexAnalysis(
 def is_affine_index(value: SSAValue) -> bool:
     """Whether an index is made of constants, coordinates and loop variables by sums and products alone.
 
-    Then `multiple` is what divides all its values, not just the most that can be told.
+    Then `multiple` divides all its values and is the largest such number, not only a known divisor.
     """
     known: dict[SSAValue, int | None] = {}
     given = replace(REGULAR, known_value=lambda part: NUMBERS.analyze(part, known) is not None or None)

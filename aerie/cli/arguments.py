@@ -246,7 +246,10 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--entropy",
         type=finite_float,
-        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {UnmaskingRule().entropy})",
+        help=(
+            f"of {ENTROPY}: nats that the choices of a pass may have together (default: "
+            f"{UnmaskingRule().entropy})"
+        ),
     )
     parser.add_argument(
         "--block-size",

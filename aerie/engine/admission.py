@@ -30,7 +30,8 @@ from aerie.engine.requests import AnswerState, Request
 from aerie.engine.variant_set import GUIDE
 
 MAX_RUNNING_REQUESTS = 32
-"""Maximum number of running requests: rows of the largest program that reads each weight once for few rows."""
+"""Maximum number of running requests: rows of the largest program that reads each weight once for few
+rows."""
 MAX_PREFILL_ONLY_REQUESTS = 2
 """Maximum number of running prefill-only requests. More in a step save nothing, as each attends to its own
 positions."""

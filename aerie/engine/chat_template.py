@@ -72,7 +72,8 @@ class ChatTemplate:
             )
         if len(template) > MAX_TEMPLATE_LENGTH:
             raise PromptError(
-                f"the checkpoint's chat template is {len(template)} characters long, and {MAX_TEMPLATE_LENGTH} is the "
+                f"the checkpoint's chat template is {len(template)} characters long, and "
+                f"{MAX_TEMPLATE_LENGTH} is the "
                 "limit; fetch its file again"
             )
         return template
@@ -123,7 +124,8 @@ class ChatTemplate:
 
 
 def _up_to_mark(text: str) -> str:
-    """The text before CONTINUATION_MARK. If the template trims messages, the blank before it is trimmed too."""
+    """The text before CONTINUATION_MARK. If the template trims messages, the blank before it is trimmed
+    too."""
     before, mark, after = text.rpartition(CONTINUATION_MARK.rstrip())
     if not mark:
         raise PromptError(

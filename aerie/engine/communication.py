@@ -38,7 +38,8 @@ class PeerError(RunError):
 
 
 class Communicator(Protocol):
-    """Connects a rank with the others. One thread uses it. All ranks make the same calls in the same order."""
+    """Connects a rank with the others. One thread uses it. All ranks make the same calls in the same
+    order."""
 
     @property
     def rank(self) -> int:
@@ -100,7 +101,8 @@ def check_ranks_agree(group: Communicator, fingerprint: int) -> None:
         other = next((rank for rank, each in enumerate(fingerprints) if each[0] != fingerprints[0][0]), None)
         if other is not None:
             raise PeerError(
-                f"rank {other} of {group.world_size} is about to compute other tokens than rank 0: give every "
+                f"rank {other} of {group.world_size} is about to compute other tokens than rank "
+                "0: give every "
                 "process the same prompts in the same order, the same options, and a seed where tokens are "
                 "drawn"
             )

@@ -71,7 +71,8 @@ class ControlTokens:
         return self._spelling.sub(lambda match: f"~{self._nonce}.{self._ids[match.group()]}~", text)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of what a template made of masked messages: its own control tokens, and all else as text."""
+        """Token ids of what a template made of masked messages: its own control tokens, and all else as
+        text."""
         spelled = {str(number): content for content, number in self._ids.items()}
         with self._changing:
             named = self._spelling.sub(lambda match: self._sentinel(match.group()), text)

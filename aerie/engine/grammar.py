@@ -316,7 +316,8 @@ class GrammarMatcher:
         self._check()
         if consumed < len(new):
             raise UserError(
-                f"token {new[consumed]}, the answer's number {same + consumed + 1}, is not of the form that was "
+                f"token {new[consumed]}, the answer's number {same + consumed + 1}, is not of "
+                "the form that was "
                 "asked for; an answer that was begun without a form cannot go on with one"
             )
 

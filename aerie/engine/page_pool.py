@@ -47,7 +47,8 @@ class PoolFullError(UserError):
 
     def __init__(self, needed: int, free: int, pages: int) -> None:
         super().__init__(
-            f"the KV pool has {free} of its {pages} pages of {PAGE_SIZE} positions free, and {needed} are needed; "
+            f"the KV pool has {free} of its {pages} pages of {PAGE_SIZE} positions free, and "
+            f"{needed} are needed; "
             "wait for other answers to end, ask for fewer tokens, or make the pool larger (kv_pool of load)"
         )
         self.needed, self.free = needed, free

@@ -97,7 +97,8 @@ def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
     sequence = PagedSequence(pool)
     if not sequence.match_prefix((*tokens, 0)):  # the last token is none that is looked for
         raise UserError(
-            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE_SIZE}: whole pages alone are kept, "
+            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE_SIZE}: whole "
+            "pages alone are kept, "
             "until others need the room; ask for the answer again, then save"
         )
     return sequence
@@ -261,7 +262,8 @@ def _bits(pool: PagePool) -> Arrays:
 
 
 def write_arrays(path: Path, arrays: ArraysByName, about: Provenance) -> None:
-    """Write a file of arrays and metadata. Raises UserError if that is not possible; the old file stays then."""
+    """Write a file of arrays and metadata. Raises UserError if that is not possible; the old file stays
+    then."""
     about = {**about, "format": FORMAT}
     header = _header(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
 

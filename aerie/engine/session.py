@@ -202,7 +202,8 @@ class Session:
             return ""
         model, pool = self.requests.model, self.requests.pool
         return (
-            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} for what is put "
+            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and "
+            f"{pool.swap.page_count} for what is put "
             f"aside, {format_bytes(pool.nbytes)}, and windows on them of up to "
             f"{format_bytes(gathered_bytes(model.kv_config, model.variant_set.contexts))}"
         )

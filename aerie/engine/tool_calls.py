@@ -87,7 +87,10 @@ class Tools:
             seen_names.add(tool.name)
         for name in self.allowed_names or ():
             if name not in seen_names:
-                problem = f"tool_choice names {name[:80]!r}, and the tools are {', '.join(sorted(seen_names)) or 'none'}"
+                problem = (
+                    f"tool_choice names {name[:80]!r}, and the tools are "
+                    f"{', '.join(sorted(seen_names)) or 'none'}"
+                )
                 raise ToolsError(f"{problem}; name one of these", "tool_choice")
         if self.must_call and not self.callable:
             raise ToolsError("tool_choice asks for a call, and there are no tools; give tools", "tool_choice")
@@ -108,7 +111,8 @@ def _check(tool: Tool, seen_names: set[str], field_path: str) -> None:
         )
     if (kind := tool.schema["type"]) != "object":
         raise ToolsError(
-            f"{field_path}.parameters is of the type {json.dumps(kind)[:80]}, and arguments are an object; give a "
+            f"{field_path}.parameters is of the type {json.dumps(kind)[:80]}, and arguments are "
+            "an object; give a "
             'JSON schema of "type": "object"',
             f"{field_path}.parameters",
         )
@@ -231,7 +235,8 @@ def prepare_messages(
 
 
 def _with_calls(messages: Sequence[Message], id_length: int | None) -> list[dict[str, Any]]:
-    """The messages with arguments as objects, function names beside results, and ids of the format's length."""
+    """The messages with arguments as objects, function names beside results, and ids of the format's
+    length."""
     result: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}
     for index, message in enumerate(messages):
@@ -260,7 +265,8 @@ def _unasked(call_id: str, open_ids: Iterable[str], field_path: str) -> CallsErr
     ids = ", ".join(map(repr, open_ids))
     before = f"the calls before it are {ids}" if ids else "no call is before it"
     return CallsError(
-        f"{field_path} is {call_id[:80]!r}, and {before}; a message of role tool follows the assistant's that "
+        f"{field_path} is {call_id[:80]!r}, and {before}; a message of role tool follows the "
+        "assistant's that "
         "has its call in tool_calls",
         field_path,
     )
@@ -299,7 +305,9 @@ def _instructions(tools: Tools) -> str:
     listed = "\n".join(json.dumps(tool.to_json["function"], ensure_ascii=False) for tool in tools.tools)
     return (
         f"You may call these functions:\n{listed}\n"
-        f'To call one, answer {{"name": its name, "{DEFAULT_FORMAT.arguments_key}": an object of its arguments}}, and nothing '
+        "To call one, answer "
+        f'{{"name": its name, "{DEFAULT_FORMAT.arguments_key}": an object of its arguments}}, '
+        "and nothing "
         "else."
     )
 

@@ -54,7 +54,7 @@ class Pass(NamedTuple):
     chosen: UnmaskedTokens
 
 
-class Told:
+class RecordingChooser:
     """A chooser that remembers what it was given."""
 
     def __init__(self, choose: Choose) -> None:
@@ -87,18 +87,18 @@ def scheduler_of(session: Session, pages: int = 24, spare: int = 0) -> Scheduler
     return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
 
 
-def teller(session: Session, sampler: Sampler, **rule: Any) -> Told:
+def recording_chooser(session: Session, sampler: Sampler, **rule: Any) -> RecordingChooser:
     blocks = session.model.config.diffusion
     assert blocks
     size = blocks.sub_block or blocks.block_size
-    return Told(Unmasker(UnmaskingRule(**rule), size, sampler, blocks.mask_token_id))
+    return RecordingChooser(Unmasker(UnmaskingRule(**rule), size, sampler, blocks.mask_token_id))
 
 
 def ask(
     scheduler: Scheduler,
     session: Session,
     prompt: Sequence[int],
-    chooser: Told,
+    chooser: RecordingChooser,
     sampler: Sampler,
     count: int = NEW,
 ) -> Request:
@@ -126,16 +126,16 @@ def prompt_of(count: int, seed: int = 5) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(3, 1400, count)]
 
 
-def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, Told]:
+def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, RecordingChooser]:
     sampler = drawn(session)
-    chooser, scheduler = teller(session, sampler, **rule), scheduler_of(session)
+    chooser, scheduler = recording_chooser(session, sampler, **rule), scheduler_of(session)
     request = ask(scheduler, session, prompt, chooser, sampler)
     finish(scheduler, [request])
     return request, chooser
 
 
 def made_anew(
-    session: Session, prompt: Sequence[int], request: Request, chooser: Told
+    session: Session, prompt: Sequence[int], request: Request, chooser: RecordingChooser
 ) -> list[tuple[bytes, ...]]:
     """The logits of every pass, by one pass over all tokens before the block, and the block as it was."""
     blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
@@ -183,15 +183,15 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
     wanted = [alone(session, prompt, threshold=0.002) for prompt in prompts]
     for pages, spare in ((6, 0), (7, 3), (24, 0)):
         scheduler, samplers = scheduler_of(session, pages, spare), [drawn(session) for _ in prompts]
-        tellers = [teller(session, each, threshold=0.002) for each in samplers]
-        asked = zip(prompts, tellers, samplers, strict=True)
+        choosers = [recording_chooser(session, each, threshold=0.002) for each in samplers]
+        asked = zip(prompts, choosers, samplers, strict=True)
         requests = [ask(scheduler, session, *each) for each in asked]
         for _ in range(3):
             scheduler.step()
         urgent = scheduler.add_request(prompt_of(60, 9), 4, Sampler(), priority=1)
         finish(scheduler, [*requests, urgent])
         assert [one.token_ids for one in requests] == [one.token_ids for one, _ in wanted]
-        assert [one.passes for one in tellers] == [chooser.passes for _, chooser in wanted]
+        assert [one.passes for one in choosers] == [chooser.passes for _, chooser in wanted]
         assert bool(scheduler.stats.preemptions) == (pages < 24)
 
 
@@ -200,7 +200,7 @@ def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, 
     wanted, chooser = alone(session, prompt)
     for place in ("executor.logits_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
-        again, broken = teller(session, sampler), 0
+        again, broken = recording_chooser(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)
         for _ in range(4):
             scheduler.step()
@@ -241,7 +241,7 @@ def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
         Scheduler(model, PagePool(model.config, 9, b"this model"), gathered_cache_for),
         drawn(session),
     )
-    again = ask(scheduler, session, prompt_of(33), teller(session, sampler), sampler)
+    again = ask(scheduler, session, prompt_of(33), recording_chooser(session, sampler), sampler)
     finish(scheduler, [again])
     assert again.finish_reason is FinishReason.STOP
     assert again.token_ids == request.token_ids[: request.token_ids.index(end) + 1]
@@ -254,11 +254,11 @@ def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
         Scheduler(model, PagePool(config, 9, b"this model"), gathered_cache_for),
         drawn(session),
     )
-    request = ask(scheduler, session, [5] * (size + 1), teller(session, sampler), sampler, 60)
+    request = ask(scheduler, session, [5] * (size + 1), recording_chooser(session, sampler), sampler, 60)
     finish(scheduler, [request])
     assert (request.finish_reason, len(request.token_ids)) == (FinishReason.CONTEXT, size - 1)
     with pytest.raises(PromptError, match=f"the block of {size} that is filled after it ends at position"):
-        ask(scheduler, session, [5] * 2 * size, teller(session, sampler), sampler)
+        ask(scheduler, session, [5] * 2 * size, recording_chooser(session, sampler), sampler)
 
 
 def test_prompts_go_on_from_whole_blocks_alone(session: Session) -> None:

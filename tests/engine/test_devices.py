@@ -392,7 +392,7 @@ def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytes
     assert list(session.generate(PROMPT, 4, Sampler())) == list(demo.on(1).generate(PROMPT, 4, Sampler()))
 
 
-def test_of_several_errors_the_cause_is_told() -> None:
+def test_of_several_errors_the_cause_is_raised() -> None:
     """Not that another one did not come."""
     meeting = thread_group(["device 0", "device 1", "device 2"])
     devices = Devices([0, 1, 2], meeting.names, [meeting.member(rank) for rank in range(3)], meeting.reset)

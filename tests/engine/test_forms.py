@@ -82,7 +82,7 @@ def test_a_form_beyond_the_limits_is_refused_alone(
     assert grammars.regex("a|b").text
 
 
-def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
+def test_an_unreadable_vocabulary_is_reported() -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer cannot be read for answers of a form \(.*Model"):
         GrammarProcess("{}", 5, [1]).read(GrammarSource("regex", "a"))
 

@@ -114,7 +114,7 @@ def test_an_answer_goes_on_from_a_file_in_its_form(model: Model, tmp_path: Path)
     assert (*whole.token_ids[:7], *rest.token_ids) == whole.token_ids
 
 
-def test_an_answer_that_left_its_form_is_told(session: Session) -> None:
+def test_an_answer_that_left_its_grammar_is_reported(session: Session) -> None:
     follower = session.grammar_compiler.json(SCHEMA).start()
     ids = session.tokenizer.encode('{"name": 5', special=False)
     with pytest.raises(UserError, match=r"token \d+, the answer's number \d+, is not of the form that was"):

@@ -421,7 +421,7 @@ def test_guesses_follow_what_was_right() -> None:
     assert any(lengths[60:]), "it is tried again"
 
 
-def test_a_manner_that_is_none_is_told() -> None:
+def test_an_invalid_decode_configuration_is_refused() -> None:
     config = open_checkpoint(DEMO_FOLDER).config
     assert DecodeConfig().strategy_factory(config, Listening()) is None
     assert DecodeConfig(strategy="autoregressive").strategy_factory(config, Listening()) is None

@@ -51,16 +51,18 @@ def rounds(op: Operation) -> bool:
     return arithmetic and any(isinstance(type_, BFloat16Type) for type_ in types)
 
 
-def must_be_told(module: ModuleOp) -> bool:
+def needs_the_call(module: ModuleOp) -> bool:
     """Whether cores round in the compiler's own code and multiply no matrices, for which it sets the mode."""
     names = {op.name for op in module.walk()}
     return any(map(rounds, core_operations(module))) and "vector.contract" not in names
 
 
 ARITHMETIC = ("arith.addf", "arith.subf", "arith.mulf", "arith.divf", "vector.fma")
-TOLD = [name for name, spec in all_kernels().items() if must_be_told(spec.build(**spec.cases[0]).module)]
+WITH_CALL = [
+    name for name, spec in all_kernels().items() if needs_the_call(spec.build(**spec.cases[0]).module)
+]
 QUICK = dict.fromkeys(("checks", "plain", "one thread"), ("gemm", "gemv", "eltwise_add"))
-QUICK["floor"] = tuple(TOLD)
+QUICK["floor"] = tuple(WITH_CALL)
 PAIRS = [
     pytest.param(
         *(name, case, mode),
@@ -122,7 +124,7 @@ def test_the_layout_of_b_changes_no_bit(shape: tuple[int, int, int], mode: str) 
     assert_same_bits(transposed, plain)
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", WITH_CALL)
 def test_cores_without_the_call_round_differently(results: Any, name: str) -> None:
     """So the tests with `floor` see something, and so does whoever looks for this fault."""
     spec = all_kernels()[name]
@@ -135,7 +137,7 @@ def test_cores_without_the_call_round_differently(results: Any, name: str) -> No
     assert any((down[argument] != array).any() for argument, array in results(name, 0, "floor").items())
 
 
-@pytest.mark.parametrize("name", TOLD)
+@pytest.mark.parametrize("name", WITH_CALL)
 def test_the_call_comes_before_the_first_rounding(name: str) -> None:
     for case in all_kernels()[name].cases:
         text = all_kernels()[name].build(**case).text
@@ -155,7 +157,7 @@ def test_the_call_comes_before_the_first_rounding(name: str) -> None:
 def test_no_other_kernel_needs_the_call() -> None:
     """Others round in a C++ function that sets the mode, or multiply matrices, where mlir-aie sets it."""
     for name, spec in all_kernels().items():
-        if name not in TOLD and "round_to_even" in spec.build(**spec.cases[0]).text:
+        if name not in WITH_CALL and "round_to_even" in spec.build(**spec.cases[0]).text:
             pytest.fail(f"kernel {name} rounds nothing itself: leave k.round_to_even out", pytrace=False)
-    assert {"eltwise_add", "narrow", "rms_norm"} <= set(TOLD)
-    assert not {"gemm", "gemm_f32", "gemv", "rope", "swiglu", "flash_attention"} & set(TOLD)
+    assert {"eltwise_add", "narrow", "rms_norm"} <= set(WITH_CALL)
+    assert not {"gemm", "gemm_f32", "gemv", "rope", "swiglu", "flash_attention"} & set(WITH_CALL)

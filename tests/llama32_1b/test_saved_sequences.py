@@ -83,7 +83,7 @@ def test_an_answer_goes_on_with_the_very_tokens_that_it_would_have_had(tmp_path:
     assert (kpis.generate.samples, kpis.prompt.samples) == (1, 1)
 
 
-def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_continue_is_refused(tmp_path: Path) -> None:
     with opened() as model:
         with pytest.raises(UserError, match="there is no answer to go on with"):
             model.continue_answer()

@@ -219,7 +219,7 @@ def test_the_example_runs(exported, capsys):
     assert text.startswith("The capital of France is")
 
 
-def test_another_block_and_fewer_layers_are_told(tmp_path, capsys):
+def test_another_block_and_fewer_layers_are_noted(tmp_path, capsys):
     folder = written(tmp_path / "model", 2)
     words = [
         "--layers",

@@ -119,7 +119,7 @@ WRONG: list[tuple[str, str]] = [
     ("--replicas 2 --preload", "--preload is of one engine, and replicas keep their model loaded; leave it"),
     (
         "--replicas 2 --keep-responses 9",
-        "--keep-responses is 9, and with --replicas a client cannot say which",
+        "--keep-responses is 9, and with --replicas a client cannot name the replica",
     ),
     ("--memory 1M", "the model 'demo' takes about"),
     ("--draft no-such", "--draft 'no-such' (DRAFT) is not 'lookup', so it is to be a model: --model"),

@@ -179,7 +179,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         COMPLETIONS,
         {"prompt": [5000]},
         "prompt",
-        "prompt has 5000, and the model's tokens are 0 to 1499; give ids of its own tokenizer, as POST",
+        "prompt has 5000, and the model's tokens are 0 to 1499; send ids of its own tokenizer, from POST",
     ),
     ("/v1/embeddings", {"input": [[15339, 1917]]}, "input", "input has 15339, and the model's tokens are"),
     ("/completion", {"prompt": ["x", 1500]}, "prompt", "prompt has 1500, and the model's tokens are"),

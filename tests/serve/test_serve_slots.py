@@ -307,5 +307,5 @@ def test_words_become_a_folder(command_line: Any, tmp_path: Path) -> None:
     words = ["serve", "--port", "0", "--replicas", "1", "--slot-save-path", str(tmp_path / "new")]
     done = command_line("serve", words)
     assert done.status == 2
-    assert "--slot-save-path is of one engine, and with --replicas a client cannot say which" in done.err
+    assert "--slot-save-path works with one engine, and with --replicas a client cannot name" in done.err
     assert build_parser().parse_args(words).slot_save_bytes == 16 * GIB

@@ -462,8 +462,8 @@ def cache_fault(executor_class):
             self._executor = faulty(made)
 
     class Model(LoadedModel):
-        def new_cache(self, positions, with_unturned=False):
-            return Cache(self.kv_config, self.config.context, with_unturned)
+        def new_cache(self, positions, with_keys_before_rope=False):
+            return Cache(self.kv_config, self.config.context, with_keys_before_rope)
 
     class Answering(Session):
         @property

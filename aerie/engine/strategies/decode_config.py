@@ -98,12 +98,14 @@ class DecodeConfig:
         if config.diffusion is None and self._diffusion_settings:
             name, value = next(iter(self._diffusion_settings.items()))
             raise UserError(
-                f"{name} is {value!r}, which is for models of block diffusion, and this model {behaviour}; leave "
+                f"{name} is {value!r}, which is for models of block diffusion, and this model "
+                f"{behaviour}; leave "
                 "it out"
             )
         if config.diffusion is not None and self.draft is not None:
             raise UserError(
-                f"draft is {_draft_name(self.draft)}, which is for models that say one token after the other, and "
+                f"draft is {_draft_name(self.draft)}, which is for models that say one token "
+                "after the other, and "
                 f"this model {behaviour}; leave it out"
             )
         if isinstance(self.draft, str) and self.draft != PROMPT_LOOKUP:
