@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from pathlib import Path
 
@@ -30,6 +31,9 @@ DRAFTER_FOLDER = rooms.folder("llama32_1b") / "demo" / "drafter" / "checkpoint"
 BUILT_IN_MODELS = {DEMO: DEMO_FOLDER, "demo-diffusion": DIFFUSION_FOLDER, "demo-drafter": DRAFTER_FOLDER}
 """Checkpoints that come with the project."""
 
+LONGEST_NAME = 200
+"""Characters of a wrong name in a message."""
+
 URL = re.compile(r"[a-z][a-z0-9+.-]*://", re.IGNORECASE)
 
 
@@ -43,8 +47,8 @@ def find_checkpoint(model: str) -> Path:
     """
     if model in BUILT_IN_MODELS:
         return BUILT_IN_MODELS[model]
-    folder = Path(model).expanduser()
-    if folder.is_dir():
+    folder = Path(os.path.expanduser(model))
+    if os.path.isdir(folder):  # false where pathlib raises, as for a name that is too long
         return folder
     for prefix, find in WITH_PREFIX.items():
         if model.startswith(prefix):
@@ -53,7 +57,7 @@ def find_checkpoint(model: str) -> Path:
         raise CheckpointError(f"--model {model} is an address, which is not fetched: {advice_on_url(model)}")
     if folder.suffix == SUFFIX or is_gguf(folder):
         return folder
-    if folder.exists():
+    if os.path.exists(folder):
         other = f" ({advice_on([folder.name])})" if folder.suffix in (".bin", ".pt", ".pth") else ""
         raise CheckpointError(
             f"--model {model} is a file, and not in GGUF; give the folder that holds config.json{other}"
@@ -62,9 +66,9 @@ def find_checkpoint(model: str) -> Path:
         return fetch(model)
     if hub_id(model) is None:
         raise CheckpointError(
-            f"--model {model!r} is neither a folder, nor a GGUF file, nor a Hugging Face id (owner/name), "
-            f"nor one of {', '.join((*BUILT_IN_MODELS, *PACKAGE_MODELS, *ALIASES))}; `aerie models` lists "
-            "those that are here"
+            f"--model {model[:LONGEST_NAME]!r} is neither a folder, nor a GGUF file, nor a Hugging Face id "
+            f"(owner/name), nor one of {', '.join((*BUILT_IN_MODELS, *PACKAGE_MODELS, *ALIASES))}; `aerie "
+            "models` lists those that are here"
         )
     return fetch_checkpoint(model)
 
@@ -72,7 +76,7 @@ def find_checkpoint(model: str) -> Path:
 def checkpoint_here(model: str) -> Path | None:
     """Return the folder or file of `model`; None if find_checkpoint would download it. Raises
     CheckpointError if there is no such model."""
-    if model in BUILT_IN_MODELS or Path(model).expanduser().exists():
+    if model in BUILT_IN_MODELS or os.path.exists(os.path.expanduser(model)):
         return find_checkpoint(model)
     if model in PACKAGE_MODELS and not is_fetched(model):
         return None

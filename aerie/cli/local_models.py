@@ -5,6 +5,7 @@ Only headers are read: the config or metadata, and the names, shapes and types o
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -189,7 +190,7 @@ def _of_hub() -> Iterator[_Place]:
             continue
         for path in gguf_files(snapshot, "**"):
             yield _Place(f"{HUB}{name}:{path.relative_to(snapshot).as_posix()}", "Hugging Face", path)
-        if (snapshot / "config.json").is_file() and any(snapshot.glob("*.safetensors")):
+        if os.path.isfile(snapshot / "config.json") and any(snapshot.glob("*.safetensors")):
             yield _Place(name, "Hugging Face", snapshot)
 
 
@@ -205,12 +206,10 @@ def _snapshot(folder: Path) -> Path | None:
 
 def _in_folder(folder: Path) -> Iterator[_Place]:
     """Yield the checkpoints and GGUF files in a folder and in its subfolders."""
-    if any((folder / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
-        yield _Place(str(folder), str(folder), folder)
-    if not folder.is_dir():
-        raise CheckpointError(f"{folder} is no folder; give one that holds GGUF files or checkpoints")
+    if not os.access(folder, os.R_OK | os.X_OK) or not os.path.isdir(folder):
+        raise CheckpointError(f"{folder} is no readable folder; give one with GGUF files or checkpoints")
     for path in [*gguf_files(folder), *gguf_files(folder, "*")]:
         yield _Place(str(path), str(folder), path)
-    for path in sorted(folder.iterdir()):
-        if path.is_dir() and any((path / name).is_file() for name in (SINGLE_FILE, INDEX_FILE)):
+    for path in [folder, *sorted(folder.iterdir())]:
+        if any(os.path.isfile(path / name) for name in (SINGLE_FILE, INDEX_FILE)):
             yield _Place(str(path), str(folder), path)

@@ -47,7 +47,7 @@ class Manifest:
             return "it is a LoRA adapter over a model; give the model that it was made for"
         if self.model is None:
             return f"it has no model in GGUF, but {', '.join(sorted({*self.kinds})) or 'nothing'}"
-        if not self.model.is_file():
+        if not os.path.isfile(self.model):
             return f"its file {self.model} is missing; `ollama pull {self.name}` fetches it"
         return None
 
@@ -56,7 +56,7 @@ def ollama_folders() -> list[Path]:
     """Return Ollama's folders that exist: OLLAMA_MODELS if it is set, else the user's and the service's."""
     named = os.environ.get("OLLAMA_MODELS")
     usual = [Path.home() / ".ollama" / "models", Path("/usr/share/ollama/.ollama/models")]
-    return [folder for folder in ([Path(named)] if named else usual) if (folder / "manifests").is_dir()]
+    return [folder for folder in ([Path(named)] if named else usual) if os.path.isdir(folder / "manifests")]
 
 
 def find_ollama(name: str) -> Path:
@@ -65,7 +65,7 @@ def find_ollama(name: str) -> Path:
     *parts, tag = ollama_parts(name)
     folders = ollama_folders()
     for folder in folders:
-        if (path := folder.joinpath("manifests", *parts, tag)).is_file():
+        if os.path.isfile(path := folder.joinpath("manifests", *parts, tag)):
             manifest = _manifest(name, path, folder)
             if problem := manifest.problem():
                 raise CheckpointError(f"{OLLAMA}{name}: {problem}")
@@ -73,8 +73,8 @@ def find_ollama(name: str) -> Path:
             return manifest.model
     if not folders:
         raise CheckpointError(
-            f"{OLLAMA}{name}: there is no folder of Ollama's on this machine; OLLAMA_MODELS names one that "
-            "is elsewhere"
+            f"{OLLAMA}{name}: there is no folder of Ollama's on this machine that you can read; set "
+            "OLLAMA_MODELS to its folder if it is elsewhere"
         )
     raise CheckpointError(
         f"Ollama has no {name} on this machine{_those(found.name for found in ollama_models())}: "
@@ -88,7 +88,7 @@ def ollama_models() -> Iterator[Manifest]:
         begin = folder / "manifests"
         for path in sorted(begin.rglob("*")):
             parts = path.relative_to(begin).parts
-            if len(parts) != 4 or not path.is_file() or not all(map(FILE_NAME.fullmatch, parts[1:])):
+            if len(parts) != 4 or not os.path.isfile(path) or not all(map(FILE_NAME.fullmatch, parts[1:])):
                 continue
             try:
                 yield _manifest(_ollama_name(*parts), path, folder)
@@ -154,7 +154,7 @@ def lm_studio_folders() -> list[Path]:
     exists."""
     home = Path.home()
     usual = [home / ".lmstudio" / "models", home / ".cache" / "lm-studio" / "models"]
-    return [folder for folder in (*_lm_studio_setting(home), *usual) if folder.is_dir()][:1]
+    return [folder for folder in (*_lm_studio_setting(home), *usual) if os.path.isdir(folder)][:1]
 
 
 def _lm_studio_setting(user_home: Path) -> Iterator[Path]:
@@ -184,7 +184,7 @@ def find_lm_studio(name: str) -> Path:
     parts = lm_studio_parts(name)
     for folder in lm_studio_folders():
         path = folder.joinpath(*parts)
-        if path.is_file() if len(parts) == 3 else path.is_dir():
+        if os.path.isfile(path) if len(parts) == 3 else os.path.isdir(path):
             return path
     raise CheckpointError(
         f"LM Studio has no {name} on this machine{_those(found for found, _ in lm_studio_models())}: fetch "
@@ -208,6 +208,6 @@ def gguf_files(folder: Path, below: str = "") -> Iterator[Path]:
     below: a pattern of subfolders to search instead."""
     for path in sorted(folder.glob(f"{below}/*.gguf" if below else "*.gguf")):
         part = PART.fullmatch(path.name)
-        if path.name.lower().startswith(BESIDE) or (part and int(part["number"]) != 1) or not path.is_file():
-            continue
-        yield path
+        is_first = part is None or int(part["number"]) == 1
+        if is_first and not path.name.lower().startswith(BESIDE) and os.path.isfile(path):
+            yield path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -51,7 +52,7 @@ def add_rm(parser: argparse.ArgumentParser) -> None:
 
 def models(arguments: argparse.Namespace) -> int:
     """List the models at hand, and whether they run here."""
-    found = local_models((folder.expanduser() for folder in arguments.folders), Reporter())
+    found = local_models([Path(os.path.expanduser(folder)) for folder in arguments.folders], Reporter())
     if arguments.json:
         print(json.dumps([model.to_json() for model in found], indent=2))
     else:
@@ -146,7 +147,7 @@ def _not_ours(name: str) -> str:
         return f"{name} comes with the project, and stays; {kept}"
     if tool := _other_tool(name, "rm"):
         return f"{name} is another program's: {tool} removes it; {kept}"
-    if Path(name).expanduser().exists():
+    if os.path.exists(os.path.expanduser(name)):
         return f"{name} is yours, to keep or to remove; {kept}"
     if found := hub_id(name.removeprefix(HUB).partition(":")[0]):
         remove = f"`{own_command('hf', 'huggingface_hub.cli.hf')} cache rm model/{found}`"

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from aerie.cli.checkpoints import find_checkpoint
+from aerie.cli.checkpoints import checkpoint_here, find_checkpoint
 from aerie.cli.hub import cached_file
 from aerie.engine.errors import CheckpointError
 
@@ -140,3 +140,10 @@ def test_addresses_are_not_fetched(hub, address, advice):
     with pytest.raises(CheckpointError) as caught:
         find_checkpoint(address)
     assert str(caught.value) == f"--model {address} is an address, which is not fetched: {advice}"
+
+
+@pytest.mark.parametrize("name", ["a" * 300, "~nobody-of-this-name/x", "a\0b", "/" + "b/" * 3000])
+def test_names_that_no_path_can_be(name):
+    for find in (find_checkpoint, checkpoint_here):
+        with pytest.raises(CheckpointError, match="is neither a folder, nor a GGUF file"):
+            find(name)

@@ -180,7 +180,7 @@ def test_a_folder_that_is_none(home, capsys):
     assert main(["models", "nowhere"]) == 2
     assert (
         capsys.readouterr().err
-        == "error: nowhere is no folder; give one that holds GGUF files or checkpoints\n"
+        == "error: nowhere is no readable folder; give one with GGUF files or checkpoints\n"
     )
 
 
