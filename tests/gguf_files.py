@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import ml_dtypes  # noqa: F401  numpy knows no bfloat16 without it
 import numpy as np
 from gguf import GGMLQuantizationType as Type
 from safetensors.numpy import load_file
@@ -85,8 +86,8 @@ class Source:
             name: array.astype(np.float32) for name, array in load_file(folder / "model.safetensors").items()
         }
         self.architecture = {"mistral": "llama"}.get(self.config["model_type"], self.config["model_type"])
-        rope = self.config["rope_parameters"]
-        self.rope = rope
+        plain = {"rope_type": "default", "rope_theta": self.config.get("rope_theta")}
+        self.rope = self.config.get("rope_parameters") or plain | (self.config.get("rope_scaling") or {})
         self.head_dim = (
             self.config.get("head_dim") or self.config["hidden_size"] // self.config["num_attention_heads"]
         )

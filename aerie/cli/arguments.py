@@ -246,10 +246,8 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--entropy",
         type=finite_float,
-        help=(
-            f"of {ENTROPY}: nats that the choices of a pass may have together (default: "
-            f"{UnmaskingRule().entropy})"
-        ),
+        help=f"of {ENTROPY}: nats that the choices of a pass may have together "
+        f"(default: {UnmaskingRule().entropy})",
     )
     parser.add_argument(
         "--block-size",

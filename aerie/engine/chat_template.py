@@ -65,9 +65,9 @@ class ChatTemplate:
         names = ["tool_use", "default"] if with_tools else ["default"]
         template = next((self.templates[name] for name in names if name in self.templates), None)
         if template is None:
-            names_ = ", ".join(sorted(self.templates))
+            others = ", ".join(sorted(self.templates))
             raise PromptError(
-                f"the checkpoint has several chat templates ({names_}), and none is named default, which is "
+                f"the checkpoint has several chat templates ({others}), and none is named default, which is "
                 "for conversations without tools; name one of them so in its tokenizer_config.json"
             )
         if len(template) > MAX_TEMPLATE_LENGTH:

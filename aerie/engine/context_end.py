@@ -3,8 +3,7 @@
     stop            nothing is dropped: the answer ends there, and a longer prompt is refused (the default)
     shift:KEEP      the first KEEP tokens stay (4 unless given), and the older half of the rest is dropped
     sink:WINDOW     a token attends to the first 4 positions and the last WINDOW, its own included (half of
-    the
-                    context unless given); positions that no later token attends to are dropped together
+    the context unless given); positions that no later token attends to are dropped together
 
 The remaining tokens move down in the cache: a token's position is always its place there. So the model never
 gets a position beyond its own, as in StreamingLLM (Xiao et al. 2023).

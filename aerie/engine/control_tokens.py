@@ -102,7 +102,7 @@ class ControlTokens:
         if number not in self._sentinels.values():
             token = self._backend.get_added_tokens_decoder()[number]
             properties = ("single_word", "lstrip", "rstrip", "normalized")
-            kept: Mapping[str, bool] = {key: getattr(token, key) for key in properties}
-            self._plain.add_tokens([AddedToken(name, special=False, **kept)])
+            properties_: Mapping[str, bool] = {key: getattr(token, key) for key in properties}
+            self._plain.add_tokens([AddedToken(name, special=False, **properties_)])
             self._sentinels[self._plain.token_to_id(name)] = number
         return name

@@ -77,8 +77,8 @@ def check_generation(model: LoadedModel, prompt: Sequence[Token], max_tokens: in
     sampler.check_vocabulary(model.config.vocab_size)
     if sampler.grammar and model.config.diffusion is not None:
         raise UserError(
-            "a form (a JSON schema, calls) can be asked of models that say one token after the other, "
-            "and this one fills in blocks of masks; ask for it in the prompt, or take another model"
+            "structured output (a JSON schema, tool calls) needs an autoregressive model, and this model is "
+            "one of block diffusion; ask for the format in the prompt, or use another model"
         )
 
 

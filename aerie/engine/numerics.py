@@ -14,9 +14,9 @@ F32Array: TypeAlias = npt.NDArray[np.float32]
 
 
 def widen(values: BF16Array) -> F32Array:
-    """The same values in float32, exactly.
+    """Convert bf16 to float32, exactly.
 
-    A bf16 is the upper half of a float32, so a shift does it, several times faster than a cast.
+    A bf16 is the upper half of a float32, so a shift converts it, several times faster than a cast.
     """
     bits = values.view(np.uint16).astype(np.uint32)
     bits <<= np.uint32(16)
@@ -32,10 +32,10 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
 
 
 def apply_rope(keys: BF16Array, rows: BF16Array) -> BF16Array:
-    """RoPE: keys, (kv_heads, positions, head_dim), turned by the rows of their positions in a `rope_table`.
+    """Apply RoPE to keys, (kv_heads, positions, head_dim), by the rows of their positions in a `rope_table`.
 
-    Bit for bit what kernels_cc/rope_halfsplit.cc makes: products of bf16 are exact in float32, and their sum
-    is rounded once, then to bf16.
+    Bit-identical with kernels_cc/rope_halfsplit.cc: products of bf16 are exact in float32, and their sum is
+    rounded once, then to bf16.
     """
     half = rows.shape[-1] // 2
     wide, table = widen(keys), widen(rows)

@@ -23,7 +23,7 @@ import numpy as np
 import numpy.typing as npt
 
 from aerie.engine.errors import WeightsError
-from aerie.engine.numerics import BF16Array, bf16, widen
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 
 DTYPES = {
     "BF16": bf16,
@@ -102,7 +102,7 @@ class Tensor:
     rounding: Rounding = field(default_factory=Rounding, compare=False)
 
     @property
-    def is_read(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether its type is one that is read."""
         return self.dtype in DTYPES
 
@@ -145,7 +145,7 @@ class Tensor:
                 read, length, width = file.read_columns, out.shape[1], len(out) * self.itemsize
             else:
                 read, length, width = file.read_rows, len(out), self.row_bytes
-            in_pieces(partial(read, out), length, width)
+            read_in_chunks(partial(read, out), length, width, CHUNK_BYTES)
 
     def opened(self) -> RowReader:
         """Its file, to read single rows of it. Raises WeightsError."""
@@ -159,10 +159,18 @@ class RowReader(Protocol):
         """Read row `number` into `out`, which is contiguous. Raises WeightsError."""
 
 
-def in_pieces(read: Callable[[slice], None], length: int, width: int, multiple: int = 1) -> None:
-    """Have threads read `length` rows of `width` bytes, a multiple of so many at a time."""
-    at_once = max(1, CHUNK_BYTES // max(1, width * multiple)) * multiple  # a part of a small head has no rows
-    with ThreadPoolExecutor(READERS) as readers:
+def read_in_chunks(
+    read: Callable[[slice], None],
+    length: int,
+    width: int,
+    chunk_bytes: int,
+    multiple: int = 1,
+    threads: int = READERS,
+) -> None:
+    """Have threads read `length` rows of `width` bytes, each time about `chunk_bytes`, and a multiple of so
+    many rows."""
+    at_once = max(1, chunk_bytes // max(1, width * multiple)) * multiple  # a part of a small head has no rows
+    with ThreadPoolExecutor(threads) as readers:
         list(readers.map(read, (slice(at, min(at + at_once, length)) for at in range(0, length, at_once))))
 
 
@@ -262,13 +270,19 @@ def round_into(tensor: Tensor, given: Wide, out: BF16Array) -> None:
     with np.errstate(over="ignore"):
         out[...] = given.astype(np.float32, copy=False).astype(bf16)
     kept = widen(out)
-    overflown = () if np.isfinite(kept).all() else given[np.isinf(kept) & np.isfinite(given)]
-    if len(overflown):
+    if not np.isfinite(kept).all():
+        _check_overflow(tensor, given, kept)
+    tensor.rounding.count(tensor.dtype, given, kept)
+
+
+def _check_overflow(tensor: Tensor, given: Wide, kept: F32Array) -> None:
+    """Raises WeightsError for a value that became infinite; the logits tell of one that was so already."""
+    overflown = given[np.isinf(kept) & np.isfinite(given)]
+    if overflown.size:
         raise WeightsError(
             f"tensor {tensor.name} in {tensor.path} holds {overflown[0]:.4g}, and bf16, which is "
             "computed with, ends at 3.39e+38; the file is damaged: fetch it again"
         )
-    tensor.rounding.count(tensor.dtype, given, kept)
 
 
 @contextmanager

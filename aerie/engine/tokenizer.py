@@ -118,7 +118,7 @@ class Tokenizer:
         The control tokens are those that the template writes; one that a message, a tool or an argument
         spells out is text. Without a template the messages' texts are continued (`without_template`). Raises
         PromptError for a conversation that the template refuses, TemplateArgumentError, and as
-        tool_calls.told. most: as `encode`; a message is a token or more.
+        tool_calls.prepare_messages. most: as `encode`; a message is a token or more.
         """
         if most is not None and self.has_chat_template and len(messages) > most:
             raise PromptError(

@@ -1,8 +1,8 @@
-"""What would be computed wrongly, and is refused: by its name, with the reason.
+"""Refuses models that would be computed wrongly, by name and with the reason.
 
-One decoder is computed, with what a family's file adds. Several names stand for it, and other models go by
-one of them: so it is the facts that are looked at, and each that makes another model is refused. What only
-adds tensors is found among these (`weights.py`).
+Aerie computes one decoder, with the additions of a family's file. Several names stand for this decoder, and
+other models use one of these names. So the entries of config.json are checked, and each that changes the
+computation is refused. Additional tensors are found among the tensors (`weights.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from aerie.engine.model_family import ModelFamily
 
 @dataclass(frozen=True)
 class RequiredEntry:
-    """Entries that make another model of the same tensors, unless they have one of these values.
+    """Entries that change the computation, unless they have one of these values.
 
-    Absent and null are always such values. The names are those of transformers' configurations and of models
-    that come with code of their own. reason: what would be left out; it follows the value in a message.
+    Absent and null are always allowed. The names are those of transformers' configurations and of models with
+    their own code. reason: what would be left out; it follows the value in the message.
     """
 
     names: tuple[str, ...]
@@ -32,15 +32,15 @@ class RequiredEntry:
     reason: str
 
     def check(self, config: ConfigReader) -> None:
-        """ConfigError for an entry with another value."""
+        """Raises ConfigError for an entry with another value."""
         for name in self.names:
-            given = config.get(name)
-            if given is not None and not any(_same(given, value) for value in self.values):
+            actual = config.get(name)
+            if actual is not None and not any(_same(actual, value) for value in self.values):
                 raise ConfigError(
-                    f"{config.path}: {name} is {short(given)}: {self.reason}; {self._wanted(name)}"
+                    f"{config.path}: {name} is {short(actual)}: {self.reason}; {self._expected_text(name)}"
                 )
 
-    def _wanted(self, name: str) -> str:
+    def _expected_text(self, name: str) -> str:
         if not self.values:
             return f"no model with {name} is supported ({MODELS_THAT_RUN})"
         return f"only {name} {self.values[0]!r} is supported"
@@ -141,7 +141,8 @@ WINDOW_ENTRIES = ("full_attention", "sliding_attention")
 
 
 def check_supported(config: ConfigReader) -> ModelFamily:
-    """The family of a config.json. Raises ConfigError, by name, for whatever would be computed wrongly."""
+    """The family of a config.json. Raises ConfigError, with the entry's name, for anything that would be
+    computed wrongly."""
     family = _family(config)
     for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
         fact.check(config)
@@ -212,11 +213,11 @@ def reason_of_name(*names: Any) -> str:
     return next((f": {reason}" for reason in found), "")
 
 
-def _same(given: Any, value: Any) -> bool:
+def _same(actual: Any, value: Any) -> bool:
     """Whether an entry is this value; true is no number here, and 1 is 1.0."""
-    if isinstance(value, float) and isinstance(given, int | float) and not isinstance(given, bool):
-        return abs(given - value) <= 1e-6 * abs(value)
-    return isinstance(given, bool) == isinstance(value, bool) and bool(given == value)
+    if isinstance(value, float) and isinstance(actual, int | float) and not isinstance(actual, bool):
+        return abs(actual - value) <= 1e-6 * abs(value)
+    return isinstance(actual, bool) == isinstance(value, bool) and bool(actual == value)
 
 
 def _check_layers(config: ConfigReader) -> None:

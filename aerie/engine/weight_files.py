@@ -44,11 +44,11 @@ class WeightFiles:
     may_be_transposed: bool = True
 
     @property
-    def unfit(self) -> str:
+    def mismatch(self) -> str:
         """What is wrong where tensors and config contradict each other."""
         return "the files and the config do not belong together"
 
-    def called(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         """What the files call a tensor of transformers' name."""
         return self.tensors[name].name if name in self.tensors else name
 
@@ -67,7 +67,7 @@ class WeightFiles:
 def find_tensors(checkpoint: Path) -> WeightFiles:
     """Where each tensor of a checkpoint, a folder or a GGUF file, is. Raises CheckpointError."""
     model = find_gguf(checkpoint)
-    return _of_folder(checkpoint) if model is None else GGUFWeightFiles.of(model)
+    return _folder_files(checkpoint) if model is None else GGUFWeightFiles.of(model)
 
 
 @dataclass(frozen=True)
@@ -86,17 +86,17 @@ class GGUFWeightFiles(WeightFiles):
         )
 
     @property
-    def unfit(self) -> str:
+    def mismatch(self) -> str:
         return "the file is damaged, or was made by a converter that knew the model too little: fetch another"
 
-    def called(self, name: str) -> str:
+    def stored_name(self, name: str) -> str:
         return name_in_file(name, self.architecture)
 
     def elsewhere(self, name: str) -> str:  # noqa: ARG002
         return ""
 
 
-def _of_folder(folder: Path) -> WeightFiles:
+def _folder_files(folder: Path) -> WeightFiles:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists() or not index.exists():
         return WeightFiles(folder, tensors_in(single), _notes_of(single, index))

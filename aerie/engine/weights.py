@@ -82,7 +82,7 @@ class Weights:
     are not in bf16, `notes` which files count where that might be doubted."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Check all; WeightsError for a file or tensor that is missing, damaged, unfit or left over."""
+        """Check all; WeightsError for a file or tensor that is missing, damaged, mismatch or left over."""
         self.rounding, self._config = Rounding(), config
         files, expected = find_tensors(folder), expected_shapes(config)
         self.notes, found = files.notes, _as_named(files.tensors)
@@ -195,9 +195,9 @@ def _check_nothing_left(found: Mapping[str, Tensor], expected: Collection[str], 
     other = next((name for name in left if not _changes_nothing(name, found[name])), None)
     if other:
         raise WeightsError(
-            f"tensor {files.called(other)} in {found[other].path} is none that {files.config} asks for: "
+            f"tensor {files.stored_name(other)} in {found[other].path} is none that {files.config} asks for: "
             "answers would be made without it, and be wrong; the model is none of those supported "
-            f"({MODELS_THAT_RUN}), or {files.unfit}"
+            f"({MODELS_THAT_RUN}), or {files.mismatch}"
         )
 
 
@@ -213,12 +213,12 @@ def _check_all_there(found: Collection[str], stored: Shapes, files: WeightFiles)
     lacking = next((name for name in stored if name not in found), None)
     if lacking is None:
         return
-    why = files.elsewhere(lacking) or files.unfit
+    why = files.elsewhere(lacking) or files.mismatch
     if lacking == LM_HEAD and any(map(BARE.match, files.tensors)):
         why = "it was saved without its head, to make embeddings alone, and can say nothing"
     raise WeightsError(
-        f"tensor {files.called(lacking)} is missing from the checkpoint; {files.config} asks for it with "
-        f"shape {_shape(stored[lacking])}: {why}"
+        f"tensor {files.stored_name(lacking)} is missing from the checkpoint; {files.config} asks for it "
+        f"with shape {_shape(stored[lacking])}: {why}"
     )
 
 
@@ -230,10 +230,11 @@ def _checked(
     implied = expected[::-1] if is_turned else expected
     if tensor.shape != implied:
         raise WeightsError(
-            f"tensor {files.called(name)} in {tensor.path} has shape {_shape(tensor.shape)}; {files.config} "
-            f"implies {_shape(implied)}{', transposed as others are' if is_turned else ''}: {files.unfit}"
+            f"tensor {files.stored_name(name)} in {tensor.path} has shape {_shape(tensor.shape)}; "
+            f"{files.config} implies {_shape(implied)}{', transposed as others are' if is_turned else ''}: "
+            f"{files.mismatch}"
         )
-    if not tensor.is_read:
+    if not tensor.is_supported:
         raise WeightsError(
             f"tensor {name} of shape {_shape(tensor.shape)} in {tensor.path} has dtype {tensor.dtype}; only "
             f"{', '.join(DTYPES)} are read: convert the checkpoint to BF16"

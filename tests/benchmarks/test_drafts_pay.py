@@ -29,28 +29,28 @@ class KnownAnswer:
         self.positions, self.finish_reason = 10_000, None
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         return len(self.text) - len(self.token_ids)
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         return self.positions - len(self.tokens)
 
     @property
     def tokens(self) -> list[int]:
         return [*self.prompt_ids, *self.token_ids]
 
-    def after(self, length: int) -> list[int]:
+    def tokens_after(self, length: int) -> list[int]:
         return self.tokens[length:]
 
-    def draw(self, logits: object) -> int:
+    def sample(self, logits: object) -> int:
         return self.text[len(self.token_ids)]
 
-    def say(self, token: int) -> bool:
+    def append_token(self, token: int) -> bool:
         self.token_ids.append(token)
-        return bool(self.left)
+        return bool(self.remaining_tokens)
 
-    def end(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason) -> None:
         raise AssertionError(reason)
 
 
@@ -71,7 +71,7 @@ def times_plain(
     making = [_known_answer(name, number / len(names)) for number, name in enumerate(names)]
     strategies = [SpeculativeStrategy(one, PromptLookupDrafter(), AdaptiveDraftLength()) for one in making]
     every, time = list(zip(making, strategies, strict=True)), 0.0
-    while all(one.left for one in making):
+    while all(one.remaining_tokens for one in making):
         dues = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
         counts = shares(len(names), [due.drafts for due in dues])
         tried = [

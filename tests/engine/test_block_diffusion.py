@@ -287,14 +287,14 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             steps = None if rule == "entropy_bounded" else 2
             assert len(model.generate("Hello", 12, rule=rule, steps=steps).token_ids) == 12
         assert model.logits("Hello").shape[1] == model._open().model.config.vocab_size
-        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model was"):
+        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model is one of block"):
             model.generate("Hello", strategy="autoregressive")
-        with pytest.raises(UserError, match="draft is 'lookup', which is for models that say one token"):
+        with pytest.raises(UserError, match="draft is 'lookup', which is for autoregressive models"):
             model.generate("Hello", draft="lookup")
         with pytest.raises(UserError, match="use_block_cache is True: every pass sees a block as it is"):
             model.generate("Hello", use_block_cache=True)
         assert model.generate("Hello", 12, use_block_cache=False).token_ids == whole.token_ids
-        with pytest.raises(UserError, match="can be asked of models that say one token after the other, and"):
+        with pytest.raises(UserError, match="needs an autoregressive model, and"):
             model.generate("Hello", json_schema={"type": "object"})
         with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 4"):
             model.generate("Hello", steps=9)
@@ -306,7 +306,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             model.infer_batch([5], [1], [0], [])
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
-        with pytest.raises(UserError, match="block diffusion cannot be had with decode='guide'"):
+        with pytest.raises(UserError, match="block diffusion cannot be used with decode='guide'"):
             model._open().scheduler.add_request([5], 1, Sampler(), decode_path="guide")
 
 
@@ -372,9 +372,9 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
     )
     for flags, message in (
         (["--rule", "loudest"], "rule is 'loudest'; give one of sequential, low_confidence_static"),
-        (["--draft", "lookup"], "draft is 'lookup', which is for models that say one token after the other"),
-        (["--draft", "demo-drafter"], "draft is 'demo-drafter', which is for models that say one token"),
-        (["--threshold", "0.5"], "threshold is 0.5, which the rule sequential does not go by; leave it out"),
+        (["--draft", "lookup"], "draft is 'lookup', which is for autoregressive models"),
+        (["--draft", "demo-drafter"], "draft is 'demo-drafter', which is for autoregressive models"),
+        (["--threshold", "0.5"], "threshold is 0.5, which the rule sequential does not use; leave it out"),
         (["--block-size", "5"], "block_size (BLOCK_SIZE) is 5; a block must be a divisor of 64 tokens"),
         (["--seq-len", "64"], "in this model's blocks positions see each other: leave it out"),
     ):
@@ -403,7 +403,7 @@ def test_manners_of_a_model_of_blocks() -> None:
 )
 def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, rules: str) -> None:
     ((name, given),) = setting.items()
-    message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
+    message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not use; leave"
     with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
         DecodeConfig(rule=rule, **setting).strategy_factory(config_of("sdar"), Sampler())
 

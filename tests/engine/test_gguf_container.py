@@ -63,8 +63,8 @@ def test_values_are_those_that_were_written(written):
     container = read_container(written)
     assert {name: container.metadata[name] for name in VALUES} == VALUES
     assert container.metadata["general.architecture"] == "llama"
-    assert container.metadata.count("a.texts") == 3
-    assert container.metadata.count("a.text") is None
+    assert container.metadata.array_length("a.texts") == 3
+    assert container.metadata.array_length("a.text") is None
 
 
 def test_tensors_are_where_the_package_finds_them(written):

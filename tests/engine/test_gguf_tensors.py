@@ -26,19 +26,19 @@ def stored(kind, values):
 
 @pytest.fixture
 def make(tmp_path):
-    """make(kind, paired=0) -> a tensor in a file, not at its beginning, and the values it should have."""
+    """make(kind, permuted_head=0) -> a tensor in a file, not at its start, and the values it should have."""
 
-    def make(kind, paired=0, shape=SHAPE):
+    def make(kind, permuted_head=0, shape=SHAPE):
         values = np.random.default_rng(kind).normal(0, 1, shape).astype(np.float32)
         raw = stored(kind, values).view(np.uint8).reshape(shape[0], -1)
         path = tmp_path / f"{kind.name}.bin"
         expected = gguf.quants.dequantize(raw, kind).astype(bf16)
-        if paired:
-            order = permuted(np.arange(shape[0]), shape[0] // paired)
+        if permuted_head:
+            order = permuted(np.arange(shape[0]), shape[0] // permuted_head)
             raw = raw[order]
         path.write_bytes(bytes(96) + raw.tobytes())
         about = (path, "x", kind.name, shape, 96, shape[1])
-        return BlockTensor(*about, kind=block_types.READ[kind], paired=paired), expected
+        return BlockTensor(*about, kind=block_types.READ[kind], permuted_head=permuted_head), expected
 
     return make
 
@@ -48,9 +48,9 @@ def same(ours, theirs):
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=lambda kind: kind.name)
-@pytest.mark.parametrize("paired", [0, HEAD])
-def test_all_of_it_and_parts_of_it(make, kind, paired):
-    tensor, expected = make(kind, paired)
+@pytest.mark.parametrize("permuted_head", [0, HEAD])
+def test_all_of_it_and_parts_of_it(make, kind, permuted_head):
+    tensor, expected = make(kind, permuted_head)
     same(tensor.read(), expected)
     same(tensor.part(5, 11).read(), expected[5:16])
     same(tensor.part(5, 11).part(2, 1).read(), expected[7:8])
@@ -65,12 +65,12 @@ def test_all_of_it_and_parts_of_it(make, kind, paired):
 
 
 @pytest.mark.parametrize("kind", [Type.Q4_1, Type.BF16], ids=lambda kind: kind.name)
-@pytest.mark.parametrize("paired", [0, HEAD])
-def test_pieces_of_any_size_make_the_same(make, kind, paired, monkeypatch):
-    tensor, expected = make(kind, paired)
+@pytest.mark.parametrize("permuted_head", [0, HEAD])
+def test_pieces_of_any_size_make_the_same(make, kind, permuted_head, monkeypatch):
+    tensor, expected = make(kind, permuted_head)
     for values, chunk in ((1, 1), (600, 300), (5000, 1 << 20)):
         monkeypatch.setattr(block_tensors, "CONVERTED", values)
-        monkeypatch.setattr("aerie.engine.tensors.CHUNK_BYTES", chunk)
+        monkeypatch.setattr(block_tensors, "CHUNK_BYTES", chunk)
         same(tensor.read(), expected)
         same(tensor.part(5, 11).read(), expected[5:16])
 
@@ -115,7 +115,9 @@ def test_a_vector_in_pairs(tmp_path):
     """A bias of queries."""
     values = np.arange(32, dtype=np.float32)
     (tmp_path / "x").write_bytes(permuted(values, 4).tobytes())
-    tensor = BlockTensor(tmp_path / "x", "x", "F32", (32,), 0, 1, kind=block_types.READ[0], paired=HEAD)
+    tensor = BlockTensor(
+        tmp_path / "x", "x", "F32", (32,), 0, 1, kind=block_types.READ[0], permuted_head=HEAD
+    )
     same(tensor.read(), values.astype(bf16))
     same(tensor.part(8, 8).read(), values[8:16].astype(bf16))
 

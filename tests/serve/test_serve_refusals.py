@@ -162,7 +162,7 @@ BODIES: list[tuple[str, dict[str, Any], str | None, str]] = [
         CHAT,
         {"messages": USER, "rule": "sequential"},
         "rule",
-        "rule is 'sequential', which is for models of block diffusion, and this model says one token after",
+        "rule is 'sequential', which is for models of block diffusion, and this model is autoregressive;",
     ),
     (CHAT, {"messages": USER, "threshold": "x"}, "threshold", "'x': Input should be a valid number"),
     (CHAT, {"messages": USER, "verbosity": "low"}, "verbosity", "takes a verbosity; leave it out"),

@@ -162,7 +162,7 @@ def test_what_cannot_be_done(saving: Any, tmp_path: Path, monkeypatch: pytest.Mo
         nothing = "slot 3 has nothing: nobody asked with id_slot 3 yet, or it was erased"
         assert refusal(act(http, "save", filename="a")) == (400, nothing)
         ask(http, LONG[:30], id_slot=3)
-        few = "tokens the KV pool holds no page of 64: whole pages alone are kept, until others need the room"
+        few = "it caches full pages of 64 tokens, and evicts them when it is full"
         assert few in refusal(act(http, "save", filename="a"))[1]
         for name in ("none", "elsewhere"):
             missing = f"no slot was saved as {name!r}; give the name that it was saved as"

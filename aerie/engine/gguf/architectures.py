@@ -27,22 +27,22 @@ MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", 
 
 ROPE_FREQS = "rope_freqs.weight"
 LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
-OF_ROPE = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
+ROPE_TENSORS = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
 """Tensors that belong to the config."""
 
 
 @dataclass(frozen=True)
 class Architecture:
-    """model_type: transformers' name for it. paired: whether the rows of queries and keys lie in the pairs
-    that RoPE turns. layer_names: as LAYER_NAMES."""
+    """model_type: transformers' name for it. permutes_qk: whether the rows of queries and keys are permuted
+    in the file (block_tensors.py). layer_names: as LAYER_NAMES."""
 
     model_type: str
-    paired: bool = False
+    permutes_qk: bool = False
     layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, hash=False)
 
 
 ARCHITECTURES = {
-    "llama": Architecture("llama", paired=True),
+    "llama": Architecture("llama", permutes_qk=True),
     "qwen2": Architecture("qwen2"),
     "qwen3": Architecture("qwen3"),
 }

@@ -8,6 +8,7 @@ head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -16,23 +17,28 @@ import numpy.typing as npt
 
 from aerie.engine.gguf.block_types import READ, BlockType
 from aerie.engine.numerics import BF16Array, F32Array
-from aerie.engine.tensors import CONVERTED, RowReader, Tensor, TensorFile, in_pieces, round_into
+from aerie.engine.tensors import CONVERTED, RowReader, Tensor, TensorFile, read_in_chunks, round_into
+
+CHUNK_BYTES = 1 << 20
+"""Of float32 values that a thread makes of blocks at a time."""
+MOST_THREADS = 8
+"""Threads that make values of a tensor's blocks, which takes far longer than to read them."""
 
 
 @dataclass(frozen=True)
 class BlockTensor(Tensor):
     """As Tensor. start: the byte at which its first head, or row, begins in the file, of which rows have
-    `pitch` values. paired: rows of a head whose pairs are neighbours; 0 where rows lie in their order. row,
-    column: where this part of it begins.
+    `pitch` values. permuted_head: rows of a head, where they are permuted in the file; 0 where they are not.
+    row, column: where this part of it begins.
     """
 
     kind: BlockType = READ[0]
-    paired: int = 0
+    permuted_head: int = 0
     row: int = 0
     column: int = 0
 
     @property
-    def is_read(self) -> bool:
+    def is_supported(self) -> bool:
         return True
 
     @property
@@ -50,8 +56,10 @@ class BlockTensor(Tensor):
 
     def rows_into(self, out: BF16Array, first: int) -> None:
         part = self.part(first, len(out))
+        unit, width = max(1, self.permuted_head), 4 * self.pitch
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
         with _BlockFile(part) as file:
-            in_pieces(partial(file.read_rows, out), len(out), self.row_bytes, max(1, self.paired))
+            read_in_chunks(partial(file.read_rows, out), len(out), width, CHUNK_BYTES, unit, threads)
 
     def opened(self) -> RowReader:
         return _BlockFile(self)
@@ -72,7 +80,7 @@ class _BlockFile(TensorFile):
     def _rows(self, out: BF16Array, first: int) -> None:
         """As many rows as `out` has, from row `first` on: whole heads, as many as a core's cache holds."""
         tensor = self._tensor
-        unit, start = max(1, tensor.paired), tensor.row + first
+        unit, start = max(1, tensor.permuted_head), tensor.row + first
         stop, at_once = start + len(out), max(1, CONVERTED // (unit * tensor.pitch)) * unit
         for begin in range(start // unit * unit, stop, at_once):
             end = min(begin + at_once, -(-stop // unit) * unit)
@@ -86,15 +94,15 @@ class _BlockFile(TensorFile):
         tensor = self._tensor
         raw = np.empty(rows * tensor.row_bytes, np.uint8)
         self.bytes_into(memoryview(raw.data), tensor.start + first * tensor.row_bytes)
-        values = dequantised(raw, tensor.kind).reshape(rows, tensor.pitch)
-        if tensor.paired:
-            pairs = values.reshape(-1, tensor.paired // 2, 2, tensor.pitch)
+        values = dequantize_blocks(raw, tensor.kind).reshape(rows, tensor.pitch)
+        if tensor.permuted_head:
+            pairs = values.reshape(-1, tensor.permuted_head // 2, 2, tensor.pitch)
             values = pairs.swapaxes(1, 2).reshape(rows, tensor.pitch)
         columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
         return values[:, tensor.column : tensor.column + columns]
 
 
-def dequantised(raw: npt.NDArray[np.uint8], kind: BlockType) -> F32Array:
+def dequantize_blocks(raw: npt.NDArray[np.uint8], kind: BlockType) -> F32Array:
     """The values of blocks, (values,), from their bytes, (bytes,)."""
     import gguf
 

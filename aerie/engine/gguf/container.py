@@ -110,7 +110,7 @@ class Metadata(Mapping[str, Any]):
     def __contains__(self, key: object) -> bool:
         return key in self._values
 
-    def count(self, key: str) -> int | None:
+    def array_length(self, key: str) -> int | None:
         """How many elements an array has, which is not read for that; None for what is none."""
         value = self._values.get(key)
         return value.items if isinstance(value, _Span) else None
@@ -260,7 +260,7 @@ def _value(header: _Header, key: str) -> Any:
     what = f"key {short(key)}"
     kind = header.number("<I", what)
     if kind == ARRAY:
-        return _pass_over(header, what)
+        return _skip_array(header, what)
     return header.string(what) if kind == STRING else _scalar(header, kind, what)
 
 
@@ -276,7 +276,7 @@ def _decimal(value: float) -> float:
     return float(str(np.float32(value)))
 
 
-def _pass_over(header: _Header, what: str) -> _Span:
+def _skip_array(header: _Header, what: str) -> _Span:
     kind, count = header.number("<I", what), header.number("<Q", what)
     if kind == ARRAY:
         raise header.fail(f"{what} is an array of arrays, which no reader of GGUF knows; {FETCH}")

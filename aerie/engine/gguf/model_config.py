@@ -31,7 +31,7 @@ OTHER_MODELS = {
     "use_parallel_residual": "use_parallel_residual",
     "attention.chunk_size": "attention_chunk_size",
 }
-"""Keys that make another model unless they are absent or 0, by transformers' names for them."""
+"""MetadataReader that make another model unless they are absent or 0, by transformers' names for them."""
 
 REFUSED = {
     "pooling_type": "it makes embeddings of texts, and says none: give a model that answers",
@@ -39,11 +39,11 @@ REFUSED = {
     "without them",
     "attention.layer_norm_epsilon": "it has LayerNorm, and only RMSNorm is computed",
 }
-"""Keys of models that are not run, unless they are absent or 0."""
+"""MetadataReader of models that are not run, unless they are absent or 0."""
 
-ENDS = ("eos_token_id", "eot_token_id", "eom_token_id")
-"""Keys of the tokens that end an answer, after `tokenizer.ggml.`."""
-END_TEXTS = (
+EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""MetadataReader of the tokens that end an answer, after `tokenizer.ggml.`."""
+EOS_TEXTS = (
     *(
         "<|eot_id|>",
         "<|im_end|>",
@@ -62,7 +62,7 @@ CONTROL = 3
 MOST_TOKENS_TOLD = 1 << 24
 
 
-class Keys:
+class MetadataReader:
     """Metadata by type, under the keys of the architecture; errors name file, key and value."""
 
     def __init__(self, model: GGUFModel) -> None:
@@ -75,7 +75,7 @@ class Keys:
         """The value of a key of the architecture; None where it is absent."""
         return self.model.metadata.get(self.key(name))
 
-    def count(self, name: str, default: int | None = None) -> int:
+    def positive_int(self, name: str, default: int | None = None) -> int:
         """A whole number, 1 or more; one for each layer must be the same in all. Raises ConfigError."""
         value = self.get(name)
         if value is None:
@@ -85,7 +85,9 @@ class Keys:
                 raise self.fail(name, "it differs from layer to layer, and all layers must be alike")
             value = value[0]
         if value is None:
-            raise ConfigError(f"{self.model.path}: there is no {self.key(name)}; the file is incomplete")
+            raise ConfigError(
+                f"{self.model.path}: there is no {self.key(name)}; the file is incomplete: fetch another"
+            )
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise self.fail(name, "it must be a whole number, 1 or more: fetch the file again")
         return value
@@ -109,23 +111,23 @@ def config_entries(model: GGUFModel) -> dict[str, Any]:
     """What a config.json of this model says. Raises ConfigError for another architecture, and for a key that
     is missing, malformed or not supported."""
     architecture = _supported(model)
-    keys = Keys(model)
-    heads, hidden = keys.count("attention.head_count"), keys.count("embedding_length")
-    head_dim = keys.count("attention.key_length", max(1, hidden // heads))
+    keys = MetadataReader(model)
+    heads, hidden = keys.positive_int("attention.head_count"), keys.positive_int("embedding_length")
+    head_dim = keys.positive_int("attention.key_length", max(1, hidden // heads))
     _check_values(keys, head_dim)
     return {
         "model_type": architecture,
         "vocab_size": _vocab_size(keys),
         "hidden_size": hidden,
-        "intermediate_size": keys.count("feed_forward_length"),
-        "num_hidden_layers": keys.count("block_count"),
+        "intermediate_size": keys.positive_int("feed_forward_length"),
+        "num_hidden_layers": keys.positive_int("block_count"),
         "num_attention_heads": heads,
-        "num_key_value_heads": keys.count("attention.head_count_kv", heads),
+        "num_key_value_heads": keys.positive_int("attention.head_count_kv", heads),
         "head_dim": head_dim,
-        "max_position_embeddings": keys.count("context_length"),
+        "max_position_embeddings": keys.positive_int("context_length"),
         "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        "eos_token_id": _end_tokens(model),
+        "eos_token_id": _eos_tokens(model),
         **_rotation(keys, head_dim),
         **_window(keys),
         **_other_models(keys),
@@ -141,30 +143,30 @@ def _supported(model: GGUFModel) -> str:
         raise ConfigError(
             f"{model.path}: {said}{reason_of_name(name)}; of GGUF files {', '.join(first)} and {last} are run"
         )
-    keys = Keys(model)
+    keys = MetadataReader(model)
     for key, reason in REFUSED.items():
         if keys.get(key):
             raise keys.fail(key, reason)
     return ARCHITECTURES[name].model_type
 
 
-def _check_values(keys: Keys, head_dim: int) -> None:
-    if keys.count("attention.value_length", head_dim) != head_dim:
+def _check_values(keys: MetadataReader, head_dim: int) -> None:
+    if keys.positive_int("attention.value_length", head_dim) != head_dim:
         raise keys.fail(
             "attention.value_length",
             f"values are as wide as keys here, {head_dim} (attention.key_length); no other model is run",
         )
 
 
-def _vocab_size(keys: Keys) -> int:
-    tokens = keys.model.metadata.count("tokenizer.ggml.tokens")
-    return keys.count("vocab_size", tokens)
+def _vocab_size(keys: MetadataReader) -> int:
+    tokens = keys.model.metadata.array_length("tokenizer.ggml.tokens")
+    return keys.positive_int("vocab_size", tokens)
 
 
-def _end_tokens(model: GGUFModel) -> list[int]:
+def _eos_tokens(model: GGUFModel) -> list[int]:
     """The tokens that end an answer: those that keys name, then those that are known by their texts."""
-    given = [model.metadata.get(f"tokenizer.ggml.{key}") for key in ENDS]
-    for key, token in zip(ENDS, given, strict=True):
+    given = [model.metadata.get(f"tokenizer.ggml.{key}") for key in EOS_KEYS]
+    for key, token in zip(EOS_KEYS, given, strict=True):
         if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
             raise ConfigError(
                 f"{model.path}: tokenizer.ggml.{key} is {shown(token)}, which is not a token: it must be a "
@@ -172,27 +174,27 @@ def _end_tokens(model: GGUFModel) -> list[int]:
             )
     tokens, types = (model.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
     if isinstance(tokens, list) and isinstance(types, list):
-        texts = dict.fromkeys(END_TEXTS)
+        texts = dict.fromkeys(EOS_TEXTS)
         control = (number for number, kind in enumerate(types[: len(tokens)]) if kind == CONTROL)
         given += [number for number in control if tokens[number] in texts]
     return list(dict.fromkeys(token for token in given if token is not None))
 
 
-def _rotation(keys: Keys, head_dim: int) -> dict[str, Any]:
-    turned = keys.count("rope.dimension_count", head_dim)
+def _rotation(keys: MetadataReader, head_dim: int) -> dict[str, Any]:
+    turned = keys.positive_int("rope.dimension_count", head_dim)
     part = {} if turned == head_dim else {"partial_rotary_factor": turned / head_dim}
     return {"rope_parameters": rope_entries(keys.model, head_dim), **part}
 
 
-def _window(keys: Keys) -> dict[str, Any]:
+def _window(keys: MetadataReader) -> dict[str, Any]:
     """A window in all layers, by the words of any family."""
     if not keys.get("attention.sliding_window"):
         return {}
-    window = keys.count("attention.sliding_window")
+    window = keys.positive_int("attention.sliding_window")
     return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
 
 
-def _other_models(keys: Keys) -> dict[str, Any]:
+def _other_models(keys: MetadataReader) -> dict[str, Any]:
     found = {theirs: keys.get(ours) for ours, theirs in OTHER_MODELS.items()}
     if keys.get("attention.causal") is False:
         found["use_bidirectional_attention"] = True

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -27,7 +28,7 @@ from aerie.engine.gguf.container import (
 
 SUFFIX = ".gguf"
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
-BESIDE = ("mmproj",)
+PROJECTOR_PREFIXES = ("mmproj",)
 """What the names of files begin with that lie beside a model and are none: projectors of images."""
 KEPT_OPEN = 8
 """Files whose headers are remembered: a command asks several times for those of its models."""
@@ -55,6 +56,14 @@ class GGUFModel:
     @property
     def architecture(self) -> str:
         return str(self.metadata.get("general.architecture", ""))
+
+    @property
+    def stored_bytes(self) -> dict[str, int]:
+        """Bytes of tensors by the name of their type, such as Q4_K; the most first."""
+        stored = Counter[str]()
+        for entry in self.tensors.values():
+            stored[entry.kind.name] += entry.size
+        return dict(stored.most_common())
 
 
 def find_gguf(path: Path) -> GGUFModel | None:
@@ -98,7 +107,7 @@ def _only_model(folder: Path) -> Path | None:
     models: dict[str, Path] = {}
     for file in files:
         part = PART.fullmatch(file.name)
-        if not file.name.lower().startswith(BESIDE):
+        if not file.name.lower().startswith(PROJECTOR_PREFIXES):
             models.setdefault(part["name"] if part else file.name, file)
     if len(models) > 1:
         names = [file.name for file in models.values()]

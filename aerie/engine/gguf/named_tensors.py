@@ -7,21 +7,20 @@ from __future__ import annotations
 
 import math
 import re
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from aerie.engine.gguf.architectures import ARCHITECTURES, MODEL_NAMES, OF_ROPE, Architecture
+from aerie.engine.gguf.architectures import ARCHITECTURES, MODEL_NAMES, ROPE_TENSORS, Architecture
 from aerie.engine.gguf.block_tensors import BlockTensor
 from aerie.engine.gguf.container import GGUFError, TensorEntry, short
 from aerie.engine.gguf.model_files import GGUFModel
 from aerie.engine.numerics import bf16
 from aerie.engine.tensors import DTYPES, Tensor
-from aerie.runtime.memory import format_bytes
+from aerie.runtime.memory import format_bytes, format_file_bytes
 
 IN_LAYER = re.compile(r"blk\.(\d{1,5})\.(\w+)\.(weight|bias)")
-PAIRED = ("attn_q", "attn_k")
+PERMUTED = ("attn_q", "attn_k")
 IGNORED = re.compile(r"blk\.\d+\.attn_rot_embd|blk\.\d+\.rope_freqs\.weight")
 """Tables of RoPE in older files, which follow from the metadata."""
 
@@ -47,7 +46,7 @@ def named_tensors(model: GGUFModel, config: Mapping[str, Any]) -> dict[str, Tens
         config["intermediate_size"],
     )
     for name, entry in model.tensors.items():
-        if name in OF_ROPE or IGNORED.fullmatch(name):
+        if name in ROPE_TENSORS or IGNORED.fullmatch(name):
             continue
         for called, tensor in _named(name, entry, architecture, sizes, model.tensors):
             found[called] = tensor
@@ -68,13 +67,11 @@ def name_in_file(name: str, architecture: Architecture) -> str:
 
 def size_note(model: GGUFModel) -> str:
     """What the weights are in the file, and what they come to in bf16, as which they are computed with."""
-    stored, values = Counter[str](), 0
-    for entry in model.tensors.values():
-        stored[entry.kind.name] += entry.size
-        values += math.prod(entry.shape)
-    kinds = " and ".join(name for name, _ in stored.most_common())
+    stored, kinds = model.stored_bytes, " and ".join(model.stored_bytes)
+    values = sum(math.prod(entry.shape) for entry in model.tensors.values())
+    size = format_file_bytes(sum(stored.values()))
     return (
-        f"note: the tensors of {model.path.name} take {format_bytes(stored.total())} in the file ({kinds}), "
+        f"note: the tensors of {model.path.name} take {size} in the file ({kinds}), "
         f"and {format_bytes(bf16.itemsize * values)} of memory as bf16, which is computed with"
     )
 
@@ -100,9 +97,9 @@ def _named(
     for part, rows in parts.items():
         if part not in architecture.layer_names:
             raise _unknown(name, entry, architecture)
-        paired = sizes.head_dim if architecture.paired and part in PAIRED else 0
+        permuted_head = sizes.head_dim if architecture.permutes_qk and part in PERMUTED else 0
         called = f"model.layers.{layer}.{architecture.layer_names[part]}.{suffix}"
-        yield called, _tensor(entry, paired, *((first, rows) if len(parts) > 1 else ()))
+        yield called, _tensor(entry, permuted_head, *((first, rows) if len(parts) > 1 else ()))
         first += rows
 
 
@@ -116,16 +113,16 @@ def _parts_of(kind: str, entry: TensorEntry, sizes: _Sizes, has_gate: bool) -> d
     return {kind: entry.shape[0]}
 
 
-def _tensor(entry: TensorEntry, paired: int = 0, first: int = 0, rows: int | None = None) -> Tensor:
-    """Of its rows, `rows` from `first` on. paired: as BlockTensor; a shape that has no whole heads is left
-    for others to refuse."""
+def _tensor(entry: TensorEntry, permuted_head: int = 0, first: int = 0, rows: int | None = None) -> Tensor:
+    """Of its rows, `rows` from `first` on. permuted_head: as BlockTensor; a shape that has no whole heads is
+    left for others to refuse."""
     shape = entry.shape if rows is None else (rows, *entry.shape[1:])
-    paired = 0 if paired and shape[0] % paired else paired
+    permuted_head = 0 if permuted_head and shape[0] % permuted_head else permuted_head
     about = (entry.path, entry.name, entry.kind.name, shape, entry.start, math.prod(shape[1:]))
-    if entry.kind.name in DTYPES and not paired:
+    if entry.kind.name in DTYPES and not permuted_head:
         whole = Tensor(*about)
     else:
-        whole = BlockTensor(*about, kind=entry.kind, paired=paired)
+        whole = BlockTensor(*about, kind=entry.kind, permuted_head=permuted_head)
     return replace(whole, start=entry.start + first * whole.row_bytes)
 
 
