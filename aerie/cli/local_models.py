@@ -6,7 +6,6 @@ Only headers are read: the config or metadata, and the names, shapes and types o
 from __future__ import annotations
 
 import os
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -133,14 +132,11 @@ def _problem(path: Path) -> str | None:
 
 def _of_gguf(model: GGUFModel) -> dict[str, Any]:
     """Return fields of LocalModel for a model in GGUF."""
-    stored = Counter[str]()
-    for entry in model.tensors.values():
-        stored[entry.kind.name] += entry.size
     files = {entry.path for entry in model.tensors.values()} | {model.path}
     return {
         "nbytes": sum(file.stat().st_size for file in files),
         "family": model.architecture,
-        "weights": "+".join(kind for kind, _ in stored.most_common(2)),
+        "weights": "+".join([*model.stored_bytes][:2]),
     }
 
 

@@ -15,7 +15,7 @@ from typing import Any, Final
 
 from aerie.engine.errors import CheckpointError
 from aerie.engine.folder import read_object
-from aerie.engine.gguf.model_files import BESIDE, PART
+from aerie.engine.gguf.model_files import PART, PROJECTOR_PREFIXES
 
 OLLAMA: Final = "ollama:"
 LM_STUDIO: Final = "lmstudio:"
@@ -209,5 +209,5 @@ def gguf_files(folder: Path, below: str = "") -> Iterator[Path]:
     for path in sorted(folder.glob(f"{below}/*.gguf" if below else "*.gguf")):
         part = PART.fullmatch(path.name)
         is_first = part is None or int(part["number"]) == 1
-        if is_first and not path.name.lower().startswith(BESIDE) and os.path.isfile(path):
+        if is_first and not path.name.lower().startswith(PROJECTOR_PREFIXES) and os.path.isfile(path):
             yield path
