@@ -354,6 +354,21 @@ class TestSentencePiece:
         assert made.encode("ab日a").ids == [1, 3, 4, 0, 4]
         assert template.special_tokens == {"unk_token": "<unk>", "bos_token": "<s>", "eos_token": "</s>"}
 
+    def test_no_text_is_a_control_token_for_its_letters(self) -> None:
+        """Nor where a file has no types: BOS and EOS are special by their ids."""
+        tokens = ["<unk>", "<s>", "</s>", "▁", "<", "s", ">", "<s", "</", "/", "s>"]
+        for types in ([2, 3, 3, *[1] * 8], [1] * 11):
+            made, _ = tokenizer_from_metadata(gguf_metadata.of_pieces(tokens, [0.0] * 11, types))
+            assert made.encode("<s>", add_special_tokens=False).ids == [1]
+            plain = EngineTokenizer(made).encode("<s></s>")
+            assert plain[0] == 1
+            assert not {1, 2} & {*plain[1:]}
+
+    def test_an_unknown_token_that_is_unused_is_none(self) -> None:
+        given = gguf_metadata.of_pieces(["<unk>", "<s>", "</s>", "▁", "a"], [0.0] * 5, [5, 3, 3, 1, 1])
+        made, _ = tokenizer_from_metadata(given)
+        assert made.encode("ab日a").ids == [1, 3, 4, 4]
+
 
 class TestWholeTokenizer:
     """tokenizer.json, where the file has it whole."""
@@ -414,11 +429,11 @@ DAMAGED = {
     "tokenizer.ggml.padding_token_id is str, not an id": {"padding_token_id": "0"},
     "tokenizer.ggml.bos_token_id is bool, not an id": {"bos_token_id": True},
     "tokenizer.ggml.add_bos_token is int, not true or false": {"add_bos_token": 1},
-    "it adds the bos_token to every text, and does not say which token that is": {
+    "add_bos_token is true, and bos_token_id is missing": {
         "add_bos_token": True,
         "bos_token_id": None,
     },
-    "it adds the eos_token to every text": {"add_eos_token": True, "eos_token_id": None},
+    "add_eos_token is true, and eos_token_id is missing": {"add_eos_token": True, "eos_token_id": None},
     "tokenizer.ggml.model is missing": {"model": None},
     "tokenizer.ggml.pre is not a text": {"pre": 3},
     "tokenizer.chat_template is no text": {"tokenizer.chat_template": 3},

@@ -15,7 +15,8 @@ from pathlib import Path
 from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
 from aerie.board.linux import distribution_name
 from aerie.cli.cache_command import cache_sections
-from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
+from aerie.cli.checkpoints import checkpoint_here
+from aerie.cli.hub import login_advice
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
 from aerie.common.errors import ProgramError, UserError
@@ -174,7 +175,7 @@ USUAL_PROMPT = 128
 def checkpoint(machine: ExaminedMachine) -> CheckResult:
     """Config and tensors of the checkpoint. Nothing is downloaded: an id is looked up in the local cache."""
     try:
-        folder = _folder(machine.model)
+        folder = checkpoint_here(machine.model)
         if folder is None:
             fix = f"the first run fetches it; for a gated model, first {login_advice()}"
             return CheckResult(
@@ -186,14 +187,6 @@ def checkpoint(machine: ExaminedMachine) -> CheckResult:
         return _fits(machine, config, [*model.stored_bytes] if model else [])
     except UserError as error:
         return CheckResult(CheckStatus.FAILED, str(error), WANTED, "name another with MODEL=... (--model)")
-
-
-def _folder(model: str) -> Path | None:
-    """The checkpoint's folder; None for a hub id that the local cache lacks."""
-    name = hub_id(model)
-    if model == DEMO or name is None or Path(model).expanduser().exists():
-        return find_checkpoint(model)
-    return cached_checkpoint(name)
 
 
 def _fits(machine: ExaminedMachine, config: ModelConfig, types: Sequence[str]) -> CheckResult:

@@ -6,6 +6,7 @@ llama-model-loader.cpp).
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -71,9 +72,9 @@ def find_gguf(path: Path) -> GGUFModel | None:
     Raises GGUFError for one that is damaged or incomplete, for a file that is no model, and for a folder with
     several models.
     """
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return open_gguf(path) if path.suffix == SUFFIX or is_gguf(path) else None
-    if any((path / name).exists() for name in (SINGLE_FILE, INDEX_FILE)):
+    if any(os.path.exists(path / name) for name in (SINGLE_FILE, INDEX_FILE)):
         return None
     first = _only_model(path)
     return None if first is None else open_gguf(first)

@@ -1,8 +1,8 @@
-"""How byte-level vocabularies cut text into words, by what GGUF calls it in `tokenizer.ggml.pre`.
+"""Pre-tokenizers of byte-level BPE, by the value of `tokenizer.ggml.pre`.
 
-The names, and which of them are one, are llama.cpp's (src/llama-vocab.cpp). The patterns, and whether a text
-is brought into Unicode's form NFC before, are those of the tokenizer.json of the models that a name is for:
-llama.cpp writes some of them otherwise, and knows no NFC.
+The names and their synonyms are those of llama.cpp (src/llama-vocab.cpp). The patterns and the Unicode
+normalization are those of the models' own tokenizer.json: llama.cpp writes some patterns otherwise, and does
+not normalize.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any, Final
 CONTRACTION: Final = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
 WORD: Final = r"[^\r\n\p{L}\p{N}]?\p{L}+"
 MARKED_WORD: Final = r"[^\r\n\p{L}\p{N}]?[\p{L}\p{M}]+"
-"""Letters with the marks that are combined with them."""
+"""Letters and combining marks."""
 SIGNS: Final = r" ?[^\s\p{L}\p{N}]+[\r\n]*"
 BLANKS: Final = (r"\s*[\r\n]+", r"\s+(?!\S)", r"\s+")
 
@@ -24,7 +24,7 @@ SIGNS_AND_SLASHES: Final = r" ?[^\s\p{L}\p{N}]+[\r\n/]*"
 
 
 def _cased_words(ending: str) -> tuple[str, str]:
-    """Words that begin anew where a capital letter follows a small one."""
+    """Return patterns of words that end before a capital letter that follows a small one."""
     begin = r"[^\r\n\p{L}\p{N}]?"
     return f"{begin}{UPPER}*{LOWER}+{ending}", f"{begin}{UPPER}+{LOWER}*{ending}"
 
@@ -33,7 +33,7 @@ GPT_2: Final = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s
 LLAMA_3: Final = "|".join((CONTRACTION, WORD, r"\p{N}{1,3}", SIGNS, *BLANKS))
 QWEN_2: Final = "|".join((CONTRACTION, WORD, r"\p{N}", SIGNS, *BLANKS))
 PLAIN: Final = "|".join((WORD, r"\p{N}", SIGNS, *BLANKS))
-"""Qwen 2's without English contractions; the demo's is this one."""
+"""Qwen 2's pattern without English contractions. The demo's tokenizer has it."""
 QWEN_35: Final = "|".join((CONTRACTION, MARKED_WORD, r"\p{N}", r" ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*", *BLANKS))
 GPT_4O: Final = "|".join((*_cased_words(f"{CONTRACTION}?"), r"\p{N}{1,3}", SIGNS_AND_SLASHES, *BLANKS))
 TEKKEN: Final = "|".join((*_cased_words(""), r"\p{N}", SIGNS_AND_SLASHES, *BLANKS))
@@ -41,10 +41,12 @@ TEKKEN: Final = "|".join((*_cased_words(""), r"\p{N}", SIGNS_AND_SLASHES, *BLANK
 
 @dataclass(frozen=True)
 class PreTokenizer:
-    """patterns: each cuts what those before it left whole, at what it matches. single_digits: digits are cut
-    one from another before that. nfc: a text is brought into Unicode's form NFC before. ignore_merges: a word
-    that is a token is that token, whatever its merges make. add_bos: a text begins with BOS, where the file
-    does not say."""
+    """One pre-tokenizer, with defaults of the tokenizers that use it.
+
+    patterns: each isolates its matches in the pieces that the patterns before it left. single_digits: each
+    digit becomes a piece before that. nfc: text is normalized to NFC first. ignore_merges: a word that is a
+    token becomes that token without merges. add_bos: BOS precedes a text unless the file sets add_bos_token.
+    """
 
     patterns: tuple[str, ...]
     single_digits: bool = False
@@ -53,13 +55,13 @@ class PreTokenizer:
     add_bos: bool = False
 
     def normalizer(self) -> Any:
-        """A tokenizers.normalizers.Normalizer, or None."""
+        """Return a tokenizers.normalizers.Normalizer, or None."""
         from tokenizers import normalizers
 
         return normalizers.NFC() if self.nfc else None
 
     def cutter(self) -> Any:
-        """A tokenizers.pre_tokenizers.PreTokenizer: the cuts, and the bytes' letters for each word."""
+        """Return a tokenizers.pre_tokenizers.PreTokenizer that splits text, then maps bytes to letters."""
         from tokenizers import Regex, pre_tokenizers
 
         steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if self.single_digits else []
@@ -99,6 +101,7 @@ GROUPS: Final = (
         ("default",),
     ),
 )
-"""olmo and mpt are GPT-NeoX's vocabulary, and command-r Cohere's, whose tokenizers bring text into NFC."""
+"""Each pre-tokenizer with its names. olmo and mpt use GPT-NeoX's tokenizer and command-r uses Cohere's; both
+normalize to NFC."""
 
 PRE_TOKENIZERS: Final[Mapping[str, PreTokenizer]] = {name: rule for rule, names in GROUPS for name in names}

@@ -1,7 +1,7 @@
-"""The tokenizer and the chat template in a GGUF file's metadata, as the model was published with.
+"""Build the tokenizer and the chat template of a model from the metadata of its GGUF file.
 
-GGUF has the vocabulary, and names for the rest: how a text is cut is known by the names (`pre_tokenizers`),
-as is what is put around it. What it does not have is told in docs/how-to/choose-a-model.md.
+GGUF stores the vocabulary. It stores the pre-tokenizer only as a name (pre_tokenizers.py), and BOS and EOS as
+flags. docs/how-to/choose-a-model.md lists what it does not store.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SENTENCE_PIECE: Final = "llama"
 """Values of `tokenizer.ggml.model`."""
 
 BLANK: Final = "▁"
-"""What SentencePiece writes for a blank."""
+"""SentencePiece's sign for a blank."""
 
 WHOLE_TOKENIZER: Final = "tokenizer.huggingface.json"
 TEMPLATE: Final = "tokenizer.chat_template"
@@ -32,8 +32,8 @@ LARGEST_JSON: Final = 128 << 20
 
 
 def tokenizer_from_metadata(metadata: Mapping[str, Any]) -> tuple[Tokenizer, ChatTemplate | None]:
-    """The tokenizer and the chat template (None where there is none) in a GGUF file's metadata, which is
-    given by its keys. CheckpointError for what is missing, damaged, or not supported."""
+    """Return the tokenizer and the chat template, which may be None. metadata: all keys of a GGUF file with
+    their values. Raises CheckpointError if an entry is missing, damaged or not supported."""
     vocabulary = read_vocabulary(metadata)
     template = _chat_template(vocabulary)
     if template:
@@ -66,7 +66,7 @@ def _chat_template(vocabulary: Vocabulary) -> ChatTemplate | None:
 
 
 def _whole_tokenizer(vocabulary: Vocabulary) -> Tokenizer | None:
-    """The tokenizer.json in the metadata; None where there is none, or it is of another vocabulary."""
+    """Build the tokenizer.json in the metadata; None if there is none or its vocabulary is another one."""
     from tokenizers import Tokenizer
 
     content = vocabulary.metadata.get(WHOLE_TOKENIZER)
@@ -77,7 +77,7 @@ def _whole_tokenizer(vocabulary: Vocabulary) -> Tokenizer | None:
     except Exception:  # tokenizers raises plain Exception for what it cannot read
         return None
     known = backend.get_vocab(with_added_tokens=True)
-    # The converter writes blanks in place of other signs in tokens that are defined beside the model.
+    # The converter replaces SentencePiece's sign by a blank in user-defined tokens, so they may differ.
     written = vocabulary.of_types(TokenType.NORMAL, TokenType.BYTE, TokenType.CONTROL)
     same = len(known) <= len(vocabulary.tokens) and written.items() <= known.items()
     return backend if same else None
@@ -106,13 +106,13 @@ def _byte_level(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _tail(vocabulary: Vocabulary) -> dict[str, int]:
-    """The added tokens that follow the model's last one. They are no part of its vocabulary in tokenizer.json
-    either, so that no text can be one of them by its merges."""
+    """Return the added tokens whose ids follow those of the model's vocabulary. As in tokenizer.json they
+    stay out of that vocabulary, so that no word and no merge can make one."""
     added = _added(vocabulary)
     model = [number for token, number in vocabulary.ids.items() if token not in added]
     last = max(model, default=-1)
     tail = {token: number for token, number in added.items() if number > last}
-    # Their ids are those that follow the vocabulary, without a hole.
+    # `tokenizers` gives the next free ids to tokens outside the vocabulary, so there must be no hole.
     count = len(vocabulary.ids) - len(tail)
     return tail if sorted(tail.values()) == [*range(count, count + len(tail))] else {}
 
@@ -121,11 +121,12 @@ def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
     from tokenizers import Tokenizer, decoders, models
 
     ids = {token.replace(" ", BLANK): number for token, number in vocabulary.ids.items()}
-    named = _named(vocabulary)
+    number = _named(vocabulary).get("unk_token")
+    unknown = None if number is None else vocabulary.tokens[number]
     model = models.BPE(
         ids,
         _merges_by_score(vocabulary, ids),
-        unk_token=vocabulary.tokens[named["unk_token"]] if "unk_token" in named else None,
+        unk_token=unknown if unknown in ids else None,
         fuse_unk=True,
         byte_fallback=True,
     )
@@ -140,8 +141,11 @@ def _sentence_piece(vocabulary: Vocabulary) -> Tokenizer:
 
 
 def _normalize_blanks(backend: Tokenizer, vocabulary: Vocabulary) -> bool:
-    """Whether a blank is put before a text. Llama's tokenizers put it after each control token too; Mistral's
-    do not, from the third on, which is the first that has [INST] for a control token."""
+    """Set the normalizer. Returns whether it puts a blank before a text.
+
+    Llama's tokenizers also put it after each control token. Mistral's do not since their third version, which
+    is the first with [INST] as a control token.
+    """
     from tokenizers import Regex, normalizers, pre_tokenizers
 
     steps: list[Any] = []
@@ -159,18 +163,18 @@ def _normalize_blanks(backend: Tokenizer, vocabulary: Vocabulary) -> bool:
 
 
 def _merges_by_score(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tuple[str, str]]:
-    """The pairs of tokens that make a third, the one of the highest score first, as transformers orders them
+    """Return all pairs of tokens that make a token, highest score first, in the order of transformers
     (generate_merges).
 
-    A token that the model's maker defined is one wherever it is spelled, so it goes before all others. Of
-    control tokens and bytes, none is made of text.
+    User-defined tokens come first: SentencePiece finds them before it merges. No merge makes a control token
+    or a byte token, so that text cannot become one.
     """
     scores, types = vocabulary.scores(), vocabulary.types
-    made = (TokenType.NORMAL, TokenType.UNDEFINED, TokenType.USER_DEFINED)
+    special = {number for number in _added(vocabulary).values() if types[number] != TokenType.USER_DEFINED}
     pairs = [
         (float("inf") if types[number] == TokenType.USER_DEFINED else scores[number], token, cut)
         for token, number in ids.items()
-        if types[number] in made
+        if number not in special and types[number] != TokenType.BYTE
         for cut in range(1, len(token))
         if token[:cut] in ids and token[cut:] in ids
     ]
@@ -179,7 +183,7 @@ def _merges_by_score(vocabulary: Vocabulary, ids: Mapping[str, int]) -> list[tup
 
 
 def _named(vocabulary: Vocabulary) -> dict[str, int]:
-    """The ids of the tokens with names; Llama's, where a vocabulary of SentencePiece does not say."""
+    """Return the ids of the named tokens, with Llama's defaults for SentencePiece."""
     named = dict(vocabulary.named)
     if vocabulary.metadata.get("tokenizer.ggml.model") == SENTENCE_PIECE:
         for number, name in enumerate(("unk_token", "bos_token", "eos_token")):
@@ -189,8 +193,8 @@ def _named(vocabulary: Vocabulary) -> dict[str, int]:
 
 
 def _added(vocabulary: Vocabulary) -> dict[str, int]:
-    """The tokens that text is cut into before all else: control tokens, and those that were defined beside
-    the model."""
+    """Return the ids of the tokens that are found in text before it is split: control, unknown and
+    user-defined tokens, BOS and EOS."""
     added = vocabulary.of_types(TokenType.CONTROL, TokenType.UNKNOWN, TokenType.USER_DEFINED)
     for name in ("bos_token", "eos_token"):
         if (number := _named(vocabulary).get(name)) is not None and vocabulary.tokens[number]:
@@ -206,14 +210,14 @@ def _add_tokens(backend: Tokenizer, vocabulary: Vocabulary) -> None:
     added = []
     for token, number in in_order:
         defined = vocabulary.types[number] == TokenType.USER_DEFINED
-        # The converter wrote a blank for SentencePiece's sign of it.
+        # The converter replaced SentencePiece's sign by a blank.
         text = token.replace(" ", BLANK) if defined and is_piece else token
         added.append(AddedToken(text, normalized=False, special=not defined))
     backend.add_tokens(added)
 
 
 def _put_around(backend: Tokenizer, vocabulary: Vocabulary, add_bos: bool) -> None:
-    """BOS before a text and EOS after it, where the file says so; add_bos: where it says nothing."""
+    """Set the post-processor that adds BOS and EOS. add_bos: the default if add_bos_token is missing."""
     from tokenizers import processors
 
     wanted = {
@@ -223,7 +227,7 @@ def _put_around(backend: Tokenizer, vocabulary: Vocabulary, add_bos: bool) -> No
     named = _named(vocabulary)
     for name, is_wanted in wanted.items():
         if is_wanted and name not in named:
-            refuse(f"it adds the {name} to every text, and does not say which token that is")
+            refuse(f"add_{name} is true, and {name}_id is missing")
     around = {name: named[name] for name, is_wanted in wanted.items() if is_wanted}
     if around:
         pieces = [name for name in ("bos_token", "$A", "eos_token") if name in around or name == "$A"]

@@ -1,6 +1,7 @@
-"""The vocabulary in a GGUF file's metadata, checked: it is anybody's data, and what is built on it trusts it.
+"""The vocabulary in the metadata of a GGUF file.
 
-Keys and types are those of gguf-py (gguf/constants.py).
+The metadata is untrusted. It is checked here, so that the tokenizer can be built without further checks. Keys
+and types are those of gguf-py (gguf/constants.py).
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ NAMES: Final = {
     "cls_token": "cls_token_id",
     "mask_token": "mask_token_id",
 }
-"""What a chat template calls a token, and the key that has its id."""
+"""The name of a token in chat templates, and the key of its id."""
 
 
 class TokenType(IntEnum):
-    """What `tokenizer.ggml.token_type` says of a token."""
+    """A value of `tokenizer.ggml.token_type`."""
 
     UNDEFINED = 0
     NORMAL = 1
@@ -48,13 +49,13 @@ class TokenType(IntEnum):
 
 
 def refuse(what: str) -> NoReturn:
-    """CheckpointError for metadata that is damaged."""
+    """Raise CheckpointError for damaged metadata. what: the entry, its value and the limit."""
     raise CheckpointError(f"the GGUF file's tokenizer cannot be read: {what}; fetch the file again")
 
 
 @dataclass(frozen=True)
 class Vocabulary:
-    """tokens and types: by id. metadata: of the whole file."""
+    """The checked vocabulary. tokens, types: one entry per id. metadata: all keys of the file."""
 
     tokens: Sequence[str]
     types: Sequence[int]
@@ -62,7 +63,7 @@ class Vocabulary:
 
     @cached_property
     def ids(self) -> dict[str, int]:
-        """The ids of the tokens that stand for text: unused ones fill up the rows of the weights."""
+        """The id of each token, without unused ones: those only fill up the rows of the weights."""
         unused = TokenType.UNUSED
         return {
             token: number
@@ -71,17 +72,18 @@ class Vocabulary:
         }
 
     def of_types(self, *types: TokenType) -> dict[str, int]:
-        """The ids of the tokens of `types`."""
+        """Return the id of each token that has one of `types`."""
         return {token: number for token, number in self.ids.items() if self.types[number] in types}
 
     @cached_property
     def named(self) -> dict[str, int]:
-        """The ids of the tokens that have a name for the chat template."""
+        """The id of each token in NAMES that the file names, by its name in chat templates."""
         given = {name: self.token_id(key) for name, key in NAMES.items()}
         return {name: number for name, number in given.items() if number is not None}
 
     def token_id(self, key: str) -> int | None:
-        """Of `tokenizer.ggml.KEY`; None where the file does not say."""
+        """Return the id in `tokenizer.ggml.KEY`; None if the key is missing. Raises CheckpointError if it is
+        out of range."""
         number = self.metadata.get(PREFIX + key)
         if number is None:
             return None
@@ -92,21 +94,21 @@ class Vocabulary:
         return int(number)
 
     def flag(self, key: str, default: bool) -> bool:
-        """`tokenizer.ggml.KEY`, or `default` where the file does not say."""
+        """Return the bool in `tokenizer.ggml.KEY`; `default` if it is missing. Raises CheckpointError."""
         value = self.metadata.get(PREFIX + key, default)
         if not isinstance(value, bool):
             refuse(f"{PREFIX}{key} is {type(value).__name__}, not true or false")
         return value
 
     def word(self, key: str, default: str | None = None) -> str:
-        """`tokenizer.ggml.KEY`, a name."""
+        """Return the text in `tokenizer.ggml.KEY`; `default` if it is missing. Raises CheckpointError."""
         value = self.metadata.get(PREFIX + key, default)
         if not isinstance(value, str):
             refuse(f"{PREFIX}{key} is {'missing' if value is None else 'not a text'}")
         return value
 
     def scores(self) -> Sequence[float]:
-        """By id, as SentencePiece has them: the higher, the earlier a token is made."""
+        """Return SentencePiece's score of each token: the highest is merged first. Raises CheckpointError."""
         scores = _listed(self.metadata, "scores", MOST_TOKENS)
         if len(scores) != len(self.tokens):
             refuse(f"there are {len(self.tokens)} tokens and {len(scores)} scores")
@@ -115,7 +117,7 @@ class Vocabulary:
         return scores
 
     def merges(self) -> list[tuple[str, str]]:
-        """The pairs of tokens that are one together, in the order in which they are looked for."""
+        """Return the pairs of tokens to merge, the first priority first. Raises CheckpointError."""
         merges = _listed(self.metadata, "merges", MOST_MERGES)
         if not {*map(type, merges)} <= {str}:
             refuse(f"{PREFIX}merges holds what is no text")
@@ -131,7 +133,7 @@ class Vocabulary:
 
 
 def read_vocabulary(metadata: Mapping[str, Any]) -> Vocabulary:
-    """Raises CheckpointError for a vocabulary that is missing, damaged or too large."""
+    """Return the vocabulary in metadata. Raises CheckpointError if it is missing, damaged or too large."""
     tokens = _listed(metadata, "tokens", MOST_TOKENS)
     _check_texts(tokens)
     types = _listed(metadata, "token_type", MOST_TOKENS) if PREFIX + "token_type" in metadata else None
@@ -154,7 +156,7 @@ def _listed(metadata: Mapping[str, Any], key: str, most: int) -> Sequence[Any]:
 
 
 def _check_texts(tokens: Sequence[Any]) -> None:
-    """That tokens are texts, each of its own, and none is too long."""
+    """Raise CheckpointError unless the tokens are distinct UTF-8 texts within the limits."""
     if not {*map(type, tokens)} <= {str}:
         number = next(n for n, token in enumerate(tokens) if type(token) is not str)
         refuse(f"token {number} is {type(tokens[number]).__name__}, not a text")
