@@ -80,14 +80,14 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
+.PHONY: help variables setup setup-npu doctor compile run models pull chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
 	$(DO)echo "targets:"
 	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
-	$(DO)echo "  MODEL        demo (default), demo-diffusion, demo-drafter, a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
+	$(DO)echo "  MODEL        demo (default), smollm2, a GGUF file, a folder with a checkpoint, a Hugging Face id, ollama:NAME; make models lists those at hand"
 	$(DO)echo "  HOST         the address that make serve listens on (default 127.0.0.1: only this machine)"
 	$(DO)echo "  PORT         where make serve listens (default 8000)"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"
@@ -108,7 +108,7 @@ help: ## list targets and variables
 	$(DO)echo "  RULE         of block diffusion models: which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
 	$(DO)echo "  BLOCK_SIZE   tokens of a diffusion block (default: as the model was trained)"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
-	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
+	$(DO)echo "  JSON         1: make run, models, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         folder where make test-toolchain stores every stage's texts and logs; default: none"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
@@ -129,6 +129,12 @@ compile: $(RUN) ## compile all programs for MODEL
 
 run: $(RUN) ## answer PROMPT
 	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(OR_EXIT)
+
+models: $(RUN) ## list the models at hand, and whether they run here
+	$(DO)$(PY) -m aerie models $(if $(JSON),--json) $(SAID)
+
+pull: $(RUN) ## fetch MODEL, so that later runs need no network
+	$(DO)$(PY) -m aerie pull -- "$$MODEL" $(SAID)
 
 chat: $(RUN) ## talk with the model
 	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(OR_EXIT)

@@ -433,7 +433,8 @@ def load(
 ) -> Model:
     """Open a model: compile what is not yet compiled, and load the weights.
 
-    model: "demo", a folder with a checkpoint, a Hugging Face id, or "base" or "instruct", Llama-3.2-1B.
+    model: "demo", a folder with a checkpoint, a GGUF file, a Hugging Face id, or "base" or "instruct" for
+    Llama-3.2-1B.
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in

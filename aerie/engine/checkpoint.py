@@ -9,14 +9,13 @@ from pathlib import Path
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
 from aerie.engine.diffusion import MAX_BLOCK_SIZE
-from aerie.engine.folder import check_tokenizer_files
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.engine.weights import Weights
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint folder. Weights stay on disk until they are asked for."""
+    """An opened checkpoint; folder: that, or its GGUF file. Weights stay on disk until they are asked for."""
 
     folder: Path
     config: ModelConfig
@@ -25,9 +24,9 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read config and tokenizer, and check every tensor's shape and type. Raises CheckpointError."""
+    """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. Raises
+    CheckpointError."""
     config = load_config(folder)
-    check_tokenizer_files(folder)
     return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config))
 
 

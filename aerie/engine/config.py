@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.engine.config_reader import ConfigReader, read_json, short
+from aerie.engine.config_file import read_config, read_generation
+from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
@@ -127,12 +128,11 @@ class ModelConfig:
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read `folder`/config.json, and generation_config.json where there is one.
+    """Read config.json of a folder, and generation_config.json where there is one; or a GGUF file.
 
     Raises ConfigError, naming the file and the entry, for anything missing, malformed or unsupported.
     """
-    path = folder / "config.json"
-    config = ConfigReader(path, read_json(path))
+    config = read_config(folder)
     family = check_supported(config)
     heads = config.positive_int("num_attention_heads", most=MAX_HEADS)
     hidden = config.positive_int("hidden_size", most=MAX_WIDTH)
@@ -156,7 +156,7 @@ def load_config(folder: Path) -> ModelConfig:
         rope_theta=rope.number("rope_theta", default=10000.0),
         rope_scaling=read_rule(rope, head_dim, positions),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        eos_token_ids=_eos_token_ids(folder, config),
+        eos_token_ids=_eos_token_ids(config),
         sliding_window=_window(config, family, layers),
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
@@ -231,11 +231,10 @@ def _rope(config: ConfigReader) -> ConfigReader:
     return ConfigReader(config.path, merged)
 
 
-def _eos_token_ids(folder: Path, config: ConfigReader) -> tuple[int, ...]:
+def _eos_token_ids(config: ConfigReader) -> tuple[int, ...]:
     """Every id that ends an answer: generation_config.json's, else config.json's. One that the vocabulary has
     not never comes, and ends nothing."""
-    path = folder / "generation_config.json"
-    generation = ConfigReader(path, read_json(path)) if path.exists() else config
+    generation = read_generation(config)
     value = generation.get("eos_token_id", config.get("eos_token_id", []))
     ids = value if isinstance(value, list) else [value]
     vocab_size = config.positive_int("vocab_size")

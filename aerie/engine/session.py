@@ -529,6 +529,8 @@ def _split_over_devices(
 
 
 def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Reporter) -> None:
+    for line in checkpoint.weights.notes:
+        report.note(line)
     started, layers = time.perf_counter(), checkpoint.config.num_hidden_layers
     total = len(filled) * preload_steps(checkpoint.config)
     with report.bar("loading weights", total) as step:
@@ -538,6 +540,5 @@ def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Repo
     spent = time.perf_counter() - started
     shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
     report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")
-    for line in (*checkpoint.weights.notes, str(checkpoint.weights.rounding)):
-        if line:
-            report.note(line)
+    if rounding := str(checkpoint.weights.rounding):
+        report.note(rounding)

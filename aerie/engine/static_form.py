@@ -33,7 +33,8 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.logits import dequantise_logits
 from aerie.engine.model import lm_head_statics
-from aerie.engine.numerics import BF16Array, F32Array, bf16, rope_table, widen
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+from aerie.engine.rope_tables import rope_table
 from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
 from aerie.multi_launch_builder.program import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS

@@ -106,6 +106,7 @@ REQUIRED_ENTRIES = (
 
 OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
+    ("bert electra xlm", "it makes vectors of texts, and no answers"),
     (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
@@ -132,6 +133,9 @@ OTHER_ARCHITECTURES = (
 
 QUANTISATION_ENTRIES = ("quantization_config", "quantization", "compression_config")
 """Where transformers, MLX and compressed-tensors say how the weights were quantised."""
+
+OF_NAME = {"quantization": "MLX", "compression_config": "compressed-tensors"}
+"""Who quantised, where the entry alone says it."""
 
 WINDOW_ENTRIES = ("full_attention", "sliding_attention")
 
@@ -177,12 +181,24 @@ def _family(config: ConfigReader) -> ModelFamily:
     family = FAMILIES.get(str(config.get("model_type", of_name)))
     if family is None or (names and not _is_named(family, names)):
         *first, last = (each.name for each in FAMILIES.values())
+        why = reason_of_name(*names, config.get("model_type"))
         raise ConfigError(
             f"{config.path}: the architecture is {', '.join(map(str, names[:3])) or 'not named'} "
-            f"(model_type {short(config.get('model_type'))}){_reason(names, config.get('model_type'))}; only "
+            f"(model_type {short(config.get('model_type'))}){why}{_text_part(config)}; only "
             f"{', '.join(first)} and {last} are supported ({MODELS_THAT_RUN})"
         )
     return family
+
+
+def _text_part(config: ConfigReader) -> str:
+    """What to take in place of a model of images or sounds whose text part would run by itself."""
+    part = config.get("text_config") or config.get("llm_config")
+    kind = part.get("model_type") if isinstance(part, dict) else None
+    if isinstance(kind, str):
+        kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
+    if kind not in FAMILIES:
+        return ""
+    return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
 
 
 def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
@@ -190,9 +206,9 @@ def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
     return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
 
 
-def _reason(names: list[Any], model_type: Any) -> str:
-    """Why a model of this name is not supported, where that is known."""
-    name = " ".join(map(str, [*names, model_type])).lower().replace("_", "")
+def reason_of_name(*names: Any) -> str:
+    """Why a model of these names is not supported, after a colon; empty where that is not known."""
+    name = " ".join(map(str, names)).lower().replace("_", "")
     found = (reason for parts, reason in OTHER_ARCHITECTURES if any(part in name for part in parts.split()))
     return next((f": {reason}" for reason in found), "")
 
@@ -226,8 +242,9 @@ def _check_unquantised(config: ConfigReader) -> None:
         return
     given = config.get(name)
     method = given.get("quant_method") if isinstance(given, dict) else None
+    method = method or OF_NAME.get(name)
     how = f"quantised with {method}" if method else "quantised"
     raise ConfigError(
         f"{config.path}: the checkpoint is {how} ({name}); only unquantised checkpoints are "
-        "supported, in BF16, F16 or F32"
+        "supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model"
     )
