@@ -61,8 +61,8 @@ ADDRESSES: Final[Mapping[str, str]] = {
     "/v1/messages/count_tokens": "How many tokens such a request has.",
     "/v1/rerank": "Refused: ranking texts needs a model that was trained for it.",
     "/api/chat": "Ollama's API: an answer to messages, as lines of JSON or whole.",
-    "/api/generate": "The same to a prompt, or with `raw` what follows it. Without a prompt it loads the model; "
-    "with `keep_alive` 0 besides, it unloads it.",
+    "/api/generate": "The same to a prompt, or with `raw` what follows it. Without a prompt it loads the "
+    "model; with `keep_alive` 0 besides, it unloads it.",
     "/api/embed": "Ollama's API: the embeddings of texts.",
     "/api/embeddings": "The same in its older form, of one text.",
     "/api/tags": "Ollama's list of models.",

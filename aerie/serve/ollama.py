@@ -14,7 +14,6 @@ from typing import Any, Final
 from fastapi import FastAPI, Request
 from starlette.responses import Response
 
-from aerie import __version__
 from aerie.serve.embeddings import MeanPooler
 from aerie.serve.errors import ApiError
 from aerie.serve.event_stream import NDJSON, json_line, json_response, make_response, notes_header
@@ -44,6 +43,7 @@ from aerie.serve.preprocess import EncodedChat, output_requests
 from aerie.serve.prompt_scoring import encode_prompts, pool_prompts
 from aerie.serve.request_outputs import RequestOutputs
 from aerie.serve.service import ModelService
+from aerie.version import VERSION
 
 NAME_THEM: Final = "models are named when the server is started: aerie serve --model NAME=MODEL"
 NOT_HERE: Final[Mapping[tuple[str, str], str]] = {
@@ -152,7 +152,7 @@ def _add_models(app: FastAPI) -> None:
     @app.get("/api/version")
     @app.head("/api/version", include_in_schema=False)
     async def version() -> Mapping[str, Any]:
-        return {"version": API_VERSION, "aerie": __version__}
+        return {"version": API_VERSION, "aerie": VERSION}
 
     @app.get("/api/tags")
     @app.head("/api/tags", include_in_schema=False)
