@@ -27,6 +27,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from tests.serve.drawing import Drawing, Drawn
 
@@ -113,12 +114,10 @@ def wrong_with(drawn: Drawn, status: int, body: bytes) -> str:
     if status < 400 or drawn.method == "HEAD":
         return ""
     try:
-        error_body = json.loads(body)
-        return (
-            ""
-            if isinstance(error_body["error"]["message"], str) and error_body["error"]["message"]
-            else "an error says nothing"
-        )
+        error = json.loads(body)["error"]
+        is_text = isinstance(error, str) and urlsplit(drawn.target).path.startswith("/api/")  # Ollama's form
+        message = error if is_text else error["message"]
+        return "" if isinstance(message, str) and message else "an error says nothing"
     except (ValueError, KeyError, TypeError):
         return f"an error {status} is no JSON"
 

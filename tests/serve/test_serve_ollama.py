@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import datetime
 import json
 from typing import Any
@@ -10,7 +11,10 @@ import pytest
 
 from aerie import Model
 from aerie.engine.call_reader import ToolCallDelta
+from aerie.serve.errors import ApiError
+from aerie.serve.event_stream import error_event
 from aerie.serve.metrics import RequestLog
+from aerie.serve.model_middleware import StreamedResponse
 from aerie.serve.ollama_fields import OllamaChatRequest
 from aerie.serve.ollama_format import OllamaWriter
 from aerie.serve.output_processor import LENGTH, FinishInfo, OutputDelta
@@ -341,6 +345,38 @@ def test_errors_have_ollama_s_form(serving: Any) -> None:
         assert http.get("/api/chat").json()["error"].startswith("this method is not allowed")
         broken = http.post("/api/chat", content=b"{", headers={"Content-Type": "application/json"})
         assert broken.json()["error"].startswith("the body is no JSON")
+
+
+def test_a_silent_stream_has_white_space_between_its_lines(serving: Any, limit: Any) -> None:
+    limit(heartbeat_s=0.002)
+    body = {"model": "demo", "messages": USER, "options": GREEDY}
+    with serving.http as http:
+        text = http.post("/api/chat", json=body).text
+    assert text.startswith(" ") or "\n " in text
+    made = [json.loads(line) for line in text.splitlines()]
+    assert "".join(line["message"]["content"] for line in made) == PARIS
+
+
+def test_an_error_in_a_stream_is_its_last_line() -> None:
+    """Also where the stream began with white space while the model was being loaded."""
+    error = ApiError(503, "it is over", code="stopped")
+    writer = OllamaWriter("demo", False, RequestLog("POST", "/api/generate", "-"))
+    line = b'{"error": "it is over"}\n'
+    assert writer.error_event(error) == error_event("/api/generate", error, 0) == line
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def fail() -> None:
+        response = StreamedResponse("/api/chat", send, streams=True)
+        await response.send_heartbeat()
+        await response.send({"type": "http.response.start", "status": 503, "headers": []})
+        await response.send({"type": "http.response.body", "body": json.dumps(error.ollama_body).encode()})
+
+    asyncio.run(fail())
+    assert (b"content-type", b"application/x-ndjson; charset=utf-8") in sent[0]["headers"]
+    assert [each["body"] for each in sent[1:]] == [b" ", line]
 
 
 def test_the_body_of_curl_is_json(serving: Any) -> None:
