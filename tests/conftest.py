@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-import slow_tests
+from tests import slow_tests
 from hypothesis import HealthCheck, settings
 
 from aerie.runtime.npu import checks

@@ -7,9 +7,9 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 
-import gguf_files
+from tests import gguf_files
 import pytest
-from made_up_machine import machine, put, tool
+from tests.board.made_up_machine import machine, put, tool
 
 from aerie.board.doctor import basics
 from aerie.board.doctor.machine import CheckStatus

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from made_up_machine import machine, put, tool
+from tests.board.made_up_machine import machine, put, tool
 
 from aerie.board.doctor import compilers
 from aerie.board.doctor.machine import CheckResult, CheckStatus

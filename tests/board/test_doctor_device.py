@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from made_up_machine import machine, put, tool, with_pyxrt
+from tests.board.made_up_machine import machine, put, tool, with_pyxrt
 
 from aerie.board.doctor import device
 from aerie.board.doctor.machine import CheckStatus

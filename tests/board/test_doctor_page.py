@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made_up_machine import machine, put, tool
+from tests.board.made_up_machine import machine, put, tool
 from rich.console import Console
 
 from aerie.board.__main__ import main

@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from made_up_machine import machine, put, tool
+from tests.board.made_up_machine import machine, put, tool
 
 from aerie import virtual_npu
 from aerie.board.doctor import one_kernel

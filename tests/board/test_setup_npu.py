@@ -14,7 +14,7 @@ from pathlib import Path
 from threading import Thread
 
 import pytest
-from made_up_machine import tool
+from tests.board.made_up_machine import tool
 
 from aerie.board import setup_npu
 from aerie.board.setup_npu import (

@@ -8,7 +8,7 @@ import shutil
 import sys
 from pathlib import Path
 
-import gguf_files
+from tests import gguf_files
 import pytest
 from gguf import GGMLQuantizationType as Type
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from broken import make_broken
-from pages import PROJECT, Block
+from tests.docs.broken import make_broken
+from tests.docs.pages import PROJECT, Block
 
 from aerie.__main__ import main
 

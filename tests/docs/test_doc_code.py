@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import PAGES, PROJECT, blocks
+from tests.docs.pages import PAGES, PROJECT, blocks
 
 from aerie.air_dialect import parse
 

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from pages import DOCS, PROJECT, table
+from tests.docs.pages import DOCS, PROJECT, table
 
 import aerie
 from aerie.engine.families import FAMILIES

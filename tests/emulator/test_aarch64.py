@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from emulator import GUEST, EmulatedLibrary, Emulator, Pointer, call_with_struct
+from tests.emulator.emulator import GUEST, EmulatedLibrary, Emulator, Pointer, call_with_struct
 from numpy.typing import NDArray
 
 from aerie import virtual_npu

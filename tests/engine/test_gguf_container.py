@@ -10,7 +10,7 @@ from contextlib import suppress
 import gguf
 import numpy as np
 import pytest
-from gguf_files import header, key, string, tensor
+from tests.gguf_files import header, key, string, tensor
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -6,7 +6,7 @@ import gguf
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf_files import SCALES, permuted, random_blocks
+from tests.gguf_files import SCALES, permuted, random_blocks
 
 from aerie.engine.errors import WeightsError
 from aerie.engine.gguf import block_tensors, block_types

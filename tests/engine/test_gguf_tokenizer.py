@@ -12,9 +12,9 @@ import unicodedata
 from functools import cache
 from typing import Any
 
-import gguf_metadata
+from tests import gguf_metadata
 import pytest
-from drawn_texts import draw_texts
+from tests.drawn_texts import draw_texts
 from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import (

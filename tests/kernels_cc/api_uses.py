@@ -11,7 +11,7 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
-from host_compiler import INCLUDES
+from tests.kernels_cc.host_compiler import INCLUDES
 
 from aerie.common.compiler import find_compiler
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_compiler import KERNELS, fingerprint, run_compiler
+from tests.kernels_cc.host_compiler import KERNELS, fingerprint, run_compiler
 
 from aerie.common.knobs import MARCH
 

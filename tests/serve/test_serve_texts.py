@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from spm import llama_2
+from tests.spm import llama_2
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.engine.tokenizer import Tokenizer

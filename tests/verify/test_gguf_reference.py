@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import json
 
-import gguf_files
+from tests import gguf_files
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType as Type
-from gguf_files import Source, matrices_in
+from tests.gguf_files import Source, matrices_in
 from safetensors.numpy import load_file
 from transformers import LlamaConfig, Qwen2Config
 

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 import pytest
-from faults import Giving
+from tests.verify.faults import Giving
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.program_library import RuntimeOptions

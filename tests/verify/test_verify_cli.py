@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from faults import Passing
+from tests.verify.faults import Passing
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.verify import __main__ as cli

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from faults import FAULTS, SUBTLE, Healthy
+from tests.verify.faults import FAULTS, SUBTLE, Healthy
 
 from aerie.engine.forward import decode_step, next_token_logits, prefill
 from aerie.verify.bounds import BFP16, EXACT, token_rank

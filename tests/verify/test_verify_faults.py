@@ -5,7 +5,7 @@ The prompts are those of `make verify`: two, with all their steps, and one that 
 
 import numpy as np
 import pytest
-from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
+from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, SUBTLE, Healthy
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.engine.checkpoint import open_checkpoint

@@ -1,7 +1,7 @@
 """Every fault of the demo in a second family as well: a Qwen3 of the demo's sizes, with random weights."""
 
 import pytest
-from faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
+from tests.verify.faults import BLOCK_FAULTS, FAULTS, GATE_FAULTS, Healthy
 
 from aerie.engine.reporter import Reporter
 from aerie.verify.gate import verify

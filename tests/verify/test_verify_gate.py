@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from faults import Passing
+from tests.verify.faults import Passing
 
 from aerie.cli.arguments import default_cache_dir
 from aerie.common import knobs

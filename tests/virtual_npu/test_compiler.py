@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import remembering
+from tests import remembering
 
 from aerie import virtual_npu
 from aerie.common import compiler, compiler_records

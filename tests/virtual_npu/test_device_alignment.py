@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from checked_runs import CHECKS, failed, ran
-from static_texts import CONSTANTS, assert_fault, assert_warning
+from tests.virtual_npu.checked_runs import CHECKS, failed, ran
+from tests.virtual_npu.static_texts import CONSTANTS, assert_fault, assert_warning
 
 from aerie import virtual_npu
 from aerie.device.l1_placement import assign_addresses

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program, used
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, faults_of, program, used
 
 from aerie.device import CheckReport, check
 

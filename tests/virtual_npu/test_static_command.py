@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from static_texts import program
+from tests.virtual_npu.static_texts import program
 
 from aerie.air_dialect import parse
 from aerie.device import NPU1, NPU2, check

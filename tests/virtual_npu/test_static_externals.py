@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, program
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.device import check
 from aerie.device.rules.constants import constant_bytes

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 
 import pytest
-from static_texts import assert_clean, assert_fault, assert_warning, faults_of, program
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, faults_of, program
 
 from aerie.air_dialect import parse
 from aerie.device import NPU1, check

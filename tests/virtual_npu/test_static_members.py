@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 import pytest
-from static_texts import program
+from tests.virtual_npu.static_texts import program
 
 from aerie.device import CheckReport, check
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import assert_clean, assert_fault, faults_of, program, used
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, faults_of, program, used
 from xdsl.dialects.func import FuncOp
 
 from aerie.air_dialect import parse

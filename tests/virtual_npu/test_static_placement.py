@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning, program, used
+from tests.virtual_npu.static_texts import CONSTANTS, assert_clean, assert_fault, assert_warning, program, used
 
 from aerie.device import NPU1, NPU2, check
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from bundle_texts import FORALL, of_herd, of_launch, of_segment
-from static_texts import assert_clean, assert_fault, assert_warning, program
+from tests.virtual_npu.bundle_texts import FORALL, of_herd, of_launch, of_segment
+from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, program
 
 from aerie.air_dialect import AirParseError, parse
 from aerie.device import check

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import ODD_PAIRS, ONE_BY_ONE, in_order
-from test_vnpu_instruction_sets import drawn, far_apart, same
+from tests.virtual_npu.instruction_sets import ODD_PAIRS, ONE_BY_ONE, in_order
+from tests.virtual_npu.test_vnpu_instruction_sets import drawn, far_apart, same
 
 from aerie.common.compiler import Compiler, compiler_flags
 from aerie.device.external_kernels import OWN_KERNELS

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import remembering
+from tests import remembering
 
 from aerie import virtual_npu
 from aerie.common.compiler import Compiler

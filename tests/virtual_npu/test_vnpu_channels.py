@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from bundle_texts import FORALL, of_herd, of_launch, of_segment
+from tests.virtual_npu.bundle_texts import FORALL, of_herd, of_launch, of_segment
 
 from aerie import virtual_npu
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from memory_programs import CLEAN, FAULTS, MODULE, lines_of
+from tests.virtual_npu.memory_programs import CLEAN, FAULTS, MODULE, lines_of
 
 from aerie import virtual_npu
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
+from tests.virtual_npu.air_texts import with_constants
 
 from aerie.common import knobs
 from aerie.virtual_npu import ArgumentType, EntryPoint, VnpuArgumentError, arrays

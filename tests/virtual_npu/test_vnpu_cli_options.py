@@ -14,7 +14,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
+from tests.virtual_npu.air_texts import with_constants
 
 from aerie.virtual_npu import arrays, console
 from aerie.virtual_npu.__main__ import main

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import SETS, InstructionSet
+from tests.virtual_npu.instruction_sets import SETS, InstructionSet
 
 from aerie import load
 from aerie.kernel_builder.kernels import all_kernels

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from air_texts import with_constants
+from tests.virtual_npu.air_texts import with_constants
 
 from aerie import virtual_npu
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 
 import pytest
-from air_texts import with_constants
-from static_texts import assert_fault, program
+from tests.virtual_npu.air_texts import with_constants
+from tests.virtual_npu.static_texts import assert_fault, program
 
 from aerie.virtual_npu import BuildOptions
 from aerie.virtual_npu.toolchain import emit

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sets, sums_on
+from tests.virtual_npu.instruction_sets import BF16, ODD_PAIRS, ONE_BY_ONE, PAIRS, SETS, TILES, Sums, in_order, sets, sums_on
 
 from aerie.common import cpu
 

@@ -8,7 +8,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from instruction_sets import SETS
+from tests.virtual_npu.instruction_sets import SETS
 
 from aerie import virtual_npu
 from aerie.kernel_builder.kernels import all_kernels, gemm

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, SETS, TILES, aligned, in_order, pointers, sums_on, with_products
+from tests.virtual_npu.instruction_sets import BF16, SETS, TILES, aligned, in_order, pointers, sums_on, with_products
 
 from aerie.device.external_kernels import OWN_KERNELS
 from aerie.virtual_npu.objects import INCLUDE, TranslationUnit

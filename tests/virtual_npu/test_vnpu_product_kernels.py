@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, with_products
+from tests.virtual_npu.instruction_sets import BF16, SETS, InstructionSet, Sums, sets, sums_on, with_products
 
 from aerie.common import cpu
 from aerie.virtual_npu.errors import VirtualNpuRuntimeError

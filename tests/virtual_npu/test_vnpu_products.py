@@ -10,7 +10,7 @@ from functools import partial
 import ml_dtypes
 import numpy as np
 import pytest
-from instruction_sets import SETS
+from tests.virtual_npu.instruction_sets import SETS
 
 from aerie import virtual_npu
 from aerie.kernel_builder import gemm_tiles

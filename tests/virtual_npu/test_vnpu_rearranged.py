@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from air_texts import with_constants
+from tests.virtual_npu.air_texts import with_constants
 
 from aerie import virtual_npu
 from aerie.common.compiler import find_compiler

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from air_texts import with_constants
+from tests.virtual_npu.air_texts import with_constants
 
 from aerie.virtual_npu import ToolchainError, child_process
 

@@ -7,12 +7,12 @@ import shutil
 from dataclasses import replace
 
 import gguf
-import gguf_files
+from tests import gguf_files
 import numpy as np
 import pytest
-from checkpoints import LLAMA3_ROPE, open_weights
+from tests.engine.checkpoints import LLAMA3_ROPE, open_weights
 from gguf import GGMLQuantizationType as Type
-from gguf_files import SCALES, Source, matrices_in, random_blocks
+from tests.gguf_files import SCALES, Source, matrices_in, random_blocks
 from safetensors.numpy import save_file
 
 from aerie.cli.checkpoints import find_checkpoint

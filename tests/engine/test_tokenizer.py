@@ -5,7 +5,7 @@ import random
 import re
 
 import pytest
-from checkpoints import TEMPLATE
+from tests.engine.checkpoints import TEMPLATE
 
 from aerie.cli.checkpoints import DEMO_FOLDER
 from aerie.common.sandbox import BoundedProcess, Limits

@@ -15,7 +15,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from ml_dtypes import bfloat16
-from spm import llama_2
+from tests.spm import llama_2
 
 from aerie import AerieError, Event, EventKind, FinishReason, Model, Result, Stream, load, rooms
 from aerie.cli.checkpoints import DEMO_FOLDER

@@ -6,7 +6,7 @@ import types
 from pathlib import Path
 
 import pytest
-from refusals import check_refused
+from tests.engine.refusals import check_refused
 
 from aerie.cli.checkpoints import find_checkpoint
 from aerie.common.errors import own_command

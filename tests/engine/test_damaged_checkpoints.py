@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from checkpoints import all_tensors
+from tests.engine.checkpoints import all_tensors
 
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.errors import CheckpointError

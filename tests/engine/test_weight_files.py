@@ -10,7 +10,7 @@ from pathlib import Path
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import all_tensors, open_weights
+from tests.engine.checkpoints import all_tensors, open_weights
 from safetensors.numpy import load_file, save_file
 
 from aerie.engine.checkpoint import open_checkpoint

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import ml_dtypes
 import numpy as np
 import pytest
-from checkpoints import all_tensors, open_weights
+from tests.engine.checkpoints import all_tensors, open_weights
 from safetensors.numpy import load_file
 
 from aerie.engine import tensors as tensors_module
