@@ -7,12 +7,12 @@ import sys
 
 import numpy as np
 import pytest
-from tests.engine.refusals import check_refused
 from safetensors.numpy import load_file, save_file
 
 from aerie.cli.arguments import main
 from aerie.engine.tokenizer import load_tokenizer
 from aerie.engine.weights import FINAL_NORM
+from tests.engine.refusals import check_refused
 
 BAD_NUMBERS = [
     (("--n-tokens", ""), "argument --n-tokens: '' is not a whole number of 1 or more"),

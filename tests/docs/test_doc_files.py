@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+
 from tests.docs.pages import DOCS, FENCE, PAGES, PROJECT, blocks, table
 
 PATH = re.compile(

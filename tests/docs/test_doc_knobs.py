@@ -9,10 +9,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from tests.docs.pages import PROJECT
 
 from aerie import rooms
 from aerie.common.knobs import PLAIN_PARTS, Knob
+from tests.docs.pages import PROJECT
 
 ROOMS = ["benchmarks", "aerie", *rooms.AT_THE_TOP]
 

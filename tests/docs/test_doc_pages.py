@@ -9,6 +9,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+
 from tests.docs.pages import DOCS, PAGES, PROJECT, REASONS, Block, blocks, page_marks, prose
 from tests.docs.sandbox import Sandbox, matches, without_numbers
 

@@ -12,6 +12,7 @@ from subprocess import CompletedProcess
 from typing import Any
 
 import pytest
+
 from tests.kernels_cc.api_uses import calls, use
 from tests.kernels_cc.declarations import sources_of_programs
 from tests.kernels_cc.host_compiler import KERNELS

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+
 from tests.virtual_npu.static_texts import assert_clean, assert_fault, assert_warning, program
 
 L3 = {"a": "memref<64x64xbf16>", "n": "index"}
