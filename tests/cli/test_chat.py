@@ -29,7 +29,7 @@ class FakeGeneration:
         self.prompt_ids = prompt_ids
         self.token_ids = [5, 6]
         self.finish_reason = reason
-        self.ending = f"ended by {reason.value}"
+        self.finish_text = f"ended by {reason.value}"
         self.figures = RequestFigures(len(prompt_ids), 2, 0.25, 4.0)
 
 
