@@ -45,12 +45,15 @@ from aerie.serve.request_outputs import RequestOutputs
 from aerie.serve.service import ModelService
 from aerie.version import VERSION
 
-NAME_THEM: Final = "models are named when the server is started: aerie serve --model NAME=MODEL"
+NAME_THEM: Final = "aerie pull fetches models, and aerie serve --model NAME=MODEL serves one"
 NOT_HERE: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/api/create"): f"models are not made here; {NAME_THEM}",
     ("POST", "/api/push"): "models are not published here",
     ("POST", "/api/copy"): "models are not copied here; aerie serve --alias OTHER=NAME gives one more name",
-    ("DELETE", "/api/delete"): "models are not deleted here; POST /v1/unload frees the memory of one",
+    (
+        "DELETE",
+        "/api/delete",
+    ): "models are not deleted here; POST /v1/unload frees the memory of one, and aerie rm its files",
 }
 """What is refused, and what does it."""
 
@@ -174,7 +177,7 @@ def _add_models(app: FastAPI) -> None:
         try:
             models.find(body.model)
         except ApiError as error:
-            raise ApiError(501, f"{error.message}; nothing is fetched here, {NAME_THEM}") from None
+            raise ApiError(501, f"{error.message}; nothing is fetched here: {NAME_THEM}") from None
         done = {"status": "success"}
         return Response(json_line(done), media_type=NDJSON.media_type) if body.stream else json_response(done)
 
