@@ -53,7 +53,7 @@ NOT_HERE: Final[Mapping[tuple[str, str], str]] = {
     (
         "DELETE",
         "/api/delete",
-    ): "models are not deleted here; POST /v1/unload frees the memory of one, and aerie rm its files",
+    ): "models are not deleted here; POST /v1/unload frees the memory of one, and aerie rm the files that aerie pull fetched",
 }
 """What is refused, and what does it."""
 

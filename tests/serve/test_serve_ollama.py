@@ -324,7 +324,11 @@ def test_a_request_without_a_prompt_loads_the_model(serving: Any) -> None:
         ("POST", "/api/push", "models are not published here"),
         ("POST", "/api/copy", "--alias OTHER=NAME"),
         ("DELETE", "/api/delete", "POST /v1/unload"),
-        ("POST", "/api/pull", "there is no model 'other' here; there is 'demo'; nothing is fetched here"),
+        (
+            "POST",
+            "/api/pull",
+            "there is no model 'other' here; there is 'demo'; nothing is fetched here: aerie pull",
+        ),
     ],
 )
 def test_models_are_not_changed(serving: Any, method: str, path: str, words: str) -> None:
