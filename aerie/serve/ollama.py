@@ -50,10 +50,8 @@ NOT_HERE: Final[Mapping[tuple[str, str], str]] = {
     ("POST", "/api/create"): f"models are not made here; {NAME_THEM}",
     ("POST", "/api/push"): "models are not published here",
     ("POST", "/api/copy"): "models are not copied here; aerie serve --alias OTHER=NAME gives one more name",
-    (
-        "DELETE",
-        "/api/delete",
-    ): "models are not deleted here; POST /v1/unload frees the memory of one, and aerie rm the files that aerie pull fetched",
+    ("DELETE", "/api/delete"): "models are not deleted here; POST /v1/unload frees the memory of one, and "
+    "aerie rm removes the files that aerie pull fetched",
 }
 """What is refused, and what does it."""
 
