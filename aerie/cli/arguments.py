@@ -21,6 +21,7 @@ from aerie.cli.cache_command import add_cache, cache
 from aerie.cli.checkpoints import DEMO
 from aerie.cli.export_command import add_export, export
 from aerie.common import folders, standard_streams
+from aerie.common.cli_parser import SuggestingParser, with_nearest_choice
 from aerie.common.errors import KnobError, UsageError, UserError
 from aerie.engine.context_end import STOP
 from aerie.engine.reporter import treat_signals_as_interrupt
@@ -47,11 +48,11 @@ Command = Callable[[argparse.Namespace], int]
 Subcommand = tuple[str, Command, Sequence[Callable[[argparse.ArgumentParser], None]]]
 
 
-class CommandParser(argparse.ArgumentParser):
+class CommandParser(SuggestingParser):
     """Raises UsageError instead of printing its usage, so that every failure is one line from one place."""
 
     def error(self, message: str) -> NoReturn:
-        raise UsageError(f"{message} (see {self.prog} --help)")
+        raise UsageError(f"{with_nearest_choice(message)} (see {self.prog} --help)")
 
 
 def int_at_least(minimum: int) -> Callable[[str], int]:
@@ -139,6 +140,7 @@ def add_commands(parser: argparse.ArgumentParser, *table: Subcommand) -> None:
 
 def add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
+        "-m",
         "--model",
         default=DEMO,
         help="a checkpoint folder, a Hugging Face id, 'base' or 'instruct' for Llama-3.2-1B of Hugging Face, "
@@ -251,8 +253,14 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
 
 
 def add_prompt(parser: argparse.ArgumentParser) -> None:
-    source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--prompt", help="the text to answer; -: read it from standard input")
+    parser.add_argument(
+        "text",
+        nargs="*",
+        metavar="TEXT",
+        help="the text to answer (default: what is piped to the command)",
+    )
+    source = parser.add_mutually_exclusive_group()
+    source.add_argument("-p", "--prompt", help="the text to answer; -: read it from standard input")
     source.add_argument("--prompt-file", metavar="FILE", help="read the text to answer from a file")
     add_system(parser)
     parser.add_argument(

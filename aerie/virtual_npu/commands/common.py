@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from aerie.common.cli_parser import OneLineParser
+from aerie.common.cli_parser import OneLineParser, with_nearest_choice
 from aerie.virtual_npu.errors import OptionError, VnpuUsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
@@ -25,7 +25,7 @@ class VnpuParser(OneLineParser):
     """Refuses a command line with an error, which is then shown as all others are."""
 
     def error(self, message: str) -> NoReturn:
-        raise VnpuUsageError(f"{message} (see {self.prog} --help)")
+        raise VnpuUsageError(f"{with_nearest_choice(message)} (see {self.prog} --help)")
 
 
 def add_file(parser: argparse.ArgumentParser) -> None:
