@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from aerie.common.cli_parser import OneLineParser
+from aerie.common.progress import working
 from aerie.multi_launch_builder.builder import write_mlir
 from aerie.multi_launch_builder.shapes import (
     DEMO,
@@ -68,8 +69,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns 0, or 2 with one line on standard error."""
     options = _parser().parse_args(arguments)
     try:
-        variants = map(Variant.parse, options.variants)
-        paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
+        variants = list(map(Variant.parse, options.variants))
+        with working(f"writing MLIR to {options.out}"):
+            paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
     except UnsupportedShapeError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

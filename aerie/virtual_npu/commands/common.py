@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from aerie.common.cli_parser import OneLineParser, with_nearest_choice
+from aerie.common.progress import working
 from aerie.virtual_npu.errors import OptionError, VnpuUsageError
 from aerie.virtual_npu.options import NUMERICS, ROUNDINGS, BuildOptions
 
@@ -92,14 +93,15 @@ def program(options: argparse.Namespace, path: Path) -> Program:
     from aerie.virtual_npu.console import read_text
     from aerie.virtual_npu.program import Program
 
-    return Program.from_text(
-        read_text(path),
-        str(path),
-        options.kernel_dir,
-        build_options(options),
-        keep=options.keep,
-        use_cache=options.cache,
-    )
+    with working(f"building {path}"):
+        return Program.from_text(
+            read_text(path),
+            str(path),
+            options.kernel_dir,
+            build_options(options),
+            keep=options.keep,
+            use_cache=options.cache,
+        )
 
 
 def add_cache(parser: argparse.ArgumentParser) -> None:
