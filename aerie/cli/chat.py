@@ -104,7 +104,8 @@ class Chat:
         if command is None:
             hint = did_you_mean(name.lower(), (*COMMANDS, *ALIASES)) or f"; there are {', '.join(COMMANDS)}."
             self._note(
-                f'There is no command {name}{hint} A message that begins with a slash goes between """ and """.'
+                f"There is no command {name}{hint} A message that begins with a slash goes between "
+                '""" and """.'
             )
         elif rest.strip() and not command.argument_name:
             self._note(f"{name.lower()} takes nothing after it; nothing was done.")

@@ -100,7 +100,7 @@ def history_file() -> Path:
 
 def file_completions(start: str) -> list[str]:
     """Names of files and folders that begin so, as a user writes them; folders with a slash at the end."""
-    folder, _, name = start.rpartition("/")
+    name = start.rpartition("/")[2]
     shown = start[: len(start) - len(name)]
     try:
         entries = sorted(os.scandir(os.path.expanduser(shown) or "."), key=lambda entry: entry.name)
@@ -113,9 +113,13 @@ def file_completions(start: str) -> list[str]:
         return []
 
 
+def _no_completions(line: str) -> list[str]:  # noqa: ARG001
+    return []
+
+
 @contextmanager
 def line_editing(
-    note: Callable[[str], None], completions: Callable[[str], list[str]] = lambda line: []
+    note: Callable[[str], None], completions: Callable[[str], list[str]] = _no_completions
 ) -> Iterator[None]:
     """Within this context, input() edits lines, reads pasted text as one line, has the history of earlier
     chats, and completes the last word by Tab.

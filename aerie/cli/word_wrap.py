@@ -66,7 +66,7 @@ class WordWrapper:
 
 
 def text_width(text: str) -> int:
-    """Columns that a terminal takes for a text without line breaks; a tab counts as the most that it takes."""
+    """Columns that a terminal takes for a text without line breaks; a tab counts as 8."""
     return sum(_char_width(char) for char in text)
 
 

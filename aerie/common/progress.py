@@ -16,6 +16,9 @@ REFRESH_S: Final = 0.5
 ERASE: Final = "\r\x1b[K"
 
 
+def _ignore(what: str) -> None: ...
+
+
 @contextmanager
 def working(what: str, file: TextIO | None = None) -> Iterator[Callable[[str], None]]:
     """Within this context a terminal shows `what` and the seconds since it began, in a line that is erased at
@@ -25,7 +28,7 @@ def working(what: str, file: TextIO | None = None) -> Iterator[Callable[[str], N
     """
     out = file or sys.stderr
     if not out.isatty():
-        yield lambda text: None
+        yield _ignore
         return
     line = _Line(what, out)
     line.start()

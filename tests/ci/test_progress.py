@@ -53,7 +53,12 @@ def test_without_a_terminal_nothing_is_shown(quick: None) -> None:
 
 def test_the_line_goes_where_the_work_fails(quick: None) -> None:
     out = Terminal()
-    with pytest.raises(KeyboardInterrupt), progress.working("stopped", out):
-        time.sleep(0.1)
-        raise KeyboardInterrupt
+
+    def work() -> None:
+        with progress.working("stopped", out):
+            time.sleep(0.1)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        work()
     assert out.getvalue().endswith(progress.ERASE)

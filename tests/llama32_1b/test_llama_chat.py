@@ -136,7 +136,8 @@ def test_names_of_other_programs_for_commands(session):
     assert notes == [
         HELP,
         "The conversation is forgotten.",
-        'There is no command /sav; did you mean /save? A message that begins with a slash goes between """ and """.',
+        "There is no command /sav; did you mean /save? A message that begins with a slash goes between "
+        '""" and """.',
     ]
     assert out == "echo 1\n"
     assert converse(session, "/quit", "never read") == ("", [])
@@ -217,9 +218,9 @@ def test_a_context_that_ends_offers_what_can_be_done(session):
     session.reason = FinishReason.CONTEXT
     _, (note,) = converse(session, "one", model=chat_model(512, 2048))
     assert note == (
-        "[ended by context; /undo takes back the last turn, /reset starts afresh; with /save FILE, then `aerie "
-        "chat -m demo --variants 8,32x512,1024` and /load FILE, it goes on to position 1024; with /save FILE, "
-        "then `aerie chat -m demo --context-end shift` and /load FILE, the oldest is dropped]"
+        "[ended by context; /undo takes back the last turn, /reset starts afresh; with /save FILE, then "
+        "`aerie chat -m demo --variants 8,32x512,1024` and /load FILE, it goes on to position 1024; with "
+        "/save FILE, then `aerie chat -m demo --context-end shift` and /load FILE, the oldest is dropped]"
     )
     for command in re.findall("`aerie (.*?)`", note):
         arguments = build_parser().parse_args(command.split())
