@@ -80,7 +80,12 @@ def start() -> None:
     except standard_streams.OutputError as error:
         sys.exit(standard_streams.report_lost_output(error))
     except KeyboardInterrupt:
-        sys.exit(interrupts.report_interrupt())
+        interrupts.report_interrupt()
+        interrupts.exit_interrupted()
+    except SystemExit as stopped:
+        if stopped.code == interrupts.INTERRUPTED_STATUS:
+            interrupts.exit_interrupted()
+        raise
     finally:
         interrupts.ignore_interrupts()
 

@@ -424,7 +424,11 @@ def out_of_memory_error(error: Exception) -> str:
 
 
 def setup_process() -> None:
-    """Set up a command's own process: text, signals and memory."""
+    """Set up a command's own process: text, signals and memory. Ctrl-C raises KeyboardInterrupt from here on,
+    within imports too, as there may be something to save."""
+    from aerie.common import interrupts  # imported by a command's own process only
+
+    interrupts.always_raise()
     standard_streams.open_standard_streams()
     use_utf8()
     treat_signals_as_interrupt()
