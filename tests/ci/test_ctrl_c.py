@@ -107,6 +107,7 @@ import runpy, sys
 from aerie.cli import arguments
 
 def cache(arguments):
+    'Cache.'
     exec("import signal; signal.raise_signal(signal.SIGINT)")
 
 arguments.cache = cache
