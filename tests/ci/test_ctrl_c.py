@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,13 +117,17 @@ runpy.run_module("aerie", run_name="__main__", alter_sys=True)
 """
 
 
-def test_in_code_that_is_executed_as_text() -> None:
-    """As dataclasses make theirs: Python would end by the signal, and shells see that."""
+def test_in_code_that_is_executed_as_text(tmp_path: Path) -> None:
+    """As dataclasses make theirs: Python would end by the signal, and shells see that. With -m, as with -c
+    Python ends before it looks."""
+    (tmp_path / "stopped.py").write_text(IN_EXEC)
+    tree = Path(__file__).parents[2]
     done = subprocess.run(
-        [sys.executable, "-c", IN_EXEC],
+        [sys.executable, "-m", "stopped"],
         capture_output=True,
         text=True,
-        cwd=Path(__file__).parents[2],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{tree}"},
         timeout=120,
         check=False,
     )
