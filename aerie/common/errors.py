@@ -10,8 +10,8 @@ from pathlib import Path
 class AerieError(Exception):
     """The base of the errors that a caller can cause and correct.
 
-    Two kinds of errors that reach a caller do not derive from it: a TypeError for a wrong type, and the
-    errors of `virtual_npu.pyxrt`, which are RuntimeErrors as pyxrt's own are.
+    Errors that reach a caller and do not derive from it: a TypeError for a wrong type in the rooms below the
+    Python API, and the errors of `virtual_npu.pyxrt`, which are RuntimeErrors as pyxrt's own are.
 
     Each can be pickled, with its attributes, whatever its constructor takes: other processes raise it too.
     """
