@@ -238,7 +238,7 @@ class Model:
         """The stream of a request, or its error."""
         try:
             prompt, max_tokens, priority = item.pop("prompt"), item.pop("max_tokens"), item.pop("priority", 0)
-            check_types(ANSWER_ARGUMENTS, {"max_tokens": max_tokens, **item})
+            check_types(ANSWER_ARGUMENTS, {"max_tokens": max_tokens, "priority": priority, **item})
             parsed = parse_options(item, self._open())
             tokens = self._tokens(prompt, parsed.raw, parsed.tools, parsed.template_arguments)
             sampler = parsed.sampler

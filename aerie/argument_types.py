@@ -40,6 +40,7 @@ PATH_OR_NONE: Final = ArgumentType((str, os.PathLike), "a text or a path, or Non
 
 ANSWER_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
     "max_tokens": WHOLE,
+    "priority": WHOLE,
     "temperature": NUMBER,
     "top_k": WHOLE,
     "top_p": NUMBER,
@@ -59,7 +60,6 @@ ANSWER_ARGUMENTS: Final[Mapping[str, ArgumentType]] = {
     "tools": ArgumentType((list, tuple), "a list of dicts, as in OpenAI's API", True),
     "tool_choice": ArgumentType((str, Mapping), "a text or a dict, as in OpenAI's API", True),
     "parallel_tool_calls": FLAG,
-    "chat_template_kwargs": ArgumentType((Mapping,), "a dict of what the chat template asks for", True),
 }
 """Of Model.stream and what answers as it does."""
 

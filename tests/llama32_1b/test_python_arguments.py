@@ -46,7 +46,7 @@ def model() -> Iterator[Model]:
         ("steps", 1.5, "1.5, of the type float; give a whole number, or None"),
         ("tools", "f", "'f', of the type str; give a list of dicts"),
         ("json_schema", 5, "5, of the type int; give a JSON schema, as a dict or a text"),
-        ("chat_template_kwargs", [1], r"\[1\], of the type list; give a dict of what the chat template"),
+        ("chat_template_kwargs", [1], r"\[1\]; give a dict of what the chat template"),
         ("on_event", 3, "3, of the type int; give a function, or None"),
     ],
 )
