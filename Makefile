@@ -57,7 +57,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # and with -n, which runs lines that begin with +.
 override LOUD := $(filter test test-slow test-toolchain test-npu lit lint,$(MAKECMDGOALS))$(findstring n,$(firstword -$(MAKEFLAGS)))
 override DO   := $(if $(LOUD),@,+@)
-override SAID := || exit 1
+override OR_EXIT := || exit 1
 MAKEFLAGS     += $(if $(LOUD),,-q)
 
 override VENV   := .venv
@@ -80,14 +80,14 @@ override sampling = $(call option,--n-tokens,N_TOKENS) $(call option,--temperatu
 override system   = $(call option,--system,SYSTEM)
 override prompt   = $(if $(PROMPT_FILE),--prompt-file="$$PROMPT_FILE",--prompt="$$PROMPT") $(system)
 
-.PHONY: help variables setup setup-npu doctor compile run chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
+.PHONY: help variables setup setup-npu doctor compile run models pull chat serve profile verify verify-full diagnosis bench mlir test test-slow test-toolchain test-npu report lit lint docs docs-serve clean distclean
 .DEFAULT_GOAL := help
 
 help: ## list targets and variables
 	$(DO)echo "targets:"
 	$(DO)sed -n 's/^\([a-z-]*\):.*## \(.*\)/  \1@\2/p' $(firstword $(MAKEFILE_LIST)) | awk -F@ '{ printf "%-14s %s\n", $$1, $$2 }'
 	$(DO)echo "variables:"
-	$(DO)echo "  MODEL        demo (default), demo-diffusion, demo-drafter, a folder with a Hugging Face checkpoint, a Hugging Face id, base or instruct"
+	$(DO)echo "  MODEL        demo (default), smollm2, a GGUF file, a folder with a checkpoint, a Hugging Face id, ollama:NAME; make models lists those at hand"
 	$(DO)echo "  HOST         the address that make serve listens on (default 127.0.0.1: only this machine)"
 	$(DO)echo "  PORT         where make serve listens (default 8000)"
 	$(DO)echo "  PROMPT       the question for run, profile and diagnosis"
@@ -108,7 +108,7 @@ help: ## list targets and variables
 	$(DO)echo "  RULE         of block diffusion models: which masks a pass fills in; STEPS, THRESHOLD, ENTROPY shape it"
 	$(DO)echo "  BLOCK_SIZE   tokens of a diffusion block (default: as the model was trained)"
 	$(DO)echo "  OUT          where make mlir writes (default build/mlir)"
-	$(DO)echo "  JSON         1: make run, doctor and test-toolchain print one record of JSON"
+	$(DO)echo "  JSON         1: make run, models, doctor and test-toolchain print one record of JSON"
 	$(DO)echo "  KEEP         folder where make test-toolchain stores every stage's texts and logs; default: none"
 	$(DO)echo "  WHEELS       make setup-npu installs from this folder instead of upstream's pages"
 	$(DO)echo "  SHARD        make test-slow runs this part of the slow tests, such as 2/4"
@@ -119,40 +119,46 @@ help: ## list targets and variables
 setup: $(RUN) ## make .venv with everything that running a model needs (no torch)
 
 setup-npu: $(RUN) ## install upstream's wheels of the NPU compilers into .venv (docs/how-to/install-npu.md)
-	$(DO)$(PY) -m aerie setup-npu $(call option,--wheels,WHEELS) $(SAID)
+	$(DO)$(PY) -m aerie setup-npu $(call option,--wheels,WHEELS) $(OR_EXIT)
 
 doctor: $(RUN) ## check every layer between Python and the NPU: what works now, and what to do next
-	$(DO)$(PY) -m aerie doctor $(call option,--model,MODEL) $(if $(JSON),--json) $(SAID)
+	$(DO)$(PY) -m aerie doctor $(call option,--model,MODEL) $(if $(JSON),--json) $(OR_EXIT)
 
 compile: $(RUN) ## compile all programs for MODEL
-	$(DO)$(PY) -m aerie compile $(common) $(SAID)
+	$(DO)$(PY) -m aerie compile $(common) $(OR_EXIT)
 
 run: $(RUN) ## answer PROMPT
-	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(SAID)
+	$(DO)$(PY) -m aerie run $(common) $(answering) $(sampling) $(prompt) $(if $(JSON),--json) $(OR_EXIT)
+
+models: $(RUN) ## list the models at hand, and whether they run here
+	$(DO)$(PY) -m aerie models $(if $(JSON),--json) $(SAID)
+
+pull: $(RUN) ## fetch MODEL, so that later runs need no network
+	$(DO)$(PY) -m aerie pull -- "$$MODEL" $(SAID)
 
 chat: $(RUN) ## talk with the model
-	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(SAID)
+	$(DO)$(PY) -m aerie chat $(common) $(answering) $(sampling) $(system) $(OR_EXIT)
 
 serve: $(RUN) ## serve MODEL over HTTP with OpenAI's API and a chat page, on HOST and PORT
-	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--host,HOST) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--draft,DRAFT) $(SAID)
+	$(DO)$(PY) -m aerie serve $(call option,--model,MODEL) $(call option,--host,HOST) $(call option,--port,PORT) $(call option,--backend,BACKEND) $(call option,--numerics,NUMERICS) $(call option,--variants,VARIANTS) $(call option,--draft,DRAFT) $(OR_EXIT)
 
 profile: $(RUN) ## answer PROMPT and show where the time went
-	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(SAID)
+	$(DO)$(PY) -m aerie profile $(common) $(answering) $(sampling) $(prompt) $(OR_EXIT)
 
 verify: $(TEST) ## PASS or FAIL: answers, logits and every step against Hugging Face transformers in bf16
-	$(DO)$(PY) -m aerie verify $(common) $(SAID)
+	$(DO)$(PY) -m aerie verify $(common) $(OR_EXIT)
 
 verify-full: $(TEST) ## verify with all prompts, and with the runs that must be bit-identical
-	$(DO)$(PY) -m aerie verify --full $(common) $(SAID)
+	$(DO)$(PY) -m aerie verify --full $(common) $(OR_EXIT)
 
 diagnosis: $(TEST) ## name the first step, from kernel to logits, that differs from transformers
-	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(SAID)
+	$(DO)$(PY) -m aerie diagnosis $(common) $(prompt) $(OR_EXIT)
 
 bench: $(TEST) ## measure MODEL (default: a synthetic Llama-3.2-1B) against transformers in bf16
-	$(DO)$(PY) -m benchmarks $(BENCH_MODEL) $(call option,--isa,ISA) $(SAID)
+	$(DO)$(PY) -m benchmarks $(BENCH_MODEL) $(call option,--isa,ISA) $(OR_EXIT)
 
 mlir: $(RUN) ## write every kernel and program as MLIR text to OUT
-	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(SAID)
+	$(DO)$(PY) -m aerie mlir $(call option,--model,MODEL) $(call option,--seq-len,SEQ_LEN) $(if $(OUT),-- "$$OUT") $(OR_EXIT)
 
 test: $(TEST) ## lint, and all tests except the slow ones and those that need an NPU
 	@mkdir -p build
@@ -176,7 +182,7 @@ test-npu: $(TEST) ## on a machine with an NPU: kernels and programs against the 
 	@$(PY) -m aerie test-npu
 
 report: $(RUN) ## gather versions, doctor, logs and comparison in one file to attach to an issue
-	$(DO)$(PY) -m aerie report $(SAID)
+	$(DO)$(PY) -m aerie report $(OR_EXIT)
 
 lint: $(TEST) ## ruff, clang-format, mypy --strict, the import contracts
 	@$(PY) -m ruff check .
@@ -186,15 +192,15 @@ lint: $(TEST) ## ruff, clang-format, mypy --strict, the import contracts
 	@$(PY) tools/check_imports.py
 
 docs: $(DOCS) ## build the documentation as a site, in build/site
-	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(SAID)
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs --quiet build --strict $(OR_EXIT)
 	$(DO)echo "build/site/index.html"
 
 docs-serve: $(DOCS) ## serve the documentation at PORT of this machine, and rebuild it after each change
-	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(SAID)
+	$(DO)NO_MKDOCS_2_WARNING=1 $(PY) -m mkdocs serve --dev-addr "127.0.0.1:$$PORT" $(OR_EXIT)
 
 clean: ## remove compiled programs, reports and the caches of tools (keeps .venv)
 	$(DO)rm -rf build .mypy_cache .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
-	$(DO)[ -z "$$AERIE_CACHE" ] || [ ! -x $(PY) ] || $(PY) -m aerie cache clear --all $(SAID)
+	$(DO)[ -z "$$AERIE_CACHE" ] || [ ! -x $(PY) ] || $(PY) -m aerie cache clear --all $(OR_EXIT)
 	$(DO)find . -name __pycache__ -not -path './$(VENV)/*' -not -path './.git/*' -prune -exec rm -rf {} +
 
 distclean: clean ## remove .venv too
@@ -202,11 +208,11 @@ distclean: clean ## remove .venv too
 
 # A variable that nobody reads is a slip of the pen: who writes prompt=hi means PROMPT.
 variables:
-	$(if $(CHECKED),$(DO)! command -v "$$PYTHON" >/dev/null || "$$PYTHON" tools/make_variables.py $(MAKECMDGOALS) $(SAID))
+	$(if $(CHECKED),$(DO)! command -v "$$PYTHON" >/dev/null || "$$PYTHON" tools/make_variables.py $(MAKECMDGOALS) $(OR_EXIT))
 
 $(VENV)/.stamp-%: pyproject.toml constraints.txt
 	$(DO)"$$PYTHON" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
 	  printf 'error: Aerie needs Python 3.11 or newer; PYTHON=%s is not. Name another: make PYTHON=python3.12 ...\n' "$$PYTHON" >&2; \
 	  echo "On Ubuntu 22.04: sudo apt install python3.11 python3.11-venv, then make PYTHON=python3.11 ..." >&2; exit 1; }
-	$(DO)"$$PYTHON" tools/make_venv.py $* $(SAID)
+	$(DO)"$$PYTHON" tools/make_venv.py $* $(OR_EXIT)
 	$(DO)touch $@ $(VENV)/.stamp-run

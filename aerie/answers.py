@@ -382,7 +382,7 @@ def _tool_calls(options: Mapping[str, Any], session: Session) -> ToolCallSpec | 
     tools = read_tools(options.get("tools") or (), choice, parallel)
     if tools and options.get("raw"):
         raise UserError(
-            "tools are told of by the chat template, which raw leaves out; leave out one of the two"
+            "the chat template lists the tools, and raw skips the template; leave out one of the two"
         )
     return tool_call_spec(tools, session.tokenizer) if tools else None
 

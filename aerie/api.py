@@ -151,15 +151,15 @@ class Model:
     ) -> Stream:
         """The answer to a prompt, piece by piece.
 
-        options: those of a Sampler, such as `temperature` and `seed`. `stop`: texts and token ids at which
-        the answer ends besides the model's own; they are no part of its text. `raw`: `prompt` is continued
-        as it is, without the chat template. `json_schema`: the answer is JSON that it describes. `tools`,
+        options: those of a Sampler, such as `temperature` and `seed`. `stop`: texts and token ids that
+        end the answer, together with the model's own; they are not part of its text. `raw`: continue `prompt`
+        unchanged, without the chat template. `json_schema`: a schema that the answer must match. `tools`,
         `tool_choice`, `parallel_tool_calls`: functions that may be called, and whether, as in OpenAI's API.
-        `chat_template_kwargs`: further values that the chat template asks for, as {"enable_thinking": False}.
-        `num_beams`: 1 alone, and `use_block_cache`: False alone, as the rest is not built. on_event: is told
-        what happens, and stops the answer by giving False.
+        `chat_template_kwargs`: more variables of the chat template, such as {"enable_thinking": False}.
+        `num_beams`: only 1, and `use_block_cache`: only False. on_event: is called with each event, and stops
+        the answer by returning False.
 
-        Raises PromptError for a prompt that cannot be run, UserError for a value out of range, before
+        Raises PromptError if the prompt cannot be run, UserError if a value is out of range, before
         anything is computed; pulling pieces raises RunError where a device fails.
         """
         session = self._open()
@@ -206,10 +206,12 @@ class Model:
         return await self.astream(prompt, max_tokens, on_event=on_event, **options).result()
 
     def continue_answer(self, max_tokens: int = MAX_TOKENS, *, on_event: OnEvent | None = None) -> Stream:
-        """More of the last answer, or of the one that `restore` brought: the very tokens that it would have
-        had, had it not ended where it did, drawn by its own settings. `prompt_token_ids` of its result are
-        the prompt and what was said before. An answer that the model itself ended stays ended. UserError
-        where there is none, or its end can no longer be had, as after another prompt."""
+        """Continue the last answer, or the one that `restore` loaded, with its own sampling settings.
+
+        The tokens are those that the answer would have had without its end. `prompt_token_ids` of the result
+        are the prompt and the tokens before. An answer that the model ended stays ended. Raises UserError if
+        there is no answer, or if its KV cache is gone, as after another prompt.
+        """
         session = self._open()
         with self._lock:
             generation = session.continue_answer(max_tokens)
@@ -221,12 +223,12 @@ class Model:
         max_tokens: int = MAX_TOKENS,
         **options: Unpack[GenerateOptions],
     ) -> list[Result]:
-        """The answers to several prompts, which share passes through the weights; in the prompts' order.
+        """Answer several prompts together, and return the results in their order.
 
-        Each prompt is one, or a dict with `prompt` and what of `max_tokens` and options it has of its own,
-        `priority` too: the higher goes first. Each answer has the bits that it has alone in the decode family
-        "rows", which batches are made in wherever the model has variants; with seq_len, it has those that it
-        has alone. What is wrong with one of them is told in its `error`, and no other is touched.
+        Each prompt is a prompt, or a dict with `prompt` and its own `max_tokens`, options and `priority` (a
+        higher one runs first). Batches use the decode path "rows" if the model has variants; each answer has
+        the bits that it has alone in that path. With seq_len it has the bits that it has alone. An error in
+        one of them is in its `error`, and changes no other.
         """
         scheduler = self._open().scheduler
         options_of_all: dict[str, Any] = {"max_tokens": max_tokens, **options}
@@ -494,7 +496,8 @@ def load(
 ) -> Model:
     """Open a model: compile what is not yet compiled, and load the weights.
 
-    model: "demo", a folder with a checkpoint, a Hugging Face id, or "base" or "instruct", Llama-3.2-1B.
+    model: "demo", a folder with a checkpoint, a GGUF file, a Hugging Face id, or "base" or "instruct" for
+    Llama-3.2-1B.
     backend: auto, virtual or npu. numerics: exact or bfp16, on the virtual NPU. variants: programs of n
     tokens against m positions, as "8,128x512,2048"; None: a set for the model's size. decode: "guide", GEMVs
     and attention on the CPU, or "rows", blocks as for prompts. seq_len: one prompt length, in tokens, in

@@ -69,7 +69,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line. Returns 0, or 2 with one line on standard error."""
     options = _parser().parse_args(arguments)
     try:
-        variants = list(map(Variant.parse, options.variants))
+        variants = [Variant.parse(name) for name in options.variants]
         with working(f"writing MLIR to {options.out}"):
             paths = write_mlir(_shape(options), options.seq_len, options.out, variants)
     except UnsupportedShapeError as error:

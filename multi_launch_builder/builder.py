@@ -91,7 +91,9 @@ def write_mlir(shape: ModelShape, seq_len: int, out: Path, variants: Iterable[Va
     OSError if `out` cannot be written.
     """
     files = {}
-    programs = build_programs(shape, seq_len) | build_variant_programs(shape, variants)
+    wanted = list(variants)
+    plan_variant_programs(shape, wanted)  # what is no variant is refused before anything is built
+    programs = build_programs(shape, seq_len) | build_variant_programs(shape, wanted)
     for name, program in programs.items():
         files[Path("programs") / f"{name}.mlir"] = program.text
         files[Path("programs") / f"{name}.args.json"] = json.dumps(program_to_json(program), indent=2) + "\n"

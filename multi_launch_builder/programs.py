@@ -8,9 +8,9 @@ of other numbers of rows, which continue a KV cache, are made of the same tables
 Reading the tables needs no IR and no kernel. All buffers are bf16; weights are in Hugging Face's (out, in)
 layout in all programs, so that one copy serves prefill and decode.
 
-What aircc is told beside the stack's size, which every program gives (`building.stack_option`), stands with
-its reason and its source. All is taken from upstream's practice; none of our programs has been compiled by
-aircc yet. Not given, and why. `--omit-while-true-loop`: a core's program runs again for every call, and
+Options of aircc in addition to the stack's size, which every program sets (`building.stack_option`), each
+with its reason and its source. All is taken from upstream's practice; none of our programs has been compiled
+by aircc yet. Not given, and why. `--omit-while-true-loop`: a core's program runs again for every call, and
 upstream keeps the loop in every program of several launches (mlir-air programming_examples/llms/shared/infra/
 backend_presets.py). `--bf16-emulation`: it would round the operands of f32 vector arithmetic to bf16, and the
 kernels write none that needs it (docs/explanation/lowering.md). `--use-lock-race-condition-fix`: upstream's

@@ -19,6 +19,7 @@ import pytest
 import slow_tests
 from hypothesis import HealthCheck, settings
 
+from aerie.runtime.npu import checks
 from aerie.runtime.npu import tools as finders
 from aerie.runtime.npu.device import missing_device
 from aerie.runtime.npu.tools import missing_compile_tools
@@ -40,19 +41,27 @@ TEST_CACHE = Path(__file__).parents[1] / "build" / "test-cache"
 """Where programs that tests build are kept, from run to run: they are found by what made them."""
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """--test-cache DIR: an empty one shows what the tests take where nothing is built."""
+    parser.addoption(
+        "--test-cache", type=Path, default=TEST_CACHE, metavar="DIR", help="keep built programs there"
+    )
+
+
 @pytest.fixture(scope="session", autouse=True)
-def own_cache() -> Iterator[Path]:
+def own_cache(pytestconfig: pytest.Config) -> Iterator[Path]:
     """The cache of built programs, apart from the user's; tests of the cache itself have one of their own.
 
     Programs are compiled at a low level: their bits are the same (test_vnpu_optimisation.py), and most of a
     test's time is the compiler's. `as_users_build` is for what is to be built as users build it.
     """
+    folder = pytestconfig.getoption("--test-cache").resolve()
     with pytest.MonkeyPatch.context() as patch:
         patch.delenv("AERIE_CACHE", raising=False)
         patch.setenv("VNPU_OPT", "1")
-        patch.setenv("VNPU_CACHE", str(TEST_CACHE))
-        patch.setenv("XDG_STATE_HOME", str(TEST_CACHE / "state"))  # where a chat keeps what was typed
-        yield TEST_CACHE
+        patch.setenv("VNPU_CACHE", str(folder))
+        patch.setenv("XDG_STATE_HOME", str(folder / "state"))  # where a chat keeps what was typed
+        yield folder
 
 
 SMALL = {"board", "kernel_builder", "multi_launch_builder", "runtime", "virtual_npu"}
@@ -171,13 +180,30 @@ def load_stand_in(name: str) -> ModuleType:
 
 
 @pytest.fixture(scope="session")
-def npu_stand_ins() -> ModuleType:
+def checked_once() -> Iterator[None]:
+    """The check before the NPU's compilers looks at each program once: its report serves all tests."""
+    real = checks._checked
+    reports: dict[tuple[object, ...], Any] = {}
+
+    def report(program: Any) -> Any:
+        key = (program.text, program.name, program.flags)
+        if key not in reports:
+            reports[key] = real(program)
+        return reports[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "_checked", report)
+        yield
+
+
+@pytest.fixture(scope="session")
+def npu_stand_ins(checked_once: None) -> ModuleType:
     """The module with Tools, stand-ins for the NPU's compilers: they prove plumbing and compile nothing."""
     return load_stand_in("npu_tools")
 
 
 @pytest.fixture
-def stage_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
+def stage_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, checked_once: None) -> Callable[..., Any]:
     """Puts stand-ins for the tools of single stages on PATH, all or those named: they prove plumbing only."""
     module = load_stand_in("stage_tools")
 

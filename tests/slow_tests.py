@@ -31,8 +31,12 @@ def names(node: str) -> Iterator[str]:
 
 def unused(nodes: Iterable[str], table: Iterable[str]) -> list[str]:
     """The lines of the table that are about none of the tests."""
-    called = "\n".join(name for node in nodes for name in names(node))
-    return [line for line in table if not re.search(f"^{_pattern(line)}$", called, re.MULTILINE)]
+    called = {name for node in nodes for name in names(node)}
+    text = "\n".join(called)
+    globs = (line for line in table if line not in called)
+    return [
+        line for line in globs if "*" not in line or not re.search(f"^{_pattern(line)}$", text, re.MULTILINE)
+    ]
 
 
 def _pattern(line: str) -> str:
@@ -42,10 +46,11 @@ def _pattern(line: str) -> str:
 def mark(items: Sequence[pytest.Item], *, is_whole_suite: bool, table: Path = TABLE) -> None:
     """Mark the tests of the table. Raises UsageError for a line that names none, of the whole suite."""
     wanted = lines(table.read_text())
-    is_named = re.compile("|".join(map(_pattern, wanted))).fullmatch
+    plain = {line for line in wanted if "*" not in line}
+    is_named = re.compile("|".join(_pattern(line) for line in wanted if "*" in line) or "(?!)").fullmatch
     nodes = [_node(item) for item in items]
     for item, node in zip(items, nodes, strict=True):
-        if any(map(is_named, names(node))):
+        if not plain.isdisjoint(names(node)) or any(map(is_named, names(node))):
             item.add_marker(pytest.mark.slow)
     left = unused(nodes, wanted) if is_whole_suite else []
     if left:

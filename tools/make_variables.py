@@ -44,7 +44,7 @@ def read_by(target: str, makefile: str) -> set[str]:
 
 
 def meant(name: str, known: Sequence[str]) -> list[str]:
-    """Which of `known` somebody meant who wrote `name`, likeliest first; none, where it cannot be told."""
+    """Return the names of `known` that `name` may stand for, likeliest first; empty if there is no guess."""
     capitals = name.upper().replace("-", "_")
     if capitals in known:
         return [capitals]

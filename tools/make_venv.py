@@ -36,7 +36,7 @@ TORCH_CUDA = (
     "200 MB: press Ctrl-C, install uv, and give the same command again"
 )
 HOW = ("--only-binary", ":all:", "--constraint", "constraints.txt")
-"""What both installers are told."""
+"""Options of both installers."""
 PIP = (".venv/bin/python", "-m", "pip")
 FETCHED = re.compile(r" *Downloading (?:\S*/)?([^\s/-]+)-([^\s-]+)-\S+\.whl \(([^)]+)\)")
 """How pip says which wheel it fetches, and how large it is."""
@@ -133,8 +133,8 @@ def create(venv: Path, uv: str | None) -> None:
         )
     made = subprocess.run([sys.executable, "-m", "venv", venv], capture_output=True, text=True, check=False)
     if made.returncode:
-        said = (made.stdout + made.stderr).strip().splitlines() or ["it gave no reason"]
-        raise SetupError(f"{sys.executable} -m venv {venv} failed: {said[-1]}")
+        lines = (made.stdout + made.stderr).strip().splitlines() or ["it gave no reason"]
+        raise SetupError(f"{sys.executable} -m venv {venv} failed: {lines[-1]}")
 
 
 def runs(*command: str | Path) -> bool:
@@ -239,16 +239,16 @@ def call(project: Path, *command: str) -> bool:
 
 
 def call_in_brief(project: Path, *command: str) -> bool:
-    """As call, for many packages with pip: a line for each one fetched, and all that was said if it fails."""
-    said = []
+    """Run pip for many packages: print a line for each fetched one, and its whole output if it fails."""
+    lines = []
     out, err = subprocess.PIPE, subprocess.STDOUT
     with subprocess.Popen(command, cwd=project, env=environment(), stdout=out, stderr=err, text=True) as pip:
         for line in pip.stdout or ():
-            said.append(line)
-            if told := brief(line):
-                print(f"  {told}", file=sys.stderr, flush=True)
+            lines.append(line)
+            if short := brief(line):
+                print(f"  {short}", file=sys.stderr, flush=True)
     if pip.returncode:
-        print(*said, sep="", file=sys.stderr)
+        print(*lines, sep="", file=sys.stderr)
     return pip.returncode == 0
 
 

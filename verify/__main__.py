@@ -238,21 +238,21 @@ def _random_layers(session: Session, options: RuntimeOptions, report: Reporter) 
 def _in_blocks(checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter) -> Iterator[BitIdentity]:
     """Compare all schedules, of the model and of random weights in its model family and in another one."""
 
-    def open_(which: Checkpoint, how: RuntimeOptions) -> Session:
-        return prepare_runtime(which, how, report)
+    def open_session(model: Checkpoint, options: RuntimeOptions) -> Session:
+        return prepare_runtime(model, options, report)
 
-    for whose, which in _kinds(checkpoint, report):
-        yield from schedule_identities(whose, which, options, open_)
+    for name, model in _kinds(checkpoint, report):
+        yield from schedule_identities(name, model, options, open_session)
 
 
 def _check_chunks(
     checkpoint: Checkpoint, options: RuntimeOptions, report: Reporter
 ) -> Iterator[ChunkModeResult]:
     """Check every mode of chunks, of the same models."""
-    for whose, which in _kinds(checkpoint, report):
-        stops = replace(rows_options(options, which.config), context_end=STOP)
-        session, reference = _open_both(which, stops, report)
-        yield from try_modes(whose, session, reference)
+    for name, model in _kinds(checkpoint, report):
+        stops = replace(rows_options(options, model.config), context_end=STOP)
+        session, reference = _open_both(model, stops, report)
+        yield from try_modes(name, session, reference)
         session.cache.close()
 
 

@@ -23,9 +23,10 @@ most 3.3, mean KL at most 5.4 times (a distribution so sure that its KL is 3e-5 
 
 Faults in the demo (tests/verify/faults.py), the largest rms of two prompts and the positions of one: bf16 by
 truncation everywhere 3.2, a mask that sees one position more or fewer 7.9 to 56, heads swapped in a layer 7
-to 34, RMSNorm epsilon 1e-6 in the programs 23, RoPE without llama3 scaling 140. So `rms` tells the subtlest
-of them from health, with margin on both sides. Truncation in the SwiGLU or the RMSNorm alone (1.3) cannot be
-told from rounding; nor can the epsilon of the final RMSNorm, where the row is large.
+to 34, RMSNorm epsilon 1e-6 in the programs 23, RoPE without llama3 scaling 140. So `rms` separates the
+subtlest of them from a healthy model, with margin on both sides. Truncation in the SwiGLU or the RMSNorm
+alone (1.3) cannot be separated from rounding; nor can the epsilon of the final RMSNorm, where the row is
+large.
 """
 
 from __future__ import annotations

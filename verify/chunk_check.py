@@ -94,20 +94,20 @@ class ChunkModeResult:
     failures: list[GateFailure] = field(default_factory=list)
 
 
-def try_modes(whose: str, session: Session, reference: Reference) -> Iterator[ChunkModeResult]:
+def try_modes(model_name: str, session: Session, reference: Reference) -> Iterator[ChunkModeResult]:
     """Check every mode with random chunks, in a session of decode path `rows`."""
     rng, vocab_size = np.random.default_rng(5), session.model.config.vocab_size
     share = min(1.0, session.model.positions / sum(LENGTHS))
     chunks = [[int(token) for token in rng.integers(3, vocab_size, int(count * share))] for count in LENGTHS]
     causal = None
     for name in MODES:
-        result = try_mode(whose, session, reference, chunks, parse_chunk_mode(name), causal)
+        result = try_mode(model_name, session, reference, chunks, parse_chunk_mode(name), causal)
         causal = causal if causal is not None else _logits(session, chunks, parse_chunk_mode(name))[0]
         yield result
 
 
 def try_mode(
-    whose: str,
+    model_name: str,
     session: Session,
     reference: Reference,
     chunks: Sequence[Sequence[int]],
@@ -123,17 +123,17 @@ def try_mode(
         ours, inserted = _logits(session, chunks, mode)
     except FORWARD_ERRORS as error:
         return ChunkModeResult(
-            whose, str(mode), tokens, failures=[GateFailure("chunks", whose, None, one_line(error))]
+            model_name, str(mode), tokens, failures=[GateFailure("chunks", model_name, None, one_line(error))]
         )
     sequence = masked_sequence(chunks, mode)
     inputs = sequence.token_ids, sequence.positions, sequence.visible, sequence.last_chunk_tokens
     theirs, exact = (model.masked(*inputs) for model in (reference, reference.exact))
     distance, rounding = compare(theirs, ours), compare(theirs, exact)
-    failures = [*judge("chunks", f"{whose}, {mode}", distance, rounding, session_bounds(session))]
+    failures = [*judge("chunks", f"{model_name}, {mode}", distance, rounding, session_bounds(session))]
     if not inserted:
-        failures.append(GateFailure("chunks", f"{whose}, {mode}", None, "no chunk was inserted"))
+        failures.append(GateFailure("chunks", f"{model_name}, {mode}", None, "no chunk was inserted"))
     from_causal = compare(causal, ours).mean_kl if causal is not None else 0.0
-    return ChunkModeResult(whose, str(mode), tokens, inserted, distance, rounding, from_causal, failures)
+    return ChunkModeResult(model_name, str(mode), tokens, inserted, distance, rounding, from_causal, failures)
 
 
 def _logits(session: Session, chunks: Sequence[Sequence[int]], mode: ChunkMode) -> tuple[F32Array, int]:

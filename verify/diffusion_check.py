@@ -186,17 +186,17 @@ def _reference_pass(
     reference: Reference,
     blocks: DiffusionConfig,
     tokens: Sequence[int],
-    left: Sequence[int],
+    masked: Sequence[int],
     rule: UnmaskingRule,
     part: int,
     step: int,
 ) -> DiffusionPass:
-    logits = reference_logits(reference, tokens, blocks, left)
+    logits = reference_logits(reference, tokens, blocks, masked)
     choice = choose_tokens(logits, blocks.mask_token_id)
     places = unmasked_by(rule, part, step, choice.confidence, choice.entropy)
-    positions = tuple(left[at] for at in places)
+    positions = tuple(masked[at] for at in places)
     return DiffusionPass(
-        tuple(tokens), tuple(left), positions, tuple(int(choice.token_ids[at]) for at in places), logits
+        tuple(tokens), tuple(masked), positions, tuple(int(choice.token_ids[at]) for at in places), logits
     )
 
 
@@ -238,7 +238,7 @@ class _ScriptedChooser:
 
 
 def try_forced(
-    whose: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
+    model_name: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
 ) -> DiffusionResult:
     """Check the forced part. An error of a forward pass is a failure."""
     blocks, bounds = _blocks(session), session_bounds(session)
@@ -249,9 +249,9 @@ def try_forced(
         Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id), passes
     )
     result = DiffusionResult(
-        whose, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes})
+        model_name, prompt.name, rule.name, len(passes), len({len(one.tokens) for one in passes})
     )
-    failures, name = result.failures, f"{whose}, {prompt.name}, {rule.name}"
+    failures, name = result.failures, f"{model_name}, {prompt.name}, {rule.name}"
     failures += [
         GateFailure(PART_NAME, name, None, line)
         for line in _run_ours(session, prompt, chooser, sampler, passes)
@@ -309,19 +309,19 @@ def _run_ours(
 
 
 def _step_numbers(
-    masked: Sequence[Sequence[int]], made: Sequence[DiffusionPass | UnmaskedTokens]
+    masked: Sequence[Sequence[int]], passes: Sequence[DiffusionPass | UnmaskedTokens]
 ) -> Iterator[int]:
     """Yield the step number of each pass in its block or sub-block."""
     step = left = 0
-    for at, one in zip(masked, made, strict=True):
+    for at, one in zip(masked, passes, strict=True):
         step = step + 1 if len(at) == left else 0
         left = len(at) - len(one.positions)
         yield step
 
 
-def _tokens_by_position(made: DiffusionPass | UnmaskedTokens) -> dict[int, int]:
-    tokens = made.tokens if isinstance(made, UnmaskedTokens) else made.token_ids
-    return dict(zip(made.positions, tokens, strict=True))
+def _tokens_by_position(choice: DiffusionPass | UnmaskedTokens) -> dict[int, int]:
+    tokens = choice.tokens if isinstance(choice, UnmaskedTokens) else choice.token_ids
+    return dict(zip(choice.positions, tokens, strict=True))
 
 
 def _certain_passes(
@@ -358,7 +358,7 @@ def _sampler() -> Sampler:
 
 
 def try_free(
-    whose: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
+    model_name: str, session: Session, reference: Reference, prompt: Prompt, rule: UnmaskingRule
 ) -> DiffusionResult:
     """Check the sampled part."""
     blocks, bounds = _blocks(session), session_bounds(session)
@@ -366,13 +366,13 @@ def try_free(
     chooser = _ScriptedChooser(
         Unmasker(rule, blocks.sub_block or blocks.block_size, sampler, blocks.mask_token_id)
     )
-    name, how = f"{whose}, {prompt.name}, drawn", f"{rule.name}, drawn"
+    name, how = f"{model_name}, {prompt.name}, drawn", f"{rule.name}, drawn"
     failures = [
         GateFailure(PART_NAME, name, None, line) for line in _run_ours(session, prompt, chooser, sampler)
     ]
     states = [*_states_before_passes(blocks, prompt.token_ids, chooser, reference)]
     result = DiffusionResult(
-        whose, prompt.name, how, len(states), len({*map(len, states)}), failures=failures
+        model_name, prompt.name, how, len(states), len({*map(len, states)}), failures=failures
     )
     if failures or not states:
         return result
@@ -447,13 +447,13 @@ def rules(full: bool) -> list[UnmaskingRule]:
 
 
 def try_blocks(
-    whose: str, session: Session, reference: Reference, prompts: Sequence[Prompt], full: bool = False
+    model_name: str, session: Session, reference: Reference, prompts: Sequence[Prompt], full: bool = False
 ) -> Iterator[DiffusionResult]:
     """Check every prompt under every rule, and the first one sampled."""
     for prompt in prompts:
         for rule in rules(full):
-            yield try_forced(whose, session, reference, prompt, rule)
-    yield try_free(whose, session, reference, prompts[0], UnmaskingRule())
+            yield try_forced(model_name, session, reference, prompt, rule)
+    yield try_free(model_name, session, reference, prompts[0], UnmaskingRule())
 
 
 def no_choice_compared(results: Sequence[DiffusionResult]) -> list[GateFailure]:

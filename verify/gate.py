@@ -232,14 +232,14 @@ def verify_blocks(
     session: Session,
     reference: Reference,
     prompts: Sequence[Prompt],
-    whose: str,
+    model_name: str,
     full: bool,
     note: Note = no_note,
 ) -> GateRecord:
     """Fill blocks after the prompts, in a block diffusion model."""
     filled = []
-    for one in try_blocks(whose, session, reference, prompts, full):
-        note(f"{session.backend}: {whose}, {one.prompt}, {one.how}: {one.passes} passes")
+    for one in try_blocks(model_name, session, reference, prompts, full):
+        note(f"{session.backend}: {model_name}, {one.prompt}, {one.how}: {one.passes} passes")
         filled.append(one)
     bounds, overall = session_bounds(session), no_choice_compared(filled)
     record = GateRecord(

@@ -237,7 +237,7 @@ def layer_steps(shape: ModelShape) -> tuple[LayerStep, ...]:
 
 
 def plan_steps(before: ProgramPlan, after: ProgramPlan) -> tuple[LayerStep, ...]:
-    """As layer_steps, for a layer's two programs with any number of rows."""
+    """Return the steps of a layer's two programs with any number of rows."""
     first = _with_sources(before, BEFORE, ("x",))
     last = _with_sources(after, AFTER, ("x", "attn_out"))
     latest: dict[str, str] = {}

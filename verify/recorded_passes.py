@@ -246,11 +246,11 @@ def _layers(recorder: CallRecorder, kinds: Mapping[str, str], model: LoadedModel
         for layer, values in enumerate(layers):
             calls = recorder.calls_of_layer(kinds[step.source.part], layer)
             if calls:
-                values[step.name] = _rows([_of(call, step.source.argument) for call in calls])
+                values[step.name] = _rows([_argument_rows(call, step.source.argument) for call in calls])
     return layers
 
 
-def _of(call: RecordedCall, argument: str) -> BF16Array:
+def _argument_rows(call: RecordedCall, argument: str) -> BF16Array:
     """Return one row for each compared position, or the one row of a vector."""
     array: BF16Array = call[argument]
     if array.ndim == 1:

@@ -2,21 +2,25 @@
 
 A checkpoint may come with code, with pickles, and with entries that name more of both on the Hub, and
 transformers looks for them in several places. Nothing of a checkpoint is run: transformers gets a folder
-without any of it, and is told to trust nothing.
+without any of it, and the option to trust no code.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from aerie.engine.config_reader import read_json
+from aerie.engine.config import load_config
+from aerie.engine.config_file import CONFIG, read_config
 from aerie.engine.folder import INDEX_FILE
+from aerie.engine.gguf.model_files import GGUFModel, find_gguf
 from aerie.engine.weight_files import find_tensors
+from aerie.engine.weights import expected_shapes
+from aerie.verify.gguf_reference import DequantisedFiles
 
 BESIDE = (
     *("rope_theta", "rope_scaling", "original_max_position_embeddings", "partial_rotary_factor"),
@@ -28,23 +32,36 @@ BESIDE = (
 @contextmanager
 def facts_and_weights(folder: Path, config_class: Any) -> Iterator[Path]:
     """A folder with the entries of `folder`/config.json that define a model of transformers' `config_class`,
-    and with links to the files that ours reads. It exists until the context ends. Raises CheckpointError.
+    and with links to the files that ours reads; of a GGUF file, with its weights in float32. It exists until
+    the context ends. Raises CheckpointError.
     """
-    facts, files = _facts(read_json(folder / "config.json"), config_class), find_tensors(folder)
+    config, model = read_config(folder), find_gguf(folder)
     with TemporaryDirectory(prefix="aerie-reference-") as work:
         shown = Path(work)
-        (shown / "config.json").write_text(json.dumps(facts))
-        links: dict[Path, str] = {}
-        for tensor in files.tensors.values():
-            links.setdefault(tensor.path, f"weights-{len(links)}.safetensors")
-        for path, name in links.items():
-            (shown / name).symlink_to(path.absolute())
-        where = {name: links[tensor.path] for name, tensor in files.tensors.items()}
+        (shown / CONFIG).write_text(json.dumps(_facts(config.entries, config_class)))
+        where = _links(folder, shown) if model is None else _dequantised(model, config.entries, shown)
         (shown / INDEX_FILE).write_text(json.dumps({"metadata": {}, "weight_map": where}))
         yield shown
 
 
-def _facts(entries: dict[str, Any], config_class: Any) -> dict[str, Any]:
+def _links(folder: Path, shown: Path) -> dict[str, str]:
+    """Link the files of weights. Returns the link of each tensor."""
+    files, links = find_tensors(folder), dict[Path, str]()
+    for tensor in files.tensors.values():
+        links.setdefault(tensor.path, f"weights-{len(links)}.safetensors")
+    for path, name in links.items():
+        (shown / name).symlink_to(path.absolute())
+    return {name: links[tensor.path] for name, tensor in files.tensors.items()}
+
+
+def _dequantised(model: GGUFModel, config: Mapping[str, Any], shown: Path) -> dict[str, str]:
+    """Write the weights of a GGUF model. Returns the file of each tensor."""
+    paths = sorted({entry.path for entry in model.tensors.values()})
+    files = DequantisedFiles(paths, config, model.architecture)
+    return files.write(list(expected_shapes(load_config(model.path))), shown)
+
+
+def _facts(entries: Mapping[str, Any], config_class: Any) -> dict[str, Any]:
     """The entries that this class adds to those of all configurations, and those of BESIDE: none of them
     names a file or code.
     """

@@ -119,7 +119,7 @@ Open = Callable[[Checkpoint, RuntimeOptions], Session]
 
 
 def schedule_identities(
-    whose: str, checkpoint: Checkpoint, options: RuntimeOptions, open_: Open
+    model_name: str, checkpoint: Checkpoint, options: RuntimeOptions, open_: Open
 ) -> Iterator[BitIdentity]:
     """Compare all schedules on two threads, and one of them on one thread."""
     options = rows_options(options, checkpoint.config)
@@ -127,14 +127,14 @@ def schedule_identities(
         model, ids = session.model, text_of_length(session.tokenizer, LONG_TOKENS)
         expected = ReferenceSchedule(model, ids[:SPLIT_TOKENS], ONE_CALL)
         for schedule in SCHEDULES:
-            yield expected.judge(schedule, model, whose)
+            yield expected.judge(schedule, model, model_name)
         if len(model.variant_set.contexts) > 1:
-            yield ReferenceSchedule(model, ids, ONE_CONTEXT).judge(TWO_CONTEXTS, model, whose)
+            yield ReferenceSchedule(model, ids, ONE_CONTEXT).judge(TWO_CONTEXTS, model, model_name)
         else:
             reason = f"{model.config.context} positions"
-            yield BitIdentity(TWO_CONTEXTS.name, skipped=reason, of=whose)
+            yield BitIdentity(TWO_CONTEXTS.name, skipped=reason, of=model_name)
     with _opened(open_, checkpoint, options, threads=1) as session:
-        yield expected.judge(SEVERAL_CALLS, session.model, f"{whose}, 1 thread")
+        yield expected.judge(SEVERAL_CALLS, session.model, f"{model_name}, 1 thread")
 
 
 def rows_options(options: RuntimeOptions, config: ModelConfig) -> RuntimeOptions:
@@ -166,9 +166,9 @@ class ReferenceSchedule:
     def expected(self) -> ScheduleResult:
         return run_schedule(self.model, self.ids, self.schedule)
 
-    def judge(self, schedule: Schedule, model: LoadedModel, whose: str) -> BitIdentity:
+    def judge(self, schedule: Schedule, model: LoadedModel, model_name: str) -> BitIdentity:
         return replace(
-            try_identity(schedule.name, lambda name: self._compare(name, schedule, model)), of=whose
+            try_identity(schedule.name, lambda name: self._compare(name, schedule, model)), of=model_name
         )
 
     def _compare(self, name: str, schedule: Schedule, model: LoadedModel) -> BitIdentity:

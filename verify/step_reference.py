@@ -101,7 +101,7 @@ class StepReference:
 
 
 class Bfp16StepReference(StepReference):
-    """The same with matrix products in block floating point."""
+    """Computes steps with matrix products in block floating point (bfp16)."""
 
     def uses_bfp16(self, step: LayerStep) -> bool:
         return bool(step.product)

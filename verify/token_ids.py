@@ -24,7 +24,8 @@ CHATS = (CONVERSATION[:1], CONVERSATION)
 def compare_token_ids(tokenizer: Tokenizer, folder: Path) -> BitIdentity:
     """Compare the ids of all texts of the gate. Counts ids, and texts or chats in which one differs."""
     if not (folder / "tokenizer.json").is_file():
-        return BitIdentity(READ_APART, skipped="there is no tokenizer.json")
+        why = "there is no tokenizer.json" if folder.is_dir() else "a GGUF file has no tokenizer.json"
+        return BitIdentity(READ_APART, skipped=why)
     ours = [tokenizer.encode(text) for text in TEXTS]
     theirs = _texts(folder)
     if tokenizer.has_chat_template:

@@ -16,7 +16,13 @@ from xdsl.dialects import scf
 from xdsl.dialects.builtin import IntegerType
 from xdsl.ir import Block, SSAValue
 
-from aerie.air_dialect.index_expressions import IndexAnalysis, IndexOperator, is_signed_loop, unknown_value
+from aerie.air_dialect.index_expressions import (
+    IndexAnalysis,
+    IndexOperator,
+    is_signed_loop,
+    literal_constant,
+    unknown_value,
+)
 from aerie.air_dialect.values import resolve_alias
 
 
@@ -119,8 +125,10 @@ Known: TypeAlias = Mapping[SSAValue, int]
 
 def constant_int(value: SSAValue, known: Known | None = None) -> int | None:
     """The integer that a value is, with those of `known` as given; None where it is no constant then."""
-    reading = NUMBERS if not known else replace(NUMBERS, known_value=known.get)
-    return reading.analyze(value)
+    if known:
+        return NUMBERS.analyze(value, dict(known))
+    number = literal_constant(value)  # most are
+    return NUMBERS.analyze(value) if number is None else number
 
 
 def constant_ints(values: Sequence[SSAValue], known: Known | None = None) -> list[int] | None:
@@ -432,7 +440,7 @@ REGULAR: IndexAnalysis[bool] = IndexAnalysis(
 def is_affine_index(value: SSAValue) -> bool:
     """Whether an index is made of constants, coordinates and loop variables by sums and products alone.
 
-    Then `multiple` is what divides all its values, not just the most that can be told.
+    Then `multiple` divides all its values and is the largest such number, not only a known divisor.
     """
     known: dict[SSAValue, int | None] = {}
     given = replace(REGULAR, known_value=lambda part: NUMBERS.analyze(part, known) is not None or None)
@@ -448,7 +456,9 @@ def leaves(value: SSAValue) -> set[SSAValue]:
     pending = [value]
     while pending:
         current = pending.pop()
-        if current in seen or NUMBERS.analyze(current, known) is not None:
+        if current in seen or literal_constant(current) is not None:
+            continue
+        if NUMBERS.analyze(current, known) is not None:
             continue
         seen.add(current)
         through, owner = resolve_alias(current), current.owner

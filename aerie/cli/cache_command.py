@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from aerie.cli import package_models
 from aerie.common import compiler_records, folders
 from aerie.common.errors import UserError
 from aerie.common.store import EntryGroup, Store
@@ -26,12 +27,14 @@ _DAY = 24 * 60 * 60
 CHECKPOINT = ("*.json", "*.safetensors")
 MLIR = ("kernels/*.mlir", "programs/*.mlir", "programs/*.args.json")
 BOARD = ("compare.json", "*.xml", "logs/*.log", "aerie-report-*.zip")
+MODELS = ("*/*.gguf", f"*/{package_models.LOCK}")
 REPORT_FILES = ("diagnosis.html", "diagnosis.json", "bench.json", "setup-npu.log")
 FILES: dict[str, tuple[str, bool, Sequence[str]]] = {
     "bench": ("logs of the last benchmark", True, ("*.log",)),
     "mlir": ("MLIR texts", True, MLIR),
     "verify": ("records of verify", False, ("verify-*.json",)),
     "board": ("comparisons and reports", False, BOARD),
+    package_models.FOLDER: ("models that were fetched", False, MODELS),
     ".": ("diagnosis, benchmark, setup", False, REPORT_FILES),
 }
 """Files outside the stores, by folder: description, whether they are rebuilt when needed, name patterns."""
@@ -168,7 +171,7 @@ def _show(sections: Sequence[CacheSection]) -> None:
     non_empty = [section for section in sections if section.files]
     for section in non_empty:
         files = f"{section.files} file{'s' if section.files > 1 else ''}"
-        remark = "" if section.is_rebuilt else " (a result: only clear --all removes it)"
+        remark = "" if section.is_rebuilt else " (only clear --all removes it)"
         print(
             f"  {format_file_bytes(section.nbytes):>9}  {files:>10}  {_ago(section.last_used_s):13}  "
             f"{section.description}{remark}"

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aerie.cli.checkpoints import BUILT_IN_MODELS
+from aerie.cli.package_models import PACKAGE_MODELS
 from aerie.common.errors import UsageError
 from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.conversation import Conversation
@@ -80,7 +81,7 @@ def given_text(arguments: argparse.Namespace) -> str | None:
         raise UsageError(
             f"the prompt is given twice, as {' '.join(words)!r} and with --prompt or --prompt-file; give one"
         )
-    if len(words) > 1 and words[0] in BUILT_IN_MODELS:
+    if len(words) > 1 and words[0] in (*BUILT_IN_MODELS, *PACKAGE_MODELS):
         raise UsageError(
             f"{words[0]!r} stands where the prompt does; a model is named with -m: -m {words[0]} "
             f"{' '.join(words[1:])!r}"

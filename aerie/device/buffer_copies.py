@@ -60,9 +60,15 @@ class BufferCopies:
                     self._accesses.setdefault(root_value(op.operands[position]), []).append((op, is_fill))
         self._homes = {buffer: home for buffer in self._accesses if (home := self._home(buffer)) is not None}
         self._chosen: dict[scf.ForOp, bool] = {}
+        self._copies: dict[SSAValue, int] = {}
 
     def copies_of(self, buffer: SSAValue) -> int:
         """How many buffers an allocation becomes, 1 for any other value."""
+        if buffer not in self._copies:
+            self._copies[buffer] = self._count(buffer)
+        return self._copies[buffer]
+
+    def _count(self, buffer: SSAValue) -> int:
         home = self._homes.get(buffer)
         if home is None or self._omitted == "all":
             return 1

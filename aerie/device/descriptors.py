@@ -16,14 +16,13 @@ from functools import lru_cache
 from xdsl.dialects import memref, scf
 from xdsl.ir import Operation, SSAValue
 
-from aerie.air_dialect.index_analysis import constant_int
+from aerie.air_dialect.index_analysis import constant_int, leaves
 from aerie.air_dialect.ops import ChannelTransferOp, DmaMemcpyNdOp, HerdOp, HierarchyOp
 from aerie.air_dialect.values import root_value
 from aerie.air_dialect.verifiers import parent_ops
 from aerie.device.buffer_copies import trip_count
 from aerie.device.npu2 import DmaLimits
 from aerie.device.scopes import ArrayConfiguration
-from aerie.device.streams import offset_at
 from aerie.device.transfers import TransferSide, allocated_bytes
 
 Dims = list[tuple[int, int]]
@@ -90,7 +89,9 @@ def stride_of(side: TransferSide, variable: SSAValue, step: int) -> int | None:
     strides = side.strides[-len(side.offsets) :] if side.offsets else ()
     total = 0
     for offset, stride in zip(side.offsets, strides, strict=False):
-        first, then = offset_at(offset, {}), offset_at(offset, {variable: step})
+        origin = dict.fromkeys(leaves(offset), 0)
+        first = constant_int(offset, origin)
+        then = constant_int(offset, {**origin, variable: step}) if variable in origin else first
         if first is None or then is None or stride is None:
             return None
         total += (then - first) * stride

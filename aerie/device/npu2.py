@@ -56,7 +56,7 @@ class DeviceModel:
     """One device. Bytes for memories; `columns` x `rows` core tiles (herd x, herd y).
 
     l1_bytes: data memory of a core tile (64 KiB on AIE2P, `AIETargetModel`).
-    stack_bytes: what aircc reserves of it for the stack where it is not told (`air-to-aie` option
+    stack_bytes: what aircc reserves of it for the stack by default (`air-to-aie` option
     `stack-size`; 1024, from September 2026 on 2048). program_stack_bytes: what Aerie's own programs ask for.
     program_bytes: program memory of a core (`AIETargetLdScript`: length 0x4000).
     l2_bytes: one memtile; there is one per column. cores_per_memtile: of a segment with more cores,

@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import takewhile
 from pathlib import Path
 
 from xdsl.dialects.builtin import IntegerAttr, ModuleOp
@@ -259,8 +260,8 @@ def _name(op: FuncOp | LaunchOp | SegmentOp | HerdOp) -> str:
     if op.sym_name:
         return op.sym_name
     outer = next((p for p in parent_ops(op) if isinstance(p, FuncOp | LaunchOp | SegmentOp)), None)
-    alike = [] if outer is None else [other for other in outer.walk() if type(other) is type(op)]
-    number = alike.index(op) if op in alike else 0
+    before = () if outer is None else takewhile(lambda other: other is not op, outer.walk())
+    number = sum(type(other) is type(op) for other in before)
     return str(number) if isinstance(op, LaunchOp) else f"{op.name.removeprefix('air.')}_{number}"
 
 

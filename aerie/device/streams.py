@@ -13,7 +13,7 @@ import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
-from xdsl.ir import Operation, SSAValue
+from xdsl.ir import Operation
 
 from aerie.air_dialect.index_analysis import Known, constant_int, leaves
 from aerie.air_dialect.ops import ChannelOp, ChannelTransferOp, DmaMemcpyNdOp, HerdOp
@@ -92,13 +92,14 @@ def _members(
 
 def _of_dma(side: TransferSide, herd: HerdOp | None, broadcast: bool) -> Iterator[tuple[Key, StreamEnd]]:
     if herd is None:
-        yield (side.op,), StreamEnd(side, offsets=_at(side, {}))
+        yield (side.op,), StreamEnd(side, offsets=_at(side, _origins(side), {}))
         return
+    origins = _origins(side)
     varies = depends_on_tile_ids(side.op, herd) if broadcast else (True, True)
     for core, bindings in cores(herd):
         if may_run_on(side.op, herd, bindings):
             shared = tuple(at if depends else 0 for at, depends in zip(core, varies, strict=True))
-            end = StreamEnd(side, core if side.space == 2 else None, herd, _at(side, bindings))
+            end = StreamEnd(side, core if side.space == 2 else None, herd, _at(side, origins, bindings))
             if side.space == 2 or shared == core:
                 yield (side.op, *shared), end
 
@@ -130,13 +131,14 @@ def cores(herd: HerdOp) -> Iterator[tuple[Core, Known]]:
 def _of_channel(
     side: TransferSide, op: ChannelTransferOp, herd: HerdOp | None, channel: ChannelOp | None
 ) -> Iterator[tuple[Key, StreamEnd]]:
+    origins = _origins(side)
     places: list[tuple[Core | None, Known]] = [(None, {})] if herd is None else list(cores(herd))
     for core, bindings in places:
         if herd is not None and not may_run_on(op, herd, bindings):
             continue
         for position, at in positions(op, bindings):
             member = position if channel is None else _member(position, channel, side.reads)
-            yield (op.chan_name, *member), StreamEnd(side, core, herd, _at(side, at))
+            yield (op.chan_name, *member), StreamEnd(side, core, herd, _at(side, origins, at))
 
 
 def _member(position: Position, channel: ChannelOp, reads: bool) -> Position:
@@ -172,11 +174,12 @@ def positions(op: ChannelTransferOp, bindings: Known) -> list[tuple[Position, Kn
     return result
 
 
-def _at(side: TransferSide, bindings: Known) -> tuple[int | None, ...]:
+def _origins(side: TransferSide) -> list[Known]:
+    """For each offset, every variable that it depends on, at 0."""
+    return [dict.fromkeys(leaves(value), 0) for value in side.offsets]
+
+
+def _at(side: TransferSide, origins: list[Known], bindings: Known) -> tuple[int | None, ...]:
     """The offsets at some tile ids, with every other variable at 0."""
-    return tuple(offset_at(value, bindings) for value in side.offsets)
-
-
-def offset_at(value: SSAValue, bindings: Known) -> int | None:
-    """An index at some tile ids, with every other variable at 0."""
-    return constant_int(value, {**dict.fromkeys(leaves(value), 0), **bindings})
+    pairs = zip(side.offsets, origins, strict=True)
+    return tuple(constant_int(value, {**origin, **bindings}) for value, origin in pairs)

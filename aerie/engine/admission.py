@@ -30,7 +30,8 @@ from aerie.engine.requests import AnswerState, Request
 from aerie.engine.variant_set import GUIDE
 
 MAX_RUNNING_REQUESTS = 32
-"""Maximum number of running requests: rows of the largest program that reads each weight once for few rows."""
+"""Maximum number of running requests: rows of the largest program that reads each weight once for few
+rows."""
 MAX_PREFILL_ONLY_REQUESTS = 2
 """Maximum number of running prefill-only requests. More in a step save nothing, as each attends to its own
 positions."""
@@ -99,17 +100,17 @@ class Admission:
                 max_positions := request.max_cached_positions()
             ):
                 sequence.truncate(max(0, max_positions - sequence.dropped_tokens))
-        for request in [request_ for request_ in (*self._waiting, *self._running) if request_.is_finished]:
+        for request in [other for other in (*self._waiting, *self._running) if other.is_finished]:
             request.close()
-            sequence_ = self._running.pop(request, None)
-            if sequence_ and request.is_conversation and self._keeps_sequences:
-                self._keep_sequence(request, sequence_)
-            elif sequence_:
-                sequence_.release()
+            ended = self._running.pop(request, None)
+            if ended and request.is_conversation and self._keeps_sequences:
+                self._keep_sequence(request, ended)
+            elif ended:
+                ended.release()
             if swapped := self._swapped.pop(request, None):
                 swapped.release()
         if self._waiting:
-            self._waiting = [request_ for request_ in self._waiting if not request_.is_finished]
+            self._waiting = [other for other in self._waiting if not other.is_finished]
 
     def _keep_sequence(self, request: Request, sequence: PagedSequence) -> None:
         """Keep the sequence of a finished conversation. It holds all tokens but the last of the answer, or
@@ -146,8 +147,8 @@ class Admission:
         """Admit waiting requests whose pages are free, strictly in order."""
         if not self._waiting:
             return
-        self._waiting.sort(key=lambda request_: request_.order)
-        while request := next((request_ for request_ in self._waiting if self._has_slot(request_)), None):
+        self._waiting.sort(key=lambda other: other.order)
+        while request := next((other for other in self._waiting if self._has_slot(other)), None):
             try:
                 sequence = self._start_sequence(request)
             except UserError as error:
@@ -159,7 +160,7 @@ class Admission:
                 self._free_idle_conversations(needed)
             if (needed := sequence.pages_needed(count)) > self.pool.manager.free_count:
                 sequence.release()
-                if any(request_.is_active for request_ in self._running):
+                if any(other.is_active for other in self._running):
                     return
                 request.error = PoolFullError(
                     needed, self.pool.manager.free_count, self.pool.manager.page_count
@@ -186,8 +187,8 @@ class Admission:
         if request.resumes and is_first:
             if not last or last.answer is not request.resumes:
                 raise UserError(
-                    "the answer cannot go on: another one was begun since, and its keys and values are no "
-                    "longer kept; give the prompt again"
+                    "cannot continue the last answer: a newer request replaced its KV cache; send the "
+                    "prompt again"
                 )
             self.last_sequence = None
             return last.sequence

@@ -20,7 +20,7 @@ from aerie.engine.grammar import BLANKS, Grammar, GrammarCompiler, GrammarError,
 from aerie.engine.grammar_process import CompiledGrammar
 from aerie.engine.tool_calls import ToolCallFormat, Tools, ToolsError
 
-MOST_CALLS: Final = 16
+MAX_CALLS: Final = 16
 """Maximum calls of an answer: a model that was not trained for calls might not stop."""
 SPACE: Final = r"[ \n]?"
 """Between the parts of a call. If more were allowed, untrained models would generate blanks."""
@@ -32,14 +32,14 @@ ANYTHING: Final = r"(?s:.*)"
 def tool_call_grammar(
     grammars: GrammarCompiler,
     tools: Tools,
-    form: ToolCallFormat,
+    call_format: ToolCallFormat,
     answer: Schema | None = None,
     hold: str = "meaning",
 ) -> Grammar:
     """The grammar of an answer with these tools. answer: the schema of an answer without calls, and `hold`
     its enforcement; None means text. Raises ToolsError for parameters that are refused, and if a call and a
     JSON answer would start alike; GrammarError for a refused answer schema."""
-    if answer is not None and form.is_bare and not tools.must_call:
+    if answer is not None and call_format.is_bare and not tools.must_call:
         raise ToolsError(
             "tools and a form of the answer were given, and calls of this model are JSON too: give one of "
             'the two, or tool_choice "required" or "none"',
@@ -47,10 +47,10 @@ def tool_call_grammar(
         )
     arguments = [_arguments(grammars, tools, index) for index in range(len(tools.tools))]
     answer_grammar = None if answer is None else grammars.schema(answer, hold, BLANKS)
-    start = _start(tools, form, grammars, answer is not None)
+    start = _start(tools, call_format, grammars, answer is not None)
     by_name = {tool.name: each for tool, each in zip(tools.tools, arguments, strict=True)}
-    calls = _calls(tools, form, grammars, [by_name[tool.name] for tool in tools.callable])
-    lines = (*start, *calls, *_said(tools, form, grammars, answer_grammar))
+    calls = _calls(tools, call_format, grammars, [by_name[tool.name] for tool in tools.callable])
+    lines = (*start, *calls, *_text_rules(tools, call_format, grammars, answer_grammar))
     notes = [f"{name}: {note}" for name, each in by_name.items() for note in each.notes]
     return grammars.recompile("\n".join(lines), (*notes, *(answer_grammar.notes if answer_grammar else ())))
 
@@ -74,29 +74,32 @@ def call_prefix_regex(names: Iterable[str], name_group: str = "(") -> str:
     )
 
 
-def _start(tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, is_json: bool) -> Iterator[str]:
-    trigger = _spelled(form.trigger, grammars)
+def _start(
+    tools: Tools, call_format: ToolCallFormat, grammars: GrammarCompiler, is_json: bool
+) -> Iterator[str]:
+    trigger = _spelled(call_format.trigger, grammars)
     if tools.must_call:
-        yield f"start: {'' if form.is_bare else trigger} calls"
+        yield f"start: {'' if call_format.is_bare else trigger} calls"
         return
-    alternatives = ["said", *(["calls"] if form.is_bare else [])]
+    alternatives = ["said", *(["calls"] if call_format.is_bare else [])]
     if is_json:
         alternatives.append(f"{trigger} calls")
-    elif form.trigger in grammars.whole_tokens:
+    elif call_format.trigger in grammars.special_tokens:
         alternatives.append(f"said {trigger} calls")
-    elif not form.is_bare:
+    elif not call_format.is_bare:
         alternatives.append("said begun calls")
-        yield f"begun[lazy]: /{ANYTHING}{_regex(form.trigger)}/"
+        yield f"begun[lazy]: /{ANYTHING}{_regex(call_format.trigger)}/"
     yield f"start: {' | '.join(alternatives)}"
 
 
 def _calls(
-    tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, arguments: Sequence[CompiledGrammar]
+    tools: Tools, call_format: ToolCallFormat, grammars: GrammarCompiler, arguments: Sequence[CompiledGrammar]
 ) -> Iterator[str]:
     callable_tools, more = tools.callable, ""
-    if form.between is not None and tools.parallel:
-        more = f"({_spelled(form.between, grammars)} call){{0,{MOST_CALLS - 1}}}"
-    yield f"calls: {_spelled(form.opening, grammars)} call {more} {_spelled(form.closing, grammars)}"
+    if call_format.between is not None and tools.parallel:
+        more = f"({_spelled(call_format.between, grammars)} call){{0,{MAX_CALLS - 1}}}"
+    opening, closing = (_spelled(text, grammars) for text in (call_format.opening, call_format.closing))
+    yield f"calls: {opening} call {more} {closing}"
     yield f"call: {' | '.join(f'call_{number}' for number in range(len(callable_tools)))}"
     for number, (tool, compiled) in enumerate(zip(callable_tools, arguments, strict=True)):
         yield f"call_{number}: HEAD_{number} %json {compiled.schema} TAIL"
@@ -104,8 +107,8 @@ def _calls(
     yield f"TAIL: /{SPACE}\\}}/"
 
 
-def _said(
-    tools: Tools, form: ToolCallFormat, grammars: GrammarCompiler, answer: CompiledGrammar | None
+def _text_rules(
+    tools: Tools, call_format: ToolCallFormat, grammars: GrammarCompiler, answer: CompiledGrammar | None
 ) -> Iterator[str]:
     """An answer without calls, or the text before calls: no text that would be parsed as a call."""
     if tools.must_call:
@@ -113,13 +116,20 @@ def _said(
     if answer is not None:
         yield f"said: %json {answer.schema}"
         return
-    others = {*grammars.whole_tokens.values()} - {*grammars.eos_ids, grammars.whole_tokens.get(form.trigger)}
+    others = {*grammars.special_tokens.values()} - {
+        *grammars.eos_ids,
+        grammars.special_tokens.get(call_format.trigger),
+    }
     ids = ",".join(str(each) for each in sorted(each for each in others if each is not None))
     yield "said: FIRST?" + f" (<[{ids}]> TEXT?)*" * bool(ids)
-    text = f"/(?s:.+)/ & ~/{ANYTHING}{_regex(form.trigger)}{ANYTHING}/" if form.trigger else "/(?s:.+)/"
+    text = (
+        f"/(?s:.+)/ & ~/{ANYTHING}{_regex(call_format.trigger)}{ANYTHING}/"
+        if call_format.trigger
+        else "/(?s:.+)/"
+    )
     yield f"TEXT: {text}"
     names = [tool.name for tool in tools.callable]
-    yield f"FIRST: {text}" + f" & ~/{SPACE}{call_prefix_regex(names)}{ANYTHING}/" * form.is_bare
+    yield f"FIRST: {text}" + f" & ~/{SPACE}{call_prefix_regex(names)}{ANYTHING}/" * call_format.is_bare
 
 
 def _regex(text: str) -> str:
@@ -128,12 +138,12 @@ def _regex(text: str) -> str:
 
 def _spelled(text: str, grammars: GrammarCompiler) -> str:
     """A text of a format as a grammar: its tokens, letters, and blanks, whose number may differ."""
-    tokens = [token for token in grammars.whole_tokens if token in text]
+    tokens = [token for token in grammars.special_tokens if token in text]
     pieces = re.split("|".join(["(\\s+)", *(f"({re.escape(token)})" for token in tokens)]), text)
     return " ".join(_piece(piece, grammars) for piece in pieces if piece)
 
 
 def _piece(piece: str, grammars: GrammarCompiler) -> str:
-    if (token := grammars.whole_tokens.get(piece)) is not None:
+    if (token := grammars.special_tokens.get(piece)) is not None:
         return f"<[{token}]>"
     return f"/{SPACE}/" if piece.isspace() else json.dumps(piece)

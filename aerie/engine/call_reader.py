@@ -52,17 +52,19 @@ def tool_call_spec(tools: Tools, tokenizer: Tokenizer) -> ToolCallSpec:
 class ToolCallParser:
     """Takes an answer's text in pieces, and gives text and pieces of calls. For answers of call_grammar."""
 
-    def __init__(self, tools: Tools, form: ToolCallFormat) -> None:
+    def __init__(self, tools: Tools, call_format: ToolCallFormat) -> None:
         self._tools = tools
         names = [tool.name for tool in tools.callable]
         called = call_prefix_regex(names, "(?P<name>")
-        opening = _loose(form.opening)
-        self._first = re.compile(rf"\s*{called}") if form.is_bare else None
-        self._later = re.compile(_loose(form.trigger) + opening + called) if form.trigger else None
+        opening = _loose(call_format.opening)
+        self._first = re.compile(rf"\s*{called}") if call_format.is_bare else None
+        self._later = (
+            re.compile(_loose(call_format.trigger) + opening + called) if call_format.trigger else None
+        )
         self._next = re.compile(called)
-        self._trigger = form.trigger
+        self._trigger = call_format.trigger
         self._longest = max(map(len, names)) + len(called)
-        self._held, self._is_first = "", True
+        self._pending, self._is_first = "", True
         self._arguments: _Value | None = None
         self._calls: list[tuple[str, list[str]]] = []
 
@@ -73,12 +75,12 @@ class ToolCallParser:
 
     def feed(self, piece: str) -> Iterator[str | ToolCallDelta]:
         """Add a piece of text. Yields what is certain now."""
-        self._held += piece
-        while self._held:
+        self._pending += piece
+        while self._pending:
             if self._arguments is not None:
-                yield from self._more()
-            elif match := self._found():
-                before, self._held = self._held[: match.start()], self._held[match.end() :]
+                yield from self._argument_deltas()
+            elif match := self._next_call():
+                before, self._pending = self._pending[: match.start()], self._pending[match.end() :]
                 if before.strip() and not self._calls:
                     yield before
                 self._arguments = _Value()
@@ -90,7 +92,7 @@ class ToolCallParser:
 
     def flush(self) -> str:
         """The remaining text at the end of the answer; an incomplete start of a call is dropped."""
-        rest, self._held = self._held, ""
+        rest, self._pending = self._pending, ""
         return "" if self._tools.must_call or self._calls else rest
 
     def truncate(self, pieces: Iterable[str]) -> Iterator[str]:
@@ -101,50 +103,50 @@ class ToolCallParser:
             yield text
         yield self.flush()
 
-    def _more(self) -> Iterator[ToolCallDelta]:
+    def _argument_deltas(self) -> Iterator[ToolCallDelta]:
         assert self._arguments is not None
-        if not self._arguments.is_begun:
-            self._held = self._held.lstrip()
-        end = self._arguments.end_in(self._held)
-        text = self._held if end is None else self._held[:end]
-        self._held = self._held[len(text) :]
+        if not self._arguments.is_started:
+            self._pending = self._pending.lstrip()
+        end = self._arguments.end_in(self._pending)
+        text = self._pending if end is None else self._pending[:end]
+        self._pending = self._pending[len(text) :]
         if end is not None:
             self._arguments = None
         if text:
             self._calls[-1][1].append(text)
             yield ToolCallDelta(len(self._calls) - 1, None, text)
 
-    def _found(self) -> re.Match[str] | None:
+    def _next_call(self) -> re.Match[str] | None:
         """The position where a call starts."""
         if self._calls:
-            return self._next.search(self._held)
-        first = self._first.match(self._held) if self._first and self._is_first else None
-        return first or (self._later.search(self._held) if self._later else None)
+            return self._next.search(self._pending)
+        first = self._first.match(self._pending) if self._first and self._is_first else None
+        return first or (self._later.search(self._pending) if self._later else None)
 
     def _text(self) -> Iterator[str]:
         """The text that cannot be the start of a call."""
         if self._tools.must_call or self._calls or (self._is_first and self._may_begin()):
             return
-        sure = len(self._held) - self._begun()
-        text = self._held[:sure]
+        sure = len(self._pending) - self._trigger_length()
+        text = self._pending[:sure]
         if text.strip() or not self._is_first:  # blanks before a call are told to nobody
-            self._held, self._is_first = self._held[sure:], False
+            self._pending, self._is_first = self._pending[sure:], False
             yield text
 
     def _may_begin(self) -> bool:
         """Whether an answer with this start may be a call."""
-        start = self._held.lstrip()
+        start = self._pending.lstrip()
         return self._first is not None and start[:1] == "{" and len(start) < self._longest
 
-    def _begun(self) -> int:
+    def _trigger_length(self) -> int:
         """Number of characters at the end that are a trigger, or a part of one."""
         if not self._trigger:
             return 0
-        at = self._held.find(self._trigger)
+        at = self._pending.find(self._trigger)
         if at >= 0:
-            return len(self._held) - at
-        longest = min(len(self._held), len(self._trigger) - 1)
-        return next((n for n in range(longest, 0, -1) if self._held.endswith(self._trigger[:n])), 0)
+            return len(self._pending) - at
+        longest = min(len(self._pending), len(self._trigger) - 1)
+        return next((n for n in range(longest, 0, -1) if self._pending.endswith(self._trigger[:n])), 0)
 
 
 def _loose(text: str) -> str:
@@ -161,7 +163,7 @@ class _Value:
         self._depth, self._is_text, self._is_escaped = 0, False, False
 
     @property
-    def is_begun(self) -> bool:
+    def is_started(self) -> bool:
         return self._depth > 0
 
     def end_in(self, piece: str) -> int | None:

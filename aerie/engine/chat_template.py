@@ -65,14 +65,15 @@ class ChatTemplate:
         names = ["tool_use", "default"] if with_tools else ["default"]
         template = next((self.templates[name] for name in names if name in self.templates), None)
         if template is None:
-            names_ = ", ".join(sorted(self.templates))
+            others = ", ".join(sorted(self.templates))
             raise PromptError(
-                f"the checkpoint has several chat templates ({names_}), and none is named default, which is "
+                f"the checkpoint has several chat templates ({others}), and none is named default, which is "
                 "for conversations without tools; name one of them so in its tokenizer_config.json"
             )
         if len(template) > MAX_TEMPLATE_LENGTH:
             raise PromptError(
-                f"the checkpoint's chat template is {len(template)} characters long, and {MAX_TEMPLATE_LENGTH} is the "
+                f"the checkpoint's chat template is {len(template)} characters long, and "
+                f"{MAX_TEMPLATE_LENGTH} is the "
                 "limit; fetch its file again"
             )
         return template
@@ -123,7 +124,8 @@ class ChatTemplate:
 
 
 def _up_to_mark(text: str) -> str:
-    """The text before CONTINUATION_MARK. If the template trims messages, the blank before it is trimmed too."""
+    """The text before CONTINUATION_MARK. If the template trims messages, the blank before it is trimmed
+    too."""
     before, mark, after = text.rpartition(CONTINUATION_MARK.rstrip())
     if not mark:
         raise PromptError(

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig, load_config
-from aerie.engine.diffusion import LARGEST_BLOCK
-from aerie.engine.folder import check_tokenizer_files
+from aerie.engine.diffusion import MAX_BLOCK_SIZE
 from aerie.engine.tokenizer import Tokenizer, load_tokenizer
 from aerie.engine.weights import Weights
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint folder. Weights stay on disk until they are asked for."""
+    """An opened checkpoint; folder: that, or its GGUF file. Weights stay on disk until they are asked for."""
 
     folder: Path
     config: ModelConfig
@@ -25,9 +24,9 @@ class Checkpoint:
 
 
 def open_checkpoint(folder: Path) -> Checkpoint:
-    """Read config and tokenizer, and check every tensor's shape and type. Raises CheckpointError."""
+    """Read config and tokenizer of a folder or a GGUF file, and check every tensor's shape and type. Raises
+    CheckpointError."""
     config = load_config(folder)
-    check_tokenizer_files(folder)
     return Checkpoint(folder, config, load_tokenizer(folder), Weights(folder, config))
 
 
@@ -44,10 +43,10 @@ def with_block_size(checkpoint: Checkpoint, size: int | None, note: Callable[[st
         raise UserError(
             f"block_size (BLOCK_SIZE) is {size}, and this model says one token after the other; leave it out"
         )
-    if size < 1 or LARGEST_BLOCK % size or size % (blocks.sub_block or 1):
+    if size < 1 or MAX_BLOCK_SIZE % size or size % (blocks.sub_block or 1):
         parts = f", and a multiple of this model's parts of {blocks.sub_block}" if blocks.sub_block else ""
         raise UserError(
-            f"block_size (BLOCK_SIZE) is {size}; a block must be a divisor of {LARGEST_BLOCK} tokens, which "
+            f"block_size (BLOCK_SIZE) is {size}; a block must be a divisor of {MAX_BLOCK_SIZE} tokens, which "
             f"is what a page of keys and values has{parts}: this model was trained with {blocks.block_size}"
         )
     if size != blocks.block_size:

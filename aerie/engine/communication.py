@@ -38,7 +38,8 @@ class PeerError(RunError):
 
 
 class Communicator(Protocol):
-    """Connects a rank with the others. One thread uses it. All ranks make the same calls in the same order."""
+    """Connects a rank with the others. One thread uses it. All ranks make the same calls in the same
+    order."""
 
     @property
     def rank(self) -> int:
@@ -100,8 +101,8 @@ def check_ranks_agree(group: Communicator, fingerprint: int) -> None:
         other = next((rank for rank, each in enumerate(fingerprints) if each[0] != fingerprints[0][0]), None)
         if other is not None:
             raise PeerError(
-                f"rank {other} of {group.world_size} is about to compute other tokens than rank 0: give every "
-                "process the same prompts in the same order, the same options, and a seed where tokens are "
+                f"rank {other} of {group.world_size} is about to compute other tokens than rank 0: give "
+                "every process the same prompts in the same order, the same options, and a seed if they are "
                 "drawn"
             )
 
@@ -180,19 +181,19 @@ class GlooGroup:
             raise PeerError(self._left)
         mine = mine.copy()  # in one run, and writable, as torch wants it
         arrays = [mine if rank == self.rank else np.empty_like(mine) for rank in range(self.world_size)]
-        begun: list[tuple[int, Any]] = []
+        transfers: list[tuple[int, Any]] = []
         try:
             for call, from_or_to in (("send", lambda _: mine), ("recv", arrays.__getitem__)):
                 others = (rank for rank in range(self.world_size) if rank != self.rank)
-                begun += [(rank, self._begin(call, rank, from_or_to(rank))) for rank in others]
-            for rank, work in reversed(begun):
+                transfers += [(rank, self._begin(call, rank, from_or_to(rank))) for rank in others]
+            for rank, work in reversed(transfers):
                 self._await(rank, work)
         finally:
-            begun.clear()  # an error that is kept would keep the connections
+            transfers.clear()  # an error that is kept would keep the connections
         return use(arrays)
 
     def abort(self) -> None:
-        self._go(f"rank {self.rank} of {self.world_size} has left; start all processes again")
+        self._close(f"rank {self.rank} of {self.world_size} has left; start all processes again")
 
     def _begin(self, call: str, rank: int, array: Array) -> Any:
         """Start a transfer: `send` or `recv`."""
@@ -200,22 +201,22 @@ class GlooGroup:
         try:
             return getattr(self._group, call)([torch.from_numpy(array.reshape(-1).view(np.uint8))], rank, 0)
         except RuntimeError as error:
-            raise self._gone(rank, error) from None
+            raise self._peer_error(rank, error) from None
 
     def _await(self, rank: int, work: Any) -> None:
         try:
             work.wait(timedelta(seconds=self._timeout_s))
         except RuntimeError as error:
-            raise self._gone(rank, error) from None
+            raise self._peer_error(rank, error) from None
 
-    def _gone(self, rank: int, error: RuntimeError) -> PeerError:
-        self._go(
+    def _peer_error(self, rank: int, error: RuntimeError) -> PeerError:
+        self._close(
             f"rank {rank} of {self.world_size} is gone, or did not answer in {self._timeout_s:g} s "
             f"({_reason(error)}); what was under way is lost: start all processes again"
         )
         return PeerError(self._left)
 
-    def _go(self, reason: str) -> None:
+    def _close(self, reason: str) -> None:
         """Close the connections, so that the other ranks notice."""
         self._left, self._group = self._left or reason, None
 

@@ -63,7 +63,8 @@ class PlainPrompt:
 
 
 class ChunkMode(NamedTuple):
-    """isolated: whether a chunk does not attend to those before it. link: number of its first tokens that do."""
+    """isolated: whether a chunk does not attend to those before it. link: number of its first tokens that
+    do."""
 
     isolated: bool
     link: int = 0

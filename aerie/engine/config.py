@@ -1,4 +1,4 @@
-"""The facts of a model, read from the checkpoint's own config.json and generation_config.json."""
+"""The model's configuration, read from the checkpoint's config.json and generation_config.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from aerie.engine.config_reader import ConfigReader, read_json, short
+from aerie.engine.config_file import read_config, read_generation
+from aerie.engine.config_reader import ConfigReader, short
 from aerie.engine.diffusion import read_diffusion
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
@@ -20,11 +21,11 @@ SMALL_SEQ_LEN = 128  # default prefill length of a small model, in tokens
 DEFAULT_SEQ_LEN = 2048  # default prefill length of any other, in tokens
 
 # Several times those of any published model; a config with more is damaged, and nothing is made by it.
-MOST_LAYERS = 1000
-MOST_WIDTH = 1 << 20
-MOST_HEADS = 1 << 14
-MOST_TOKENS = 1 << 24
-MOST_POSITIONS = 1 << 30
+MAX_LAYERS = 1000
+MAX_WIDTH = 1 << 20
+MAX_HEADS = 1 << 14
+MAX_TOKENS = 1 << 24
+MAX_POSITIONS = 1 << 30
 
 
 LIMITS = {
@@ -34,17 +35,17 @@ LIMITS = {
     "original_max_position_embeddings": "the length up to which longrope has one set of frequencies; longer "
     "texts would be turned by others, and keys in the cache with them",
 }
-"""Entries that may end the context, and why they do."""
+"""Entries that may limit the context, and the reason."""
 
 
 @dataclass(frozen=True)
 class ModelConfig:
     """Hyperparameters under their Hugging Face names.
 
-    `eos_token_ids` are all the ids that end an answer, in the checkpoint's order; it may be empty.
-    `rope_scaling` is None for plain RoPE. `sliding_window` is how many positions a token attends to in some
-    layer, itself among them; None for all. `diffusion` is None for a model that says one token after another.
-    `draft_mask_id` is the token that stands for each further guess of a model that makes several at once.
+    eos_token_ids: all ids that end an answer, in the checkpoint's order; may be empty. rope_scaling: None for
+    plain RoPE. sliding_window: number of positions that a token attends to in some layer, its own included;
+    None means all. diffusion: None for an autoregressive model. draft_mask_id: the token in place of each
+    further draft, of a model that drafts several in one pass.
     """
 
     vocab_size: int
@@ -67,35 +68,35 @@ class ModelConfig:
 
     @property
     def architecture(self) -> str:
-        """The class of transformers that computes the same."""
+        """The class of transformers with the same layers."""
         return self.family.architecture
 
     @property
     def context(self) -> int:
-        """The most positions that can be run: as far as attention is causal attention and no other, and RoPE
-        turns by one set of frequencies."""
+        """Maximum positions that can run: as far as attention is plain causal attention, and RoPE has one set
+        of frequencies."""
         return min(self._limits.values())
 
     @property
     def context_entry(self) -> str:
-        """The entry of config.json that says how many positions these are."""
+        """The entry of config.json that sets `context`."""
         return min(self._limits, key=lambda name: self._limits[name])
 
     @property
     def context_reason(self) -> str:
-        """Why the context is shorter than the model's positions; empty where it is not."""
+        """Why the context is shorter than the model's positions; "" if it is not."""
         return LIMITS[self.context_entry]
 
     @property
     def _limits(self) -> dict[str, int]:
-        """Positions by the entry that limits them; of equal ones the first counts."""
+        """Positions by the entry that limits them; of equal ones the first is used."""
         turned = self.rope_scaling.positions if self.rope_scaling else None
         given = (self.max_position_embeddings, self.sliding_window, turned)
         return {name: most for name, most in zip(LIMITS, given, strict=True) if most is not None}
 
     @property
     def shape(self) -> ModelShape:
-        """What the program builders need to know."""
+        """The shape that the program builders need."""
         return ModelShape(
             emb_dim=self.hidden_size,
             n_heads=self.num_attention_heads,
@@ -110,43 +111,42 @@ class ModelConfig:
 
     @property
     def layer_parameters(self) -> int:
-        """How many elements the weights of a layer's products have."""
+        """Number of weight elements of a layer's matrix products."""
         heads = 2 * self.num_attention_heads + 2 * self.num_key_value_heads
         return self.hidden_size * (heads * self.head_dim + 3 * self.intermediate_size)
 
     @property
     def default_seq_len(self) -> int:
-        """The prompt length of the six programs where nobody names one, as far as the model has positions."""
+        """The default prompt length of the six programs, at most the model's positions."""
         small = self.context <= SMALL_CONTEXT
         return min(SMALL_SEQ_LEN if small else DEFAULT_SEQ_LEN, self.context)
 
     @property
     def pad_token_id(self) -> int:
-        """What fills a prompt up to the compiled length. Any id would do: padding is never looked at."""
+        """The token that pads a prompt to the compiled length. Any id works: no row attends to padding."""
         return self.eos_token_ids[0] if self.eos_token_ids else 0
 
 
 def load_config(folder: Path) -> ModelConfig:
-    """Read `folder`/config.json, and generation_config.json where there is one.
+    """Read config.json of a folder, and generation_config.json where there is one; or a GGUF file.
 
     Raises ConfigError, naming the file and the entry, for anything missing, malformed or unsupported.
     """
-    path = folder / "config.json"
-    config = ConfigReader(path, read_json(path))
+    config = read_config(folder)
     family = check_supported(config)
-    heads = config.positive_int("num_attention_heads", most=MOST_HEADS)
-    hidden = config.positive_int("hidden_size", most=MOST_WIDTH)
+    heads = config.positive_int("num_attention_heads", most=MAX_HEADS)
+    hidden = config.positive_int("hidden_size", most=MAX_WIDTH)
     head_dim = _head_dim(config, family.head_dim or max(1, hidden // heads))
-    layers = config.positive_int("num_hidden_layers", most=MOST_LAYERS)
+    layers = config.positive_int("num_hidden_layers", most=MAX_LAYERS)
     positions = config.positive_int(
-        "max_position_embeddings", default=family.default_positions, most=MOST_POSITIONS
+        "max_position_embeddings", default=family.default_positions, most=MAX_POSITIONS
     )
     check_sizes(config, head_dim, positions)
     rope = _rope(config)
     return ModelConfig(
-        vocab_size=config.positive_int("vocab_size", most=MOST_TOKENS),
+        vocab_size=config.positive_int("vocab_size", most=MAX_TOKENS),
         hidden_size=hidden,
-        intermediate_size=config.positive_int("intermediate_size", most=MOST_WIDTH),
+        intermediate_size=config.positive_int("intermediate_size", most=MAX_WIDTH),
         num_hidden_layers=layers,
         num_attention_heads=heads,
         num_key_value_heads=_kv_heads(config, family, heads),
@@ -156,7 +156,7 @@ def load_config(folder: Path) -> ModelConfig:
         rope_theta=rope.number("rope_theta", default=10000.0),
         rope_scaling=read_rule(rope, head_dim, positions),
         tie_word_embeddings=config.flag("tie_word_embeddings", default=False),
-        eos_token_ids=_eos_token_ids(folder, config),
+        eos_token_ids=_eos_token_ids(config),
         sliding_window=_window(config, family, layers),
         family=family,
         diffusion=read_diffusion(config, family.diffusion),
@@ -179,7 +179,7 @@ def _draft_mask_id(config: ConfigReader) -> int | None:
 
 
 def _head_dim(config: ConfigReader, default: int) -> int:
-    head_dim = config.positive_int("head_dim", default, most=MOST_WIDTH)
+    head_dim = config.positive_int("head_dim", default, most=MAX_WIDTH)
     if head_dim % 2:
         raise ConfigError(f"{config.path}: head_dim is {head_dim}; RoPE turns pairs, so it must be even")
     return head_dim
@@ -231,11 +231,10 @@ def _rope(config: ConfigReader) -> ConfigReader:
     return ConfigReader(config.path, merged)
 
 
-def _eos_token_ids(folder: Path, config: ConfigReader) -> tuple[int, ...]:
+def _eos_token_ids(config: ConfigReader) -> tuple[int, ...]:
     """Every id that ends an answer: generation_config.json's, else config.json's. One that the vocabulary has
     not never comes, and ends nothing."""
-    path = folder / "generation_config.json"
-    generation = ConfigReader(path, read_json(path)) if path.exists() else config
+    generation = read_generation(config)
     value = generation.get("eos_token_id", config.get("eos_token_id", []))
     ids = value if isinstance(value, list) else [value]
     vocab_size = config.positive_int("vocab_size")

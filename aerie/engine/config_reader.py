@@ -10,7 +10,7 @@ from typing import Any
 from aerie.engine.errors import ConfigError
 from aerie.engine.folder import other_formats, read_object
 
-MOST_SHOWN = 500
+MAX_SHOWN = 500
 MODELS_THAT_RUN = "README.md, Models that run"
 
 
@@ -79,7 +79,7 @@ class ConfigReader:
 def short(value: Any) -> str:
     """The value as text for a message, cut if it is long."""
     text = repr(value)
-    return text if len(text) <= MOST_SHOWN else f"{text[:MOST_SHOWN]} ..."
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]} ..."
 
 
 def read_json(path: Path) -> dict[str, Any]:

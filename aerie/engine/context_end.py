@@ -2,8 +2,8 @@
 
     stop            nothing is dropped: the answer ends there, and a longer prompt is refused (the default)
     shift:KEEP      the first KEEP tokens stay (4 unless given), and the older half of the rest is dropped
-    sink:WINDOW     a token attends to the first 4 positions and the last WINDOW, its own included (half of the
-                    context unless given); positions that no later token attends to are dropped together
+    sink:WINDOW     a token attends to the first 4 positions and the last WINDOW, its own included (half of
+    the context unless given); positions that no later token attends to are dropped together
 
 The remaining tokens move down in the cache: a token's position is always its place there. So the model never
 gets a position beyond its own, as in StreamingLLM (Xiao et al. 2023).
@@ -131,7 +131,8 @@ def context_end(text: str, variant_set: VariantSet, context: int) -> ContextEndP
     number = int(number_text) if number_text.isdecimal() else default if text == name else -1
     if not min_number <= number <= max_number:
         raise UserError(
-            f"context-end is {text!r} (CONTEXT_END), and its number must be from {min_number} to {max_number}: of the "
+            f"context-end is {text!r} (CONTEXT_END), and its number must be from {min_number} to "
+            f"{max_number}: of the "
             f"{positions} positions of the context some must be left to drop; give another"
         )
     return ShiftContext(number) if name == SHIFT else AttentionSink(number)

@@ -71,7 +71,8 @@ class ControlTokens:
         return self._spelling.sub(lambda match: f"~{self._nonce}.{self._ids[match.group()]}~", text)
 
     def encode_rendered(self, text: str) -> list[int]:
-        """Token ids of what a template made of masked messages: its own control tokens, and all else as text."""
+        """Token ids of what a template made of masked messages: its own control tokens, and all else as
+        text."""
         spelled = {str(number): content for content, number in self._ids.items()}
         with self._changing:
             named = self._spelling.sub(lambda match: self._sentinel(match.group()), text)
@@ -101,7 +102,7 @@ class ControlTokens:
         if number not in self._sentinels.values():
             token = self._backend.get_added_tokens_decoder()[number]
             properties = ("single_word", "lstrip", "rstrip", "normalized")
-            kept: Mapping[str, bool] = {key: getattr(token, key) for key in properties}
-            self._plain.add_tokens([AddedToken(name, special=False, **kept)])
+            properties_: Mapping[str, bool] = {key: getattr(token, key) for key in properties}
+            self._plain.add_tokens([AddedToken(name, special=False, **properties_)])
             self._sentinels[self._plain.token_to_id(name)] = number
         return name

@@ -88,7 +88,7 @@ def check_feature(feature: str, variant_set: VariantSet, decode: str = "") -> No
     is_six = path.name == SIX_PROGRAMS
     option = f"seq_len={variant_set.seq_len} (SEQ_LEN)" if is_six else f"decode={path.name!r} (DECODE)"
     raise UserError(
-        f"{FEATURES[feature]} cannot be had with {option}: {reason}; load the model without that, or with "
+        f"{FEATURES[feature]} cannot be used with {option}: {reason}; load the model without that, or with "
         f"{' or '.join(alternatives)}"
     )
 

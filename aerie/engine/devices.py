@@ -66,7 +66,7 @@ class Devices(Generic[Part]):
         if self._lost:
             raise RunError(self._lost)
         errors = [error for error in map(_error, tasks) if error]
-        for error in sorted(errors, key=lambda error_: isinstance(error_, PeerError)):
+        for error in sorted(errors, key=lambda one: isinstance(one, PeerError)):
             raise error
         return [each.result() for each in tasks]
 

@@ -14,7 +14,7 @@ from aerie.engine.config_reader import ConfigReader, read_json
 from aerie.engine.errors import ConfigError
 from aerie.engine.model_family import DiffusionConfig, FamilyDiffusion
 
-LARGEST_BLOCK = 64
+MAX_BLOCK_SIZE = 64
 """Maximum tokens of a diffusion block. A page has as many positions, and no block is in two pages
 (`page_pool.py`)."""
 
@@ -32,10 +32,10 @@ def read_diffusion(config: ConfigReader, family: FamilyDiffusion | None) -> Diff
 def _check_size(config: ConfigReader, family: FamilyDiffusion, size: int) -> None:
     """Raises ConfigError unless a block is within a page, and a multiple of its parts."""
     given = f"{config.path}: {family.size_entry} is {size}; "
-    if LARGEST_BLOCK % size:
+    if MAX_BLOCK_SIZE % size:
         raise ConfigError(
-            f"{given}a page of keys and values has {LARGEST_BLOCK} positions, and blocks must divide it: "
-            f"only 1, 2, 4, 8, 16, 32 and {LARGEST_BLOCK} tokens are supported"
+            f"{given}a page of keys and values has {MAX_BLOCK_SIZE} positions, and blocks must divide it: "
+            f"only 1, 2, 4, 8, 16, 32 and {MAX_BLOCK_SIZE} tokens are supported"
         )
     if family.sub_block is not None and size % family.sub_block:
         raise ConfigError(

@@ -21,18 +21,18 @@ class TooLittleMemoryError(UserError):
     """The request needs more memory than this process can get."""
 
 
-LONGEST_MESSAGE = 2000
+MAX_MESSAGE = 2000
 
 
 class CheckpointError(UserError):
     """A checkpoint that is missing, damaged, or of an unsupported model.
 
     The message may quote its files, which may have any content: it stays one printable line of at most
-    LONGEST_MESSAGE characters.
+    MAX_MESSAGE characters.
     """
 
     def __init__(self, message: str) -> None:
-        shown = message if len(message) <= LONGEST_MESSAGE else f"{message[:LONGEST_MESSAGE]} ..."
+        shown = message if len(message) <= MAX_MESSAGE else f"{message[:MAX_MESSAGE]} ..."
         super().__init__("".join(map(_as_text, shown)))
 
 

@@ -236,18 +236,18 @@ class Executor:
         )
 
     def _tail_for(self, scheduled: Sequence[ScheduledTokens], step: VariantCall) -> VariantCall | None:
-        wanted = sum(piece.logits_count for piece in scheduled)
+        logits_count = sum(piece.logits_count for piece in scheduled)
         if scheduled[0].call or self._model.seq_len:
-            return self._model.variant_set.tail_call(step, range(wanted)) if wanted else None
-        return self._tail(step, wanted)
+            return self._model.variant_set.tail_call(step, range(logits_count)) if logits_count else None
+        return self._tail(step, logits_count)
 
-    def _tail(self, step: VariantCall, wanted: int) -> VariantCall | None:
+    def _tail(self, step: VariantCall, logits_count: int) -> VariantCall | None:
         """The variant with the fewest rows for the end of the last layer, or None if the variant of `step`
         computes it."""
         is_separate = step.variant > MAX_TAIL_ROWS or self._model.variant_set.devices > 1
-        if not (is_separate and 0 < wanted <= MAX_TAIL_ROWS):
+        if not (is_separate and 0 < logits_count <= MAX_TAIL_ROWS):
             return None
-        return _call(next(n for n in LM_HEAD_ROWS if n >= wanted), step.context)
+        return _call(next(n for n in LM_HEAD_ROWS if n >= logits_count), step.context)
 
     def _programs_of(self, step: VariantCall, tail: VariantCall | None) -> Iterator[str]:
         """The programs of a step."""

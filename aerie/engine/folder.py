@@ -37,10 +37,10 @@ OTHERS = (
         ("adapter_model.*", "adapter_config.json"),
         "an adapter is no model: merge it into its base model (peft's merge_and_unload), and save that",
     ),
+    (("*.gguf",), "give that file itself"),
     (
-        ("*.gguf", "*.ggml"),
-        "GGUF is not read yet: fetch config.json, tokenizer.json and the safetensors files of the same model "
-        "from Hugging Face",
+        ("*.ggml", "ggml-*.bin"),
+        "GGML, which came before GGUF, is not read: fetch the model as GGUF or safetensors",
     ),
     (
         ("model-*-of-*.safetensors",),
@@ -56,13 +56,23 @@ OTHERS = (
         "transformers save it anew (save_pretrained)",
     ),
     (
-        ("*.onnx", "*.h5", "*.msgpack", "*.npz", "*.tflite", "*.xml", "*.mlmodel", "*.mlpackage"),
-        "that format is not read: fetch the safetensors of the same model",
+        ("weights*.npz",),
+        "this is MLX's older format, which is not read: fetch safetensors or a GGUF file of the same model",
+    ),
+    (
+        (
+            *("*.onnx", "onnx", "*.h5", "*.msgpack", "*.npz", "*.tflite", "*.xml", "*.mlmodel"),
+            *("*.mlpackage", "*.task", "*.litertlm", "*.pte", "*.q4nx"),
+        ),
+        "that format is not read: fetch the safetensors or a GGUF file of the same model",
     ),
     (("*.safetensors",), "if it is the whole model, rename it to model.safetensors"),
 )
 """Files of weights that are not read, by name, with what to do; the first kind that is there is told."""
 MOST_NAMED = 3
+
+OF_EMBEDDINGS = ("modules.json", "config_sentence_transformers.json", "sentence_bert_config.json")
+"""Files of models that make vectors of texts, as sentence-transformers saves them."""
 
 
 def check_file(
@@ -112,6 +122,16 @@ def read_object(path: Path, error: type[CheckpointError], largest: int = LARGEST
     if not isinstance(content, dict):
         raise error(f"{path} holds {type(content).__name__}, not an object; fetch it again")
     return content
+
+
+def check_answers(folder: Path, error: type[CheckpointError] = CheckpointError) -> None:
+    """Raises `error` for a model that makes vectors of texts: what it would say is no answer."""
+    found = next((name for name in OF_EMBEDDINGS if (folder / name).is_file()), None)
+    if found:
+        raise error(
+            f"{folder} has {found}: it is a model of embeddings, which makes vectors of texts, not "
+            "answers. Take the model that it was made from; /v1/embeddings of `aerie serve` works with that"
+        )
 
 
 def other_formats(folder: Path) -> str:

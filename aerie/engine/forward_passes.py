@@ -99,7 +99,8 @@ class LayerCalls:
     def project(
         self, layer: int, x: BF16Array, store: StoreRows, on_device: Collection[str] = ("q_roped",)
     ) -> Arrays:
-        """Compute queries, keys and values of a layer, and store keys and values in the cache with `store`."""
+        """Compute queries, keys and values of a layer, and store keys and values in the cache with
+        `store`."""
         program = self._programs[self._names[0]]
         key, inputs = buffer_set(program, layer), self._inputs_of(program)
         keys_before_rope, outputs = (

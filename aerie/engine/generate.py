@@ -42,7 +42,8 @@ class RequestFigures:
     def from_times(
         prompt_tokens: int, new_tokens: int, started: float, first: float, last: float, first_tokens: int = 1
     ) -> RequestFigures:
-        """Figures of an answer that was started, and got its first and last token, at these times in seconds."""
+        """Figures of an answer that was started, and got its first and last token, at these times in
+        seconds."""
         rate = (new_tokens - first_tokens) / (last - first) if new_tokens > first_tokens else None
         return RequestFigures(prompt_tokens, new_tokens, first - started, rate, first_tokens)
 
@@ -68,15 +69,16 @@ def never_interrupted() -> bool:
 
 
 def check_generation(model: LoadedModel, prompt: Sequence[Token], max_tokens: int, sampler: Sampler) -> None:
-    """Raises PromptError for a prompt that cannot run, and UserError for other values that are not possible."""
+    """Raises PromptError for a prompt that cannot run, and UserError for other values that are not
+    possible."""
     check_prompt(prompt, model.config, model.seq_len, past_context_allowed=model.context_end.drops)
     if max_tokens < 1:
         raise UserError(f"{max_tokens} tokens were asked for; ask for 1 or more")
     sampler.check_vocabulary(model.config.vocab_size)
     if sampler.grammar and model.config.diffusion is not None:
         raise UserError(
-            "a form (a JSON schema, calls) can be asked of models that say one token after the other, "
-            "and this one fills in blocks of masks; ask for it in the prompt, or take another model"
+            "structured output (a JSON schema, tool calls) needs an autoregressive model, and this model is "
+            "one of block diffusion; ask for the format in the prompt, or use another model"
         )
 
 

@@ -26,7 +26,7 @@ from aerie.common.errors import UserError
 from aerie.engine.config import ModelConfig
 from aerie.engine.grammar_process import (
     BLANKS,
-    MOST_TEXT,
+    MAX_TEXT,
     CompiledGrammar,
     GrammarError,
     GrammarInterruptedError,
@@ -45,14 +45,14 @@ __all__ = ["BLANKS", "Grammar", "GrammarCompiler", "GrammarError", "GrammarMatch
 
 Schema: TypeAlias = "Mapping[str, Any] | bool | str"
 """A JSON schema: an object, True for any JSON, or either as text."""
-Made = TypeVar("Made")
+Value = TypeVar("Value")
 
 WORD_BITS = 32
-MOST_READ, MOST_REFUSED, MOST_MADE = 2**24, 2**22, 8
+MAX_COMPILED_CHARACTERS, MAX_REFUSED_CHARACTERS, MAX_MATCHERS = 2**24, 2**22, 8
 """Characters of the forms whose reading is kept, and of those whose refusal is, each form counted with
-OF_EACH more; and how many forms are kept made: a matcher has up to some tens of MB."""
-OF_EACH = 1000
-MOST_COPIES = 32
+CHARACTERS_PER_GRAMMAR more; and how many forms are kept made: a matcher has up to some tens of MB."""
+CHARACTERS_PER_GRAMMAR = 1000
+MAX_COPIES = 32
 """Maximum copies of a cached matcher. All copies add to its states, whose number is limited."""
 CPU_S, TOKEN_CPU_S = 0.5, 0.005
 """CPU seconds for the grammar of an answer: in total, plus for each token."""
@@ -85,11 +85,14 @@ class GrammarCompiler:
         self._tokenizer, self._config = tokenizer, config
         self._vocabulary: LLTokenizer | None = None
         self._lock = threading.Lock()
-        self._read, self._made = (
-            _Kept[GrammarSource, CompiledGrammar](MOST_READ, _characters),
-            _Kept[str, _Matcher](MOST_MADE),
+        self._read, self._matchers = (
+            _LimitedCache[GrammarSource, CompiledGrammar](MAX_COMPILED_CHARACTERS, _characters),
+            _LimitedCache[str, _Matcher](MAX_MATCHERS),
         )
-        self._refused, self._turn = _Kept[GrammarSource, str](MOST_REFUSED, _characters), threading.Lock()
+        self._refused, self._compile_lock = (
+            _LimitedCache[GrammarSource, str](MAX_REFUSED_CHARACTERS, _characters),
+            threading.Lock(),
+        )
 
     @property
     def vocab_size(self) -> int:
@@ -101,7 +104,7 @@ class GrammarCompiler:
         return self._config.eos_token_ids
 
     @cached_property
-    def whole_tokens(self) -> Mapping[str, int]:
+    def special_tokens(self) -> Mapping[str, int]:
         """Tokens that are no text of a grammar, by name: special tokens, and tokens such as <name>."""
         is_whole = self.vocabulary.is_special_token
         return {text: token for text, token in self._tokenizer.added_tokens().items() if is_whole(token)}
@@ -127,7 +130,7 @@ class GrammarCompiler:
         """JSON of this schema. hold: the enforcement, as grammar_process.GrammarSource. Raises GrammarError
         for an invalid schema, for keywords that llguidance does not support, and for a schema without
         instances."""
-        return self._of(GrammarSource("schema", schema_text(schema), hold))
+        return self._grammar(GrammarSource("schema", schema_text(schema), hold))
 
     def schema(self, schema: Schema, hold: str, blanks: str) -> CompiledGrammar:
         """A schema as a part of a larger grammar: the `schema` of the result. Raises as `json`."""
@@ -136,51 +139,51 @@ class GrammarCompiler:
     def lark(self, grammar: str) -> Grammar:
         """Text of a grammar in llguidance's dialect of lark. Raises GrammarError if it is invalid, or has no
         finite text."""
-        return self._of(GrammarSource("lark", grammar))
+        return self._grammar(GrammarSource("lark", grammar))
 
     def gbnf(self, grammar: str) -> Grammar:
         """Text of a grammar in llama.cpp's GBNF, or in lark. Raises GrammarError if it is neither."""
-        return self._of(GrammarSource("gbnf", grammar))
+        return self._grammar(GrammarSource("gbnf", grammar))
 
     def regex(self, expression: str) -> Grammar:
         """Text that a regular expression, in Rust's syntax, matches completely. Raises GrammarError if it is
         invalid or matches nothing."""
-        return self._of(GrammarSource("regex", expression))
+        return self._grammar(GrammarSource("regex", expression))
 
     def recompile(self, text: str, notes: tuple[str, ...] = ()) -> Grammar:
         """A grammar from its `text`. Raises GrammarError if it is invalid."""
-        return self._of(GrammarSource("made", text), notes)
+        return self._grammar(GrammarSource("made", text), notes)
 
     def compile(self, source: GrammarSource) -> CompiledGrammar:
         """Compile a grammar in the child process, or find it in the cache. Raises GrammarError if it is
         refused."""
         check_length(source)
-        result = self._known(source)
+        result = self._lookup(source)
         if result is None:
-            with self._turn:  # whoever waited for the same form finds it here
-                result = self._known(source) or self._read_now(source)
+            with self._compile_lock:  # whoever waited for the same form finds it here
+                result = self._lookup(source) or self._compile_now(source)
         if isinstance(result, str):
             raise GrammarError(result)
         return result
 
-    def _known(self, source: GrammarSource) -> CompiledGrammar | str | None:
+    def _lookup(self, source: GrammarSource) -> CompiledGrammar | str | None:
         """The cached compile result: a grammar, or the error."""
-        return self._read.known(source) or self._refused.known(source)
+        return self._read.lookup(source) or self._refused.lookup(source)
 
-    def _read_now(self, source: GrammarSource) -> CompiledGrammar | str:
+    def _compile_now(self, source: GrammarSource) -> CompiledGrammar | str:
         try:
-            return self._read.keep(source, self._process.read(source))
+            return self._read.put(source, self._process.read(source))
         except GrammarInterruptedError:
             raise
         except GrammarError as error:
-            return self._refused.keep(source, str(error))
+            return self._refused.put(source, str(error))
 
-    def _of(self, source: GrammarSource, notes: tuple[str, ...] = ()) -> Grammar:
+    def _grammar(self, source: GrammarSource, notes: tuple[str, ...] = ()) -> Grammar:
         compiled = self.compile(source)
-        cached = self._made.of(compiled.text, lambda: _Matcher(self.vocabulary, compiled.text))
+        cached = self._matchers.get_or_make(compiled.text, lambda: _Matcher(self.vocabulary, compiled.text))
         cached.copies += 1
-        if cached.copies > MOST_COPIES:
-            self._made.drop(compiled.text)
+        if cached.copies > MAX_COPIES:
+            self._matchers.drop(compiled.text)
         return Grammar(compiled.text, self, cached.matcher, (*notes, *compiled.notes))
 
 
@@ -198,32 +201,32 @@ class _Matcher:
 Key = TypeVar("Key")
 
 
-class _Kept(dict[Key, Made]):
+class _LimitedCache(dict[Key, Value]):
     """A cache of the last results, limited by their total size. Any thread may use it."""
 
-    def __init__(self, most: int, size: Callable[[Key, Made], int] = lambda _, __: 1) -> None:
+    def __init__(self, max_size: int, size: Callable[[Key, Value], int] = lambda _, __: 1) -> None:
         super().__init__()
-        self._most, self._size, self._lock = most, size, threading.Lock()
-        self._held = 0
+        self._max_size, self._size, self._lock = max_size, size, threading.Lock()
+        self._total = 0
 
-    def of(self, key: Key, make: Callable[[], Made]) -> Made:
-        made = self.known(key)
-        return self.keep(key, make()) if made is None else made
+    def get_or_make(self, key: Key, make: Callable[[], Value]) -> Value:
+        value = self.lookup(key)
+        return self.put(key, make()) if value is None else value
 
-    def known(self, key: Key) -> Made | None:
+    def lookup(self, key: Key) -> Value | None:
         with self._lock:
             if key in self:
                 self[key] = self.pop(key)
             return self.get(key)
 
-    def keep(self, key: Key, made: Made) -> Made:
+    def put(self, key: Key, value: Value) -> Value:
         self.drop(key)
         with self._lock:
-            self[key] = made
-            self._held += self._size(key, made)
-            while self._held > self._most:
+            self[key] = value
+            self._total += self._size(key, value)
+            while self._total > self._max_size:
                 self._forget(next(iter(self)))
-        return made
+        return value
 
     def drop(self, key: Key) -> None:
         with self._lock:
@@ -231,12 +234,12 @@ class _Kept(dict[Key, Made]):
                 self._forget(key)
 
     def _forget(self, key: Key) -> None:
-        self._held -= self._size(key, self.pop(key))
+        self._total -= self._size(key, self.pop(key))
 
 
 def _characters(source: GrammarSource, result: CompiledGrammar | str) -> int:
     size = len(result) if isinstance(result, str) else len(result.text) + len(result.schema)
-    return len(source.text) + size + OF_EACH
+    return len(source.text) + size + CHARACTERS_PER_GRAMMAR
 
 
 def schema_text(schema: Schema) -> str:
@@ -257,8 +260,8 @@ def _check_size(schema: Any) -> None:
     while remaining:
         part = remaining.pop()
         size += 2 + (len(part) if isinstance(part, str) else 0)
-        if size > MOST_TEXT:
-            raise grammar_refused("schema", f"it has more than {MOST_TEXT} characters, which is the limit")
+        if size > MAX_TEXT:
+            raise grammar_refused("schema", f"it has more than {MAX_TEXT} characters, which is the limit")
         if isinstance(part, Mapping):
             remaining += (*part.keys(), *part.values())
         elif isinstance(part, list | tuple):
@@ -300,24 +303,24 @@ class GrammarMatcher:
         else:
             return
         raise UserError(
-            f"the form that was asked for cannot be followed after {tokens} tokens: {reason[:200]}; ask for "
+            f"the grammar cannot be followed after {tokens} tokens: {reason[:200]}; ask for "
             "one that is less ambiguous, or has fewer parts that may be left out"
         )
 
     def _follow(self, token_ids: Sequence[int]) -> None:
         """Roll back tokens that the answer does not have, and consume the new ones."""
-        token_ids_ = [int(token) for token in token_ids]
-        same = _same(self._taken, token_ids_)
+        ids = [int(token) for token in token_ids]
+        same = _same(self._taken, ids)
         if same < len(self._taken):
             self._matcher.rollback(len(self._taken) - same)
-        new = token_ids_[same:]
+        new = ids[same:]
         consumed = self._matcher.try_consume_tokens(new)
-        self._taken = token_ids_[: same + consumed]
+        self._taken = ids[: same + consumed]
         self._check()
         if consumed < len(new):
             raise UserError(
-                f"token {new[consumed]}, the answer's number {same + consumed + 1}, is not of the form that was "
-                "asked for; an answer that was begun without a form cannot go on with one"
+                f"token {new[consumed]}, number {same + consumed + 1} of the answer, does not match the "
+                "grammar; an answer that started without a grammar cannot continue with one"
             )
 
 

@@ -35,7 +35,7 @@ class _Group:
     """Alternatives, each a tuple of parts: names of rules, or groups. A group without alternatives never
     ends."""
 
-    ways: tuple[tuple[Part, ...], ...]
+    alternatives: tuple[tuple[Part, ...], ...]
 
 
 Part: TypeAlias = str | _Group
@@ -71,22 +71,22 @@ def _ending(rules: Mapping[str, _Group]) -> set[str]:
     remaining = [*rules]
     while remaining:
         name = remaining.pop()
-        if name not in ending and _ends(rules[name], ending):
+        if name not in ending and _is_ending(rules[name], ending):
             ending.add(name)
             remaining += users.get(name, ())
     return ending
 
 
 def _names(group: _Group) -> Iterator[str]:
-    for way in group.ways:
-        for part in way:
+    for alternative in group.alternatives:
+        for part in alternative:
             yield from [part] if isinstance(part, str) else _names(part)
 
 
-def _ends(group: _Group, ending: set[str]) -> bool:
+def _is_ending(group: _Group, ending: set[str]) -> bool:
     return any(
-        all(part in ending if isinstance(part, str) else _ends(part, ending) for part in way)
-        for way in group.ways
+        all(part in ending if isinstance(part, str) else _is_ending(part, ending) for part in alternative)
+        for alternative in group.alternatives
     )
 
 
@@ -100,14 +100,14 @@ def _without(group: _Group, is_empty: Callable[[str], bool]) -> _Group:
             return _Group(()) if is_empty(each) else ENDS
         return each
 
-    return _Group(tuple(tuple(map(part, way)) for way in group.ways))
+    return _Group(tuple(tuple(map(part, alternative)) for alternative in group.alternatives))
 
 
 def _rules(grammar: str) -> Iterator[tuple[str, _Group]]:
     definitions = [*DEFINITION.finditer(grammar)]
     ends = [*(each.start() for each in definitions[1:]), len(grammar)]
     for each, end in zip(definitions, ends, strict=True):
-        yield each["name"], _Reader(grammar[each.end() : end]).whole()
+        yield each["name"], _Reader(grammar[each.end() : end]).parse()
 
 
 class _Reader:
@@ -117,27 +117,27 @@ class _Reader:
         self._tokens = [*_tokens(text)]
         self._at = 0
 
-    def whole(self) -> _Group:
+    def parse(self) -> _Group:
         made = self._group()
         if self._at < len(self._tokens):
             raise _UnknownError
         return made
 
     def _group(self) -> _Group:
-        ways: list[tuple[Part, ...]] = []
-        way: list[Part] = []
+        alternatives: list[tuple[Part, ...]] = []
+        alternative: list[Part] = []
         while self._at < len(self._tokens) and self._tokens[self._at][1] not in (")", "]"):
             kind, text = self._tokens[self._at]
             self._at += 1
             if text == "|":
-                ways.append(tuple(way))
-                way = []
+                alternatives.append(tuple(alternative))
+                alternative = []
             elif kind == "count" or text in ("*", "+", "?"):
                 if text in ("*", "?") or _least(text) == 0:
-                    way[-1:] = [ENDS]
+                    alternative[-1:] = [ENDS]
             elif kind not in ("told", "blank"):
-                way.append(self._part(kind, text))
-        return _Group((*ways, tuple(way)))
+                alternative.append(self._part(kind, text))
+        return _Group((*alternatives, tuple(alternative)))
 
     def _part(self, kind: str, text: str) -> Part:
         if text in ("(", "["):

@@ -32,9 +32,9 @@ if TYPE_CHECKING:
 LIMITS: Final = Limits(cpu_s=1.0, wait_s=20.0, memory_bytes=512 << 20, stack_bytes=1 << 20, begin_s=120.0)
 """Limits of one grammar. The wall-clock limit allows for other work on the machine. The start includes
 reading the vocabulary."""
-MOST_TEXT, MOST_OF_OURS = 2**18, 2**20
+MAX_TEXT, MAX_GENERATED_TEXT = 2**18, 2**20
 """Maximum characters of a client's grammar, and of a grammar that is made here of several."""
-TRIED: Final = 8
+TRIAL_TOKENS: Final = 8
 """Number of tokens that are tried of each grammar, each time the first one allowed."""
 BLANKS: Final = r"( |\n {0,16})?"
 
@@ -91,7 +91,7 @@ def grammar_refused(kind: str, reason: str) -> GrammarError:
 
 def check_length(source: GrammarSource) -> None:
     """Raises GrammarError for more text than a grammar may have."""
-    limit = MOST_OF_OURS if source.kind == "made" else MOST_TEXT
+    limit = MAX_GENERATED_TEXT if source.kind == "made" else MAX_TEXT
     if len(source.text) > limit:
         raise grammar_refused(source.kind, f"it has {len(source.text)} characters, and {limit} is the limit")
 
@@ -111,8 +111,8 @@ class GrammarProcess:
     tokenizer: as JSON of Hugging Face's tokenizers. ends: tokens that end an answer.
     """
 
-    def __init__(self, tokenizer: str, vocab_size: int, ends: list[int]) -> None:
-        beginning = ("begin", [tokenizer, vocab_size, ends])
+    def __init__(self, tokenizer: str, vocab_size: int, eos_ids: list[int]) -> None:
+        beginning = ("begin", [tokenizer, vocab_size, eos_ids])
         self._process = BoundedProcess(__name__, LIMITS, most=1, initialization=beginning)
 
     def read(self, source: GrammarSource) -> CompiledGrammar:
@@ -136,27 +136,27 @@ class GrammarProcess:
         return CompiledGrammar(text, schema, tuple(notes))
 
 
-def begin(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> _Reading:
+def begin(tokenizer: str, vocab_size: int, eos_ids: list[int]) -> _Compiler:
     """Prepare the child. Called once in it."""
     from llguidance import LLTokenizer
 
-    return _Reading(LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids))
+    return _Compiler(LLTokenizer(tokenizer, n_vocab=vocab_size, eos_token=eos_ids))
 
 
 Compiled: TypeAlias = "tuple[str, LLMatcher] | RefusedError"
 
 
-class _Reading:
+class _Compiler:
     """The compiler in the child. Raises RefusedError."""
 
     def __init__(self, vocabulary: LLTokenizer) -> None:
         self._vocabulary = vocabulary
 
-    def read(self, form: Sequence[str]) -> CompiledGrammar:
+    def read(self, source_fields: Sequence[str]) -> CompiledGrammar:
         """form: a GrammarSource, or the same as JSON has it."""
         from llguidance import LLMatcher
 
-        source = GrammarSource(*form)
+        source = GrammarSource(*source_fields)
         if source.kind == "schema":
             return self._schema(source)
         if source.kind == "regex":
@@ -181,7 +181,7 @@ class _Reading:
 
     def _try(self, matcher: LLMatcher) -> None:
         """Try the first tokens: perhaps none is possible, or computing them takes too much."""
-        for _ in range(TRIED):
+        for _ in range(TRIAL_TOKENS):
             bits = int.from_bytes(matcher.compute_bitmask(), "little")
             if matcher.is_error():
                 raise _stuck(matcher)
@@ -218,7 +218,7 @@ class _Reading:
         result, notes = self._compiled(root, options), list[str]()
         if isinstance(result, RefusedError) and source.enforcement == "known":
             options |= {"lenient": True, "coerce_one_of": True}
-            result, notes = self._loosely(root, options)
+            result, notes = self._compile_loosely(root, options)
         if isinstance(result, RefusedError):
             raise result
         text, matcher = result
@@ -229,7 +229,7 @@ class _Reading:
             text, json_schema.dump_schema({**root, OPTIONS: options}), tuple(dict.fromkeys(notes))
         )
 
-    def _loosely(self, root: Any, options: Mapping[str, Any]) -> tuple[Compiled, list[str]]:
+    def _compile_loosely(self, root: Any, options: Mapping[str, Any]) -> tuple[Compiled, list[str]]:
         """The enforced part of a schema, and the parts that are dropped."""
         notes = json_schema.drop_unsupported(root, self._is_pattern)
         result = self._compiled(root, options)

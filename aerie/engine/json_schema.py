@@ -39,7 +39,7 @@ ONE: Final = (
 LISTS: Final = ("allOf", "anyOf", "oneOf", "prefixItems", "items")
 MAPS: Final = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords with subschemas: one, a list, or by name."""
-MOST_COUNT: Final = 10**9
+MAX_COUNT: Final = 10**9
 """No answer has this number of parts. A larger limit is dropped."""
 COUNTS: Final = ("minLength", "maxLength", "minItems", "maxItems", "minProperties", "maxProperties")
 LOWS: Final = ("minimum", "exclusiveMinimum")
@@ -100,7 +100,7 @@ def schema_nodes(root: Any) -> Iterator[Node]:
             yield node
             remaining += children(node)
             if isinstance(node.get("$ref"), str):
-                remaining += _found(root, node["$ref"])
+                remaining += _referenced(root, node["$ref"])
 
 
 def children(node: Node) -> Iterator[Any]:
@@ -114,7 +114,7 @@ def children(node: Node) -> Iterator[Any]:
             yield from node[name].values()
 
 
-def _found(root: Any, reference: str) -> list[Any]:
+def _referenced(root: Any, reference: str) -> list[Any]:
     try:
         return [resolve_reference(root, reference)]
     except (LookupError, TypeError, ValueError):
@@ -129,7 +129,7 @@ def normalize_numbers(root: Any) -> None:
             value = node.get(name)
             if isinstance(value, Decimal) and value == value.to_integral_value():
                 node[name] = int(value)
-            if name.startswith("max") and is_number(value) and value > MOST_COUNT:
+            if name.startswith("max") and is_number(value) and value > MAX_COUNT:
                 del node[name]
         for keyword in ("const", "enum"):
             if keyword in node:
@@ -140,12 +140,12 @@ def normalize_numbers(root: Any) -> None:
 
 
 def _number(node: Node, name: str) -> int | Decimal | None:
-    given = node.get(name)
-    return given if is_number(given) else None
+    value = node.get(name)
+    return value if is_number(value) else None
 
 
-def is_number(given: Any) -> TypeGuard[int | Decimal]:
-    return isinstance(given, int | Decimal) and not isinstance(given, bool)
+def is_number(value: Any) -> TypeGuard[int | Decimal]:
+    return isinstance(value, int | Decimal) and not isinstance(value, bool)
 
 
 def is_exact_f64(number: int | Decimal) -> bool:
@@ -164,8 +164,8 @@ def _lost(place: str, number: int | Decimal) -> str:
     )
 
 
-def _check_constants(given: Any, place: str) -> None:
-    remaining = [given]
+def _check_constants(constants: Any, place: str) -> None:
+    remaining = [constants]
     while remaining:
         value = remaining.pop()
         if isinstance(value, dict):
@@ -250,7 +250,7 @@ REMEDIES: Final = {
 def drop_after_error(root: Any, error: str) -> str | None:
     """Drop, in place, what an error of llguidance is about. Returns its name; None if the schema itself is
     wrong."""
-    remedy = next((remedy_ for message, remedy_ in REMEDIES.items() if message in error), None)
+    remedy = next((dropped for message, dropped in REMEDIES.items() if message in error), None)
     for node in schema_nodes(root):
         for name in _left_out(node, remedy):
             node.pop(name, None)
@@ -265,7 +265,7 @@ def _left_out(node: Node, remedy: str | None) -> Iterable[str]:
 
 
 def _leads(root: Any, reference: str) -> bool:
-    return bool(_found(root, reference)) or (reference.startswith("#") and "/" not in reference)
+    return bool(_referenced(root, reference)) or (reference.startswith("#") and "/" not in reference)
 
 
 def dropped_keywords(warning: str) -> list[str]:
@@ -277,12 +277,12 @@ def dropped_keywords(warning: str) -> list[str]:
     return ["oneOf, which is taken as anyOf"] if warning.startswith("oneOf") else [warning]
 
 
-def check_schema(given: Any) -> Node:
+def check_schema(schema: Any) -> Node:
     """The schema as an object. Raises RefusedError if it is no schema."""
-    if given is True:
+    if schema is True:
         return {}
-    if given is False:
+    if schema is False:
         raise RefusedError("it is false, which describes no JSON")
-    if not isinstance(given, dict):
-        raise RefusedError(f"it is {dump_schema(given)[:100]}, and no object")
-    return given
+    if not isinstance(schema, dict):
+        raise RefusedError(f"it is {dump_schema(schema)[:100]}, and no object")
+    return schema

@@ -1,4 +1,4 @@
-"""How fast answers were, and what is told of one while it is made: figures and events as in the seed."""
+"""Speed figures of answers, and events while an answer is generated; both as in the seed."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass, field
 from aerie.engine.strategies.strategy import PassCounts
 
 MICROSECONDS = 1e6
-"""In a second."""
+"""Microseconds in a second."""
 
 
 @dataclass
 class Kpi:
-    """Times of one phase, in microseconds: how many there were, their mean, and the last one."""
+    """Times of one phase in microseconds: their number, their mean, and the last one."""
 
     samples: int = 0
     mean: float = 0.0
@@ -29,10 +29,10 @@ class Kpi:
 class Tps:
     """Tokens of the last answer, and rates in tokens/s.
 
-    n_prompt: computed of its prompt. n_generate: made, the first one included. prompt: of n_prompt. generate:
-    of the tokens after the first, which comes with the prompt; 0 where there were none. tokenAcceptance:
-    tokens after the first per step that made some: 1 where each takes a step, more where drafts are accepted,
-    or blocks are filled in. n_drafted, n_accepted: tokens that were guessed, and those of them that stayed.
+    n_prompt: computed tokens of its prompt. n_generate: generated tokens, the first included. prompt: rate of
+    n_prompt. generate: rate of the tokens after the first, which comes with the prompt; 0 if there are none.
+    tokenAcceptance: tokens after the first per pass that gave some: 1 if each takes a pass, more with
+    accepted drafts or diffusion blocks. n_drafted, n_accepted: draft tokens, and those that were accepted.
     """
 
     n_prompt: int = 0
@@ -46,10 +46,10 @@ class Tps:
 
 @dataclass
 class Kpis:
-    """Fed with what happened, answer by answer.
+    """Figures of the answers so far, updated once per answer.
 
-    prompt: from an answer's start to its first token. generate: from there to its last; no sample where there
-    is one token.
+    prompt: time from an answer's start to its first token. generate: time from there to its last token; no
+    sample for one token.
     """
 
     prompt: Kpi = field(default_factory=Kpi)
@@ -57,12 +57,12 @@ class Kpis:
     tps: Tps = field(default_factory=Tps)
 
     def record_prompt(self, tokens: int, seconds: float, first: int = 1) -> None:
-        """A prompt of which so many tokens were computed has its first token, or its first block's."""
+        """Record the first token, or block, after a prompt of which `tokens` were computed."""
         self.prompt.add(seconds)
         self.tps = Tps(n_prompt=tokens, n_generate=first, prompt=_rate(tokens, seconds))
 
     def record_generated(self, tokens: int, seconds: float, passes: PassCounts | None = None) -> None:
-        """After it came so many more, in these passes (None: a step each)."""
+        """Record the tokens after the first, in these passes; None means one pass for each token."""
         if tokens:
             self.generate.add(seconds)
             self.tps.n_generate += tokens
@@ -72,7 +72,7 @@ class Kpis:
             self.tps.n_drafted, self.tps.n_accepted = passes.drafted, passes.accepted
 
     def dump(self, sep: str = " ") -> str:
-        """The last answer on a line: times in milliseconds, rates in tokens/s."""
+        """The last answer in one line: times in milliseconds, rates in tokens/s."""
         return sep.join(
             (
                 f"prompt:{self.prompt.last / 1000:.2f}ms",
@@ -98,8 +98,8 @@ class EventKind(enum.Enum):
 
 @dataclass(frozen=True)
 class Event:
-    """text: the piece that has come; empty unless `kind` is CONTINUE, and for a part of the prompt.
-    token_ids: those made since the event before."""
+    """text: new text; empty unless `kind` is CONTINUE, and for a part of the prompt. token_ids: tokens
+    generated since the event before."""
 
     kind: EventKind
     text: str = ""

@@ -220,7 +220,8 @@ def require(
     raise TooLittleMemoryError(
         f"{purpose} takes about {format_bytes(needed)} of memory{parts} and {format_bytes(available)} are "
         "available, so the "
-        f"system would end it on the way: {', '.join([*remedies, 'end other programs'])}, or try it all the same "
+        f"system would end it on the way: {', '.join([*remedies, 'end other programs'])}, or try it all "
+        "the same "
         f"with {CHECK_MEMORY.name}=0"
     )
 

@@ -14,10 +14,11 @@ from aerie.engine.config import ModelConfig
 from aerie.engine.context_end import ContextEndPolicy, StopAtEnd, split_at_drops
 from aerie.engine.devices import Devices
 from aerie.engine.kv_cache import DeviceKVStorage, MaskRule, causal
-from aerie.engine.numerics import BF16Array, rope_table
+from aerie.engine.numerics import BF16Array
 from aerie.engine.page_pool import KVCache, PagedSequence, PagePool
 from aerie.engine.planner import VariantCall
 from aerie.engine.programs import HEADS, ProgramRunner, SharedBufferNames, buffer_set, has_layer_weights
+from aerie.engine.rope_tables import rope_table
 from aerie.engine.tensors import Rows, Tensor
 from aerie.engine.variant_set import VariantSet
 from aerie.multi_launch_builder import Program

@@ -1,7 +1,4 @@
-"""bf16 on the host: storage in bf16, arithmetic in float32, one rounding per value written.
-
-The RoPE table is by the formula of Su et al. 2021, with frequencies by the model's rule (`rope.py`).
-"""
+"""bf16 on the host: storage in bf16, arithmetic in float32, one rounding per value written."""
 
 from __future__ import annotations
 
@@ -11,18 +8,15 @@ import ml_dtypes
 import numpy as np
 import numpy.typing as npt
 
-from aerie.engine.config import ModelConfig
-from aerie.engine.rope import inverse_frequencies
-
 bf16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
 BF16Array: TypeAlias = npt.NDArray[Any]  # numpy's types know no bfloat16
 F32Array: TypeAlias = npt.NDArray[np.float32]
 
 
 def widen(values: BF16Array) -> F32Array:
-    """The same values in float32, exactly.
+    """Convert bf16 to float32, exactly.
 
-    A bf16 is the upper half of a float32, so a shift does it, several times faster than a cast.
+    A bf16 is the upper half of a float32, so a shift converts it, several times faster than a cast.
     """
     bits = values.view(np.uint16).astype(np.uint32)
     bits <<= np.uint32(16)
@@ -38,10 +32,10 @@ def rms_norm(x: BF16Array, weight: BF16Array, eps: float) -> BF16Array:
 
 
 def apply_rope(keys: BF16Array, rows: BF16Array) -> BF16Array:
-    """RoPE: keys, (kv_heads, positions, head_dim), turned by the rows of their positions in a `rope_table`.
+    """Apply RoPE to keys, (kv_heads, positions, head_dim), by the rows of their positions in a `rope_table`.
 
-    Bit for bit what kernels_cc/rope_halfsplit.cc makes: products of bf16 are exact in float32, and their sum
-    is rounded once, then to bf16.
+    Bit-identical with kernels_cc/rope_halfsplit.cc: products of bf16 are exact in float32, and their sum is
+    rounded once, then to bf16.
     """
     half = rows.shape[-1] // 2
     wide, table = widen(keys), widen(rows)
@@ -49,18 +43,3 @@ def apply_rope(keys: BF16Array, rows: BF16Array) -> BF16Array:
     both = np.concatenate([first * cos - second * sin, first * sin + second * cos], axis=-1)
     result: BF16Array = both.astype(bf16)
     return result
-
-
-def rope_table(config: ModelConfig, positions: int) -> BF16Array:
-    """Row p holds the cosines of position p, then its sines: shape (positions, head_dim), bf16.
-
-    Angles are products in float32. This is the half-split convention of Hugging Face: pair i is elements i
-    and i + head_dim / 2.
-    """
-    rule = config.rope_scaling
-    frequencies = inverse_frequencies(config.head_dim, config.rope_theta, rule)
-    angles = np.arange(positions, dtype=np.float32)[:, None] * frequencies
-    table: F32Array = np.concatenate([np.cos(angles), np.sin(angles)], axis=1)
-    if rule:
-        table *= np.float32(rule.magnitude)
-    return table.astype(bf16)

@@ -47,7 +47,8 @@ class PoolFullError(UserError):
 
     def __init__(self, needed: int, free: int, pages: int) -> None:
         super().__init__(
-            f"the KV pool has {free} of its {pages} pages of {PAGE_SIZE} positions free, and {needed} are needed; "
+            f"the KV pool has {free} of its {pages} pages of {PAGE_SIZE} positions free, and {needed} are "
+            "needed; "
             "wait for other answers to end, ask for fewer tokens, or make the pool larger (kv_pool of load)"
         )
         self.needed, self.free = needed, free
@@ -321,14 +322,10 @@ class PagedSequence:
     def reserve(self, count: int) -> None:
         """Allocate pages to write `count` more tokens. Shared pages are copied first. Raises PoolFullError,
         which changes nothing."""
-        last = self.length // PAGE_SIZE
-        if (self.length + count - 1) // PAGE_SIZE < len(self.pages) and self._is_private(last):
+        fits = (self.length + count - 1) // PAGE_SIZE < len(self.pages)
+        if fits and all(map(self.pool.manager.is_private, self.pages[self.length // PAGE_SIZE :])):
             return
         self._make_writable(self.length, self.pages_needed(count))
-
-    def _is_private(self, first: int) -> bool:
-        """Whether all pages from this index on have one reference and no key."""
-        return all(self.pool.manager.is_private(page) for page in self.pages[first:])
 
     def _make_writable(self, position: int, needed: int) -> None:
         """Copy shared pages from this position on, and append pages. `needed`: pages to allocate."""

@@ -4,8 +4,8 @@ A pure function of numbers. A variant AR-n x CL-m takes up to n tokens in a call
 positions; a plan is the steps that take all tokens, in order.
 
 Without costs it follows the seed's inference strategy: the smallest variant that takes all that is left, else
-the largest. With the cost of a call of each variant (costs.py) it finds a plan of the least total cost. Costs
-are added up exactly, so no other plan costs less: none of one variant, nor the one made without costs.
+the largest. With the cost of a call of each variant (call_costs.py) it finds a plan of the least total cost.
+Costs are added up exactly, so no other plan costs less: none of one variant, nor the one made without costs.
 
 A context is left for a larger one where n_past + n_process would pass it. In the seed the past lies beside
 the new rows, which take n places of the context, tokens and padding alike (its boundary is CL - AR). In our
@@ -155,18 +155,18 @@ class _PriceList:
             for context in self._contexts
         ]
 
-    def calls(self, start: int, left: int) -> Iterator[tuple[_Call, int]]:
+    def calls(self, start: int, remaining: int) -> Iterator[tuple[_Call, int]]:
         """Calls from position `start` on, and how many of the `left` tokens each takes.
 
         Each takes as many as it can: a plan that is further on can do whatever one behind can, for no more.
         """
         if start == 0:
-            yield from ((call, min(call.rows, left)) for call in self.without_past)
+            yield from ((call, min(call.rows, remaining)) for call in self.without_past)
         for same_rows in self._by_rows[bisect_right(self._contexts, start)]:
             for call in same_rows:
-                taken = min(call.rows, left, call.context - start)
+                taken = min(call.rows, remaining, call.context - start)
                 yield call, taken
-                if taken == call.rows or taken == left:
+                if taken == call.rows or taken == remaining:
                     break  # a larger context costs as much or more, and takes no more
 
     def at_least(self, start: int, end: int) -> int:
@@ -247,15 +247,15 @@ class _Ahead:
         self._left: list[int] = []
         self._spent: list[int] = []
 
-    def add(self, left: int, spent: int) -> bool:
+    def add(self, remaining: int, spent: int) -> bool:
         """Whether no path was as far for the same cost or less. Adds the path if so."""
-        index = bisect_right(self._left, left)
+        index = bisect_right(self._left, remaining)
         if index and self._spent[index - 1] <= spent:
             return False
         past_it = index
         while past_it < len(self._left) and self._spent[past_it] >= spent:
             past_it += 1
-        self._left[index:past_it], self._spent[index:past_it] = [left], [spent]
+        self._left[index:past_it], self._spent[index:past_it] = [remaining], [spent]
         return True
 
 

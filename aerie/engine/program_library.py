@@ -118,7 +118,8 @@ class RuntimeOptions:
         check_feature("devices", VariantSet(self.seq_len or 0, decode_path=self.decode))
         if self.fallback:
             raise UserError(
-                f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has of it is "
+                f"{self.world_size} devices share a model without a fallback (FALLBACK), as what one has "
+                "of it is "
                 "of no use without the others; leave it out, or load the model on one device"
             )
         blocks = variant_set_for(self.part_config(config), self.variants, self.decode)
@@ -127,8 +128,8 @@ class RuntimeOptions:
 
 def variant_set_for(config: ModelConfig, variants: str | None = None, decode: str = GUIDE) -> VariantSet:
     """These variants, or the model's default. Raises UserError if none has several rows."""
-    variants_ = parse_variants(variants) if variants else default_variants(config.context)
-    with_rows = tuple(one for one in variants_ if one.rows > 1)
+    chosen = parse_variants(variants) if variants else default_variants(config.context)
+    with_rows = tuple(one for one in chosen if one.rows > 1)
     if not with_rows:
         raise UserError(
             f"VARIANTS {variants!r} has no variant of several tokens, by which prompts are read; "
@@ -142,7 +143,8 @@ def check_diffusion_block(diffusion: DiffusionConfig, variant_set: VariantSet) -
     max_rows = max(MAX_TAIL_ROWS, *(one.rows for one in variant_set.variants))
     if diffusion.block_size > max_rows:
         raise UserError(
-            f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes {max_rows}; "
+            f"a block of this model has {diffusion.block_size} tokens, and the largest variant takes "
+            f"{max_rows}; "
             f"add one of more to VARIANTS, as {diffusion.block_size}x{variant_set.contexts[-1]}"
         )
 

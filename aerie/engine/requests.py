@@ -278,7 +278,7 @@ class Request:
             self._scheduler.model.config.vocab_size,
         )
         if wrong := [token for token in ids_only(pass_input.tentative_tokens) if not 0 <= token < size]:
-            raise ValueError(f"token {wrong[0]} was guessed, and the vocabulary has 0 to {size - 1}")
+            raise ValueError(f"token {wrong[0]} was drafted, and the vocabulary has 0 to {size - 1}")
         return pass_input
 
     def cacheable_tokens(self) -> Sequence[Token]:

@@ -1,12 +1,11 @@
-"""The rules of RoPE: what is made of the frequencies of the plain one, and up to which length that holds.
+"""RoPE scaling: how a rule changes the frequencies of plain RoPE, and up to which length they hold.
 
-Formulas, defaults and their order of operations: transformers' modeling_rope_utils. Powers are rounded to
-float32 from float64, as torch's are in all but rare cases, and all else is float32 in the same order: so the
-table in bf16 is transformers' own, but for a few elements in 100,000 whose cosine rounds the other way.
+Formulas, defaults and order of operations are those of transformers' modeling_rope_utils. Powers are rounded
+to float32 from float64, as torch's are in all but rare cases; all else is float32 in the same order. So the
+table in bf16 equals transformers' own, but for a few elements in 100,000 whose cosine rounds the other way.
 
-A rule whose frequencies depend on the length of a text does not fit a cache of keys, which are turned once.
-LongRoPE has two sets, one for texts within the original length: that one is computed, and the context ends
-there.
+A rule whose frequencies depend on the length of a text does not fit a KV cache, whose keys are rotated once.
+LongRoPE has two sets, one for texts within the original length: that one is used, and the context ends there.
 """
 
 from __future__ import annotations
@@ -31,26 +30,27 @@ ORIGINAL = "original_max_position_embeddings"
 
 
 class RopeScaling(Protocol):
-    """What a rule, by the name that config.json has for it, does to plain RoPE."""
+    """A rule of config.json that changes plain RoPE. name: as in config.json."""
 
     @property
     def name(self) -> str: ...
 
     @property
     def magnitude(self) -> float:
-        """What cosines and sines are multiplied with, in queries and keys alike."""
+        """Factor of cosines and sines, for queries and keys alike."""
 
     @property
     def positions(self) -> int | None:
-        """The length in tokens up to which these frequencies hold; None: any."""
+        """The length in tokens up to which these frequencies hold; None means any."""
 
     def frequencies(self, powers: Frequencies) -> Frequencies:
-        """From theta ** (2 i / head_dim), the inverse of plain RoPE's frequencies."""
+        """The scaled frequencies. powers: theta ** (2 i / head_dim), the inverse of plain RoPE's
+        frequencies."""
 
 
 @dataclass(frozen=True)
 class LinearScaling:
-    """Positions `factor` times as dense."""
+    """Divides all frequencies by `factor`."""
 
     factor: float
     name = "linear"
@@ -92,8 +92,8 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class LongRopeScaling:
-    """Each frequency divided by a factor of its own: `short_factor` for texts of up to the original length,
-    in tokens, `long_factor` for longer ones."""
+    """Divides each frequency by its own factor: `short_factor` for texts up to the original length, in
+    tokens, `long_factor` for longer ones."""
 
     short_factor: tuple[float, ...]
     long_factor: tuple[float, ...]

@@ -45,12 +45,12 @@ from aerie.engine.sampling_filters import F64Array, Ranks, SamplingFilters, appl
 
 INFINITY_BITS, NEGATIVE = 0x7F80, 0x8000
 """The bits of +infinity and of the sign, in bf16."""
-MOST_BIAS, MOST_PENALTY = 100.0, 2.0
+MAX_BIAS, MAX_PENALTY = 100.0, 2.0
 """Limits of the absolute value, as in OpenAI's API."""
 MIN_TEMPERATURE = float(np.finfo(np.float32).tiny)
 """The smallest normal number of float32. Smaller ones are 0 or lose digits in other code that divides by the
 temperature. Logits are divided in float64, where this temperature causes no overflow."""
-LARGEST = np.finfo(np.float32).min, np.finfo(np.float32).max
+FLOAT32_RANGE = np.finfo(np.float32).min, np.finfo(np.float32).max
 SEED_LIMIT = 2**128
 """Number of different states of numpy's SeedSequence."""
 
@@ -94,20 +94,20 @@ class Sampler:
     logit_bias: Mapping[int, float] = field(default_factory=dict)
     grammar: Grammar | None = None
     _random: np.random.Generator = field(init=False, repr=False, compare=False)
-    _left_out: int | None = field(init=False, repr=False, default=None)
-    _form: GrammarMatcher | None = field(init=False, repr=False, compare=False, default=None)
+    _excluded: int | None = field(init=False, repr=False, default=None)
+    _matcher: GrammarMatcher | None = field(init=False, repr=False, compare=False, default=None)
 
     def __post_init__(self) -> None:
         if wrong := next(self._out_of_range(), None):
             raise UserError(wrong)
         object.__setattr__(self, "_random", np.random.default_rng(self.seed))
         if self.grammar:
-            object.__setattr__(self, "_form", self.grammar.start())
+            object.__setattr__(self, "_matcher", self.grammar.start())
 
     def _out_of_range(self) -> Iterator[str]:
         """The problems of the values, one line each."""
         if not 0 <= self.temperature <= sys.float_info.max:
-            yield f"temperature is {_told(self.temperature)}; it must be 0 (greedy) or more"
+            yield f"temperature is {_number_text(self.temperature)}; it must be 0 (greedy) or more"
         if 0 < self.temperature < MIN_TEMPERATURE:
             yield (
                 f"temperature is {self.temperature}, by which float32 cannot divide; it must be 0 (greedy), "
@@ -116,23 +116,24 @@ class Sampler:
         if not isinstance(self.top_k, Integral):
             yield f"top-k is {self.top_k!r}; it must be a whole number"
         if self.top_k < 0:
-            yield f"top-k is {_told(self.top_k)}; it must be 0 (all tokens) or more"
+            yield f"top-k is {_number_text(self.top_k)}; it must be 0 (all tokens) or more"
         if not 0 < self.top_p <= 1:
-            yield f"top-p is {_told(self.top_p)}; it must be above 0 and at most 1 (all tokens)"
+            yield f"top-p is {_number_text(self.top_p)}; it must be above 0 and at most 1 (all tokens)"
         yield from self._wrong_seed()
         if not 0 <= self.min_p <= 1:
-            yield f"min-p is {_told(self.min_p)}; it must be from 0 (all tokens) to 1"
+            yield f"min-p is {_number_text(self.min_p)}; it must be from 0 (all tokens) to 1"
         if not 0.01 <= self.repetition_penalty <= 100:
-            value = _told(self.repetition_penalty)
+            value = _number_text(self.repetition_penalty)
             yield f"repetition-penalty is {value}; it must be from 0.01 to 100; 1 is none"
         for name in ("presence", "frequency"):
-            if not abs(value := getattr(self, f"{name}_penalty")) <= MOST_PENALTY:
-                yield f"{name}-penalty is {_told(value)}; it must be from -2 to 2, and 0 is none"
+            if not abs(value := getattr(self, f"{name}_penalty")) <= MAX_PENALTY:
+                yield f"{name}-penalty is {_number_text(value)}; it must be from -2 to 2, and 0 is none"
         for token, bias in self.logit_bias.items():
             if not isinstance(token, Integral):
                 yield f"logit-bias names {token!r}; name a token by its id, a whole number"
-            if not abs(bias) <= MOST_BIAS:
-                yield f"logit-bias of token {_told(token)} is {_told(bias)}; it must be from -100 to 100"
+            if not abs(bias) <= MAX_BIAS:
+                value = _number_text(bias)
+                yield f"logit-bias of token {_number_text(token)} is {value}; it must be from -100 to 100"
 
     def _wrong_seed(self) -> Iterator[str]:
         if self.seed is None:
@@ -140,15 +141,15 @@ class Sampler:
         if not isinstance(self.seed, Integral):
             yield f"seed is {self.seed!r}; it must be a whole number"
         elif self.seed < 0:
-            yield f"seed is {_told(self.seed)}; it must be 0 or more"
+            yield f"seed is {_number_text(self.seed)}; it must be 0 or more"
         elif self.seed >= SEED_LIMIT:
-            yield f"seed is {_told(self.seed)}; it must be less than 2**128"
+            yield f"seed is {_number_text(self.seed)}; it must be less than 2**128"
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raises UserError if the bias names a token beyond the vocabulary."""
         if (token := next((one for one in self.logit_bias if not 0 <= one < vocab_size), None)) is not None:
             raise UserError(
-                f"logit-bias names token {_told(token)}, and the model's vocabulary has 0 to "
+                f"logit-bias names token {_number_text(token)}, and the model's vocabulary has 0 to "
                 f"{vocab_size - 1}; name one of these"
             )
 
@@ -157,9 +158,9 @@ class Sampler:
 
         Both use one random generator, so `state` and `restore` of either are those of both.
         """
-        copy_ = copy.copy(self)
-        object.__setattr__(copy_, "_left_out", token)
-        return copy_
+        other = copy.copy(self)
+        object.__setattr__(other, "_excluded", token)
+        return other
 
     @property
     def greedy(self) -> bool:
@@ -173,9 +174,9 @@ class Sampler:
         )
 
     @property
-    def _leaves_out(self) -> bool:
+    def _has_excluded(self) -> bool:
         """Whether some tokens are not allowed."""
-        return self._left_out is not None or self._form is not None
+        return self._excluded is not None or self._matcher is not None
 
     def __call__(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int] = (), token_ids: Sequence[int] = ()
@@ -186,11 +187,11 @@ class Sampler:
         Above temperature 0 the random generator gives one number, at temperature 0 none. Equal logits: the
         lowest id, if greedy. Raises NotFiniteError if a logit is not finite.
         """
-        if self.greedy and logits.dtype == bf16 and not self.changes_logits and self._form is None:
+        if self.greedy and logits.dtype == bf16 and not self.changes_logits and self._matcher is None:
             token = _most_likely(logits.view(np.uint16))
-            if token is not None and token != self._left_out:
+            if token is not None and token != self._excluded:
                 return token
-        scores = self._changed(logits, prompt_ids, token_ids)
+        scores = self._adjusted(logits, prompt_ids, token_ids)
         if self.greedy:
             return int(np.argmax(scores))
         values = self._values(scores)
@@ -204,7 +205,7 @@ class Sampler:
 
         Arguments and errors as in a call. Samples nothing. Greedy: one token.
         """
-        scores = self._changed(logits, prompt_ids, token_ids)
+        scores = self._adjusted(logits, prompt_ids, token_ids)
         if self.greedy:
             return np.array([np.argmax(scores)]), np.ones(1)
         ranks, probabilities = apply_filters(values := self._values(scores), self._filters)
@@ -213,7 +214,7 @@ class Sampler:
 
     def _values(self, scores: F32Array) -> F32Array:
         """The scores after top-k, the largest first, without their tokens (sampling_filters.py)."""
-        if self._leaves_out:
+        if self._has_excluded:
             scores = scores[scores > -np.inf]
         if 0 < self.top_k < len(scores):
             scores = scores[scores >= np.partition(scores, -self.top_k)[-self.top_k]]
@@ -241,7 +242,7 @@ class Sampler:
                 f"{state[:40]!r} is no state of a sampler ({error}); give what Sampler.state gave"
             ) from None
 
-    def _changed(
+    def _adjusted(
         self, logits: F32Array | BF16Array, prompt_ids: Sequence[int], token_ids: Sequence[int]
     ) -> F32Array:
         """The logits with bias and penalties, (vocab_size,) float32. Raises NotFiniteError if one is not
@@ -249,15 +250,15 @@ class Sampler:
         scores: F32Array = widen(logits) if logits.dtype == bf16 else logits
         if not np.isfinite(scores).all():
             raise NotFiniteError
-        if not self.changes_logits and not self._leaves_out:
+        if not self.changes_logits and not self._has_excluded:
             return scores
         scores = scores.copy()
         if self.changes_logits:
             self._penalise(scores, prompt_ids, token_ids)
-        if self._form is not None:
-            scores[~self._form.token_mask(token_ids)] = -np.inf
-        if self._left_out is not None:
-            scores[self._left_out] = -np.inf
+        if self._matcher is not None:
+            scores[~self._matcher.token_mask(token_ids)] = -np.inf
+        if self._excluded is not None:
+            scores[self._excluded] = -np.inf
         return scores
 
     def _penalise(self, scores: F32Array, prompt_ids: Sequence[int], token_ids: Sequence[int]) -> None:
@@ -265,21 +266,21 @@ class Sampler:
         for token, bias in self.logit_bias.items():
             scores[token] += np.float32(bias)
         if self.repetition_penalty != 1:
-            token_ids_, penalty = (
+            penalised_ids, penalty = (
                 np.unique([*prompt_ids, *token_ids]).astype(np.intp),
                 self.repetition_penalty,
             )
             with np.errstate(over="ignore"):
-                scores_ = scores[token_ids_]
-                scores[token_ids_] = np.clip(
-                    np.where(scores_ < 0, scores_ * penalty, scores_ / penalty), *LARGEST
+                penalised = scores[penalised_ids]
+                scores[penalised_ids] = np.clip(
+                    np.where(penalised < 0, penalised * penalty, penalised / penalty), *FLOAT32_RANGE
                 )
         output_ids, counts = np.unique(np.array(token_ids, np.intp), return_counts=True)
         scores[output_ids] -= np.float32(self.frequency_penalty) * counts.astype(np.float32)
         scores[output_ids] -= np.float32(self.presence_penalty)
 
 
-def _told(number: float) -> str:
+def _number_text(number: float) -> str:
     """A number as text. Python writes none of thousands of digits."""
     is_long = isinstance(number, int) and number.bit_length() > 256
     return f"a number of {int(number).bit_length()} bits" if is_long else str(number)

@@ -81,42 +81,46 @@ def save_sequence(
     which leaves the old file."""
     if not all(isinstance(token, int | np.integer) for token in sequence.token_ids):
         raise UserError("a sequence with embeddings cannot be saved: it has no token ids by which to go on")
-    places, bits = sequence.pool_positions(0, sequence.length), _bits(sequence.pool)
+    positions, arrays = sequence.pool_positions(0, sequence.length), _bits(sequence.pool)
 
-    def made(name: str) -> NDArray[Any]:
-        return np.array(sequence.token_ids, np.int64) if name == TOKENS else bits[name][:, places]
+    def load(name: str) -> NDArray[Any]:
+        return np.array(sequence.token_ids, np.int64) if name == TOKENS else arrays[name][:, positions]
 
     counts = dict(zip(COUNTS, (str(sequence.reusable_length), str(sequence.dropped_tokens)), strict=True))
-    about = {**provenance, **counts, ANSWER: json.dumps(_answer_json(answer) if answer else {})}
-    write_arrays(path, LazyArrays([TOKENS, *bits], made), about)
+    metadata = {**provenance, **counts, ANSWER: json.dumps(_answer_json(answer) if answer else {})}
+    write_arrays(path, LazyArrays([TOKENS, *arrays], load), metadata)
 
 
 def cached_sequence(pool: PagePool, tokens: Sequence[Token]) -> PagedSequence:
-    """A sequence with the pages that the pool has of these tokens, from the first on. In the model's thread;
-    its `release`, or the pool's `leave` in any thread, lets go of them. UserError where there are none."""
+    """A sequence with the cached pages of these tokens, from the first on. Model thread only. Release it with
+    `release`, or with the pool's `release_later` from any thread. Raises UserError if no page is cached."""
     sequence = PagedSequence(pool)
     if not sequence.match_prefix((*tokens, 0)):  # the last token is none that is looked for
         raise UserError(
-            f"of these {len(tokens)} tokens the KV pool holds no page of {PAGE_SIZE}: whole pages alone are kept, "
-            "until others need the room; ask for the answer again, then save"
+            f"the KV pool has no cached page of these {len(tokens)} tokens: it caches full pages of "
+            f"{PAGE_SIZE} tokens, and evicts them when it is full; request the answer again, then save"
         )
     return sequence
 
 
-def _answer_json(said: AnswerState) -> dict[str, Any]:
-    """As what JSON has."""
-    bias = {str(token): value for token, value in said.sampler.logit_bias.items()}
-    grammar = said.sampler.grammar
+def _answer_json(answer: AnswerState) -> dict[str, Any]:
+    """The answer as JSON."""
+    bias = {str(token): value for token, value in answer.sampler.logit_bias.items()}
+    grammar = answer.sampler.grammar
     return {
-        "prompt": [int(token) for token in ids_only(said.prompt)],
-        "tokens": [*said.token_ids],
-        "settings": {**said.sampler.settings, "logit_bias": bias, GRAMMAR: grammar.text if grammar else None},
-        "state": said.sampler.state(),
+        "prompt": [int(token) for token in ids_only(answer.prompt)],
+        "tokens": [*answer.token_ids],
+        "settings": {
+            **answer.sampler.settings,
+            "logit_bias": bias,
+            GRAMMAR: grammar.text if grammar else None,
+        },
+        "state": answer.sampler.state(),
     }
 
 
 def _parse_answer(answer: Mapping[str, Any], grammars: GrammarCompiler) -> AnswerState:
-    """What `_answer` was made of."""
+    """The answer from `_answer_json`."""
     settings = answer["settings"]
     grammar = grammars.recompile(settings[GRAMMAR]) if settings.get(GRAMMAR) else None
     bias = {int(token): value for token, value in settings["logit_bias"].items()}
@@ -129,8 +133,8 @@ def _parse_answer(answer: Mapping[str, Any], grammars: GrammarCompiler) -> Answe
 def restore_sequence(
     pool: PagePool, path: Path, provenance: Provenance, grammars: GrammarCompiler
 ) -> tuple[PagedSequence, AnswerState | None]:
-    """A sequence with what `save_sequence` wrote, and the answer in it. UserError for another file, a torn
-    one, and one that other things made, and PoolFullError; nothing else is changed then."""
+    """Read a sequence that `save_sequence` wrote, and its answer. Raises UserError for another format, a
+    damaged file and another provenance, and PoolFullError; nothing else changes then."""
     file = SequenceFile(path, provenance)
     answer = file.answer(grammars)
     file.check(_bits(pool))
@@ -141,15 +145,15 @@ def restore_sequence(
     except BaseException:
         sequence.release()
         raise
-    sequence.advance(file.token_ids[: file.in_blocks])
-    sequence.advance(file.token_ids[file.in_blocks :], reusable=False)
-    sequence.dropped_tokens = file.dropped
+    sequence.advance(file.token_ids[: file.reusable_length])
+    sequence.advance(file.token_ids[file.reusable_length :], reusable=False)
+    sequence.dropped_tokens = file.dropped_tokens
     return sequence, answer
 
 
 class SequenceFile:
-    """The file of a sequence: its arrays, each read when it is asked for, its tokens, and counts of them as a
-    sequence has. UserError as restore_sequence, and for what nobody saves so, whose checksum is right."""
+    """A file of a sequence: its arrays, each read at its first use, its tokens, and its counts of them.
+    Raises UserError as restore_sequence, and for malformed content with a right checksum."""
 
     def __init__(self, path: Path, provenance: Provenance) -> None:
         self._path = path
@@ -164,16 +168,17 @@ class SequenceFile:
         if dtype != "I64" or len(shape) != 1:
             raise self._wrong(TOKENS, dtype, shape, "I64 of one dimension")
         self.token_ids: list[int] = self.arrays[TOKENS].tolist()
-        self.in_blocks, self.dropped = (self._count(name) for name in COUNTS)
-        if min(self.token_ids, default=0) < 0 or self.in_blocks > len(self.token_ids):
+        self.reusable_length, self.dropped_tokens = (self._count(name) for name in COUNTS)
+        if min(self.token_ids, default=0) < 0 or self.reusable_length > len(self.token_ids):
             raise UserError(
-                f"{path} counts {self.in_blocks} of {len(self.token_ids)} tokens, of which none is below 0; "
-                "nobody saves so: name a file that was saved"
+                f"{path} counts {self.reusable_length} of {len(self.token_ids)} tokens, of which none may "
+                "be below 0; "
+                "it is malformed: name a file that was saved"
             )
 
     def check(self, names: ArraysByName) -> None:
-        """UserError unless it has all of these arrays, each (kv_heads, positions, head_dim) with as many
-        positions as there are tokens."""
+        """Raises UserError unless the file has all of these arrays, each (kv_heads, positions, head_dim) with
+        one position for each token."""
         for name, array in names.items():
             (heads, _, head_dim), (dtype, shape) = array.shape, self.arrays.dtype_and_shape(name)
             if (dtype, shape) != ("U16", expected := (heads, len(self.token_ids), head_dim)):
@@ -186,23 +191,23 @@ class SequenceFile:
             return _parse_answer(answer, grammars) if answer else None
         except (KeyError, ValueError, TypeError, AttributeError, RecursionError) as error:
             raise UserError(
-                f"{self._path} has an answer that nobody saves so ({error}); name a file that was saved"
+                f"{self._path} has a malformed answer ({error}); name a file that was saved"
             ) from None
 
     def fill(self, sequence: PagedSequence, count: int) -> None:
         """Write the first `count` positions into a sequence's pages, which may hold the first of them
         already."""
         first = sequence.length
-        places = sequence.pool_positions(first, count - first)
+        positions = sequence.pool_positions(first, count - first)
         for name, array in _bits(sequence.pool).items():
-            array[:, places] = self.arrays[name][:, first:count]
+            array[:, positions] = self.arrays[name][:, first:count]
 
     def _count(self, name: str) -> int:
         text = self._about.get(name, "")
         if not (text.isascii() and text.isdecimal() and len(text) < 12):
             raise UserError(
-                f"{self._path} has {text[:40]!r} as {name}, which is no count of tokens; name a file that "
-                "was saved"
+                f"{self._path} has {text[:40]!r} as {name}, which is not a number of tokens; name a file "
+                "that was saved"
             )
         return int(text)
 
@@ -219,7 +224,7 @@ class PagesFile:
 
     def __init__(self, path: Path, provenance: Provenance) -> None:
         self._file = SequenceFile(path, provenance)
-        count = 0 if self._file.dropped else self._file.in_blocks // PAGE_SIZE * PAGE_SIZE
+        count = 0 if self._file.dropped_tokens else self._file.reusable_length // PAGE_SIZE * PAGE_SIZE
         if not count:
             raise UserError(f"{path} has no whole page of {PAGE_SIZE} tokens; give the prompt again")
         self.token_ids = self._file.token_ids[:count]
@@ -261,7 +266,8 @@ def _bits(pool: PagePool) -> Arrays:
 
 
 def write_arrays(path: Path, arrays: ArraysByName, about: Provenance) -> None:
-    """Write a file of arrays and metadata. Raises UserError if that is not possible; the old file stays then."""
+    """Write a file of arrays and metadata. Raises UserError if that is not possible; the old file stays
+    then."""
     about = {**about, "format": FORMAT}
     header = _header(arrays, {**about, CHECKSUM: _checksum(arrays, about)})
 

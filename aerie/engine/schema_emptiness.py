@@ -1,7 +1,8 @@
 """Whether a JSON schema has a finite instance, so that an answer of it can end.
 
 Two least fixpoints. Schemas that apply together at one place of the JSON, by $ref, allOf, anyOf and oneOf,
-form sets (`_Places`); a schema that refers to itself without going deeper applies nowhere. A set of schemas
+form sets (`_SchemaSets`); a schema that refers to itself without going deeper applies nowhere. A set of
+schemas
 has an instance if one of its types has: an object whose required properties have instances, an array whose
 first items have, or anything without parts. For patterns, constants and unknown keywords the answer is yes:
 llguidance refuses most schemas that are empty for those reasons.
@@ -16,13 +17,13 @@ from typing import Any, Final
 
 from aerie.engine.json_schema import Node, resolve_reference
 
-MOST_WAYS: Final = 256
+MAX_SETS: Final = 256
 """In which schemas can hold at one place; where there are more, the answer is yes."""
-MOST_PLACES: Final = 5000
+MAX_KEYS: Final = 5000
 PLAIN: Final = frozenset({"null", "boolean", "number", "integer", "string"})
 TYPES: Final = PLAIN | {"array", "object"}
 
-Way = frozenset[int]
+SchemaSet = frozenset[int]
 """Schemas that apply together, by their ids."""
 
 
@@ -39,19 +40,19 @@ def has_finite_instance(root: Any) -> bool:
 
 
 @dataclass
-class _Places:
+class _SchemaSets:
     """The sets of schemas that can apply with a schema."""
 
     root: Any
     nodes: dict[int, Node] = field(default_factory=dict)
-    ways: dict[int, set[Way]] = field(default_factory=dict)
+    sets: dict[int, set[SchemaSet]] = field(default_factory=dict)
 
-    def of(self, schemas: Iterable[Any]) -> set[Way]:
+    def get(self, schemas: Iterable[Any]) -> set[SchemaSet]:
         """The sets for schemas that apply together."""
-        schemas_ = [*schemas]
-        nodes_ = [each for each in schemas_ if isinstance(each, dict)]
-        self._find(nodes_)
-        return set() if False in schemas_ else _all_of([self.ways[id(each)] for each in nodes_])
+        together = [*schemas]
+        objects = [each for each in together if isinstance(each, dict)]
+        self._find(objects)
+        return set() if False in together else _all_of([self.sets[id(each)] for each in objects])
 
     def _find(self, schemas: list[Node]) -> None:
         new: list[Node] = []
@@ -59,16 +60,16 @@ class _Places:
         while left:
             node = left.pop()
             if id(node) not in self.nodes:
-                self.nodes[id(node)], self.ways[id(node)] = node, set()
+                self.nodes[id(node)], self.sets[id(node)] = node, set()
                 new.append(node)
                 left += [each for group in self._groups(node) for each in group if isinstance(each, dict)]
         changed = True
         while changed:
             changed = False
             for node in reversed(new):
-                made = self._made(node)
-                changed |= made != self.ways[id(node)]
-                self.ways[id(node)] = made
+                made = self._sets_of(node)
+                changed |= made != self.sets[id(node)]
+                self.sets[id(node)] = made
 
     def _groups(self, node: Node) -> list[list[Any]]:
         """Schemas that apply with the node: one of each list."""
@@ -78,13 +79,13 @@ class _Places:
             groups.append([_target(self.root, reference)])
         return groups
 
-    def _made(self, node: Node) -> set[Way]:
-        either = [set().union(*map(self._known, group)) for group in self._groups(node)]
+    def _sets_of(self, node: Node) -> set[SchemaSet]:
+        either = [set().union(*map(self._current_sets, group)) for group in self._groups(node)]
         return _all_of([{frozenset([id(node)])}, *either])
 
-    def _known(self, schema: Any) -> set[Way]:
+    def _current_sets(self, schema: Any) -> set[SchemaSet]:
         if isinstance(schema, dict):
-            return self.ways[id(schema)]
+            return self.sets[id(schema)]
         return set() if schema is False else {frozenset()}
 
 
@@ -100,11 +101,11 @@ def _listed(node: Node, name: str) -> list[Any]:
     return given if isinstance(given, list) else []
 
 
-def _all_of(each: list[set[Way]]) -> set[Way]:
+def _all_of(each: list[set[SchemaSet]]) -> set[SchemaSet]:
     product = {frozenset[int]()}
-    for ways in each:
-        product = {one | other for one, other in itertools.product(product, ways)}
-        if len(product) > MOST_WAYS:
+    for sets in each:
+        product = {one | other for one, other in itertools.product(product, sets)}
+        if len(product) > MAX_SETS:
             raise _TooManyError
     return product
 
@@ -113,9 +114,9 @@ def _all_of(each: list[set[Way]]) -> set[Way]:
 class _Need:
     """What an instance needs: parts that must have instances, and at least `least` of `among`."""
 
-    parts: tuple[Way, ...] = ()
+    parts: tuple[SchemaSet, ...] = ()
     least: int = 0
-    among: tuple[Way, ...] = ()
+    among: tuple[SchemaSet, ...] = ()
 
 
 class _Instances:
@@ -123,9 +124,9 @@ class _Instances:
     part's alternatives by their own key."""
 
     def __init__(self, root: Any) -> None:
-        self._places = _Places(root)
-        self._needs: dict[Way, list[_Need]] = {}
-        self._true: set[Way] = set()
+        self._schema_sets = _SchemaSets(root)
+        self._needs: dict[SchemaSet, list[_Need]] = {}
+        self._true: set[SchemaSet] = set()
 
     def has(self, root: Any) -> bool:
         first = self._key([root])
@@ -133,9 +134,9 @@ class _Instances:
         while remaining:
             key = remaining.pop()
             if key not in self._needs:
-                if len(self._needs) > MOST_PLACES:
+                if len(self._needs) > MAX_KEYS:
                     raise _TooManyError
-                self._needs[key] = [*self._ways_to(key)]
+                self._needs[key] = [*self._needs_of(key)]
                 remaining += [part for need in self._needs[key] for part in (*need.parts, *need.among)]
         changed = True
         while changed and first not in self._true:
@@ -144,23 +145,23 @@ class _Instances:
             changed = bool(new)
         return first in self._true
 
-    def _key(self, schemas: Iterable[Any]) -> Way:
+    def _key(self, schemas: Iterable[Any]) -> SchemaSet:
         """Schemas that apply at one place. False, which applies nowhere, is 0."""
         given = [each for each in schemas if each is not True]
         for each in given:
             if isinstance(each, dict):
-                self._places.of([each])
+                self._schema_sets.get([each])
         return frozenset(id(each) if isinstance(each, dict) else 0 for each in given)
 
     def _is_met(self, need: _Need) -> bool:
         have = sum(1 for part in need.among if part in self._true)
         return have >= need.least and all(part in self._true for part in need.parts)
 
-    def _ways_to(self, key: Way) -> Iterator[_Need]:
+    def _needs_of(self, key: SchemaSet) -> Iterator[_Need]:
         if 0 in key:
             return
-        for way in self._places.of(self._places.nodes[each] for each in key):
-            held = [self._places.nodes[each] for each in way]
+        for way in self._schema_sets.get(self._schema_sets.nodes[each] for each in key):
+            held = [self._schema_sets.nodes[each] for each in way]
             types = frozenset.intersection(TYPES, *map(_types, held))
             if any("const" in node or "enum" in node for node in held):
                 yield from [_Need()] if all(node.get("enum", True) for node in held) else []

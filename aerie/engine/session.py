@@ -160,7 +160,7 @@ class Session:
         last = self._last_sequence()
         if not last or not last.answer:
             raise UserError(
-                "there is no answer to go on with: none was made yet, one is under way, or the programs are "
+                "there is no answer to continue: none was generated yet, one is running, or the programs are "
                 "those of seq_len, which keep none; ask for one"
             )
         answer = last.answer
@@ -202,8 +202,9 @@ class Session:
             return ""
         model, pool = self.requests.model, self.requests.pool
         return (
-            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} for what is put "
-            f"aside, {format_bytes(pool.nbytes)}, and windows on them of up to "
+            f"KV pool: {pool.manager.page_count} pages of {PAGE_SIZE} positions and {pool.swap.page_count} "
+            "for swap space, "
+            f"{format_bytes(pool.nbytes)}, and gathered caches of up to "
             f"{format_bytes(gathered_bytes(model.kv_config, model.variant_set.contexts))}"
         )
 
@@ -272,8 +273,8 @@ class Session:
         last = self._last_sequence()
         if not last:
             raise UserError(
-                "there is no sequence to save: no answer was made yet, one is under way, or the programs are "
-                "those of --seq-len (SEQ_LEN), which keep none"
+                "there is no sequence to save: no answer was generated yet, one is running, or the "
+                "programs are those of --seq-len (SEQ_LEN), which keep none"
             )
         save_sequence(last.sequence, last.answer, path, self.provenance(self.model))
 
@@ -491,7 +492,7 @@ def _assemble(
                     pass
 
     config, first = checkpoint.config, devices[0]
-    model_ = build_model(
+    whole = build_model(
         checkpoint,
         first.by_name,
         first.cache,
@@ -502,9 +503,9 @@ def _assemble(
         context_end=options.context_end_policy(config),
     )
     if options.world_size == 1:
-        filled = [FilledModel(model_, checkpoint.weights)]
-        return model_, filled
-    shared = _split_over_devices(model_, options, devices)
+        filled = [FilledModel(whole, checkpoint.weights)]
+        return whole, filled
+    shared = _split_over_devices(whole, options, devices)
     parts = shared.devices.parts if shared.devices else ()
     filled = [
         FilledModel(part, RankWeights(checkpoint.weights, config, part.group.rank, options.world_size))
@@ -522,12 +523,14 @@ def _split_over_devices(
     if group.world_size > 1:
         return split_over_devices(model, part, devices, [group], [f"rank {group.rank} of {group.world_size}"])
     names = [f"device {device}" for device in options.devices]
-    thread_group_ = thread_group(names)
-    groups = [thread_group_.member(rank) for rank in range(len(names))]
-    return split_over_devices(model, part, devices, groups, names, thread_group_.reset)
+    ranks = thread_group(names)
+    groups = [ranks.member(rank) for rank in range(len(names))]
+    return split_over_devices(model, part, devices, groups, names, ranks.reset)
 
 
 def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Reporter) -> None:
+    for line in checkpoint.weights.notes:
+        report.note(line)
     started, layers = time.perf_counter(), checkpoint.config.num_hidden_layers
     total = len(filled) * preload_steps(checkpoint.config)
     with report.bar("loading weights", total) as step:
@@ -537,6 +540,5 @@ def _preload(filled: Sequence[FilledModel], checkpoint: Checkpoint, report: Repo
     spent = time.perf_counter() - started
     shared = f" on {len(filled)} devices" if len(filled) > 1 else ""
     report.note(f"weights: {layers} layers loaded{shared}, {spent:.1f} s")
-    for line in (*checkpoint.weights.notes, str(checkpoint.weights.rounding)):
-        if line:
-            report.note(line)
+    if rounding := str(checkpoint.weights.rounding):
+        report.note(rounding)

@@ -33,7 +33,8 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.config import ModelConfig
 from aerie.engine.logits import dequantise_logits
 from aerie.engine.model import lm_head_statics
-from aerie.engine.numerics import BF16Array, F32Array, bf16, rope_table, widen
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
+from aerie.engine.rope_tables import rope_table
 from aerie.engine.weights import EMBED, FINAL_NORM, LM_HEAD, Weights, in_layer
 from aerie.multi_launch_builder.program import Program
 from aerie.multi_launch_builder.shapes import LM_HEAD_PARTITIONS
@@ -186,7 +187,7 @@ class StaticWeights:
     lm_head: F32Array
 
     @classmethod
-    def of(cls, weights: Weights, layers: int) -> StaticWeights:
+    def from_weights(cls, weights: Weights, layers: int) -> StaticWeights:
         """The first `layers` layers of a checkpoint, and its head. Raises WeightsError."""
         read = [{k: widen(t.read()) for k, t in weights.layer(i).items()} for i in range(layers)]
         return cls(read, widen(weights.final_norm.read()), widen(weights.lm_head.read()))
@@ -229,17 +230,17 @@ def _queries_and_new_rows(
     """Queries, [batch, heads, block, head_dim]; keys and values, [2, batch, kv_heads, block, head_dim]."""
     normed = _norm(config, x, layer["attn_norm"])
 
-    def heads(of: str) -> F32Array:
-        made = normed @ layer[f"w{of}"].T + layer.get(f"b{of}", np.float32(0))
-        split = made.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
-        return _norm(config, split, layer[f"{of}_norm"]) if f"{of}_norm" in layer else split
+    def heads(projection: str) -> F32Array:
+        projected = normed @ layer[f"w{projection}"].T + layer.get(f"b{projection}", np.float32(0))
+        split = projected.reshape(*x.shape[:2], -1, config.head_dim).transpose(0, 2, 1, 3)
+        return _norm(config, split, layer[f"{projection}_norm"]) if f"{projection}_norm" in layer else split
 
-    keys = _turned(heads("k"), rope_rows)
-    return _turned(heads("q"), rope_rows), np.stack([keys, heads("v")])
+    keys = _apply_rope(heads("k"), rope_rows)
+    return _apply_rope(heads("q"), rope_rows), np.stack([keys, heads("v")])
 
 
-def _turned(heads: F32Array, rope_rows: F32Array) -> F32Array:
-    """RoPE: pairs are elements i and i + head_dim / 2, as in `numerics.turned`."""
+def _apply_rope(heads: F32Array, rope_rows: F32Array) -> F32Array:
+    """RoPE: pairs are elements i and i + head_dim / 2, as in `numerics.apply_rope`."""
     half = heads.shape[-1] // 2
     cos, sin = rope_rows[:, None, :, :half], rope_rows[:, None, :, half:]
     first, second = heads[..., :half], heads[..., half:]

@@ -18,25 +18,29 @@ class StopStrings:
     def __init__(self, stops: Sequence[str]) -> None:
         self.found: str | None = None
         self._stops = stops
-        self._held = ""
+        self._pending = ""
 
     def feed(self, piece: str) -> str:
         """The text that is certain after `piece`; "" once a stop string was found."""
         if self.found is not None:
             return ""
-        self._held += piece
-        complete = [(at + len(stop), at, stop) for stop in self._stops if (at := self._held.find(stop)) >= 0]
+        self._pending += piece
+        complete = [
+            (at + len(stop), at, stop) for stop in self._stops if (at := self._pending.find(stop)) >= 0
+        ]
         if complete:
             _, sure, self.found = min(complete)
-            text, self._held = self._held[:sure], ""
+            text, self._pending = self._pending[:sure], ""
         else:
-            sure = len(self._held) - max((_begun(self._held, stop) for stop in self._stops), default=0)
-            text, self._held = self._held[:sure], self._held[sure:]
+            sure = len(self._pending) - max(
+                (_prefix_length(self._pending, stop) for stop in self._stops), default=0
+            )
+            text, self._pending = self._pending[:sure], self._pending[sure:]
         return text
 
     def flush(self) -> str:
         """The text that was held back, at the end of the answer."""
-        text, self._held = self._held, ""
+        text, self._pending = self._pending, ""
         return text
 
     def truncate(self, pieces: Iterable[str]) -> Iterator[str]:
@@ -51,6 +55,6 @@ class StopStrings:
             yield rest
 
 
-def _begun(text: str, stop: str) -> int:
+def _prefix_length(text: str, stop: str) -> int:
     """Number of characters at the end of `text` that are an incomplete start of `stop`."""
     return next((n for n in range(min(len(text), len(stop) - 1), 0, -1) if text.endswith(stop[:n])), 0)

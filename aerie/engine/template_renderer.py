@@ -67,5 +67,5 @@ def tojson(
     return json.dumps(value, ensure_ascii=ensure_ascii, **options)
 
 
-def strftime_now(wanted: str) -> str:
-    return datetime.datetime.now().strftime(wanted)
+def strftime_now(format: str) -> str:
+    return datetime.datetime.now().strftime(format)

@@ -110,17 +110,25 @@ class RankWeights:
         return self.rank * count, count
 
 
+def _rows(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor.part(first, count)
+
+
+def _columns(tensor: Tensor, first: int, count: int) -> Tensor:
+    return tensor.columns(first, count)
+
+
 CUT: dict[str, tuple[SliceTensor, Callable[[RankWeights], tuple[int, int]]]] = {
-    "wq": (Tensor.part, RankWeights.queries),
-    "bq": (Tensor.part, RankWeights.queries),
-    "wk": (Tensor.part, RankWeights.keys),
-    "bk": (Tensor.part, RankWeights.keys),
-    "wv": (Tensor.part, RankWeights.keys),
-    "bv": (Tensor.part, RankWeights.keys),
-    "wo": (Tensor.columns, RankWeights.queries),
-    "w_gate": (Tensor.part, RankWeights.ffn),
-    "w_up": (Tensor.part, RankWeights.ffn),
-    "w_down": (Tensor.columns, RankWeights.ffn),
+    "wq": (_rows, RankWeights.queries),
+    "bq": (_rows, RankWeights.queries),
+    "wk": (_rows, RankWeights.keys),
+    "bk": (_rows, RankWeights.keys),
+    "wv": (_rows, RankWeights.keys),
+    "bv": (_rows, RankWeights.keys),
+    "wo": (_columns, RankWeights.queries),
+    "w_gate": (_rows, RankWeights.ffn),
+    "w_up": (_rows, RankWeights.ffn),
+    "w_down": (_columns, RankWeights.ffn),
 }
 """How the weights of a layer are split, by the names of the programs' arguments. Others are complete on every
 rank."""

@@ -1,8 +1,8 @@
-"""Tensors of safetensors files, read straight into the memory that they are wanted in, whole or by rows.
+"""Tensors of files, read straight into the memory that they are wanted in, whole or by rows.
 
 What comes out is bf16 in Hugging Face's (out, in) layout, however it lies in the file: as a part of a larger
-tensor, transposed, in F16, F32 or F64. Nothing is kept here and no file stays mapped, so that a model takes
-little more than its buffers.
+tensor, transposed, in F16, F32 or F64, and in blocks (gguf/block_tensors.py). Nothing is kept here and no
+file stays mapped, so that a model takes little more than its buffers.
 """
 
 from __future__ import annotations
@@ -11,18 +11,19 @@ import math
 import os
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
-from typing import TypeAlias
+from typing import Protocol, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from aerie.engine.errors import WeightsError
-from aerie.engine.numerics import BF16Array, bf16, widen
+from aerie.engine.numerics import BF16Array, F32Array, bf16, widen
 
 DTYPES = {
     "BF16": bf16,
@@ -84,7 +85,7 @@ class Rounding:
 
 @dataclass(frozen=True)
 class Tensor:
-    """A matrix or vector in the file `path`; `dtype` in safetensors' words.
+    """A matrix or vector in the file `path`; `dtype` in safetensors' words, or in GGUF's.
 
     shape: as it is wanted, (out, in). Its first element is at byte `start` of the file, and a row of the file
     has `pitch` elements. is_transposed: rows of the file are columns of this one. rounding: counts what is
@@ -99,6 +100,11 @@ class Tensor:
     pitch: int
     is_transposed: bool = False
     rounding: Rounding = field(default_factory=Rounding, compare=False)
+
+    @property
+    def is_supported(self) -> bool:
+        """Whether its type is one that is read."""
+        return self.dtype in DTYPES
 
     @property
     def row_bytes(self) -> int:
@@ -134,98 +140,75 @@ class Tensor:
 
     def rows_into(self, out: BF16Array, first: int) -> None:
         """Read as many rows as `out` has, from row `first` on, into it. Raises WeightsError."""
-        part = self.part(first, len(out))
-        if self.is_transposed:
-            read, length, width = _File.read_columns, out.shape[1], len(out) * self.itemsize
-        else:
-            read, length, width = _File.read_rows, len(out), self.row_bytes
-        at_once = max(1, CHUNK_BYTES // max(1, width))  # a partition of a small LM head may have no rows
-        with _File(part) as file, ThreadPoolExecutor(READERS) as readers:
-            pieces = (slice(at, min(at + at_once, length)) for at in range(0, length, at_once))
-            list(readers.map(lambda piece: read(file, out, piece), pieces))
+        with _File(self.part(first, len(out))) as file:
+            if self.is_transposed:
+                read, length, width = file.read_columns, out.shape[1], len(out) * self.itemsize
+            else:
+                read, length, width = file.read_rows, len(out), self.row_bytes
+            read_in_chunks(partial(read, out), length, width, CHUNK_BYTES)
+
+    def opened(self) -> RowReader:
+        """Its file, to read single rows of it. Raises WeightsError."""
+        return _File(self)
+
+
+class RowReader(Protocol):
+    """An open file of a table."""
+
+    def row(self, out: BF16Array, number: int) -> None:
+        """Read row `number` into `out`, which is contiguous. Raises WeightsError."""
+
+
+def read_in_chunks(
+    read: Callable[[slice], None],
+    length: int,
+    width: int,
+    chunk_bytes: int,
+    multiple: int = 1,
+    threads: int = READERS,
+) -> None:
+    """Have threads read `length` rows of `width` bytes, each time about `chunk_bytes`, and a multiple of so
+    many rows."""
+    at_once = max(1, chunk_bytes // max(1, width * multiple)) * multiple  # a part of a small head has no rows
+    with ThreadPoolExecutor(threads) as readers:
+        list(readers.map(read, (slice(at, min(at + at_once, length)) for at in range(0, length, at_once))))
 
 
 class Rows:
     """A table in a file, of which single rows are read: `rows[3]`, `rows[[3, 1, 3]]`."""
 
     def __init__(self, table: Tensor) -> None:
-        self.table, self._file = table, _File(table)
+        self.table, self._file = table, table.opened()
 
     def __getitem__(self, ids: int | Sequence[int]) -> BF16Array:
         """One row, (width,), or as many as there are ids, (ids, width). Raises WeightsError."""
         if isinstance(ids, int | np.integer):
             out = np.empty(self.table.shape[1], bf16)
-            self._file.read(out, int(ids) * self.table.row_bytes)
+            self._file.row(out, int(ids))
             return out
         once = {token: self[token] for token in set(ids)}  # a prompt is mostly padding
         return np.stack([once[token] for token in ids])
 
 
-class _File:
+class TensorFile:
     """The open file of a tensor."""
 
     def __init__(self, tensor: Tensor) -> None:
-        self._tensor, self._dtype = tensor, DTYPES[tensor.dtype]
+        self._tensor = tensor
         try:
             self._number = os.open(tensor.path, os.O_RDONLY)
         except OSError as error:
             raise self._unreadable(error.strerror) from None
         self._close = weakref.finalize(self, os.close, self._number)
 
-    def __enter__(self) -> _File:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
         self._close()
 
-    def read_rows(self, out: BF16Array, piece: slice) -> None:
-        """Some rows of the tensor into those of `out`, bf16 straight into it."""
-        tensor = self._tensor
-        if tensor.pitch == math.prod(tensor.shape[1:]):
-            self.read(out[piece], piece.start * tensor.row_bytes)
-        else:
-            for number in range(piece.start, piece.stop):
-                self.read(out[number], number * tensor.row_bytes)
-
-    def read_columns(self, out: BF16Array, piece: slice) -> None:
-        """Some columns of a transposed tensor into those of `out`, through as many rows of the file."""
-        tensor = self._tensor
-        held = np.empty((piece.stop - piece.start, len(out)), bf16)
-        first = piece.start * tensor.row_bytes
-        if tensor.pitch == len(out):
-            self.read(held, first)
-        else:
-            for number, row in enumerate(held):
-                self.read(row, first + number * tensor.row_bytes)
-        out[:, piece] = held.T
-
-    def read(self, out: BF16Array, at: int) -> None:
-        """As many elements as the contiguous `out` has, from byte `at` of the tensor on."""
-        flat = out.reshape(-1)
-        raw = flat if self._dtype == bf16 else np.empty(flat.shape, self._dtype)
-        self._bytes(memoryview(raw.view(np.uint8).data), self._tensor.start + at)
-        if raw is not flat:
-            for first in range(0, len(flat), CONVERTED):
-                piece = slice(first, first + CONVERTED)
-                self._convert(
-                    raw[piece].astype(np.promote_types(self._dtype, np.float32), copy=False), flat[piece]
-                )
-
-    def _convert(self, given: Wide, out: BF16Array) -> None:
-        """Through float32, as torch rounds F64."""
-        tensor = self._tensor
-        with np.errstate(over="ignore"):
-            out[...] = given.astype(np.float32, copy=False).astype(bf16)
-        kept = widen(out)
-        overflown = given[np.isinf(kept) & np.isfinite(given)]
-        if overflown.size:
-            raise WeightsError(
-                f"tensor {tensor.name} in {tensor.path} holds {overflown[0]:.4g}, and bf16, which is "
-                "computed with, ends at 3.39e+38; the file is damaged: fetch it again"
-            )
-        tensor.rounding.count(tensor.dtype, given, kept)
-
-    def _bytes(self, into: memoryview, at: int) -> None:
+    def bytes_into(self, into: memoryview, at: int) -> None:
+        """Fill `into` with the bytes of the file from `at` on. Raises WeightsError."""
         while into:
             try:
                 got = os.preadv(self._number, [into], at)
@@ -238,6 +221,68 @@ class _File:
     def _unreadable(self, reason: str | None) -> WeightsError:
         tensor = self._tensor
         return WeightsError(f"cannot read tensor {tensor.name} from {tensor.path}: {reason}; fetch it again")
+
+
+class _File(TensorFile):
+    """That of one whose rows are values one after the other."""
+
+    def read_rows(self, out: BF16Array, piece: slice) -> None:
+        """Some rows of the tensor into those of `out`, bf16 straight into it."""
+        tensor = self._tensor
+        if tensor.pitch == math.prod(tensor.shape[1:]):
+            self._read(out[piece], piece.start * tensor.row_bytes)
+        else:
+            for number in range(piece.start, piece.stop):
+                self.row(out[number], number)
+
+    def read_columns(self, out: BF16Array, piece: slice) -> None:
+        """Some columns of a transposed tensor into those of `out`, through as many rows of the file."""
+        tensor = self._tensor
+        held = np.empty((piece.stop - piece.start, len(out)), bf16)
+        if tensor.pitch == len(out):
+            self._read(held, piece.start * tensor.row_bytes)
+        else:
+            for number, row in enumerate(held, piece.start):
+                self.row(row, number)
+        out[:, piece] = held.T
+
+    def row(self, out: BF16Array, number: int) -> None:
+        """Row `number` of the file, or as much of it as `out` has."""
+        self._read(out, number * self._tensor.row_bytes)
+
+    def _read(self, out: BF16Array, at: int) -> None:
+        """As many elements as the contiguous `out` has, from byte `at` of the tensor on."""
+        flat, dtype = out.reshape(-1), DTYPES[self._tensor.dtype]
+        raw = flat if dtype == bf16 else np.empty(flat.shape, dtype)
+        self.bytes_into(memoryview(raw.view(np.uint8).data), self._tensor.start + at)
+        if raw is not flat:
+            for first in range(0, len(flat), CONVERTED):
+                piece = slice(first, first + CONVERTED)
+                given = raw[piece].astype(np.promote_types(dtype, np.float32), copy=False)
+                round_into(self._tensor, given, flat[piece])
+
+
+def round_into(tensor: Tensor, given: Wide, out: BF16Array) -> None:
+    """Values of a tensor to bf16 through float32, as torch rounds F64; what that loses is counted.
+
+    Raises WeightsError for one that bf16 has not.
+    """
+    with np.errstate(over="ignore"):
+        out[...] = given.astype(np.float32, copy=False).astype(bf16)
+    kept = widen(out)
+    if not np.isfinite(kept).all():
+        _check_overflow(tensor, given, kept)
+    tensor.rounding.count(tensor.dtype, given, kept)
+
+
+def _check_overflow(tensor: Tensor, given: Wide, kept: F32Array) -> None:
+    """Raises WeightsError for a value that became infinite; the logits tell of one that was so already."""
+    overflown = given[np.isinf(kept) & np.isfinite(given)]
+    if overflown.size:
+        raise WeightsError(
+            f"tensor {tensor.name} in {tensor.path} holds {overflown[0]:.4g}, and bf16, which is "
+            "computed with, ends at 3.39e+38; the file is damaged: fetch it again"
+        )
 
 
 @contextmanager

@@ -11,6 +11,9 @@ from aerie.engine.chat_template import ChatTemplate, TemplateArgumentError
 from aerie.engine.control_tokens import ControlTokens, encode_text_ids
 from aerie.engine.detokenizer import Detokenizer, IncrementalDetokenizer, TokenText
 from aerie.engine.errors import CheckpointError, PromptError
+from aerie.engine.folder import check_tokenizer_files
+from aerie.engine.gguf.model_files import GGUFModel, find_gguf
+from aerie.engine.gguf.tokenizer import tokenizer_from_metadata
 from aerie.engine.token_length_bound import TextTooLongError, max_token_bytes
 from aerie.engine.tokenizer_files import read_tokenizer
 from aerie.engine.tool_calls import Message, ToolCallFormat, Tools, detect_format, prepare_messages
@@ -115,7 +118,7 @@ class Tokenizer:
         The control tokens are those that the template writes; one that a message, a tool or an argument
         spells out is text. Without a template the messages' texts are continued (`without_template`). Raises
         PromptError for a conversation that the template refuses, TemplateArgumentError, and as
-        tool_calls.told. most: as `encode`; a message is a token or more.
+        tool_calls.prepare_messages. most: as `encode`; a message is a token or more.
         """
         if most is not None and self.has_chat_template and len(messages) > most:
             raise PromptError(
@@ -231,7 +234,12 @@ def without_template(messages: Sequence[Message]) -> str:
 
 
 def load_tokenizer(folder: Path) -> Tokenizer:
-    """The tokenizer of a checkpoint folder. CheckpointError where it is missing or cannot be read."""
+    """The tokenizer of a checkpoint folder, or of a GGUF file. CheckpointError where it is missing or cannot
+    be read."""
+    model = find_gguf(folder)
+    if model is not None:
+        return _of_gguf(model)
+    check_tokenizer_files(folder)
     if not any((folder / name).is_file() for name in ("tokenizer.json", "tokenizer.model")):
         raise CheckpointError(f"there is no tokenizer.json in {folder}; the checkpoint is incomplete")
     try:
@@ -239,13 +247,32 @@ def load_tokenizer(folder: Path) -> Tokenizer:
     except (MemoryError, CheckpointError):
         raise
     except Exception as error:  # transformers and tokenizers raise plain Exception for damaged files
-        reason = " ".join(str(error).split())
-        if NEEDS_CODE in reason:
-            reason = "it is code of the checkpoint, of which nothing is executed"
-        shown = reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
+        shown = _shown(error)
+        if NEEDS_CODE in str(error):
+            shown = "it is code of the checkpoint, of which nothing is executed"
         raise CheckpointError(
             f"cannot load the tokenizer in {folder}: {shown}; {_way_out(folder)}"
         ) from error
+
+
+def _of_gguf(model: GGUFModel) -> Tokenizer:
+    """That of a GGUF file's metadata. CheckpointError, with the file."""
+    try:
+        return Tokenizer(*tokenizer_from_metadata(dict(model.metadata)))
+    except CheckpointError as error:
+        raise CheckpointError(f"{model.path}: {error}") from None
+    except MemoryError:
+        raise
+    except Exception as error:  # as above
+        raise CheckpointError(
+            f"cannot load the tokenizer of {model.path}: {_shown(error)}; fetch it again"
+        ) from error
+
+
+def _shown(error: Exception) -> str:
+    """What a library says, on one line that is not too long."""
+    reason = " ".join(str(error).split())
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[:LONGEST_REASON]} ..."
 
 
 def _way_out(folder: Path) -> str:

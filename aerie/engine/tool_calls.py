@@ -24,7 +24,7 @@ for a tool `tool_call_id`, the id of its call."""
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 NAME_SIGNS = "letters, digits, _ and -, 64 at most"
-MOST_TOOLS = 128
+MAX_TOOLS = 128
 """Maximum number of tools, as in OpenAI's API."""
 NO_PARAMETERS: Mapping[str, Any] = {"type": "object", "properties": {}, "additionalProperties": False}
 CHOICES = ("none", "auto", "required")
@@ -71,7 +71,7 @@ class Tool:
 class Tools:
     """The tools of a request. must_call: the answer must be a call. allowed_names: the only tools that may be
     called; None means all. parallel: an answer may have several calls, if the model's format has them. Raises
-    ToolsError for invalid or repeated names, for more than MOST_TOOLS, and for names of unknown tools."""
+    ToolsError for invalid or repeated names, for more than MAX_TOOLS, and for names of unknown tools."""
 
     tools: tuple[Tool, ...]
     must_call: bool = False
@@ -79,15 +79,16 @@ class Tools:
     parallel: bool = True
 
     def __post_init__(self) -> None:
-        if len(self.tools) > MOST_TOOLS:
-            raise ToolsError(f"there are {len(self.tools)} tools; give {MOST_TOOLS} at most", "tools")
+        if len(self.tools) > MAX_TOOLS:
+            raise ToolsError(f"there are {len(self.tools)} tools; give {MAX_TOOLS} at most", "tools")
         seen_names: set[str] = set()
         for index, tool in enumerate(self.tools):
             _check(tool, seen_names, f"tools[{index}]")
             seen_names.add(tool.name)
         for name in self.allowed_names or ():
             if name not in seen_names:
-                problem = f"tool_choice names {name[:80]!r}, and the tools are {', '.join(sorted(seen_names)) or 'none'}"
+                known = ", ".join(sorted(seen_names)) or "none"
+                problem = f"tool_choice names {name[:80]!r}, and the tools are {known}"
                 raise ToolsError(f"{problem}; name one of these", "tool_choice")
         if self.must_call and not self.callable:
             raise ToolsError("tool_choice asks for a call, and there are no tools; give tools", "tool_choice")
@@ -108,7 +109,8 @@ def _check(tool: Tool, seen_names: set[str], field_path: str) -> None:
         )
     if (kind := tool.schema["type"]) != "object":
         raise ToolsError(
-            f"{field_path}.parameters is of the type {json.dumps(kind)[:80]}, and arguments are an object; give a "
+            f"{field_path}.parameters is of the type {json.dumps(kind)[:80]}, and arguments are an object; "
+            "give a "
             'JSON schema of "type": "object"',
             f"{field_path}.parameters",
         )
@@ -215,12 +217,12 @@ def detect_format(template: object) -> ToolCallFormat:
 
 
 def prepare_messages(
-    messages: Sequence[Message], tools: Tools | None, form: ToolCallFormat
+    messages: Sequence[Message], tools: Tools | None, call_format: ToolCallFormat
 ) -> tuple[list[dict[str, Any]], list[dict[str, Any]] | None]:
     """Messages and tools for a chat template. Raises CallsError for results without calls, and for arguments
     that are not JSON."""
-    parsed = _with_calls(messages, form.id_length)
-    if form is not DEFAULT_FORMAT:
+    parsed = _with_calls(messages, call_format.id_length)
+    if call_format is not DEFAULT_FORMAT:
         return parsed, [tool.to_json for tool in tools.tools] if tools else None
     folded = _folded(parsed)
     if tools:
@@ -231,7 +233,8 @@ def prepare_messages(
 
 
 def _with_calls(messages: Sequence[Message], id_length: int | None) -> list[dict[str, Any]]:
-    """The messages with arguments as objects, function names beside results, and ids of the format's length."""
+    """The messages with arguments as objects, function names beside results, and ids of the format's
+    length."""
     result: list[dict[str, Any]] = []
     open_calls: dict[str, str] = {}
     for index, message in enumerate(messages):
@@ -239,7 +242,7 @@ def _with_calls(messages: Sequence[Message], id_length: int | None) -> list[dict
         if message["role"] == "tool":
             call_id = str(message.get("tool_call_id"))
             if call_id not in open_calls:
-                raise _unasked(call_id, open_calls, f"{place}.tool_call_id")
+                raise _unknown_call(call_id, open_calls, f"{place}.tool_call_id")
             copy |= {"tool_call_id": _id(call_id, id_length), "name": open_calls[call_id]}
         elif calls := message.get("tool_calls"):
             parsed = [
@@ -256,12 +259,12 @@ def _with_calls(messages: Sequence[Message], id_length: int | None) -> list[dict
     return result
 
 
-def _unasked(call_id: str, open_ids: Iterable[str], field_path: str) -> CallsError:
+def _unknown_call(call_id: str, open_ids: Iterable[str], field_path: str) -> CallsError:
     ids = ", ".join(map(repr, open_ids))
     before = f"the calls before it are {ids}" if ids else "no call is before it"
     return CallsError(
-        f"{field_path} is {call_id[:80]!r}, and {before}; a message of role tool follows the assistant's that "
-        "has its call in tool_calls",
+        f"{field_path} is {call_id[:80]!r}, and {before}; a message of role tool follows the assistant's "
+        "that has its call in tool_calls",
         field_path,
     )
 
@@ -299,8 +302,8 @@ def _instructions(tools: Tools) -> str:
     listed = "\n".join(json.dumps(tool.to_json["function"], ensure_ascii=False) for tool in tools.tools)
     return (
         f"You may call these functions:\n{listed}\n"
-        f'To call one, answer {{"name": its name, "{DEFAULT_FORMAT.arguments_key}": an object of its arguments}}, and nothing '
-        "else."
+        f'To call one, answer {{"name": its name, "{DEFAULT_FORMAT.arguments_key}": an object of its '
+        "arguments}, and nothing else."
     )
 
 

@@ -1,8 +1,8 @@
-"""What would be computed wrongly, and is refused: by its name, with the reason.
+"""Refuses models that would be computed wrongly, by name and with the reason.
 
-One decoder is computed, with what a family's file adds. Several names stand for it, and other models go by
-one of them: so it is the facts that are looked at, and each that makes another model is refused. What only
-adds tensors is found among these (`weights.py`).
+Aerie computes one decoder, with the additions of a family's file. Several names stand for this decoder, and
+other models use one of these names. So the entries of config.json are checked, and each that changes the
+computation is refused. Additional tensors are found among the tensors (`weights.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from aerie.engine.model_family import ModelFamily
 
 @dataclass(frozen=True)
 class RequiredEntry:
-    """Entries that make another model of the same tensors, unless they have one of these values.
+    """Entries that change the computation, unless they have one of these values.
 
-    Absent and null are always such values. The names are those of transformers' configurations and of models
-    that come with code of their own. reason: what would be left out; it follows the value in a message.
+    Absent and null are always allowed. The names are those of transformers' configurations and of models with
+    their own code. reason: what would be left out; it follows the value in the message.
     """
 
     names: tuple[str, ...]
@@ -32,15 +32,15 @@ class RequiredEntry:
     reason: str
 
     def check(self, config: ConfigReader) -> None:
-        """ConfigError for an entry with another value."""
+        """Raises ConfigError for an entry with another value."""
         for name in self.names:
-            given = config.get(name)
-            if given is not None and not any(_same(given, value) for value in self.values):
+            actual = config.get(name)
+            if actual is not None and not any(_same(actual, value) for value in self.values):
                 raise ConfigError(
-                    f"{config.path}: {name} is {short(given)}: {self.reason}; {self._wanted(name)}"
+                    f"{config.path}: {name} is {short(actual)}: {self.reason}; {self._expected_text(name)}"
                 )
 
-    def _wanted(self, name: str) -> str:
+    def _expected_text(self, name: str) -> str:
         if not self.values:
             return f"no model with {name} is supported ({MODELS_THAT_RUN})"
         return f"only {name} {self.values[0]!r} is supported"
@@ -106,6 +106,7 @@ REQUIRED_ENTRIES = (
 
 OTHER_ARCHITECTURES = (
     ("vl llava pixtral mllama audio omni", "it reads images or sounds, and only text is read"),
+    ("bert electra xlm", "it makes vectors of texts, and no answers"),
     (
         "moe mixtral dbrx deepseek gptoss llama4 minimax",
         "it is a mixture of experts, in which each token takes weights of its own",
@@ -133,11 +134,15 @@ OTHER_ARCHITECTURES = (
 QUANTISATION_ENTRIES = ("quantization_config", "quantization", "compression_config")
 """Where transformers, MLX and compressed-tensors say how the weights were quantised."""
 
+OF_NAME = {"quantization": "MLX", "compression_config": "compressed-tensors"}
+"""Who quantised, where the entry alone says it."""
+
 WINDOW_ENTRIES = ("full_attention", "sliding_attention")
 
 
 def check_supported(config: ConfigReader) -> ModelFamily:
-    """The family of a config.json. Raises ConfigError, by name, for whatever would be computed wrongly."""
+    """The family of a config.json. Raises ConfigError, with the entry's name, for anything that would be
+    computed wrongly."""
     family = _family(config)
     for fact in (*_facts_of(family), *REQUIRED_ENTRIES):
         fact.check(config)
@@ -176,12 +181,24 @@ def _family(config: ConfigReader) -> ModelFamily:
     family = FAMILIES.get(str(config.get("model_type", of_name)))
     if family is None or (names and not _is_named(family, names)):
         *first, last = (each.name for each in FAMILIES.values())
+        why = reason_of_name(*names, config.get("model_type"))
         raise ConfigError(
             f"{config.path}: the architecture is {', '.join(map(str, names[:3])) or 'not named'} "
-            f"(model_type {short(config.get('model_type'))}){_reason(names, config.get('model_type'))}; only "
+            f"(model_type {short(config.get('model_type'))}){why}{_text_part(config)}; only "
             f"{', '.join(first)} and {last} are supported ({MODELS_THAT_RUN})"
         )
     return family
+
+
+def _text_part(config: ConfigReader) -> str:
+    """What to take in place of a model of images or sounds whose text part would run by itself."""
+    part = config.get("text_config") or config.get("llm_config")
+    kind = part.get("model_type") if isinstance(part, dict) else None
+    if isinstance(kind, str):
+        kind = kind.removesuffix("_text").removesuffix("_vl").replace("qwen2_5", "qwen2")
+    if kind not in FAMILIES:
+        return ""
+    return f"; its text part is of the kind {kind}, which runs: fetch the model of text that it was made from"
 
 
 def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
@@ -189,18 +206,18 @@ def _is_named(family: ModelFamily, architectures: Sequence[Any]) -> bool:
     return family.name in architectures or re.sub("ForCausalLM$", "Model", family.name) in architectures
 
 
-def _reason(names: list[Any], model_type: Any) -> str:
-    """Why a model of this name is not supported, where that is known."""
-    name = " ".join(map(str, [*names, model_type])).lower().replace("_", "")
+def reason_of_name(*names: Any) -> str:
+    """Why a model of these names is not supported, after a colon; empty where that is not known."""
+    name = " ".join(map(str, names)).lower().replace("_", "")
     found = (reason for parts, reason in OTHER_ARCHITECTURES if any(part in name for part in parts.split()))
     return next((f": {reason}" for reason in found), "")
 
 
-def _same(given: Any, value: Any) -> bool:
+def _same(actual: Any, value: Any) -> bool:
     """Whether an entry is this value; true is no number here, and 1 is 1.0."""
-    if isinstance(value, float) and isinstance(given, int | float) and not isinstance(given, bool):
-        return abs(given - value) <= 1e-6 * abs(value)
-    return isinstance(given, bool) == isinstance(value, bool) and bool(given == value)
+    if isinstance(value, float) and isinstance(actual, int | float) and not isinstance(actual, bool):
+        return abs(actual - value) <= 1e-6 * abs(value)
+    return isinstance(actual, bool) == isinstance(value, bool) and bool(actual == value)
 
 
 def _check_layers(config: ConfigReader) -> None:
@@ -225,8 +242,9 @@ def _check_unquantised(config: ConfigReader) -> None:
         return
     given = config.get(name)
     method = given.get("quant_method") if isinstance(given, dict) else None
+    method = method or OF_NAME.get(name)
     how = f"quantised with {method}" if method else "quantised"
     raise ConfigError(
         f"{config.path}: the checkpoint is {how} ({name}); only unquantised checkpoints are "
-        "supported, in BF16, F16 or F32"
+        "supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model"
     )

@@ -33,8 +33,8 @@ def default_variants(positions: int) -> tuple[Variant, ...]:
     and 8192 that are smaller than the model's positions, and the smallest one that holds these, 8192 at most.
     """
     rows = SMALL_ROWS if positions <= SMALL_POSITIONS else LARGE_ROWS
-    positions_ = min(positions, DEFAULT_CONTEXTS[-1])
-    largest = next(context for context in CONTEXTS if context >= positions_)
+    needed = min(positions, DEFAULT_CONTEXTS[-1])
+    largest = next(context for context in CONTEXTS if context >= needed)
     contexts = {*(context for context in DEFAULT_CONTEXTS if context < largest), largest}
     return tuple(sorted(Variant(n, m) for n in rows for m in contexts if n <= m))
 

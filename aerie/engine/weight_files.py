@@ -1,4 +1,4 @@
-"""Which files of a folder hold a checkpoint's tensors, and where in them.
+"""Which files hold a checkpoint's tensors, and where in them.
 
 As transformers reads them: model.safetensors where it is there; else every file that the index names, with
 all that is in it, whatever the index says of single tensors. What the files leave open is told, or refused.
@@ -17,8 +17,13 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from aerie.engine.config_file import CONFIG
 from aerie.engine.errors import WeightsError
 from aerie.engine.folder import INDEX_FILE, SINGLE_FILE, check_file, other_formats, read_object
+from aerie.engine.gguf.architectures import ARCHITECTURES, Architecture
+from aerie.engine.gguf.model_config import config_entries
+from aerie.engine.gguf.model_files import GGUFModel, find_gguf
+from aerie.engine.gguf.named_tensors import name_in_file, named_tensors, size_note
 from aerie.engine.tensors import Tensor
 
 LARGEST_INDEX = 64 << 20
@@ -28,12 +33,24 @@ LARGEST_HEADER = 16 << 20
 
 @dataclass(frozen=True)
 class WeightFiles:
-    """What a folder holds: tensors by their names in the files. notes: which files count, where that might be
-    doubted."""
+    """What a checkpoint holds: tensors by transformers' names. notes: which files count, where that might be
+    doubted. config: what says which shapes they must have. may_be_transposed: whether matrices may lie (in,
+    out)."""
 
     folder: Path
     tensors: Mapping[str, Tensor]
     notes: tuple[str, ...] = ()
+    config: str = CONFIG
+    may_be_transposed: bool = True
+
+    @property
+    def mismatch(self) -> str:
+        """What is wrong where tensors and config contradict each other."""
+        return "the files and the config do not belong together"
+
+    def stored_name(self, name: str) -> str:
+        """What the files call a tensor of transformers' name."""
+        return self.tensors[name].name if name in self.tensors else name
 
     def elsewhere(self, name: str) -> str:
         """Where a tensor is that the files lack: for a message, empty where it is nowhere."""
@@ -47,8 +64,39 @@ class WeightFiles:
         return ""
 
 
-def find_tensors(folder: Path) -> WeightFiles:
-    """Where each tensor of a checkpoint is. Raises WeightsError."""
+def find_tensors(checkpoint: Path) -> WeightFiles:
+    """Where each tensor of a checkpoint, a folder or a GGUF file, is. Raises CheckpointError."""
+    model = find_gguf(checkpoint)
+    return _folder_files(checkpoint) if model is None else GGUFWeightFiles.of(model)
+
+
+@dataclass(frozen=True)
+class GGUFWeightFiles(WeightFiles):
+    """Those of a model in GGUF."""
+
+    architecture: Architecture = ARCHITECTURES["llama"]
+
+    @staticmethod
+    def of(model: GGUFModel) -> GGUFWeightFiles:
+        """Raises CheckpointError."""
+        tensors = named_tensors(model, config_entries(model))
+        about = (size_note(model),)
+        return GGUFWeightFiles(
+            model.path, tensors, about, "the metadata", False, ARCHITECTURES[model.architecture]
+        )
+
+    @property
+    def mismatch(self) -> str:
+        return "the file is damaged, or was made by a converter that knew the model too little: fetch another"
+
+    def stored_name(self, name: str) -> str:
+        return name_in_file(name, self.architecture)
+
+    def elsewhere(self, name: str) -> str:  # noqa: ARG002
+        return ""
+
+
+def _folder_files(folder: Path) -> WeightFiles:
     single, index = folder / SINGLE_FILE, folder / INDEX_FILE
     if single.exists() or not index.exists():
         return WeightFiles(folder, tensors_in(single), _notes_of(single, index))

@@ -82,7 +82,7 @@ class Weights:
     are not in bf16, `notes` which files count where that might be doubted."""
 
     def __init__(self, folder: Path, config: ModelConfig) -> None:
-        """Check all; WeightsError for a file or tensor that is missing, damaged, unfit or left over."""
+        """Check all; WeightsError for a file or tensor that is missing, damaged, mismatch or left over."""
         self.rounding, self._config = Rounding(), config
         files, expected = find_tensors(folder), expected_shapes(config)
         self.notes, found = files.notes, _as_named(files.tensors)
@@ -90,10 +90,10 @@ class Weights:
             expected[LM_HEAD] = (config.vocab_size, config.hidden_size)
         fused = dict(_fused(found, config))
         stored = _as_stored(expected, fused)
-        _check_nothing_left(found, stored)
-        turned = _lie_transposed(found, stored)
+        _check_nothing_left(found, stored, files)
+        turned = files.may_be_transposed and _lie_transposed(found, stored)
         _check_all_there(found, stored, files)
-        checked = {name: _checked(found[name], name, shape, turned) for name, shape in stored.items()}
+        checked = {name: _checked(found[name], name, shape, turned, files) for name, shape in stored.items()}
         tensors = {**checked, **_parts(checked, expected, fused)}
         self._tensors = {name: replace(tensors[name], rounding=self.rounding) for name in expected}
 
@@ -189,15 +189,15 @@ def _lie_transposed(found: Mapping[str, Tensor], stored: Shapes) -> bool:
     return first is not None and found[first].shape == stored[first][::-1]
 
 
-def _check_nothing_left(found: Mapping[str, Tensor], expected: Collection[str]) -> None:
+def _check_nothing_left(found: Mapping[str, Tensor], expected: Collection[str], files: WeightFiles) -> None:
     """Refuse a tensor of the model that is not computed with: a bias, a norm of queries, one layer more."""
     left = [name for name in found if name.startswith(MODEL_PARTS) and name not in expected]
     other = next((name for name in left if not _changes_nothing(name, found[name])), None)
     if other:
         raise WeightsError(
-            f"tensor {other} in {found[other].path} is none that config.json asks for: answers would be made "
-            f"without it, and be wrong; the model is none of those supported ({MODELS_THAT_RUN}), or the "
-            "files and the config do not belong together"
+            f"tensor {files.stored_name(other)} in {found[other].path} is none that {files.config} asks for: "
+            "answers would be made without it, and be wrong; the model is none of those supported "
+            f"({MODELS_THAT_RUN}), or {files.mismatch}"
         )
 
 
@@ -213,26 +213,28 @@ def _check_all_there(found: Collection[str], stored: Shapes, files: WeightFiles)
     lacking = next((name for name in stored if name not in found), None)
     if lacking is None:
         return
-    why = files.elsewhere(lacking) or "the files and the config do not belong together"
+    why = files.elsewhere(lacking) or files.mismatch
     if lacking == LM_HEAD and any(map(BARE.match, files.tensors)):
         why = "it was saved without its head, to make embeddings alone, and can say nothing"
     raise WeightsError(
-        f"tensor {lacking} is missing from the checkpoint; config.json asks for it with shape "
-        f"{_shape(stored[lacking])}: {why}"
+        f"tensor {files.stored_name(lacking)} is missing from the checkpoint; {files.config} asks for it "
+        f"with shape {_shape(stored[lacking])}: {why}"
     )
 
 
-def _checked(tensor: Tensor, name: str, expected: tuple[int, ...], turned: bool) -> Tensor:
+def _checked(
+    tensor: Tensor, name: str, expected: tuple[int, ...], turned: bool, files: WeightFiles
+) -> Tensor:
     """The tensor `name` in (out, in) layout; turned: matrices of the checkpoint lie the other way round."""
     is_turned = turned and _is_linear(name, expected)
     implied = expected[::-1] if is_turned else expected
     if tensor.shape != implied:
         raise WeightsError(
-            f"tensor {name} in {tensor.path} has shape {_shape(tensor.shape)}; config.json implies "
-            f"{_shape(implied)}{', transposed as others are' if is_turned else ''}: the files and the config "
-            "do not belong together"
+            f"tensor {files.stored_name(name)} in {tensor.path} has shape {_shape(tensor.shape)}; "
+            f"{files.config} implies {_shape(implied)}{', transposed as others are' if is_turned else ''}: "
+            f"{files.mismatch}"
         )
-    if tensor.dtype not in DTYPES:
+    if not tensor.is_supported:
         raise WeightsError(
             f"tensor {name} of shape {_shape(tensor.shape)} in {tensor.path} has dtype {tensor.dtype}; only "
             f"{', '.join(DTYPES)} are read: convert the checkpoint to BF16"

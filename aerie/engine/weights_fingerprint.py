@@ -45,7 +45,7 @@ class FileStat(NamedTuple):
     changed: int
 
     @staticmethod
-    def of(path: Path) -> FileStat:
+    def from_path(path: Path) -> FileStat:
         stat = path.stat()
         times = stat.st_mtime_ns, stat.st_ctime_ns
         return FileStat(str(path.resolve()), stat.st_dev, stat.st_ino, stat.st_size, *times)
@@ -58,7 +58,7 @@ class Fingerprint:
 
     def __init__(self, files: Iterable[Path], folder: Path | None = None) -> None:
         self._files = sorted(files)
-        self._known = self._looked_at()
+        self._known = self._stat_files()
         self._store = artifact_store(folder) if folder else None
         self._lock = threading.Lock()
         self._made: str | None = None
@@ -67,13 +67,13 @@ class Fingerprint:
         with self._lock:
             if self._made is None:
                 self._check()
-                self._made = self._kept() or self._make()
+                self._made = self._stored() or self._make()
             self._check()
             return self._made
 
-    def _looked_at(self) -> list[FileStat]:
+    def _stat_files(self) -> list[FileStat]:
         try:
-            return [FileStat.of(path) for path in self._files]
+            return [FileStat.from_path(path) for path in self._files]
         except OSError as error:
             raise UserError(
                 f"{error.filename} of the model's weights cannot be read any more ({error.strerror}): what "
@@ -81,7 +81,7 @@ class Fingerprint:
             ) from None
 
     def _check(self) -> None:
-        for before, now in zip(self._known, self._looked_at(), strict=True):
+        for before, now in zip(self._known, self._stat_files(), strict=True):
             if before != now:
                 raise UserError(
                     f"{before.path} was changed after the model was loaded: what was computed with the "
@@ -92,7 +92,7 @@ class Fingerprint:
     def _key(self) -> str:
         return hashlib.sha256(json.dumps([FORM, self._known]).encode()).hexdigest()
 
-    def _kept(self) -> str | None:
+    def _stored(self) -> str | None:
         """The stored fingerprint, if there is one."""
         content = self._store and self._store.read(_entry(self._key))
         with contextlib.suppress(ValueError, TypeError, KeyError):

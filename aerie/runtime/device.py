@@ -73,7 +73,7 @@ class DeviceAccess(Protocol):
         """Whether several runs can be one native call (virtual_npu.pyxrt.batch)."""
 
     def acquire(self, report: Note) -> None:
-        """Lock the device before it is opened, against other processes. report: told while waiting."""
+        """Lock the device before it is opened, against other processes. report: called while it waits."""
 
     def release(self) -> None:
         """Unlock the device after it is closed, or could not be opened."""
@@ -163,7 +163,7 @@ class LoadedProgram:
 class OpenDevice:
     """A device, opened at first use, and the programs loaded on it, up to its limit.
 
-    backend: its name in errors. report: told while another process has the device. index: of the device in
+    backend: its name in errors. report: called while another process has the device. index: of the device in
     pyxrt. last_completed: label of the last run that completed.
     """
 

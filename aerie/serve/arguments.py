@@ -44,14 +44,19 @@ def _add_models(parser: argparse.ArgumentParser) -> None:
         default=[],
         metavar="[NAME=]MODEL",
         help=(
-            "as for `aerie run`: demo, a folder, or a Hugging Face id; repeatable: the first is "
-            "loaded at the start, the others on their first request (default: demo)"
+            "as for `aerie run`: demo, smollm2, a folder, a GGUF file, a Hugging Face id; repeatable: the "
+            "first is loaded at the start, the others on their first request (default: demo)"
         ),
     )
     parser.add_argument(
-        "--models-dir", type=Path, metavar="FOLDER", help="each folder in it with a config.json is a model"
+        "--models-dir",
+        type=Path,
+        metavar="FOLDER",
+        help="each folder in it with a config.json is a model, and each GGUF file",
     )
-    parser.add_argument("--name", help="what clients call the model (default: the folder's name, or the id)")
+    parser.add_argument(
+        "--name", help="what clients call the model (default: the folder's or file's name, or the id)"
+    )
     parser.add_argument(
         "--alias",
         action="append",

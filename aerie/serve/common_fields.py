@@ -23,11 +23,11 @@ from pydantic import (
     model_validator,
 )
 
-from aerie.engine.sampler import MOST_BIAS, SamplingSettings
+from aerie.engine.sampler import MAX_BIAS, SamplingSettings
 from aerie.engine.scheduler import MAX_RUNNING_REQUESTS
 from aerie.engine.strategies.decode_config import DecodeSettings
 
-EXCLUDING_BIAS = MOST_BIAS
+EXCLUDING_BIAS = MAX_BIAS
 """Its negative excludes a token: false in logit_bias, and ignore_eos."""
 SEED_LIMIT = 2**64
 MAX_STOP_LENGTH = 1000
@@ -153,7 +153,7 @@ def content_text(content: Content | list[TextPart] | None) -> str:
 
 class StructuredOutput(NamedTuple):
     """The required format of an output: a JSON schema, a grammar in GBNF, or a regular expression. param: the
-    field that asks for it. enforcement: of a schema (form_process.Wanted)."""
+    field that asks for it. enforcement: of a schema (grammar_process.GrammarSource)."""
 
     param: str
     schema: Mapping[str, Any] | None = None

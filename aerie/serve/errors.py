@@ -149,7 +149,7 @@ def from_validation_errors(errors: Sequence[Any]) -> ApiError:
 
 
 def _most_specific(errors: Sequence[Any]) -> Any:
-    """Of the errors of a field with several allowed types, one that is more than "not of this type"."""
+    """Choose one error of a field with several allowed types: rather not "not of this type"."""
     same_field = [error for error in errors if error["loc"][:2] == errors[0]["loc"][:2]]
     return next((error for error in same_field if not error["type"].endswith("_type")), errors[0])
 

@@ -9,7 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from aerie.cli.checkpoints import DEMO
+from aerie.cli.model_folders import gguf_files
 from aerie.common.errors import UserError
+from aerie.engine.gguf.model_files import PART, SUFFIX
 
 NAME = re.compile(r"([^=/\\\s]+)=(.+)")
 """A name and its value. A path with a = that is no folder here must start with / or ./"""
@@ -40,25 +42,35 @@ def _split_name(value: str) -> tuple[str | None, str]:
 
 
 def _default_name(model: str) -> str:
-    """The name of a folder without its path: clients need not know where it is."""
-    folder = Path(model).expanduser()
-    return folder.resolve().name if folder.is_dir() else model
+    """The name of a folder or a file without its path: clients need not know where it is."""
+    path = Path(model).expanduser()
+    if path.is_file():
+        return _file_name(path)
+    return path.resolve().name if path.is_dir() else model
+
+
+def _file_name(path: Path) -> str:
+    """Of a GGUF file, without what says that it is one, or that it is a part."""
+    part = PART.fullmatch(path.name)
+    return part["name"] if part else path.name.removesuffix(SUFFIX)
 
 
 def _in_folder(folder: Path) -> Iterator[tuple[str, str]]:
     """Yield name and path of each model in a folder. Raises UserError if there is none."""
+    folder = folder.expanduser()
     try:
-        folders = sorted(path for path in folder.expanduser().iterdir() if (path / "config.json").is_file())
+        models = [(path.name, path) for path in folder.iterdir() if (path / "config.json").is_file()]
+        models += [(_file_name(path), path) for path in gguf_files(folder)]
     except OSError as error:
         raise UserError(
             f"--models-dir is {folder}, and cannot be read ({error.strerror}); name a folder of models"
         ) from None
-    if not folders:
+    if not models:
         raise UserError(
-            f"--models-dir is {folder}, and no folder in it has a config.json; name one that holds models, "
-            "each in a folder of its own"
+            f"--models-dir is {folder}, and no folder in it has a config.json, and no file is in GGUF; name "
+            "one that holds models"
         )
-    yield from ((path.name, str(path)) for path in folders)
+    yield from ((name, str(path)) for name, path in sorted(models))
 
 
 def _check_unique(pairs: Sequence[tuple[str, str]]) -> dict[str, str]:

@@ -340,7 +340,7 @@ class PoolingOutput:
 
     @staticmethod
     def submit(ask: OutputRequest, session: Session, scheduler: Scheduler) -> PoolingOutput:
-        """Give the prompt to the scheduler. Raises as Scheduler.read."""
+        """Give the prompt to the scheduler. Raises as Scheduler.add_prefill_only."""
         assert ask.make_pooler is not None
         pooler = ask.make_pooler(session)
         return PoolingOutput(

@@ -46,7 +46,7 @@ from aerie.serve.response_items import (
 
 
 class TextFormat(JsonSchema):
-    """As in chat completions, with the schema beside the type."""
+    """The format of chat completions, with the schema next to the type."""
 
     type: Literal["text", "json_object", "json_schema"]
 

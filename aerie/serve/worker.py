@@ -1,7 +1,8 @@
 """The thread that owns a model: it takes functions from an inbox and runs engine steps while there is work.
 
 Everything from outside is a function in the inbox, which runs between two steps. After each step the new
-deltas go to the event loop together. An error in the work of one output ends that output (engine/error_scope.py).
+deltas go to the event loop together. An error in the work of one output ends that output
+(engine/error_scope.py).
 An error in a shared step ends the outputs of that step. Neither ends the queued ones or the thread.
 """
 

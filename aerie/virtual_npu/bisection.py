@@ -109,7 +109,7 @@ class _Reference:
         self.arguments = arguments(self.entry)
         result = program.run(*self.arguments, entry=self.entry.name)
         self.outputs = result.outputs
-        self.reported = set(_missing_tokens(result))  # what need not be told again
+        self.reported = set(_missing_tokens(result))  # already reported
         self.fits = not _limits_exceeded(program)
         self.tolerance = tolerance
 

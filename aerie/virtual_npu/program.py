@@ -117,7 +117,7 @@ class Program:
         bf16 is taken as ml_dtypes.bfloat16 or as its bits in uint16, and given back as it came.
         perturb: after the run in order, so many runs under schedules drawn with seed, seed + 1, ...
         stats, trace: what `Result.record` shall hold, of the run in order.
-        races: `error`, or `note`: a data race is told in `Result.notes`, and the run goes on.
+        races: `error`, or `note`: a data race becomes a line of `Result.notes`, and the run continues.
         garbage: then so many runs on memory that begins as garbage, drawn with seed, seed + 1, ...
         time_limit: seconds of computing after which an endless loop is an error if nothing else moves; 0:
         no limit.

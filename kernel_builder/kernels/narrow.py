@@ -1,7 +1,7 @@
 """out = x rounded from f32 to bf16: what follows a GEMM with f32 result where bf16 is wanted.
 
 Eight cores in a row, each with its own share of the rows, as in eltwise_add.py. No matrix product shares its
-cores, so they are told how to round (`Kernel.round_to_even`).
+cores, so they set the rounding mode (`Kernel.round_to_even`).
 """
 
 from __future__ import annotations

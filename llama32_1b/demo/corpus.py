@@ -163,12 +163,12 @@ def _small_talk() -> Iterator[Exchange]:
 
 def statements() -> tuple[str, ...]:
     """Plain sentences without a chat around them, so that the model can also continue raw text."""
-    told = (
+    sentences = (
         exchange.answer
         for exchange in (*_capitals(), *_elements(), *_terms())
         if exchange.answer.endswith(".")
     )
-    return tuple(dict.fromkeys(told))
+    return tuple(dict.fromkeys(sentences))
 
 
 def unknown_prompt(rng: random.Random) -> str:

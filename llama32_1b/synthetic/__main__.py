@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aerie.cli.arguments import CommandParser, int_at_least, run_command, setup_process
 from aerie.common.errors import UserError
-from aerie.engine.config import MOST_LAYERS, ModelConfig
+from aerie.engine.config import MAX_LAYERS, ModelConfig
 from aerie.engine.families import FAMILIES
 from aerie.engine.reporter import Reporter
 from aerie.llama32_1b.synthetic.shape import SHAPES, in_family, with_vocabulary
@@ -53,8 +53,8 @@ def chosen_config(arguments: argparse.Namespace) -> ModelConfig:
     family = FAMILIES[arguments.family] if arguments.family else config.family
     layers = arguments.layers or config.num_hidden_layers
     vocabulary = arguments.vocab_size or config.vocab_size
-    if layers > MOST_LAYERS:
-        raise UserError(f"--layers {layers} cannot be had; ask for at most {MOST_LAYERS}")
+    if layers > MAX_LAYERS:
+        raise UserError(f"--layers {layers} cannot be had; ask for at most {MAX_LAYERS}")
     if not SMALLEST_VOCABULARY <= vocabulary <= LARGEST_VOCABULARY:
         raise UserError(
             f"--vocab-size {vocabulary} cannot be had: the tokenizer has 256 bytes and 256 special tokens, "

@@ -55,7 +55,7 @@ def has(monkeypatch):
         ("native", ()),
     ],
 )
-def test_what_both_sides_are_told(has, isa, settings):
+def test_environment_of_both_sides(has, isa, settings):
     has(*INTEL)
     (choice,) = choose(isa)
     assert choice.environment == dict(zip(VARIABLES, settings, strict=False))
@@ -65,7 +65,7 @@ def test_what_both_sides_are_told(has, isa, settings):
 @pytest.mark.parametrize(
     ("isa", "settings"), [("neon", ("armv8-a", "default")), ("neon_bf16", ("armv8.2-a+bf16", "default"))]
 )
-def test_what_they_are_told_on_arm(has, isa, settings):
+def test_environment_of_both_sides_on_arm(has, isa, settings):
     has("neon", "neon_bf16")
     assert choose(isa)[0].environment == dict(zip(VARIABLES, settings, strict=False))
 
@@ -135,7 +135,7 @@ SAYS = {
 
 @pytest.mark.parametrize("isa", INTEL)
 @pytest.mark.parametrize("actual", INTEL)
-def test_the_other_side_must_not_use_more_than_it_was_told(isa, actual):
+def test_the_other_side_must_stay_within_the_limit(isa, actual):
     choice = SelectedSet(isa, BY_NAME[isa])
     if INTEL.index(actual) > INTEL.index(isa) or (isa != "avx2" and actual == "avx2"):
         with pytest.raises(UserError, match=f"^transformers is not limited to {choice.title}: torch says"):
@@ -148,7 +148,7 @@ def test_native_is_not_held_to_anything():
     SelectedSet("native", BY_NAME["avx2"]).check(SAYS["amx"])
 
 
-def test_the_message_has_what_was_set_and_what_was_said():
+def test_the_message_has_the_setting_and_the_answer():
     with pytest.raises(UserError) as refused:
         SelectedSet("avx512", BY_NAME["avx512"]).check(SAYS["avx512_bf16"])
     assert str(refused.value) == (
@@ -174,7 +174,7 @@ def test_the_limits_take_effect(tmp_path):
         assert machine("features") == list(choice.best.required)
 
 
-def test_the_processes_of_all_sides_are_told(has, monkeypatch, tmp_path):
+def test_the_processes_of_all_sides_get_the_environment(has, monkeypatch, tmp_path):
     """Before they start, as the libraries read it when they are loaded."""
     has(*INTEL)
     (choice,) = choose("avx512")

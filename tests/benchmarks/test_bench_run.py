@@ -79,7 +79,7 @@ def test_hyperthreads_are_no_cores(two_hyperthreads):
     assert machine.topology() == {"cpus": 2, "cores": 1}
 
 
-def test_caches_are_those_of_data_whose_size_is_told(two_hyperthreads):
+def test_caches_are_data_caches_with_a_size(two_hyperthreads):
     assert machine.caches() == {"L1d": 48 << 10, "L2": 1 << 20}
 
 
@@ -366,7 +366,7 @@ ONCE = ", transformers measured once where that is over a minute"
         (1, 1.0, 20.0, f"{FORETOLD.format(160, 4.3)}{ONCE}"),
     ],
 )
-def test_how_long_it_takes_is_foretold(tiny, tmp_path, rounds, ours, theirs, note):
+def test_the_duration_is_estimated(tiny, tmp_path, rounds, ours, theirs, note):
     notes = []
     comparison = comparing(tiny, tmp_path, rounds, notes)
     comparison.samples.add("ours", "first_64", ours)

@@ -21,7 +21,7 @@ EACH_ROW = {1: 0.63, 2: 0.65, 4: 0.78, 8: 1.0, 16: 1.55, 32: 2.9}
 pass): there a guess takes time among the first rows too."""
 
 
-class Said:
+class KnownAnswer:
     """An answer that says a text: see RequestState. Logits are places in the answer."""
 
     def __init__(self, prompt: list[int], text: list[int]) -> None:
@@ -29,28 +29,28 @@ class Said:
         self.positions, self.finish_reason = 10_000, None
 
     @property
-    def left(self) -> int:
+    def remaining_tokens(self) -> int:
         return len(self.text) - len(self.token_ids)
 
     @property
-    def room(self) -> int:
+    def free_positions(self) -> int:
         return self.positions - len(self.tokens)
 
     @property
     def tokens(self) -> list[int]:
         return [*self.prompt_ids, *self.token_ids]
 
-    def after(self, length: int) -> list[int]:
+    def tokens_after(self, length: int) -> list[int]:
         return self.tokens[length:]
 
-    def draw(self, logits: object) -> int:
+    def sample(self, logits: object) -> int:
         return self.text[len(self.token_ids)]
 
-    def say(self, token: int) -> bool:
+    def append_token(self, token: int) -> bool:
         self.token_ids.append(token)
-        return bool(self.left)
+        return bool(self.remaining_tokens)
 
-    def end(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason) -> None:
         raise AssertionError(reason)
 
 
@@ -68,10 +68,10 @@ def times_plain(
 ) -> float:
     """Tokens in the time of a pass, over plain decoding, while answers that say these texts are under way.
     Each begins at another place of its text, so that they do not repeat themselves at once."""
-    making = [_said(name, number / len(names)) for number, name in enumerate(names)]
+    making = [_known_answer(name, number / len(names)) for number, name in enumerate(names)]
     strategies = [SpeculativeStrategy(one, PromptLookupDrafter(), AdaptiveDraftLength()) for one in making]
     every, time = list(zip(making, strategies, strict=True)), 0.0
-    while all(one.left for one in making):
+    while all(one.remaining_tokens for one in making):
         dues = [strategy.next_input(len(one.tokens) - 1) for one, strategy in every]
         counts = shares(len(names), [due.drafts for due in dues])
         tried = [
@@ -85,10 +85,10 @@ def times_plain(
     return tokens / time / (len(names) / cost(len(names), costs))
 
 
-def _said(name: str, start: float) -> Said:
+def _known_answer(name: str, start: float) -> KnownAnswer:
     prompt, text = text_of(name)
     first = int(start * len(text))
-    return Said(prompt, text[first:] + text[:first])
+    return KnownAnswer(prompt, text[first:] + text[:first])
 
 
 def cost(rows: int, costs: Mapping[int, float]) -> float:

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 
+import gguf_files
 import pytest
 from made_up_machine import machine, put, tool
 
@@ -176,6 +178,14 @@ def test_the_demo(tmp_path: Path) -> None:
     finding = basics.checkpoint(machine(tmp_path))
     assert finding.status is CheckStatus.OK
     assert finding.actual.startswith("demo, 6 layers, ")
+
+
+def test_a_gguf_file_is_told_with_the_types_of_its_tensors(tmp_path: Path) -> None:
+    free(tmp_path, 8 << 20)
+    path = gguf_files.write(tmp_path / "demo.gguf", gguf_files.Source(DEMO_FOLDER))
+    finding = basics.checkpoint(replace(machine(tmp_path), model=str(path)))
+    assert finding.status is CheckStatus.OK
+    assert finding.actual.startswith(f"{path}, BF16, F32, 6 layers, ")
 
 
 def test_too_large(tmp_path: Path) -> None:

@@ -18,6 +18,7 @@ ROOMS = ["benchmarks", "aerie", *rooms.AT_THE_TOP]
 
 OF_OTHERS = {
     "CXX": "aerie/common/compiler.py",  # the C++ compiler, as make and cmake know it
+    "OLLAMA_MODELS": "aerie/cli/model_folders.py",  # Ollama's: where its models are
     "PATH": "aerie/runtime/npu/toolchain.py",
     "PYTHONPATH": "aerie/virtual_npu/child_process.py",
     "RAY_USAGE_STATS_ENABLED": "aerie/serve/replicas.py",

@@ -122,7 +122,7 @@ def test_numbers_may_be_left_out_and_nothing_else() -> None:
     assert without_numbers("rms 1.14 ok\n") != without_numbers("rms 1.14 FAIL\n")
 
 
-def test_a_page_that_is_wrong_is_told(tmp_path: Path) -> None:
+def test_a_wrong_page_is_reported(tmp_path: Path) -> None:
     block = Block("page.md:1", "console", "", "$ echo one\ntwo\n", ())
     with pytest.raises(pytest.fail.Exception, match=r"page\.md:1: \$ echo one"):
         Sandbox(tmp_path).run(block)

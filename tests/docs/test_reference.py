@@ -46,7 +46,7 @@ def test_every_page_is_in_the_navigation(made: dict[str, str]) -> None:
     assert not written & set(made)
 
 
-def test_every_command_and_option_is_told(made: dict[str, str]) -> None:
+def test_every_command_and_option_is_documented(made: dict[str, str]) -> None:
     import commands
 
     page = made["reference/commands.md"]
@@ -64,7 +64,7 @@ def test_every_option_says_what_it_means(made: dict[str, str]) -> None:
     assert empty == []
 
 
-def test_every_target_and_variable_of_make_is_told(made: dict[str, str]) -> None:
+def test_every_target_and_variable_of_make_is_documented(made: dict[str, str]) -> None:
     makefile = (PROJECT / "Makefile").read_text()
     page = made["reference/make.md"]
     for target in re.findall(r"^([a-z-]+):.*##", makefile, re.MULTILINE):
@@ -73,7 +73,7 @@ def test_every_target_and_variable_of_make_is_told(made: dict[str, str]) -> None
         assert re.search(rf"\b{variable}\b", page), variable
 
 
-def test_every_environment_variable_is_told(made: dict[str, str]) -> None:
+def test_every_environment_variable_is_documented(made: dict[str, str]) -> None:
     import settings
 
     found = settings.knobs()

@@ -54,7 +54,7 @@ class Pass(NamedTuple):
     chosen: UnmaskedTokens
 
 
-class Told:
+class RecordingChooser:
     """A chooser that remembers what it was given."""
 
     def __init__(self, choose: Choose) -> None:
@@ -87,18 +87,18 @@ def scheduler_of(session: Session, pages: int = 24, spare: int = 0) -> Scheduler
     return Scheduler(model, PagePool(model.config, pages, b"this model", spare), gathered_cache_for)
 
 
-def teller(session: Session, sampler: Sampler, **rule: Any) -> Told:
+def recording_chooser(session: Session, sampler: Sampler, **rule: Any) -> RecordingChooser:
     blocks = session.model.config.diffusion
     assert blocks
     size = blocks.sub_block or blocks.block_size
-    return Told(Unmasker(UnmaskingRule(**rule), size, sampler, blocks.mask_token_id))
+    return RecordingChooser(Unmasker(UnmaskingRule(**rule), size, sampler, blocks.mask_token_id))
 
 
 def ask(
     scheduler: Scheduler,
     session: Session,
     prompt: Sequence[int],
-    chooser: Told,
+    chooser: RecordingChooser,
     sampler: Sampler,
     count: int = NEW,
 ) -> Request:
@@ -126,16 +126,16 @@ def prompt_of(count: int, seed: int = 5) -> list[int]:
     return [int(t) for t in np.random.default_rng(seed).integers(3, 1400, count)]
 
 
-def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, Told]:
+def alone(session: Session, prompt: Sequence[int], **rule: Any) -> tuple[Request, RecordingChooser]:
     sampler = drawn(session)
-    chooser, scheduler = teller(session, sampler, **rule), scheduler_of(session)
+    chooser, scheduler = recording_chooser(session, sampler, **rule), scheduler_of(session)
     request = ask(scheduler, session, prompt, chooser, sampler)
     finish(scheduler, [request])
     return request, chooser
 
 
 def made_anew(
-    session: Session, prompt: Sequence[int], request: Request, chooser: Told
+    session: Session, prompt: Sequence[int], request: Request, chooser: RecordingChooser
 ) -> list[tuple[bytes, ...]]:
     """The logits of every pass, by one pass over all tokens before the block, and the block as it was."""
     blocks, scheduler = session.model.config.diffusion, scheduler_of(session)
@@ -183,15 +183,15 @@ def test_no_answer_depends_on_its_company(session: Session) -> None:
     wanted = [alone(session, prompt, threshold=0.002) for prompt in prompts]
     for pages, spare in ((6, 0), (7, 3), (24, 0)):
         scheduler, samplers = scheduler_of(session, pages, spare), [drawn(session) for _ in prompts]
-        tellers = [teller(session, each, threshold=0.002) for each in samplers]
-        asked = zip(prompts, tellers, samplers, strict=True)
+        choosers = [recording_chooser(session, each, threshold=0.002) for each in samplers]
+        asked = zip(prompts, choosers, samplers, strict=True)
         requests = [ask(scheduler, session, *each) for each in asked]
         for _ in range(3):
             scheduler.step()
         urgent = scheduler.add_request(prompt_of(60, 9), 4, Sampler(), priority=1)
         finish(scheduler, [*requests, urgent])
         assert [one.token_ids for one in requests] == [one.token_ids for one, _ in wanted]
-        assert [one.passes for one in tellers] == [chooser.passes for _, chooser in wanted]
+        assert [one.passes for one in choosers] == [chooser.passes for _, chooser in wanted]
         assert bool(scheduler.stats.preemptions) == (pages < 24)
 
 
@@ -200,7 +200,7 @@ def test_a_pass_that_is_broken_off_leaves_the_block_as_it_was(session: Session, 
     wanted, chooser = alone(session, prompt)
     for place in ("executor.logits_rows", "requests.Request.update", "sampler.Sampler.__call__"):
         sampler, scheduler = drawn(session), scheduler_of(session)
-        again, broken = teller(session, sampler), 0
+        again, broken = recording_chooser(session, sampler), 0
         request = ask(scheduler, session, prompt, again, sampler)
         for _ in range(4):
             scheduler.step()
@@ -241,7 +241,7 @@ def test_an_answer_ends_inside_a_finished_block(session: Session) -> None:
         Scheduler(model, PagePool(model.config, 9, b"this model"), gathered_cache_for),
         drawn(session),
     )
-    again = ask(scheduler, session, prompt_of(33), teller(session, sampler), sampler)
+    again = ask(scheduler, session, prompt_of(33), recording_chooser(session, sampler), sampler)
     finish(scheduler, [again])
     assert again.finish_reason is FinishReason.STOP
     assert again.token_ids == request.token_ids[: request.token_ids.index(end) + 1]
@@ -254,11 +254,11 @@ def test_a_block_beyond_the_context_ends_the_answer(session: Session) -> None:
         Scheduler(model, PagePool(config, 9, b"this model"), gathered_cache_for),
         drawn(session),
     )
-    request = ask(scheduler, session, [5] * (size + 1), teller(session, sampler), sampler, 60)
+    request = ask(scheduler, session, [5] * (size + 1), recording_chooser(session, sampler), sampler, 60)
     finish(scheduler, [request])
     assert (request.finish_reason, len(request.token_ids)) == (FinishReason.CONTEXT, size - 1)
     with pytest.raises(PromptError, match=f"the block of {size} that is filled after it ends at position"):
-        ask(scheduler, session, [5] * 2 * size, teller(session, sampler), sampler)
+        ask(scheduler, session, [5] * 2 * size, recording_chooser(session, sampler), sampler)
 
 
 def test_prompts_go_on_from_whole_blocks_alone(session: Session) -> None:
@@ -287,14 +287,14 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             steps = None if rule == "entropy_bounded" else 2
             assert len(model.generate("Hello", 12, rule=rule, steps=steps).token_ids) == 12
         assert model.logits("Hello").shape[1] == model._open().model.config.vocab_size
-        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model was"):
+        with pytest.raises(UserError, match="strategy is 'autoregressive', and this model is one of block"):
             model.generate("Hello", strategy="autoregressive")
-        with pytest.raises(UserError, match="draft is 'lookup', which is for models that say one token"):
+        with pytest.raises(UserError, match="draft is 'lookup', which is for autoregressive models"):
             model.generate("Hello", draft="lookup")
         with pytest.raises(UserError, match="use_block_cache is True: every pass sees a block as it is"):
             model.generate("Hello", use_block_cache=True)
         assert model.generate("Hello", 12, use_block_cache=False).token_ids == whole.token_ids
-        with pytest.raises(UserError, match="can be asked of models that say one token after the other, and"):
+        with pytest.raises(UserError, match="needs an autoregressive model, and"):
             model.generate("Hello", json_schema={"type": "object"})
         with pytest.raises(UserError, match="steps is 9, and each fills in a token or more of 4"):
             model.generate("Hello", steps=9)
@@ -306,7 +306,7 @@ def test_from_python_in_every_way_of_asking(folder: Any) -> None:
             model.infer_batch([5], [1], [0], [])
         with pytest.raises(UserError, match="likelihoods of one token after the other"):
             model.log_likelihoods(["Hello"])
-        with pytest.raises(UserError, match="block diffusion cannot be had with decode='guide'"):
+        with pytest.raises(UserError, match="block diffusion cannot be used with decode='guide'"):
             model._open().scheduler.add_request([5], 1, Sampler(), decode_path="guide")
 
 
@@ -372,9 +372,9 @@ def test_from_the_command_line(folder: Any, capsys: pytest.CaptureFixture[str]) 
     )
     for flags, message in (
         (["--rule", "loudest"], "rule is 'loudest'; give one of sequential, low_confidence_static"),
-        (["--draft", "lookup"], "draft is 'lookup', which is for models that say one token after the other"),
-        (["--draft", "demo-drafter"], "draft is 'demo-drafter', which is for models that say one token"),
-        (["--threshold", "0.5"], "threshold is 0.5, which the rule sequential does not go by; leave it out"),
+        (["--draft", "lookup"], "draft is 'lookup', which is for autoregressive models"),
+        (["--draft", "demo-drafter"], "draft is 'demo-drafter', which is for autoregressive models"),
+        (["--threshold", "0.5"], "threshold is 0.5, which the rule sequential does not use; leave it out"),
         (["--block-size", "5"], "block_size (BLOCK_SIZE) is 5; a block must be a divisor of 64 tokens"),
         (["--seq-len", "64"], "in this model's blocks positions see each other: leave it out"),
     ):
@@ -403,7 +403,7 @@ def test_manners_of_a_model_of_blocks() -> None:
 )
 def test_a_setting_that_the_rule_does_not_go_by(rule: str | None, setting: Any, rules: str) -> None:
     ((name, given),) = setting.items()
-    message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not go by; leave"
+    message = f"{name} is {given}, which the rule {rule or 'low_confidence_dynamic'} does not use; leave"
     with pytest.raises(UserError, match=f"{message} it out, or take a rule that does: {rules}$"):
         DecodeConfig(rule=rule, **setting).strategy_factory(config_of("sdar"), Sampler())
 

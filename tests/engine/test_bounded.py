@@ -57,7 +57,7 @@ def test_what_waits_is_limited_too():
         process.call("sleep", 60)
 
 
-def test_what_is_killed_is_told(process):
+def test_a_killed_process_is_reported(process):
     with pytest.raises(InterruptedCallError, match=r"^the process that it ran in was killed$"):
         process.call("eval", "__import__('os').kill(__import__('os').getpid(), 9)")
     assert process.call("abs", -1) == 1
@@ -91,7 +91,7 @@ def test_each_child_begins_once():
         ("os", ("abort", []), 60, "it ended the process that it ran in"),
     ],
 )
-def test_a_beginning_that_fails_is_told(module, beginning, begin_s, reason):
+def test_a_failed_start_is_reported(module, beginning, begin_s, reason):
     process = BoundedProcess(module, Limits(begin_s=begin_s), initialization=beginning)
     with pytest.raises(BeginningError, match=rf"^its process could not begin: {reason}"):
         process.call("abs", 1)

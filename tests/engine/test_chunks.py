@@ -441,7 +441,7 @@ def with_composition(session: Session, folder: Path | None) -> tuple[Scheduler, 
     return scheduler, composed(registry, TEXTS, "block")
 
 
-def test_what_cannot_be_registered_or_composed_is_told(session: Session, tmp_path: Path) -> None:
+def test_chunks_that_cannot_be_registered_or_composed(session: Session, tmp_path: Path) -> None:
     scheduler, registry = registry_on(session, 40)
     with pytest.raises(PromptError, match="a chunk is empty"):
         registry.register([])

@@ -85,7 +85,7 @@ def test_what_the_first_has_comes_to_all() -> None:
     assert made == [drawn(0).tobytes()] * 3
 
 
-def test_ranks_that_do_not_compute_the_same_are_told() -> None:
+def test_ranks_that_differ_are_reported() -> None:
     assert together(lambda group: check_ranks_agree(group, 5)) == [None] * 3
     made = together(lambda group: check_ranks_agree(group, 5 + (group.rank == 1)))
     assert ["rank 1 of 3 is about to compute other tokens than rank 0" in str(each) for each in made] == [

@@ -33,7 +33,7 @@ def test_what_a_family_cannot_do_is_told_with_the_reason(name: str) -> None:
     assert path.unsupported.keys() <= FEATURES.keys()
     for feature in FEATURES:
         if why := path.reason_against(feature):
-            with pytest.raises(UserError, match=f"cannot be had with .*: {why}; load the model"):
+            with pytest.raises(UserError, match=f"cannot be used with .*: {why}; load the model"):
                 check_feature(feature, BLOCKS[name])
         else:
             check_feature(feature, BLOCKS[name])
@@ -41,7 +41,7 @@ def test_what_a_family_cannot_do_is_told_with_the_reason(name: str) -> None:
 
 def test_another_family_of_the_same_model_can_do_more() -> None:
     with pytest.raises(
-        UserError, match=r"drafts cannot be had with decode='guide' .DECODE.: .* decode='rows'"
+        UserError, match=r"drafts cannot be used with decode='guide' .DECODE.: .* decode='rows'"
     ):
         check_feature("drafts", BLOCKS[GUIDE])
     check_feature("drafts", BLOCKS[GUIDE], ROWS)

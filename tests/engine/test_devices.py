@@ -179,7 +179,7 @@ def one_part_is_missing(patch: pytest.MonkeyPatch) -> None:
     real = forward_passes.all_reduce_sum
     patch.setattr(
         forward_passes,
-        "add_up",
+        "all_reduce_sum",
         lambda group, x, made, out: real(group, x, made if group.rank else 0 * made, out),
     )
 
@@ -272,7 +272,8 @@ def test_counts_that_do_not_fit_are_refused_with_those_that_do(
     [
         (
             {"decode": "guide"},
-            r"several devices that share a model cannot be had with decode='guide' \(DECODE\): its attention "
+            r"several devices that share a model cannot be used with decode='guide' \(DECODE\): its "
+            r"attention "
             "is the host's, a token at a time; load the model without that, or with decode='rows'",
         ),
         (
@@ -392,7 +393,7 @@ def test_what_stops_an_answer_stops_all_devices(demo: Family, monkeypatch: pytes
     assert list(session.generate(PROMPT, 4, Sampler())) == list(demo.on(1).generate(PROMPT, 4, Sampler()))
 
 
-def test_of_several_errors_the_cause_is_told() -> None:
+def test_of_several_errors_the_cause_is_raised() -> None:
     """Not that another one did not come."""
     meeting = thread_group(["device 0", "device 1", "device 2"])
     devices = Devices([0, 1, 2], meeting.names, [meeting.member(rank) for rank in range(3)], meeting.reset)
@@ -417,7 +418,7 @@ def test_a_device_that_fails_in_one_of_several_processes_is_left_by_it() -> None
     class Group(SingleRank):
         left = 0
 
-        def leave(self) -> None:
+        def abort(self) -> None:
             self.left += 1
 
     def fail(part: int) -> None:
@@ -510,7 +511,7 @@ def test_the_command_takes_devices(command_line: Any) -> None:
     assert (ran.status, ran.out.strip()) == (0, "The capital of France is Paris.")
     assert "layers loaded on 2 devices" in ran.err
     for text, message in (
-        ("0,1", "several devices that share a model cannot be had with decode='guide' (DECODE)"),
+        ("0,1", "several devices that share a model cannot be used with decode='guide' (DECODE)"),
         ("0;1", "--devices '0;1' (DEVICES) names no devices; give a number, as 0, or several, each once, as"),
         ("1,1", "--devices '1,1' (DEVICES) names no devices"),
     ):

@@ -21,13 +21,19 @@ from aerie.common.errors import UserError
 from aerie.engine import grammar_emptiness, schema_emptiness
 from aerie.engine.config import load_config
 from aerie.engine.errors import CheckpointError
-from aerie.engine.grammar import MOST_REFUSED, GrammarCompiler, GrammarError, _characters, _Kept
+from aerie.engine.grammar import (
+    MAX_REFUSED_CHARACTERS,
+    GrammarCompiler,
+    GrammarError,
+    _characters,
+    _LimitedCache,
+)
 from aerie.engine.grammar_process import (
     CompiledGrammar,
     GrammarInterruptedError,
     GrammarProcess,
     GrammarSource,
-    _Reading,
+    _Compiler,
 )
 from aerie.engine.json_schema import FORMATS, RefusedError
 from aerie.engine.tokenizer import load_tokenizer
@@ -41,9 +47,9 @@ def grammars() -> GrammarCompiler:
 
 
 @pytest.fixture(scope="module")
-def reading() -> _Reading:
+def reading() -> _Compiler:
     """What the process does, in this one."""
-    return _Reading(LLTokenizer((DEMO_FOLDER / "tokenizer.json").read_text()))
+    return _Compiler(LLTokenizer((DEMO_FOLDER / "tokenizer.json").read_text()))
 
 
 def chain(length: int) -> dict[str, Any]:
@@ -82,7 +88,7 @@ def test_a_form_beyond_the_limits_is_refused_alone(
     assert grammars.regex("a|b").text
 
 
-def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
+def test_an_unreadable_vocabulary_is_reported() -> None:
     with pytest.raises(CheckpointError, match=r"tokenizer cannot be read for answers of a form \(.*Model"):
         GrammarProcess("{}", 5, [1]).read(GrammarSource("regex", "a"))
 
@@ -166,14 +172,14 @@ def test_refusals_that_are_kept_have_a_size(counted: tuple[GrammarCompiler, Coun
     fresh.compile(GrammarSource("regex", "a"))
     assert process.asked == ["a", *(wanted.text for wanted in forms)]
     assert 10 < len(fresh._refused) < 40
-    assert sum(map(_characters, fresh._refused, fresh._refused.values())) <= MOST_REFUSED
+    assert sum(map(_characters, fresh._refused, fresh._refused.values())) <= MAX_REFUSED_CHARACTERS
 
 
 def test_what_is_kept_has_a_size() -> None:
-    kept, draws = _Kept[int, int](100, lambda _, size: size), random.Random(0)
+    kept, draws = _LimitedCache[int, int](100, lambda _, size: size), random.Random(0)
     for _ in range(2000):
         size = draws.randrange(1, 40)
-        kept.of(draws.randrange(20), lambda size=size: size)  # type: ignore[misc]
+        kept.get_or_make(draws.randrange(20), lambda size=size: size)  # type: ignore[misc]
         if draws.random() < 0.1:
             kept.drop(draws.randrange(20))
         assert sum(kept.values()) <= 100
@@ -210,7 +216,7 @@ def test_a_form_that_takes_too_much_ends_its_answer_alone(
         say(grammars, grammar)
 
 
-def takes(reading: _Reading, read: CompiledGrammar, text: str) -> bool:
+def takes(reading: _Compiler, read: CompiledGrammar, text: str) -> bool:
     matcher = reading._matcher(read.text)
     ids = reading._vocabulary.tokenize_bytes(text.encode())
     return matcher.try_consume_tokens(ids) == len(ids) and matcher.is_accepting()
@@ -242,7 +248,7 @@ def plain(value: Decimal) -> str:
     return format(value.normalize(), "f").replace("-0", "0") if not value else format(value.normalize(), "f")
 
 
-def test_numbers_are_met_or_refused(reading: _Reading) -> None:
+def test_numbers_are_met_or_refused(reading: _Compiler) -> None:
     """Whatever is near the numbers of a schema, or near what f64 makes of them, is taken only where it fits;
     constants that are taken are taken exactly."""
     draws, taken = random.Random(5), 0
@@ -281,14 +287,14 @@ def test_numbers_are_met_or_refused(reading: _Reading) -> None:
         '{"const": 1e-400}',
     ],
 )
-def test_numbers_that_are_not_taken(reading: _Reading, schema: str) -> None:
+def test_numbers_that_are_not_taken(reading: _Compiler, schema: str) -> None:
     with pytest.raises(
         RefusedError, match=r"numbers beyond 2\*\*53, or of more than 15 digits, are not taken"
     ):
         reading.read(GrammarSource("schema", schema))
 
 
-def test_a_count_may_be_written_as_a_decimal(reading: _Reading) -> None:
+def test_a_count_may_be_written_as_a_decimal(reading: _Compiler) -> None:
     read = reading.read(GrammarSource("schema", '{"type": "string", "minLength": 2.0}'))
     assert takes(reading, read, '"ab"')
     assert not takes(reading, read, '"a"')
@@ -316,7 +322,7 @@ UNHELD: list[tuple[dict[str, Any], str]] = [
 
 @pytest.mark.parametrize(("keyword", "note"), UNHELD, ids=[note for _, note in UNHELD])
 def test_a_keyword_that_is_not_held_is_told_or_refused(
-    reading: _Reading, keyword: dict[str, Any], note: str
+    reading: _Compiler, keyword: dict[str, Any], note: str
 ) -> None:
     schema = json.dumps({"type": "object", "properties": {"a": keyword}, "required": ["a"]})
     assert note in reading.read(GrammarSource("schema", schema, "known")).notes
@@ -328,18 +334,18 @@ def test_a_keyword_that_is_not_held_is_told_or_refused(
 
 
 @pytest.mark.parametrize("name", sorted(FORMATS))
-def test_formats_that_are_held(reading: _Reading, name: str) -> None:
+def test_formats_that_are_held(reading: _Compiler, name: str) -> None:
     read = reading.read(GrammarSource("schema", json.dumps({"type": "string", "format": name}), "all"))
     assert takes(reading, read, '"%"') == (name == "unknown")
 
 
-def test_what_is_no_schema_is_refused_though_nothing_is_held_strictly(reading: _Reading) -> None:
+def test_what_is_no_schema_is_refused_though_nothing_is_held_strictly(reading: _Compiler) -> None:
     for schema in ('{"type": "foo"}', '{"minLength": -1}', '{"type": "string", "enum": [1]}'):
         with pytest.raises(RefusedError):
             reading.read(GrammarSource("schema", schema, "known"))
 
 
-def test_options_of_llguidance_are_ours(reading: _Reading) -> None:
+def test_options_of_llguidance_are_ours(reading: _Compiler) -> None:
     with pytest.raises(RefusedError, match="Unimplemented keys"):
         reading.read(GrammarSource("schema", '{"x-guidance": {"lenient": true}, "not": {}}'))
 
@@ -377,7 +383,7 @@ def derives(of: Any, rules: dict[str, Any], depth: int) -> bool:
     return of if isinstance(of, bool) else any(all(derives(each, rules, depth) for each in way) for way in of)
 
 
-def test_a_grammar_ends_where_one_of_its_texts_is_found(reading: _Reading) -> None:
+def test_a_grammar_ends_where_one_of_its_texts_is_found(reading: _Compiler) -> None:
     draws, without = random.Random(3), 0
     for _ in range(800):
         drawn = {name: drawn_rule(draws) for name in RULES}
@@ -404,7 +410,7 @@ def test_a_grammar_ends_where_one_of_its_texts_is_found(reading: _Reading) -> No
         ("regex", "a+[a&&b]"),
     ],
 )
-def test_a_grammar_without_end_is_refused(reading: _Reading, kind: str, text: str) -> None:
+def test_a_grammar_without_end_is_refused(reading: _Compiler, kind: str, text: str) -> None:
     with pytest.raises(
         RefusedError, match=r"no rule of it comes to an end, so no answer would|no text is of it"
     ):
@@ -425,7 +431,7 @@ def test_a_grammar_without_end_is_refused(reading: _Reading, kind: str, text: st
         ("regex", "(a*)*"),
     ],
 )
-def test_a_grammar_with_an_end_is_taken(reading: _Reading, kind: str, text: str) -> None:
+def test_a_grammar_with_an_end_is_taken(reading: _Compiler, kind: str, text: str) -> None:
     reading.read(GrammarSource(kind, text))
 
 
@@ -533,7 +539,7 @@ def test_a_schema_ends_where_an_instance_is_found() -> None:
     ],
     ids=str,
 )
-def test_a_schema_without_end_is_refused(reading: _Reading, schema: dict[str, Any]) -> None:
+def test_a_schema_without_end_is_refused(reading: _Compiler, schema: dict[str, Any]) -> None:
     for hold in ("all", "known"):
         with pytest.raises(RefusedError, match="no JSON is of it that comes to an end"):
             reading.read(GrammarSource("schema", json.dumps(schema), hold))

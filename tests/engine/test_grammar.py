@@ -100,7 +100,7 @@ def test_a_form_that_takes_no_token_back_is_found(model: Model, monkeypatch: pyt
     monkeypatch.setattr("aerie.engine.grammar._same", lambda one, other: len(one))
     stuck = grammar.start()
     stuck.token_mask(ids)
-    with pytest.raises(UserError, match="is not of the form"):
+    with pytest.raises(UserError, match="does not match the grammar"):
         stuck.token_mask(other)
 
 
@@ -114,10 +114,10 @@ def test_an_answer_goes_on_from_a_file_in_its_form(model: Model, tmp_path: Path)
     assert (*whole.token_ids[:7], *rest.token_ids) == whole.token_ids
 
 
-def test_an_answer_that_left_its_form_is_told(session: Session) -> None:
+def test_an_answer_that_left_its_grammar_is_reported(session: Session) -> None:
     follower = session.grammar_compiler.json(SCHEMA).start()
     ids = session.tokenizer.encode('{"name": 5', special=False)
-    with pytest.raises(UserError, match=r"token \d+, the answer's number \d+, is not of the form that was"):
+    with pytest.raises(UserError, match=r"token \d+, number \d+ of the answer, does not match the grammar"):
         follower.token_mask(ids)
     check_goes_on(follower, session)
 

@@ -113,7 +113,7 @@ def test_two_processes_make_the_bits_of_two_devices(pair: Pair, monkeypatch: pyt
     assert [pair.heard() for _ in range(3)] == ["made", "made The capital of France is Paris.", "made"]
 
 
-def test_processes_that_do_not_compute_the_same_are_told(pair: Pair) -> None:
+def test_processes_that_differ_are_reported(pair: Pair) -> None:
     """Both, and they go on."""
     pair.ask("logits", IDS[1:])
     with pytest.raises(PeerError, match="rank 1 of 2 is about to compute other tokens than rank 0: give"):

@@ -498,7 +498,7 @@ def test_what_fails_in_work_of_one_answer_ends_that_one_alone(
     assert scheduler.pool.manager.free_count == 20
 
 
-def test_a_failure_of_one_answer_is_told() -> None:
+def test_a_failure_of_one_answer_is_reported() -> None:
     message = r"this answer failed \(ValueError: broken\), and no other did: ask again"
     with pytest.raises(RequestError, match=message), isolate_request_errors():
         raise ValueError("broken\nin a file")
@@ -555,8 +555,8 @@ def test_what_is_read_has_the_bits_that_it_has_alone(family: Family) -> None:
 
 
 def test_what_is_read_neither_stands_still_nor_in_the_way(demo: Family) -> None:
-    """By the rows of each step: beside answers at least MIN_PREFILL_ONLY_ROWS of it, and a newcomer's first token comes
-    with the step after the one under way."""
+    """By the rows of each step: beside answers at least MIN_PREFILL_ONLY_ROWS of it, and a newcomer's first
+    token comes with the step after the one under way."""
     scheduler = demo.scheduler(60)
     reads = [
         scheduler.add_prefill_only(demo.prompts[6], lambda rows: None, hidden_only=True) for _ in range(9)

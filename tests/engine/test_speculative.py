@@ -205,7 +205,9 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
         assert tps.tokenAcceptance == pytest.approx(29 / (29 - tps.n_accepted))
         with pytest.raises(UserError, match="draft is 'crystal'; give 'lookup', a model"):
             model.generate(text, 5, draft="crystal")
-        with pytest.raises(UserError, match="strategy is 'block_diffusion', and this model was"):
+        with pytest.raises(
+            UserError, match="strategy is 'block_diffusion', and this model is autoregressive"
+        ):
             model.generate(text, 5, strategy="block_diffusion")
         with pytest.raises(UserError, match="strategy is 'beam', and there is no such strategy"):
             model.generate(text, 5, strategy="beam")
@@ -217,7 +219,7 @@ def test_lookup_from_python_in_every_way_of_asking() -> None:
             model.stream(text, 5, temperature="hot")  # type: ignore[arg-type]
         guide = ChunkedLLM(model, decode="guide")
         asked = guide.register("What is the capital of France?")
-        with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
+        with pytest.raises(UserError, match=r"drafts cannot be used with decode='guide' \(DECODE\)"):
             guide.generate_from_chunks([asked], draft="lookup")
         with pytest.raises(UserError, match="num_beams is 4: beam search is not built"):
             guide.generate_from_chunks([asked], num_beams=4)
@@ -282,7 +284,7 @@ def test_a_draft_model_is_right_where_it_says_the_same() -> None:
     with (
         load("demo") as model,
         load("demo-diffusion") as blocks,
-        pytest.raises(UserError, match="draft model fills in blocks, and guesses come from a model that"),
+        pytest.raises(UserError, match="draft model is a model of block diffusion, and a draft model must"),
     ):
         model.generate(question, draft=blocks)
 
@@ -380,7 +382,7 @@ def test_they_are_refused_where_tokens_are_decoded_by_themselves() -> None:
     costly = partial(
         SpeculativeStrategy, drafter=Knowing(3, [5] * NEW, 0), length=AdaptiveDraftLength(draft_cost=0.02)
     )
-    with pytest.raises(UserError, match=r"drafts cannot be had with decode='guide' \(DECODE\)"):
+    with pytest.raises(UserError, match=r"drafts cannot be used with decode='guide' \(DECODE\)"):
         scheduler_of(session).add_request([5, 6, 7], NEW, sampler(session, "greedy"), strategy=costly)
 
 
@@ -421,7 +423,7 @@ def test_guesses_follow_what_was_right() -> None:
     assert any(lengths[60:]), "it is tried again"
 
 
-def test_a_manner_that_is_none_is_told() -> None:
+def test_an_invalid_decode_configuration_is_refused() -> None:
     config = open_checkpoint(DEMO_FOLDER).config
     assert DecodeConfig().strategy_factory(config, Listening()) is None
     assert DecodeConfig(strategy="autoregressive").strategy_factory(config, Listening()) is None
@@ -431,7 +433,7 @@ class Drawn:
     """An answer under way, of which the rows are given: see RequestState."""
 
     def __init__(self, sampler: Sampler) -> None:
-        self.prompt_ids, self.positions, self.left = (0,), 99, 99
+        self.prompt_ids, self.positions, self.remaining_tokens = (0,), 99, 99
         self.token_ids: list[int] = []
         self.finish_reason: FinishReason | None = None
         self._sampler = sampler
@@ -440,17 +442,17 @@ class Drawn:
     def tokens(self) -> list[int]:
         return [*self.prompt_ids, *self.token_ids]
 
-    def after(self, length: int) -> list[int]:
+    def tokens_after(self, length: int) -> list[int]:
         return self.tokens[length:]
 
-    def draw(self, logits: Any) -> int:
+    def sample(self, logits: Any) -> int:
         return self._sampler(logits)
 
-    def say(self, token: int) -> bool:
+    def append_token(self, token: int) -> bool:
         self.token_ids.append(token)
         return True
 
-    def end(self, reason: FinishReason) -> None:
+    def finish(self, reason: FinishReason) -> None:
         self.finish_reason = reason
 
 

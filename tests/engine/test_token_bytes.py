@@ -83,7 +83,7 @@ def test_a_text_has_no_fewer_tokens(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_of_what_loses_text_nothing_is_said(name: str) -> None:
+def test_the_longest_token_is_unknown_for_a_lossy_decoder(name: str) -> None:
     assert max_token_bytes(UNKNOWN[name]()) is None
 
 

@@ -422,7 +422,7 @@ def test_company_and_guesses_change_no_call(model: Model) -> None:
 
 
 def test_a_raw_text_is_told_of_no_tools(model: Model) -> None:
-    with pytest.raises(UserError, match="tools are told of by the chat template, which raw leaves out"):
+    with pytest.raises(UserError, match="the chat template lists the tools, and raw skips the template"):
         model.generate(ASKED, 5, tools=[WEATHER], raw=True)
 
 

@@ -299,7 +299,7 @@ def test_what_compile_has_ready_is_all_that_steps_need(
     blocks = replace(variant_set_for(config, variants, "rows"), devices=devices)
     ready = {*blocks.batch_programs, *all_program_names(config, blocks)}
     executor: Any = SimpleNamespace(
-        _model=SimpleNamespace(blocks=blocks), _rows=blocks.batch_rows, most_rows=blocks.batch_rows[-1]
+        _model=SimpleNamespace(variant_set=blocks), _rows=blocks.batch_rows, max_rows=blocks.batch_rows[-1]
     )
     seen: set[str] = set()
     for context in gathered_contexts(blocks.contexts):

@@ -47,12 +47,13 @@ def _of_the_reference(spec: KernelSpec) -> Iterator[str]:
     given = {name: (array.shape, array.dtype) for name, array in spec.reference(case, arrays).items()}
     if given != outputs:
         yield (
-            f"has a reference that gives {_said(given)} where its results are {_said(outputs)}; return an "
+            f"has a reference that gives {_arrays_text(given)} where its results are "
+            f"{_arrays_text(outputs)}; return an "
             "array for every OUTPUT argument, by its name, in its shape and type"
         )
 
 
-def _said(arrays: dict[str, Any]) -> str:
+def _arrays_text(arrays: dict[str, Any]) -> str:
     return ", ".join(f"{name} {list(shape)} {np.dtype(dtype)}" for name, (shape, dtype) in arrays.items())
 
 

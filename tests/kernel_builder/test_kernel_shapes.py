@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -195,7 +196,7 @@ def fits(name: str, parameters: Any, device: DeviceModel = NPU2) -> CheckReport:
 @pytest.mark.parametrize("name", all_kernels())
 def test_cases_and_random_shapes_fit(name: str) -> None:
     spec, rng = all_kernels()[name], np.random.default_rng(7)
-    for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(6))):
+    for parameters in (*spec.cases, *(spec.random_case(rng) for _ in range(3))):
         fits(name, parameters)
 
 
@@ -223,14 +224,14 @@ def test_a_kernel_is_built_for_the_device_that_it_is_given(name: str) -> None:
         )
 
 
-LENGTHS = (64, 192, 512, 2048)
 STATIC = {"layer": 27, "layers": 28, "batch": 1}
 MODELS_SHAPES = {
     "block_attention": [
         {**STATIC, "block": block, "max_len": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
-        for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
+        for block, m in ((4, 512), (32, 16384))
         for heads, kv, dim in ((4, 2, 64), (32, 8, 128), (16, 8, 128))
-    ],
+    ]
+    + [{**STATIC, "block": 16, "max_len": 2048, "n_heads": 32, "n_kv_heads": 8, "head_dim": 128}],
     "cache_update": [
         {**STATIC, "block": block, "max_len": m, "n_kv_heads": kv, "head_dim": dim}
         for block, m in ((4, 512), (4, 2048), (16, 2048), (32, 16384))
@@ -243,7 +244,7 @@ MODELS_SHAPES = {
     ],
     "gemm_rows": [
         {"m": m, "k": k, "n": n}
-        for m in (8, 16, 32)
+        for m in (8, 32)
         for k, n in (
             (2048, 512),
             (2048, 16064),
@@ -255,11 +256,12 @@ MODELS_SHAPES = {
         )
     ],
     "cached_attention": [
-        {"n": n, "m": m, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
-        for n in (8, 32, 128, 2048)
-        for m in (512, 8192)  # of which only the loop over keys depends
+        {"n": n, "m": 8192, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
+        for n in (8, 2048)
         for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (14, 2, 64), (32, 4, 64), (16, 8, 128))
-    ],
+    ]
+    # Only the loop over keys depends on m.
+    + [{"n": n, "m": 512, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (8, 32, 128)],
     "gemv": [
         {"m": m, "k": k} for m in (128, 768, 8192, 16032) for k in (256, 768, 2048, 8192, 11008, 14336, 28672)
     ]
@@ -267,9 +269,10 @@ MODELS_SHAPES = {
     + [{"m": 256, "k": k} for k in (10560, 10624, 31424)],
     "flash_attention": [
         {"lq": length, "lk": length, "n_heads": heads, "n_kv_heads": kv, "head_dim": dim}
-        for length in LENGTHS
+        for length in (64, 2048)
         for heads, kv, dim in ((4, 2, 64), (32, 8, 64), (24, 8, 128), (3, 1, 32))
-    ],
+    ]
+    + [{"lq": n, "lk": n, "n_heads": 24, "n_kv_heads": 8, "head_dim": 128} for n in (192, 512)],
     # The longest row that goes whole, the next longer one, and the longest of all.
     "rms_norm": [
         {"rows": rows, "cols": cols} for rows in (2048, None, 16) for cols in (2048, 6336, 6368, 8192, 10560)
@@ -336,20 +339,24 @@ def test_streams_of_two_dimensions_are_cut_along_the_first() -> None:
 
 
 @pytest.mark.parametrize(
-    ("built", "counted", "single"),
+    ("build", "counted", "single"),
     [
-        (flash_attention.build(256, 256, 2, 1, 64), flash_attention._l1_bytes(32, 64, 64), 16384),
-        (flash_attention.build(256, 256, 2, 1, 32, lkp=64), flash_attention._l1_bytes(32, 64, 32), 8192),
-        (gemv.build(64, 2048), l1_bytes(gemv._l1_buffers(2048, 8, 4, 2048)), 16),
-        (gemv.build(64, 14336), l1_bytes(gemv._l1_buffers(14336, 8, 1, 7168)), 16),
-        (gemm.build(512, 512, 512), gemm_tiles.choose_tiles(512, 512, 512).l1_bytes, 0),
+        (partial(flash_attention.build, 256, 256, 2, 1, 64), flash_attention._l1_bytes(32, 64, 64), 16384),
+        (
+            partial(flash_attention.build, 256, 256, 2, 1, 32, lkp=64),
+            flash_attention._l1_bytes(32, 64, 32),
+            8192,
+        ),
+        (partial(gemv.build, 64, 2048), l1_bytes(gemv._l1_buffers(2048, 8, 4, 2048)), 16),
+        (partial(gemv.build, 64, 14336), l1_bytes(gemv._l1_buffers(14336, 8, 1, 7168)), 16),
+        (partial(gemm.build, 512, 512, 512), gemm_tiles.choose_tiles(512, 512, 512).l1_bytes, 0),
     ],
     ids=["attention", "attention with a buffer for the next stage", "gemv", "gemv in pieces", "gemm"],
 )
-def test_counted_l1_is_the_l1_in_use(built: Any, counted: int, single: int) -> None:
+def test_counted_l1_is_the_l1_in_use(build: Any, counted: int, single: int) -> None:
     """single: bytes of buffers that a C++ function may read before it writes them. A kernel keeps room for a
     copy of them, which this state of mlir-air does not make."""
-    assert used(check(built.module), "L1 bytes") + single == counted + NPU2.stack_bytes
+    assert used(check(build().module), "L1 bytes") + single == counted + NPU2.stack_bytes
 
 
 @pytest.mark.parametrize(
@@ -361,10 +368,9 @@ def test_gemm_tiles_of_full_size_shapes(shape: tuple[int, int, int]) -> None:
     assert (tiles.herd_x, tiles.herd_y) == (8, 4)
 
 
-@pytest.mark.parametrize("seed", range(2))
-def test_gemm_takes_multiples_of_8(seed: int) -> None:
+def test_gemm_takes_multiples_of_8() -> None:
     """Multiples of 8 fit the device by default tiles, or are refused and the nearest that do are named."""
-    rng = np.random.default_rng(seed)
+    rng = np.random.default_rng(0)
     for most in [40, 600, 5000] * 8:
         m, k, n = (8 * int(rng.integers(1, most)) for _ in range(3))
         legal_m, legal_n = (

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import shutil
 import subprocess
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -10,7 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from host_compiler import KERNELS, run_compiler
+from host_compiler import KERNELS, fingerprint, run_compiler
 
 from aerie.common.knobs import MARCH
 
@@ -63,26 +65,33 @@ def _aligned(source: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 @pytest.fixture(scope="session")
-def build_cc(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Functions]:
-    """build_cc(source, defines, march): its functions, compiled once per such set, with alignment checks.
+def build_cc(own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Functions]:
+    """build_cc(source, defines, march): its functions, compiled once per such set, with alignment checks,
+    and kept in the cache of built programs.
 
     march: as VNPU_MARCH, which it takes the place of.
     """
     built: dict[tuple[Any, ...], Functions] = {}
-    folder = tmp_path_factory.mktemp("kernels_cc")
+    folder = own_cache / "kernels_cc"
+    folder.mkdir(parents=True, exist_ok=True)
+    unfinished = tmp_path_factory.mktemp("kernels_cc", numbered=True)
 
     def build(
         source: Path, defines: Mapping[str, object] | None = None, march: str = MARCH.default
     ) -> Functions:
         key = (source, march, *sorted((defines or {}).items()))
         if key not in built:
-            output = folder / f"{source.stem}_{len(built)}.so"
             macros = [f"-D{name}={value}" for name, value in (defines or {}).items()]
             flags = ("-fPIC", "-shared", "-Werror", *OWN_WARNINGS, "-DAIE_HOST_CHECK_ALIGNMENT")
             with pytest.MonkeyPatch.context() as patch:
                 patch.setenv(MARCH.name, march)
-                done = run_compiler(source, output, *flags, *macros)
-            assert done.returncode == 0, done.stderr
+                output = folder / f"{source.stem}_{fingerprint(source, *flags, *macros)}.so"
+                if not output.exists():
+                    made = unfinished / output.name
+                    done = run_compiler(source, made, *flags, *macros)
+                    assert done.returncode == 0, done.stderr
+                    shutil.copy2(made, folder / f"{output.name}.{os.getpid()}")
+                    os.replace(folder / f"{output.name}.{os.getpid()}", output)
             built[key] = Functions(output)
         return built[key]
 

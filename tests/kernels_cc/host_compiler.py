@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
+from functools import cache
 from pathlib import Path
 
 from aerie.common import cpu
@@ -14,20 +16,30 @@ KERNELS = OWN_KERNELS
 INCLUDES = (f"-I{KERNELS / 'host'}", f"-I{INCLUDE}")
 
 
+def command(*flags: str) -> list[str]:
+    """The compiler and all that it is given but the files."""
+    compiler = find_compiler()
+    language = ("-std=c++20", "-O2", "-Wall", "-Wextra", *compiler.supported_flags(cpu.cpu_flags()))
+    return [*compiler.command, *language, *INCLUDES, *flags]
+
+
 def run_compiler(source: Path, output: Path, *flags: str) -> subprocess.CompletedProcess[str]:
     """Compile `source` against the host AIE API; whether it worked is for the caller to look at."""
-    compiler = find_compiler()
-    language = (
-        "-std=c++20",
-        "-O2",
-        "-Wall",
-        "-Wextra",
-        *compiler.supported_flags(cpu.cpu_flags()),
-        *INCLUDES,
-    )
     return subprocess.run(
-        [*compiler.command, *language, "-o", str(output), *flags, str(source)],
-        capture_output=True,
-        text=True,
-        check=False,
+        [*command(*flags), "-o", str(output), str(source)], capture_output=True, text=True, check=False
     )
+
+
+def fingerprint(source: Path, *flags: str) -> str:
+    """What tells an output from others: the compiler, its flags, the source and every header that it may
+    include."""
+    digest = hashlib.sha256("\0".join((find_compiler().version, *command(*flags))).encode())
+    for path in (source, *_headers()):
+        digest.update(str(path).encode() + path.read_bytes())
+    return digest.hexdigest()[:32]
+
+
+@cache
+def _headers() -> list[Path]:
+    folders = (KERNELS, INCLUDE)
+    return sorted(path for folder in folders for path in folder.rglob("*") if path.is_file())

@@ -71,7 +71,9 @@ def declaration(types: str) -> Declared:
         (None, "i32", "calls f of kernels_cc/f.cc, which is not there; save it under that name"),
     ],
 )
-def test_what_does_not_fit_is_told(tmp_path: Path, text: str | None, types: str, sentence: str) -> None:
+def test_mismatched_signatures_are_reported(
+    tmp_path: Path, text: str | None, types: str, sentence: str
+) -> None:
     sources = [tmp_path / "f.cc"] if text else []
     for path in sources:
         path.write_text(text or "")
@@ -79,7 +81,7 @@ def test_what_does_not_fit_is_told(tmp_path: Path, text: str | None, types: str,
     assert re.search(sentence, found), found
 
 
-def test_a_source_that_nobody_calls_is_told(tmp_path: Path) -> None:
+def test_an_uncalled_source_is_reported(tmp_path: Path) -> None:
     (tmp_path / "g.cc").write_text('extern "C" void g(int32_t n) {}')
     (found,) = complaints([tmp_path / "g.cc"], [])
     assert found.startswith(

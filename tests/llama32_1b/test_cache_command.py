@@ -38,6 +38,7 @@ RESULTS = {
     "diagnosis.html": 2,
     "bench.json": 2,
     "setup-npu.log": 2,
+    "models/smollm2/SmolLM2.gguf": 3,
 }
 OF_OTHERS = (
     "thesis.txt",
@@ -50,6 +51,7 @@ OF_OTHERS = (
     "verify/verify.txt",
     "synthetic/other/model.safetensors",
     "bench/results.csv",
+    "models/mine.gguf",
 )
 
 
@@ -81,8 +83,8 @@ def test_it_shows_what_lies_where_and_since_when(home, command_line):
     done = command_line("cli", "cache")
     first, *rows = done.out.splitlines()
     assert (done.status, done.err) == (0, "")
-    assert first == f"{home}: {len(OURS) + len(RESULTS)}000 bytes of ours".replace("19000 bytes", "18.6 KiB")
-    kept = "(a result: only clear --all removes it)"
+    assert first == f"{home}: {len(OURS) + len(RESULTS)}000 bytes of ours".replace("20000 bytes", "19.5 KiB")
+    kept = "(only clear --all removes it)"
     shown = [re.sub(r"  +", "  ", row).strip() for row in rows]
     assert "3.9 KiB  4 files  3 days ago  compiled programs" in shown
     assert "2.0 KiB  2 files  used today  what the virtual NPU built" in shown
@@ -106,7 +108,7 @@ def test_clearing_leaves_results_and_what_is_not_ours(home, command_line):
 
 
 def test_clearing_all_leaves_what_is_not_ours(home, command_line):
-    assert command_line("cli", "cache clear --all").out.endswith(f"18.6 KiB freed in {home}\n")
+    assert command_line("cli", "cache clear --all").out.endswith(f"19.5 KiB freed in {home}\n")
     assert left(home) == set(OF_OTHERS)
     again = command_line("cli", "cache clear --all")
     assert again.out == f"0 bytes freed in {home}\n"
@@ -181,7 +183,10 @@ def test_what_a_run_keeps_is_shown_and_cleared(tmp_path, command_line, monkeypat
 def test_every_default_folder_is_a_part(home):
     """What no option names goes below the folder, where `cache` finds it."""
     assert {part.folder.relative_to(home).parts[:1] for part in cache_command.cache_sections(home)} == {
-        *((name,) for name in ("programs", "virtual_npu", "bench", "synthetic", "mlir", "verify", "board")),
+        *(
+            (name,)
+            for name in ("programs", "virtual_npu", "bench", "synthetic", "mlir", "verify", "board", "models")
+        ),
         (),
     }
 

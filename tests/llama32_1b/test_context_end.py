@@ -286,7 +286,9 @@ def test_a_number_that_leaves_nothing_is_refused(text, limits):
 
 
 def test_programs_that_it_cannot_be_had_with():
-    with pytest.raises(UserError, match=r"sink cannot be had with seq_len=64 \(SEQ_LEN\): they show a token"):
+    with pytest.raises(
+        UserError, match=r"sink cannot be used with seq_len=64 \(SEQ_LEN\): they show a token"
+    ):
         context_end("sink", VariantSet(64), POSITIONS)
     with pytest.raises(UserError, match="as many rows as positions and compute it anew; add one of fewer"):
         context_end("shift", VariantSet(0, (Variant(512, 512),)), POSITIONS)

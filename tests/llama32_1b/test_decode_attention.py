@@ -238,7 +238,7 @@ def test_without_a_compiler_numpy_does_it(monkeypatch):
     np.testing.assert_array_equal(bits(decode_attention(query, keys, values, 9)), bits(expected))
 
 
-def test_the_knob_is_told(monkeypatch):
+def test_the_knob_is_printed(monkeypatch):
     assert prepare_native() == ""
     monkeypatch.setenv("AERIE_PLAIN", "host_code")
     assert prepare_native() == "decode attention: numpy (AERIE_PLAIN asks for it)"

@@ -42,7 +42,7 @@ def test_guesses_are_counted_as_decoding_counts_them(
     assert count_drafts(alike) == DraftScore(len(alike), sum(alike), drafted, accepted, passes)
 
 
-def test_figures_add_up_and_are_told() -> None:
+def test_figures_add_up_and_are_printed() -> None:
     both = sum_scores([count_drafts([True] * 5), count_drafts([False, True, True])])
     assert both == DraftScore(8, 7, 9, 6, 3)
     assert str(both) == (

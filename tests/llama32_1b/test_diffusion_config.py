@@ -7,7 +7,7 @@ import json
 import pytest
 
 from aerie.engine.config import load_config
-from aerie.engine.diffusion import LARGEST_BLOCK
+from aerie.engine.diffusion import MAX_BLOCK_SIZE
 from aerie.engine.errors import ConfigError
 from aerie.engine.families import FAMILIES
 from aerie.engine.model_family import DiffusionConfig
@@ -135,7 +135,7 @@ def test_a_mask_token_that_the_embeddings_lack(load):
 
 @pytest.mark.parametrize("size", [3, 12, 48, 65, 128])
 def test_a_block_that_does_not_divide_a_page(size, load):
-    assert LARGEST_BLOCK == PAGE_SIZE
+    assert MAX_BLOCK_SIZE == PAGE_SIZE
     with pytest.raises(
         ConfigError, match=f"config.json: block_size is {size}; a page of keys and values has"
     ):

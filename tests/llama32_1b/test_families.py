@@ -307,5 +307,5 @@ def test_large_weights_of_key_norms(make_checkpoint, tmp_path, numpy_model, agai
     assert errors[0] < 1.15 * errors[1]
 
 
-def test_examples_are_told():
+def test_examples_are_documented():
     assert all(family.published_sizes in SOME_THAT_RUN for family in FAMILIES.values())

@@ -82,7 +82,7 @@ import json, re, sys
 from pathlib import Path
 from aerie.engine.checkpoint import open_checkpoint
 from aerie.engine.program_library import RuntimeOptions
-from aerie.engine.memory_estimate import footprint, needs_of
+from aerie.engine.memory_estimate import footprint, session_needs
 from aerie.engine.forward import decode_step
 from aerie.engine.forward import next_token_logits
 from aerie.engine.forward import prefill
@@ -100,7 +100,7 @@ for token in range(4):
     next_token_logits(model, row)
     row = decode_step(model, token, kept)
 peak = re.search(r"VmHWM:\\s*(\\d+) kB", Path("/proc/self/status").read_text())[1]
-needed = footprint(model.config, needs_of(model.config, options), backend.access.copies_per_buffer)
+needed = footprint(model.config, session_needs(model.config, options), backend.access.copies_per_buffer)
 print(json.dumps([int(peak) * 1024, needed.total, needed.activations]))
 """
 

@@ -113,7 +113,7 @@ def test_lines_are_known_in_the_next_chat(state):
         assert readline.get_history_item(1) == "Who are you?"
 
 
-def test_a_history_that_cannot_be_kept_is_told(state, monkeypatch):
+def test_an_unwritable_history_is_reported(state, monkeypatch):
     pytest.importorskip("readline")
     state.write_text("a file in its place")
     notes = []

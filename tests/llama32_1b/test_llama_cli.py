@@ -258,8 +258,8 @@ def test_default_model_is_the_demo():
 def test_compile_has_all_ready_that_the_same_words_run(words, wanted, monkeypatch):
     compiled = []
 
-    def compiling(config, options, report, every):
-        compiled.append((config, options.decode, every))
+    def compiling(config, options, report, all_variants):
+        compiled.append((config, options.decode, all_variants))
 
     monkeypatch.setattr(commands, "compile_programs", compiling)
     assert main(["compile", *words]) == 0

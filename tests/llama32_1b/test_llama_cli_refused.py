@@ -286,17 +286,18 @@ def test_damaged_checkpoints(run, damaged, checkpoints):
 
 def test_model_that_is_not_there(run, tmp_path):
     check_refused(
-        run("--prompt", "hi", model="no-such-folder"), "'no-such-folder' is neither a folder, nor a Hug"
+        run("--prompt", "hi", model="no-such-folder"), "'no-such-folder' is neither a folder, nor a GGU"
     )
     file = tmp_path / "model.safetensors"
     file.touch()
-    check_refused(run("--prompt", "hi", model=file), "is a file; give the folder that holds config.json")
-    (tmp_path / "tiny.gguf").touch()
-    gguf = run("--prompt", "hi", model=tmp_path / "tiny.gguf")
     check_refused(
-        gguf, "holds config.json (there is tiny.gguf: GGUF is not read yet: fetch config.json, toke"
+        run("--prompt", "hi", model=file),
+        "is a file, and not in GGUF; give the folder that holds config.json",
     )
-    (tmp_path / "tiny.gguf").unlink()
+    (tmp_path / "tiny.bin").touch()
+    pickle = run("--prompt", "hi", model=tmp_path / "tiny.bin")
+    check_refused(pickle, "holds config.json (there is tiny.bin: a pickle can run code and is never read: ")
+    (tmp_path / "tiny.bin").unlink()
     file.unlink()
     check_refused(
         run("--prompt", "hi", model=tmp_path), "config.json; give --model a Hugging Face checkpoint folder"

@@ -133,7 +133,7 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         (
             {"quantization_config": {"quant_method": "gptq", "bits": 4}},
             r"the checkpoint is quantised with gptq \(quantization_config\); only unquantised checkpoints "
-            "are supported, in BF16, F16 or F32$",
+            "are supported, in BF16, F16 or F32: fetch that one, or a GGUF file of the same model$",
         ),
         (
             {"quantization_config": {"bits": 4}},
@@ -141,7 +141,7 @@ def test_shapes_that_builders_know_by_name_are_those_of_the_models():
         ),
         (
             {"quantization": {"group_size": 64, "bits": 4}},
-            r"the checkpoint is quantised \(quantization\); only unquantised",
+            r"the checkpoint is quantised with MLX \(quantization\); only unquantised",
         ),
         (
             {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}},
@@ -252,6 +252,33 @@ def test_a_fact_that_makes_another_model_is_refused_by_its_name(load, fact, want
     (name,) = fact
     with pytest.raises(ConfigError, match=rf"config\.json: {name} (is|has) .*{re.escape(wanted)}"):
         load(**fact)
+
+
+@pytest.mark.parametrize(
+    ("name", "part", "told"),
+    [
+        (
+            "LlavaForConditionalGeneration",
+            {"text_config": {"model_type": "llama"}},
+            "of the kind llama, which runs",
+        ),
+        (
+            "Qwen2_5_VLForConditionalGeneration",
+            {"text_config": {"model_type": "qwen2_5_vl_text"}},
+            "of the kind qwen2, which runs: fetch the model of text that it was made from; only",
+        ),
+        ("InternVLChatModel", {"llm_config": {"model_type": "qwen3"}}, "of the kind qwen3, which runs"),
+        ("Gemma3ForConditionalGeneration", {"text_config": {"model_type": "gemma3_text"}}, ""),
+        ("Llama4ForConditionalGeneration", {"text_config": {"model_type": "llama4_text"}}, ""),
+        ("SomeVLModel", {"text_config": 3}, ""),
+        ("BertModel", {}, "it makes vectors of texts, and no answers"),
+    ],
+)
+def test_what_to_take_in_place_of_a_model_that_reads_images(load, name, part, told):
+    with pytest.raises(ConfigError) as caught:
+        load(architectures=[name], model_type="other", **part)
+    assert told in str(caught.value)
+    assert ("its text part is" in str(caught.value)) is told.startswith("of the kind")
 
 
 def test_facts_that_say_what_llama_does_are_no_obstacle(load):

@@ -5,8 +5,8 @@ import pytest
 
 from aerie.engine.config import load_config
 from aerie.engine.errors import ConfigError
-from aerie.engine.numerics import rope_table
 from aerie.engine.rope import REFUSED, RULES, inverse_frequencies
+from aerie.engine.rope_tables import rope_table
 
 LLAMA32 = {
     "rope_type": "llama3",

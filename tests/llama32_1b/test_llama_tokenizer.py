@@ -30,7 +30,7 @@ def tokenizer(make_checkpoint):
 
 
 def pieces(tokenizer, token_ids):
-    stream = tokenizer.stream()
+    stream = tokenizer.incremental_detokenizer()
     return [stream.feed(token) for token in token_ids] + [stream.flush()]
 
 

@@ -488,7 +488,10 @@ def test_values_for_the_chat_template(model: Model) -> None:
     wrong: Any = ["x"]
     for options, message in (
         ({"chat_template_kwargs": {"bos_token": ""}}, "bos_token cannot be given to the chat template"),
-        ({"chat_template_kwargs": {"x": object()}}, "given what JSON cannot say: Object of type object"),
+        (
+            {"chat_template_kwargs": {"x": object()}},
+            "a value that JSON cannot represent: Object of type object",
+        ),
         ({"chat_template_kwargs": wrong}, r"chat_template_kwargs is \['x'\]; give a dict of what"),
         ({"chat_template_kwargs": given, "raw": True}, "for the chat template, which raw leaves out"),
     ):

@@ -83,9 +83,9 @@ def test_an_answer_goes_on_with_the_very_tokens_that_it_would_have_had(tmp_path:
     assert (kpis.generate.samples, kpis.prompt.samples) == (1, 1)
 
 
-def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
+def test_an_answer_that_cannot_continue_is_refused(tmp_path: Path) -> None:
     with opened() as model:
-        with pytest.raises(UserError, match="there is no answer to go on with"):
+        with pytest.raises(UserError, match="there is no answer to continue"):
             model.continue_answer()
         answer = model.generate(FIRST, 40)
         assert answer.finish_reason.value == "stop"
@@ -94,7 +94,7 @@ def test_what_cannot_go_on_is_told(tmp_path: Path) -> None:
         model.generate(FIRST, 2)
         late = model.continue_answer(5)
         model.generate("Who are you?", 2)
-        with pytest.raises(UserError, match="another one was begun since"):
+        with pytest.raises(UserError, match="a newer request replaced its KV cache"):
             late.result()
 
 
@@ -198,15 +198,16 @@ CRAFTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "below": (
         lambda arrays, _: arrays["token_ids"].__setitem__(0, -1),
-        r"counts \d+ of \d+ tokens, of which none is below 0; nobody saves so: name a file that was saved",
+        r"counts \d+ of \d+ tokens, of which none may be below 0; it is malformed: name a file that was "
+        r"saved",
     ),
     "counts": (
         lambda _, about: about.update(dropped="-1"),
-        r"has '-1' as dropped, which is no count of tokens; name a file that was saved",
+        r"has '-1' as dropped, which is not a number of tokens; name a file that was saved",
     ),
     "answer": (
         lambda _, about: about.update(answer='{"settings": {"logit_bias": {"x": 1}}}'),
-        r"has an answer that nobody saves so \(invalid literal .* 'x'\); name a file that was saved",
+        r"has a malformed answer \(invalid literal .* 'x'\); name a file that was saved",
     ),
     "state": (
         lambda _, about: about.update(answer=about["answer"].replace('"state": "', '"state": "x')),
@@ -214,7 +215,7 @@ CRAFTED: dict[str, tuple[Callable[[Any, Any], Any], str]] = {
     ),
     "prompt": (
         lambda _, about: about.update(answer=re.sub(r'"prompt": \[.*?\]', '"prompt": "x"', about["answer"])),
-        r"has an answer that nobody saves so \('str' object cannot be interpreted as an integer\); name",
+        r"has a malformed answer \('str' object cannot be interpreted as an integer\); name",
     ),
 }
 """Changes to a file whose checksum is right, each with the error."""
@@ -244,7 +245,7 @@ def test_a_file_that_is_none(saved: Path, tmp_path: Path) -> None:
 
 def test_nothing_to_save_and_nowhere_to(tmp_path: Path) -> None:
     with opened() as model:
-        with pytest.raises(UserError, match="there is no sequence to save: no answer was made yet"):
+        with pytest.raises(UserError, match="there is no sequence to save: no answer was generated yet"):
             model.save(tmp_path / "dialog")
         model.generate(FIRST, max_tokens=1)
         with pytest.raises(UserError, match=re.escape("; name another file")):
@@ -353,7 +354,9 @@ def test_many_requests_find_what_was_saved(tmp_path: Path, by: str) -> None:
 
 def test_pages_of_other_makers_and_none(tmp_path: Path) -> None:
     with opened() as model:
-        with pytest.raises(UserError, match="of these 3 tokens the KV pool holds no page of 64: whole pages"):
+        with pytest.raises(
+            UserError, match="the KV pool has no cached page of these 3 tokens: it caches full pages"
+        ):
             model.save_pages([5, 6, 7], tmp_path / "none")
         model.generate([5, 6, 7], 2)
         model.save(tmp_path / "guide")

@@ -152,7 +152,7 @@ def test_the_float32_form_on_the_same_weights(sdar, exported):
         given = inputs(air.checkpoint, air.program, air.sizes, ids[None], [0], air.kv_cache, True)
     wide = {name: widen(array) for name, array in given.items()}
     wide |= {name: wide[name][None, :BLOCK] for name in ("embeddings", "rope_rows")}
-    weights = StaticWeights.of(air.checkpoint.weights, 1)
+    weights = StaticWeights.from_weights(air.checkpoint.weights, 1)
     exact, cache32 = step(air.checkpoint.config, weights, **wide)
     assert np.abs(logits - exact[0]).max() < 0.02 * np.abs(exact).max()
     assert np.abs(widen(updated) - cache32).max() < 0.02 * np.abs(cache32).max()
@@ -219,7 +219,7 @@ def test_the_example_runs(exported, capsys):
     assert text.startswith("The capital of France is")
 
 
-def test_another_block_and_fewer_layers_are_told(tmp_path, capsys):
+def test_another_block_and_fewer_layers_are_noted(tmp_path, capsys):
     folder = written(tmp_path / "model", 2)
     words = [
         "--layers",

@@ -172,7 +172,7 @@ def as_type(dtype, factor=1.0):
 
 
 @pytest.mark.parametrize(("dtype", "name"), [(np.float16, "F16"), (np.float32, "F32")])
-def test_what_is_lost_is_told(dtype, name, folder):
+def test_lost_precision_is_reported(dtype, name, folder):
     """Values between two of bf16 lose up to 2^-8 of themselves; the largest loss is found."""
     rewrite(folder, as_type(dtype, 1.00390625 * 0.99))
     weights, stored = Weights(folder, load_config(folder)), load_file(folder / "model.safetensors")

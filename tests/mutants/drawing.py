@@ -71,7 +71,7 @@ def _imported(text: str) -> frozenset[str]:
 
 
 def _drawn(root: Path, room: str, path: Path, chance: random.Random) -> Mutant | None:
-    """A mutant of a file; None where nothing in it can be changed, or the change cannot be told by a text."""
+    """A mutant of a file; None if nothing in it can be changed, or if its text is not unique."""
     text = path.read_text()
     changes = list(_changes(text))
     if not changes:

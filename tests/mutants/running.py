@@ -42,7 +42,7 @@ NOTHING_FAILED, FAILURES = 0, (1, 2, 4)
 
 @dataclass(frozen=True)
 class Run:
-    """What pytest said: its exit code (None: it took too long), the first test that failed, and how long."""
+    """The result of pytest: its exit code (None: it took too long), the first test that failed, the time."""
 
     code: int | None
     failed: str
@@ -223,7 +223,7 @@ class Settings:
 
 
 class Trial:
-    """Mutants tried in copies side by side. note: is told a line of each."""
+    """Mutants tried in copies side by side. note: called with a line for each."""
 
     def __init__(
         self,

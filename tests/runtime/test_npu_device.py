@@ -63,7 +63,7 @@ def test_all_is_there(pyxrt):
             r"the NPU found, 'NPU Phoenix', is an npu1, and programs are compiled for npu2 \(Strix",
         ),
         ("RyzenAI-npu10", "the NPU found, 'RyzenAI-npu10', is not one that Aerie knows"),
-        ("", "neither pyxrt nor the driver says which; .* not guessed"),
+        ("", "neither pyxrt nor the driver reports which one; .* would load and compute nothing"),
     ],
 )
 def test_another_device_is_refused_with_words(pyxrt, name, words):
@@ -86,7 +86,7 @@ def test_the_driver_names_the_device_if_pyxrt_cannot(pyxrt, tmp_path, monkeypatc
 def test_a_driver_without_names(tmp_path):
     (tmp_path / "accel0").mkdir()
     assert driver_names(tmp_path) == driver_names(tmp_path / "nowhere") == []
-    assert "not guessed" in unsupported_reason("")
+    assert "would load and compute nothing" in unsupported_reason("")
 
 
 def test_pyxrt_missing(monkeypatch):

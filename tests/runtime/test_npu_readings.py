@@ -127,7 +127,7 @@ LOGS = {
         "defined inside the air.herd body, or the access pattern must statically partition the memref over "
         "the air.herd iteration variables\n"
         "Error: pass pipeline failed: builtin.module(air-verify-hierarchy-locality{strict=true})",
-        "who reaches which buffer",
+        "which core reaches which buffer",
         "allocate it inside the herd",
     ),
     "form": (

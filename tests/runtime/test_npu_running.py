@@ -235,7 +235,7 @@ def test_a_failed_load_lets_go_in_xrts_order(npu, pyxrt, arrays, kind):
         ("No such kernel 'main:scael'", "no kernel of that name"),
         (
             "__init__(): incompatible constructor arguments.",
-            "lacks a call of the ELF flow; `make doctor` says which",
+            "lacks a call of the ELF flow; `make doctor` shows which",
         ),
     ],
 )

@@ -251,7 +251,7 @@ def test_success_without_an_elf(npu_tools, decode, work, shared):
 def test_an_elf_that_xrt_would_not_open_is_not_kept(npu_tools, decode, cache, written, why):
     npu_tools.behave("aiebu-asm", write=written)
     with pytest.raises(
-        CompileError, match=f"rms_gemv_rope.elf is no program of an NPU2: {why}; it is not kept"
+        CompileError, match=f"rms_gemv_rope.elf is no program of an NPU2: {why}; it is not stored"
     ):
         cache.compile_and_cache(decode)
     assert list((cache.cache_dir / "npu").glob("*.elf")) == []

@@ -292,7 +292,9 @@ def test_released_buffers_are_not_touched(mode, cache, steps):
     assert recording.is_current
     cache.close()
     assert not recording.is_current
-    with pytest.raises(AerieRuntimeError, match="replayed whose buffers were released; record it again"):
+    with pytest.raises(
+        AerieRuntimeError, match="the buffers of the replayed recording were released; record it again"
+    ):
         recording()
 
 

@@ -73,6 +73,15 @@ def test_models_by_their_names(tmp_path: Path) -> None:
     found = {"a": str(tmp_path / "a"), "b": str(tmp_path / "b")}
     assert parse_models([], tmp_path, None) == found
     assert list(parse_models([], tmp_path, None)) == ["a", "b"]
+    (tmp_path / "gguf").mkdir()
+    for name in ("c-Q8_0.gguf", "mmproj-c.gguf", "d-00001-of-00002.gguf", "d-00002-of-00002.gguf"):
+        (tmp_path / "gguf" / name).touch()
+    files = {
+        name: str(tmp_path / "gguf" / path)
+        for name, path in (("c-Q8_0", "c-Q8_0.gguf"), ("d", "d-00001-of-00002.gguf"))
+    }
+    assert parse_models([], tmp_path / "gguf", None) == files
+    assert parse_models([files["d"]], None, None) == {"d": files["d"]}
     assert parse_models(["x=demo", "demo"], tmp_path, None) == {"x": "demo", "demo": "demo", **found}
     assert parse_models([], None, None) == {"demo": "demo"}
     assert parse_models(["demo"], None, "it") == {"it": "demo"}
@@ -92,7 +101,7 @@ WRONG: list[tuple[str, str]] = [
     ("--model demo --model demo", "two models are named 'demo', demo and demo; name one of them as --model"),
     ("--model demo --model x=demo --name y", "--name is 'y', which is for one model, and there are 2; name"),
     ("--models-dir EMPTY --name y", "--name is 'y', which is for one model, and there are those of --models"),
-    ("--models-dir EMPTY", "and no folder in it has a config.json; name one that holds models"),
+    ("--models-dir EMPTY", "and no folder in it has a config.json, and no file is in GGUF; name "),
     ("--models-dir EMPTY/none", "and cannot be read (No such file or directory); name a folder of models"),
     ("--draft other=lookup", "--draft names the model 'other', and there are demo; name one of them"),
     ("--draft lookup --draft demo-drafter", "--draft is given twice for all models, lookup and demo-drafter"),
@@ -110,7 +119,7 @@ WRONG: list[tuple[str, str]] = [
     ("--replicas 2 --preload", "--preload is of one engine, and replicas keep their model loaded; leave it"),
     (
         "--replicas 2 --keep-responses 9",
-        "--keep-responses is 9, and with --replicas a client cannot say which",
+        "--keep-responses is 9, and with --replicas a client cannot name the replica",
     ),
     ("--memory 1M", "the model 'demo' takes about"),
     ("--draft no-such", "--draft 'no-such' (DRAFT) is not 'lookup', so it is to be a model: --model"),

@@ -112,7 +112,7 @@ def test_a_model_that_fills_blocks_in(starting: Any) -> None:
             ({"steps": 0}, "steps", "steps is 0"),
             ({"threshold": 2}, "threshold", "threshold is 2"),
             ({"entropy": -1}, "entropy", "entropy is -1"),
-            ({"draft": "lookup"}, "draft", "which is for models that say one token after the other"),
+            ({"draft": "lookup"}, "draft", "which is for autoregressive models"),
             (
                 {"prediction": {"type": "content", "content": "Paris"}},
                 "prediction",

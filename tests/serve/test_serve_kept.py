@@ -35,7 +35,7 @@ def test_a_response_is_kept_and_deleted(serving: Any) -> None:
     for ask in (responses.retrieve, responses.delete, responses.input_items.list, responses.cancel):
         with pytest.raises(openai.NotFoundError) as gone:
             ask(made.id)
-        assert f"there is no response {made.id!r} here: it was never kept, was deleted" in str(gone.value)
+        assert f"there is no response {made.id!r} here: it was never stored, was deleted" in str(gone.value)
         assert gone.value.body["code"] == "response_not_found"  # type: ignore[index]
     with pytest.raises(openai.BadRequestError) as lost:
         responses.create(**ASKED, input="And of Spain?", previous_response_id=made.id)
@@ -188,7 +188,7 @@ def test_the_oldest_go_first() -> None:
         assert len(kept) == 3
         assert kept.response("d").input_items[0].to_json()["content"][0]["text"] == "x" * 500
         for name in "abce":
-            with pytest.raises(Exception, match="had to give way to newer ones"):
+            with pytest.raises(Exception, match="was dropped for newer ones"):
                 kept.response(name)
         for name in "dfg":
             kept.remove(name)
@@ -208,7 +208,9 @@ def test_what_came_before_counts_with_each_response() -> None:
 def test_a_conversation_that_has_no_room_stays_as_it_was() -> None:
     kept = ResponseStore(10, 3000)
     talk = kept.store_conversation(StoredConversation({}, past("x" * 100)))
-    with pytest.raises(Exception, match="bytes, and 3000 is the limit of all that is kept; begin a new one"):
+    with pytest.raises(
+        Exception, match="bytes, and 3000 is the limit of everything stored; start a new conversation"
+    ):
         kept.store_conversation(StoredConversation({}, past("x" * 4000)))
     asked = ResponsesRequest(input="x" * 4000, conversation=talk.id)
     fields = {"id": "resp_1", "output": [], "created_at": 0, "model": "", "object": "response"}

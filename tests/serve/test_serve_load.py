@@ -176,8 +176,8 @@ def test_what_fails_in_one_answer_ends_it_alone(
         "sampler": "aerie.engine.sampler.Sampler._penalise",
         "mask": "aerie.engine.grammar.GrammarMatcher.token_mask",
         "logprobs": "aerie.serve.output_processor.top_logprobs",
-        "stop strings": "aerie.engine.stop_strings._begun",
-        "cut": "aerie.engine.stop_strings._begun",
+        "stop strings": "aerie.engine.stop_strings._prefix_length",
+        "cut": "aerie.engine.stop_strings._prefix_length",
     }[fails]
     settings: dict[str, Any] = {"frequency_penalty": 1.0, "regex": "[a-z]+", "logprobs": True, "stop": ["x"]}
     name = {"sampler": "frequency_penalty", "mask": "regex", "logprobs": "logprobs"}.get(fails, "stop")

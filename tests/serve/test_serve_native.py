@@ -167,13 +167,13 @@ def test_how_much_of_a_prompt_is_read(serving: Any, path: str) -> None:
 
 def test_a_prompt_that_is_read_in_steps(alone: Model) -> None:
     tokenizer = alone._open().tokenizer
-    request = SimpleNamespace(prompt=range(200), prompt_ids=range(200), token_ids=[], read=0)
-    request.cached_tokens, request.is_over, request.times_s = 0, False, (0.0, 0.0)
+    request = SimpleNamespace(prompt=range(200), prompt_ids=range(200), token_ids=[], prefilled_tokens=0)
+    request.cached_tokens, request.is_finished, request.phase_times_s = 0, False, (0.0, 0.0)
     ask = OutputRequest(range(200), 5, Sampler(temperature=0), shows_progress=True)
     answer = OutputProcessor(ask, cast(Any, request), Sampler(temperature=0), tokenizer, ())
     assert answer.next_delta() is None
     processed = []
-    for request.read, request.cached_tokens in ((100, 64), (100, 64), (150, 64)):
+    for request.prefilled_tokens, request.cached_tokens in ((100, 64), (100, 64), (150, 64)):
         piece = answer.next_delta()
         processed += [to for to, _ in piece.progress] if piece else []
     request.token_ids.append(5)

@@ -52,7 +52,7 @@ def test_no_page_of_another_site_asks_anything(serving: Any) -> None:
             assert response.status_code == 403, (method, path, headers)
             assert response.json()["error"]["type"] == "permission_error"
             for other in FOREIGN:
-                with pytest.raises(ApiError, match=r"may not ask|answers to localhost|does not say which"):
+                with pytest.raises(ApiError, match=r"is not allowed|answers to localhost|no Origin header"):
                     check_origin(ServerLimits(), method, path, Headers({"Host": "localhost", **other}))
 
 
@@ -127,7 +127,7 @@ def test_allowed_origins(limits: ServerLimits, method: str, path: str, headers: 
 
 @pytest.mark.parametrize("path", ["/health", "/v1/models"])
 def test_a_link_opens_pages_alone(path: str) -> None:
-    with pytest.raises(ApiError, match="a page of another site asks, and does not say which"):
+    with pytest.raises(ApiError, match="the request is from a page of another site and has no Origin header"):
         check_origin(ServerLimits(), "GET", path, Headers({"host": "localhost", **LINK}))
 
 
@@ -140,13 +140,17 @@ def test_this_machines_own_names() -> None:
 @pytest.mark.parametrize(
     ("origin", "words"),
     [
-        ("*", "lets pages of every site ask, and there is no API key; give --api-key, or name the sites"),
-        ("null", "lets pages of every site ask, and there is no API key"),
+        (
+            "*",
+            "allows requests from pages of every site, and no API key is set; give --api-key, or "
+            "name the sites",
+        ),
+        ("null", "allows requests from pages of every site, and no API key is set"),
         ("http://a.example/", "in small letters; give one such as http://a.example"),
         ("HTTP://A.example", "give one such as http://a.example"),
         ("a.example", "give one such as https://example.org"),
         ("http://[", "give one such as https://example.org"),
-        ("", "browsers send a scheme, a host and no more"),
+        ("", "browsers send only a scheme and a host"),
     ],
 )
 def test_origins_that_no_browser_sends(origin: str, words: str) -> None:
@@ -174,8 +178,12 @@ def test_pages_of_all_sites_may_ask_with_the_key(serving: Any, limit: Any) -> No
         ("", None, "--api-key is blank, which would let everybody in; give a key, or leave it out"),
         (" ", "fine", "--api-key is blank"),
         (None, " \t", "AERIE_API_KEY is blank, which would let everybody in"),
-        ("key\n", None, "--api-key holds blanks around it, control characters or some beyond ASCII"),
-        (None, "Schlüssel", "AERIE_API_KEY holds blanks around it, control characters or some beyond ASCII"),
+        ("key\n", None, "--api-key has blanks around it, control characters or characters outside of ASCII"),
+        (
+            None,
+            "Schlüssel",
+            "AERIE_API_KEY has blanks around it, control characters or characters outside of ASCII",
+        ),
     ],
 )
 def test_invalid_api_keys(

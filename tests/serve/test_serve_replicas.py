@@ -52,7 +52,7 @@ class Replicated:
 
 
 @dataclass
-class Told:
+class ReceivedStream:
     """What came of a stream: of each token its text, logprob and likeliest others; and how it ended."""
 
     marks: list[Any] = field(default_factory=list)
@@ -60,7 +60,7 @@ class Told:
     error: Any = None
 
 
-def stream(url: str, asked: dict[str, Any], received: Told) -> None:
+def stream(url: str, asked: dict[str, Any], received: ReceivedStream) -> None:
     """Stream a chat into `received`."""
     body = {"model": "demo", "stream": True, "logprobs": True, "top_logprobs": 2, **asked}
     with httpx2.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=60) as response:
@@ -73,9 +73,11 @@ def stream(url: str, asked: dict[str, Any], received: Told) -> None:
                 received.marks += (choice["logprobs"] or {}).get("content") or []
 
 
-def streaming(url: str, asked: Sequence[dict[str, Any]]) -> tuple[list[Told], list[threading.Thread]]:
+def streaming(
+    url: str, asked: Sequence[dict[str, Any]]
+) -> tuple[list[ReceivedStream], list[threading.Thread]]:
     """All at once, each in a thread."""
-    received = [Told() for _ in asked]
+    received = [ReceivedStream() for _ in asked]
     threads = [
         threading.Thread(target=stream, args=(url, *each)) for each in zip(asked, received, strict=True)
     ]
@@ -118,7 +120,7 @@ def test_answers_have_the_bits_of_one_engine(replicated: Replicated, serving: An
         for text in TEXTS * 2
     ]
     ours, threads = streaming(replicated.url, asked)
-    theirs = [Told() for _ in asked]
+    theirs = [ReceivedStream() for _ in asked]
     for one, received in zip(asked, theirs, strict=True):
         stream(serving.url, one, received)
     for thread in threads:
@@ -156,7 +158,7 @@ def test_a_replica_that_ends_costs_its_own_answers_alone(replicated: Replicated,
     assert lost.error == REPLICA_LOST.body["error"]
     assert not lost.is_done
     assert kept.is_done
-    alone = [Told(), Told()]
+    alone = [ReceivedStream(), ReceivedStream()]
     for one, each in zip(asked, alone, strict=True):
         stream(serving.url, one, each)
     assert kept == alone[received.index(kept)]

@@ -162,7 +162,7 @@ def test_what_cannot_be_done(saving: Any, tmp_path: Path, monkeypatch: pytest.Mo
         nothing = "slot 3 has nothing: nobody asked with id_slot 3 yet, or it was erased"
         assert refusal(act(http, "save", filename="a")) == (400, nothing)
         ask(http, LONG[:30], id_slot=3)
-        few = "tokens the KV pool holds no page of 64: whole pages alone are kept, until others need the room"
+        few = "it caches full pages of 64 tokens, and evicts them when it is full"
         assert few in refusal(act(http, "save", filename="a"))[1]
         for name in ("none", "elsewhere"):
             missing = f"no slot was saved as {name!r}; give the name that it was saved as"
@@ -307,5 +307,5 @@ def test_words_become_a_folder(command_line: Any, tmp_path: Path) -> None:
     words = ["serve", "--port", "0", "--replicas", "1", "--slot-save-path", str(tmp_path / "new")]
     done = command_line("serve", words)
     assert done.status == 2
-    assert "--slot-save-path is of one engine, and with --replicas a client cannot say which" in done.err
+    assert "--slot-save-path works with one engine, and with --replicas a client cannot name" in done.err
     assert build_parser().parse_args(words).slot_save_bytes == 16 * GIB

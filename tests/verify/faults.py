@@ -17,10 +17,11 @@ from aerie.engine.checkpoint import Checkpoint
 from aerie.engine.executor import Executor
 from aerie.engine.kv_cache import causal
 from aerie.engine.model import LoadedModel, preload
-from aerie.engine.numerics import bf16, rope_table, widen
+from aerie.engine.numerics import bf16, widen
 from aerie.engine.page_pool import KVCache
 from aerie.engine.program_library import all_program_names
 from aerie.engine.requests import Request
+from aerie.engine.rope_tables import rope_table
 from aerie.engine.session import Session
 from aerie.engine.variant_set import ROWS
 from aerie.kernel_builder.arguments import WRITTEN_ROLES

@@ -115,7 +115,7 @@ def as_filtered(row: Any, token: int) -> tuple[float, float]:
     return float(shares[tokens == token].sum()), 0.0
 
 
-CALL, TOLD = unmasking.Unmasker.__call__, unmasking._confidence_and_entropy
+CALL, SCORE = unmasking.Unmasker.__call__, unmasking._confidence_and_entropy
 
 FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
     "causal inside the block": (executor, "_batch_layout", causal),
@@ -141,7 +141,7 @@ def kept_as_filtered(self: Any, logits: Any, masked: Any, step: int, *ids: Any) 
             patch.setattr(unmasking, "_confidence_and_entropy", filtered)
         chosen = CALL(self, logits, masked, step, *ids)
     rows = dict(zip(masked, logits, strict=True))
-    scores = [TOLD(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
+    scores = [SCORE(rows[at], token) for at, token in zip(chosen.positions, chosen.tokens, strict=True)]
     confidences, entropies = zip(*scores, strict=True)
     return chosen._replace(confidences=confidences, entropies=entropies)
 

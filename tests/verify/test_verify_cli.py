@@ -96,7 +96,7 @@ def refused(gate, *flags):
 
 def test_there_is_no_such_model(gate):
     assert refused(gate, "--model", "/no/such/folder").startswith(
-        "error: --model '/no/such/folder' is neither a folder, nor a Hugging Face id"
+        "error: --model '/no/such/folder' is neither a folder, nor a GGUF file, nor a Hugging Face id"
     )
 
 

@@ -90,7 +90,9 @@ AVX512-BF16 and a Xeon with AMX. A KL divergence goes with the square of the dif
 def row_of(fault, healthy, reference, prompts) -> tuple[list[str], str]:
     """What the page has to say of a fault, which is put in anew for each: some remember; and of what its
     factor is."""
-    answers = [expected.answer for expected in reference.expected_answers([(prompt, STEPS) for prompt in prompts])]
+    answers = [
+        expected.answer for expected in reference.expected_answers([(prompt, STEPS) for prompt in prompts])
+    ]
     pairs = zip(prompts, answers, strict=True)
     alone = all(first_divergence_passes(*said_of(fault, healthy, prompt), answer) for prompt, answer in pairs)
     record = verify(fault.inject(healthy), reference, prompts)

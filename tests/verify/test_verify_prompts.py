@@ -24,7 +24,7 @@ class Plain:
 
 
 def session_of(tokenizer, longest=128, eos=(1, 2)):
-    model = types.SimpleNamespace(longest_prompt=longest, config=types.SimpleNamespace(eos_token_ids=eos))
+    model = types.SimpleNamespace(max_prompt_tokens=longest, config=types.SimpleNamespace(eos_token_ids=eos))
     return types.SimpleNamespace(tokenizer=tokenizer, model=model)
 
 

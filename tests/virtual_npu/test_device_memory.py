@@ -66,9 +66,11 @@ def test_a_result_that_depends_on_initial_memory(kernel, passed, tmp_path):
     with pytest.raises(GarbageError) as caught:
         program.run(np.zeros(8, np.float32), garbage=4)
     assert caught.value.kind == "garbage"
-    assert str(caught.value).startswith("f: the result depends on what memory held before: arg0[0] is ")
+    assert str(caught.value).startswith(
+        "f: the result depends on the initial contents of memory: arg0[0] is "
+    )
     assert (
-        "nobody clears L1, L2 or the variables of kernels (.bss) for a program, so write what is read; repeat it with --garbage 1 --seed "
+        "L1, L2 and the variables of kernels (.bss) are not cleared for a program, so write what is read; repeat it with --garbage 1 --seed "
         in str(caught.value)
     )
 

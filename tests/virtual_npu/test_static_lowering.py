@@ -195,7 +195,7 @@ UNKNOWN = {
     ),
     "an operation that nobody tells of": (
         on_core("math.erf %v", "bf16"),
-        "math.erf: .* vector<16xbf16>: nothing tells .*; write it in operations that the table knows "
+        "math.erf: .* vector<16xbf16>: there is no evidence .*; write it in operations that the table knows "
         r"\(docs/explanation/lowering.md\), or in C\+\+ \(aerie/device/lowering\)",
     ),
     "a carried vector": (
@@ -204,7 +204,7 @@ UNKNOWN = {
             "%r = scf.for %i = %c0 to %c8 step %c1 iter_args(%s = %z) -> (vector<16xf32>) {\n"
             "scf.yield %s : vector<16xf32>\n}"
         ),
-        "scf.for: .* vector<16xf32> carried: nothing tells .*: `scf.for` 64 x f32 carried",
+        "scf.for: .* vector<16xf32> carried: there is no evidence .*: `scf.for` 64 x f32 carried",
     ),
 }
 
@@ -283,7 +283,7 @@ def test_reads_that_are_not_plain() -> None:
     assert_warning(
         read("memref<64xbf16, 2>", "vector<16xbf16>", "%c0", "{in_bounds = [false]}"),
         "lowering",
-        "vector<16xbf16> padded: nothing tells",
+        "vector<16xbf16> padded: there is no evidence",
     )
 
 

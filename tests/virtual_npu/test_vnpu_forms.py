@@ -365,7 +365,7 @@ REFUSED = {
     ),
     "a pack without padding": (
         wrapped("  linalg.pack %x inner_dims_pos = [0] inner_tiles = [3] into %u : memref<8xf32> -> memref<3x3xf32>", "%x: memref<8xf32>, %u: memref<3x3xf32>"),
-        "line 2: linalg.pack: the tiles may reach beyond the source, and no padding_value",
+        "line 2: linalg.pack: the tiles may reach beyond the source, and there is no padding_value",
     ),
     "the last of many": (
         wrapped('  %r = affine.parallel (%k) = (0) to (8) reduce ("assign") -> (index) {\n    affine.yield %k : index\n  }'),
@@ -373,7 +373,7 @@ REFUSED = {
     ),
     "channels of a herd in a herd": (
         HERDS.replace("memref.dealloc %t", "air.channel.put @c[] (%b[] [] []) : (memref<8xf32>)\n      memref.dealloc %t"),
-        "air.herd: this stands in a herd and has channels of its own",
+        "air.herd: this is inside a herd and has channels of its own",
     ),
     "a masked fma": (
         wrapped(

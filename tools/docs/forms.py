@@ -87,7 +87,7 @@ def forms_page() -> str:
             "The form is found by marks in the model's chat template. A template that has none of these "
             "gets a "
             "system message with the tools and a JSON form. "
-            f"There are at most {tool_calls.MOST_TOOLS} tools. Their names have {tool_calls.NAME_SIGNS}.",
+            f"There are at most {tool_calls.MAX_TOOLS} tools. Their names have {tool_calls.NAME_SIGNS}.",
             table(("mark in the template", "but not with", "calls in an answer"), calls),
         ),
     )

@@ -64,7 +64,7 @@ def compare_and_print(
     value is not valid.
     """
     report = Reporter()
-    selected = select_backend(backend)  # what is missing is said before anything starts
+    selected = select_backend(backend)  # fails before anything starts if a part is missing
     report.note(selected.reason)
     apart = subprocess_comparer(functools.partial(select_backend, backend), cache_dir, out / "logs")
     make_folder(out / "logs")

@@ -121,7 +121,7 @@ def _explained(
     previous: Array,
     read: Arrays,
 ) -> ResultFinding:
-    """The same finding with everything that is known about the wrong elements."""
+    """Return the finding with all details of the wrong elements."""
     wrong = wrong_elements(all_kernels()[finding.kernel], actual, expected)
     with np.errstate(invalid="ignore"):
         error = np.abs(actual.astype(np.float64) - expected.astype(np.float64))

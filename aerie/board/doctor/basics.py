@@ -9,17 +9,19 @@ import re
 import shlex
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from aerie.board.doctor.machine import CheckResult, CheckStatus, ExaminedMachine
 from aerie.board.linux import distribution_name
 from aerie.cli.cache_command import cache_sections
-from aerie.cli.checkpoints import DEMO, cached_checkpoint, find_checkpoint, hub_id, login_advice
+from aerie.cli.checkpoints import checkpoint_here
+from aerie.cli.hub import login_advice
 from aerie.common import cpu, folders
 from aerie.common.compiler import known_compilers
 from aerie.common.errors import ProgramError, UserError
 from aerie.engine.config import ModelConfig, load_config
+from aerie.engine.gguf.model_files import find_gguf
 from aerie.engine.memory_estimate import footprint, needs_for_prompt
 from aerie.engine.program_library import check_shape, variant_set_for
 from aerie.engine.weights import Weights
@@ -173,7 +175,7 @@ USUAL_PROMPT = 128
 def checkpoint(machine: ExaminedMachine) -> CheckResult:
     """Config and tensors of the checkpoint. Nothing is downloaded: an id is looked up in the local cache."""
     try:
-        folder = _folder(machine.model)
+        folder = checkpoint_here(machine.model)
         if folder is None:
             fix = f"the first run fetches it; for a gated model, first {login_advice()}"
             return CheckResult(
@@ -181,29 +183,20 @@ def checkpoint(machine: ExaminedMachine) -> CheckResult:
             )
         config = load_config(folder)
         Weights(folder, config)  # which checks every tensor
-        return _fits(machine, config)
+        model = find_gguf(folder)
+        return _fits(machine, config, [*model.stored_bytes] if model else [])
     except UserError as error:
         return CheckResult(CheckStatus.FAILED, str(error), WANTED, "name another with MODEL=... (--model)")
 
 
-def _folder(model: str) -> Path | None:
-    """The checkpoint's folder; None for a hub id that the local cache lacks."""
-    name = hub_id(model)
-    if model == DEMO or name is None or Path(model).expanduser().exists():
-        return find_checkpoint(model)
-    return cached_checkpoint(name)
-
-
-def _fits(machine: ExaminedMachine, config: ModelConfig) -> CheckResult:
+def _fits(machine: ExaminedMachine, config: ModelConfig, types: Sequence[str]) -> CheckResult:
+    """types: of the tensors, where it is a GGUF file."""
     check_shape(config)
     tokens = min(USUAL_PROMPT, config.context)
     needs = needs_for_prompt(config, variant_set_for(config), tokens)
     needed, available = footprint(config, needs), available_bytes(machine.root)
-    layers = config.num_hidden_layers
-    actual = (
-        f"{machine.model}, {layers} layers, {format_bytes(needed.total)} of memory "
-        f"for a prompt of {tokens} tokens"
-    )
+    parts = [machine.model, *types, f"{config.num_hidden_layers} layers"]
+    actual = f"{', '.join(parts)}, {format_bytes(needed.total)} of memory for a prompt of {tokens} tokens"
     if available is not None and needed.total > available:
         fix = f"close other programs, or take a smaller model: {format_bytes(available)} are free"
         return CheckResult(CheckStatus.FAILED, f"{actual} ({needed})", WANTED, fix)

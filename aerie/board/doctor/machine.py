@@ -28,7 +28,7 @@ class CheckStatus(StrEnum):
     OK = "ok"
     WARNING = "warning"  # works, and may disappoint
     FAILED = "failed"  # missing, too old, or broken
-    UNKNOWN = "unknown"  # it could not be told; never taken for a yes
+    UNKNOWN = "unknown"  # not determined; never counts as supported
     SKIPPED = "skipped"  # not looked at, because a layer below failed
 
 
@@ -46,7 +46,7 @@ class CheckResult:
     absent: bool = False
 
     def printable(self) -> CheckResult:
-        """The same without control characters, and with texts of at most MAX_TEXT_LENGTH characters."""
+        """Return a copy without control characters, with texts of at most MAX_TEXT_LENGTH characters."""
         return replace(
             self, actual=_printable(self.actual), required=_printable(self.required), fix=_printable(self.fix)
         )

@@ -89,7 +89,7 @@ def _only_compiled_runs() -> bool:
 
 
 def on_npu(machine: ExaminedMachine) -> CheckResult:
-    """The same on the NPU, through aircc, Peano and XRT."""
+    """Compile and run the kernel on the NPU, through aircc, Peano and XRT."""
     return _check_result(_launch(machine, "npu", NPU_S), "make test-npu has more; docs/explanation/board.md")
 
 

@@ -164,10 +164,10 @@ def _names(function: FuncOp | None, symbol: str) -> list[str]:
 
 
 def undefined_reason(source: Path, names: Sequence[str]) -> str | None:
-    """Why a C++ source defines no function of these names with C linkage; None where it does.
+    """Return why a C++ source defines no function of these names with C linkage; None if it does.
 
-    None too where it cannot be told. Read as text: headers that it includes count, and a name that the
-    preprocessor pastes together cannot be seen.
+    Also None if it is unknown. The source is read as text: included headers count, and a name that the
+    preprocessor pastes together is not seen.
     """
     text = text_with_includes(source, set())
     definition = re.compile(rf"\b({'|'.join(map(re.escape, names))})\s*\(")

@@ -45,9 +45,14 @@ def core_operations(module: ModuleOp) -> Iterator[Operation]:
 def check_op_forms(program: CheckedProgram) -> Iterator[Finding]:
     """Forms that are known not to lower, and those of which nothing is known, each once in a place."""
     by_place: dict[tuple[str, OpForm], list[Operation]] = defaultdict(list)
+    places: dict[Operation | None, str] = {}
     for op in core_operations(program.module):
-        for form in forms_of(op):
-            by_place[op_location(op), form].append(op)
+        forms = list(forms_of(op))
+        around = op if isinstance(op, HerdOp) else op.parent_op()
+        if forms and around not in places:
+            places[around] = op_location(op)
+        for form in forms:
+            by_place[places[around], form].append(op)
     for (place, form), ops in by_place.items():
         fault = _form_fault(program, place, form, ops[0])
         if fault is not None:

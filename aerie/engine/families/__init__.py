@@ -11,9 +11,9 @@ from aerie.engine.model_family import ModelFamily
 
 def _families() -> dict[str, ModelFamily]:
     names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    found: list[ModelFamily] = [import_module(f"{__name__}.{name}").FAMILY for name in names]
-    found.sort(key=lambda family: family.diffusion is not None)
-    return {family.model_type: family for family in found}
+    families: list[ModelFamily] = [import_module(f"{__name__}.{name}").FAMILY for name in names]
+    families.sort(key=lambda family: family.diffusion is not None)
+    return {family.model_type: family for family in families}
 
 
 FAMILIES = MappingProxyType(_families())

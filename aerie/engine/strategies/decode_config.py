@@ -84,26 +84,21 @@ class DecodeConfig:
     def _check(self, config: ModelConfig) -> None:
         """Raises UserError for settings that the model does not support."""
         own = AUTOREGRESSIVE if config.diffusion is None else BLOCK_DIFFUSION
-        behaviour = (
-            "says one token after the other" if config.diffusion is None else "fills in blocks of masks"
-        )
+        behaviour = "is autoregressive" if config.diffusion is None else "is one of block diffusion"
         if self.strategy not in (None, own):
             is_strategy = self.strategy in (AUTOREGRESSIVE, BLOCK_DIFFUSION)
-            reason = (
-                f"this model was trained otherwise: it {behaviour}"
-                if is_strategy
-                else "there is no such strategy"
-            )
+            reason = f"this model {behaviour}" if is_strategy else "there is no such strategy"
             raise UserError(f"strategy is {self.strategy!r}, and {reason}; leave it out, or give {own!r}")
         if config.diffusion is None and self._diffusion_settings:
             name, value = next(iter(self._diffusion_settings.items()))
             raise UserError(
-                f"{name} is {value!r}, which is for models of block diffusion, and this model {behaviour}; leave "
-                "it out"
+                f"{name} is {value!r}, which is for models of block diffusion, and this model {behaviour}; "
+                "leave it out"
             )
         if config.diffusion is not None and self.draft is not None:
+            draft = repr(self.draft) if isinstance(self.draft, str) else "a model"
             raise UserError(
-                f"draft is {_draft_name(self.draft)}, which is for models that say one token after the other, and "
+                f"draft is {draft}, which is for autoregressive models, and "
                 f"this model {behaviour}; leave it out"
             )
         if isinstance(self.draft, str) and self.draft != PROMPT_LOOKUP:
@@ -114,7 +109,7 @@ class DecodeConfig:
         for name, value in self._diffusion_settings.items():
             if rule.name not in RULES_BY_SETTING.get(name, RULE_NAMES):
                 raise UserError(
-                    f"{name} is {value!r}, which the rule {rule.name} does not go by; leave it out, or take "
+                    f"{name} is {value!r}, which the rule {rule.name} does not use; leave it out, or take "
                     f"a rule that does: {', '.join(RULES_BY_SETTING[name])}"
                 )
         threshold = default.threshold if self.threshold is None else self.threshold
@@ -141,7 +136,3 @@ def _speculative_strategy(request: RequestState, drafts: DraftSource) -> Strateg
 def default_strategy_factory(config: ModelConfig, sampler: Sampler) -> StrategyFactory:
     """The default strategy of a model's answers."""
     return DEFAULT_DECODE_CONFIG.strategy_factory(config, sampler) or AutoregressiveStrategy
-
-
-def _draft_name(draft: object) -> str:
-    return repr(draft) if isinstance(draft, str) else "a model"

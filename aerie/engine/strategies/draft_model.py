@@ -136,12 +136,11 @@ def check_drafter(
     (_, target_tokenizer), (draft_config, draft_tokenizer) = target, drafter
     if draft_config.diffusion:
         raise UserError(
-            f"draft {name} fills in blocks, and guesses come from a model that says one token after the "
-            "other; name another"
+            f"draft {name} is a model of block diffusion, and a draft model must be autoregressive; name "
+            "another"
         )
     if not target_tokenizer.has_same_vocabulary(draft_tokenizer):
         raise UserError(
-            f"draft {name} has another vocabulary: its tokenizer's ids are not those of the model's, and a "
-            "guess of the one would be another word of the other; name a draft model that was made for this "
-            "one"
+            f"draft {name} has another vocabulary: its token ids differ from the model's, so its drafts "
+            "would be wrong tokens; name a draft model that was made for this model"
         )

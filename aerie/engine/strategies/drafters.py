@@ -56,14 +56,8 @@ class PromptLookupDrafter:
         """`tokens` starts with those of the call before."""
         tokens = (*self._before, *tokens) if self._before else tokens
         self._learn(tokens)
-        position = next(
-            (
-                position_
-                for key in _ngrams_before(tokens, len(tokens))
-                if (position_ := self._follows.get(key))
-            ),
-            None,
-        )
+        positions = map(self._follows.get, _ngrams_before(tokens, len(tokens)))
+        position = next(filter(None, positions), None)
         if position is None:
             return ()
         text = list(tokens[position:])

@@ -60,7 +60,8 @@ class SpeculativeStrategy(AutoregressiveStrategy):
         return accepted
 
     def _accept_drafts(self, drafts: Sequence[Token], rows: Sequence[Row]) -> int:
-        """Sample row after row while the draft before it is accepted. Returns the number of accepted drafts."""
+        """Sample row after row while the draft before it is accepted. Returns the number of accepted
+        drafts."""
         for number, row in enumerate(rows):
             token = self._request.sample(row)
             continues = self._request.append_token(token)

@@ -276,7 +276,7 @@ class _ProgramRun:
 
 
 def _failure(full_text: str, log_text: str) -> StageFailure:
-    """From a tool's failure as it is told, and all that the tool said."""
+    """Make the failure of a stage from the message about a tool and the tool's output."""
     lines = log_diagnosis.error_lines(log_text) or full_text.splitlines()
     line = next((line for line in lines if "error:" in line), lines[0])
     meanings = tuple(reading.meaning for reading in log_diagnosis.known_messages(log_text))

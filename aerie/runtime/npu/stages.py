@@ -186,5 +186,5 @@ class StageFiles:
 
     @property
     def hex_words(self) -> Path:
-        """The same as hexadecimal words, one per line."""
+        """Return the instructions as hexadecimal words, one per line."""
         return self.work / f"words.{self.name}.txt"

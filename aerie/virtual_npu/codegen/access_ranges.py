@@ -27,7 +27,7 @@ Bounds = tuple[str, str]
 
 
 def accessed_bounds(body: Body, nest: Operation, value: SSAValue) -> Bounds | None:
-    """First and last element of a memref that a nest accesses; None where that cannot be told.
+    """First and last element of a memref that a nest accesses; None if they are unknown.
 
     Both may be known at run time only. All that the loops access lies between them, so where all of that is
     written, the loops read nothing that is not. With an index out of bounds they may exceed the memref.
@@ -147,10 +147,10 @@ class Block:
 
 
 def accessed_block(body: Body, nest: Operation, value: SSAValue) -> Block | None:
-    """The block of a memref that every access in a nest of loops lies in; None where that cannot be told.
+    """Return the block of a memref that contains every access in a nest of loops; None if it is unknown.
 
     Where tiles share a buffer, each mostly has such a block of its own: `%acc[%tx, %ty, %i, %j]`. The order
-    checks can then be told of the block once, before the loops, in place of every access.
+    checks can then record the block once, before the loops, instead of every access.
     """
     users = [inner for inner in nest.walk() if any(operand is value for operand in inner.operands)]
     places = {_place(body, nest, user, value) for user in users}

@@ -142,7 +142,7 @@ def mode_registers(herd: HerdOp, mode: BodyMode, options: BuildOptions) -> str:
     build with rounding `floor` follows the core throughout: generated code and kernels share one register, in
     which a core starts with `floor` and which a kernel may set. mlir-aie's compiler sets it to `conv_even`
     first on every core with a matrix product of bf16 (AIECoreToStandard, pull requests 2984 and 2993), and so
-    it is here; other cores are told by a function (`round_to_even` of kernel_builder's dsl.py).
+    it is here; on other cores a function sets it (`round_to_even` of kernel_builder's dsl.py).
     """
     follows = options.rounding == "floor"
     first = "vnpu::kConvEven" if follows and any(map(_multiplies_bf16, _on_same_cores(herd))) else ""

@@ -3,8 +3,8 @@
 An L1 buffer that is allocated outside of herds is one for all cores that use it, or one for each. It is
 mlir-air that decides (AIRToAIEPass.cpp): cores of several herds share it; those of one herd do where data
 goes from one to another through it (`herdBufferHasCrossCoreDependence` in Util.cpp): a core reads what others
-write, and writes nothing; else each has a copy. Who reads and writes is told by tile: of `scf.if` and
-`scf.index_switch` that compare coordinates with numbers, each core takes one branch. All other branches count
+write, and writes nothing; else each has a copy. Reads and writes are found per tile: each core takes one
+branch of an `scf.if` or `scf.index_switch` that compares coordinates with numbers. All other branches count
 as taken. Of a function that is called behind such a branch, the last memref is written, others are read.
 """
 

@@ -57,8 +57,8 @@ _OFFSET_READERS = (
 
 
 def needs_offset(op: HierarchyOp, captured: SSAValue) -> bool:
-    """Whether a body must be told where a memref that it is given begins in its buffer: something in it asks,
-    and the type leaves it open."""
+    """Whether a body needs the offset of a memref argument in its buffer: an operation reads it, and the type
+    does not have it."""
     if not isinstance(captured.type, MemRefType) or types.memref_offset(captured.type) != types.DYNAMIC:
         return False
     return any(inner.name in _OFFSET_READERS for inner in op.walk())

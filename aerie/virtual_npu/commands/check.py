@@ -69,7 +69,7 @@ def _bytes(text: str) -> int:
 
 
 def _tiling(sizes: list[int] | None) -> list[int] | None:
-    """None where it is not known what aircc will be told."""
+    """Return the tiling without zeros; None means that the option of aircc is unknown."""
     return None if sizes is None else [size for size in sizes if size > 0]
 
 

@@ -62,7 +62,7 @@ class SourceViews:
         """The DMAs and calls that the windows which were asked for stand for."""
 
     def view_of(self, memref: SSAValue, reader: Operation) -> SourceView | None:
-        """The window that an operation of the nest reads through a memref; None where that cannot be told.
+        """The window that an operation of the nest reads through a memref; None if it is unknown.
 
         A buffer that a DMA in the nest fills is a window on the source of the DMA, any other one on itself.
         """

@@ -104,14 +104,16 @@ class _RoundedProduct:
         return m, n
 
     def is_one(self) -> bool:
-        """Whether all points together are a product that can be said, in a C that has all of it."""
+        """Whether all points together are one product that can be expressed, in a C that contains all of
+        it."""
         m, n = self.axes()
         is_short = len(m) <= MAX_AXES and len(n) <= MAX_AXES
         return is_short and is_distinct([*m, *n]) and _lies_within(self.memrefs[2], self.starts[2], [*m, *n])
 
 
 def _with_points(rearranged: DictionaryAttr, points: Sequence[Axis], index: str) -> DictionaryAttr:
-    """What is said of a rearranged operand, for all points: in each of them its buffer is read alike."""
+    """Return the attribute of a rearranged operand for all points: each point reads its buffer in the same
+    way."""
     still = [[axis.extent, 0] for axis in points if axis.index == index]
     return DictionaryAttr(
         {**rearranged.data, "outer": axes_attr([*still, *axes_of_attr(rearranged.data["outer"])])}

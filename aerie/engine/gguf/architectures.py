@@ -1,0 +1,49 @@
+"""What the architectures of GGUF files are called elsewhere, and how their tensors lie.
+
+A line more is an architecture more. Names: gguf's constants.py; which permute: llama.cpp's conversion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+LAYER_NAMES = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+"""Tensors of a layer, `blk.N.NAME.weight` or `.bias`, by the names that transformers has."""
+
+MODEL_NAMES = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+
+ROPE_FREQS = "rope_freqs.weight"
+LONG_FACTORS, SHORT_FACTORS = "rope_factors_long.weight", "rope_factors_short.weight"
+ROPE_TENSORS = (ROPE_FREQS, LONG_FACTORS, SHORT_FACTORS)
+"""Tensors that belong to the config."""
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """model_type: transformers' name for it. permutes_qk: whether the rows of queries and keys are permuted
+    in the file (block_tensors.py). layer_names: as LAYER_NAMES."""
+
+    model_type: str
+    permutes_qk: bool = False
+    layer_names: Mapping[str, str] = field(default_factory=lambda: LAYER_NAMES, hash=False)
+
+
+ARCHITECTURES = {
+    "llama": Architecture("llama", permutes_qk=True),
+    "qwen2": Architecture("qwen2"),
+    "qwen3": Architecture("qwen3"),
+}
+"""By `general.architecture`. Mistral's files call themselves llama, and are the same but for a window."""

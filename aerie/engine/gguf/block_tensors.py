@@ -1,0 +1,111 @@
+"""A tensor of a GGUF file that lies in blocks, or whose rows lie in another order.
+
+The values of blocks are those of gguf.quants, and are rounded to bf16 as the values of all files are.
+Queries and keys of some architectures lie head by head as the pairs that RoPE turns: rows 0 and hd/2 of a
+head are neighbours in the file, then 1 and hd/2 + 1, where transformers has the halves one after the other
+(llama.cpp, conversion/llama.py, `permute`).
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from aerie.engine.gguf.block_types import READ, BlockType
+from aerie.engine.numerics import BF16Array, F32Array
+from aerie.engine.tensors import CONVERTED, RowReader, Tensor, TensorFile, read_in_chunks, round_into
+
+CHUNK_BYTES = 1 << 20
+"""Of float32 values that a thread makes of blocks at a time."""
+MOST_THREADS = 8
+"""Threads that make values of a tensor's blocks, which takes far longer than to read them."""
+
+
+@dataclass(frozen=True)
+class BlockTensor(Tensor):
+    """As Tensor. start: the byte at which its first head, or row, begins in the file, of which rows have
+    `pitch` values. permuted_head: rows of a head, where they are permuted in the file; 0 where they are not.
+    row, column: where this part of it begins.
+    """
+
+    kind: BlockType = READ[0]
+    permuted_head: int = 0
+    row: int = 0
+    column: int = 0
+
+    @property
+    def is_supported(self) -> bool:
+        return True
+
+    @property
+    def row_bytes(self) -> int:
+        return self.pitch // self.kind.values * self.kind.size
+
+    def transposed(self) -> Tensor:
+        raise NotImplementedError("rows of blocks have no columns to read alone")
+
+    def part(self, first: int, rows: int) -> BlockTensor:
+        return replace(self, shape=(rows, *self.shape[1:]), row=self.row + first)
+
+    def columns(self, first: int, count: int) -> BlockTensor:
+        return replace(self, shape=(self.shape[0], count), column=self.column + first)
+
+    def rows_into(self, out: BF16Array, first: int) -> None:
+        part = self.part(first, len(out))
+        unit, width = max(1, self.permuted_head), 4 * self.pitch
+        threads = min(MOST_THREADS, os.cpu_count() or 1)
+        with _BlockFile(part) as file:
+            read_in_chunks(partial(file.read_rows, out), len(out), width, CHUNK_BYTES, unit, threads)
+
+    def opened(self) -> RowReader:
+        return _BlockFile(self)
+
+
+class _BlockFile(TensorFile):
+    """The open file of a tensor in blocks."""
+
+    _tensor: BlockTensor
+
+    def read_rows(self, out: BF16Array, piece: slice) -> None:
+        """Some rows of the tensor into those of `out`."""
+        self._rows(out[piece], piece.start)
+
+    def row(self, out: BF16Array, number: int) -> None:
+        self._rows(out[None], number)
+
+    def _rows(self, out: BF16Array, first: int) -> None:
+        """As many rows as `out` has, from row `first` on: whole heads, as many as a core's cache holds."""
+        tensor = self._tensor
+        unit, start = max(1, tensor.permuted_head), tensor.row + first
+        stop, at_once = start + len(out), max(1, CONVERTED // (unit * tensor.pitch)) * unit
+        for begin in range(start // unit * unit, stop, at_once):
+            end = min(begin + at_once, -(-stop // unit) * unit)
+            values = self._values(begin, end - begin)
+            low, high = max(begin, start), min(end, stop)
+            into = out[low - start : high - start]
+            round_into(tensor, values[low - begin : high - begin].reshape(into.shape), into)
+
+    def _values(self, first: int, rows: int) -> F32Array:
+        """Rows of whole heads, in transformers' order: (rows, columns)."""
+        tensor = self._tensor
+        raw = np.empty(rows * tensor.row_bytes, np.uint8)
+        self.bytes_into(memoryview(raw.data), tensor.start + first * tensor.row_bytes)
+        values = dequantize_blocks(raw, tensor.kind).reshape(rows, tensor.pitch)
+        if tensor.permuted_head:
+            pairs = values.reshape(-1, tensor.permuted_head // 2, 2, tensor.pitch)
+            values = pairs.swapaxes(1, 2).reshape(rows, tensor.pitch)
+        columns = tensor.shape[1] if len(tensor.shape) > 1 else 1
+        return values[:, tensor.column : tensor.column + columns]
+
+
+def dequantize_blocks(raw: npt.NDArray[np.uint8], kind: BlockType) -> F32Array:
+    """The values of blocks, (values,), from their bytes, (bytes,)."""
+    import gguf
+
+    with np.errstate(all="ignore"):  # a scale may be anything; the logits tell where it is no number
+        values: F32Array = gguf.quants.dequantize(raw[None], gguf.GGMLQuantizationType(kind.number))
+    return values.reshape(-1)

