@@ -6,7 +6,7 @@ answer, handle Ctrl-C themselves; the rest ends here.
 
 from __future__ import annotations
 
-import _signal  # `signal` takes longer to import than all else here
+import _signal  # type: ignore[import-not-found]  # `signal` takes longer to import than all else here
 import _thread
 import os
 import sys
