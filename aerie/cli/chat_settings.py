@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from aerie.common.cli_parser import did_you_mean
 from aerie.common.errors import UserError
@@ -39,7 +39,7 @@ def change(settings: ChatSettings, name: str, text: str) -> ChatSettings:
     if name not in SETTINGS:
         hint = did_you_mean(name, SETTINGS) or f"; there are {', '.join(SETTINGS)}"
         raise UserError(f"There is no setting {name}{hint}")
-    value = SETTINGS[name](name, text)
+    value: Any = SETTINGS[name](name, text)
     if name == N_TOKENS:
         if not isinstance(value, int) or value < 1:
             raise UserError(f"{name} is {text}; it must be a whole number of 1 or more")

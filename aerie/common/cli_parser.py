@@ -11,12 +11,21 @@ from collections.abc import Iterable
 from typing import Any, NoReturn
 
 
+ABOUT_AS_NEAR = 0.15
+"""Difference in difflib's ratio up to which a second name is named: `rum` may be `rm` or `run`."""
+
+
 def did_you_mean(word: str, known: Iterable[str]) -> str:
-    """ "; did you mean NAME?" with the nearest of `known`; "" if none is near."""
+    """A question after a semicolon that names the nearest of `known`, or two that are about as near; empty if
+    none is near."""
     import difflib
 
-    near = difflib.get_close_matches(word, list(known), n=1)
-    return f"; did you mean {near[0]}?" if near else ""
+    def nearness(name: str) -> float:
+        return difflib.SequenceMatcher(None, name, word).ratio()
+
+    near = difflib.get_close_matches(word, list(known), n=2)
+    near = [name for name in near if nearness(name) > nearness(near[0]) - ABOUT_AS_NEAR]
+    return f"; did you mean {' or '.join(sorted(near))}?" if near else ""
 
 
 class SuggestingParser(argparse.ArgumentParser):

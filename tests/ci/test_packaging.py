@@ -321,7 +321,7 @@ def test_help_and_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ([], "error: name a command: run, chat, "),
         (["xyz"], "error: there is no command 'xyz'; there are: run, chat, "),
-        (["rum"], "error: there is no command 'rum'; did you mean run? (see aerie --help)"),
+        (["rum"], "error: there is no command 'rum'; did you mean rm or run? (see aerie --help)"),
         (["help", "chta"], "error: there is no command 'chta'; did you mean chat?"),
     ],
 )
