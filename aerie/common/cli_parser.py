@@ -10,7 +10,6 @@ import sys
 from collections.abc import Iterable
 from typing import Any, NoReturn
 
-
 ABOUT_AS_NEAR = 0.15
 """Difference in difflib's ratio up to which a second name is named: `rum` may be `rm` or `run`."""
 
